@@ -1,0 +1,34 @@
+/* Calls: one request to the daemon and its reply, from any thread.
+ *
+ * Several threads share one connection. A caller sends its frame and waits;
+ * one of the waiting threads reads for all and hands each reply to the request
+ * that it answers. Extents messages are handed to `on_extents` by the reading
+ * thread, in stream order, so before the reply whose block lies in them; they
+ * are acknowledged here. Knows sockets, frames and ids; no blocks and no
+ * memory. libbfcclient and bfcctl are built on it. */
+#ifndef BFC_CLIENT_CALL_H
+#define BFC_CLIENT_CALL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/bfcd.pb-c.h"
+
+struct call_connection;
+
+/* fds: one for each extent, owned by the callee from now on. A negative return
+ * ends the connection. */
+typedef int (*call_extents_fn)(void *userdata, const Bfcd__Extents *extents, int *fds);
+
+/* Connects to the socket. on_extents may be NULL (then Extents are a violation).
+ * -ENOENT, -ECONNREFUSED, -EACCES, -ENAMETOOLONG, -ENOMEM. */
+int call_connect(const char *path, call_extents_fn on_extents, void *userdata, struct call_connection **ret);
+struct call_connection *call_free(struct call_connection *c); /* no call may be under way */
+
+/* Sends request (its id is set here) and waits for the reply. 0: *ret_reply is
+ * what answered it, possibly a refusal; free with bfcd__reply__free_unpacked().
+ * -ECONNRESET: the daemon is gone or ended the session; every later call says
+ * so too. -EPROTO: what it sent makes no sense. */
+int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
+
+#endif

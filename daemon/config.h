@@ -1,0 +1,91 @@
+/* The configuration: one YAML file, plus conf.d/<name>.yaml beside it (tenants
+ * only), read once into plain structs. Every error is reported, with file, line
+ * and column; a config with an error is never used. No I/O but the files. */
+#ifndef BFCD_CONFIG_H
+#define BFCD_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#define CONFIG_NAME_MAX 63 /* bytes of a name: letters, digits, '_', '-', '.' */
+#define CONFIG_GRANULARITY (UINT64_C(2) << 20) /* limits and sizes are multiples: 2 MiB */
+
+enum config_growth { CONFIG_GROWTH_ON_DEMAND, CONFIG_GROWTH_PREALLOCATE };
+enum config_share { CONFIG_SHARE_FD, CONFIG_SHARE_CUDA_IPC };
+
+struct config_partition {
+        char *name; /* unique over all devices */
+        uint64_t limit_bytes;
+        enum config_growth growth;
+        enum config_share share;
+        size_t device; /* index into config.devices */
+};
+
+struct config_device {
+        char *id; /* "host" */
+        uint64_t size_bytes;
+        uint64_t headroom_bytes;
+};
+
+struct config_quota {
+        size_t partition; /* index into config.partitions */
+        uint64_t limit_bytes;
+        uint64_t reserve_bytes; /* guaranteed; 0: none */
+        uint32_t max_sessions;
+        uint32_t max_blocks;
+};
+
+struct config_tenant {
+        char *name;
+        uid_t *uids; /* user names resolved */
+        size_t n_uids;
+        gid_t *gids; /* group names resolved */
+        size_t n_gids;
+        struct config_quota *quotas;
+        size_t n_quotas;
+};
+
+struct config_socket {
+        char *path;
+        mode_t mode;
+        gid_t group; /* (gid_t)-1: unchanged */
+};
+
+struct config {
+        struct config_socket socket;
+        struct config_socket admin_socket;
+        uint64_t reclaim_timeout_ms;    /* part of the grammar, see bfcd.yaml(5) */
+        uint64_t release_timeout_ms;
+        uint64_t quarantine_timeout_ms;
+        uint32_t max_sessions;
+        struct config_device *devices;
+        size_t n_devices;
+        struct config_partition *partitions;
+        size_t n_partitions;
+        struct config_tenant *tenants;
+        size_t n_tenants;
+        ssize_t default_tenant; /* index of the tenant for users whom none matches; -1: refuse them */
+};
+
+/* Reads path and, where the folder conf.d stands beside it, the files
+ * conf.d/<name>.yaml in name order. Every error goes to `errors` as one line
+ * "FILE:LINE:COLUMN: what is wrong; what would be right". -EINVAL: there were
+ * errors. -ENOENT and the like: the file could not be read (said in `errors`
+ * too). -ENOMEM. On success *ret is owned by the caller. Warnings (as
+ * "FILE:LINE:COLUMN: warning: ...") go there too and do not fail. */
+int config_load(const char *path, FILE *errors, struct config **ret);
+
+/* The same from memory, as a file of that name without conf.d; for tests and
+ * fuzzers. */
+int config_parse(const char *name, const char *text, size_t n_bytes, FILE *errors, struct config **ret);
+
+struct config *config_free(struct config *c); /* takes NULL */
+
+/* The configuration in force as YAML with every default spelled out; malloc()ed,
+ * NULL when out of memory. Parsing it again yields the same configuration. */
+char *config_format(const struct config *c);
+
+#endif

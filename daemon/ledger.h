@@ -1,0 +1,154 @@
+/* The ledger: the daemon's own table of quotas, sessions, extents, exports and
+ * blocks, in one sealed memfd.
+ *
+ * It is the only place where these facts live, so that a successor of this
+ * process that gets the memfd can go on. Each table is an array of fixed-size
+ * records. A record is free (id 0) or committed (id not 0); the id is written
+ * by one atomic store, last when the record is made and first when it is
+ * cleared. So whenever the process dies, each record is wholly there or not at
+ * all. A record is committed before the reply that reveals it is sent.
+ *
+ * Facts are what a successor reads. Everything in a record's `links` is
+ * convenience of the running process: a successor rebuilds it from the facts.
+ *
+ * Ids are never used again: extents, sessions and quotas count up; a block's id
+ * is {generation, index}, and an index whose generation would wrap is retired.
+ *
+ * Invariant, for each table: n_used + n_free + n_retired == n_touched <= n_records,
+ * n_touched being the records ever used. Pages of a table are touched only when
+ * used (the memfd is sparse). Not thread-safe: it belongs to the loop. */
+#ifndef BFCD_LEDGER_H
+#define BFCD_LEDGER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LEDGER_NONE UINT32_MAX /* no index */
+#define LEDGER_NAME_BYTES 64   /* names of tenants and partitions, NUL included */
+
+/* Records are addressed by index inside their table. */
+
+struct ledger_quota { /* one tenant in one partition */
+        _Atomic uint64_t id;
+        char tenant[LEDGER_NAME_BYTES];
+        char partition[LEDGER_NAME_BYTES];
+        uint64_t extent_bytes;         /* the grid of its arena */
+        uint64_t lifetime_peak_in_use; /* peaks: single words, always whole */
+        uint64_t lifetime_peak_reserved;
+};
+
+struct ledger_session {
+        _Atomic uint64_t id;
+        uint8_t secret[16];
+        uint64_t start_time; /* of the process, /proc/PID/stat field 22; 0 unknown */
+        uint32_t pid;
+        uint32_t uid;
+        uint32_t gid;
+        char tenant[LEDGER_NAME_BYTES];
+        struct {
+                uint32_t first_block;  /* all blocks of the session */
+                uint32_t first_export; /* all its exports */
+                uint32_t n_blocks;
+                uint32_t n_exports;
+        } links;
+};
+
+struct ledger_extent {
+        _Atomic uint64_t id;
+        uint64_t offset;  /* in the arena's space */
+        uint64_t n_bytes;
+        uint32_t quota;   /* index of the ledger_quota */
+        int32_t fd;       /* in this process */
+        struct {
+                uint32_t first_export; /* sessions that were given it */
+                uint32_t n_exports;
+        } links;
+};
+
+struct ledger_export { /* a session was given an extent */
+        _Atomic uint64_t id;
+        uint32_t session;
+        uint32_t extent;
+        struct {
+                uint32_t prev_of_session, next_of_session;
+                uint32_t prev_of_extent, next_of_extent;
+        } links;
+};
+
+struct ledger_block {
+        _Atomic uint64_t id;  /* generation << 32 | index */
+        uint64_t offset;      /* in the arena's space */
+        uint64_t n_bytes;
+        uint64_t n_requested;
+        uint64_t born_ms;     /* CLOCK_BOOTTIME */
+        uint32_t session;
+        uint32_t quota;
+        uint64_t handle;      /* the allocator's, in this process */
+        struct {
+                uint32_t prev_of_session, next_of_session;
+                uint32_t generation; /* of the next id at this index */
+                uint32_t pad;
+        } links;
+};
+
+struct ledger_limits { /* number of records of each table */
+        uint32_t n_quotas;
+        uint32_t n_sessions;
+        uint32_t n_extents;
+        uint32_t n_exports;
+        uint32_t n_blocks;
+};
+
+struct ledger;
+
+/* Makes the memfd (sealed GROW, SHRINK, SEAL) and maps it. -ENOMEM, -EINVAL
+ * (a limit is 0 or LEDGER_NONE), -errno. */
+int ledger_new(const struct ledger_limits *limits, struct ledger **ret);
+struct ledger *ledger_free(struct ledger *l);
+
+/* Makes a committed record: `facts` is copied (its id and links are ignored),
+ * links are set up, a fresh id is stored last. -ENOSPC: the table is full.
+ * *ret_index names it. */
+int ledger_quota_add(struct ledger *l, const struct ledger_quota *facts, uint32_t *ret_index);
+int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uint32_t *ret_index);
+int ledger_extent_add(struct ledger *l, const struct ledger_extent *facts, uint32_t *ret_index);
+int ledger_export_add(struct ledger *l, uint32_t session, uint32_t extent, uint32_t *ret_index);
+int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index);
+
+/* Clears a record (id first) and unlinks it. A session must have no blocks and
+ * no exports left, an extent no exports; asserted. */
+void ledger_quota_clear(struct ledger *l, uint32_t index);
+void ledger_session_clear(struct ledger *l, uint32_t index);
+void ledger_extent_clear(struct ledger *l, uint32_t index);
+void ledger_export_clear(struct ledger *l, uint32_t index);
+void ledger_block_clear(struct ledger *l, uint32_t index);
+
+/* The record at an index in use; asserted. */
+struct ledger_quota *ledger_quota_at(struct ledger *l, uint32_t index);
+struct ledger_session *ledger_session_at(struct ledger *l, uint32_t index);
+struct ledger_extent *ledger_extent_at(struct ledger *l, uint32_t index);
+struct ledger_export *ledger_export_at(struct ledger *l, uint32_t index);
+struct ledger_block *ledger_block_at(struct ledger *l, uint32_t index);
+
+/* The block with this id, in constant time: its index, or LEDGER_NONE for an id
+ * never given or freed already. Safe with any number from outside. */
+uint32_t ledger_block_find(const struct ledger *l, uint64_t id);
+
+/* The next index in use at or after `from`, or LEDGER_NONE. For lists. */
+uint32_t ledger_session_next(const struct ledger *l, uint32_t from);
+uint32_t ledger_extent_next(const struct ledger *l, uint32_t from);
+uint32_t ledger_block_next(const struct ledger *l, uint32_t from);
+
+struct ledger_counts { /* records in use */
+        uint32_t n_quotas, n_sessions, n_extents, n_exports, n_blocks;
+};
+void ledger_count(const struct ledger *l, struct ledger_counts *ret);
+
+int ledger_fd(const struct ledger *l); /* borrowed */
+
+/* Verifies every table, list and count; slow. 0, or -EBADMSG and a sentence. */
+int ledger_check(const struct ledger *l, const char **ret_why);
+
+#endif

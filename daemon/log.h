@@ -1,0 +1,20 @@
+/* One-line logs to stderr, in journal style: "<6>text" where stderr goes to the
+ * journal (JOURNAL_STREAM is set), "info: text" elsewhere. Low floors never log.
+ * Control characters in the text become '?', so that one event is one line. */
+#ifndef BFCD_LOG_H
+#define BFCD_LOG_H
+
+enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARNING = 4, LOG_LEVEL_NOTICE = 5, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+
+/* Reads JOURNAL_STREAM; the least urgent level that is written. */
+void log_open(enum log_level max_level);
+
+void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#define log_error(...) log_write(LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_warning(...) log_write(LOG_LEVEL_WARNING, __VA_ARGS__)
+#define log_notice(...) log_write(LOG_LEVEL_NOTICE, __VA_ARGS__)
+#define log_info(...) log_write(LOG_LEVEL_INFO, __VA_ARGS__)
+#define log_debug(...) log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
+
+#endif

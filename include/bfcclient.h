@@ -1,0 +1,124 @@
+/* bfcclient.h: memory from bfcd, the broker that owns a machine's devices.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A client is one process's session with the daemon. Every function may be
+ * called from any thread; calls on one client run side by side. Sizes are in
+ * bytes. Functions return 0 or a negative errno:
+ *
+ *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block)
+ *   -EDQUOT      the tenant's own limit does not hold the request
+ *   -ENOMEM      the partition is full (or this process is out of memory)
+ *   -EACCES      the daemon does not serve this user, or not that partition
+ *   -ENOENT      no such partition; no daemon at that socket
+ *   -ENODEV      the device is lost
+ *   -ECONNRESET  the daemon ended the session, or is gone
+ *   -EPROTO      the other end does not speak the protocol
+ *   -ECHILD      the client belongs to the parent of this forked process
+ *
+ * bfc_last_error() has the sentence with the figures. Outputs are touched only
+ * when 0 is returned. */
+#ifndef BFCCLIENT_H
+#define BFCCLIENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct bfc_client bfc_client;
+
+/* How to connect. Zero-initialise, set `struct_size` to sizeof, fill what you
+ * need; NULL means the environment's word (BFC_SOCKET, BFC_PARTITION,
+ * BFC_TENANT), and then the default. */
+struct bfc_options {
+        size_t struct_size;
+        const char *socket;    /* path; default /run/bfcd/bfcd.sock */
+        const char *partition; /* default: the first in which the tenant has a quota */
+        const char *tenant;    /* which tenant, where the user matches several */
+        const char *name;      /* what bfcctl shows; default: the program's name */
+};
+
+/* Connects and says hello. options may be NULL. The caller owns *ret_client and
+ * ends it with bfc_disconnect(). */
+int bfc_connect(const struct bfc_options *options, bfc_client **ret_client);
+
+/* Gives everything back and ends the session; every pointer of this client is
+ * invalid afterwards. No other thread may be inside a call. Takes NULL. In a
+ * forked child it only forgets the client. */
+void bfc_disconnect(bfc_client *client);
+
+/* A block of at least n_bytes in the client's partition, aligned to 256 bytes.
+ * On the host device the pointer is ordinary memory, shared with nobody outside
+ * the tenant. Its contents are not defined. The caller owns the block and gives
+ * it back with bfc_free(). */
+int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr);
+
+/* The same in a partition by name. NULL: the client's own. */
+int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr);
+
+/* Gives a block back. ptr: as bfc_malloc() returned it; NULL does nothing.
+ * -EINVAL for anything else, also for a second free. */
+int bfc_free(bfc_client *client, void *ptr);
+
+/* What this client itself has: bytes as TensorFlow's AllocatorStats names them.
+ * `struct_size` as in bfc_options. */
+struct bfc_client_stats {
+        size_t struct_size;
+        uint64_t num_allocs;
+        uint64_t num_frees;
+        uint64_t num_blocks;
+        uint64_t num_failures;       /* refused requests */
+        uint64_t bytes_in_use;       /* block bytes, rounded up to 256 */
+        uint64_t peak_bytes_in_use;
+        uint64_t bytes_requested;
+        uint64_t largest_alloc_size;
+        uint64_t bytes_mapped;       /* of extents mapped in this process */
+};
+int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
+
+/* What the client's tenant uses and may use in a partition (NULL: the client's
+ * own), by the daemon's count: all sessions of the tenant together. */
+struct bfc_tenant_usage {
+        size_t struct_size;
+        uint64_t bytes_limit;          /* extents: the tenant's limit */
+        uint64_t bytes_reserved;       /* extents charged now */
+        uint64_t peak_bytes_reserved;
+        uint64_t bytes_in_use;         /* blocks */
+        uint64_t peak_bytes_in_use;
+        uint64_t bytes_requested;      /* blocks, as asked for */
+        uint64_t num_blocks;
+        uint64_t num_sessions;
+        uint64_t largest_free_block_bytes;
+};
+int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret);
+
+/* Where a block lies, for code that shares it by itself. */
+struct bfc_block_info {
+        size_t struct_size;
+        uint64_t block_id;    /* the daemon's name for it */
+        uint64_t region_id;
+        uint64_t offset;      /* in the region */
+        uint64_t n_bytes;     /* rounded up */
+        uint64_t n_requested;
+};
+int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret);
+
+/* The tenant that the daemon took this client for, and the partition that
+ * bfc_malloc() uses. Valid until bfc_disconnect(). */
+const char *bfc_tenant(const bfc_client *client);
+const char *bfc_partition(const bfc_client *client);
+
+/* The sentence for the last failure in the calling thread, of any client; ""
+ * when there was none. Valid until the thread's next call. */
+const char *bfc_last_error(void);
+
+/* The library's version, as "1.2.3". */
+const char *bfc_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
