@@ -62,7 +62,7 @@ struct frame_writer *frame_writer_free(struct frame_writer *w);
 
 /* Room for a payload of exactly n_bytes (1 to FRAME_MAX_PAYLOAD); the header
  * is written already. Fill it before the next call on w. -EMSGSIZE, -ENOBUFS,
- * -ENOMEM. fds (n_fds <= FRAME_MAX_FDS) go with the frame; they are duplicated
+ * -ENOMEM, -EMFILE. fds (n_fds <= FRAME_MAX_FDS) go with the frame; they are duplicated
  * here, so the caller keeps its own. */
 int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, size_t n_fds, uint8_t **ret_payload);
 

@@ -1,0 +1,266 @@
+/* The host-memory device: an extent is a sealed memfd; see device.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Everything that a process could do to a shared memfd besides reading and
+ * writing is taken away by seals: it cannot shrink under another mapping
+ * (SIGBUS), grow, or be sealed further. All pages are there from the start, so
+ * writing to a block never meets a machine out of memory. Punching the whole
+ * memfd takes the pages back from every mapping of it, also from one that hides
+ * in a process nobody knows: a later read there finds fresh zeroes, never the
+ * next tenant's bytes, because the next tenant gets another memfd.
+ *
+ * The client's end reserves a region's addresses with PROT_NONE and maps
+ * extents over them with MAP_FIXED. Invariant: whatever lies between base and
+ * base + n_bytes was mapped by this range, and no child inherits any of it. */
+#include "device/device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/memfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+#define HOST_GRANULARITY (UINT64_C(2) << 20)
+#define HOST_STEP        (UINT64_C(16) << 20)
+#define HOST_SEALS       (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
+
+/* ---- the daemon's end ---------------------------------------------------- */
+
+struct host_device {
+        struct device device;
+};
+
+static struct device *host_free(struct device *d)
+{
+        free(d);
+        return NULL;
+}
+
+static uint64_t host_granularity(const struct device *d)
+{
+        (void)d;
+        return HOST_GRANULARITY;
+}
+
+/* In steps, because a signal undoes what one call has done so far: with a timer
+ * ticking, gigabytes in one call might never come to their end. */
+static int fallocate_whole(int fd, int mode, uint64_t n_bytes)
+{
+        for (uint64_t at = 0; at < n_bytes;) {
+                uint64_t n = n_bytes - at < HOST_STEP ? n_bytes - at : HOST_STEP;
+
+                if (fallocate(fd, mode, (off_t)at, (off_t)n) == 0)
+                        at += n;
+                else if (errno != EINTR)
+                        return -errno;
+        }
+        return 0;
+}
+
+static int host_memfd(void)
+{
+        int fd = memfd_create("bfcd-extent", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+        if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
+                fd = memfd_create("bfcd-extent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        return fd < 0 ? -errno : fd;
+}
+
+static int host_fill_and_seal(int fd, uint64_t n_bytes)
+{
+        int r;
+
+        if (ftruncate(fd, (off_t)n_bytes) < 0)
+                return -errno;
+        r = fallocate_whole(fd, 0, n_bytes);
+        if (r == -ENOSPC)
+                return -ENOMEM;
+        if (r < 0)
+                return r;
+        return fcntl(fd, F_ADD_SEALS, HOST_SEALS) < 0 ? -errno : 0;
+}
+
+/* The kernel promises shared memory that it does not have, and then kills somebody:
+ * perhaps this daemon. So ask first. Unknown: as much as you like. */
+static uint64_t host_bytes_available(void)
+{
+        char text[512];
+        const char *found;
+        ssize_t n = -1;
+        int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+
+        if (fd >= 0) {
+                n = read(fd, text, sizeof(text) - 1);
+                close(fd);
+        }
+        if (n < 0)
+                return UINT64_MAX;
+        text[n] = '\0';
+        found = strstr(text, "MemAvailable:");
+        return found ? strtoull(found + strlen("MemAvailable:"), NULL, 10) * 1024 : UINT64_MAX;
+}
+
+static int host_make(struct device *d, uint64_t n_bytes, struct device_extent *ret)
+{
+        int fd, r;
+
+        (void)d;
+        if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > INT64_MAX)
+                return -EINVAL;
+        if (n_bytes > host_bytes_available())
+                return -ENOMEM;
+        fd = host_memfd();
+        if (fd < 0)
+                return fd;
+        r = host_fill_and_seal(fd, n_bytes);
+        if (r < 0) {
+                close(fd); /* the only reference: the pages go with it */
+                return r == -EFBIG ? -ENOMEM : r;
+        }
+        *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes };
+        return 0;
+}
+
+static int host_destroy(struct device *d, struct device_extent *e)
+{
+        int r;
+
+        (void)d;
+        if (e->fd < 0)
+                return 0;
+        r = fallocate_whole(e->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, e->n_bytes);
+        close(e->fd);
+        *e = DEVICE_EXTENT_EMPTY;
+        return r;
+}
+
+static const struct device_ops host_ops = {
+        .name = "host",
+        .free = host_free,
+        .granularity = host_granularity,
+        .make = host_make,
+        .destroy = host_destroy,
+};
+
+int device_host_new(struct device **ret)
+{
+        struct host_device *h = malloc(sizeof(*h));
+
+        if (!h)
+                return -ENOMEM;
+        h->device.ops = &host_ops;
+        *ret = &h->device;
+        return 0;
+}
+
+/* ---- the client's end ---------------------------------------------------- */
+
+struct host_range {
+        struct device_range range; /* first: a range is cast to it */
+        void *base;
+        uint64_t n_bytes;
+};
+
+static struct device_range *host_range_free(struct device_range *r)
+{
+        struct host_range *h = (struct host_range *)r;
+
+        munmap(h->base, h->n_bytes);
+        free(h);
+        return NULL;
+}
+
+static void *host_range_base(const struct device_range *r)
+{
+        return ((const struct host_range *)r)->base;
+}
+
+/* An fd that may be mapped: of the size announced, and sealed against becoming
+ * smaller, which would kill this process at its next access. */
+static int host_check_extent(int fd, uint64_t n_bytes)
+{
+        struct stat st;
+        int seals;
+
+        if (fstat(fd, &st) < 0)
+                return -EPROTO;
+        seals = fcntl(fd, F_GET_SEALS);
+        if (seals < 0 || (seals & HOST_SEALS) != HOST_SEALS)
+                return -EPROTO;
+        return st.st_size >= 0 && (uint64_t)st.st_size == n_bytes ? 0 : -EPROTO;
+}
+
+/* Addresses without memory, which no child inherits. */
+static int host_reserve(void *hint, uint64_t n_bytes, int flags, void **ret)
+{
+        void *at = mmap(hint, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+
+        if (at == MAP_FAILED)
+                return -ENOMEM;
+        if (madvise(at, n_bytes, MADV_DONTFORK) < 0) {
+                munmap(at, n_bytes);
+                return -ENOMEM;
+        }
+        *ret = at;
+        return 0;
+}
+
+static int host_range_map(struct device_range *r, uint64_t offset, uint64_t n_bytes, int fd)
+{
+        struct host_range *h = (struct host_range *)r;
+        void *at;
+        int error;
+
+        if (n_bytes == 0 || offset > h->n_bytes || n_bytes > h->n_bytes - offset)
+                return -EINVAL;
+        if (offset % HOST_GRANULARITY != 0 || n_bytes % HOST_GRANULARITY != 0)
+                return -EINVAL;
+        error = host_check_extent(fd, n_bytes);
+        if (error < 0)
+                return error;
+        at = (char *)h->base + offset;
+        if (mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+                error = errno == EACCES || errno == EPERM || errno == ENODEV ? -EPROTO : -ENOMEM;
+        else if (madvise(at, n_bytes, MADV_DONTFORK) < 0) /* the reserved pages' word does not carry over */
+                error = -ENOMEM;
+        /* A map that failed may have left a hole, which anyone could fall into. */
+        if (error < 0)
+                host_reserve(at, n_bytes, MAP_FIXED, &at);
+        return error;
+}
+
+static const struct device_range_ops host_range_ops = {
+        .name = "host",
+        .free = host_range_free,
+        .base = host_range_base,
+        .map = host_range_map,
+};
+
+int device_host_range_new(uint64_t n_bytes, struct device_range **ret)
+{
+        struct host_range *h;
+        int r;
+
+        if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > SIZE_MAX / 2)
+                return -EINVAL;
+        h = malloc(sizeof(*h));
+        if (!h)
+                return -ENOMEM;
+        *h = (struct host_range){ .range.ops = &host_range_ops, .n_bytes = n_bytes };
+        r = host_reserve(NULL, n_bytes, 0, &h->base);
+        if (r < 0) {
+                free(h);
+                return r;
+        }
+        *ret = &h->range;
+        return 0;
+}

@@ -1,0 +1,307 @@
+/* The host-memory device: extents are whole, sealed and really given back; a
+ * range maps them and leaves nothing to a child.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device/device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static struct device *device;
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        ck_assert_int_eq(device_host_new(&device), 0);
+}
+
+static void teardown(void)
+{
+        device = device_free(device);
+        ck_assert_ptr_null(device_free(NULL));
+        ck_assert_ptr_null(device_range_free(NULL));
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static struct device_extent make(uint64_t n_bytes)
+{
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+
+        ck_assert_int_eq(device_make(device, n_bytes, &e), 0);
+        ck_assert_int_ge(e.fd, 0);
+        ck_assert_uint_eq(e.n_bytes, n_bytes);
+        return e;
+}
+
+static uint64_t n_bytes_backed(int fd)
+{
+        struct stat st;
+
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        return (uint64_t)st.st_blocks * 512;
+}
+
+START_TEST(made_whole_and_zeroed)
+{
+        struct device_extent e = make(6 * MIB);
+        unsigned char *p = mmap(NULL, e.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, e.fd, 0);
+
+        ck_assert_uint_eq(device_granularity(device), 2 * MIB);
+        ck_assert_ptr_ne(p, MAP_FAILED);
+        ck_assert_uint_eq(n_bytes_backed(e.fd), e.n_bytes);
+        for (uint64_t i = 0; i < e.n_bytes; i++)
+                if (p[i] != 0)
+                        ck_abort_msg("byte %lu is %u", (unsigned long)i, p[i]);
+        ck_assert_int_eq(fcntl(e.fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+        munmap(p, e.n_bytes);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        ck_assert_int_eq(e.fd, -1);
+        ck_assert_int_eq(device_destroy(device, &e), 0); /* empty: nothing to do */
+}
+END_TEST
+
+START_TEST(seals_hold)
+{
+        struct device_extent e = make(2 * MIB);
+
+        ck_assert_int_eq(ftruncate(e.fd, 0), -1);
+        ck_assert_int_eq(errno, EPERM);
+        ck_assert_int_eq(ftruncate(e.fd, (off_t)(4 * MIB)), -1);
+        ck_assert_int_eq(errno, EPERM);
+        ck_assert_int_eq(fcntl(e.fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
+        ck_assert_int_eq(errno, EPERM);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+START_TEST(sizes_refused)
+{
+        static const uint64_t bad[] = { 0, 1, MIB, 3 * MIB, 2 * MIB + 1, UINT64_C(1) << 63, UINT64_MAX };
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+
+        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+                ck_assert_int_eq(device_make(device, bad[i], &e), -EINVAL);
+        ck_assert_int_eq(e.fd, -1);
+}
+END_TEST
+
+static volatile sig_atomic_t n_signals;
+
+static void count(int signal_number)
+{
+        (void)signal_number;
+        n_signals++;
+}
+
+/* A limit of the process stands between this test and a machine out of memory. */
+START_TEST(refused_by_the_kernel)
+{
+        struct sigaction action = { .sa_handler = count };
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+        struct rlimit tight;
+
+        ck_assert_int_eq(sigaction(SIGXFSZ, &action, NULL), 0);
+        ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &tight), 0);
+        tight.rlim_cur = 2 * MIB;
+        ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &tight), 0);
+        ck_assert_int_eq(device_make(device, 4 * MIB, &e), -ENOMEM);
+        ck_assert_int_eq(n_signals, 1);
+        /* More than the machine has is refused before the kernel is asked. */
+        ck_assert_int_eq(device_make(device, UINT64_C(1) << 62, &e), -ENOMEM);
+        ck_assert_int_eq(n_signals, 1);
+        ck_assert_int_eq(e.fd, -1);
+        e = make(2 * MIB);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+START_TEST(made_under_signals)
+{
+        struct itimerval every = { { 0, 500 }, { 0, 500 } }, never = { 0 };
+        struct sigaction action = { .sa_handler = count };
+        struct device_extent e;
+
+        ck_assert_int_eq(sigaction(SIGALRM, &action, NULL), 0);
+        setitimer(ITIMER_REAL, &every, NULL);
+        e = make(64 * MIB);
+        setitimer(ITIMER_REAL, &never, NULL);
+        ck_assert_int_gt(n_signals, 0);
+        ck_assert_uint_eq(n_bytes_backed(e.fd), e.n_bytes);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+START_TEST(destroy_empties_a_fugitive)
+{
+        struct device_extent e = make(4 * MIB);
+        int fugitive = fcntl(e.fd, F_DUPFD_CLOEXEC, 0);
+        char *p = mmap(NULL, e.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fugitive, 0);
+
+        ck_assert_ptr_ne(p, MAP_FAILED);
+        memset(p, 'x', e.n_bytes);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        ck_assert_uint_eq(n_bytes_backed(fugitive), 0);
+        ck_assert_int_eq(p[0], 0);
+        ck_assert_int_eq(p[4 * MIB - 1], 0);
+        munmap(p, 4 * MIB);
+        close(fugitive);
+}
+END_TEST
+
+START_TEST(range_maps_extents)
+{
+        struct device_extent a = make(2 * MIB), b = make(4 * MIB), c = make(2 * MIB);
+        struct device_range *range = NULL;
+        char *base;
+
+        ck_assert_int_eq(device_host_range_new(64 * MIB, &range), 0);
+        base = device_range_base(range);
+        ck_assert_int_eq(device_range_map(range, 8 * MIB, a.n_bytes, a.fd), 0);
+        ck_assert_int_eq(device_range_map(range, 10 * MIB, b.n_bytes, b.fd), 0);
+        memset(base + 8 * MIB, 'x', 6 * MIB); /* across both */
+
+        /* The successor at the same place is another extent. */
+        ck_assert_int_eq(device_range_map(range, 8 * MIB, c.n_bytes, c.fd), 0);
+        ck_assert_int_eq(base[8 * MIB], 0);
+        ck_assert_int_eq(base[10 * MIB], 'x');
+        base[8 * MIB] = 'y';
+        char byte;
+        ck_assert_int_eq(pread(c.fd, &byte, 1, 0), 1);
+        ck_assert_int_eq(byte, 'y');
+        ck_assert_int_eq(pread(a.fd, &byte, 1, 0), 1);
+        ck_assert_int_eq(byte, 'x');
+
+        ck_assert_ptr_null(device_range_free(range));
+        ck_assert_int_eq(msync(base, 4096, MS_ASYNC), -1); /* nothing is mapped there */
+        device_destroy(device, &a);
+        device_destroy(device, &b);
+        device_destroy(device, &c);
+}
+END_TEST
+
+START_TEST(range_bounds)
+{
+        struct device_extent e = make(4 * MIB);
+        struct device_range *range = NULL;
+
+        ck_assert_int_eq(device_host_range_new(0, &range), -EINVAL);
+        ck_assert_int_eq(device_host_range_new(MIB, &range), -EINVAL);
+        ck_assert_int_eq(device_host_range_new(UINT64_MAX - 2 * MIB + 1, &range), -EINVAL);
+        ck_assert_int_eq(device_host_range_new(UINT64_C(1) << 60, &range), -ENOMEM);
+        ck_assert_ptr_null(range);
+        ck_assert_int_eq(device_host_range_new(8 * MIB, &range), 0);
+        ck_assert_int_eq(device_range_map(range, 0, 0, e.fd), -EINVAL);
+        ck_assert_int_eq(device_range_map(range, 6 * MIB, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(device_range_map(range, 10 * MIB, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(device_range_map(range, UINT64_MAX - 2 * MIB + 1, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(device_range_map(range, 1, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB + 4096, e.fd), -EINVAL);
+        ck_assert_int_eq(device_range_map(range, 4 * MIB, 4 * MIB, e.fd), 0);
+        device_range_free(range);
+        device_destroy(device, &e);
+}
+END_TEST
+
+START_TEST(range_refuses_what_is_no_extent)
+{
+        struct device_extent e = make(2 * MIB);
+        struct device_range *range = NULL;
+        int unsealed = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int readonly = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int pipes[2];
+
+        ck_assert_int_eq(pipe(pipes), 0);
+        ck_assert_int_eq(ftruncate(unsealed, (off_t)(2 * MIB)), 0);
+        ck_assert_int_eq(ftruncate(readonly, (off_t)(2 * MIB)), 0);
+        ck_assert_int_eq(
+                fcntl(readonly, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_WRITE | F_SEAL_SEAL), 0);
+        ck_assert_int_eq(device_host_range_new(8 * MIB, &range), 0);
+        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, unsealed), -EPROTO);
+        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, readonly), -EPROTO);
+        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, pipes[0]), -EPROTO);
+        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, -1), -EPROTO);
+        ck_assert_int_eq(device_range_map(range, 0, 4 * MIB, e.fd), -EPROTO); /* larger than it is */
+        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, e.fd), 0);
+        device_range_free(range);
+        close(unsealed);
+        close(readonly);
+        close(pipes[0]);
+        close(pipes[1]);
+        device_destroy(device, &e);
+}
+END_TEST
+
+/* How a child that touches the address ends: 0, or the signal. */
+static int child_touches(const volatile char *p)
+{
+        int status;
+        pid_t pid = fork();
+
+        ck_assert_int_ge(pid, 0);
+        if (pid == 0) {
+                signal(SIGSEGV, SIG_DFL);
+                (void)*p;
+                _exit(0);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+START_TEST(child_inherits_nothing)
+{
+        struct device_extent e = make(2 * MIB);
+        struct device_range *range = NULL;
+        unsigned char present;
+        char *base;
+
+        ck_assert_int_eq(device_host_range_new(8 * MIB, &range), 0);
+        base = device_range_base(range);
+        ck_assert_int_eq(device_range_map(range, 2 * MIB, 2 * MIB, e.fd), 0);
+        base[2 * MIB] = 1;
+        /* Not mapped at all, which mincore() tells without a fault to survive. */
+        pid_t pid = fork();
+        if (pid == 0)
+                _exit(mincore(base + 2 * MIB, 4096, &present) < 0 && mincore(base, 4096, &present) < 0 ? 0
+                                                                                                       : 1);
+        int status;
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        ck_assert_int_ne(child_touches(base + 2 * MIB), 0);
+        device_range_free(range);
+        device_destroy(device, &e);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("host");
+        TCase *t = tcase_create("host");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, made_whole_and_zeroed);
+        tcase_add_test(t, seals_hold);
+        tcase_add_test(t, sizes_refused);
+        tcase_add_test(t, refused_by_the_kernel);
+        tcase_add_test(t, made_under_signals);
+        tcase_add_test(t, destroy_empties_a_fugitive);
+        tcase_add_test(t, range_maps_extents);
+        tcase_add_test(t, range_bounds);
+        tcase_add_test(t, range_refuses_what_is_no_extent);
+        tcase_add_test(t, child_inherits_nothing);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
