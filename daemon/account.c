@@ -1,0 +1,106 @@
+/* Accounts and charges; see account.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/account.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stddef.h>
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+/* What the account takes out of its pool when so much is charged. */
+static uint64_t account_committed(const struct account *a, uint64_t charged)
+{
+        return max_u64(a->reserve_bytes, charged);
+}
+
+void pool_init(struct pool *p, uint64_t limit_bytes)
+{
+        *p = (struct pool){ .limit_bytes = limit_bytes };
+}
+
+int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64_t reserve_bytes)
+{
+        if (reserve_bytes > limit_bytes)
+                return -EINVAL;
+        if (reserve_bytes > p->limit_bytes - p->committed_bytes)
+                return -ENOMEM;
+        p->committed_bytes += reserve_bytes;
+        *a = (struct account){ .pool = p, .limit_bytes = limit_bytes, .reserve_bytes = reserve_bytes };
+        return 0;
+}
+
+void account_deinit(struct account *a)
+{
+        if (!a->pool)
+                return;
+        assert(a->charged_bytes == 0);
+        assert(a->pool->committed_bytes >= a->reserve_bytes);
+        a->pool->committed_bytes -= a->reserve_bytes;
+        a->pool = NULL;
+}
+
+int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
+{
+        struct pool *p = a->pool;
+        uint64_t more;
+
+        if (n_bytes > a->limit_bytes - a->charged_bytes) {
+                *ret_missing_bytes = n_bytes - (a->limit_bytes - a->charged_bytes);
+                return -EDQUOT;
+        }
+        more = account_committed(a, a->charged_bytes + n_bytes) - account_committed(a, a->charged_bytes);
+        if (more > p->limit_bytes - p->committed_bytes) {
+                *ret_missing_bytes = more - (p->limit_bytes - p->committed_bytes);
+                return -ENOMEM;
+        }
+
+        a->charged_bytes += n_bytes;
+        a->peak_charged_bytes = max_u64(a->peak_charged_bytes, a->charged_bytes);
+        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
+        p->committed_bytes += more;
+        p->charged_bytes += n_bytes;
+        p->peak_charged_bytes = max_u64(p->peak_charged_bytes, p->charged_bytes);
+        p->lifetime_peak_charged_bytes = max_u64(p->lifetime_peak_charged_bytes, p->charged_bytes);
+        assert(a->charged_bytes <= a->limit_bytes);
+        assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->limit_bytes);
+        *ret = (struct charge){ .account = a, .n_bytes = n_bytes };
+        return 0;
+}
+
+void charge_split(struct charge *c, uint64_t n_bytes, struct charge *ret)
+{
+        assert(c->account && n_bytes <= c->n_bytes);
+        c->n_bytes -= n_bytes;
+        *ret = (struct charge){ .account = c->account, .n_bytes = n_bytes };
+}
+
+void charge_drop(struct charge *c)
+{
+        struct account *a = c->account;
+        uint64_t before;
+
+        if (!a)
+                return;
+        assert(c->n_bytes <= a->charged_bytes);
+        before = account_committed(a, a->charged_bytes);
+        a->charged_bytes -= c->n_bytes;
+        a->pool->charged_bytes -= c->n_bytes;
+        a->pool->committed_bytes -= before - account_committed(a, a->charged_bytes);
+        assert(a->pool->charged_bytes <= a->pool->committed_bytes);
+        *c = (struct charge){ .account = NULL };
+}
+
+void account_clear_peaks(struct account *a)
+{
+        a->peak_charged_bytes = a->charged_bytes;
+}
+
+void pool_clear_peaks(struct pool *p)
+{
+        p->peak_charged_bytes = p->charged_bytes;
+}

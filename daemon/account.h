@@ -1,0 +1,61 @@
+/* Accounts: how many extent bytes may be charged to whom.
+ *
+ * A pool is a partition's; an account is one tenant's in it; a charge is bytes
+ * taken from an account, and it lives inside what it pays for.
+ *
+ * Invariants, asserted at every change:
+ *   account: charged == sum of its charges <= limit
+ *   pool:    committed == sum over accounts of max(reserve, charged) <= limit
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_ACCOUNT_H
+#define BFCD_ACCOUNT_H
+
+#include <stdint.h>
+
+struct pool {
+        uint64_t limit_bytes;
+        uint64_t committed_bytes; /* what is charged or guaranteed */
+        uint64_t charged_bytes;
+        uint64_t peak_charged_bytes;
+        uint64_t lifetime_peak_charged_bytes;
+};
+
+struct account {
+        struct pool *pool;
+        uint64_t limit_bytes;
+        uint64_t reserve_bytes; /* guaranteed */
+        uint64_t charged_bytes;
+        uint64_t peak_charged_bytes;
+        uint64_t lifetime_peak_charged_bytes;
+};
+
+struct charge {
+        struct account *account; /* NULL: nothing is charged */
+        uint64_t n_bytes;
+};
+
+void pool_init(struct pool *p, uint64_t limit_bytes);
+
+/* Joins a pool and takes its guarantee out of it. -ENOMEM: the pool does not
+ * hold the reserve. -EINVAL: the reserve is above the limit. */
+int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64_t reserve_bytes);
+
+/* Leaves the pool; nothing may be charged any more (asserted). */
+void account_deinit(struct account *a);
+
+/* Charges n_bytes. -EDQUOT: the account's limit; -ENOMEM: the pool's. A failure
+ * changes nothing and says by how many bytes it failed. */
+int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);
+
+/* Takes n_bytes out of a charge into one of their own. */
+void charge_split(struct charge *c, uint64_t n_bytes, struct charge *ret);
+
+/* Gives the bytes back. An empty charge is fine. */
+void charge_drop(struct charge *c);
+
+/* Peaks begin again at the present values; lifetime peaks stay. */
+void account_clear_peaks(struct account *a);
+void pool_clear_peaks(struct pool *p);
+
+#endif

@@ -1,0 +1,553 @@
+/* The arena; see arena.h.
+ *
+ * Growth and release are operations: a worker job with the slots that it is
+ * about. While one is under way the memory that it makes or destroys belongs to
+ * the operation, and the allocator keeps everybody else off those offsets
+ * (pending, retiring). The loop's side alone touches slots, ledger and
+ * allocator.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/arena.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ARENA_MIN_EXTENT_BYTES (UINT64_C(2) << 20)
+#define ARENA_EXTENTS_PER_LIMIT 256u
+#define ARENA_MAX_RANGES 512u /* more than there are extents */
+
+struct arena_slot {
+        uint32_t extent; /* in the ledger; LEDGER_NONE: unbacked */
+        struct device_extent memory;
+        struct charge charge;
+};
+
+struct arena_region {
+        uint64_t base;
+        uint64_t n_bytes;
+        size_t first_slot;
+};
+
+struct arena {
+        struct arena_options o;
+        struct bfc *bfc;
+        uint64_t first_extent_bytes; /* of each region: what the grid leaves of the limit */
+        struct arena_region *regions;
+        size_t n_regions;
+        struct arena_slot *slots; /* of all regions, in order */
+        size_t n_slots;
+        uint64_t pending_bytes;
+        uint32_t n_extents;
+        struct charge escaped; /* for memory that the device did not take back */
+};
+
+/* An extent that is being made or given back. */
+struct operation_item {
+        size_t slot;
+        struct device_extent memory;
+};
+
+struct operation {
+        struct worker_job job;
+        struct arena *arena;
+        struct charge charge; /* growth: for all items */
+        bfc_handle handle;
+        struct bfc_growth plan;
+        struct bfc_range ranges[ARENA_MAX_RANGES]; /* release */
+        size_t n_ranges;
+        uint64_t n_bytes;
+        int result;
+        arena_grown_fn grown;
+        arena_released_fn released;
+        void *userdata;
+        size_t n_items;
+        struct operation_item items[];
+};
+
+static uint64_t round_up(uint64_t n, uint64_t to)
+{
+        return (n + to - 1) / to * to;
+}
+
+uint64_t arena_extent_bytes(uint64_t limit_bytes, uint64_t granularity)
+{
+        uint64_t unit = round_up(ARENA_MIN_EXTENT_BYTES, granularity);
+        uint64_t share = round_up((limit_bytes + ARENA_EXTENTS_PER_LIMIT - 1) / ARENA_EXTENTS_PER_LIMIT, unit);
+
+        return share > unit ? share : unit;
+}
+
+/* ---- slots and regions --------------------------------------------------- */
+
+static const struct arena_region *arena_region_at(const struct arena *a, uint64_t offset)
+{
+        size_t i = a->n_regions;
+
+        while (i > 0 && a->regions[i - 1].base > offset)
+                i--;
+        assert(i > 0 && offset - a->regions[i - 1].base < a->regions[i - 1].n_bytes);
+        return &a->regions[i - 1];
+}
+
+static size_t arena_slot_at(const struct arena *a, uint64_t offset)
+{
+        const struct arena_region *r = arena_region_at(a, offset);
+        uint64_t in_region = offset - r->base;
+
+        if (in_region < a->first_extent_bytes)
+                return r->first_slot;
+        return r->first_slot + 1 + (size_t)((in_region - a->first_extent_bytes) / a->o.extent_bytes);
+}
+
+static const struct arena_region *arena_region_of_slot(const struct arena *a, size_t slot)
+{
+        size_t i = a->n_regions;
+
+        while (a->regions[i - 1].first_slot > slot)
+                i--;
+        return &a->regions[i - 1];
+}
+
+static struct bfc_range arena_slot_range(const struct arena *a, size_t slot)
+{
+        const struct arena_region *r = arena_region_of_slot(a, slot);
+        size_t n = slot - r->first_slot;
+
+        if (n == 0)
+                return (struct bfc_range){ r->base, r->base + a->first_extent_bytes };
+        return (struct bfc_range){
+                r->base + a->first_extent_bytes + (n - 1) * a->o.extent_bytes,
+                r->base + a->first_extent_bytes + n * a->o.extent_bytes,
+        };
+}
+
+static uint64_t arena_slot_bytes(const struct arena *a, size_t slot)
+{
+        struct bfc_range range = arena_slot_range(a, slot);
+
+        return range.end - range.begin;
+}
+
+/* Twice the limit of address space (less where so much is not left) in whole
+ * extents, the first of them short where the grid does not divide the limit: so
+ * every byte of it can be backed. */
+static int arena_add_region(struct arena *a)
+{
+        uint64_t e = a->o.extent_bytes;
+        uint64_t n_bytes = a->first_extent_bytes + round_up(2 * a->o.limit_bytes - a->first_extent_bytes, e);
+        uint64_t base = 0;
+        struct arena_region *regions;
+        struct arena_slot *slots;
+        size_t n_slots;
+        int r;
+
+        if (a->n_regions > 0)
+                base = a->regions[a->n_regions - 1].base + a->regions[a->n_regions - 1].n_bytes;
+        if (a->o.limit_bytes > BFC_MAX_SPACE - base)
+                return -ENOMEM;
+        if (n_bytes > BFC_MAX_SPACE - base)
+                n_bytes = a->first_extent_bytes + (BFC_MAX_SPACE - base - a->first_extent_bytes) / e * e;
+        n_slots = 1 + (size_t)((n_bytes - a->first_extent_bytes) / e);
+        regions = realloc(a->regions, (a->n_regions + 1) * sizeof(*regions));
+        if (!regions)
+                return -ENOMEM;
+        a->regions = regions;
+        slots = realloc(a->slots, (a->n_slots + n_slots) * sizeof(*slots));
+        if (!slots)
+                return -ENOMEM;
+        a->slots = slots;
+        r = bfc_add_region(a->bfc, base, n_bytes, a->first_extent_bytes, false);
+        if (r < 0)
+                return r;
+
+        regions[a->n_regions++] = (struct arena_region){ base, n_bytes, a->n_slots };
+        for (size_t i = 0; i < n_slots; i++)
+                slots[a->n_slots++] = (struct arena_slot){ LEDGER_NONE, DEVICE_EXTENT_EMPTY, { NULL, 0 } };
+        return 0;
+}
+
+/* Writes an extent down and puts it in its slot. The ledger has a place for
+ * every extent that the limits allow, so this cannot fail. */
+static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, struct charge *charge)
+{
+        struct arena_slot *s = &a->slots[slot];
+        struct ledger_extent facts = {
+                .offset = arena_slot_range(a, slot).begin,
+                .n_bytes = memory.n_bytes,
+                .quota = a->o.quota,
+                .fd = memory.fd,
+        };
+        int r;
+
+        assert(s->extent == LEDGER_NONE);
+        r = ledger_extent_add(a->o.ledger, &facts, &s->extent);
+        assert(r == 0);
+        (void)r;
+        s->memory = memory;
+        charge_split(charge, memory.n_bytes, &s->charge);
+        a->n_extents++;
+}
+
+/* Strikes an extent whose memory has been given back (result 0) or has escaped. */
+static void arena_empty_slot(struct arena *a, size_t slot, int result)
+{
+        struct arena_slot *s = &a->slots[slot];
+        struct ledger_extent *e = ledger_extent_at(a->o.ledger, s->extent);
+
+        while (e->links.first_export != LEDGER_NONE)
+                ledger_export_clear(a->o.ledger, e->links.first_export);
+        ledger_extent_clear(a->o.ledger, s->extent);
+        s->extent = LEDGER_NONE;
+        a->n_extents--;
+        if (result < 0) {
+                a->escaped.account = s->charge.account;
+                a->escaped.n_bytes += s->charge.n_bytes;
+                s->charge = (struct charge){ NULL, 0 };
+        }
+        charge_drop(&s->charge);
+}
+
+int arena_new(const struct arena_options *options, struct arena **ret)
+{
+        struct arena *a;
+        int r;
+
+        assert(options->extent_bytes > 0 && options->limit_bytes > 0);
+        a = calloc(1, sizeof(*a));
+        if (!a)
+                return -ENOMEM;
+        a->o = *options;
+        a->first_extent_bytes = a->o.limit_bytes % a->o.extent_bytes;
+        if (a->first_extent_bytes == 0)
+                a->first_extent_bytes = a->o.extent_bytes;
+        r = bfc_new(a->o.extent_bytes, &a->bfc);
+        if (r == 0)
+                r = arena_add_region(a);
+        if (r < 0) {
+                arena_free(a);
+                return r;
+        }
+        *ret = a;
+        return 0;
+}
+
+struct arena *arena_free(struct arena *a)
+{
+        if (!a)
+                return NULL;
+        assert(a->pending_bytes == 0);
+        for (size_t i = 0; i < a->n_slots; i++) {
+                if (a->slots[i].extent == LEDGER_NONE)
+                        continue;
+                (void)device_destroy(a->o.device, &a->slots[i].memory);
+                arena_empty_slot(a, i, 0);
+        }
+        charge_drop(&a->escaped);
+        bfc_destroy(a->bfc);
+        free(a->slots);
+        free(a->regions);
+        free(a);
+        return NULL;
+}
+
+int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        return bfc_alloc(a->bfc, n_bytes, ret_handle, ret_offset);
+}
+
+int arena_dealloc(struct arena *a, bfc_handle handle)
+{
+        return bfc_dealloc(a->bfc, handle);
+}
+
+int arena_plan(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret)
+{
+        int r;
+
+        r = bfc_plan_growth(a->bfc, n_bytes, UINT64_MAX, ret);
+        if (r != BFC_NO_FIT)
+                return r;
+        r = arena_add_region(a);
+        if (r < 0)
+                return r;
+        r = bfc_plan_growth(a->bfc, n_bytes, UINT64_MAX, ret);
+        return r == BFC_NO_FIT ? -ENOMEM : r;
+}
+
+/* ---- growth -------------------------------------------------------------- */
+
+static struct operation *operation_new(struct arena *a, size_t n_items)
+{
+        struct operation *op = calloc(1, sizeof(*op) + n_items * sizeof(op->items[0]));
+
+        if (op) {
+                op->arena = a;
+                for (size_t i = 0; i < n_items; i++)
+                        op->items[i].memory = DEVICE_EXTENT_EMPTY;
+        }
+        return op;
+}
+
+/* On the worker: all extents or none. */
+static void growth_run(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct device *device = op->arena->o.device;
+
+        for (size_t i = 0; i < op->n_items; i++) {
+                uint64_t n_bytes = op->items[i].memory.n_bytes;
+
+                op->result = device_make(device, n_bytes, &op->items[i].memory);
+                if (op->result < 0) {
+                        while (i-- > 0)
+                                (void)device_destroy(device, &op->items[i].memory);
+                        return;
+                }
+        }
+}
+
+static void growth_done(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct arena *a = op->arena;
+        int r;
+
+        a->pending_bytes -= op->n_bytes;
+        if (op->result < 0) {
+                r = bfc_grow_cancel(a->bfc, op->handle);
+                op->handle = 0;
+        } else {
+                for (size_t i = 0; i < op->n_items; i++)
+                        arena_fill_slot(a, op->items[i].slot, op->items[i].memory, &op->charge);
+                r = bfc_grow_commit(a->bfc, op->handle);
+                assert(op->charge.n_bytes == 0);
+        }
+        assert(r == 0);
+        (void)r;
+        charge_drop(&op->charge);
+        op->grown(op->userdata, op->result, op->handle, op->plan.offset);
+        free(op);
+}
+
+int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
+               void *userdata)
+{
+        size_t first = arena_slot_at(a, plan->span.begin), last = arena_slot_at(a, plan->span.end - 1);
+        struct operation *op;
+        int r;
+
+        assert(charge->n_bytes == plan->new_bytes);
+        op = operation_new(a, last - first + 1);
+        if (!op)
+                return -ENOMEM;
+        for (size_t slot = first; slot <= last; slot++) {
+                if (a->slots[slot].extent != LEDGER_NONE)
+                        continue;
+                op->items[op->n_items].slot = slot;
+                op->items[op->n_items++].memory.n_bytes = arena_slot_bytes(a, slot);
+                op->n_bytes += arena_slot_bytes(a, slot);
+        }
+        assert(op->n_bytes == plan->new_bytes);
+        r = bfc_grow_begin(a->bfc, plan, &op->handle);
+        if (r < 0) {
+                free(op);
+                return r;
+        }
+        op->plan = *plan;
+        op->grown = done;
+        op->userdata = userdata;
+        op->charge = *charge;
+        *charge = (struct charge){ NULL, 0 };
+        op->job.run = growth_run;
+        op->job.done = growth_done;
+        a->pending_bytes += op->n_bytes;
+        worker_submit(a->o.worker, &op->job);
+        return 0;
+}
+
+int arena_back(struct arena *a, struct charge *charge)
+{
+        uint64_t end = charge->n_bytes;
+        size_t n = arena_slot_at(a, end - 1) + 1;
+        int r = 0;
+
+        for (size_t slot = 0; slot < n; slot++) {
+                struct bfc_range range = arena_slot_range(a, slot);
+                struct device_extent memory = DEVICE_EXTENT_EMPTY;
+
+                r = device_make(a->o.device, range.end - range.begin, &memory);
+                if (r < 0)
+                        return r;
+                arena_fill_slot(a, slot, memory, charge);
+                r = bfc_back(a->bfc, range);
+                if (r < 0)
+                        return r;
+        }
+        assert(charge->n_bytes == 0);
+        *charge = (struct charge){ NULL, 0 };
+        return 0;
+}
+
+/* ---- release ------------------------------------------------------------- */
+
+static void release_run(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+
+        for (size_t i = 0; i < op->n_items; i++) {
+                int r = device_destroy(op->arena->o.device, &op->items[i].memory);
+
+                if (r < 0)
+                        op->result = r;
+        }
+}
+
+static void release_done(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct arena *a = op->arena;
+
+        a->pending_bytes -= op->n_bytes;
+        for (size_t i = 0; i < op->n_items; i++)
+                arena_empty_slot(a, op->items[i].slot, op->result);
+        for (size_t i = 0; i < op->n_ranges; i++) {
+                int r = bfc_release_commit(a->bfc, op->ranges[i]);
+
+                assert(r == 0);
+                (void)r;
+        }
+        op->released(op->userdata);
+        free(op);
+}
+
+uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                       arena_released_fn done, void *userdata)
+{
+        struct bfc_range ranges[ARENA_MAX_RANGES];
+        struct operation *op;
+        uint64_t n_bytes;
+        size_t n_ranges = bfc_plan_release(a->bfc, want_bytes, keep, ranges, ARENA_MAX_RANGES, &n_bytes);
+
+        if (n_ranges == 0)
+                return 0;
+        op = operation_new(a, (size_t)(n_bytes / a->o.extent_bytes) + 1 + a->n_regions);
+        if (!op)
+                return 0;
+        for (size_t i = 0; i < n_ranges; i++) {
+                size_t slot = arena_slot_at(a, ranges[i].begin), last = arena_slot_at(a, ranges[i].end - 1);
+
+                if (bfc_release_begin(a->bfc, ranges[i]) < 0)
+                        continue; /* the allocator is out of memory: less comes back */
+                for (; slot <= last; slot++) {
+                        op->items[op->n_items++] = (struct operation_item){ slot, a->slots[slot].memory };
+                        op->n_bytes += a->slots[slot].memory.n_bytes;
+                        a->slots[slot].memory = DEVICE_EXTENT_EMPTY;
+                }
+                op->ranges[op->n_ranges++] = ranges[i];
+        }
+        if (op->n_ranges == 0) {
+                free(op);
+                return 0;
+        }
+        op->released = done;
+        op->userdata = userdata;
+        op->job.run = release_run;
+        op->job.done = release_done;
+        a->pending_bytes += op->n_bytes;
+        n_bytes = op->n_bytes;
+        worker_submit(a->o.worker, &op->job);
+        return n_bytes;
+}
+
+uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)
+{
+        struct bfc_range ranges[ARENA_MAX_RANGES];
+        uint64_t n_bytes = 0;
+
+        if (bfc_plan_release(a->bfc, UINT64_MAX, keep, ranges, ARENA_MAX_RANGES, &n_bytes) == 0)
+                return 0;
+        return n_bytes;
+}
+
+/* ---- looking ------------------------------------------------------------- */
+
+uint64_t arena_pending_bytes(const struct arena *a)
+{
+        return a->pending_bytes;
+}
+
+uint32_t arena_n_extents(const struct arena *a)
+{
+        return a->n_extents;
+}
+
+void arena_read_stats(const struct arena *a, struct bfc_stats *ret)
+{
+        bfc_read_stats(a->bfc, ret);
+}
+
+void arena_clear_peaks(struct arena *a)
+{
+        bfc_clear_peaks(a->bfc);
+}
+
+void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *ret)
+{
+        const struct arena_region *r = arena_region_at(a, offset);
+
+        *ret = (struct arena_place){
+                .region_id = (uint64_t)(a->o.quota + 1) << 16 | (uint64_t)(r - a->regions),
+                .region_bytes = r->n_bytes,
+                .offset = offset - r->base,
+        };
+}
+
+size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, size_t *ret_last)
+{
+        *ret_last = arena_slot_at(a, offset + n_bytes - 1);
+        return arena_slot_at(a, offset);
+}
+
+uint32_t arena_slot_extent(const struct arena *a, size_t slot)
+{
+        return a->slots[slot].extent;
+}
+
+size_t arena_n_slots(const struct arena *a)
+{
+        return a->n_slots;
+}
+
+int arena_check(const struct arena *a, const char **ret_why)
+{
+        struct bfc_stats stats;
+        uint64_t n_backed = 0;
+        uint32_t n_extents = 0;
+        int r;
+
+        r = bfc_check(a->bfc, ret_why);
+        if (r < 0)
+                return r;
+        for (size_t i = 0; i < a->n_slots; i++) {
+                const struct arena_slot *s = &a->slots[i];
+
+                if (s->extent == LEDGER_NONE)
+                        continue;
+                n_extents++;
+                n_backed += s->charge.n_bytes;
+                if (s->charge.n_bytes != arena_slot_bytes(a, i)) {
+                        *ret_why = "an extent does not carry the charge of its slot";
+                        return -EBADMSG;
+                }
+        }
+        bfc_read_stats(a->bfc, &stats);
+        /* While extents are made their bytes are reserved and in no slot yet. */
+        if (n_extents != a->n_extents || n_backed > stats.bytes_reserved ||
+            stats.bytes_reserved - n_backed > a->pending_bytes) {
+                *ret_why = "extents in slots and reserved bytes of the allocator differ";
+                return -EBADMSG;
+        }
+        return 0;
+}

@@ -1,0 +1,103 @@
+/* An arena: one tenant's memory in one partition. Mechanism without policy: it
+ * joins the allocator (offsets), the device (memory) and the ledger (what is
+ * written down), and makes extents come and go on the device's worker.
+ *
+ * The arena's space is one line of offsets; regions lie in it one after the
+ * other. Clients know a region by its id and offsets inside it.
+ *
+ * Invariants: a slot of a region holds an extent exactly where the allocator
+ * has backed (or retiring) space; each extent carries its charge; no extent
+ * ever leaves the arena it was made for.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_ARENA_H
+#define BFCD_ARENA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "bfc/bfc.h"
+#include "daemon/account.h"
+#include "daemon/ledger.h"
+#include "daemon/worker.h"
+#include "device/device.h"
+
+struct arena;
+
+struct arena_options {
+        struct ledger *ledger;
+        struct device *device;
+        struct worker *worker;
+        uint32_t quota;        /* index in the ledger */
+        uint64_t limit_bytes;  /* how much may be backed; twice that is the first region */
+        uint64_t extent_bytes; /* the grid */
+};
+
+/* max(2 MiB, granularity, limit/256 rounded up): at most 256 extents back a limit. */
+uint64_t arena_extent_bytes(uint64_t limit_bytes, uint64_t granularity);
+
+int arena_new(const struct arena_options *options, struct arena **ret);
+
+/* Destroys every extent, here and now (device calls on the caller's thread); no
+ * growth or release may be under way. */
+struct arena *arena_free(struct arena *a);
+
+/* A block in backed space: 0, BFC_NO_FIT, -EINVAL, -ENOMEM. */
+int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
+int arena_dealloc(struct arena *a, bfc_handle handle);
+
+/* Where a block of n_bytes would need the fewest new bytes; adds a region where
+ * the address space has no stretch for it. -ENOMEM: the address space (1 TiB)
+ * is used up. */
+int arena_plan(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret);
+
+/* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over
+ * on success). done(result, handle) is called from worker_poll(): 0 and the
+ * block, which its caller owns; or a negative errno, all undone. */
+typedef void (*arena_grown_fn)(void *userdata, int result, bfc_handle handle, uint64_t offset);
+int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
+               void *userdata);
+
+/* Backs [0, n_bytes) at once on the caller's thread, before the loop runs. */
+int arena_back(struct arena *a, struct charge *charge);
+
+/* Gives back wholly free extents, at least want_bytes if there are as many;
+ * none that `keep` (may be NULL) counts on. Returns the bytes under way (0:
+ * none). done() is called once when they are gone and uncharged. */
+typedef void (*arena_released_fn)(void *userdata);
+uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                       arena_released_fn done, void *userdata);
+
+/* How many bytes arena_release() could give back. */
+uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep);
+
+/* Bytes being made or given back now, and extents the arena has. */
+uint64_t arena_pending_bytes(const struct arena *a);
+uint32_t arena_n_extents(const struct arena *a);
+
+void arena_read_stats(const struct arena *a, struct bfc_stats *ret);
+void arena_clear_peaks(struct arena *a);
+
+/* A place in a region, as clients know it. */
+struct arena_place {
+        uint64_t region_id;
+        uint64_t region_bytes;
+        uint64_t offset; /* in the region */
+};
+void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *ret);
+
+/* The extents behind [offset, offset + n_bytes): slots are numbered through all
+ * regions. Returns the slot of the first, and the last by *ret_last. */
+size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, size_t *ret_last);
+
+/* The ledger's index of a slot's extent, or LEDGER_NONE. */
+uint32_t arena_slot_extent(const struct arena *a, size_t slot);
+
+/* Slots in all; grows with regions. */
+size_t arena_n_slots(const struct arena *a);
+
+/* bfc_check(), and slots against ledger and charges; slow. */
+int arena_check(const struct arena *a, const char **ret_why);
+
+#endif

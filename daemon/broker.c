@@ -1,0 +1,240 @@
+/* The broker; see broker.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/broker.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define BROKER_ADMIN_SESSIONS 64u /* admins come in also when max_sessions are there */
+
+uint64_t broker_now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_BOOTTIME, &now);
+        return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static uint32_t clamp_records(uint64_t n, uint32_t max)
+{
+        if (n == 0)
+                return 1;
+        return n < max ? (uint32_t)n : max;
+}
+
+/* As many records as the limits allow to be in use, so that no table but that
+ * of blocks is ever full. */
+static int broker_open_ledger(struct broker *b)
+{
+        const struct config *c = b->config;
+        uint64_t n_quotas = 0, n_extents = 0, n_exports = 0, n_blocks = 0;
+        uint64_t n_sessions = c->max_sessions + BROKER_ADMIN_SESSIONS;
+        struct ledger_limits limits;
+
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        const struct config_quota *q = &c->tenants[i].quotas[k];
+                        uint64_t extent_bytes = arena_extent_bytes(q->limit_bytes, CONFIG_GRANULARITY);
+                        uint64_t extents = q->limit_bytes / extent_bytes + 2;
+                        uint64_t sessions = q->max_sessions < n_sessions ? q->max_sessions : n_sessions;
+
+                        n_quotas++;
+                        n_extents += extents;
+                        n_exports += extents * sessions;
+                        n_blocks += q->max_blocks;
+                }
+        }
+        limits = (struct ledger_limits){
+                .n_quotas = clamp_records(n_quotas, UINT32_C(1) << 20),
+                .n_sessions = clamp_records(n_sessions, UINT32_C(1) << 20),
+                .n_extents = clamp_records(n_extents, UINT32_C(1) << 28),
+                .n_exports = clamp_records(n_exports, UINT32_C(1) << 28),
+                .n_blocks = clamp_records(n_blocks, UINT32_C(1) << 26),
+        };
+        b->n_session_slots = limits.n_sessions;
+        b->sessions = calloc(b->n_session_slots, sizeof(*b->sessions));
+        if (!b->sessions)
+                return -ENOMEM;
+        return ledger_new(&limits, &b->ledger);
+}
+
+static int broker_open_devices(struct broker *b, const struct broker_options *options)
+{
+        const struct config *c = b->config;
+
+        b->devices = calloc(c->n_devices, sizeof(*b->devices));
+        if (!b->devices)
+                return -ENOMEM;
+        for (; b->n_devices < c->n_devices; b->n_devices++) {
+                struct broker_device *d = &b->devices[b->n_devices];
+                int r;
+
+                d->config = &c->devices[b->n_devices];
+                r = device_host_new(&d->device);
+                if (r < 0)
+                        return r;
+                r = options->inline_workers ? worker_new_inline(&d->worker)
+                                            : worker_new(options->notify, options->userdata, &d->worker);
+                if (r < 0) {
+                        d->device = device_free(d->device);
+                        return r;
+                }
+        }
+        return 0;
+}
+
+static int broker_open_partitions(struct broker *b)
+{
+        const struct config *c = b->config;
+
+        b->partitions = calloc(c->n_partitions, sizeof(*b->partitions));
+        if (!b->partitions)
+                return -ENOMEM;
+        for (; b->n_partitions < c->n_partitions; b->n_partitions++) {
+                const struct config_partition *from = &c->partitions[b->n_partitions];
+                struct partition *p = &b->partitions[b->n_partitions];
+
+                p->name = from->name;
+                p->device_id = c->devices[from->device].id;
+                p->preallocate = from->growth == CONFIG_GROWTH_PREALLOCATE;
+                p->growth = p->preallocate ? "preallocate" : "on-demand";
+                p->share = from->share == CONFIG_SHARE_FD ? "fd" : "cuda-ipc";
+                p->device = b->devices[from->device].device;
+                p->worker = b->devices[from->device].worker;
+                pool_init(&p->pool, from->limit_bytes);
+                TAILQ_INIT(&p->quotas);
+        }
+        return 0;
+}
+
+static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
+{
+        t->quotas = calloc(t->config->n_quotas + 1, sizeof(*t->quotas));
+        if (!t->quotas)
+                return -ENOMEM;
+        for (; t->n_quotas < t->config->n_quotas; t->n_quotas++) {
+                const struct config_quota *from = &t->config->quotas[t->n_quotas];
+                struct quota_options options = {
+                        .tenant = t->name,
+                        .partition = &b->partitions[from->partition],
+                        .ledger = b->ledger,
+                        .limit_bytes = from->limit_bytes,
+                        .reserve_bytes = from->reserve_bytes,
+                        .max_sessions = from->max_sessions,
+                        .max_blocks = from->max_blocks,
+                };
+                int r = quota_new(&options, &t->quotas[t->n_quotas]);
+
+                if (r < 0) {
+                        snprintf(ret_sentence, n_sentence, "tenant '%s' in partition '%s' could not be set up: %s",
+                                 t->name, options.partition->name, strerror(-r));
+                        return r;
+                }
+        }
+        return 0;
+}
+
+static int broker_open_tenants(struct broker *b, char *ret_sentence, size_t n_sentence)
+{
+        const struct config *c = b->config;
+        int r = 0;
+
+        b->tenants = calloc(c->n_tenants + 1, sizeof(*b->tenants));
+        if (!b->tenants)
+                return -ENOMEM;
+        for (; r == 0 && b->n_tenants < c->n_tenants; b->n_tenants++) {
+                struct tenant *t = &b->tenants[b->n_tenants];
+
+                t->config = &c->tenants[b->n_tenants];
+                t->name = t->config->name;
+                r = broker_open_quotas(b, t, ret_sentence, n_sentence);
+        }
+        if (r == 0 && c->default_tenant >= 0)
+                b->default_tenant = &b->tenants[c->default_tenant];
+        return r;
+}
+
+int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence, size_t n_sentence)
+{
+        struct broker *b = calloc(1, sizeof(*b));
+        int r;
+
+        if (!b)
+                return -ENOMEM;
+        b->config = options->config;
+        b->started_ms = broker_now_ms();
+        ret_sentence[0] = '\0';
+        b->config_text = config_format(b->config);
+        r = b->config_text ? broker_open_ledger(b) : -ENOMEM;
+        if (r == 0)
+                r = broker_open_devices(b, options);
+        if (r == 0)
+                r = broker_open_partitions(b);
+        if (r == 0)
+                r = broker_open_tenants(b, ret_sentence, n_sentence);
+        if (r < 0) {
+                if (ret_sentence[0] == '\0')
+                        snprintf(ret_sentence, n_sentence, "the broker could not be set up: %s", strerror(-r));
+                broker_free(b);
+                return r;
+        }
+        *ret = b;
+        return 0;
+}
+
+struct broker *broker_free(struct broker *b)
+{
+        if (!b)
+                return NULL;
+        assert(b->n_sessions == 0);
+        /* What workers still have to deliver refers to arenas. */
+        while (broker_n_pending(b) > 0)
+                for (size_t i = 0; i < b->n_devices; i++)
+                        worker_drain(b->devices[i].worker);
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        quota_free(b->tenants[i].quotas[k]);
+                free(b->tenants[i].quotas);
+        }
+        for (size_t i = 0; i < b->n_devices; i++) {
+                worker_free(b->devices[i].worker);
+                device_free(b->devices[i].device);
+        }
+        free(b->tenants);
+        free(b->partitions);
+        free(b->devices);
+        free(b->sessions);
+        ledger_free(b->ledger);
+        free(b->config_text);
+        free(b);
+        return NULL;
+}
+
+void broker_poll(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_devices; i++)
+                worker_poll(b->devices[i].worker);
+}
+
+size_t broker_n_pending(const struct broker *b)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < b->n_devices; i++)
+                n += worker_n_pending(b->devices[i].worker);
+        return n;
+}
+
+int broker_check(const struct broker *b, const char **ret_why)
+{
+        int r = ledger_check(b->ledger, ret_why);
+
+        for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
+                for (size_t k = 0; r == 0 && k < b->tenants[i].n_quotas; k++)
+                        r = quota_check(b->tenants[i].quotas[k], ret_why);
+        return r;
+}

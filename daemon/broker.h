@@ -1,0 +1,75 @@
+/* The broker: everything the daemon owns, made from the config: devices with
+ * their workers, partitions, tenants with their quotas, the ledger, and the
+ * list of sessions. It has no socket and no loop; unit tests and fuzzers make
+ * one and drive sessions on it directly.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_BROKER_H
+#define BFCD_BROKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "daemon/config.h"
+#include "daemon/ledger.h"
+#include "daemon/partition.h"
+#include "daemon/quota.h"
+#include "daemon/tenant.h"
+#include "daemon/worker.h"
+#include "device/device.h"
+
+struct session;
+
+struct broker_device {
+        const struct config_device *config;
+        struct device *device;
+        struct worker *worker;
+};
+
+struct broker {
+        const struct config *config; /* borrowed, outlives the broker */
+        char *config_text;           /* as YAML, for the operators */
+        struct ledger *ledger;
+        struct broker_device *devices;
+        size_t n_devices;
+        struct partition *partitions;
+        size_t n_partitions;
+        struct tenant *tenants;
+        size_t n_tenants;
+        struct tenant *default_tenant; /* NULL: none */
+        struct session **sessions;     /* by index in the ledger; NULL: no such */
+        size_t n_session_slots;
+        size_t n_sessions; /* that have said hello, quarantined and closing ones included */
+        size_t n_quarantined;
+        uint64_t started_ms;
+};
+
+struct broker_options {
+        const struct config *config;
+        bool inline_workers;           /* for tests, see worker.h */
+        void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
+        void *userdata;
+};
+
+/* Makes everything, and backs preallocating partitions (this may take its
+ * time). On failure one sentence goes to ret_sentence. */
+int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence, size_t n_sentence);
+
+/* No session may be left. Takes NULL. Destroys every extent. */
+struct broker *broker_free(struct broker *b);
+
+/* Delivers what the workers have finished. */
+void broker_poll(struct broker *b);
+
+/* Jobs that workers have not finished yet. */
+size_t broker_n_pending(const struct broker *b);
+
+/* Milliseconds of CLOCK_BOOTTIME. */
+uint64_t broker_now_ms(void);
+
+/* Every invariant of every floor below; slow. 0, or -EBADMSG and a sentence. */
+int broker_check(const struct broker *b, const char **ret_why);
+
+#endif

@@ -1,0 +1,517 @@
+/* The connection; see connection.h.
+ *
+ * Handles of libuv lie inside the connection, which is freed by the close
+ * callback of the last of them.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/connection.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/log.h"
+#include "daemon/session.h"
+#include "proto/frame.h"
+
+#define CONNECTION_REQUESTS_PER_TURN 32u
+#define CONNECTION_QUEUE_PAUSE       (128u * 1024u) /* bytes of replies; then no more reading */
+#define CONNECTION_QUEUE_MAX         (1024u * 1024u)
+#define CONNECTION_HELLO_TIMEOUT_MS  10000u
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
+
+struct connection {
+        struct connection_host *host;
+        bool admin;
+        int fd;
+        int pidfd; /* -1: the process cannot be watched */
+        uv_poll_t poll;
+        uv_poll_t pid_poll;
+        uv_timer_t timer; /* for the hello, then for the quarantine */
+        unsigned n_handles;
+        int events;       /* that poll waits for */
+        bool polling_pid; /* pid_poll is initialised */
+        bool in_batch;    /* replies are flushed at its end */
+        bool is_ready, is_closing;
+        bool has_frames;  /* the reader may hold whole frames */
+        bool dropped;     /* the socket is no longer used */
+        char failure[96]; /* not empty: to be dropped for this */
+        struct frame_reader *reader;
+        struct frame_writer *writer;
+        struct session *session;
+        TAILQ_ENTRY(connection) of_all, of_ready, of_closing;
+};
+
+static void connection_drop(struct connection *c, const char *why);
+
+/* ---- who is there -------------------------------------------------------- */
+
+static int peer_pidfd(int fd, pid_t pid)
+{
+        int pidfd = -1;
+        socklen_t n = sizeof(pidfd);
+
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &n) == 0)
+                return pidfd;
+        if (pid <= 0)
+                return -1;
+        return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+static int peer_groups(int fd, struct credentials *who)
+{
+        socklen_t n_bytes = 0;
+
+        who->gids = NULL;
+        who->n_gids = 0;
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &n_bytes) == 0 || errno != ERANGE || n_bytes == 0)
+                return 0;
+        who->gids = malloc(n_bytes);
+        if (!who->gids)
+                return -ENOMEM;
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, who->gids, &n_bytes) < 0)
+                return -errno;
+        who->n_gids = n_bytes / sizeof(gid_t);
+        return 0;
+}
+
+/* Field 22 of /proc/PID/stat; the name before it may contain anything. */
+static uint64_t process_start_time(pid_t pid)
+{
+        char path[64], buf[1024], *at;
+        uint64_t start_time = 0;
+        ssize_t n;
+        int fd;
+
+        snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+                return 0;
+        n = read(fd, buf, sizeof(buf) - 1);
+        close(fd);
+        if (n <= 0)
+                return 0;
+        buf[n] = '\0';
+        at = strrchr(buf, ')');
+        if (!at || sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64,
+                          &start_time) != 1)
+                return 0;
+        return start_time;
+}
+
+static int peer_credentials(int fd, struct credentials *ret)
+{
+        struct ucred ucred;
+        socklen_t n = sizeof(ucred);
+
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &ucred, &n) < 0)
+                return -errno;
+        *ret = (struct credentials){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
+        ret->start_time = process_start_time(ucred.pid);
+        return peer_groups(fd, ret);
+}
+
+static bool process_has_exited(int pidfd)
+{
+        struct pollfd p = { .fd = pidfd, .events = POLLIN };
+
+        return pidfd >= 0 && poll(&p, 1, 0) == 1;
+}
+
+/* ---- lists --------------------------------------------------------------- */
+
+static void connection_make_ready(struct connection *c)
+{
+        if (c->is_ready || c->dropped)
+                return;
+        c->is_ready = true;
+        TAILQ_INSERT_TAIL(&c->host->ready, c, of_ready);
+        c->host->wake(c->host);
+}
+
+static void connection_make_closing(struct connection *c)
+{
+        if (c->is_closing)
+                return;
+        c->is_closing = true;
+        TAILQ_INSERT_TAIL(&c->host->closing, c, of_closing);
+        c->host->wake(c->host);
+}
+
+/* ---- the end ------------------------------------------------------------- */
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+        struct connection *c = handle->data;
+
+        if (handle == (uv_handle_t *)&c->poll) {
+                close(c->fd);
+                c->fd = -1;
+        }
+        if (--c->n_handles > 0)
+                return;
+        if (c->pidfd >= 0)
+                close(c->pidfd);
+        frame_reader_free(c->reader);
+        frame_writer_free(c->writer);
+        free(c);
+}
+
+/* The session is reaped: nothing but the handles is left. */
+static void connection_finish(struct connection *c)
+{
+        if (!c->dropped)
+                connection_drop(c, NULL);
+        c->session = session_free(c->session);
+        TAILQ_REMOVE(&c->host->all, c, of_all);
+        c->host->n_connections[c->admin]--;
+        uv_close((uv_handle_t *)&c->timer, on_handle_closed);
+        if (c->polling_pid)
+                uv_close((uv_handle_t *)&c->pid_poll, on_handle_closed);
+}
+
+static void session_is_over(struct connection *c, const char *why)
+{
+        uv_timer_stop(&c->timer);
+        if (c->polling_pid)
+                uv_poll_stop(&c->pid_poll);
+        session_close(c->session, why);
+        connection_make_closing(c);
+}
+
+static void on_process_exit(uv_poll_t *handle, int status, int events)
+{
+        (void)status;
+        (void)events;
+        session_is_over(handle->data, "its process exited");
+}
+
+static void on_quarantine_end(uv_timer_t *timer)
+{
+        struct connection *c = timer->data;
+
+        log_warning("session %" PRIu64 ": pid %d still lives after its hang-up and the quarantine's end; what it "
+                    "held is released",
+                    c->session->id, (int)c->session->who.pid);
+        session_is_over(c, "quarantine ended");
+}
+
+static void connection_quarantine(struct connection *c)
+{
+        uint64_t timeout_ms = c->host->broker->config->quarantine_timeout_ms;
+
+        if (process_has_exited(c->pidfd)) {
+                session_is_over(c, "its process exited");
+                return;
+        }
+        if (c->pidfd >= 0 && uv_poll_init(c->host->loop, &c->pid_poll, c->pidfd) == 0) {
+                c->pid_poll.data = c;
+                c->n_handles++;
+                c->polling_pid = true;
+                uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
+        }
+        uv_timer_start(&c->timer, on_quarantine_end, timeout_ms, 0);
+}
+
+/* Gives up the socket. The session goes on until nothing of it is left. */
+static void connection_drop(struct connection *c, const char *why)
+{
+        struct session *s = c->session;
+
+        if (c->dropped)
+                return;
+        c->dropped = true;
+        uv_timer_stop(&c->timer);
+        uv_close((uv_handle_t *)&c->poll, on_handle_closed);
+        if (c->is_ready) {
+                TAILQ_REMOVE(&c->host->ready, c, of_ready);
+                c->is_ready = false;
+        }
+        if (why)
+                log_notice("session %" PRIu64 " (pid %d, uid %u): disconnected: %s", s->id, (int)s->who.pid,
+                           (unsigned)s->who.uid, why);
+        if (s->state == SESSION_CLOSING)
+                return;
+        if (session_hang_up(s) > 0)
+                connection_quarantine(c);
+        else
+                connection_make_closing(c);
+}
+
+/* ---- writing ------------------------------------------------------------- */
+
+static void connection_fail(struct connection *c, const char *why)
+{
+        if (c->failure[0] == '\0')
+                snprintf(c->failure, sizeof(c->failure), "%s", why);
+        connection_make_ready(c);
+}
+
+static bool connection_is_paused(const struct connection *c)
+{
+        return frame_writer_n_queued(c->writer) > CONNECTION_QUEUE_PAUSE ||
+               session_n_pending(c->session) >= SESSION_MAX_PENDING;
+}
+
+static void on_socket(uv_poll_t *handle, int status, int events);
+
+/* Waits for what the connection needs now. A paused one still hears its peer
+ * hang up. */
+static void connection_update(struct connection *c)
+{
+        int events = UV_DISCONNECT;
+
+        if (c->dropped)
+                return;
+        if (c->session->state != SESSION_CLOSING && !connection_is_paused(c))
+                events |= UV_READABLE;
+        if (frame_writer_n_queued(c->writer) > 0)
+                events |= UV_WRITABLE;
+        if (events == c->events)
+                return;
+        c->events = events;
+        uv_poll_start(&c->poll, events, on_socket);
+}
+
+static void connection_flush(struct connection *c)
+{
+        int r = frame_writer_flush(c->writer, c->fd);
+
+        if (r < 0)
+                connection_fail(c, strerror(-r));
+}
+
+static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+{
+        struct connection *c = userdata;
+        uint8_t *payload;
+        int r;
+
+        if (c->dropped || c->failure[0] != '\0')
+                return;
+        r = frame_writer_add(c->writer, bfcd__reply__get_packed_size(reply), fds, n_fds, &payload);
+        if (r < 0) {
+                connection_fail(c, r == -ENOBUFS ? "it does not read its replies" : strerror(-r));
+                return;
+        }
+        bfcd__reply__pack(reply, payload);
+        if (c->in_batch)
+                return;
+        connection_flush(c);
+        /* A reply may end a pause, with frames waiting in the buffer. */
+        if (c->has_frames)
+                connection_make_ready(c);
+        connection_update(c);
+}
+
+static void on_session_abort(void *userdata, const char *why)
+{
+        connection_fail(userdata, why);
+}
+
+static const struct session_ops connection_session_ops = { on_session_send, on_session_abort };
+
+/* ---- reading ------------------------------------------------------------- */
+
+static int connection_handle_frame(struct connection *c, const uint8_t *payload, size_t n_bytes)
+{
+        const Bfcd__Request *request = message_unpack_request(c->host->arena, payload, n_bytes);
+        const char *why = "it sent a frame that is no request";
+        bool was_new = c->session->state == SESSION_NEW;
+        int r = request ? session_handle(c->session, request, &why) : -EPROTO;
+
+        if (r < 0)
+                connection_fail(c, why);
+        else if (was_new && c->session->state != SESSION_NEW)
+                uv_timer_stop(&c->timer);
+        return r;
+}
+
+/* Handles whole frames in the buffer, up to a turn's worth. */
+static void connection_handle_frames(struct connection *c)
+{
+        unsigned n = 0;
+
+        c->in_batch = true;
+        c->has_frames = false;
+        while (c->failure[0] == '\0' && c->session->state != SESSION_CLOSING) {
+                const uint8_t *payload;
+                size_t n_bytes;
+                int r;
+
+                if (n++ == CONNECTION_REQUESTS_PER_TURN || connection_is_paused(c)) {
+                        c->has_frames = true;
+                        break;
+                }
+                r = frame_reader_next(c->reader, &payload, &n_bytes);
+                if (r > 0)
+                        break;
+                if (r < 0) {
+                        connection_fail(c, "it sent a frame of an impossible length");
+                        break;
+                }
+                if (connection_handle_frame(c, payload, n_bytes) < 0)
+                        break;
+        }
+        c->in_batch = false;
+        if (c->session->state == SESSION_CLOSING)
+                connection_make_closing(c);
+        else if (c->has_frames && !connection_is_paused(c))
+                connection_make_ready(c);
+}
+
+static void connection_receive(struct connection *c)
+{
+        int r = frame_reader_receive(c->reader, c->fd, MSG_DONTWAIT);
+
+        if (r == 0)
+                connection_handle_frames(c);
+        else if (r == FRAME_EOF || r == -ECONNRESET)
+                connection_drop(c, NULL);
+        else if (r == -EPROTO)
+                connection_fail(c, "it sent fds; clients never do");
+        else if (r < 0)
+                connection_fail(c, strerror(-r));
+}
+
+/* After anything was handled: what is to be sent is sent, failures are final. */
+static void connection_settle(struct connection *c)
+{
+        if (c->dropped)
+                return;
+        connection_flush(c); /* also of a failing one: it may be told why */
+        if (c->failure[0] != '\0')
+                connection_drop(c, c->failure);
+        else
+                connection_update(c);
+}
+
+static void on_socket(uv_poll_t *handle, int status, int events)
+{
+        struct connection *c = handle->data;
+
+        if (status < 0)
+                connection_fail(c, uv_strerror(status));
+        else if (events & UV_READABLE)
+                connection_receive(c);
+        else if (events & UV_DISCONNECT)
+                connection_drop(c, NULL);
+        else if ((events & UV_WRITABLE) && c->has_frames)
+                connection_make_ready(c);
+        connection_settle(c);
+}
+
+static void on_hello_timeout(uv_timer_t *timer)
+{
+        connection_drop(timer->data, "it did not say hello in time");
+}
+
+/* ---- what the server calls ----------------------------------------------- */
+
+int connection_new(struct connection_host *host, int fd, bool admin)
+{
+        struct connection *c = calloc(1, sizeof(*c));
+        struct credentials who = { .gids = NULL };
+        int r = c ? peer_credentials(fd, &who) : -ENOMEM;
+
+        if (r < 0)
+                goto fail;
+        c->host = host;
+        c->admin = admin;
+        c->fd = fd;
+        c->pidfd = peer_pidfd(fd, who.pid);
+        r = frame_reader_new(false, &c->reader);
+        if (r == 0)
+                r = frame_writer_new(CONNECTION_QUEUE_MAX, &c->writer);
+        if (r == 0)
+                r = session_new(host->broker, admin, &who, &connection_session_ops, c, &c->session);
+        if (r == 0)
+                r = uv_poll_init(host->loop, &c->poll, fd);
+        if (r < 0)
+                goto fail;
+
+        uv_timer_init(host->loop, &c->timer);
+        c->n_handles = 2;
+        c->poll.data = c->timer.data = c;
+        uv_timer_start(&c->timer, on_hello_timeout, CONNECTION_HELLO_TIMEOUT_MS, 0);
+        TAILQ_INSERT_TAIL(&host->all, c, of_all);
+        host->n_connections[admin]++;
+        connection_update(c);
+        return 0;
+fail:
+        if (c) {
+                if (c->pidfd > 0)
+                        close(c->pidfd);
+                session_free(c->session);
+                frame_reader_free(c->reader);
+                frame_writer_free(c->writer);
+        }
+        free(who.gids);
+        free(c);
+        close(fd);
+        return r;
+}
+
+/* Each of those that are ready now has one turn. */
+static void turn_ready(struct connection_host *host)
+{
+        struct connection *last = TAILQ_LAST(&host->ready, connection_list), *c;
+
+        while (last && (c = TAILQ_FIRST(&host->ready))) {
+                bool is_last = c == last;
+
+                TAILQ_REMOVE(&host->ready, c, of_ready);
+                c->is_ready = false;
+                if (c->failure[0] == '\0' && c->has_frames)
+                        connection_handle_frames(c);
+                connection_settle(c);
+                if (is_last)
+                        break;
+        }
+}
+
+/* One slice of one session; the others have their turn next time. */
+static void turn_closing(struct connection_host *host)
+{
+        struct connection *c = TAILQ_FIRST(&host->closing);
+
+        if (!c)
+                return;
+        TAILQ_REMOVE(&host->closing, c, of_closing);
+        if (session_reap(c->session, SESSION_REAP_SLICE) > 0)
+                TAILQ_INSERT_TAIL(&host->closing, c, of_closing);
+        else
+                connection_finish(c);
+}
+
+bool connection_turn(struct connection_host *host)
+{
+        turn_ready(host);
+        turn_closing(host);
+        return !TAILQ_EMPTY(&host->ready) || !TAILQ_EMPTY(&host->closing);
+}
+
+void connection_drop_all(struct connection_host *host, const char *why)
+{
+        struct connection *c;
+
+        TAILQ_FOREACH (c, &host->all, of_all) {
+                if (!c->dropped)
+                        connection_drop(c, NULL);
+                session_is_over(c, why);
+        }
+        while (!TAILQ_EMPTY(&host->closing))
+                turn_closing(host);
+}

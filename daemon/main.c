@@ -1,0 +1,211 @@
+/* bfcd: options, the order of start and end, and the service manager's word.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "daemon/broker.h"
+#include "daemon/config.h"
+#include "daemon/log.h"
+#include "daemon/server.h"
+
+#ifdef HAVE_SYSTEMD
+#include <systemd/sd-daemon.h>
+#else
+static int sd_notify(int unset, const char *state)
+{
+        (void)unset;
+        (void)state;
+        return 0;
+}
+#endif
+
+#define DEFAULT_CONFIG "/etc/bfcd/bfcd.yaml"
+
+enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 /* EX_CONFIG: the service manager need not try again */ };
+
+struct options {
+        const char *config;
+        const char *socket;
+        const char *admin_socket;
+        const char *check;
+        enum log_level log_level;
+};
+
+static void print_help(FILE *f)
+{
+        fprintf(f, "Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH] [--log-level LEVEL]\n"
+                   "       bfcd --check FILE\n"
+                   "\n"
+                   "Owns the memory of this machine's devices and hands out blocks of it.\n"
+                   "\n"
+                   "  --config FILE        the configuration; default " DEFAULT_CONFIG "\n"
+                   "  --socket PATH        where clients come in, instead of the configuration's\n"
+                   "  --admin-socket PATH  where operators come in\n"
+                   "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
+                   "  --check FILE         report every error of a configuration and end\n"
+                   "  --version, --help\n");
+}
+
+static int parse_level(const char *word, enum log_level *ret)
+{
+        static const struct {
+                const char *word;
+                enum log_level level;
+        } levels[] = { { "error", LOG_LEVEL_ERROR },
+                       { "warning", LOG_LEVEL_WARNING },
+                       { "notice", LOG_LEVEL_NOTICE },
+                       { "info", LOG_LEVEL_INFO },
+                       { "debug", LOG_LEVEL_DEBUG } };
+
+        for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+                if (strcmp(word, levels[i].word) == 0) {
+                        *ret = levels[i].level;
+                        return 0;
+                }
+        }
+        return -EINVAL;
+}
+
+/* 0; 1: printed what was asked for, end well; -EINVAL: said why. */
+static int parse_options(int argc, char **argv, struct options *ret)
+{
+        static const struct option longs[] = {
+                { "config", required_argument, NULL, 'c' },       { "socket", required_argument, NULL, 's' },
+                { "admin-socket", required_argument, NULL, 'a' }, { "check", required_argument, NULL, 'k' },
+                { "log-level", required_argument, NULL, 'l' },    { "version", no_argument, NULL, 'v' },
+                { "help", no_argument, NULL, 'h' },               { NULL, 0, NULL, 0 },
+        };
+        int o;
+
+        *ret = (struct options){ .config = DEFAULT_CONFIG, .log_level = LOG_LEVEL_INFO };
+        while ((o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+                switch (o) {
+                case 'c':
+                        ret->config = optarg;
+                        break;
+                case 's':
+                        ret->socket = optarg;
+                        break;
+                case 'a':
+                        ret->admin_socket = optarg;
+                        break;
+                case 'k':
+                        ret->check = optarg;
+                        break;
+                case 'l':
+                        if (parse_level(optarg, &ret->log_level) < 0) {
+                                fprintf(stderr, "bfcd: --log-level '%s': must be error, warning, notice, info or debug\n",
+                                        optarg);
+                                return -EINVAL;
+                        }
+                        break;
+                case 'v':
+                        printf("bfcd %s\n", BFCD_VERSION);
+                        return 1;
+                case 'h':
+                        print_help(stdout);
+                        return 1;
+                default:
+                        fprintf(stderr, "Try 'bfcd --help'.\n");
+                        return -EINVAL;
+                }
+        }
+        if (optind < argc) {
+                fprintf(stderr, "bfcd: '%s' is not an option; try 'bfcd --help'\n", argv[optind]);
+                return -EINVAL;
+        }
+        return 0;
+}
+
+static int replace_path(char **path, const char *with)
+{
+        char *copy = with ? strdup(with) : NULL;
+
+        if (!with)
+                return 0;
+        if (!copy)
+                return -ENOMEM;
+        free(*path);
+        *path = copy;
+        return 0;
+}
+
+/* Each extent and each session takes fds: as many as we may have. */
+static void raise_fd_limit(void)
+{
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+                limit.rlim_cur = limit.rlim_max;
+                setrlimit(RLIMIT_NOFILE, &limit);
+        }
+}
+
+static void on_ready(void)
+{
+        sd_notify(0, "READY=1\nSTATUS=Serving");
+        log_info("bfcd %s serves", BFCD_VERSION);
+}
+
+static int serve(const struct config *config)
+{
+        struct broker_options options = { .config = config, .notify = server_wake };
+        struct server *server = NULL;
+        struct broker *broker = NULL;
+        char sentence[512] = "out of memory";
+        int r;
+
+        raise_fd_limit();
+        signal(SIGPIPE, SIG_IGN);
+        r = server_new(&server);
+        if (r == 0) {
+                options.userdata = server;
+                r = broker_new(&options, &broker, sentence, sizeof(sentence));
+        }
+        if (r == 0)
+                r = server_listen(server, broker, config, sentence, sizeof(sentence));
+        if (r == 0) {
+                r = server_run(server, on_ready);
+                sd_notify(0, "STOPPING=1");
+        } else {
+                log_error("%s", sentence);
+        }
+        /* The broker's workers wake the server's loop: it goes last. */
+        broker_free(broker);
+        server_free(server);
+        return r;
+}
+
+int main(int argc, char **argv)
+{
+        struct options options;
+        struct config *config;
+        int r;
+
+        r = parse_options(argc, argv, &options);
+        if (r != 0)
+                return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
+        log_open(options.log_level);
+
+        r = config_load(options.check ? options.check : options.config, stderr, &config);
+        if (r < 0)
+                return options.check ? EXIT_FAILURE : EXIT_CONFIG;
+        if (options.check) {
+                config_free(config);
+                return EXIT_SUCCESS;
+        }
+        r = replace_path(&config->socket.path, options.socket);
+        if (r == 0)
+                r = replace_path(&config->admin_socket.path, options.admin_socket);
+        if (r == 0)
+                r = serve(config);
+        config_free(config);
+        return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}

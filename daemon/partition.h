@@ -1,0 +1,33 @@
+/* A partition: a named share of a device. It owns the pool that its tenants'
+ * accounts draw on, and knows its quotas, so that one tenant's shortage can be
+ * helped by what another no longer uses.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_PARTITION_H
+#define BFCD_PARTITION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/queue.h>
+
+#include "daemon/account.h"
+#include "daemon/worker.h"
+#include "device/device.h"
+
+struct quota;
+TAILQ_HEAD(quota_list, quota);
+
+struct partition {
+        const char *name;      /* the config's */
+        const char *device_id; /* the config's */
+        const char *growth;    /* "on-demand", "preallocate" */
+        const char *share;     /* "fd" */
+        bool preallocate;
+        struct device *device;
+        struct worker *worker;
+        struct pool pool;
+        struct quota_list quotas;
+        size_t n_quotas;
+};
+
+#endif

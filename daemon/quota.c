@@ -1,0 +1,443 @@
+/* The quota and its ladder; see quota.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/quota.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void quota_pump(struct quota *q);
+static void quota_settle(struct quota *q);
+
+static void quota_assert(const struct quota *q)
+{
+        assert(q->bytes_in_use <= q->account.charged_bytes);
+        assert(q->account.charged_bytes <= q->account.limit_bytes);
+        assert(q->n_blocks <= q->max_blocks);
+        assert(q->bytes_requested <= q->bytes_in_use);
+        (void)q;
+}
+
+static uint64_t block_bytes(uint64_t n_bytes)
+{
+        return (n_bytes + BFC_GRANULE - 1) / BFC_GRANULE * BFC_GRANULE;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+/* ---- making one ---------------------------------------------------------- */
+
+static int quota_open_arena(struct quota *q)
+{
+        struct partition *p = q->partition;
+        uint64_t limit_bytes = q->account.limit_bytes;
+        struct arena_options options = {
+                .ledger = q->ledger,
+                .device = p->device,
+                .worker = p->worker,
+                .limit_bytes = limit_bytes,
+                .extent_bytes = arena_extent_bytes(limit_bytes, device_granularity(p->device)),
+        };
+        struct ledger_quota facts = { .extent_bytes = options.extent_bytes };
+        struct charge charge;
+        uint64_t missing;
+        int r;
+
+        snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
+        snprintf(facts.partition, sizeof(facts.partition), "%s", p->name);
+        r = ledger_quota_add(q->ledger, &facts, &q->index);
+        if (r < 0)
+                return r;
+        options.quota = q->index;
+        r = arena_new(&options, &q->arena);
+        if (r < 0 || !p->preallocate)
+                return r;
+        r = charge_take(&q->account, limit_bytes, &charge, &missing);
+        if (r < 0)
+                return r;
+        r = arena_back(q->arena, &charge);
+        charge_drop(&charge); /* what was not used up, after a failure */
+        return r;
+}
+
+int quota_new(const struct quota_options *options, struct quota **ret)
+{
+        struct quota *q = calloc(1, sizeof(*q));
+        int r;
+
+        if (!q)
+                return -ENOMEM;
+        q->partition = options->partition;
+        q->tenant = options->tenant;
+        q->ledger = options->ledger;
+        q->max_sessions = options->max_sessions;
+        q->max_blocks = options->max_blocks;
+        q->index = LEDGER_NONE;
+        TAILQ_INIT(&q->waiting);
+        TAILQ_INSERT_TAIL(&q->partition->quotas, q, of_partition);
+        q->partition->n_quotas++;
+
+        r = account_init(&q->account, &q->partition->pool, options->limit_bytes, options->reserve_bytes);
+        if (r == 0)
+                r = quota_open_arena(q);
+        if (r < 0) {
+                quota_free(q);
+                return r;
+        }
+        *ret = q;
+        return 0;
+}
+
+struct quota *quota_free(struct quota *q)
+{
+        if (!q)
+                return NULL;
+        assert(q->n_sessions == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->waiting));
+        assert(!q->growing && q->n_releasing == 0);
+        q->arena = arena_free(q->arena);
+        if (q->index != LEDGER_NONE)
+                ledger_quota_clear(q->ledger, q->index);
+        account_deinit(&q->account);
+        TAILQ_REMOVE(&q->partition->quotas, q, of_partition);
+        q->partition->n_quotas--;
+        free(q);
+        return NULL;
+}
+
+/* ---- blocks -------------------------------------------------------------- */
+
+static void quota_count_alloc(struct quota *q, uint64_t n_bytes)
+{
+        struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
+
+        q->n_blocks++;
+        q->bytes_in_use += block_bytes(n_bytes);
+        q->bytes_requested += n_bytes;
+        if (q->bytes_in_use > record->lifetime_peak_in_use)
+                record->lifetime_peak_in_use = q->bytes_in_use;
+        if (q->account.lifetime_peak_charged_bytes > record->lifetime_peak_reserved)
+                record->lifetime_peak_reserved = q->account.lifetime_peak_charged_bytes;
+        quota_assert(q);
+}
+
+static int quota_try(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        int r;
+
+        if (q->n_blocks >= q->max_blocks)
+                return -EDQUOT;
+        r = arena_alloc(q->arena, n_bytes, ret_handle, ret_offset);
+        if (r == 0)
+                quota_count_alloc(q, n_bytes);
+        return r;
+}
+
+static bool quota_is_refusal(int r)
+{
+        return r == -EDQUOT || r == -ENOMEM;
+}
+
+int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        int r;
+
+        if (n_bytes == 0)
+                return -EINVAL;
+        if (n_bytes > q->account.limit_bytes)
+                r = -EDQUOT;
+        else
+                r = quota_try(q, n_bytes, ret_handle, ret_offset);
+        if (quota_is_refusal(r))
+                q->n_refusals++;
+        return r > 0 ? QUOTA_WAIT : r;
+}
+
+void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested)
+{
+        int r = arena_dealloc(q->arena, handle);
+
+        assert(r == 0);
+        (void)r;
+        assert(q->n_blocks > 0);
+        q->n_blocks--;
+        q->bytes_in_use -= n_bytes;
+        q->bytes_requested -= n_requested;
+        quota_assert(q);
+        if (!TAILQ_EMPTY(&q->waiting))
+                quota_pump(q);
+}
+
+/* ---- the ladder ---------------------------------------------------------- */
+
+static void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
+{
+        if (quota_is_refusal(result))
+                request->quota->n_refusals++;
+        request->done(request, result, handle, offset);
+}
+
+/* Everybody in the partition who waits may now have what others gave back. */
+static void partition_pump(struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH (q, &p->quotas, of_partition)
+                if (!TAILQ_EMPTY(&q->waiting))
+                        quota_pump(q);
+}
+
+static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        struct quota *q = userdata;
+        struct quota_request *request = q->growing_for;
+
+        q->growing = false;
+        q->growing_for = NULL;
+        if (request && result == 0 && q->n_blocks >= q->max_blocks)
+                result = -EDQUOT; /* others that passed by took the last ones */
+        else if (request && result < 0)
+                request->device_failed = true;
+        else if (request)
+                quota_count_alloc(q, request->n_bytes);
+
+        if (handle != 0 && (!request || result == -EDQUOT))
+                (void)arena_dealloc(q->arena, handle);
+        if (request)
+                quota_complete(request, result, handle, offset);
+        quota_pump(q);
+        quota_settle(q);
+}
+
+static void quota_released(void *userdata)
+{
+        struct quota *q = userdata;
+
+        q->n_releasing--;
+        quota_settle(q);
+        partition_pump(q->partition);
+}
+
+/* Starts giving back; false: there is nothing. */
+static bool quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep)
+{
+        if (q->partition->preallocate)
+                return false;
+        if (arena_release(q->arena, want_bytes, keep, quota_released, q) == 0)
+                return false;
+        q->n_releasing++;
+        return true;
+}
+
+/* A tenant without sessions holds nothing: its extents go back. */
+static void quota_settle(struct quota *q)
+{
+        if (q->n_sessions == 0 && !q->growing && q->n_releasing == 0)
+                (void)quota_release(q, UINT64_MAX, NULL);
+}
+
+/* Is memory of this partition on its way back? */
+static bool partition_is_releasing(const struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH (q, &p->quotas, of_partition)
+                if (q->n_releasing > 0 || q->n_closing > 0)
+                        return true;
+        return false;
+}
+
+/* What a quota could return to its pool by giving back what is wholly free: not
+ * what its reserve keeps anyway. */
+static uint64_t quota_yield(const struct quota *q, const struct bfc_growth *keep)
+{
+        const struct account *a = &q->account;
+
+        if (q->partition->preallocate || a->charged_bytes <= a->reserve_bytes)
+                return 0;
+        return min_u64(arena_releasable(q->arena, keep), a->charged_bytes - a->reserve_bytes);
+}
+
+/* The partition misses so many bytes: gives back what nobody uses, the tenant's
+ * own first, then its neighbours'. False: it would not be enough. */
+static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *keep)
+{
+        struct quota *other;
+        uint64_t own = quota_yield(q, keep), sum = own;
+
+        TAILQ_FOREACH (other, &q->partition->quotas, of_partition)
+                if (other != q)
+                        sum += quota_yield(other, NULL);
+        if (sum < missing)
+                return false;
+
+        if (own > 0 && quota_release(q, min_u64(missing, own), keep))
+                missing -= min_u64(missing, own);
+        TAILQ_FOREACH (other, &q->partition->quotas, of_partition) {
+                uint64_t yield = other == q || missing == 0 ? 0 : quota_yield(other, NULL);
+
+                if (yield > 0 && quota_release(other, min_u64(missing, yield), NULL))
+                        missing -= min_u64(missing, yield);
+        }
+        return partition_is_releasing(q->partition);
+}
+
+/* Makes room for the first in line. 0: something is under way, wait for it.
+ * Negative: it is refused. */
+static int quota_make_room(struct quota *q, struct quota_request *request)
+{
+        struct bfc_growth plan;
+        struct charge charge;
+        uint64_t missing;
+        int r;
+
+        r = arena_plan(q->arena, request->n_bytes, &plan);
+        if (r < 0)
+                return r;
+        r = charge_take(&q->account, plan.new_bytes, &charge, &missing);
+        if (r == 0) {
+                r = arena_grow(q->arena, &plan, &charge, quota_grown, q);
+                if (r < 0) {
+                        charge_drop(&charge);
+                        return r;
+                }
+                TAILQ_REMOVE(&q->waiting, request, link);
+                q->growing = true;
+                q->growing_for = request;
+                return 0;
+        }
+        if (r == -EDQUOT) {
+                if (arena_releasable(q->arena, &plan) >= missing && quota_release(q, missing, &plan))
+                        return 0;
+                return q->n_closing > 0 ? 0 : r;
+        }
+        if (partition_is_releasing(q->partition) || quota_reclaim_from_partition(q, missing, &plan))
+                return 0;
+        return r;
+}
+
+static void quota_pump(struct quota *q)
+{
+        struct quota_request *request, *next;
+
+        for (request = TAILQ_FIRST(&q->waiting); request; request = next) {
+                bfc_handle handle = 0;
+                uint64_t offset = 0;
+                int r = quota_try(q, request->n_bytes, &handle, &offset);
+
+                next = TAILQ_NEXT(request, link);
+                if (r > 0)
+                        continue;
+                TAILQ_REMOVE(&q->waiting, request, link);
+                quota_complete(request, r, handle, offset);
+        }
+        while (!q->growing && q->n_releasing == 0 && (request = TAILQ_FIRST(&q->waiting))) {
+                int r = quota_make_room(q, request);
+
+                if (r == 0)
+                        return;
+                TAILQ_REMOVE(&q->waiting, request, link);
+                quota_complete(request, r, 0, 0);
+        }
+}
+
+void quota_wait(struct quota_request *request)
+{
+        TAILQ_INSERT_TAIL(&request->quota->waiting, request, link);
+        quota_pump(request->quota);
+}
+
+void quota_cancel(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        if (q->growing_for == request)
+                q->growing_for = NULL;
+        else
+                TAILQ_REMOVE(&q->waiting, request, link);
+}
+
+/* ---- sessions ------------------------------------------------------------ */
+
+int quota_join(struct quota *q)
+{
+        if (q->n_sessions >= q->max_sessions)
+                return -EDQUOT;
+        q->n_sessions++;
+        return 0;
+}
+
+void quota_closing(struct quota *q)
+{
+        q->n_closing++;
+        assert(q->n_closing <= q->n_sessions);
+}
+
+void quota_leave(struct quota *q)
+{
+        assert(q->n_sessions > 0 && q->n_closing > 0);
+        q->n_closing--;
+        q->n_sessions--;
+        quota_settle(q);
+        partition_pump(q->partition);
+}
+
+/* ---- words and figures --------------------------------------------------- */
+
+void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf, size_t n_buf)
+{
+        const struct account *a = &q->account;
+        const struct pool *p = &q->partition->pool;
+        struct bfc_stats stats;
+
+        arena_read_stats(q->arena, &stats);
+        if (error == -EDQUOT && q->n_blocks >= q->max_blocks)
+                snprintf(buf, n_buf,
+                         "tenant '%s' holds %" PRIu32 " blocks in partition '%s': its limit max_blocks is %" PRIu32,
+                         q->tenant, q->n_blocks, q->partition->name, q->max_blocks);
+        else if (error == -EDQUOT)
+                snprintf(buf, n_buf,
+                         "%" PRIu64 " bytes do not fit the limit of tenant '%s' in partition '%s': limit %" PRIu64
+                         ", reserved %" PRIu64 ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
+                         n_bytes, q->tenant, q->partition->name, a->limit_bytes, a->charged_bytes,
+                         q->bytes_in_use, stats.largest_free_block_bytes);
+        else
+                snprintf(buf, n_buf,
+                         "%" PRIu64 " bytes do not fit in partition '%s': its limit %" PRIu64
+                         ", reserved or guaranteed %" PRIu64 "; tenant '%s': limit %" PRIu64 ", reserved %" PRIu64
+                         ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
+                         n_bytes, q->partition->name, p->limit_bytes, p->committed_bytes, q->tenant,
+                         a->limit_bytes, a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
+}
+
+void quota_clear_peaks(struct quota *q)
+{
+        arena_clear_peaks(q->arena);
+        account_clear_peaks(&q->account);
+}
+
+int quota_check(const struct quota *q, const char **ret_why)
+{
+        struct bfc_stats stats;
+        int r = arena_check(q->arena, ret_why);
+
+        if (r < 0)
+                return r;
+        arena_read_stats(q->arena, &stats);
+        if (stats.bytes_reserved > q->account.charged_bytes) {
+                *ret_why = "the allocator has more bytes reserved than are charged";
+                return -EBADMSG;
+        }
+        /* A growing block is the allocator's already and the quota's not yet. */
+        if (!q->growing && (stats.bytes_in_use != q->bytes_in_use || stats.num_blocks != q->n_blocks)) {
+                *ret_why = "blocks of the quota and of the allocator differ";
+                return -EBADMSG;
+        }
+        return 0;
+}

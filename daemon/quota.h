@@ -1,0 +1,117 @@
+/* A quota: one tenant's share of one partition. It decides what the arena only
+ * carries out: who may have a block now, who waits, what is given back to make
+ * room, and who is refused.
+ *
+ * A request that fits in backed space is served at once, also past others that
+ * wait. Otherwise it waits in order, and the first in line gets room made: by
+ * growth within the limits, after giving back wholly free extents, the tenant's
+ * own first and, where the partition is short, those of its neighbours. When
+ * nothing of that helps the request is refused. One growth is under way at a
+ * time, so that many small requests share one extent.
+ *
+ * Invariant, asserted at every change:
+ *   bytes_in_use <= charged extent bytes <= limit; n_blocks <= max_blocks
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_QUOTA_H
+#define BFCD_QUOTA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/account.h"
+#include "daemon/arena.h"
+#include "daemon/ledger.h"
+#include "daemon/partition.h"
+
+struct quota;
+
+/* A request that waits. Embedded by the session; it leaves the queue before
+ * done() is called, or by quota_cancel(). done() must not call back into the
+ * quota. */
+struct quota_request {
+        struct quota *quota;
+        uint64_t n_bytes;
+        bool device_failed; /* result: the device could not, the limits could */
+        /* 0: the block is the callee's. -EDQUOT, -ENOMEM, -ENODEV, ... */
+        void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
+        TAILQ_ENTRY(quota_request) link;
+};
+TAILQ_HEAD(quota_request_list, quota_request);
+
+struct quota {
+        struct partition *partition;
+        const char *tenant; /* name, the config's */
+        struct account account;
+        struct arena *arena;
+        struct ledger *ledger;
+        uint32_t index; /* in the ledger */
+        uint32_t max_sessions;
+        uint32_t max_blocks;
+        uint32_t n_sessions;
+        uint32_t n_closing; /* of these: gone, their blocks are being freed */
+        uint32_t n_blocks;
+        uint64_t bytes_in_use;
+        uint64_t bytes_requested;
+        uint64_t n_refusals;
+        uint32_t n_releasing; /* operations under way */
+        bool growing;
+        struct quota_request *growing_for; /* NULL: it was cancelled */
+        struct quota_request_list waiting;
+        TAILQ_ENTRY(quota) of_partition;
+};
+
+struct quota_options {
+        const char *tenant;
+        struct partition *partition;
+        struct ledger *ledger;
+        uint64_t limit_bytes;
+        uint64_t reserve_bytes;
+        uint32_t max_sessions;
+        uint32_t max_blocks;
+};
+
+/* -ENOMEM, or the device's error where a preallocating partition could not be
+ * backed. */
+int quota_new(const struct quota_options *options, struct quota **ret);
+
+/* No session, block, request or operation may be left. Takes NULL. */
+struct quota *quota_free(struct quota *q);
+
+enum {
+        QUOTA_WAIT = 1, /* it must wait: hand in a quota_request */
+};
+
+/* A block at once: 0, QUOTA_WAIT, or a refusal: -EINVAL (0 bytes), -EDQUOT
+ * (max_blocks, or more than the limit). */
+int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
+
+/* Queues a request (quota, n_bytes and done are set). done() may be called
+ * before this returns. */
+void quota_wait(struct quota_request *request);
+
+/* Takes a request out, whatever state it is in; done() is not called. */
+void quota_cancel(struct quota_request *request);
+
+/* Frees a block that was handed out: its rounded size and as it was asked for. */
+void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested);
+
+/* Sessions that use this quota. -EDQUOT: max_sessions. */
+int quota_join(struct quota *q);
+void quota_leave(struct quota *q);
+
+/* A joined session is gone and its blocks are being freed; requests wait for
+ * that rather than being refused. Ended by quota_leave(). */
+void quota_closing(struct quota *q);
+
+/* The sentence for a refusal, with figures, into buf. */
+void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf, size_t n_buf);
+
+void quota_clear_peaks(struct quota *q);
+
+/* Charges, blocks and figures agree; slow. 0, or -EBADMSG and a sentence. */
+int quota_check(const struct quota *q, const char **ret_why);
+
+#endif

@@ -1,0 +1,325 @@
+/* Reports; see report.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/report.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#define REPORT_SCAN 4096u /* records looked at for one page */
+
+/* protobuf-c's strings are not const; nobody writes there. */
+static char *borrow(const char *s)
+{
+        return (char *)(uintptr_t)s;
+}
+
+static bool viewer_sees(const struct session *viewer, const struct tenant *t)
+{
+        return viewer->admin || viewer->tenant == t;
+}
+
+void report_quota_figures(const struct quota *q, Bfcd__Figures *f)
+{
+        const struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
+        struct bfc_stats stats;
+
+        arena_read_stats(q->arena, &stats);
+        f->bytes_limit = q->account.limit_bytes;
+        f->bytes_reserved = q->account.charged_bytes;
+        f->peak_bytes_reserved = q->account.peak_charged_bytes;
+        f->bytes_in_use = q->bytes_in_use;
+        f->peak_bytes_in_use = stats.peak_bytes_in_use;
+        f->bytes_requested = q->bytes_requested;
+        f->peak_bytes_requested = stats.peak_bytes_requested;
+        f->num_allocs = stats.num_allocs;
+        f->largest_alloc_size = stats.largest_alloc_size;
+        f->largest_free_block_bytes = stats.largest_free_block_bytes;
+        f->bytes_free = stats.bytes_free;
+        f->num_blocks = q->n_blocks;
+        f->num_sessions = q->n_sessions;
+        f->num_extents = arena_n_extents(q->arena);
+        f->num_refusals = q->n_refusals;
+        f->lifetime_peak_bytes_in_use = record->lifetime_peak_in_use;
+        f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
+        f->bytes_guaranteed = q->account.reserve_bytes;
+}
+
+/* A partition's figures: its own limit and peaks, and the sums of its quotas. */
+static void report_partition_figures(const struct partition *p, Bfcd__Figures *f)
+{
+        const struct quota *q;
+
+        f->bytes_limit = p->pool.limit_bytes;
+        f->bytes_reserved = p->pool.charged_bytes;
+        f->peak_bytes_reserved = p->pool.peak_charged_bytes;
+        f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
+        TAILQ_FOREACH (q, &p->quotas, of_partition) {
+                Bfcd__Figures one = BFCD__FIGURES__INIT;
+
+                report_quota_figures(q, &one);
+                f->bytes_in_use += one.bytes_in_use;
+                f->bytes_requested += one.bytes_requested;
+                f->num_allocs += one.num_allocs;
+                f->bytes_free += one.bytes_free;
+                f->num_blocks += one.num_blocks;
+                f->num_sessions += one.num_sessions;
+                f->num_extents += one.num_extents;
+                f->num_refusals += one.num_refusals;
+                f->bytes_guaranteed += one.bytes_guaranteed;
+                if (one.largest_alloc_size > f->largest_alloc_size)
+                        f->largest_alloc_size = one.largest_alloc_size;
+                if (one.largest_free_block_bytes > f->largest_free_block_bytes)
+                        f->largest_free_block_bytes = one.largest_free_block_bytes;
+        }
+}
+
+static bool report_is_full(const struct report *r)
+{
+        return r->n_rows == REPORT_ROWS;
+}
+
+static Bfcd__Figures *report_figures(struct report *r)
+{
+        Bfcd__Figures *f = &r->figures[r->n_rows];
+
+        bfcd__figures__init(f);
+        return f;
+}
+
+/* ---- the lists ----------------------------------------------------------- */
+
+static void report_devices(const struct session *viewer, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        for (size_t i = 0; i < b->n_devices && !report_is_full(r); i++) {
+                Bfcd__DeviceRow *row = &r->rows.devices[r->n_rows];
+
+                bfcd__device_row__init(row);
+                row->id = borrow(b->devices[i].config->id);
+                row->bytes_total = b->devices[i].config->size_bytes;
+                row->state = borrow("ok");
+                for (size_t k = 0; k < b->n_partitions; k++)
+                        if (b->partitions[k].device == b->devices[i].device)
+                                row->bytes_reserved += b->partitions[k].pool.charged_bytes;
+                for (size_t k = 0; k < b->n_tenants; k++)
+                        for (size_t m = 0; m < b->tenants[k].n_quotas; m++)
+                                if (b->tenants[k].quotas[m]->partition->device == b->devices[i].device)
+                                        row->bytes_pending += arena_pending_bytes(b->tenants[k].quotas[m]->arena);
+                r->pointers[r->n_rows++] = row;
+        }
+        r->status.n_devices = r->n_rows;
+        r->status.devices = (Bfcd__DeviceRow **)r->pointers;
+}
+
+static void report_status(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        struct ledger_counts counts;
+
+        (void)cursor;
+        ledger_count(b->ledger, &counts);
+        bfcd__status__init(&r->status);
+        r->status.version = borrow(BFCD_VERSION);
+        r->status.protocol_version = SESSION_PROTOCOL_VERSION;
+        r->status.uptime_ms = broker_now_ms() - b->started_ms;
+        r->status.pid = (uint64_t)getpid();
+        r->status.num_sessions = b->n_sessions;
+        r->status.max_sessions = b->config->max_sessions;
+        r->status.num_blocks = counts.n_blocks;
+        r->status.num_extents = counts.n_extents;
+        r->status.num_tenants = b->n_tenants;
+        r->status.num_quarantined = b->n_quarantined;
+        report_devices(viewer, r);
+        r->list.status = &r->status;
+}
+
+static bool viewer_uses(const struct session *viewer, const struct partition *p)
+{
+        if (viewer->admin)
+                return true;
+        for (size_t i = 0; i < viewer->tenant->n_quotas; i++)
+                if (viewer->tenant->quotas[i]->partition == p)
+                        return true;
+        return false;
+}
+
+static void report_partitions(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t i;
+
+        for (i = cursor; i < b->n_partitions && !report_is_full(r); i++) {
+                const struct partition *p = &b->partitions[i];
+                Bfcd__PartitionRow *row = &r->rows.partitions[r->n_rows];
+
+                if (!viewer_uses(viewer, p))
+                        continue;
+                bfcd__partition_row__init(row);
+                row->name = borrow(p->name);
+                row->device = borrow(p->device_id);
+                row->growth = borrow(p->growth);
+                row->share = borrow(p->share);
+                row->num_tenants = p->n_quotas;
+                row->figures = report_figures(r);
+                report_partition_figures(p, row->figures);
+                r->pointers[r->n_rows++] = row;
+        }
+        r->list.next_cursor = i < b->n_partitions ? i : 0;
+        r->list.n_partitions = r->n_rows;
+        r->list.partitions = (Bfcd__PartitionRow **)r->pointers;
+}
+
+/* The cursor counts quotas through all tenants. */
+static void report_tenants(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t n = 0;
+
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
+
+                        if (n++ < cursor || !viewer_sees(viewer, t))
+                                continue;
+                        if (report_is_full(r)) {
+                                r->list.next_cursor = n - 1;
+                                goto out;
+                        }
+                        bfcd__tenant_row__init(row);
+                        row->tenant = borrow(t->name);
+                        row->partition = borrow(t->quotas[k]->partition->name);
+                        row->figures = report_figures(r);
+                        report_quota_figures(t->quotas[k], row->figures);
+                        r->pointers[r->n_rows++] = row;
+                }
+        }
+out:
+        r->list.n_tenants = r->n_rows;
+        r->list.tenants = (Bfcd__TenantRow **)r->pointers;
+}
+
+static void report_session(const struct session *s, Bfcd__SessionRow *row)
+{
+        const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+
+        bfcd__session_row__init(row);
+        row->session_id = s->id;
+        row->tenant = borrow(s->tenant ? s->tenant->name : "");
+        row->pid = (uint64_t)s->who.pid;
+        row->uid = s->who.uid;
+        row->name = borrow(s->name);
+        row->state = borrow(session_state_name(s));
+        row->age_ms = broker_now_ms() - s->born_ms;
+        row->num_blocks = record->links.n_blocks;
+        row->bytes_in_use = s->bytes_in_use;
+        row->peak_bytes_in_use = s->peak_bytes_in_use;
+}
+
+static void report_sessions(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t i;
+
+        for (i = cursor; i < b->n_session_slots && !report_is_full(r); i++) {
+                const struct session *s = b->sessions[i];
+
+                if (!s || !(viewer->admin || s->tenant == viewer->tenant))
+                        continue;
+                report_session(s, &r->rows.sessions[r->n_rows]);
+                r->pointers[r->n_rows] = &r->rows.sessions[r->n_rows];
+                r->n_rows++;
+        }
+        r->list.next_cursor = i < b->n_session_slots ? i : 0;
+        r->list.n_sessions = r->n_rows;
+        r->list.sessions = (Bfcd__SessionRow **)r->pointers;
+}
+
+static const struct quota *quota_by_index(const struct tenant *t, uint32_t index)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i]->index == index)
+                        return t->quotas[i];
+        return NULL;
+}
+
+static void report_block(const struct session *s, const struct ledger_block *block, Bfcd__BlockRow *row)
+{
+        const struct quota *q = quota_by_index(s->tenant, block->quota);
+        struct arena_place place;
+
+        arena_locate(q->arena, block->offset, &place);
+        bfcd__block_row__init(row);
+        row->block_id = block->id;
+        row->session_id = s->id;
+        row->tenant = borrow(s->tenant->name);
+        row->partition = borrow(q->partition->name);
+        row->region_id = place.region_id;
+        row->offset = place.offset;
+        row->n_bytes = block->n_bytes;
+        row->n_requested = block->n_requested;
+        row->age_ms = broker_now_ms() - block->born_ms;
+}
+
+/* The cursor is the ledger's index of the next record to look at. */
+static void report_blocks(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint32_t end = ledger_block_end(b->ledger);
+        uint64_t i, last = cursor < end ? cursor + REPORT_SCAN : cursor;
+
+        for (i = cursor; i < end && i < last && !report_is_full(r); i++) {
+                const struct ledger_block *block = ledger_block_get(b->ledger, (uint32_t)i);
+                const struct session *s = block ? b->sessions[block->session] : NULL;
+
+                if (!s || !viewer_sees(viewer, s->tenant))
+                        continue;
+                report_block(s, block, &r->rows.blocks[r->n_rows]);
+                r->pointers[r->n_rows] = &r->rows.blocks[r->n_rows];
+                r->n_rows++;
+        }
+        r->list.next_cursor = i < end ? i : 0;
+        r->list.n_blocks = r->n_rows;
+        r->list.blocks = (Bfcd__BlockRow **)r->pointers;
+}
+
+static void report_whoami(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        (void)cursor;
+        bfcd__whoami__init(&r->whoami);
+        r->whoami.tenant = borrow(viewer->tenant ? viewer->tenant->name : "");
+        r->whoami.session_id = viewer->id;
+        r->whoami.uid = viewer->who.uid;
+        r->whoami.gid = viewer->who.gid;
+        r->whoami.pid = (uint64_t)viewer->who.pid;
+        r->whoami.admin = viewer->admin;
+        for (size_t i = 0; i < b->n_tenants && !report_is_full(r); i++)
+                if (tenant_matches(&b->tenants[i], &viewer->who))
+                        r->pointers[r->n_rows++] = borrow(b->tenants[i].name);
+        r->whoami.n_matching_tenants = r->n_rows;
+        r->whoami.matching_tenants = (char **)r->pointers;
+        r->list.whoami = &r->whoami;
+}
+
+int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret)
+{
+        static void (*const reports[])(const struct session *, uint64_t, struct report *) = {
+                [BFCD__LIST__KIND__STATUS] = report_status,   [BFCD__LIST__KIND__PARTITIONS] = report_partitions,
+                [BFCD__LIST__KIND__TENANTS] = report_tenants, [BFCD__LIST__KIND__SESSIONS] = report_sessions,
+                [BFCD__LIST__KIND__BLOCKS] = report_blocks,   [BFCD__LIST__KIND__WHOAMI] = report_whoami,
+        };
+        size_t kind = (size_t)request->kind;
+
+        if (kind >= sizeof(reports) / sizeof(reports[0]))
+                return -EINVAL;
+        ret->n_rows = 0;
+        bfcd__list_reply__init(&ret->list);
+        reports[kind](viewer, request->cursor, ret);
+        return 0;
+}

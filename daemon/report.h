@@ -1,0 +1,36 @@
+/* Reports: the rows of lists, for the viewer that asks. A tenant sees itself,
+ * an operator (admin socket) sees all. One page fits in a frame; a page may be
+ * empty and still have a successor, because looking is bounded too.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_REPORT_H
+#define BFCD_REPORT_H
+
+#include "daemon/session.h"
+#include "proto/bfcd.pb-c.h"
+
+#define REPORT_ROWS 96u /* a page; about 500 bytes a row at most */
+
+/* A page and the memory that its rows lie in; names are borrowed. */
+struct report {
+        Bfcd__ListReply list;
+        Bfcd__Status status;
+        Bfcd__Whoami whoami;
+        size_t n_rows;
+        union {
+                Bfcd__PartitionRow partitions[REPORT_ROWS];
+                Bfcd__TenantRow tenants[REPORT_ROWS];
+                Bfcd__SessionRow sessions[REPORT_ROWS];
+                Bfcd__BlockRow blocks[REPORT_ROWS];
+                Bfcd__DeviceRow devices[REPORT_ROWS];
+        } rows;
+        void *pointers[REPORT_ROWS];
+        Bfcd__Figures figures[REPORT_ROWS];
+};
+
+/* Fills the page of a list. -EINVAL: no such kind. */
+int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret);
+
+void report_quota_figures(const struct quota *q, Bfcd__Figures *ret);
+
+#endif

@@ -1,0 +1,327 @@
+/* The server; see server.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/connection.h"
+#include "daemon/log.h"
+#include "proto/message.h"
+
+#define SERVER_ACCEPTS_PER_TURN 16
+#define SERVER_BACKLOG          1024
+#define SERVER_ADMINS           64u  /* connections on the admin socket */
+#define SERVER_WITHOUT_HELLO    64u  /* connections above max_sessions that may still say hello */
+#define SERVER_PAUSE_MS         100u /* when there are no fds left */
+
+struct listener {
+        struct server *server;
+        bool admin;
+        int fd;
+        int lock_fd;
+        char *path; /* NULL: not bound */
+        uv_poll_t poll;
+        uv_timer_t pause;
+        bool polling;
+};
+
+struct server {
+        uv_loop_t loop;
+        uv_async_t async; /* a worker has finished something */
+        uv_idle_t idle;   /* runs while there are turns to take */
+        uv_signal_t signals[3];
+        struct listener listeners[2]; /* clients, admins */
+        struct connection_host host;
+        struct broker *broker;
+        uint32_t max_sessions;
+        void (*ready)(void);
+        uv_timer_t start;
+};
+
+/* ---- sockets ------------------------------------------------------------- */
+
+/* Does anybody answer there? */
+static bool socket_is_served(const struct sockaddr_un *address)
+{
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        bool served;
+
+        if (fd < 0)
+                return false;
+        served = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 || errno == EAGAIN;
+        close(fd);
+        return served;
+}
+
+/* Two daemons that start at once must not replace each other's socket: who
+ * holds the lock file's lock owns the path. */
+static int lock_path(const char *path, int *ret_fd)
+{
+        char lock[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
+        int fd;
+
+        snprintf(lock, sizeof(lock), "%s.lock", path);
+        fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0)
+                return -errno;
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+                int r = errno == EWOULDBLOCK ? -EADDRINUSE : -errno;
+
+                close(fd);
+                return r;
+        }
+        *ret_fd = fd;
+        return 0;
+}
+
+static int listener_bind(struct listener *l, const struct config_socket *c)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        mode_t umask_before;
+        int r;
+
+        if (strlen(c->path) >= sizeof(address.sun_path))
+                return -ENAMETOOLONG;
+        strcpy(address.sun_path, c->path);
+        r = lock_path(c->path, &l->lock_fd);
+        if (r < 0)
+                return r;
+        if (socket_is_served(&address))
+                return -EADDRINUSE;
+        if (unlink(c->path) < 0 && errno != ENOENT)
+                return -errno;
+        l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (l->fd < 0)
+                return -errno;
+        umask_before = umask(0777); /* nobody comes in before the mode is set */
+        r = bind(l->fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
+        umask(umask_before);
+        if (r < 0)
+                return r;
+        l->path = strdup(c->path);
+        if (!l->path)
+                return -ENOMEM;
+        if (c->group != (gid_t)-1 && chown(c->path, (uid_t)-1, c->group) < 0)
+                return -errno;
+        if (chmod(c->path, c->mode) < 0)
+                return -errno;
+        return listen(l->fd, SERVER_BACKLOG) < 0 ? -errno : 0;
+}
+
+static bool listener_is_full(const struct listener *l)
+{
+        const struct server *s = l->server;
+        size_t max = l->admin ? SERVER_ADMINS : s->max_sessions + SERVER_WITHOUT_HELLO;
+
+        return s->host.n_connections[l->admin] >= max;
+}
+
+static void on_listener(uv_poll_t *handle, int status, int events);
+
+static void on_pause_end(uv_timer_t *timer)
+{
+        struct listener *l = timer->data;
+
+        uv_poll_start(&l->poll, UV_READABLE, on_listener);
+}
+
+static void on_listener(uv_poll_t *handle, int status, int events)
+{
+        struct listener *l = handle->data;
+
+        (void)status;
+        (void)events;
+        for (int i = 0; i < SERVER_ACCEPTS_PER_TURN; i++) {
+                int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), r;
+
+                if (fd < 0) {
+                        if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
+                                return;
+                        log_error("no connection can be taken for %u ms: %s", SERVER_PAUSE_MS, strerror(errno));
+                        uv_poll_stop(&l->poll);
+                        uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
+                        return;
+                }
+                if (listener_is_full(l)) {
+                        close(fd);
+                        continue;
+                }
+                r = connection_new(&l->server->host, fd, l->admin);
+                if (r < 0)
+                        log_error("a connection could not be taken: %s", strerror(-r));
+        }
+}
+
+/* ---- the loop's other events --------------------------------------------- */
+
+void server_wake(void *userdata)
+{
+        struct server *s = userdata;
+
+        uv_async_send(&s->async);
+}
+
+static void on_async(uv_async_t *handle)
+{
+        struct server *s = handle->data;
+
+        broker_poll(s->broker);
+}
+
+static void on_idle(uv_idle_t *handle)
+{
+        struct server *s = handle->data;
+
+        if (!connection_turn(&s->host))
+                uv_idle_stop(handle);
+}
+
+static void on_wake(struct connection_host *host)
+{
+        struct server *s = (struct server *)((char *)host - offsetof(struct server, host));
+
+        if (!uv_is_active((uv_handle_t *)&s->idle))
+                uv_idle_start(&s->idle, on_idle);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+        struct server *s = handle->data;
+
+        if (number == SIGHUP) {
+                log_notice("SIGHUP: this version reads its configuration only at the start");
+                return;
+        }
+        log_notice("%s: ending %zu sessions", number == SIGTERM ? "SIGTERM" : "SIGINT", s->broker->n_sessions);
+        uv_stop(&s->loop);
+}
+
+static void on_start(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        s->ready();
+}
+
+/* ---- life ---------------------------------------------------------------- */
+
+int server_new(struct server **ret)
+{
+        static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+        struct server *s = calloc(1, sizeof(*s));
+        int r;
+
+        if (!s)
+                return -ENOMEM;
+        r = message_arena_new(MESSAGE_ARENA_BYTES, &s->host.arena);
+        if (r == 0)
+                r = uv_loop_init(&s->loop);
+        if (r < 0) {
+                message_arena_free(s->host.arena);
+                free(s);
+                return r;
+        }
+        uv_async_init(&s->loop, &s->async, on_async);
+        uv_idle_init(&s->loop, &s->idle);
+        uv_timer_init(&s->loop, &s->start);
+        s->async.data = s->idle.data = s->start.data = s;
+        for (size_t i = 0; i < 3; i++) {
+                uv_signal_init(&s->loop, &s->signals[i]);
+                s->signals[i].data = s;
+                uv_signal_start(&s->signals[i], on_signal, numbers[i]);
+        }
+        for (size_t i = 0; i < 2; i++)
+                s->listeners[i] = (struct listener){ .server = s, .admin = i == 1, .fd = -1, .lock_fd = -1 };
+        s->host.loop = &s->loop;
+        s->host.wake = on_wake;
+        TAILQ_INIT(&s->host.all);
+        TAILQ_INIT(&s->host.ready);
+        TAILQ_INIT(&s->host.closing);
+        *ret = s;
+        return 0;
+}
+
+int server_listen(struct server *s, struct broker *b, const struct config *c, char *ret_sentence, size_t n_sentence)
+{
+        const struct config_socket *sockets[] = { &c->socket, &c->admin_socket };
+
+        s->broker = s->host.broker = b;
+        s->max_sessions = c->max_sessions;
+        for (size_t i = 0; i < 2; i++) {
+                struct listener *l = &s->listeners[i];
+                int r = listener_bind(l, sockets[i]);
+
+                if (r == 0)
+                        r = uv_poll_init(&s->loop, &l->poll, l->fd);
+                if (r < 0) {
+                        snprintf(ret_sentence, n_sentence, "socket %s cannot be served: %s", sockets[i]->path,
+                                 r == -EADDRINUSE ? "another daemon serves it" : strerror(-r));
+                        return r;
+                }
+                l->polling = true;
+                uv_timer_init(&s->loop, &l->pause);
+                l->poll.data = l->pause.data = l;
+                uv_poll_start(&l->poll, UV_READABLE, on_listener);
+        }
+        return 0;
+}
+
+int server_run(struct server *s, void (*ready)(void))
+{
+        s->ready = ready;
+        uv_timer_start(&s->start, on_start, 0, 0);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        for (size_t i = 0; i < 2; i++)
+                uv_poll_stop(&s->listeners[i].poll);
+        connection_drop_all(&s->host, "the daemon ends");
+        return 0;
+}
+
+static void close_handle(uv_handle_t *handle, void *unused)
+{
+        (void)unused;
+        if (!uv_is_closing(handle))
+                uv_close(handle, NULL);
+}
+
+static void listener_close(struct listener *l)
+{
+        char lock[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
+
+        if (l->fd >= 0)
+                close(l->fd);
+        if (l->path) {
+                unlink(l->path);
+                snprintf(lock, sizeof(lock), "%s.lock", l->path);
+                unlink(lock);
+                free(l->path);
+        }
+        if (l->lock_fd >= 0)
+                close(l->lock_fd);
+}
+
+struct server *server_free(struct server *s)
+{
+        if (!s)
+                return NULL;
+        uv_walk(&s->loop, close_handle, NULL);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&s->loop);
+        for (size_t i = 0; i < 2; i++)
+                listener_close(&s->listeners[i]);
+        message_arena_free(s->host.arena);
+        free(s);
+        return NULL;
+}

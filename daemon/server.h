@@ -1,0 +1,33 @@
+/* The server: the event loop, the two listening sockets, signals, and the list
+ * of connections. One thread runs it; only workers run beside it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_SERVER_H
+#define BFCD_SERVER_H
+
+#include <stddef.h>
+
+#include "daemon/broker.h"
+#include "daemon/config.h"
+
+struct server;
+
+/* A loop that does not listen yet. */
+int server_new(struct server **ret);
+
+/* Wakes the loop from any thread; userdata is the server. For the broker. */
+void server_wake(void *userdata);
+
+/* Binds both sockets. A socket file that nobody serves is replaced; one that a
+ * living daemon serves is an error. On failure one sentence in ret_sentence. */
+int server_listen(struct server *s, struct broker *b, const struct config *c, char *ret_sentence,
+                  size_t n_sentence);
+
+/* Serves until SIGTERM or SIGINT, then ends every session. ready() is called
+ * once the loop runs. */
+int server_run(struct server *s, void (*ready)(void));
+
+/* Removes the sockets' files. Takes NULL. */
+struct server *server_free(struct server *s);
+
+#endif

@@ -1,0 +1,879 @@
+/* The session; see session.h. One handler a request, in a table; each validates
+ * all of the request before it changes anything.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemon/log.h"
+#include "daemon/report.h"
+
+#define SESSION_SENTENCE_BYTES 1024
+#define SESSION_LOG_INTERVAL_MS 1000
+
+struct session_request {
+        struct quota_request wait;
+        struct session *session;
+        uint64_t id;
+        size_t share;
+        TAILQ_ENTRY(session_request) link;
+};
+
+struct session_delivery {
+        uint64_t request_id;
+        uint64_t block_id;
+        uint32_t block; /* in the ledger */
+        size_t share;
+        TAILQ_ENTRY(session_delivery) link;
+};
+
+/* ---- replies ------------------------------------------------------------- */
+
+static void session_send(struct session *s, const Bfcd__Reply *reply)
+{
+        s->ops->send(s->userdata, reply, NULL, 0);
+}
+
+static void session_refuse(struct session *s, uint64_t id, int error, const char *sentence)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Refusal refusal = BFCD__REFUSAL__INIT;
+        char copy[SESSION_SENTENCE_BYTES];
+
+        /* protobuf-c's strings are not const; nobody writes there. */
+        snprintf(copy, sizeof(copy), "%s", sentence);
+        refusal.error = (uint32_t)-error;
+        refusal.message = copy;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_REFUSAL;
+        reply.refusal = &refusal;
+        session_send(s, &reply);
+}
+
+static void session_done(struct session *s, uint64_t id)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Done done = BFCD__DONE__INIT;
+
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_DONE;
+        reply.done = &done;
+        session_send(s, &reply);
+}
+
+/* One line a second at most for a session that is refused again and again. */
+static void session_log_refusal(struct session *s, const char *sentence)
+{
+        uint64_t now = broker_now_ms();
+
+        s->n_refusals++;
+        if (s->n_refusals > 1 && now - s->logged_ms < SESSION_LOG_INTERVAL_MS)
+                return;
+        s->logged_ms = now;
+        log_notice("session %" PRIu64 " (%s, pid %d): refused (%" PRIu64 " so far): %s", s->id, s->name,
+                   (int)s->who.pid, s->n_refusals, sentence);
+}
+
+/* ---- extents and blocks -------------------------------------------------- */
+
+static int share_reserve_seen(struct session_share *share)
+{
+        size_t n = arena_n_slots(share->quota->arena);
+        uint64_t *seen;
+
+        if (n <= share->n_seen)
+                return 0;
+        seen = realloc(share->seen, n * sizeof(*seen));
+        if (!seen)
+                return -ENOMEM;
+        memset(seen + share->n_seen, 0, (n - share->n_seen) * sizeof(*seen));
+        share->seen = seen;
+        share->n_seen = n;
+        return 0;
+}
+
+/* Sends extents of the block that the session has not met, as many as the
+ * window and one message take. 0: all are sent. 1: wait for an ack. */
+static int session_send_extents(struct session *s, struct session_share *share, const struct ledger_block *block)
+{
+        struct arena *arena = share->quota->arena;
+        struct ledger *ledger = s->broker->ledger;
+        Bfcd__Extent extents[SESSION_MAX_UNACKED], *pointers[SESSION_MAX_UNACKED];
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Extents message = BFCD__EXTENTS__INIT;
+        int fds[SESSION_MAX_UNACKED];
+        size_t n = 0, slot, last;
+        bool more = false;
+
+        for (slot = arena_slots(arena, block->offset, block->n_bytes, &last); slot <= last; slot++) {
+                uint32_t index = arena_slot_extent(arena, slot), export;
+                struct ledger_extent *extent = ledger_extent_at(ledger, index);
+                struct arena_place place;
+                int r;
+
+                if (share->seen[slot] == extent->id)
+                        continue;
+                if (s->n_unacked + n == SESSION_MAX_UNACKED) {
+                        more = true;
+                        break;
+                }
+                r = ledger_export_add(ledger, s->index, index, &export);
+                if (r < 0)
+                        return r;
+                share->seen[slot] = extent->id;
+                arena_locate(arena, extent->offset, &place);
+                bfcd__extent__init(&extents[n]);
+                extents[n].extent_id = extent->id;
+                extents[n].region_id = place.region_id;
+                extents[n].region_bytes = place.region_bytes;
+                extents[n].offset = place.offset;
+                extents[n].n_bytes = extent->n_bytes;
+                fds[n] = extent->fd;
+                pointers[n] = &extents[n];
+                n++;
+        }
+        if (n > 0) {
+                message.sequence = ++s->sequence;
+                message.n_extents = n;
+                message.extents = pointers;
+                s->n_unacked += (uint32_t)n;
+                s->sent_counts[s->sequence % SESSION_MAX_UNACKED] = (uint8_t)n;
+                reply.body_case = BFCD__REPLY__BODY_EXTENTS;
+                reply.extents = &message;
+                s->ops->send(s->userdata, &reply, fds, n);
+        }
+        return more ? 1 : 0;
+}
+
+static void session_send_block(struct session *s, uint64_t id, struct session_share *share,
+                               const struct ledger_block *block)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Block message = BFCD__BLOCK__INIT;
+        struct arena_place place;
+
+        arena_locate(share->quota->arena, block->offset, &place);
+        message.block_id = block->id;
+        message.region_id = place.region_id;
+        message.offset = place.offset;
+        message.n_bytes = block->n_bytes;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_BLOCK;
+        reply.block = &message;
+        session_send(s, &reply);
+}
+
+/* Sends what the window allows, in order. */
+static void session_deliver(struct session *s)
+{
+        struct session_delivery *d;
+
+        while ((d = TAILQ_FIRST(&s->deliveries))) {
+                struct session_share *share = &s->shares[d->share];
+                struct ledger_block *block = ledger_block_at(s->broker->ledger, d->block);
+                int r = session_send_extents(s, share, block);
+
+                if (r > 0)
+                        return;
+                if (r < 0) {
+                        s->ops->abort(s->userdata, "the ledger has no room for its exports");
+                        return;
+                }
+                session_send_block(s, d->request_id, share, block);
+                TAILQ_REMOVE(&s->deliveries, d, link);
+                free(d);
+        }
+}
+
+static bool session_is_delivering(const struct session *s, uint64_t block_id)
+{
+        const struct session_delivery *d;
+
+        TAILQ_FOREACH (d, &s->deliveries, link)
+                if (d->block_id == block_id)
+                        return true;
+        return false;
+}
+
+static void session_free_block(struct session *s, uint32_t index)
+{
+        struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
+        struct quota *quota = NULL;
+        uint64_t n_bytes = block->n_bytes, n_requested = block->n_requested, handle = block->handle;
+
+        for (size_t i = 0; i < s->tenant->n_quotas && !quota; i++)
+                if (s->shares[i].quota->index == block->quota)
+                        quota = s->shares[i].quota;
+        assert(quota);
+        ledger_block_clear(s->broker->ledger, index);
+        s->bytes_in_use -= n_bytes;
+        quota_dealloc(quota, handle, n_bytes, n_requested);
+}
+
+/* A block has been taken out of the quota for request `id`: writes it down and
+ * begins to deliver it. */
+static void session_give_block(struct session *s, uint64_t id, size_t share_index, uint64_t n_requested,
+                               bfc_handle handle, uint64_t offset)
+{
+        struct session_share *share = &s->shares[share_index];
+        struct session_delivery *d = malloc(sizeof(*d));
+        struct ledger_block facts = {
+                .offset = offset,
+                .n_bytes = (n_requested + BFC_GRANULE - 1) / BFC_GRANULE * BFC_GRANULE,
+                .n_requested = n_requested,
+                .born_ms = broker_now_ms(),
+                .session = s->index,
+                .quota = share->quota->index,
+                .handle = handle,
+        };
+        int r = d ? share_reserve_seen(share) : -ENOMEM;
+
+        if (r == 0)
+                r = ledger_block_add(s->broker->ledger, &facts, &d->block);
+        if (r < 0) {
+                free(d);
+                quota_dealloc(share->quota, handle, facts.n_bytes, n_requested);
+                session_refuse(s, id, -ENOMEM, r == -ENOSPC ? "the daemon's table of blocks is full"
+                                                            : "the daemon is out of memory");
+                return;
+        }
+        s->n_allocs++;
+        s->bytes_in_use += facts.n_bytes;
+        if (s->bytes_in_use > s->peak_bytes_in_use)
+                s->peak_bytes_in_use = s->bytes_in_use;
+        d->request_id = id;
+        d->share = share_index;
+        d->block_id = ledger_block_at(s->broker->ledger, d->block)->id;
+        TAILQ_INSERT_TAIL(&s->deliveries, d, link);
+        session_deliver(s);
+}
+
+static void session_refuse_malloc(struct session *s, uint64_t id, const struct quota *quota, int error,
+                                  uint64_t n_bytes, bool device_failed)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        if (device_failed)
+                snprintf(sentence, sizeof(sentence), "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
+                         quota->partition->device_id, n_bytes, strerror(-error));
+        else
+                quota_explain(quota, error, n_bytes, sentence, sizeof(sentence));
+        session_log_refusal(s, sentence);
+        session_refuse(s, id, error, sentence);
+}
+
+static void session_request_done(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
+{
+        struct session_request *request = (struct session_request *)wait;
+        struct session *s = request->session;
+
+        TAILQ_REMOVE(&s->requests, request, link);
+        s->n_requests--;
+        if (result < 0)
+                session_refuse_malloc(s, request->id, wait->quota, result, wait->n_bytes, wait->device_failed);
+        else
+                session_give_block(s, request->id, request->share, wait->n_bytes, handle, offset);
+        free(request);
+}
+
+/* ---- handlers ------------------------------------------------------------ */
+
+static int session_join(struct session *s, struct session_share *share, uint64_t id)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+        int r;
+
+        if (share->joined)
+                return 0;
+        r = quota_join(share->quota);
+        if (r < 0) {
+                snprintf(sentence, sizeof(sentence),
+                         "tenant '%s' has %" PRIu32 " sessions in partition '%s': its limit max_sessions is %" PRIu32,
+                         s->tenant->name, share->quota->n_sessions, share->quota->partition->name,
+                         share->quota->max_sessions);
+                session_refuse(s, id, r, sentence);
+                return r;
+        }
+        share->joined = true;
+        return 0;
+}
+
+static int handle_malloc(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        const Bfcd__Malloc *m = r->malloc;
+        struct session_request *request;
+        struct quota *quota;
+        bfc_handle handle;
+        uint64_t offset;
+        int result;
+
+        (void)ret_why;
+        if (s->admin) {
+                session_refuse(s, r->id, -EACCES, "the admin socket hands out no memory: use the client socket");
+                return 0;
+        }
+        if (m->partition >= s->tenant->n_quotas) {
+                session_refuse(s, r->id, -ENOENT, "no such partition: the hello's reply lists those there are");
+                return 0;
+        }
+        if (m->n_bytes == 0) {
+                session_refuse(s, r->id, -EINVAL, "0 bytes were asked for; the smallest block has 1");
+                return 0;
+        }
+        if (session_join(s, &s->shares[m->partition], r->id) < 0)
+                return 0;
+
+        quota = s->shares[m->partition].quota;
+        result = quota_alloc(quota, m->n_bytes, &handle, &offset);
+        if (result == 0) {
+                session_give_block(s, r->id, m->partition, m->n_bytes, handle, offset);
+                return 0;
+        }
+        request = result > 0 ? calloc(1, sizeof(*request)) : NULL;
+        if (!request) {
+                session_refuse_malloc(s, r->id, quota, result > 0 ? -ENOMEM : result, m->n_bytes, false);
+                return 0;
+        }
+        request->wait.quota = quota;
+        request->wait.n_bytes = m->n_bytes;
+        request->wait.done = session_request_done;
+        request->session = s;
+        request->id = r->id;
+        request->share = m->partition;
+        TAILQ_INSERT_TAIL(&s->requests, request, link);
+        s->n_requests++;
+        quota_wait(&request->wait);
+        return 0;
+}
+
+static int handle_free(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        uint64_t id = r->free->block_id;
+        uint32_t index = ledger_block_find(s->broker->ledger, id);
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        (void)ret_why;
+        if (index == LEDGER_NONE || ledger_block_at(s->broker->ledger, index)->session != s->index ||
+            session_is_delivering(s, id)) {
+                snprintf(sentence, sizeof(sentence),
+                         "block %" PRIu64 " is not held by this session: freed already, or never given to it", id);
+                session_refuse(s, r->id, -EINVAL, sentence);
+                return 0;
+        }
+        session_free_block(s, index);
+        session_done(s, r->id);
+        return 0;
+}
+
+static int handle_ack(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        uint64_t sequence = r->ack->sequence;
+
+        if (sequence <= s->acked_sequence || sequence > s->sequence) {
+                *ret_why = "it acknowledged extents that are not on their way";
+                return -EPROTO;
+        }
+        while (s->acked_sequence < sequence)
+                s->n_unacked -= s->sent_counts[++s->acked_sequence % SESSION_MAX_UNACKED];
+        session_deliver(s);
+        return 0;
+}
+
+static int handle_usage(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__UsageReply usage = BFCD__USAGE_REPLY__INIT;
+        Bfcd__Figures figures = BFCD__FIGURES__INIT;
+
+        (void)ret_why;
+        if (s->admin || r->usage->partition >= s->tenant->n_quotas) {
+                session_refuse(s, r->id, -ENOENT, "no such partition: the hello's reply lists those there are");
+                return 0;
+        }
+        report_quota_figures(s->shares[r->usage->partition].quota, &figures);
+        usage.figures = &figures;
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_USAGE;
+        reply.usage = &usage;
+        session_send(s, &reply);
+        return 0;
+}
+
+static int handle_list(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        struct report report;
+
+        (void)ret_why;
+        if (report_list(s, r->list, &report) < 0) {
+                session_refuse(s, r->id, -EINVAL, "there is no such list");
+                return 0;
+        }
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_LIST;
+        reply.list = &report.list;
+        session_send(s, &reply);
+        return 0;
+}
+
+/* Answered when all is freed, so that a client that waits for it leaves nothing. */
+static int handle_goodbye(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        (void)ret_why;
+        s->goodbye = true;
+        s->goodbye_id = r->id;
+        session_close(s, "goodbye");
+        return 0;
+}
+
+static int handle_reset_peaks(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        const Bfcd__ResetPeaks *reset = r->reset_peaks;
+        struct broker *b = s->broker;
+        size_t n = 0;
+
+        (void)ret_why;
+        if (!s->admin) {
+                session_refuse(s, r->id, -EACCES, "peaks are reset by operators, on the admin socket");
+                return 0;
+        }
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                struct tenant *t = &b->tenants[i];
+
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        struct quota *q = t->quotas[k];
+
+                        if ((reset->tenant[0] && strcmp(reset->tenant, t->name) != 0) ||
+                            (reset->partition[0] && strcmp(reset->partition, q->partition->name) != 0))
+                                continue;
+                        quota_clear_peaks(q);
+                        n++;
+                }
+        }
+        if (n == 0) {
+                session_refuse(s, r->id, -ENOENT, "no such tenant has a quota in such a partition");
+                return 0;
+        }
+        for (size_t i = 0; i < b->n_partitions && !reset->tenant[0]; i++)
+                if (!reset->partition[0] || strcmp(reset->partition, b->partitions[i].name) == 0)
+                        pool_clear_peaks(&b->partitions[i].pool);
+        log_info("session %" PRIu64 " (uid %u): peaks of %zu quotas reset", s->id, (unsigned)s->who.uid, n);
+        session_done(s, r->id);
+        return 0;
+}
+
+static int handle_show_config(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__ConfigReply config = BFCD__CONFIG_REPLY__INIT;
+        const char *text = s->broker->config_text;
+        size_t n_text = strlen(text);
+        char piece[16384];
+        size_t n;
+
+        (void)ret_why;
+        if (!s->admin) {
+                session_refuse(s, r->id, -EACCES, "the configuration is shown to operators, on the admin socket");
+                return 0;
+        }
+        if (r->show_config->cursor > n_text) {
+                session_refuse(s, r->id, -EINVAL, "the cursor is past the end of the configuration");
+                return 0;
+        }
+        n = n_text - (size_t)r->show_config->cursor;
+        if (n > sizeof(piece) - 1)
+                n = sizeof(piece) - 1;
+        memcpy(piece, text + r->show_config->cursor, n);
+        piece[n] = '\0';
+        config.text = piece;
+        config.next_cursor = r->show_config->cursor + n < n_text ? r->show_config->cursor + n : 0;
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_CONFIG;
+        reply.config = &config;
+        session_send(s, &reply);
+        return 0;
+}
+
+/* ---- hello --------------------------------------------------------------- */
+
+static void session_copy_name(struct session *s, const char *name)
+{
+        size_t i;
+
+        for (i = 0; name[i] && i < sizeof(s->name) - 1; i++)
+                s->name[i] = (unsigned char)name[i] < ' ' || (unsigned char)name[i] > '~' ? '?' : name[i];
+        s->name[i] = '\0';
+}
+
+static int session_find_share(const struct session *s, const char *partition, size_t *ret)
+{
+        for (size_t i = 0; i < s->tenant->n_quotas; i++) {
+                if (partition[0] == '\0' || strcmp(partition, s->tenant->quotas[i]->partition->name) == 0) {
+                        *ret = i;
+                        return 0;
+                }
+        }
+        return -ENOENT;
+}
+
+static void session_forget_tenant(struct session *s)
+{
+        if (!s->tenant)
+                return;
+        for (size_t i = 0; s->shares && i < s->tenant->n_quotas; i++) {
+                if (s->shares[i].joined) {
+                        quota_closing(s->shares[i].quota);
+                        quota_leave(s->shares[i].quota);
+                }
+                free(s->shares[i].seen);
+        }
+        free(s->shares);
+        s->shares = NULL;
+        s->tenant = NULL;
+}
+
+/* Finds the tenant and joins its quota. Refuses where that fails. */
+static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_share)
+{
+        struct broker *b = s->broker;
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        s->tenant = tenant_select(b->tenants, b->n_tenants, b->default_tenant, r->hello->tenant, &s->who, sentence,
+                                  sizeof(sentence));
+        if (!s->tenant) {
+                log_notice("pid %d refused: %s", (int)s->who.pid, sentence);
+                session_refuse(s, r->id, -EACCES, sentence);
+                return -EACCES;
+        }
+        if (s->tenant->n_quotas == 0 || session_find_share(s, r->hello->partition, ret_share) < 0) {
+                snprintf(sentence, sizeof(sentence), "tenant '%s' has no quota in partition '%.63s'; it has one in:",
+                         s->tenant->name, r->hello->partition);
+                for (size_t i = 0; i < s->tenant->n_quotas; i++) {
+                        size_t used = strlen(sentence);
+
+                        snprintf(sentence + used, sizeof(sentence) - used, " '%s'",
+                                 s->tenant->quotas[i]->partition->name);
+                }
+                session_refuse(s, r->id, -ENOENT, sentence);
+                return -ENOENT;
+        }
+        s->shares = calloc(s->tenant->n_quotas, sizeof(*s->shares));
+        if (!s->shares) {
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return -ENOMEM;
+        }
+        for (size_t i = 0; i < s->tenant->n_quotas; i++)
+                s->shares[i].quota = s->tenant->quotas[i];
+        return session_join(s, &s->shares[*ret_share], r->id);
+}
+
+static int session_write_down(struct session *s, uint8_t *ret_secret)
+{
+        struct broker *b = s->broker;
+        struct ledger_session facts = {
+                .start_time = s->who.start_time,
+                .pid = (uint32_t)s->who.pid,
+                .uid = s->who.uid,
+                .gid = s->who.gid,
+        };
+        int r;
+
+        if (getrandom(facts.secret, sizeof(facts.secret), 0) != (ssize_t)sizeof(facts.secret))
+                return -EIO;
+        if (s->tenant)
+                snprintf(facts.tenant, sizeof(facts.tenant), "%s", s->tenant->name);
+        r = ledger_session_add(b->ledger, &facts, &s->index);
+        if (r < 0)
+                return r;
+        memcpy(ret_secret, facts.secret, sizeof(facts.secret));
+        s->id = ledger_session_at(b->ledger, s->index)->id;
+        s->state = SESSION_LIVE;
+        b->sessions[s->index] = s;
+        b->n_sessions++;
+        if (s->tenant)
+                s->tenant->n_sessions++;
+        return 0;
+}
+
+static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret)
+{
+        size_t n = s->tenant ? s->tenant->n_quotas : 0;
+        Bfcd__PartitionInfo *infos = calloc(n + 1, sizeof(*infos)), **pointers = calloc(n + 1, sizeof(*pointers));
+        Bfcd__HelloReply hello = BFCD__HELLO_REPLY__INIT;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+
+        if (!infos || !pointers) {
+                s->ops->abort(s->userdata, "out of memory");
+                goto out;
+        }
+        for (size_t i = 0; i < n; i++) {
+                const struct quota *q = s->tenant->quotas[i];
+
+                bfcd__partition_info__init(&infos[i]);
+                infos[i].name = (char *)(uintptr_t)q->partition->name;
+                infos[i].device = (char *)(uintptr_t)q->partition->device_id;
+                infos[i].bytes_limit = q->account.limit_bytes;
+                pointers[i] = &infos[i];
+        }
+        hello.version = SESSION_PROTOCOL_VERSION;
+        hello.session_id = s->id;
+        hello.secret.data = secret;
+        hello.secret.len = n_secret;
+        if (s->tenant)
+                hello.tenant = (char *)(uintptr_t)s->tenant->name;
+        hello.n_partitions = n;
+        hello.partitions = pointers;
+        hello.default_partition = (uint32_t)share;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_HELLO;
+        reply.hello = &hello;
+        session_send(s, &reply);
+out:
+        free(infos);
+        free(pointers);
+}
+
+static int handle_hello(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        uint8_t secret[16];
+        size_t share = 0;
+        int result;
+
+        if (s->state != SESSION_NEW) {
+                *ret_why = "it said hello twice";
+                return -EPROTO;
+        }
+        if (r->hello->version == 0) {
+                session_refuse(s, r->id, -EPROTO, "protocol version 0 was offered; this daemon speaks 1");
+                return 0;
+        }
+        if (!s->admin && s->broker->n_sessions >= s->broker->config->max_sessions) {
+                session_refuse(s, r->id, -EDQUOT, "the daemon has as many sessions as its limit max_sessions allows");
+                return 0;
+        }
+        session_copy_name(s, r->hello->name);
+        if (!s->admin && session_admit(s, r, &share) < 0) {
+                session_forget_tenant(s);
+                return 0;
+        }
+        result = session_write_down(s, secret);
+        if (result < 0) {
+                session_forget_tenant(s);
+                session_refuse(s, r->id, result == -ENOSPC ? -EDQUOT : -ENOMEM, "the daemon's table of sessions is full");
+                return 0;
+        }
+        session_welcome(s, r->id, share, secret, sizeof(secret));
+        log_debug("session %" PRIu64 " began: tenant '%s', uid %u, pid %d, %s", s->id,
+                  s->tenant ? s->tenant->name : "(admin)", (unsigned)s->who.uid, (int)s->who.pid, s->name);
+        return 0;
+}
+
+/* ---- dispatch ------------------------------------------------------------ */
+
+typedef int (*session_handler)(struct session *s, const Bfcd__Request *r, const char **ret_why);
+
+static const session_handler handlers[] = {
+        [BFCD__REQUEST__BODY_HELLO] = handle_hello,
+        [BFCD__REQUEST__BODY_MALLOC] = handle_malloc,
+        [BFCD__REQUEST__BODY_FREE] = handle_free,
+        [BFCD__REQUEST__BODY_ACK] = handle_ack,
+        [BFCD__REQUEST__BODY_USAGE] = handle_usage,
+        [BFCD__REQUEST__BODY_LIST] = handle_list,
+        [BFCD__REQUEST__BODY_GOODBYE] = handle_goodbye,
+        [BFCD__REQUEST__BODY_RESET_PEAKS] = handle_reset_peaks,
+        [BFCD__REQUEST__BODY_SHOW_CONFIG] = handle_show_config,
+};
+
+int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
+{
+        size_t body = (size_t)request->body_case;
+        session_handler handler = body < sizeof(handlers) / sizeof(handlers[0]) ? handlers[body] : NULL;
+
+        if (!handler) {
+                *ret_why = "it sent a request without a body that this version knows";
+                return -EPROTO;
+        }
+        if (request->id == 0 && handler != handle_ack) {
+                *ret_why = "it sent a request with id 0";
+                return -EPROTO;
+        }
+        if (s->state == SESSION_NEW && handler != handle_hello) {
+                *ret_why = "its first request was no hello";
+                return -EPROTO;
+        }
+        assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);
+        return handler(s, request, ret_why);
+}
+
+/* ---- life ---------------------------------------------------------------- */
+
+int session_new(struct broker *b, bool admin, struct credentials *who, const struct session_ops *ops,
+                void *userdata, struct session **ret)
+{
+        struct session *s = calloc(1, sizeof(*s));
+
+        if (!s) {
+                free(who->gids);
+                who->gids = NULL;
+                return -ENOMEM;
+        }
+        s->broker = b;
+        s->ops = ops;
+        s->userdata = userdata;
+        s->admin = admin;
+        s->who = *who;
+        who->gids = NULL;
+        s->index = LEDGER_NONE;
+        s->born_ms = broker_now_ms();
+        TAILQ_INIT(&s->requests);
+        TAILQ_INIT(&s->deliveries);
+        *ret = s;
+        return 0;
+}
+
+size_t session_n_pending(const struct session *s)
+{
+        const struct session_delivery *d;
+        size_t n = s->n_requests;
+
+        TAILQ_FOREACH (d, &s->deliveries, link)
+                n++;
+        return n;
+}
+
+/* Nobody waits for answers any more. */
+static void session_drop_pending(struct session *s)
+{
+        struct session_request *request;
+        struct session_delivery *d;
+
+        while ((request = TAILQ_FIRST(&s->requests))) {
+                quota_cancel(&request->wait);
+                TAILQ_REMOVE(&s->requests, request, link);
+                s->n_requests--;
+                free(request);
+        }
+        while ((d = TAILQ_FIRST(&s->deliveries))) {
+                TAILQ_REMOVE(&s->deliveries, d, link);
+                free(d);
+        }
+}
+
+static bool session_holds_something(const struct session *s)
+{
+        const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+
+        return record->links.n_blocks > 0 || record->links.n_exports > 0;
+}
+
+int session_hang_up(struct session *s)
+{
+        assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);
+        session_drop_pending(s);
+        if (s->state == SESSION_NEW || !session_holds_something(s)) {
+                session_close(s, "hung up");
+                return 0;
+        }
+        s->state = SESSION_QUARANTINED;
+        s->broker->n_quarantined++;
+        return 1;
+}
+
+void session_close(struct session *s, const char *why)
+{
+        if (s->state == SESSION_CLOSING)
+                return;
+        session_drop_pending(s);
+        if (s->state == SESSION_QUARANTINED)
+                s->broker->n_quarantined--;
+        if (s->state != SESSION_NEW && s->tenant) {
+                const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+
+                log_info("session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
+                         " blocks of %" PRIu64 " bytes, peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
+                         " refusals",
+                         s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
+                         record->links.n_blocks, s->bytes_in_use, s->peak_bytes_in_use, s->n_allocs, s->n_refusals);
+                for (size_t i = 0; i < s->tenant->n_quotas; i++)
+                        if (s->shares[i].joined)
+                                quota_closing(s->shares[i].quota);
+        }
+        s->state = SESSION_CLOSING;
+}
+
+/* The last step: the session leaves its quotas and the ledger. */
+static void session_strike(struct session *s)
+{
+        struct broker *b = s->broker;
+
+        if (s->index == LEDGER_NONE)
+                return;
+        if (s->tenant) {
+                s->tenant->n_sessions--;
+                for (size_t i = 0; i < s->tenant->n_quotas; i++) {
+                        free(s->shares[i].seen);
+                        if (s->shares[i].joined)
+                                quota_leave(s->shares[i].quota);
+                }
+                free(s->shares);
+                s->shares = NULL;
+        }
+        ledger_session_clear(b->ledger, s->index);
+        b->sessions[s->index] = NULL;
+        b->n_sessions--;
+        s->index = LEDGER_NONE;
+}
+
+int session_reap(struct session *s, size_t n_blocks)
+{
+        struct ledger *ledger = s->broker->ledger;
+        struct ledger_session *record;
+
+        assert(s->state == SESSION_CLOSING);
+        if (s->index == LEDGER_NONE)
+                return 0;
+        record = ledger_session_at(ledger, s->index);
+        for (; n_blocks > 0 && record->links.first_block != LEDGER_NONE; n_blocks--)
+                session_free_block(s, record->links.first_block);
+        for (; n_blocks > 0 && record->links.first_export != LEDGER_NONE; n_blocks--)
+                ledger_export_clear(ledger, record->links.first_export);
+        if (record->links.first_block != LEDGER_NONE || record->links.first_export != LEDGER_NONE)
+                return 1;
+        session_strike(s);
+        if (s->goodbye)
+                session_done(s, s->goodbye_id);
+        return 0;
+}
+
+struct session *session_free(struct session *s)
+{
+        if (!s)
+                return NULL;
+        assert(s->index == LEDGER_NONE);
+        assert(TAILQ_EMPTY(&s->requests) && TAILQ_EMPTY(&s->deliveries));
+        free(s->who.gids);
+        free(s);
+        return NULL;
+}
+
+const char *session_state_name(const struct session *s)
+{
+        switch (s->state) {
+        case SESSION_NEW:
+                return "new";
+        case SESSION_LIVE:
+                return "live";
+        case SESSION_QUARANTINED:
+                return "quarantined";
+        case SESSION_CLOSING:
+                return "closing";
+        }
+        return "?";
+}

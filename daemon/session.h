@@ -1,0 +1,110 @@
+/* A session: one client process, from its hello to the moment when nothing of
+ * it is left. It turns requests into replies and touches no socket: whoever owns
+ * the connection (or a test) gives it decoded requests and takes its replies.
+ *
+ * States:  NEW -> LIVE -> [QUARANTINED ->] CLOSING -> ended
+ * QUARANTINED: the peer hung up without a goodbye and its process may still
+ * live; it keeps what it holds until session_close(). CLOSING: blocks are freed
+ * in slices, so that a mass death does not hold up the others.
+ *
+ * Invariant: bytes_in_use and the ledger's list of the session's blocks agree;
+ * an extent is exported to a session exactly if its slot says so.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_SESSION_H
+#define BFCD_SESSION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/broker.h"
+#include "proto/bfcd.pb-c.h"
+
+#define SESSION_PROTOCOL_VERSION 1u
+#define SESSION_MAX_PENDING 64u  /* requests that wait; the connection reads no more then */
+#define SESSION_MAX_UNACKED 64u  /* extents sent and not acknowledged */
+#define SESSION_REAP_SLICE 256u  /* blocks freed in one turn of the loop */
+
+enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLOSING };
+
+/* How replies leave. send() must not end the session; fds are borrowed. It is
+ * called inside session_handle() and inside broker_poll(). abort(): the session
+ * cannot go on, close the connection (later, not inside this call). */
+struct session_ops {
+        void (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
+        void (*abort)(void *userdata, const char *why);
+};
+
+/* What a session has to do with one quota. */
+struct session_share {
+        struct quota *quota;
+        bool joined;
+        uint64_t *seen; /* by slot: the id of the extent that was exported, or 0 */
+        size_t n_seen;
+};
+
+struct session_request; /* a malloc that waits for room */
+struct session_delivery; /* a block whose extents are being sent */
+TAILQ_HEAD(session_request_list, session_request);
+TAILQ_HEAD(session_delivery_list, session_delivery);
+
+struct session {
+        struct broker *broker;
+        const struct session_ops *ops;
+        void *userdata;
+        enum session_state state;
+        bool admin;
+        bool goodbye; /* it said so: nothing of it is mapped any more */
+        uint64_t goodbye_id; /* of the request, answered when all is freed */
+        struct credentials who;
+        struct tenant *tenant; /* NULL before the hello, and for admins */
+        uint32_t index;        /* in the ledger; LEDGER_NONE before the hello */
+        uint64_t id;
+        char name[64];
+        uint64_t born_ms;
+        struct session_share *shares; /* one for each quota of the tenant */
+        struct session_request_list requests;
+        size_t n_requests;
+        struct session_delivery_list deliveries;
+        uint64_t sequence;       /* of the last Extents message */
+        uint64_t acked_sequence;
+        uint32_t n_unacked;      /* extents */
+        uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
+        uint64_t bytes_in_use;
+        uint64_t peak_bytes_in_use;
+        uint64_t n_allocs;
+        uint64_t n_refusals;
+        uint64_t logged_ms; /* when a refusal was logged last */
+};
+
+/* who: taken over, also on failure. admin: came in by the admin socket. */
+int session_new(struct broker *b, bool admin, struct credentials *who, const struct session_ops *ops,
+                void *userdata, struct session **ret);
+
+/* Handles one request of a NEW or LIVE session; replies go by ops->send(), now
+ * or later. 0; a negative errno is a violation of the protocol: end the
+ * session; *ret_why says which. After a goodbye the session is CLOSING: reap it. */
+int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why);
+
+/* Requests that have not been answered. */
+size_t session_n_pending(const struct session *s);
+
+/* The connection of a NEW or LIVE session is gone. 0: nothing is held, the
+ * session is CLOSING. 1: QUARANTINED: call session_close() when the process has
+ * exited or the time is up. */
+int session_hang_up(struct session *s);
+
+/* Begins to free all it holds. `why` for the log. */
+void session_close(struct session *s, const char *why);
+
+/* Frees at most n_blocks; 0: all is gone, 1: call again. */
+int session_reap(struct session *s, size_t n_blocks);
+
+/* The session must be NEW, or reaped. Takes NULL. */
+struct session *session_free(struct session *s);
+
+const char *session_state_name(const struct session *s);
+
+#endif

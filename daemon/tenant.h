@@ -1,0 +1,43 @@
+/* A tenant: who is charged, and how the kernel's word about a process (uid, gid,
+ * supplementary groups) names it. Nothing that the process says itself counts.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_TENANT_H
+#define BFCD_TENANT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/config.h"
+#include "daemon/quota.h"
+
+/* A peer as the kernel describes it. */
+struct credentials {
+        pid_t pid; /* 0: not visible from here (another PID namespace) */
+        uid_t uid;
+        gid_t gid;
+        gid_t *gids; /* supplementary, owned */
+        size_t n_gids;
+        uint64_t start_time; /* of the process; 0: unknown */
+};
+
+struct tenant {
+        const struct config_tenant *config;
+        const char *name;
+        struct quota **quotas; /* in the config's order */
+        size_t n_quotas;
+        size_t n_sessions;
+};
+
+bool tenant_matches(const struct tenant *t, const struct credentials *who);
+
+/* The first tenant in the list that matches; where `name` is not empty, the one
+ * of that name among those that match. NULL: none, and `*ret_sentence` (static
+ * size, owned by the caller) says what would match. `fallback`: the default
+ * tenant, or NULL. */
+struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback, const char *name,
+                             const struct credentials *who, char *ret_sentence, size_t n_sentence);
+
+#endif
