@@ -1,0 +1,776 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ledger against a plain model, at its limits, and under SIGKILL. */
+#include "daemon/ledger.h"
+#include "tests/suite.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+}
+
+static void teardown(void)
+{
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+/* xorshift64*: the same operations on every machine. */
+static uint64_t next_random(uint64_t *state)
+{
+        *state ^= *state >> 12;
+        *state ^= *state << 25;
+        *state ^= *state >> 27;
+        return *state * UINT64_C(2685821657736338717);
+}
+
+static uint32_t random_below(uint64_t *state, uint32_t n)
+{
+        return (uint32_t)(next_random(state) >> 33) % n;
+}
+
+static void assert_sound(const struct ledger *l)
+{
+        const char *why = "";
+        int r = ledger_check(l, &why);
+
+        if (r != 0)
+                ck_abort_msg("ledger_check: %d: %s", r, why);
+}
+
+static struct ledger *make(uint32_t n_quotas, uint32_t n_sessions, uint32_t n_extents, uint32_t n_exports,
+                           uint32_t n_blocks)
+{
+        struct ledger_limits limits = { n_quotas, n_sessions, n_extents, n_exports, n_blocks };
+        struct ledger *l = NULL;
+
+        ck_assert_int_eq(ledger_new(&limits, &l), 0);
+        assert_sound(l);
+        return l;
+}
+
+static uint32_t add_quota(struct ledger *l)
+{
+        struct ledger_quota q = { .tenant = "vision", .partition = "train", .extent_bytes = 2 << 20 };
+        uint32_t i = LEDGER_NONE;
+
+        ck_assert_int_eq(ledger_quota_add(l, &q, &i), 0);
+        return i;
+}
+
+static uint32_t add_session(struct ledger *l)
+{
+        struct ledger_session s = { .secret = "fifteen letters", .pid = 7, .uid = 8, .tenant = "vision" };
+        uint32_t i = LEDGER_NONE;
+
+        ck_assert_int_eq(ledger_session_add(l, &s, &i), 0);
+        return i;
+}
+
+static uint32_t add_block(struct ledger *l, uint32_t session, uint32_t quota)
+{
+        struct ledger_block b = { .n_bytes = 256, .n_requested = 200, .session = session, .quota = quota };
+        uint32_t i = LEDGER_NONE;
+
+        ck_assert_int_eq(ledger_block_add(l, &b, &i), 0);
+        return i;
+}
+
+/* ---- against a model ------------------------------------------------------ */
+
+enum { M_QUOTAS = 3, M_SESSIONS = 9, M_EXTENTS = 17, M_EXPORTS = 60, M_BLOCKS = 120, M_OPERATIONS = 60000 };
+
+/* What must be in the ledger, at the same indices; id 0: nothing. */
+struct model {
+        struct ledger_session sessions[M_SESSIONS];
+        struct ledger_extent extents[M_EXTENTS];
+        struct ledger_export exports[M_EXPORTS];
+        struct ledger_block blocks[M_BLOCKS];
+        uint32_t n_sessions, n_extents, n_exports, n_blocks;
+        uint64_t last_session, last_extent, last_export; /* the highest id seen */
+        uint64_t last_block[M_BLOCKS];                   /* the last id at each index */
+};
+
+static void clear_blocks(struct model *m, struct ledger *l, uint32_t session)
+{
+        for (uint32_t i = 0; i < M_BLOCKS; i++) {
+                if (m->blocks[i].id == 0 || m->blocks[i].session != session)
+                        continue;
+                ledger_block_clear(l, i);
+                m->blocks[i].id = 0;
+                m->n_blocks--;
+        }
+}
+
+/* LEDGER_NONE: of any */
+static void clear_exports(struct model *m, struct ledger *l, uint32_t session, uint32_t extent)
+{
+        for (uint32_t i = 0; i < M_EXPORTS; i++) {
+                if (m->exports[i].id == 0 || (session != LEDGER_NONE && m->exports[i].session != session) ||
+                    (extent != LEDGER_NONE && m->exports[i].extent != extent))
+                        continue;
+                ledger_export_clear(l, i);
+                m->exports[i].id = 0;
+                m->n_exports--;
+        }
+}
+
+static void model_session(struct model *m, struct ledger *l, uint64_t *rnd)
+{
+        uint32_t i = random_below(rnd, M_SESSIONS);
+        struct ledger_session facts = { .pid = (uint32_t)next_random(rnd), .start_time = next_random(rnd) };
+
+        if (m->sessions[i].id != 0 && random_below(rnd, 8) == 0) {
+                clear_blocks(m, l, i);
+                clear_exports(m, l, i, LEDGER_NONE);
+                ledger_session_clear(l, i);
+                m->sessions[i].id = 0;
+                m->n_sessions--;
+        } else if (m->n_sessions == M_SESSIONS) {
+                ck_assert_int_eq(ledger_session_add(l, &facts, &i), -ENOSPC);
+        } else {
+                ck_assert_int_eq(ledger_session_add(l, &facts, &i), 0);
+                ck_assert(i < M_SESSIONS && m->sessions[i].id == 0);
+                facts.id = ledger_session_at(l, i)->id;
+                ck_assert(facts.id > m->last_session);
+                m->last_session = facts.id;
+                m->sessions[i] = facts;
+                m->n_sessions++;
+        }
+}
+
+static void model_extent(struct model *m, struct ledger *l, uint64_t *rnd)
+{
+        uint32_t i = random_below(rnd, M_EXTENTS);
+        struct ledger_extent facts = { .offset = next_random(rnd),
+                                       .n_bytes = next_random(rnd),
+                                       .quota = random_below(rnd, M_QUOTAS),
+                                       .fd = (int32_t)random_below(rnd, 1000) };
+
+        if (m->extents[i].id != 0 && random_below(rnd, 4) == 0) {
+                clear_exports(m, l, LEDGER_NONE, i);
+                ledger_extent_clear(l, i);
+                m->extents[i].id = 0;
+                m->n_extents--;
+        } else if (m->n_extents == M_EXTENTS) {
+                ck_assert_int_eq(ledger_extent_add(l, &facts, &i), -ENOSPC);
+        } else {
+                ck_assert_int_eq(ledger_extent_add(l, &facts, &i), 0);
+                ck_assert(i < M_EXTENTS && m->extents[i].id == 0);
+                facts.id = ledger_extent_at(l, i)->id;
+                ck_assert(facts.id > m->last_extent);
+                m->last_extent = facts.id;
+                m->extents[i] = facts;
+                m->n_extents++;
+        }
+}
+
+static void model_export(struct model *m, struct ledger *l, uint64_t *rnd)
+{
+        uint32_t session = random_below(rnd, M_SESSIONS);
+        uint32_t extent = random_below(rnd, M_EXTENTS);
+        uint32_t i = random_below(rnd, M_EXPORTS);
+
+        if (m->exports[i].id != 0 && random_below(rnd, 2) == 0) {
+                ledger_export_clear(l, i);
+                m->exports[i].id = 0;
+                m->n_exports--;
+        } else if (m->sessions[session].id == 0 || m->extents[extent].id == 0) {
+                return;
+        } else if (m->n_exports == M_EXPORTS) {
+                ck_assert_int_eq(ledger_export_add(l, session, extent, &i), -ENOSPC);
+        } else {
+                ck_assert_int_eq(ledger_export_add(l, session, extent, &i), 0);
+                ck_assert(i < M_EXPORTS && m->exports[i].id == 0);
+                m->exports[i].id = ledger_export_at(l, i)->id;
+                ck_assert(m->exports[i].id > m->last_export);
+                m->last_export = m->exports[i].id;
+                m->exports[i].session = session;
+                m->exports[i].extent = extent;
+                m->n_exports++;
+        }
+}
+
+static void model_block(struct model *m, struct ledger *l, uint64_t *rnd)
+{
+        uint32_t session = random_below(rnd, M_SESSIONS);
+        uint32_t i = random_below(rnd, M_BLOCKS);
+        struct ledger_block facts = { .offset = next_random(rnd),
+                                      .n_bytes = next_random(rnd),
+                                      .n_requested = next_random(rnd),
+                                      .born_ms = next_random(rnd),
+                                      .session = session,
+                                      .quota = random_below(rnd, M_QUOTAS),
+                                      .handle = next_random(rnd) };
+
+        if (m->blocks[i].id != 0 && random_below(rnd, 2) == 0) {
+                ck_assert_uint_eq(ledger_block_find(l, m->blocks[i].id), i);
+                ledger_block_clear(l, i);
+                m->blocks[i].id = 0;
+                m->n_blocks--;
+        } else if (m->sessions[session].id == 0) {
+                return;
+        } else if (m->n_blocks == M_BLOCKS) {
+                ck_assert_int_eq(ledger_block_add(l, &facts, &i), -ENOSPC);
+        } else {
+                ck_assert_int_eq(ledger_block_add(l, &facts, &i), 0);
+                ck_assert(i < M_BLOCKS && m->blocks[i].id == 0);
+                facts.id = ledger_block_at(l, i)->id;
+                ck_assert(facts.id > m->last_block[i]); /* never the same again */
+                m->last_block[i] = facts.id;
+                m->blocks[i] = facts;
+                m->n_blocks++;
+        }
+}
+
+static void compare_block(const struct model *m, struct ledger *l, uint32_t i)
+{
+        const struct ledger_block *want = &m->blocks[i];
+        const struct ledger_block *b;
+
+        if (want->id == 0) {
+                ck_assert_uint_eq(ledger_block_find(l, m->last_block[i]), LEDGER_NONE);
+                return;
+        }
+        ck_assert_uint_eq(ledger_block_find(l, want->id), i);
+        b = ledger_block_at(l, i);
+        ck_assert(b->offset == want->offset && b->n_bytes == want->n_bytes &&
+                  b->n_requested == want->n_requested && b->born_ms == want->born_ms &&
+                  b->session == want->session && b->quota == want->quota && b->handle == want->handle);
+}
+
+/* What a walk over the lists finds is what the model holds. */
+static void compare_session(const struct model *m, struct ledger *l, uint32_t i)
+{
+        const struct ledger_session *s;
+        uint32_t n_blocks = 0;
+        uint32_t n_exports = 0;
+
+        if (m->sessions[i].id == 0)
+                return;
+        s = ledger_session_at(l, i);
+        ck_assert(s->pid == m->sessions[i].pid && s->start_time == m->sessions[i].start_time);
+        for (uint32_t b = s->links.first_block; b != LEDGER_NONE;
+             b = ledger_block_at(l, b)->links.next_of_session) {
+                ck_assert(m->blocks[b].id != 0 && m->blocks[b].session == i);
+                n_blocks++;
+        }
+        for (uint32_t x = s->links.first_export; x != LEDGER_NONE;
+             x = ledger_export_at(l, x)->links.next_of_session) {
+                ck_assert(m->exports[x].id != 0 && m->exports[x].session == i);
+                n_exports++;
+        }
+        ck_assert_uint_eq(n_blocks, s->links.n_blocks);
+        ck_assert_uint_eq(n_exports, s->links.n_exports);
+}
+
+static void compare_walks(const struct model *m, struct ledger *l)
+{
+        uint32_t n = 0;
+
+        for (uint32_t i = ledger_block_next(l, 0); i != LEDGER_NONE; i = ledger_block_next(l, i + 1), n++)
+                ck_assert(m->blocks[i].id != 0);
+        ck_assert_uint_eq(n, m->n_blocks);
+        n = 0;
+        for (uint32_t i = ledger_extent_next(l, 0); i != LEDGER_NONE; i = ledger_extent_next(l, i + 1), n++) {
+                const struct ledger_extent *e = ledger_extent_at(l, i);
+
+                ck_assert(m->extents[i].offset == e->offset && m->extents[i].n_bytes == e->n_bytes &&
+                          m->extents[i].quota == e->quota && m->extents[i].fd == e->fd);
+        }
+        ck_assert_uint_eq(n, m->n_extents);
+        n = 0;
+        for (uint32_t i = ledger_session_next(l, 0); i != LEDGER_NONE; i = ledger_session_next(l, i + 1), n++)
+                ck_assert(m->sessions[i].id != 0);
+        ck_assert_uint_eq(n, m->n_sessions);
+}
+
+static void compare(const struct model *m, struct ledger *l)
+{
+        struct ledger_counts c;
+
+        ledger_count(l, &c);
+        ck_assert_uint_eq(c.n_quotas, M_QUOTAS);
+        ck_assert_uint_eq(c.n_sessions, m->n_sessions);
+        ck_assert_uint_eq(c.n_extents, m->n_extents);
+        ck_assert_uint_eq(c.n_exports, m->n_exports);
+        ck_assert_uint_eq(c.n_blocks, m->n_blocks);
+        for (uint32_t i = 0; i < M_BLOCKS; i++)
+                compare_block(m, l, i);
+        for (uint32_t i = 0; i < M_SESSIONS; i++)
+                compare_session(m, l, i);
+        compare_walks(m, l);
+}
+
+START_TEST(test_random_operations)
+{
+        struct ledger *l = make(M_QUOTAS, M_SESSIONS, M_EXTENTS, M_EXPORTS, M_BLOCKS);
+        struct model *m = calloc(1, sizeof(*m));
+        uint64_t rnd = UINT64_C(20240607) + (uint64_t)_i;
+
+        ck_assert_ptr_nonnull(m);
+        for (int i = 0; i < M_QUOTAS; i++)
+                add_quota(l);
+        for (int i = 0; i < M_OPERATIONS; i++) {
+                uint32_t what = random_below(&rnd, 64);
+
+                if (what == 0)
+                        model_session(m, l, &rnd);
+                else if (what < 3)
+                        model_extent(m, l, &rnd);
+                else if (what < 20)
+                        model_export(m, l, &rnd);
+                else
+                        model_block(m, l, &rnd);
+                assert_sound(l);
+                if (i % 16 == 0)
+                        compare(m, l);
+        }
+        compare(m, l);
+        free(m);
+        ledger_free(l);
+}
+END_TEST
+
+/* ---- at its limits -------------------------------------------------------- */
+
+START_TEST(test_limits_refused)
+{
+        struct ledger_limits none[] = { { 0, 1, 1, 1, 1 },
+                                        { 1, 0, 1, 1, 1 },
+                                        { 1, 1, 0, 1, 1 },
+                                        { 1, 1, 1, 0, 1 },
+                                        { 1, 1, 1, 1, LEDGER_NONE } };
+        struct ledger *l = NULL;
+
+        for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
+                ck_assert_int_eq(ledger_new(&none[i], &l), -EINVAL);
+                ck_assert_ptr_null(l);
+        }
+        ck_assert_ptr_null(ledger_free(NULL));
+}
+END_TEST
+
+START_TEST(test_full_tables)
+{
+        struct ledger *l = make(1, 2, 1, 2, 3);
+        struct ledger_quota q = { .extent_bytes = 1 };
+        struct ledger_session s = { .pid = 1 };
+        struct ledger_extent e = { .n_bytes = 1 };
+        struct ledger_block b = { .n_bytes = 1 };
+        uint32_t i = 77;
+
+        add_quota(l);
+        ck_assert_int_eq(ledger_quota_add(l, &q, &i), -ENOSPC);
+        add_session(l);
+        add_session(l);
+        ck_assert_int_eq(ledger_session_add(l, &s, &i), -ENOSPC);
+        ck_assert_int_eq(ledger_extent_add(l, &e, &i), 0);
+        i = 77;
+        ck_assert_int_eq(ledger_extent_add(l, &e, &i), -ENOSPC);
+        ck_assert_int_eq(ledger_export_add(l, 0, 0, &(uint32_t){ 0 }), 0);
+        ck_assert_int_eq(ledger_export_add(l, 1, 0, &(uint32_t){ 0 }), 0);
+        ck_assert_int_eq(ledger_export_add(l, 1, 0, &i), -ENOSPC);
+        for (uint32_t n = 0; n < 3; n++)
+                ck_assert_uint_eq(add_block(l, n % 2, 0), n);
+        ck_assert_int_eq(ledger_block_add(l, &b, &i), -ENOSPC);
+        ck_assert_uint_eq(i, 77); /* untouched on failure */
+        assert_sound(l);
+        ledger_block_clear(l, 1);
+        ck_assert_uint_eq(add_block(l, 0, 0), 1);
+        assert_sound(l);
+        ledger_free(l);
+}
+END_TEST
+
+START_TEST(test_facts_are_copied)
+{
+        struct ledger *l = make(2, 2, 2, 2, 2);
+        struct ledger_quota q = { .id = 99, .extent_bytes = 5, .lifetime_peak_in_use = 6 };
+        struct ledger_session s = { .id = 99, .uid = 3, .links = { 1, 1, 1, 1 } };
+        uint32_t i;
+
+        memset(q.tenant, 'x', sizeof(q.tenant)); /* no NUL */
+        memset(q.partition, 'y', sizeof(q.partition));
+        memset(s.tenant, 'z', sizeof(s.tenant));
+        ck_assert_int_eq(ledger_quota_add(l, &q, &i), 0);
+        ck_assert_uint_eq(ledger_quota_at(l, i)->id, 1);
+        ck_assert_uint_eq(ledger_quota_at(l, i)->extent_bytes, 5);
+        ck_assert_uint_eq(ledger_quota_at(l, i)->lifetime_peak_in_use, 6);
+        ck_assert_uint_eq(strlen(ledger_quota_at(l, i)->tenant), LEDGER_NAME_BYTES - 1);
+        ck_assert_uint_eq(strlen(ledger_quota_at(l, i)->partition), LEDGER_NAME_BYTES - 1);
+        ck_assert_int_eq(ledger_session_add(l, &s, &i), 0);
+        ck_assert_uint_eq(ledger_session_at(l, i)->uid, 3);
+        ck_assert_uint_eq(ledger_session_at(l, i)->links.first_block, LEDGER_NONE);
+        ck_assert_uint_eq(ledger_session_at(l, i)->links.n_exports, 0);
+        ck_assert_uint_eq(strlen(ledger_session_at(l, i)->tenant), LEDGER_NAME_BYTES - 1);
+        ledger_free(l);
+}
+END_TEST
+
+START_TEST(test_quota_reused)
+{
+        struct ledger *l = make(2, 1, 1, 1, 1);
+        struct ledger_counts c;
+
+        ck_assert_uint_eq(add_quota(l), 0);
+        ck_assert_uint_eq(add_quota(l), 1);
+        ledger_quota_clear(l, 0);
+        assert_sound(l);
+        ck_assert_uint_eq(add_quota(l), 0);
+        ck_assert_uint_eq(ledger_quota_at(l, 0)->id, 3);
+        ck_assert_uint_eq(ledger_quota_at(l, 0)->extent_bytes, 2 << 20);
+        ledger_count(l, &c);
+        ck_assert_uint_eq(c.n_quotas, 2);
+        assert_sound(l);
+        ledger_free(l);
+}
+END_TEST
+
+START_TEST(test_secret_is_wiped)
+{
+        struct ledger *l = make(1, 1, 1, 1, 1);
+        const uint8_t nothing[16] = { 0 };
+        const struct ledger_session *s = ledger_session_at(l, add_session(l));
+
+        ck_assert_mem_ne(s->secret, nothing, sizeof(nothing));
+        ledger_session_clear(l, 0);
+        ck_assert_mem_eq(s->secret, nothing, sizeof(nothing));
+        ledger_free(l);
+}
+END_TEST
+
+START_TEST(test_find_foreign)
+{
+        struct ledger *l = make(1, 1, 1, 1, 16);
+        uint64_t rnd = 4711;
+        uint64_t id;
+
+        add_quota(l);
+        add_session(l);
+        for (int i = 0; i < 4; i++)
+                add_block(l, 0, 0);
+        id = ledger_block_at(l, 3)->id;
+        ck_assert_uint_eq(ledger_block_find(l, id), 3);
+        ck_assert_uint_eq(ledger_block_find(l, 0), LEDGER_NONE);
+        ck_assert_uint_eq(ledger_block_find(l, 3), LEDGER_NONE); /* generation 0 */
+        ck_assert_uint_eq(ledger_block_find(l, id + (UINT64_C(1) << 32)), LEDGER_NONE);
+        ck_assert_uint_eq(ledger_block_find(l, id + 1), LEDGER_NONE);  /* never touched */
+        ck_assert_uint_eq(ledger_block_find(l, id + 13), LEDGER_NONE); /* outside of the table */
+        ck_assert_uint_eq(ledger_block_find(l, UINT64_MAX), LEDGER_NONE);
+        ledger_block_clear(l, 3);
+        ck_assert_uint_eq(ledger_block_find(l, id), LEDGER_NONE); /* freed */
+        ck_assert_uint_eq(ledger_block_find(l, 3), LEDGER_NONE);
+        ck_assert_uint_eq(ledger_block_find(l, 0), LEDGER_NONE);
+        ck_assert_uint_eq(add_block(l, 0, 0), 3);
+        ck_assert_uint_eq(ledger_block_find(l, id), LEDGER_NONE); /* somebody else's by now */
+        ledger_block_clear(l, 0);
+        ck_assert_uint_eq(ledger_block_find(l, 0), LEDGER_NONE); /* the id of a free record is 0 */
+        for (int i = 0; i < 100000; i++) {
+                uint32_t index = ledger_block_find(l, next_random(&rnd));
+
+                ck_assert(index == LEDGER_NONE || index < 4);
+        }
+        ledger_free(l);
+}
+END_TEST
+
+START_TEST(test_generation_wraps)
+{
+        struct ledger *l = make(1, 1, 1, 1, 2);
+        struct ledger_block b = { .n_bytes = 1 };
+        struct ledger_counts c;
+        uint32_t i;
+
+        add_quota(l);
+        add_session(l);
+        add_block(l, 0, 0);
+        ledger_block_at(l, 0)->links.generation = UINT32_MAX; /* as after 2^32 - 2 lives */
+        ledger_block_clear(l, 0);
+        assert_sound(l);
+        ck_assert_uint_eq(add_block(l, 0, 0), 0);
+        ck_assert_uint_eq(ledger_block_at(l, 0)->id, (uint64_t)UINT32_MAX << 32);
+        assert_sound(l);
+        ledger_block_clear(l, 0); /* retired */
+        assert_sound(l);
+        ck_assert_uint_eq(add_block(l, 0, 0), 1);
+        ck_assert_int_eq(ledger_block_add(l, &b, &i), -ENOSPC);
+        ledger_block_clear(l, 1);
+        ck_assert_uint_eq(add_block(l, 0, 0), 1);
+        ledger_count(l, &c);
+        ck_assert_uint_eq(c.n_blocks, 1);
+        assert_sound(l);
+        ledger_free(l);
+}
+END_TEST
+
+START_TEST(test_sealed_and_sparse)
+{
+        struct ledger *l = make(1024, 65536, 65536, 1 << 20, 16777216);
+        int seals = fcntl(ledger_fd(l), F_GET_SEALS);
+        struct stat st;
+
+        ck_assert_int_eq(seals, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
+        ck_assert_int_eq(fcntl(ledger_fd(l), F_GETFD), FD_CLOEXEC);
+        ck_assert_int_eq(ftruncate(ledger_fd(l), 0), -1);
+        add_quota(l);
+        add_session(l);
+        for (int i = 0; i < 1000; i++)
+                add_block(l, 0, 0);
+        ck_assert_int_eq(fstat(ledger_fd(l), &st), 0);
+        ck_assert(st.st_size > (off_t)16777216 * 72);
+        ck_assert(st.st_blocks * 512 < 256 * 1024); /* 72 kB of blocks and a few pages */
+        assert_sound(l);
+        ledger_free(l);
+}
+END_TEST
+
+/* ledger_check() is only worth something if it finds damage. */
+START_TEST(test_check_finds_damage)
+{
+        struct ledger *l = make(2, 2, 2, 4, 8);
+        struct ledger_extent e = { .n_bytes = 1 };
+        const char *why = NULL;
+        uint32_t i;
+
+        add_quota(l);
+        add_session(l);
+        add_session(l);
+        for (int n = 0; n < 4; n++)
+                add_block(l, 0, 0);
+        ck_assert_int_eq(ledger_extent_add(l, &e, &i), 0);
+        ck_assert_int_eq(ledger_export_add(l, 0, 0, &i), 0);
+        assert_sound(l);
+
+        ledger_block_at(l, 2)->session = 1;
+        ck_assert_int_eq(ledger_check(l, &why), -EBADMSG);
+        ck_assert_ptr_nonnull(strstr(why, "another session's block"));
+        ledger_block_at(l, 2)->session = 0;
+        ledger_block_at(l, 2)->links.prev_of_session = 0;
+        ck_assert_int_eq(ledger_check(l, &why), -EBADMSG);
+        ck_assert_ptr_nonnull(strstr(why, "list of blocks is broken"));
+        ledger_block_at(l, 2)->links.prev_of_session = 3;
+        ledger_session_at(l, 0)->links.n_blocks = 3;
+        ck_assert_int_eq(ledger_check(l, &why), -EBADMSG);
+        ledger_session_at(l, 0)->links.n_blocks = 4;
+        ledger_block_at(l, 2)->id++;
+        ck_assert_int_eq(ledger_check(l, &why), -EBADMSG);
+        ck_assert_ptr_nonnull(strstr(why, "names another index"));
+        ledger_block_at(l, 2)->id--;
+        ledger_extent_at(l, 0)->links.n_exports = 0;
+        ck_assert_int_eq(ledger_check(l, &why), -EBADMSG);
+        ledger_extent_at(l, 0)->links.n_exports = 1;
+        ledger_extent_at(l, 0)->id = 9;
+        ck_assert_int_eq(ledger_check(l, &why), -EBADMSG);
+        ck_assert_ptr_nonnull(strstr(why, "never given"));
+        ledger_extent_at(l, 0)->id = 1;
+        assert_sound(l);
+        ledger_free(l);
+}
+END_TEST
+
+/* ---- under SIGKILL -------------------------------------------------------- */
+
+enum { KILLS = 120, K_BLOCKS = 4, K_SESSIONS = 2 };
+
+static uint64_t mix(uint64_t x)
+{
+        x *= UINT64_C(0x9e3779b97f4a7c15);
+        return x ^ x >> 29;
+}
+
+/* Each fact follows from the offset, so a torn record shows. */
+static void make_block(struct ledger_block *b, uint64_t seed)
+{
+        b->offset = seed;
+        b->n_bytes = mix(seed + 1);
+        b->n_requested = mix(seed + 2);
+        b->born_ms = mix(seed + 3);
+        b->handle = mix(seed + 4);
+}
+
+static bool block_is_whole(const struct ledger_block *b)
+{
+        struct ledger_block want = { 0 };
+
+        make_block(&want, b->offset);
+        return b->n_bytes == want.n_bytes && b->n_requested == want.n_requested &&
+               b->born_ms == want.born_ms && b->handle == want.handle;
+}
+
+static void make_session(struct ledger_session *s, uint64_t seed)
+{
+        s->start_time = seed;
+        for (size_t i = 0; i < sizeof(s->secret); i++)
+                s->secret[i] = (uint8_t)mix(seed + i);
+        s->pid = (uint32_t)mix(seed + 100);
+        s->uid = (uint32_t)mix(seed + 101);
+        s->gid = (uint32_t)mix(seed + 102);
+        memset(s->tenant, 'a' + (int)(seed % 26), sizeof(s->tenant) - 1);
+}
+
+static bool session_is_whole(const struct ledger_session *s)
+{
+        struct ledger_session want = { 0 };
+
+        make_session(&want, s->start_time);
+        return s->pid == want.pid && s->uid == want.uid && s->gid == want.gid &&
+               memcmp(s->secret, want.secret, sizeof(s->secret)) == 0 &&
+               memcmp(s->tenant, want.tenant, sizeof(s->tenant)) == 0;
+}
+
+/* Replaces records as fast as it can until it is killed. */
+static void __attribute__((noreturn)) mutate(struct ledger *l, int started)
+{
+        struct ledger_session s = { 0 };
+        struct ledger_block b = { 0 };
+        uint64_t seed = 1;
+        uint32_t i;
+
+        alarm(20); /* should the parent die first */
+        if (write(started, "x", 1) != 1)
+                _exit(1);
+        for (;;) {
+                uint32_t victim = (uint32_t)(mix(seed) % K_BLOCKS);
+
+                ledger_block_clear(l, victim);
+                make_block(&b, ++seed);
+                if (ledger_block_add(l, &b, &i) != 0 || i != victim)
+                        _exit(1);
+                if (seed % 4 != 0)
+                        continue;
+                ledger_session_clear(l, 1);
+                make_session(&s, ++seed);
+                if (ledger_session_add(l, &s, &i) != 0 || i != 1)
+                        _exit(1);
+        }
+}
+
+static void fill_for_crash(struct ledger *l)
+{
+        struct ledger_session s = { 0 };
+        struct ledger_block b = { 0 };
+        uint32_t i;
+
+        add_quota(l);
+        for (uint64_t n = 0; n < K_SESSIONS; n++) {
+                make_session(&s, n);
+                ck_assert_int_eq(ledger_session_add(l, &s, &i), 0);
+        }
+        for (uint64_t n = 0; n < K_BLOCKS; n++) {
+                make_block(&b, n);
+                ck_assert_int_eq(ledger_block_add(l, &b, &i), 0);
+        }
+}
+
+static void run_and_kill(struct ledger *l, long delay_ns)
+{
+        struct timespec delay = { .tv_nsec = delay_ns };
+        int started[2];
+        int status;
+        pid_t pid;
+        char c;
+
+        ck_assert_int_eq(pipe2(started, O_CLOEXEC), 0);
+        pid = fork();
+        if (pid == 0)
+                mutate(l, started[1]);
+        ck_assert_int_gt(pid, 0);
+        close(started[1]);
+        ck_assert_int_eq(read(started[0], &c, 1), 1);
+        close(started[0]);
+        nanosleep(&delay, NULL);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+/* Maps the memfd anew, as a successor would, and finds the page that shows the
+ * same memory as p: a test must not know the layout to read the records. */
+static void *map_anew(const struct ledger *l, const void *p, const void *end, unsigned char **ret_map,
+                      size_t *ret_bytes)
+{
+        size_t n = (size_t)((const unsigned char *)end - (const unsigned char *)p);
+        struct stat st;
+
+        ck_assert_int_eq(fstat(ledger_fd(l), &st), 0);
+        *ret_bytes = (size_t)st.st_size;
+        *ret_map = mmap(NULL, *ret_bytes, PROT_READ, MAP_SHARED, ledger_fd(l), 0);
+        ck_assert_ptr_ne(*ret_map, MAP_FAILED);
+        for (size_t at = 0; at + n <= *ret_bytes; at += 4096)
+                if (memcmp(*ret_map + at, p, n) == 0)
+                        return *ret_map + at;
+        ck_abort_msg("the memfd does not hold the table");
+        return NULL;
+}
+
+START_TEST(test_kill_leaves_whole_records)
+{
+        uint64_t rnd = 1234567;
+        uint64_t n_given = 0;
+
+        for (int n = 0; n < KILLS; n++) {
+                struct ledger *l = make(1, K_SESSIONS, 1, 1, K_BLOCKS);
+                unsigned char *maps[2];
+                size_t n_bytes;
+                const struct ledger_session *s;
+                const struct ledger_block *b;
+
+                fill_for_crash(l);
+                s = ledger_session_at(l, 0);
+                b = ledger_block_at(l, 0);
+                run_and_kill(l, (long)random_below(&rnd, 2000000));
+                s = map_anew(l, s, s + K_SESSIONS, &maps[0], &n_bytes);
+                b = map_anew(l, b, b + K_BLOCKS, &maps[1], &n_bytes);
+                for (uint32_t i = 0; i < K_BLOCKS; i++) {
+                        if (b[i].id == 0)
+                                continue;
+                        ck_assert_uint_eq((uint32_t)b[i].id, i);
+                        ck_assert_msg(block_is_whole(&b[i]), "kill %d tore block %u", n, i);
+                        /* no later id at this index can be this one */
+                        ck_assert(b[i].links.generation > (uint32_t)(b[i].id >> 32));
+                        n_given += b[i].id >> 32;
+                }
+                for (uint32_t i = 0; i < K_SESSIONS; i++)
+                        if (s[i].id != 0)
+                                ck_assert_msg(session_is_whole(&s[i]), "kill %d tore session %u", n, i);
+                munmap(maps[0], n_bytes);
+                munmap(maps[1], n_bytes);
+                ledger_free(l);
+        }
+        ck_assert(n_given > KILLS * 1000); /* the children did work */
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("ledger");
+        TCase *t = tcase_create("ledger");
+
+        tcase_set_timeout(t, 120);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_loop_test(t, test_random_operations, 0, 3);
+        tcase_add_test(t, test_limits_refused);
+        tcase_add_test(t, test_full_tables);
+        tcase_add_test(t, test_facts_are_copied);
+        tcase_add_test(t, test_quota_reused);
+        tcase_add_test(t, test_secret_is_wiped);
+        tcase_add_test(t, test_find_foreign);
+        tcase_add_test(t, test_generation_wraps);
+        tcase_add_test(t, test_sealed_and_sparse);
+        tcase_add_test(t, test_check_finds_damage);
+        tcase_add_test(t, test_kill_leaves_whole_records);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
