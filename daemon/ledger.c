@@ -584,27 +584,25 @@ uint32_t ledger_block_find(const struct ledger *l, uint64_t id)
         return index;
 }
 
+/* The next index in use at or after `from`, or LEDGER_NONE. */
 static uint32_t table_next(const struct table *t, uint32_t from)
 {
         for (uint32_t i = from; i < t->n_touched; i++)
-                if (record_id(t, i) != 0)
+                if (in_use(t, i))
                         return i;
         return LEDGER_NONE;
 }
 
-uint32_t ledger_session_next(const struct ledger *l, uint32_t from)
+uint32_t ledger_block_end(const struct ledger *l)
 {
-        return table_next(&l->tables[TABLE_SESSION], from);
+        return l->tables[TABLE_BLOCK].n_touched;
 }
 
-uint32_t ledger_extent_next(const struct ledger *l, uint32_t from)
+const struct ledger_block *ledger_block_get(struct ledger *l, uint32_t index)
 {
-        return table_next(&l->tables[TABLE_EXTENT], from);
-}
+        const struct table *t = &l->tables[TABLE_BLOCK];
 
-uint32_t ledger_block_next(const struct ledger *l, uint32_t from)
-{
-        return table_next(&l->tables[TABLE_BLOCK], from);
+        return in_use(t, index) ? ledger_block_at(l, index) : NULL;
 }
 
 void ledger_count(const struct ledger *l, struct ledger_counts *ret)
@@ -775,14 +773,14 @@ static const char *check_lists(const struct ledger *l)
         uint64_t n_of_extents = 0;
         const char *why = NULL;
 
-        for (uint32_t i = ledger_session_next(l, 0); !why && i != LEDGER_NONE;
-             i = ledger_session_next(l, i + 1)) {
+        for (uint32_t i = table_next(&l->tables[TABLE_SESSION], 0); !why && i != LEDGER_NONE;
+             i = table_next(&l->tables[TABLE_SESSION], i + 1)) {
                 why = check_session_blocks(l, i, &n_blocks);
                 if (!why)
                         why = check_session_exports(l, i, &n_of_sessions);
         }
-        for (uint32_t i = ledger_extent_next(l, 0); !why && i != LEDGER_NONE;
-             i = ledger_extent_next(l, i + 1))
+        for (uint32_t i = table_next(&l->tables[TABLE_EXTENT], 0); !why && i != LEDGER_NONE;
+             i = table_next(&l->tables[TABLE_EXTENT], i + 1))
                 why = check_extent(l, i, &n_of_extents);
         if (why)
                 return why;

@@ -136,10 +136,10 @@ struct ledger_block *ledger_block_at(struct ledger *l, uint32_t index);
  * never given or freed already. Safe with any number from outside. */
 uint32_t ledger_block_find(const struct ledger *l, uint64_t id);
 
-/* The next index in use at or after `from`, or LEDGER_NONE. For lists. */
-uint32_t ledger_session_next(const struct ledger *l, uint32_t from);
-uint32_t ledger_extent_next(const struct ledger *l, uint32_t from);
-uint32_t ledger_block_next(const struct ledger *l, uint32_t from);
+/* For lists, which look at a bounded number of records: one past the last index
+ * ever used, and the record at an index, NULL where it is free. */
+uint32_t ledger_block_end(const struct ledger *l);
+const struct ledger_block *ledger_block_get(struct ledger *l, uint32_t index);
 
 struct ledger_counts { /* records in use */
         uint32_t n_quotas, n_sessions, n_extents, n_exports, n_blocks;
