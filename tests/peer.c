@@ -1,0 +1,211 @@
+/* Peers; see peer.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Works in fuzzers too, so no Check in here. */
+#define MUST(condition)                                                                                      \
+        do {                                                                                                 \
+                if (!(condition)) {                                                                          \
+                        fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition);        \
+                        abort();                                                                             \
+                }                                                                                            \
+        } while (0)
+
+struct broker *peer_broker(const char *config_text, struct config **ret_config)
+{
+        struct broker_options options = { .inline_workers = true };
+        struct broker *b;
+        char sentence[512];
+
+        MUST(config_parse("test.yaml", config_text, strlen(config_text), stderr, ret_config) == 0);
+        options.config = *ret_config;
+        MUST(broker_new(&options, &b, sentence, sizeof(sentence)) == 0);
+        return b;
+}
+
+struct broker *peer_broker_free(struct broker *b, struct config *c)
+{
+        struct ledger_counts counts;
+        const char *why = "";
+
+        peer_settle(b);
+        if (broker_check(b, &why) < 0) {
+                fprintf(stderr, "broker_check: %s\n", why);
+                abort();
+        }
+        ledger_count(b->ledger, &counts);
+        MUST(counts.n_sessions == 0 && counts.n_blocks == 0 && counts.n_exports == 0);
+        MUST(b->n_sessions == 0 && b->n_quarantined == 0);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                MUST(b->partitions[i].preallocate || b->partitions[i].pool.charged_bytes == 0);
+        broker_free(b);
+        config_free(c);
+        return NULL;
+}
+
+void peer_settle(struct broker *b)
+{
+        while (broker_n_pending(b) > 0)
+                broker_poll(b);
+}
+
+static void on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+{
+        struct peer *p = userdata;
+        size_t n = bfcd__reply__get_packed_size(reply);
+        uint8_t *bytes = malloc(n + 1);
+
+        MUST(bytes && n <= 65536);
+        bfcd__reply__pack(reply, bytes);
+        MUST(p->n_replies < PEER_MAX_REPLIES);
+        p->replies[p->n_replies] = bfcd__reply__unpack(NULL, n, bytes);
+        MUST(p->replies[p->n_replies]);
+        p->n_replies++;
+        free(bytes);
+        if (reply->body_case == BFCD__REPLY__BODY_EXTENTS) {
+                MUST(n_fds == reply->extents->n_extents && n_fds <= 64);
+                for (size_t i = 0; i < n_fds; i++)
+                        MUST(fcntl(fds[i], F_GETFD) >= 0);
+                p->n_extents += n_fds;
+                p->to_ack = reply->extents->sequence;
+        } else {
+                MUST(n_fds == 0);
+        }
+}
+
+static void on_abort(void *userdata, const char *why)
+{
+        struct peer *p = userdata;
+
+        (void)why;
+        p->aborted = true;
+}
+
+static const struct session_ops ops = { on_send, on_abort };
+
+struct peer *peer_new(struct broker *b, uid_t uid, bool admin)
+{
+        struct credentials who = { .pid = getpid(), .uid = uid, .gid = uid };
+        struct peer *p = calloc(1, sizeof(*p));
+
+        MUST(p && session_new(b, admin, &who, &ops, p, &p->session) == 0);
+        p->auto_ack = true;
+        return p;
+}
+
+void peer_forget_replies(struct peer *p)
+{
+        for (size_t i = 0; i < p->n_replies; i++)
+                bfcd__reply__free_unpacked(p->replies[i], NULL);
+        p->n_replies = 0;
+}
+
+struct peer *peer_free(struct peer *p)
+{
+        if (!p)
+                return NULL;
+        if (p->session->state != SESSION_CLOSING && session_hang_up(p->session) > 0)
+                session_close(p->session, "test");
+        while (session_reap(p->session, 3) > 0)
+                ;
+        session_free(p->session);
+        peer_forget_replies(p);
+        free(p);
+        return NULL;
+}
+
+int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id)
+{
+        const char *why = NULL;
+        int result;
+
+        if (r->id == 0)
+                r->id = ++p->next_id;
+        if (ret_id)
+                *ret_id = r->id;
+        result = session_handle(p->session, r, &why);
+        MUST((result < 0) == (why != NULL));
+        while (p->auto_ack && p->to_ack > p->session->acked_sequence && p->session->state == SESSION_LIVE)
+                peer_ack(p, p->to_ack);
+        return result;
+}
+
+const Bfcd__Reply *peer_reply(const struct peer *p, uint64_t id)
+{
+        for (size_t i = 0; i < p->n_replies; i++)
+                if (p->replies[i]->id == id)
+                        return p->replies[i];
+        return NULL;
+}
+
+int peer_error(const struct peer *p, uint64_t id)
+{
+        const Bfcd__Reply *reply = peer_reply(p, id);
+
+        if (!reply)
+                return -1;
+        return reply->body_case == BFCD__REPLY__BODY_REFUSAL ? (int)reply->refusal->error : 0;
+}
+
+uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        uint64_t id;
+
+        hello.version = 1;
+        hello.name = (char *)(uintptr_t) "peer";
+        hello.tenant = (char *)(uintptr_t)tenant;
+        hello.partition = (char *)(uintptr_t)partition;
+        r.body_case = BFCD__REQUEST__BODY_HELLO;
+        r.hello = &hello;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Malloc m = BFCD__MALLOC__INIT;
+        uint64_t id;
+
+        m.partition = partition;
+        m.n_bytes = n_bytes;
+        r.body_case = BFCD__REQUEST__BODY_MALLOC;
+        r.malloc = &m;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+uint64_t peer_free_block(struct peer *p, uint64_t block_id)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Free f = BFCD__FREE__INIT;
+        uint64_t id;
+
+        f.block_id = block_id;
+        r.body_case = BFCD__REQUEST__BODY_FREE;
+        r.free = &f;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+int peer_ack(struct peer *p, uint64_t sequence)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Ack ack = BFCD__ACK__INIT;
+        const char *why;
+
+        ack.sequence = sequence;
+        r.body_case = BFCD__REQUEST__BODY_ACK;
+        r.ack = &ack;
+        return session_handle(p->session, &r, &why);
+}

@@ -1,0 +1,56 @@
+/* A peer: a session without a socket, for tests and fuzzers. It keeps every
+ * reply, in order, and counts what came with it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_TESTS_PEER_H
+#define BFC_TESTS_PEER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/broker.h"
+#include "daemon/session.h"
+#include "proto/bfcd.pb-c.h"
+
+#define PEER_MAX_REPLIES 4096
+
+struct peer {
+        struct session *session;
+        Bfcd__Reply *replies[PEER_MAX_REPLIES]; /* unpacked copies, owned */
+        size_t n_replies;
+        uint64_t next_id;
+        size_t n_extents; /* received */
+        bool aborted;
+        bool auto_ack; /* acknowledge extents as they come */
+        uint64_t to_ack;
+};
+
+/* A broker with inline workers from a config text; asserts that it works. */
+struct broker *peer_broker(const char *config_text, struct config **ret_config);
+struct broker *peer_broker_free(struct broker *b, struct config *c); /* asserts that nothing is left */
+
+/* Runs what the workers have to do until nothing is left. */
+void peer_settle(struct broker *b);
+
+/* A session of this uid that has not said hello. */
+struct peer *peer_new(struct broker *b, uid_t uid, bool admin);
+/* Hangs up, lets the process exit, reaps all. */
+struct peer *peer_free(struct peer *p);
+
+/* Sends a request as it is (id set here unless it is set): session_handle()'s result. */
+int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id);
+/* The reply with this id, or NULL. */
+const Bfcd__Reply *peer_reply(const struct peer *p, uint64_t id);
+void peer_forget_replies(struct peer *p);
+
+/* Requests in one line each; they send only. */
+uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition);
+uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes);
+uint64_t peer_free_block(struct peer *p, uint64_t block_id);
+int peer_ack(struct peer *p, uint64_t sequence);
+
+/* The errno of a refusal, 0 for another reply, -1 for none yet. */
+int peer_error(const struct peer *p, uint64_t id);
+
+#endif

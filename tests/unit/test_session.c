@@ -1,0 +1,532 @@
+/* Sessions without sockets: every request, every refusal, the ladder, the
+ * window of extents, deaths at each step, and a long random walk.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/peer.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+/* train: 64 MiB, overcommitted: a 48 MiB, b 48 MiB of which 16 are guaranteed.
+ * warm: preallocated, 8 MiB for a. */
+static const char config_text[] = "devices:\n"
+                                  "  - id: host\n"
+                                  "    size: 128MiB\n"
+                                  "    partitions:\n"
+                                  "      - {name: train, limit: 64MiB}\n"
+                                  "      - {name: warm, limit: 8MiB, growth: preallocate}\n"
+                                  "tenants:\n"
+                                  "  - name: a\n"
+                                  "    match: {uid: 1}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: train, limit: 48MiB, max_sessions: 3, max_blocks: 1000}\n"
+                                  "      - {partition: warm, limit: 8MiB}\n"
+                                  "  - name: b\n"
+                                  "    match: {uid: [2, 3]}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: train, limit: 48MiB, reserve: 16MiB}\n"
+                                  "  - name: a2\n"
+                                  "    match: {gid: 1}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: train, limit: 2MiB}\n";
+
+static struct broker *b;
+static struct config *config;
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        b = peer_broker(config_text, &config);
+}
+
+static void teardown(void)
+{
+        b = peer_broker_free(b, config);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static void check_broker(void)
+{
+        const char *why = "";
+
+        if (broker_check(b, &why) < 0)
+                ck_abort_msg("%s", why);
+}
+
+static struct peer *come_in(uid_t uid)
+{
+        struct peer *p = peer_new(b, uid, false);
+        uint64_t id = peer_hello(p, "", "");
+
+        ck_assert_int_eq(peer_error(p, id), 0);
+        return p;
+}
+
+/* A block, whatever the workers have to do for it. */
+static const Bfcd__Block *must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t id = peer_malloc(p, partition, n_bytes);
+        const Bfcd__Reply *reply;
+
+        peer_settle(b);
+        while (!peer_reply(p, id) && p->to_ack > p->session->acked_sequence)
+                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
+        reply = peer_reply(p, id);
+        ck_assert_ptr_nonnull(reply);
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL)
+                ck_abort_msg("refused: %s", reply->refusal->message);
+        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_BLOCK);
+        return reply->block;
+}
+
+static const char *refusal_of(struct peer *p, uint64_t id, int error)
+{
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(p, id), error);
+        return peer_reply(p, id)->refusal->message;
+}
+
+START_TEST(test_hello)
+{
+        struct peer *a = peer_new(b, 1, false), *stranger = peer_new(b, 77, false), *admin = peer_new(b, 77, true);
+        uint64_t id = peer_hello(a, "", "");
+        const Bfcd__HelloReply *hello = peer_reply(a, id)->hello;
+        Bfcd__Request again = BFCD__REQUEST__INIT;
+        Bfcd__Hello body = BFCD__HELLO__INIT;
+        const char *sentence;
+
+        ck_assert_str_eq(hello->tenant, "a");
+        ck_assert_uint_eq(hello->n_partitions, 2);
+        ck_assert_str_eq(hello->partitions[0]->name, "train");
+        ck_assert_uint_eq(hello->partitions[0]->bytes_limit, 48 * MIB);
+        ck_assert_uint_eq(hello->default_partition, 0);
+        ck_assert_uint_eq(hello->secret.len, 16);
+
+        again.body_case = BFCD__REQUEST__BODY_HELLO;
+        again.hello = &body;
+        ck_assert_int_eq(peer_send(a, &again, NULL), -EPROTO);
+
+        sentence = refusal_of(stranger, peer_hello(stranger, "", ""), EACCES);
+        ck_assert_ptr_nonnull(strstr(sentence, "uid 77"));
+        ck_assert_ptr_nonnull(strstr(sentence, "'b' (uid 2, uid 3)"));
+        sentence = refusal_of(stranger, peer_hello(stranger, "a", ""), EACCES);
+        ck_assert_ptr_nonnull(strstr(sentence, "not of tenant 'a'"));
+        sentence = refusal_of(stranger, peer_hello(stranger, "nobody", ""), EACCES);
+        ck_assert_ptr_nonnull(strstr(sentence, "does not exist"));
+
+        ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
+        refusal_of(admin, peer_malloc(admin, 0, 1), EACCES);
+
+        peer_free(a);
+        peer_free(stranger);
+        peer_free(admin);
+}
+END_TEST
+
+START_TEST(test_tenant_choice)
+{
+        struct peer *p = peer_new(b, 1, false); /* uid 1, gid 1: a and a2 */
+        struct peer *q = peer_new(b, 1, false);
+        const char *sentence;
+
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "a2", "")), 0);
+        ck_assert_str_eq(p->session->tenant->name, "a2");
+        sentence = refusal_of(q, peer_hello(q, "", "nowhere"), ENOENT);
+        ck_assert_ptr_nonnull(strstr(sentence, "'train' 'warm'"));
+        ck_assert_int_eq(peer_error(q, peer_hello(q, "a", "warm")), 0);
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+START_TEST(test_order)
+{
+        struct peer *p = peer_new(b, 1, false);
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Malloc m = BFCD__MALLOC__INIT;
+
+        r.body_case = BFCD__REQUEST__BODY_MALLOC;
+        r.malloc = &m;
+        ck_assert_int_eq(peer_send(p, &r, NULL), -EPROTO);
+        r.body_case = BFCD__REQUEST__BODY__NOT_SET;
+        ck_assert_int_eq(peer_send(p, &r, NULL), -EPROTO);
+        peer_free(p);
+}
+END_TEST
+
+START_TEST(test_malloc_free)
+{
+        struct peer *p = come_in(1), *other = come_in(2);
+        const Bfcd__Block *block = must_malloc(p, 0, 1000);
+        uint64_t id = block->block_id, offset = block->offset;
+
+        ck_assert_uint_eq(block->n_bytes, 1024);
+        ck_assert_uint_eq(p->n_extents, 1);
+        check_broker();
+        refusal_of(other, peer_free_block(other, id), EINVAL);
+        refusal_of(p, peer_free_block(p, id + 1), EINVAL);
+        refusal_of(p, peer_free_block(p, 0), EINVAL);
+        refusal_of(p, peer_free_block(p, UINT64_MAX), EINVAL);
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
+        refusal_of(p, peer_free_block(p, id), EINVAL);
+
+        block = must_malloc(p, 0, 1000);
+        ck_assert_uint_eq(block->offset, offset);
+        ck_assert_uint_ne(block->block_id, id);
+        ck_assert_uint_eq(p->n_extents, 1); /* it has met this extent */
+        check_broker();
+        peer_free(p);
+        peer_free(other);
+}
+END_TEST
+
+START_TEST(test_sizes)
+{
+        struct peer *p = come_in(1);
+        const char *sentence;
+
+        refusal_of(p, peer_malloc(p, 0, 0), EINVAL);
+        refusal_of(p, peer_malloc(p, 2, 1), ENOENT);
+        refusal_of(p, peer_malloc(p, UINT32_MAX, 1), ENOENT);
+        refusal_of(p, peer_malloc(p, 0, UINT64_MAX), EDQUOT);
+        refusal_of(p, peer_malloc(p, 0, UINT64_C(1) << 63), EDQUOT);
+        sentence = refusal_of(p, peer_malloc(p, 0, 48 * MIB + 1), EDQUOT);
+        ck_assert_ptr_nonnull(strstr(sentence, "limit 50331648"));
+        must_malloc(p, 0, 48 * MIB); /* every byte of the limit can be had in one piece */
+        check_broker();
+        sentence = refusal_of(p, peer_malloc(p, 0, 1), EDQUOT);
+        ck_assert_ptr_nonnull(strstr(sentence, "in use 50331648"));
+        peer_free(p);
+}
+END_TEST
+
+START_TEST(test_max_blocks_and_sessions)
+{
+        struct peer *p = come_in(1), *q = come_in(1), *r = come_in(1), *s = peer_new(b, 1, false);
+        const char *sentence;
+
+        sentence = refusal_of(s, peer_hello(s, "a", ""), EDQUOT);
+        ck_assert_ptr_nonnull(strstr(sentence, "max_sessions is 3"));
+        for (int i = 0; i < 1000; i++)
+                must_malloc(i % 2 ? p : q, 0, 1);
+        sentence = refusal_of(p, peer_malloc(p, 0, 1), EDQUOT);
+        ck_assert_ptr_nonnull(strstr(sentence, "max_blocks is 1000"));
+        peer_free(q);
+        must_malloc(r, 0, 1);
+        ck_assert_int_eq(peer_error(s, peer_hello(s, "a", "")), 0);
+        peer_free(p);
+        peer_free(r);
+        peer_free(s);
+}
+END_TEST
+
+/* While the device works for one request, others that fit pass by. */
+START_TEST(test_pass_by)
+{
+        struct peer *p = come_in(1);
+        uint64_t hole = must_malloc(p, 0, MIB)->block_id, big, small, behind;
+
+        must_malloc(p, 0, MIB / 2);
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, hole)), 0);
+        big = peer_malloc(p, 0, 8 * MIB);
+        behind = peer_malloc(p, 0, 2 * MIB);
+        small = peer_malloc(p, 0, MIB / 4);
+        ck_assert_int_eq(peer_error(p, big), -1);
+        ck_assert_int_eq(peer_error(p, behind), -1);
+        ck_assert_int_eq(peer_error(p, small), 0);
+        check_broker();
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(p, big), 0);
+        ck_assert_int_eq(peer_error(p, behind), 0);
+        check_broker();
+        peer_free(p);
+}
+END_TEST
+
+/* A client dies while its request waits for the device. */
+START_TEST(test_death_while_growing)
+{
+        struct peer *p = come_in(1), *q = come_in(1);
+        uint64_t behind;
+
+        (void)peer_malloc(p, 0, 8 * MIB);
+        behind = peer_malloc(q, 0, 4 * MIB);
+        check_broker();
+        peer_free(p);
+        check_broker();
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(q, behind), 0);
+        peer_free(q);
+        peer_settle(b);
+        ck_assert_uint_eq(b->partitions[0].pool.charged_bytes, 0);
+}
+END_TEST
+
+/* Space is there, but in extents elsewhere: they go back and the request fits. */
+START_TEST(test_fragments_go_back)
+{
+        struct peer *p = come_in(1);
+        uint64_t ids[24];
+
+        for (int i = 0; i < 24; i++)
+                ids[i] = must_malloc(p, 0, 2 * MIB)->block_id;
+        for (int i = 0; i < 24; i += 2)
+                peer_free_block(p, ids[i]);
+        check_broker();
+        /* 24 MiB are free in pieces of 2: one block of 24 needs them all. */
+        must_malloc(p, 0, 24 * MIB);
+        check_broker();
+        refusal_of(p, peer_malloc(p, 0, 256), EDQUOT);
+        peer_free(p);
+}
+END_TEST
+
+/* The partition is full of what a neighbour no longer uses. */
+START_TEST(test_neighbour_gives_back)
+{
+        struct peer *a = come_in(1), *other = come_in(2);
+        uint64_t id = must_malloc(a, 0, 48 * MIB)->block_id;
+        const char *sentence;
+
+        must_malloc(other, 0, 16 * MIB); /* guaranteed */
+        sentence = refusal_of(other, peer_malloc(other, 0, 16 * MIB), ENOMEM);
+        ck_assert_ptr_nonnull(strstr(sentence, "partition 'train'"));
+        peer_free_block(a, id);
+        must_malloc(other, 0, 16 * MIB);
+        check_broker();
+        peer_free(a);
+        peer_free(other);
+}
+END_TEST
+
+/* The guarantee holds although a neighbour takes all it can. */
+START_TEST(test_reserve)
+{
+        struct peer *a = come_in(1), *other = come_in(3);
+        uint64_t n = 0;
+
+        for (;;) {
+                uint64_t id = peer_malloc(a, 0, 2 * MIB);
+
+                peer_settle(b);
+                if (peer_error(a, id) != 0)
+                        break;
+                n += 2 * MIB;
+        }
+        ck_assert_uint_eq(n, 48 * MIB);
+        must_malloc(other, 0, 16 * MIB);
+        refusal_of(other, peer_malloc(other, 0, 1), ENOMEM);
+        peer_free(a);
+        peer_free(other);
+}
+END_TEST
+
+START_TEST(test_preallocated)
+{
+        struct peer *p = come_in(1);
+        const Bfcd__Block *block;
+
+        ck_assert_uint_eq(b->partitions[1].pool.charged_bytes, 8 * MIB);
+        block = must_malloc(p, 1, 8 * MIB);
+        ck_assert_uint_eq(block->n_bytes, 8 * MIB);
+        refusal_of(p, peer_malloc(p, 1, 1), EDQUOT);
+        peer_free(p);
+        peer_settle(b);
+        ck_assert_uint_eq(b->partitions[1].pool.charged_bytes, 8 * MIB);
+}
+END_TEST
+
+/* One block over more extents than the window takes. */
+START_TEST(test_window)
+{
+        struct config *c;
+        struct broker *big = peer_broker("devices:\n"
+                                         "  - id: host\n"
+                                         "    size: 400MiB\n"
+                                         "    partitions: [{name: p, limit: 400MiB}]\n"
+                                         "tenants:\n"
+                                         "  - {name: t, match: {uid: 1}, quotas: [{partition: p}]}\n",
+                                         &c);
+        struct peer *p = peer_new(big, 1, false);
+        uint64_t id, other;
+
+        p->auto_ack = false;
+        peer_hello(p, "", "");
+        id = peer_malloc(p, 0, 400 * MIB - 4096);
+        peer_settle(big);
+        ck_assert_uint_eq(p->n_extents, 64);
+        ck_assert_ptr_null(peer_reply(p, id));
+        ck_assert_uint_eq(session_n_pending(p->session), 1);
+        ck_assert_int_eq(peer_ack(p, 2), -EPROTO);
+        ck_assert_int_eq(peer_ack(p, 0), -EPROTO);
+        other = peer_malloc(p, 0, 4096); /* waits its turn */
+        ck_assert_ptr_null(peer_reply(p, other));
+        ck_assert_int_eq(peer_ack(p, 1), 0);
+        ck_assert_int_eq(peer_ack(p, 1), -EPROTO);
+        ck_assert_uint_eq(p->n_extents, 128);
+        ck_assert_int_eq(peer_ack(p, 2), 0);
+        ck_assert_int_eq(peer_ack(p, 3), 0);
+        ck_assert_uint_eq(p->n_extents, 200);
+        ck_assert_int_eq(peer_error(p, id), 0);
+        ck_assert_int_eq(peer_error(p, other), 0);
+        peer_free(p);
+        peer_broker_free(big, c);
+}
+END_TEST
+
+START_TEST(test_goodbye)
+{
+        struct peer *p = come_in(1);
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        uint64_t id;
+
+        for (int i = 0; i < 600; i++)
+                must_malloc(p, 0, 512);
+        r.body_case = BFCD__REQUEST__BODY_GOODBYE;
+        r.goodbye = &goodbye;
+        ck_assert_int_eq(peer_send(p, &r, &id), 0);
+        ck_assert_int_eq(p->session->state, SESSION_CLOSING);
+        ck_assert_ptr_null(peer_reply(p, id));
+        ck_assert_int_eq(session_reap(p->session, 256), 1);
+        ck_assert_int_eq(session_reap(p->session, 256), 1);
+        check_broker();
+        ck_assert_int_eq(session_reap(p->session, 256), 0);
+        ck_assert_int_eq(peer_reply(p, id)->body_case, BFCD__REPLY__BODY_DONE);
+        peer_free(p);
+}
+END_TEST
+
+/* What a dead session held is there for those who wait. */
+START_TEST(test_waits_for_the_dying)
+{
+        struct peer *p = come_in(1), *q = come_in(1);
+        uint64_t id;
+
+        must_malloc(p, 0, 48 * MIB);
+        ck_assert_int_eq(session_hang_up(p->session), 1);
+        ck_assert_uint_eq(b->n_quarantined, 1);
+        refusal_of(q, peer_malloc(q, 0, MIB), EDQUOT); /* it may still write there */
+        session_close(p->session, "test");
+        id = peer_malloc(q, 0, MIB);
+        ck_assert_int_eq(peer_error(q, id), -1);
+        while (session_reap(p->session, 1) > 0)
+                ;
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(q, id), 0);
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+/* ---- a random walk ------------------------------------------------------- */
+
+#define WALK_PEERS  8
+#define WALK_BLOCKS 64
+
+struct walker {
+        struct peer *peer;
+        uint64_t blocks[WALK_BLOCKS];
+        size_t n_blocks;
+        uint64_t waiting; /* a malloc without an answer */
+};
+
+static void walker_collect(struct walker *w)
+{
+        const Bfcd__Reply *reply = w->waiting ? peer_reply(w->peer, w->waiting) : NULL;
+
+        if (!reply)
+                return;
+        if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                w->blocks[w->n_blocks++] = reply->block->block_id;
+        w->waiting = 0;
+        peer_forget_replies(w->peer);
+}
+
+static void walker_step(struct walker *w, unsigned *seed)
+{
+        unsigned dice = (unsigned)rand_r(seed) % 100;
+        uid_t uid = 1 + (uid_t)(rand_r(seed) % 3);
+
+        if (!w->peer) {
+                w->peer = peer_new(b, uid, false);
+                if (peer_error(w->peer, peer_hello(w->peer, "", "")) != 0)
+                        w->peer = peer_free(w->peer);
+                return;
+        }
+        walker_collect(w);
+        if (dice < 2) {
+                w->peer = peer_free(w->peer);
+                w->n_blocks = 0;
+                w->waiting = 0;
+        } else if (dice < 45 && !w->waiting && w->n_blocks < WALK_BLOCKS) {
+                unsigned bits = (unsigned)rand_r(seed) % 24;
+
+                w->waiting = peer_malloc(w->peer, 0, 1 + (uint64_t)rand_r(seed) % (UINT64_C(2) << bits));
+        } else if (dice < 90 && w->n_blocks > 0) {
+                size_t i = (size_t)rand_r(seed) % w->n_blocks;
+                uint64_t id = peer_free_block(w->peer, w->blocks[i]);
+
+                ck_assert_int_eq(peer_error(w->peer, id), 0);
+                w->blocks[i] = w->blocks[--w->n_blocks];
+                peer_forget_replies(w->peer);
+                if (w->waiting && w->peer->to_ack > w->peer->session->acked_sequence)
+                        peer_ack(w->peer, w->peer->to_ack);
+        }
+}
+
+/* A forgotten reply would lose a block: nothing waits when replies go. */
+START_TEST(test_random_walk)
+{
+        struct walker walkers[WALK_PEERS] = { { NULL, { 0 }, 0, 0 } };
+        unsigned seed = 4711;
+
+        for (unsigned step = 0; step < 200000; step++) {
+                struct walker *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
+
+                if (!w->waiting || peer_reply(w->peer, w->waiting))
+                        walker_step(w, &seed);
+                if (rand_r(&seed) % 3 == 0)
+                        broker_poll(b);
+                if (w->peer && w->peer->to_ack > w->peer->session->acked_sequence)
+                        ck_assert_int_eq(peer_ack(w->peer, w->peer->to_ack), 0);
+                if (step % 64 == 0)
+                        check_broker();
+        }
+        for (unsigned i = 0; i < WALK_PEERS; i++)
+                peer_free(walkers[i].peer);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("session");
+        TCase *tc = tcase_create("session");
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 240);
+        tcase_add_test(tc, test_hello);
+        tcase_add_test(tc, test_tenant_choice);
+        tcase_add_test(tc, test_order);
+        tcase_add_test(tc, test_malloc_free);
+        tcase_add_test(tc, test_sizes);
+        tcase_add_test(tc, test_max_blocks_and_sessions);
+        tcase_add_test(tc, test_pass_by);
+        tcase_add_test(tc, test_death_while_growing);
+        tcase_add_test(tc, test_fragments_go_back);
+        tcase_add_test(tc, test_neighbour_gives_back);
+        tcase_add_test(tc, test_reserve);
+        tcase_add_test(tc, test_preallocated);
+        tcase_add_test(tc, test_window);
+        tcase_add_test(tc, test_goodbye);
+        tcase_add_test(tc, test_waits_for_the_dying);
+        tcase_add_test(tc, test_random_walk);
+        suite_add_tcase(suite, tc);
+        return suite_run(suite);
+}
