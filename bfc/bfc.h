@@ -6,8 +6,8 @@
  * the blocks that it holds.
  *
  * The space consists of regions. A region is a contiguous range of offsets, cut
- * by a grid into extents: the first may be shorter or equal to `extent_bytes`,
- * the others are `extent_bytes` long, the last may be short. Each extent is
+ * by a grid into extents: the first may have a size of its own, the others are
+ * `extent_bytes` long, the last may be short. Each extent is
  * either backed (memory stands behind it) or not. Chunks tile every region:
  *
  *   used      a block that somebody holds, or one that waits for its backing
@@ -32,8 +32,8 @@
 
 #define BFC_GRANULE 256u /* bytes; every offset and size is a multiple */
 
-/* The largest end of a region: 2^32 granules, 1 TiB. */
-#define BFC_MAX_SPACE (UINT64_C(1) << 40)
+/* The largest end of a region: 2^32 - 1 granules, a granule less than 1 TiB. */
+#define BFC_MAX_SPACE ((UINT64_C(1) << 40) - BFC_GRANULE)
 
 enum {
         BFC_NO_FIT = 1,  /* no free chunk (or stretch) is large enough */
@@ -49,21 +49,21 @@ typedef uint64_t bfc_handle;
 /* Names follow TensorFlow's AllocatorStats where it has them. All in bytes
  * unless named num_. */
 struct bfc_stats {
-        uint64_t num_allocs;               /* successful allocations, ever */
-        uint64_t num_frees;                /* and frees */
-        uint64_t num_blocks;               /* used now */
-        uint64_t bytes_in_use;             /* block bytes (rounded) in use, pending ones included */
-        uint64_t peak_bytes_in_use;        /* since the start or the last bfc_clear_peaks() */
-        uint64_t bytes_requested;          /* as asked for, before rounding, of the blocks in use */
+        uint64_t num_allocs;        /* successful allocations, ever */
+        uint64_t num_frees;         /* and frees */
+        uint64_t num_blocks;        /* used now */
+        uint64_t bytes_in_use;      /* block bytes (rounded) in use, pending ones included */
+        uint64_t peak_bytes_in_use; /* since the start or the last bfc_clear_peaks() */
+        uint64_t bytes_requested;   /* as asked for, before rounding, of the blocks in use */
         uint64_t peak_bytes_requested;
-        uint64_t bytes_reserved;           /* backed bytes, pending and retiring ones included */
+        uint64_t bytes_reserved; /* backed bytes, pending and retiring ones included */
         uint64_t peak_bytes_reserved;
         uint64_t largest_alloc_size;       /* largest block ever, rounded */
         uint64_t bytes_free;               /* free (backed, usable) bytes */
         uint64_t largest_free_block_bytes; /* largest free chunk */
         uint64_t num_free_chunks;
-        uint64_t num_chunks;               /* all kinds */
-        uint64_t metadata_bytes;           /* memory this instance takes itself */
+        uint64_t num_chunks;     /* all kinds */
+        uint64_t metadata_bytes; /* memory this instance takes itself */
 };
 
 /* (free - largest free) / free, TensorFlow's measure; 0 when nothing is free. */
@@ -90,11 +90,11 @@ struct bfc_range {
 /* Where a block would lie and what must be backed for it. Valid until the next
  * call that changes the instance. */
 struct bfc_growth {
-        uint64_t offset;      /* of the block */
-        uint64_t n_bytes;     /* of the block, rounded up */
+        uint64_t offset;  /* of the block */
+        uint64_t n_bytes; /* of the block, rounded up */
         uint64_t n_requested;
         struct bfc_range span; /* whole extents; every unbacked one inside is to be backed */
-        uint64_t new_bytes;   /* the sum of the sizes of those unbacked extents */
+        uint64_t new_bytes;    /* the sum of the sizes of those unbacked extents */
 };
 
 /* An empty instance without a region. `extent_bytes`: the grid, a non-zero
@@ -106,7 +106,7 @@ struct bfc *bfc_destroy(struct bfc *b);
 
 /* Adds the range [base, base + n_bytes) as a region, wholly backed or wholly
  * unbacked. `first_extent_bytes` (0: extent_bytes) is the size of its first
- * extent. Regions must not overlap; two that touch never merge. All multiples
+ * extent; n_bytes makes the whole region one extent. Regions must not overlap; two that touch never merge. All multiples
  * of BFC_GRANULE. -EINVAL (misaligned, overlapping, past BFC_MAX_SPACE),
  * -ENOMEM. */
 int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t first_extent_bytes, bool backed);
@@ -127,21 +127,24 @@ int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret);
 
 /* Finds the stretch (a maximal run of adjacent free and unbacked chunks of one
  * region) and the place in it where a block of n_bytes needs the fewest new
- * bytes; the lowest offset on ties. Changes nothing.
+ * bytes; the lowest offset on ties. Where a free chunk is large enough, it is the
+ * place that bfc_alloc() would take, with no new bytes. Changes nothing.
  * BFC_NO_FIT: no stretch of the address space is long enough (add a region, or
  * wait). BFC_OVER_BUDGET: the best place needs more than max_new_bytes;
  * *ret is filled all the same, so that the caller learns how much. -EINVAL. */
 int bfc_plan_growth(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret);
 
 /* Takes the place: the block is used and pending, the extents to be backed are
- * counted as reserved, nobody else can use them. -EINVAL: the plan is stale. */
+ * counted as reserved, nobody else can use them. -EINVAL: the plan is stale (it is
+ * not what would be planned now). -ENOMEM. */
 int bfc_grow_begin(struct bfc *b, const struct bfc_growth *plan, bfc_handle *ret_handle);
 
-/* The backing is there: the block is an ordinary one from now on, the rest of
- * the new extents becomes free. -EINVAL: not pending. */
+/* The backing is there: the block is an ordinary one from now on and counts in
+ * num_allocs, the rest of the new extents becomes free. -EINVAL: not pending. */
 int bfc_grow_commit(struct bfc *b, bfc_handle h);
 
-/* There is no backing: undoes bfc_grow_begin() wholly. -EINVAL: not pending. */
+/* There is no backing: undoes bfc_grow_begin(); only peaks remember it. -EINVAL:
+ * not pending. */
 int bfc_grow_cancel(struct bfc *b, bfc_handle h);
 
 /* Makes every unbacked extent inside the range backed and free at once (for
@@ -151,17 +154,18 @@ int bfc_back(struct bfc *b, struct bfc_range range);
 
 /* Finds wholly free, backed extents to give back: at least want_bytes in sum if
  * there are as many, at most max_ranges ranges, none inside keep->span (NULL:
- * no exception). Fewest extents beyond want_bytes; the highest offsets first.
- * Changes nothing. Returns the number of ranges (0: nothing to release);
+ * no exception). The highest offsets first; extents that turn out not to be needed
+ * to reach want_bytes are left out, the lowest first. Changes nothing. Returns the number of ranges (0: nothing to release);
  * *ret_bytes is their sum. Each range consists of whole extents of one region. */
 size_t bfc_plan_release(const struct bfc *b, uint64_t want_bytes, const struct bfc_growth *keep,
                         struct bfc_range *ret_ranges, size_t max_ranges, uint64_t *ret_bytes);
 
 /* Marks a wholly free backed range (whole extents) as retiring: still reserved,
- * no longer free. -EINVAL: not wholly free. */
+ * no longer free. -EINVAL: not wholly free. -ENOMEM. */
 int bfc_release_begin(struct bfc *b, struct bfc_range range);
 
-/* The memory is gone: the retiring range becomes unbacked. -EINVAL. */
+/* The memory is gone: a range that was given to bfc_release_begin() becomes
+ * unbacked. -EINVAL: it was not. */
 int bfc_release_commit(struct bfc *b, struct bfc_range range);
 
 /* ---- looking ------------------------------------------------------------- */
@@ -172,9 +176,10 @@ void bfc_read_stats(const struct bfc *b, struct bfc_stats *ret);
 void bfc_clear_peaks(struct bfc *b);
 
 /* Visits chunks in address order, region by region; stops when fn returns
- * non-zero and returns that. `kind`: 'u' used, 'p' pending, 'f' free,
- * '-' unbacked, 'r' retiring. */
-int bfc_walk(const struct bfc *b, int (*fn)(void *userdata, char kind, struct bfc_range range), void *userdata);
+ * non-zero and returns that. `kind`: 'u' used, 'p' a piece of a pending block or
+ * the rest of its new extents, 'f' free, '-' unbacked, 'r' retiring. */
+int bfc_walk(const struct bfc *b, int (*fn)(void *userdata, char kind, struct bfc_range range),
+             void *userdata);
 
 /* Verifies every invariant; slow. 0, or -EBADMSG and a sentence that names the
  * one that does not hold (static storage). */

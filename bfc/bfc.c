@@ -1,0 +1,339 @@
+/* The allocator: instances, regions, blocks, statistics. bfc.h is the contract,
+ * core.h the data, index.h the index of free chunks, grow.c what holes need.
+ *
+ * An allocation finds the best chunk, takes its low part and rekeys the
+ * remainder in place; a free looks at both neighbours by address and merges.
+ * Neither scans, copies or calls the system, except that a new record beyond
+ * the highest one so far now and then makes further records usable (mprotect).
+ *
+ *   n_used + idle + free == reserved
+ *   spare + edges + used + pending + pieces + holes + retiring + free == records
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "bfc/bfc.h"
+#include "bfc/core.h"
+#include "bfc/index.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PAGE           UINT64_C(4096)
+#define FIRST_READY    (UINT32_C(1) << 11) /* records usable from the start: 64 KiB, touched as needed */
+#define MAX_READY_STEP (UINT32_C(1) << 17) /* records made usable at once: 4 MiB */
+
+#ifdef BFC_COUNT_VISITS
+uint64_t bfc_n_visits;
+#endif
+
+/* ---- instances and their records --------------------------------------------- */
+
+static size_t map_bytes(uint32_t n_records)
+{
+        return (sizeof(struct bfc) + (size_t)n_records * sizeof(struct chunk) + PAGE - 1) &
+               ~(size_t)(PAGE - 1);
+}
+
+int bfc_records_grow(struct bfc *b, uint32_t n)
+{
+        uint32_t step = b->n_ready < MAX_READY_STEP ? b->n_ready : MAX_READY_STEP;
+        uint32_t room = b->n_reserved - b->n_ready;
+
+        (void)n; /* a step is larger than what any call asks for */
+        if (step > room)
+                step = room;
+        if (b->n_spare + (b->n_ready - b->n_records) + step < n)
+                return -ENOMEM;
+        if (mprotect(b, map_bytes(b->n_ready + step), PROT_READ | PROT_WRITE) < 0)
+                return -ENOMEM;
+        b->n_ready += step;
+        return 0;
+}
+
+int bfc_new(uint64_t extent_bytes, struct bfc **ret)
+{
+        uint32_t n_reserved = MAX_RECORDS;
+        struct bfc *b;
+
+        if (extent_bytes == 0 || extent_bytes % BFC_GRANULE != 0 || extent_bytes > BFC_MAX_SPACE)
+                return -EINVAL;
+        /* Address space only; no memory stands behind PROT_NONE. */
+        for (;;) {
+                b = mmap(NULL, map_bytes(n_reserved), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                         -1, 0);
+                if (b != MAP_FAILED)
+                        break;
+                n_reserved /= 2;
+                if (n_reserved < MIN_RECORDS)
+                        return -ENOMEM;
+        }
+        if (mprotect(b, map_bytes(FIRST_READY), PROT_READ | PROT_WRITE) < 0) {
+                (void)munmap(b, map_bytes(n_reserved));
+                return -ENOMEM;
+        }
+        b->n_reserved = n_reserved;
+        b->n_ready = FIRST_READY;
+        b->n_records = FIRST_CHUNK;
+        b->extent = (uint32_t)(extent_bytes >> GRANULE_SHIFT);
+        *ret = b;
+        return 0;
+}
+
+struct bfc *bfc_destroy(struct bfc *b)
+{
+        if (b) {
+                free(b->regions);
+                (void)munmap(b, map_bytes(b->n_reserved));
+        }
+        return NULL;
+}
+
+/* ---- regions ------------------------------------------------------------------- */
+
+/* The number of regions whose base is <= addr. */
+static uint32_t regions_up_to(const struct bfc *b, uint32_t addr)
+{
+        uint32_t low = 0, high = b->n_regions;
+
+        while (low < high) {
+                uint32_t middle = low + (high - low) / 2;
+
+                if (b->regions[middle].base <= addr)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+const struct region *bfc_region_at(const struct bfc *b, uint32_t addr)
+{
+        uint32_t n = regions_up_to(b, addr);
+
+        if (n == 0 || addr - b->regions[n - 1].base >= b->regions[n - 1].size)
+                return NULL;
+        return &b->regions[n - 1];
+}
+
+static int regions_make_room(struct bfc *b)
+{
+        uint32_t room = b->n_regions_room == 0 ? 4 : b->n_regions_room * 2;
+        struct region *regions;
+
+        if (b->n_regions < b->n_regions_room)
+                return 0;
+        regions = realloc(b->regions, room * sizeof(*regions));
+        if (!regions)
+                return -ENOMEM;
+        b->regions = regions;
+        b->n_regions_room = room;
+        return 0;
+}
+
+static uint32_t new_edge(struct bfc *b)
+{
+        uint32_t i = record_new(b);
+        struct chunk *c = &b->chunk[i];
+
+        c->addr = 0;
+        c->size = 0;
+        c->stamp = 0;
+        c->link = 0;
+        chunk_set_meta(c, KIND_EDGE, 0);
+        c->prev = i;
+        c->next = i;
+        return i;
+}
+
+int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t first_extent_bytes, bool backed)
+{
+        struct region r;
+        uint32_t n, i;
+        int res;
+
+        if ((base | n_bytes | first_extent_bytes) % BFC_GRANULE != 0 || n_bytes == 0)
+                return -EINVAL;
+        if (base > BFC_MAX_SPACE || n_bytes > BFC_MAX_SPACE - base)
+                return -EINVAL;
+        if (first_extent_bytes == 0)
+                first_extent_bytes = to_bytes(b->extent);
+        if (first_extent_bytes > n_bytes)
+                first_extent_bytes = n_bytes;
+        r.base = (uint32_t)(base >> GRANULE_SHIFT);
+        r.size = (uint32_t)(n_bytes >> GRANULE_SHIFT);
+        r.first = (uint32_t)(first_extent_bytes >> GRANULE_SHIFT);
+        n = regions_up_to(b, r.base);
+        if (n > 0 && r.base - b->regions[n - 1].base < b->regions[n - 1].size)
+                return -EINVAL;
+        if (n < b->n_regions && b->regions[n].base - r.base < r.size)
+                return -EINVAL;
+        res = regions_make_room(b);
+        if (res == 0)
+                res = records_reserve(b, 2);
+        if (res < 0)
+                return res;
+        r.edge = new_edge(b);
+        memmove(b->regions + n + 1, b->regions + n, (b->n_regions - n) * sizeof(r));
+        b->regions[n] = r;
+        b->n_regions++;
+        i = record_new(b);
+        link_before(b, i, r.edge);
+        b->chunk[i].addr = r.base;
+        b->chunk[i].size = r.size;
+        if (backed) {
+                index_insert(b, i);
+                count_reserved(b, r.size);
+        } else {
+                bfc_hole_put(b, i);
+        }
+        return 0;
+}
+
+/* ---- blocks ---------------------------------------------------------------------- */
+
+int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT), i, best;
+        struct chunk *c;
+
+        if (n_bytes - 1 >= BFC_MAX_SPACE)
+                return -EINVAL;
+        best = index_find(b, n);
+        if (best == 0)
+                return BFC_NO_FIT;
+        c = &b->chunk[best];
+        if (c->size == n) {
+                i = best;
+                index_remove(b, i);
+        } else {
+                if (records_reserve(b, 1) < 0)
+                        return -ENOMEM;
+                i = record_new(b);
+                link_before(b, i, best);
+                b->chunk[i].addr = c->addr;
+                b->chunk[i].size = n;
+                index_rekey(b, best, c->addr + n, c->size - n);
+                c = &b->chunk[i];
+        }
+        c->stamp = next_stamp(b);
+        chunk_set_meta(c, KIND_USED, (uint32_t)(to_bytes(n) - n_bytes));
+        count_used(b, n, n_bytes);
+        b->n_allocs++;
+        if (n > b->largest)
+                b->largest = n;
+        *ret_handle = chunk_handle(c, i);
+        *ret_offset = to_bytes(c->addr);
+        return 0;
+}
+
+int bfc_dealloc(struct bfc *b, bfc_handle h)
+{
+        uint32_t i = handle_chunk(b, h, KIND_USED);
+        const struct chunk *c = &b->chunk[i];
+
+        if (i == 0)
+                return -EINVAL;
+        count_unused(b, c->size, chunk_waste(c));
+        b->n_frees++;
+        chunk_make_free(b, i);
+        return 0;
+}
+
+int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret)
+{
+        uint32_t i = handle_chunk(b, h, KIND_USED);
+        bool pending = i == 0;
+        const struct chunk *c;
+
+        if (pending)
+                i = handle_chunk(b, h, KIND_PENDING);
+        if (i == 0)
+                return -EINVAL;
+        c = &b->chunk[i];
+        ret->offset = to_bytes(c->addr);
+        ret->n_bytes = to_bytes(pending ? c->link : c->size);
+        ret->n_requested = ret->n_bytes - chunk_waste(c);
+        ret->pending = pending;
+        return 0;
+}
+
+/* ---- looking ----------------------------------------------------------------------- */
+
+uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i)
+{
+        const uint32_t *words = bfc_words_const(b);
+        uint32_t slot;
+
+        if (i != 0) {
+                const struct chunk *c = &b->chunk[i];
+
+                if (c->child[0] != 0)
+                        return c->child[0];
+                if (c->child[1] != 0)
+                        return c->child[1];
+                if (c->equal != 0 && (c->equal & HEAP_TAG) == 0)
+                        return c->equal;
+                /* Up, until there is a link behind the one that we came from. */
+                for (slot = c->slot; slot >= END_OF_HEADS; slot = b->chunk[slot / WORDS_PER_REC].slot) {
+                        uint32_t up = slot / WORDS_PER_REC;
+                        uint32_t equal = words[SLOT_EQUAL(up)];
+
+                        if (slot == SLOT_CHILD(up, 0) && words[SLOT_CHILD(up, 1)] != 0)
+                                return words[SLOT_CHILD(up, 1)];
+                        if (slot != SLOT_EQUAL(up) && equal != 0 && (equal & HEAP_TAG) == 0)
+                                return equal;
+                }
+                bin = slot - FIRST_HEAD + 1;
+        }
+        bin = map_next(b, bin);
+        return bin == N_BINS ? 0 : words[FIRST_HEAD + bin];
+}
+
+/* The size of the largest free chunk; 0: none. At most 24 levels below the top bin. */
+static uint32_t largest_free(const struct bfc *b)
+{
+        uint32_t word, bin, i, below;
+
+        if (b->map_top == 0)
+                return 0;
+        word = 63u - (uint32_t)__builtin_clzll(b->map_top);
+        bin = word * 64 + 63u - (uint32_t)__builtin_clzll(b->map[word]);
+        below = bfc_words_const(b)[FIRST_HEAD + bin];
+        do {
+                i = below;
+                below = b->chunk[i].child[b->chunk[i].child[1] != 0];
+        } while (below != 0);
+        return b->chunk[i].size;
+}
+
+void bfc_read_stats(const struct bfc *b, struct bfc_stats *ret)
+{
+        uint64_t n_chunks = b->n_records - FIRST_CHUNK - b->n_spare - b->n_regions;
+        uint64_t n_blocks = b->n_allocs - b->n_frees + b->n_pending;
+
+        *ret = (struct bfc_stats){
+                .num_allocs = b->n_allocs,
+                .num_frees = b->n_frees,
+                .num_blocks = n_blocks,
+                .bytes_in_use = to_bytes(b->n_used),
+                .peak_bytes_in_use = to_bytes(b->peak_used),
+                .bytes_requested = b->n_requested,
+                .peak_bytes_requested = b->peak_requested,
+                .bytes_reserved = to_bytes(b->reserved),
+                .peak_bytes_reserved = to_bytes(b->peak_reserved),
+                .largest_alloc_size = to_bytes(b->largest),
+                .bytes_free = to_bytes(b->reserved - b->n_used - b->idle),
+                .largest_free_block_bytes = to_bytes(largest_free(b)),
+                .num_free_chunks = n_chunks - n_blocks - b->n_pieces - b->n_holes - b->n_retiring,
+                .num_chunks = n_chunks,
+                .metadata_bytes = map_bytes(b->n_records) + b->n_regions_room * sizeof(struct region),
+        };
+}
+
+void bfc_clear_peaks(struct bfc *b)
+{
+        b->peak_used = b->n_used;
+        b->peak_requested = b->n_requested;
+        b->peak_reserved = b->reserved;
+}

@@ -1,0 +1,251 @@
+/* Looking at an instance as a whole: the walk by address, and bfc_check(), which
+ * runs the invariants that core.h, index.h and grow.c state as equations.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "bfc/bfc.h"
+#include "bfc/core.h"
+#include "bfc/index.h"
+
+#include <errno.h>
+
+int bfc_walk(const struct bfc *b, int (*fn)(void *userdata, char kind, struct bfc_range range),
+             void *userdata)
+{
+        static const char letters[] = {
+                [KIND_NONE] = '?', [KIND_USED] = 'u',     [KIND_PENDING] = 'p', [KIND_PIECE] = 'p',
+                [KIND_HOLE] = '-', [KIND_RETIRING] = 'r', [KIND_EDGE] = '?',    [KIND_FREE] = 'f',
+        };
+
+        for (uint32_t k = 0; k < b->n_regions; k++) {
+                uint32_t edge = b->regions[k].edge;
+
+                for (uint32_t i = b->chunk[edge].next; i != edge; i = b->chunk[i].next) {
+                        const struct chunk *c = &b->chunk[i];
+                        struct bfc_range range = { to_bytes(c->addr), to_bytes(chunk_end(c)) };
+                        int r = fn(userdata, letters[chunk_kind(c)], range);
+
+                        if (r != 0)
+                                return r;
+                }
+        }
+        return 0;
+}
+
+/* What the walk over all regions counts, to be compared with the instance's own figures. */
+struct tally {
+        const char *why;
+        uint64_t n_used, n_free, n_idle, n_requested;
+        uint32_t n_chunks, n_of[KIND_FREE + 1];
+};
+
+#define REQUIRE(t, condition, sentence)                                                                      \
+        do {                                                                                                 \
+                if (!(condition)) {                                                                          \
+                        (t)->why = (sentence);                                                               \
+                        return false;                                                                        \
+                }                                                                                            \
+        } while (0)
+
+static bool check_pending(const struct bfc *b, uint32_t head, struct tally *t)
+{
+        const struct chunk *c = &b->chunk[head];
+        uint64_t size = c->size;
+
+        REQUIRE(t, c->stamp != 0, "a pending block has a stamp");
+        for (uint32_t i = c->next; chunk_kind(&b->chunk[i]) == KIND_PIECE && b->chunk[i].link == head;
+             i = b->chunk[i].next) {
+                REQUIRE(t, size <= c->link, "only a tail lies beyond a pending block");
+                if ((b->chunk[i].meta & PIECE_TAIL) == 0)
+                        size += b->chunk[i].size;
+                else
+                        REQUIRE(t, size == c->link, "a tail lies at the end of its block");
+        }
+        REQUIRE(t, size == c->link, "the pieces of a pending block add up");
+        t->n_used += size;
+        t->n_requested += to_bytes(size) - chunk_waste(c);
+        return true;
+}
+
+static bool check_piece(const struct bfc *b, uint32_t i, struct tally *t)
+{
+        const struct chunk *c = &b->chunk[i], *p = &b->chunk[c->prev];
+        bool follows = c->prev == c->link || (chunk_kind(p) == KIND_PIECE && p->link == c->link);
+
+        REQUIRE(t, follows && (p->meta & PIECE_TAIL) == 0, "pieces follow their block's first one");
+        REQUIRE(t, chunk_kind(&b->chunk[c->link]) == KIND_PENDING, "a piece names a pending block");
+        if ((c->meta & PIECE_TAIL) != 0)
+                t->n_idle += c->size;
+        return true;
+}
+
+static bool check_hole(const struct bfc *b, const struct region *r, uint32_t i, struct tally *t)
+{
+        const struct chunk *c = &b->chunk[i];
+        enum kind kind = chunk_kind(c);
+        uint32_t head = kind == KIND_HOLE ? b->holes : b->retiring;
+
+        REQUIRE(t, grid_has(b, r, c->addr) && grid_has(b, r, chunk_end(c)), "holes are whole extents");
+        REQUIRE(t, c->link != 0 ? b->chunk[c->link].stamp == i : head == i, "lists lead back");
+        if (kind == KIND_RETIRING)
+                t->n_idle += c->size;
+        else
+                REQUIRE(t, chunk_kind(&b->chunk[c->prev]) != KIND_HOLE, "two holes never touch");
+        return true;
+}
+
+static bool check_chunk(const struct bfc *b, const struct region *r, uint32_t i, struct tally *t)
+{
+        const struct chunk *c = &b->chunk[i];
+        enum kind kind = chunk_kind(c);
+
+        REQUIRE(t, c->size > 0, "no chunk is empty");
+        REQUIRE(t, b->chunk[c->next].prev == i, "next and prev agree");
+        t->n_chunks++;
+        t->n_of[kind]++;
+        switch (kind) {
+        case KIND_USED:
+                REQUIRE(t, c->stamp != 0, "a used chunk has a stamp");
+                t->n_used += c->size;
+                t->n_requested += to_bytes(c->size) - chunk_waste(c);
+                return true;
+        case KIND_FREE:
+                REQUIRE(t, bfc_words_const(b)[c->slot] == i, "words[chunk[i].slot] == i");
+                REQUIRE(t, b->chunk[c->prev].slot == 0, "two free chunks never touch");
+                t->n_free += c->size;
+                return true;
+        case KIND_PENDING:
+        case KIND_PIECE:
+                return kind == KIND_PIECE ? check_piece(b, i, t) : check_pending(b, i, t);
+        case KIND_HOLE:
+        case KIND_RETIRING:
+                return check_hole(b, r, i, t);
+        case KIND_NONE:
+        case KIND_EDGE:
+                break;
+        }
+        t->why = "only chunks lie in a region";
+        return false;
+}
+
+static bool check_regions(const struct bfc *b, struct tally *t)
+{
+        uint64_t end = 0;
+
+        for (uint32_t k = 0; k < b->n_regions; k++) {
+                const struct region *r = &b->regions[k];
+
+                REQUIRE(t, r->base >= end, "regions are sorted and do not overlap");
+                REQUIRE(t, chunk_kind(&b->chunk[r->edge]) == KIND_EDGE, "a region has its edge");
+                end = r->base;
+                for (uint32_t i = b->chunk[r->edge].next; i != r->edge; i = b->chunk[i].next) {
+                        REQUIRE(t, b->chunk[i].addr == end, "chunks tile their region");
+                        if (!check_chunk(b, r, i, t))
+                                return false;
+                        end += b->chunk[i].size;
+                }
+                REQUIRE(t, end == region_end(r), "chunks tile their region");
+        }
+        return true;
+}
+
+/* A member of a heap of equals. */
+static bool check_member(const struct bfc *b, uint32_t i, struct tally *t)
+{
+        const struct chunk *c = &b->chunk[i];
+        const struct chunk *up = &b->chunk[c->slot / WORDS_PER_REC];
+        uint32_t rank_left = heap_rank(b, c->child[0]), rank_right = heap_rank(b, c->child[1]);
+
+        REQUIRE(t, up->size == c->size, "equals are equal");
+        REQUIRE(t, up->addr < c->addr, "the lowest address of equals is on top");
+        REQUIRE(t, rank_left >= rank_right && heap_rank(b, i) == rank_right + 1, "heaps are leftist");
+        return true;
+}
+
+/* A node of a trie: the bits of its size are those of the path to it. */
+static bool check_node(const struct bfc *b, uint32_t i, uint32_t bin, struct tally *t)
+{
+        const struct chunk *c = &b->chunk[i];
+        uint32_t slot = c->slot, level = 0, path = 0;
+
+        if (slot >= END_OF_HEADS)
+                REQUIRE(t, b->chunk[slot / WORDS_PER_REC].size < c->size, "the smallest size is on top");
+        for (; slot >= END_OF_HEADS; slot = b->chunk[slot / WORDS_PER_REC].slot, level++)
+                path |= (slot - SLOT_CHILD(slot / WORDS_PER_REC, 0)) << level;
+        REQUIRE(t, slot == FIRST_HEAD + bin && bin == bin_of(c->size), "a chunk is in the bin of its size");
+        REQUIRE(t, level <= bin_shift(c->size), "a trie is as deep as its bin is wide");
+        REQUIRE(t,
+                (c->size & ((UINT32_C(1) << bin_shift(c->size)) - 1)) >> (bin_shift(c->size) - level) == path,
+                "a chunk lies where the bits of its size lead");
+        return true;
+}
+
+static bool check_index(const struct bfc *b, struct tally *t)
+{
+        uint32_t n = 0;
+
+        for (uint32_t w = 0; w < N_MAP_WORDS; w++)
+                REQUIRE(t, (b->map[w] != 0) == (b->map_top >> w & 1u), "map_top tells which words are not 0");
+        REQUIRE(t, b->map[N_MAP_WORDS] == 0, "the map ends");
+        for (uint32_t bin = 0; bin < N_BINS; bin++)
+                REQUIRE(t,
+                        (bfc_words_const(b)[FIRST_HEAD + bin] != 0) ==
+                                (b->map[bin / 64] >> bin % 64 & UINT64_C(1)),
+                        "the map tells which bins are not empty");
+        /* Every free chunk has one slot that holds it, so as many as there are means each once. */
+        for (uint32_t i = bfc_index_next(b, 0, 0); i != 0; i = bfc_index_next(b, 0, i)) {
+                const struct chunk *c = &b->chunk[i];
+
+                REQUIRE(t, ++n <= t->n_of[KIND_FREE], "the index holds free chunks only");
+                REQUIRE(t, c->slot != 0 && bfc_words_const(b)[c->slot] == i, "words[chunk[i].slot] == i");
+                if ((c->equal & HEAP_TAG) != 0 ? !check_member(b, i, t)
+                                               : !check_node(b, i, bin_of(c->size), t))
+                        return false;
+        }
+        REQUIRE(t, n == t->n_of[KIND_FREE], "every free chunk is in the index");
+        REQUIRE(t, b->chunk[0].child[0] == 0 && b->chunk[0].child[1] == 0 && b->chunk[0].equal == 0,
+                "the scratch record has no links");
+        return true;
+}
+
+static bool check_records(const struct bfc *b, struct tally *t)
+{
+        uint32_t n_spare = 0;
+
+        for (uint32_t i = b->spare; i != 0; i = b->chunk[i].next) {
+                REQUIRE(t, ++n_spare <= b->n_spare, "the spare records are counted");
+                REQUIRE(t, chunk_kind(&b->chunk[i]) == KIND_NONE, "a spare record is nothing else");
+        }
+        REQUIRE(t, n_spare == b->n_spare, "the spare records are counted");
+        REQUIRE(t, b->n_records <= b->n_ready && b->n_ready <= b->n_reserved, "memory stands behind records");
+        REQUIRE(t, n_spare + b->n_regions + t->n_chunks == b->n_records - FIRST_CHUNK, "no record is lost");
+        return true;
+}
+
+static bool check_counters(const struct bfc *b, struct tally *t)
+{
+        uint64_t n_blocks = b->n_allocs - b->n_frees + b->n_pending;
+
+        REQUIRE(t, t->n_of[KIND_PENDING] == b->n_pending && t->n_of[KIND_PIECE] == b->n_pieces,
+                "pending pieces are counted");
+        REQUIRE(t, t->n_of[KIND_HOLE] == b->n_holes && t->n_of[KIND_RETIRING] == b->n_retiring,
+                "holes and retiring chunks are counted");
+        REQUIRE(t, t->n_of[KIND_USED] + t->n_of[KIND_PENDING] == n_blocks, "blocks are counted");
+        REQUIRE(t, t->n_used == b->n_used && t->n_requested == b->n_requested, "used bytes are counted");
+        REQUIRE(t, t->n_idle == b->idle, "tails and retiring chunks are counted");
+        REQUIRE(t, t->n_used + t->n_idle + t->n_free == b->reserved, "used + idle + free == reserved");
+        REQUIRE(t,
+                b->n_used <= b->peak_used && b->n_requested <= b->peak_requested &&
+                        b->reserved <= b->peak_reserved,
+                "no value is above its peak");
+        return true;
+}
+
+int bfc_check(const struct bfc *b, const char **ret_why)
+{
+        struct tally t = { .why = NULL };
+
+        if (check_regions(b, &t) && check_index(b, &t) && check_records(b, &t) && check_counters(b, &t))
+                return 0;
+        *ret_why = t.why;
+        return -EBADMSG;
+}

@@ -1,0 +1,331 @@
+/* The allocator's own view of itself: chunks, regions, records. Internal to bfc/.
+ *
+ * All chunks live in one array of 32-byte records, reserved as address space at
+ * the start and made usable in steps, so that growth never copies and a record
+ * never moves. A chunk is named by its index in the array (u32).
+ *
+ * The array is at the same time an array of 32-bit words, 8 per record. A
+ * "slot" is the number of a word that holds the index of a chunk: the head of a
+ * bin, or a link in another free chunk. A free chunk knows the slot that holds
+ * it, so that it is replaced or unlinked by one store, wherever it hangs.
+ *
+ *   words[chunk[i].slot] == i        for every free chunk i
+ *   chunk[i].slot == 0               for everything that is not free
+ *
+ * Record 0 is a scratch record: link 0 means "none", and stores through it are
+ * harmless, which saves branches. Nothing reads its `slot`, and its children
+ * and `equal` stay 0. Records 1 to N_HEAD_RECORDS are the heads of the bins;
+ * chunks follow.
+ *
+ * Every region has one edge record, which closes its chunks to a ring:
+ * edge.next is the lowest chunk, edge.prev the highest. It is never free, so
+ * merging needs no test for the ends.
+ *
+ * Sizes and addresses are counted in granules of 256 bytes (u32).
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CORE_H
+#define BFC_CORE_H
+
+#include "bfc/bfc.h"
+
+#include <assert.h>
+
+#define GRANULE_SHIFT 8u
+
+/* 128 bins per octave: one per size below 256 granules, then ever wider ones.
+ * bin_of(2^32 - 1) == N_BINS - 1. */
+#define N_BINS         3328u
+#define N_MAP_WORDS    (N_BINS / 64u)
+#define WORDS_PER_REC  8u
+#define N_HEAD_RECORDS (N_BINS / WORDS_PER_REC)
+#define FIRST_HEAD     WORDS_PER_REC         /* slot of bin 0 */
+#define END_OF_HEADS   (FIRST_HEAD + N_BINS) /* slots below are heads */
+#define FIRST_CHUNK    (1u + N_HEAD_RECORDS) /* index of the first chunk */
+#define MAX_RECORDS    (UINT32_C(1) << 26)   /* 2 GiB of address space */
+#define MIN_RECORDS    (UINT32_C(1) << 12)   /* where address space is scarce */
+
+enum kind {
+        KIND_NONE, /* a spare record */
+        KIND_USED,
+        KIND_PENDING, /* the first piece of a pending block; the handle names it */
+        KIND_PIECE,   /* a further piece, or the rest of the last new extent */
+        KIND_HOLE,
+        KIND_RETIRING,
+        KIND_EDGE,
+        KIND_FREE, /* never stored: slot != 0 says it */
+};
+
+/* Flags of pending pieces, beside the kind. */
+#define PIECE_NEW  (1u << 16) /* was a hole */
+#define PIECE_TAIL (1u << 17) /* beyond the block: becomes free on commit */
+
+struct chunk {
+        uint32_t addr;
+        uint32_t size;
+        uint32_t prev; /* neighbours by address */
+        uint32_t next; /* spare records: the next spare one */
+        union {
+                struct { /* free, see index.h */
+                        uint32_t child[2];
+                        uint32_t slot;
+                        uint32_t equal;
+                };
+                struct {                /* anything else */
+                        uint32_t stamp; /* used, pending: never 0; holes, retiring: next in the list */
+                        uint32_t meta;  /* waste in bytes (8 bits), kind (8 bits), flags */
+                        uint32_t zero;  /* slot */
+                        uint32_t link;  /* pending: block size; piece: its block; holes, retiring: previous */
+                };
+        };
+};
+
+static_assert(sizeof(struct chunk) == WORDS_PER_REC * sizeof(uint32_t), "a record is eight words");
+static_assert(BFC_GRANULE == 1u << GRANULE_SHIFT, "the granule is a power of two");
+
+#define SLOT_CHILD(i, k) ((i)*WORDS_PER_REC + 4u + (k))
+#define SLOT_EQUAL(i)    ((i)*WORDS_PER_REC + 7u)
+
+struct region {
+        uint32_t base;
+        uint32_t size;
+        uint32_t first; /* size of its first extent */
+        uint32_t edge;
+};
+
+struct bfc {
+        /* The index: which bins are not empty (map), which words of map are not 0 (map_top). */
+        uint64_t map_top;
+        uint64_t map[N_MAP_WORDS + 1]; /* the last one stays 0 */
+
+        uint32_t spare;      /* list of spare records */
+        uint32_t n_records;  /* records ever used, spare ones included */
+        uint32_t n_ready;    /* records that memory stands behind */
+        uint32_t n_reserved; /* records that address space stands behind */
+        uint32_t n_spare;
+        uint32_t last_stamp;
+
+        /* used + idle + free == reserved, in granules; n_requested in bytes */
+        uint64_t n_used; /* blocks, pending ones included */
+        uint64_t peak_used;
+        uint64_t n_requested;
+        uint64_t peak_requested;
+        uint64_t n_allocs;
+        uint64_t n_frees;
+        uint32_t largest; /* block ever */
+
+        uint32_t extent; /* the grid */
+        uint64_t reserved;
+        uint64_t peak_reserved;
+        uint64_t idle; /* retiring chunks and tails of pending blocks */
+        uint32_t n_pending;
+        uint32_t n_pieces; /* KIND_PIECE chunks */
+        uint32_t n_holes;
+        uint32_t n_retiring;
+        uint32_t holes; /* lists */
+        uint32_t retiring;
+        uint32_t n_regions;
+        uint32_t n_regions_room;
+        struct region *regions; /* by base */
+
+        struct chunk chunk[] __attribute__((aligned(64)));
+};
+
+/* How many nodes the calls have looked at; only test builds count. */
+#ifdef BFC_COUNT_VISITS
+extern uint64_t bfc_n_visits;
+#define VISIT() ((void)bfc_n_visits++)
+#else
+#define VISIT() ((void)0)
+#endif
+
+static inline uint32_t *bfc_words(struct bfc *b)
+{
+        return (uint32_t *)(void *)b->chunk;
+}
+
+static inline const uint32_t *bfc_words_const(const struct bfc *b)
+{
+        return (const uint32_t *)(const void *)b->chunk;
+}
+
+static inline enum kind chunk_kind(const struct chunk *c)
+{
+        return c->slot != 0 ? KIND_FREE : (enum kind)(c->meta >> 8 & 0xffu);
+}
+
+static inline void chunk_set_meta(struct chunk *c, enum kind kind, uint32_t flags_and_waste)
+{
+        c->meta = (uint32_t)kind << 8 | flags_and_waste;
+        c->slot = 0;
+}
+
+static inline uint32_t chunk_waste(const struct chunk *c)
+{
+        return c->meta & 0xffu;
+}
+
+static inline uint32_t chunk_end(const struct chunk *c)
+{
+        return c->addr + c->size;
+}
+
+static inline uint64_t to_bytes(uint64_t n_granules)
+{
+        return n_granules << GRANULE_SHIFT;
+}
+
+/* ---- records --------------------------------------------------------------- */
+
+/* Puts memory behind further records, so that n more are there. 0 or -ENOMEM. */
+int bfc_records_grow(struct bfc *b, uint32_t n);
+
+/* Makes sure that the next n calls of record_new() find one. 0 or -ENOMEM. */
+static inline int records_reserve(struct bfc *b, uint32_t n)
+{
+        if (b->n_spare + (b->n_ready - b->n_records) >= n)
+                return 0;
+        return bfc_records_grow(b, n);
+}
+
+static inline uint32_t record_new(struct bfc *b)
+{
+        uint32_t i = b->spare;
+
+        if (i != 0) {
+                b->spare = b->chunk[i].next;
+                b->n_spare--;
+                return i;
+        }
+        return b->n_records++;
+}
+
+static inline void record_release(struct bfc *b, uint32_t i)
+{
+        struct chunk *c = &b->chunk[i];
+
+        chunk_set_meta(c, KIND_NONE, 0);
+        c->next = b->spare;
+        b->spare = i;
+        b->n_spare++;
+}
+
+/* Puts record i between its new neighbour `next` and the one before that. */
+static inline void link_before(struct bfc *b, uint32_t i, uint32_t next)
+{
+        struct chunk *c = &b->chunk[i], *n = &b->chunk[next];
+
+        c->prev = n->prev;
+        c->next = next;
+        b->chunk[n->prev].next = i;
+        n->prev = i;
+}
+
+/* Takes record i out of its region's ring and gives it back. */
+static inline void unlink_release(struct bfc *b, uint32_t i)
+{
+        struct chunk *c = &b->chunk[i];
+
+        b->chunk[c->prev].next = c->next;
+        b->chunk[c->next].prev = c->prev;
+        record_release(b, i);
+}
+
+/* ---- blocks ---------------------------------------------------------------- */
+
+static inline void count_used(struct bfc *b, uint32_t size, uint64_t n_requested)
+{
+        b->n_used += size;
+        b->n_requested += n_requested;
+        if (b->n_used > b->peak_used)
+                b->peak_used = b->n_used;
+        if (b->n_requested > b->peak_requested)
+                b->peak_requested = b->n_requested;
+}
+
+static inline void count_unused(struct bfc *b, uint32_t size, uint32_t waste)
+{
+        b->n_used -= size;
+        b->n_requested -= to_bytes(size) - waste;
+}
+
+/* Counts up through 2^32 - 1 values: a handle repeats when as many blocks came and
+ * went, and the same record with them. */
+static inline uint32_t next_stamp(struct bfc *b)
+{
+        if (++b->last_stamp == 0)
+                b->last_stamp = 1;
+        return b->last_stamp;
+}
+
+static inline bfc_handle chunk_handle(const struct chunk *c, uint32_t i)
+{
+        return (uint64_t)c->stamp << 32 | i;
+}
+
+/* The chunk of this kind (used or pending) that a handle names; 0: none. Any number is safe. */
+static inline uint32_t handle_chunk(const struct bfc *b, bfc_handle h, enum kind kind)
+{
+        uint32_t i = (uint32_t)h;
+        const struct chunk *c;
+
+        if (i - FIRST_CHUNK >= b->n_records - FIRST_CHUNK)
+                return 0;
+        c = &b->chunk[i];
+        if (c->slot != 0 || c->stamp != (uint32_t)(h >> 32) || (c->meta >> 8 & 0xffu) != (uint32_t)kind)
+                return 0;
+        return i;
+}
+
+/* ---- holes and retiring chunks ------------------------------------------------ */
+
+static inline void count_reserved(struct bfc *b, uint32_t size)
+{
+        b->reserved += size;
+        if (b->reserved > b->peak_reserved)
+                b->peak_reserved = b->reserved;
+}
+
+/* Chunk i (in its ring, not free) becomes a hole and merges with holes beside it. */
+void bfc_hole_put(struct bfc *b, uint32_t i);
+
+/* ---- regions and their grid ------------------------------------------------- */
+
+/* The region that contains granule `addr`, or NULL. */
+const struct region *bfc_region_at(const struct bfc *b, uint32_t addr);
+
+static inline uint32_t region_end(const struct region *r)
+{
+        return r->base + r->size;
+}
+
+/* The largest grid point <= addr; region_end(r) is a grid point too. */
+static inline uint32_t grid_down(const struct bfc *b, const struct region *r, uint32_t addr)
+{
+        uint32_t body = r->base + r->first;
+
+        if (addr == region_end(r))
+                return addr;
+        if (addr < body)
+                return r->base;
+        return addr - (addr - body) % b->extent;
+}
+
+/* The smallest grid point >= addr. */
+static inline uint32_t grid_up(const struct bfc *b, const struct region *r, uint32_t addr)
+{
+        uint32_t down = grid_down(b, r, addr), end = region_end(r);
+
+        if (down == addr)
+                return addr;
+        if (down == r->base)
+                return r->base + r->first;
+        return end - down <= b->extent ? end : down + b->extent;
+}
+
+static inline bool grid_has(const struct bfc *b, const struct region *r, uint32_t addr)
+{
+        return grid_down(b, r, addr) == addr;
+}
+
+#endif

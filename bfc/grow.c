@@ -1,0 +1,650 @@
+/* Growth and release: what has holes in it. None of this is on the path of an
+ * ordinary allocation; the calls that look for a place visit each hole and each
+ * chunk beside one, or each free chunk as large as an extent, never all chunks.
+ *
+ * Holes are made of whole extents and two never touch. Holes and retiring
+ * chunks are kept on two lists (stamp: next, link: previous).
+ *
+ * A pending block is a run of chunks that keep what they were, so that it can be
+ * undone: the first is KIND_PENDING and has the stamp and the block's size, the
+ * others are KIND_PIECE and name the first. Those that were holes have
+ * PIECE_NEW; the rest of the last new extent follows as PIECE_NEW | PIECE_TAIL.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "bfc/bfc.h"
+#include "bfc/core.h"
+#include "bfc/index.h"
+
+#include <errno.h>
+
+/* ---- the lists -------------------------------------------------------------------- */
+
+static void list_put(struct bfc *b, uint32_t i, enum kind kind)
+{
+        uint32_t *head = kind == KIND_HOLE ? &b->holes : &b->retiring;
+        struct chunk *c = &b->chunk[i];
+
+        c->stamp = *head;
+        c->link = 0;
+        chunk_set_meta(c, kind, 0);
+        if (*head != 0)
+                b->chunk[*head].link = i;
+        *head = i;
+        *(kind == KIND_HOLE ? &b->n_holes : &b->n_retiring) += 1;
+}
+
+static void list_take(struct bfc *b, uint32_t i)
+{
+        const struct chunk *c = &b->chunk[i];
+        bool hole = chunk_kind(c) == KIND_HOLE;
+
+        if (c->link != 0)
+                b->chunk[c->link].stamp = c->stamp;
+        else
+                *(hole ? &b->holes : &b->retiring) = c->stamp;
+        if (c->stamp != 0)
+                b->chunk[c->stamp].link = c->link;
+        *(hole ? &b->n_holes : &b->n_retiring) -= 1;
+}
+
+void bfc_hole_put(struct bfc *b, uint32_t i)
+{
+        struct chunk *c = &b->chunk[i];
+        uint32_t prev = c->prev, next = c->next;
+
+        VISIT();
+        if (chunk_kind(&b->chunk[next]) == KIND_HOLE) {
+                c->size += b->chunk[next].size;
+                list_take(b, next);
+                unlink_release(b, next);
+        }
+        if (chunk_kind(&b->chunk[prev]) == KIND_HOLE) {
+                b->chunk[prev].size += c->size;
+                unlink_release(b, i);
+        } else {
+                list_put(b, i, KIND_HOLE);
+        }
+}
+
+/* Cuts chunk i, which is not free and in no list, at `at`; the upper part is the new record. */
+static uint32_t cut(struct bfc *b, uint32_t i, uint32_t at)
+{
+        uint32_t upper = record_new(b);
+        struct chunk *c = &b->chunk[i], *u = &b->chunk[upper];
+
+        link_before(b, upper, c->next);
+        u->addr = at;
+        u->size = chunk_end(c) - at;
+        u->stamp = 0;
+        u->link = 0;
+        u->meta = c->meta;
+        u->slot = 0;
+        c->size = at - c->addr;
+        return upper;
+}
+
+/* ---- planning growth ---------------------------------------------------------------- */
+
+/* A place in a stretch. */
+struct place {
+        uint32_t chunk; /* at or before the offset, in the same stretch; 0: no place */
+        uint32_t offset;
+        uint32_t n_new;
+};
+
+static void place_better(struct place *best, uint32_t chunk, uint32_t offset, uint32_t n_new)
+{
+        if (best->chunk == 0 || n_new < best->n_new || (n_new == best->n_new && offset < best->offset))
+                *best = (struct place){ chunk, offset, n_new };
+}
+
+/* A position that moves upwards through a stretch. */
+struct cursor {
+        uint32_t chunk;
+        uint32_t n_below; /* unbacked granules of the chunks before it */
+};
+
+/* Moves on to the chunk that contains granule y - 1. Returns the unbacked granules of the
+ * stretch below y, those of a begun extent wholly. */
+static uint32_t cursor_to(const struct bfc *b, const struct region *r, struct cursor *cur, uint32_t y)
+{
+        const struct chunk *c = &b->chunk[cur->chunk];
+
+        while (chunk_end(c) < y) {
+                VISIT();
+                if (chunk_kind(c) == KIND_HOLE)
+                        cur->n_below += c->size;
+                cur->chunk = c->next;
+                c = &b->chunk[cur->chunk];
+        }
+        return cur->n_below + (chunk_kind(c) == KIND_HOLE ? grid_up(b, r, y) - c->addr : 0);
+}
+
+/* How often a block that ends at y, in or after the hole at the cursor, may move down by an
+ * extent and each time leave a full unbacked extent at its upper end. */
+static uint32_t free_moves(const struct bfc *b, const struct region *r, const struct chunk *c, uint32_t y)
+{
+        uint32_t body = r->base + r->first;
+        uint32_t low = c->addr < body ? body : c->addr, top = grid_down(b, r, y - 1);
+
+        if (chunk_kind(c) != KIND_HOLE || top < low || grid_up(b, r, y) - top != b->extent)
+                return 0;
+        return (top - low) / b->extent + 1;
+}
+
+/* Looks for the best place for n granules in the stretch that begins with chunk `first` and
+ * ends at `end`.
+ *
+ * The new bytes of a block at x fall, as x rises, only where x becomes the end of an unbacked
+ * extent, so the lowest best x is the stretch's begin or such an end. Of the ends in one
+ * hole, X the largest at which the block still fits: from one end to the next lower one, the
+ * block gains a full extent below (only a region's first and last extent have other sizes,
+ * and they have no lower end or no higher one inside the region) and leaves at most one
+ * extent above, which is at most a full one. So no lower end is better than X, and those
+ * that are as good follow X directly, one for each move that leaves a full unbacked extent.
+ * Thus one look per hole, and a second cursor for the upper end, which never moves back. */
+static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t first, uint32_t end,
+                         uint32_t n, struct place *best)
+{
+        uint32_t begin = b->chunk[first].addr, n_below = 0;
+        struct cursor upper = { first, 0 };
+
+        place_better(best, first, begin, cursor_to(b, r, &upper, begin + n));
+        for (uint32_t i = first; i != r->edge && end - b->chunk[i].addr > n; i = b->chunk[i].next) {
+                const struct chunk *c = &b->chunk[i];
+                uint32_t lowest, x, n_new, moves;
+
+                VISIT();
+                if (chunk_kind(c) != KIND_HOLE)
+                        continue;
+                lowest = grid_up(b, r, c->addr + 1);
+                x = chunk_end(c) <= end - n ? chunk_end(c) : grid_down(b, r, end - n);
+                if (x >= lowest) {
+                        n_new = cursor_to(b, r, &upper, x + n) - n_below - (x - c->addr);
+                        moves = free_moves(b, r, &b->chunk[upper.chunk], x + n);
+                        if (moves > (x - lowest) / b->extent)
+                                moves = (x - lowest) / b->extent;
+                        place_better(best, i, x - moves * b->extent, n_new);
+                }
+                n_below += c->size;
+        }
+}
+
+static bool in_stretch(const struct chunk *c)
+{
+        enum kind kind = chunk_kind(c);
+
+        return kind == KIND_FREE || kind == KIND_HOLE;
+}
+
+/* The best place for n granules: what bfc_alloc() would take, or else the one that needs the
+ * fewest new bytes. */
+static struct place find_place(const struct bfc *b, uint32_t n)
+{
+        struct place best = { index_find(b, n), 0, 0 };
+
+        if (best.chunk != 0) {
+                best.offset = b->chunk[best.chunk].addr;
+                return best;
+        }
+        for (uint32_t i = b->holes; i != 0; i = b->chunk[i].stamp) {
+                const struct chunk *c = &b->chunk[i];
+                uint32_t first = i, end = chunk_end(c);
+
+                VISIT();
+                /* Free chunks and holes take turns; only the stretch's first hole goes on. */
+                if (chunk_kind(&b->chunk[c->prev]) == KIND_FREE) {
+                        first = c->prev;
+                        if (chunk_kind(&b->chunk[b->chunk[first].prev]) == KIND_HOLE)
+                                continue;
+                }
+                for (c = &b->chunk[c->next]; in_stretch(c); c = &b->chunk[c->next]) {
+                        VISIT();
+                        end = chunk_end(c);
+                }
+                if (end - b->chunk[first].addr >= n)
+                        plan_stretch(b, bfc_region_at(b, b->chunk[first].addr), first, end, n, &best);
+        }
+        return best;
+}
+
+static void place_to_growth(const struct bfc *b, const struct place *p, uint64_t n_bytes,
+                            struct bfc_growth *ret)
+{
+        const struct region *r = bfc_region_at(b, p->offset);
+        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT);
+
+        *ret = (struct bfc_growth){
+                .offset = to_bytes(p->offset),
+                .n_bytes = to_bytes(n),
+                .n_requested = n_bytes,
+                .span = { to_bytes(grid_down(b, r, p->offset)), to_bytes(grid_up(b, r, p->offset + n)) },
+                .new_bytes = to_bytes(p->n_new),
+        };
+}
+
+int bfc_plan_growth(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret)
+{
+        struct place p;
+
+        if (n_bytes - 1 >= BFC_MAX_SPACE)
+                return -EINVAL;
+        p = find_place(b, (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT));
+        if (p.chunk == 0)
+                return BFC_NO_FIT;
+        place_to_growth(b, &p, n_bytes, ret);
+        return ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : 0;
+}
+
+/* ---- pending blocks ------------------------------------------------------------------ */
+
+static bool is_piece_of(const struct bfc *b, uint32_t i, uint32_t head)
+{
+        return chunk_kind(&b->chunk[i]) == KIND_PIECE && b->chunk[i].link == head;
+}
+
+/* Turns the part of chunk i below y into a piece of a pending block; what is above y stays
+ * what it was, but for the rest of a begun extent, which becomes the tail. Returns the piece. */
+static uint32_t take_piece(struct bfc *b, uint32_t i, uint32_t y)
+{
+        struct chunk *c = &b->chunk[i];
+        uint32_t piece = i, rest;
+
+        VISIT();
+        if (c->slot == 0) {
+                uint32_t up = y < chunk_end(c) ? grid_up(b, bfc_region_at(b, c->addr), y) : y;
+
+                list_take(b, i);
+                if (up < chunk_end(c)) {
+                        rest = cut(b, i, up);
+                        list_put(b, rest, KIND_HOLE);
+                }
+                if (y < chunk_end(c)) {
+                        rest = cut(b, i, y);
+                        b->idle += b->chunk[rest].size;
+                        count_reserved(b, b->chunk[rest].size);
+                        chunk_set_meta(&b->chunk[rest], KIND_PIECE, PIECE_NEW | PIECE_TAIL);
+                        b->n_pieces++;
+                }
+                count_reserved(b, c->size);
+                chunk_set_meta(c, KIND_PIECE, PIECE_NEW);
+        } else if (y < chunk_end(c)) {
+                piece = record_new(b);
+                link_before(b, piece, i);
+                b->chunk[piece].addr = c->addr;
+                b->chunk[piece].size = y - c->addr;
+                index_rekey(b, i, y, chunk_end(c) - y);
+                chunk_set_meta(&b->chunk[piece], KIND_PIECE, 0);
+        } else {
+                index_remove(b, i);
+                chunk_set_meta(c, KIND_PIECE, 0);
+        }
+        b->chunk[piece].stamp = 0;
+        b->n_pieces++;
+        return piece;
+}
+
+/* Makes [x, y) pending; `i` is at or before x. At most three new records. */
+static uint32_t take_place(struct bfc *b, uint32_t i, uint32_t x, uint32_t y)
+{
+        uint32_t head = 0;
+
+        while (chunk_end(&b->chunk[i]) <= x)
+                i = b->chunk[i].next;
+        if (b->chunk[i].addr < x) {
+                i = cut(b, i, x);
+                list_put(b, i, KIND_HOLE);
+        }
+        for (;;) {
+                uint32_t next = b->chunk[i].next;
+                bool last = chunk_end(&b->chunk[i]) >= y;
+
+                i = take_piece(b, i, y < chunk_end(&b->chunk[i]) ? y : chunk_end(&b->chunk[i]));
+                if (head == 0)
+                        head = i;
+                b->chunk[i].link = head;
+                if (last)
+                        break;
+                i = next;
+        }
+        i = b->chunk[i].next;
+        if (is_piece_of(b, i, 0)) /* the tail, not yet named */
+                b->chunk[i].link = head;
+        return head;
+}
+
+int bfc_grow_begin(struct bfc *b, const struct bfc_growth *plan, bfc_handle *ret_handle)
+{
+        struct bfc_growth now;
+        struct chunk *c;
+        struct place p;
+        uint32_t head, n;
+
+        /* A plan is fresh if it is what would be planned now. */
+        if (plan->n_requested - 1 >= BFC_MAX_SPACE)
+                return -EINVAL;
+        n = (uint32_t)((plan->n_requested + BFC_GRANULE - 1) >> GRANULE_SHIFT);
+        p = find_place(b, n);
+        if (p.chunk == 0)
+                return -EINVAL;
+        place_to_growth(b, &p, plan->n_requested, &now);
+        if (plan->offset != now.offset || plan->n_bytes != now.n_bytes || plan->new_bytes != now.new_bytes ||
+            plan->span.begin != now.span.begin || plan->span.end != now.span.end)
+                return -EINVAL;
+        if (records_reserve(b, 3) < 0)
+                return -ENOMEM;
+        head = take_place(b, p.chunk, p.offset, p.offset + n);
+        c = &b->chunk[head];
+        chunk_set_meta(c, KIND_PENDING, (c->meta & PIECE_NEW) | (uint32_t)(now.n_bytes - plan->n_requested));
+        c->stamp = next_stamp(b);
+        c->link = n;
+        b->n_pieces--;
+        b->n_pending++;
+        count_used(b, n, plan->n_requested);
+        *ret_handle = chunk_handle(c, head);
+        return 0;
+}
+
+int bfc_grow_commit(struct bfc *b, bfc_handle h)
+{
+        uint32_t head = handle_chunk(b, h, KIND_PENDING), i;
+        struct chunk *c = &b->chunk[head];
+
+        if (head == 0)
+                return -EINVAL;
+        while (is_piece_of(b, i = c->next, head)) {
+                VISIT();
+                b->n_pieces--;
+                if ((b->chunk[i].meta & PIECE_TAIL) != 0) {
+                        b->idle -= b->chunk[i].size;
+                        chunk_make_free(b, i);
+                        break;
+                }
+                unlink_release(b, i);
+        }
+        c->size = c->link;
+        chunk_set_meta(c, KIND_USED, chunk_waste(c));
+        b->n_pending--;
+        b->n_allocs++;
+        if (c->size > b->largest)
+                b->largest = c->size;
+        return 0;
+}
+
+int bfc_grow_cancel(struct bfc *b, bfc_handle h)
+{
+        uint32_t head = handle_chunk(b, h, KIND_PENDING), i = head;
+        bool last;
+
+        if (head == 0)
+                return -EINVAL;
+        count_unused(b, b->chunk[head].link, chunk_waste(&b->chunk[head]));
+        b->n_pending--;
+        b->n_pieces++; /* the head, counted down below */
+        do {
+                const struct chunk *c = &b->chunk[i];
+                uint32_t next = c->next;
+
+                /* Pieces are neither free nor holes, so the next one outlives this one's merging. */
+                last = !is_piece_of(b, next, head);
+                b->n_pieces--;
+                if ((c->meta & PIECE_TAIL) != 0)
+                        b->idle -= c->size;
+                if ((c->meta & PIECE_NEW) != 0) {
+                        b->reserved -= c->size;
+                        bfc_hole_put(b, i);
+                } else {
+                        chunk_make_free(b, i);
+                }
+                i = next;
+        } while (!last);
+        return 0;
+}
+
+/* ---- backing and release ----------------------------------------------------------------- */
+
+/* Checks that a range consists of whole extents of one region; fills in granules. */
+static const struct region *whole_extents(const struct bfc *b, struct bfc_range range, uint32_t *ret_begin,
+                                          uint32_t *ret_end)
+{
+        const struct region *r;
+
+        if ((range.begin | range.end) % BFC_GRANULE != 0 || range.begin >= range.end ||
+            range.end > BFC_MAX_SPACE)
+                return NULL;
+        r = bfc_region_at(b, (uint32_t)(range.begin >> GRANULE_SHIFT));
+        if (!r || range.end > to_bytes(region_end(r)))
+                return NULL;
+        *ret_begin = (uint32_t)(range.begin >> GRANULE_SHIFT);
+        *ret_end = (uint32_t)(range.end >> GRANULE_SHIFT);
+        return grid_has(b, r, *ret_begin) && grid_has(b, r, *ret_end) ? r : NULL;
+}
+
+int bfc_back(struct bfc *b, struct bfc_range range)
+{
+        uint32_t begin, end, next;
+
+        if (!whole_extents(b, range, &begin, &end))
+                return -EINVAL;
+        if (records_reserve(b, 2) < 0)
+                return -ENOMEM;
+        for (uint32_t i = b->holes; i != 0; i = next) {
+                struct chunk *c = &b->chunk[i];
+
+                VISIT();
+                next = c->stamp;
+                if (chunk_end(c) <= begin || c->addr >= end)
+                        continue;
+                list_take(b, i);
+                if (chunk_end(c) > end)
+                        list_put(b, cut(b, i, end), KIND_HOLE);
+                if (c->addr < begin) {
+                        uint32_t upper = cut(b, i, begin);
+
+                        list_put(b, i, KIND_HOLE);
+                        i = upper;
+                }
+                count_reserved(b, b->chunk[i].size);
+                chunk_make_free(b, i);
+        }
+        return 0;
+}
+
+/* The free chunk that contains the whole extents [begin, end), or 0. A chunk below the size of
+ * an extent contains a region's first or last one, or none. */
+static uint32_t free_chunk_around(const struct bfc *b, const struct region *r, uint32_t begin, uint32_t end)
+{
+        uint32_t i = 0;
+
+        if (begin == r->base)
+                i = b->chunk[r->edge].next;
+        else if (end == region_end(r))
+                i = b->chunk[r->edge].prev;
+        else
+                for (i = bfc_index_next(b, bin_of(end - begin), 0); i != 0; i = bfc_index_next(b, 0, i)) {
+                        VISIT();
+                        if (b->chunk[i].addr <= begin && end <= chunk_end(&b->chunk[i]))
+                                return i;
+                }
+        if (i != 0 && chunk_kind(&b->chunk[i]) == KIND_FREE && b->chunk[i].addr <= begin &&
+            end <= chunk_end(&b->chunk[i]))
+                return i;
+        return 0;
+}
+
+int bfc_release_begin(struct bfc *b, struct bfc_range range)
+{
+        uint32_t begin, end, i, upper;
+        const struct region *r = whole_extents(b, range, &begin, &end);
+        struct chunk *c;
+
+        if (!r)
+                return -EINVAL;
+        i = free_chunk_around(b, r, begin, end);
+        if (i == 0)
+                return -EINVAL;
+        if (records_reserve(b, 2) < 0)
+                return -ENOMEM;
+        c = &b->chunk[i];
+        index_remove(b, i);
+        chunk_set_meta(c, KIND_NONE, 0);
+        if (end < chunk_end(c)) {
+                upper = cut(b, i, end);
+                index_insert(b, upper);
+        }
+        if (c->addr < begin) {
+                upper = cut(b, i, begin);
+                index_insert(b, i);
+                i = upper;
+        }
+        b->idle += b->chunk[i].size;
+        list_put(b, i, KIND_RETIRING);
+        return 0;
+}
+
+int bfc_release_commit(struct bfc *b, struct bfc_range range)
+{
+        uint32_t begin, end;
+
+        if (!whole_extents(b, range, &begin, &end))
+                return -EINVAL;
+        for (uint32_t i = b->retiring; i != 0; i = b->chunk[i].stamp) {
+                const struct chunk *c = &b->chunk[i];
+
+                VISIT();
+                if (c->addr != begin || chunk_end(c) != end)
+                        continue;
+                list_take(b, i);
+                b->idle -= c->size;
+                b->reserved -= c->size;
+                bfc_hole_put(b, i);
+                return 0;
+        }
+        return -EINVAL;
+}
+
+/* ---- planning a release ---------------------------------------------------------------- */
+
+/* Ranges found so far: the highest ones, highest first. */
+struct found {
+        struct bfc_range *ranges;
+        size_t n;
+        size_t n_max;
+};
+
+static void found_add(struct found *f, uint64_t begin, uint64_t end)
+{
+        size_t at;
+
+        if (begin >= end)
+                return;
+        if (f->n == f->n_max) {
+                if (f->ranges[f->n - 1].begin > begin)
+                        return;
+                f->n--;
+        }
+        for (at = f->n; at > 0 && f->ranges[at - 1].begin < begin; at--)
+                f->ranges[at] = f->ranges[at - 1];
+        f->ranges[at] = (struct bfc_range){ begin, end };
+        f->n++;
+}
+
+/* Adds the whole extents of a free chunk that do not lie in keep. */
+static void found_add_chunk(const struct bfc *b, struct found *f, const struct chunk *c,
+                            const struct bfc_range *keep)
+{
+        const struct region *r = bfc_region_at(b, c->addr);
+        uint64_t begin = to_bytes(grid_up(b, r, c->addr)), end = to_bytes(grid_down(b, r, chunk_end(c)));
+
+        VISIT();
+        if (!keep || keep->end <= begin || end <= keep->begin) {
+                found_add(f, begin, end);
+                return;
+        }
+        found_add(f, keep->end, end);
+        found_add(f, begin, keep->begin);
+}
+
+/* The lowest grid point of a range from which on it has at most n_bytes. */
+static uint64_t highest_part(const struct bfc *b, const struct bfc_range *range, uint64_t n_bytes)
+{
+        const struct region *r = bfc_region_at(b, (uint32_t)(range->begin >> GRANULE_SHIFT));
+
+        return to_bytes(grid_down(b, r, (uint32_t)((range->end - n_bytes) >> GRANULE_SHIFT)));
+}
+
+/* Gives up extents at the ends of a range as long as `excess` bytes cover them. */
+static void trim(const struct bfc *b, struct bfc_range *range, uint64_t *excess)
+{
+        const struct region *r = bfc_region_at(b, (uint32_t)(range->begin >> GRANULE_SHIFT));
+
+        while (range->begin < range->end) {
+                uint64_t low = to_bytes(grid_up(b, r, (uint32_t)(range->begin >> GRANULE_SHIFT) + 1));
+                uint64_t high = to_bytes(grid_down(b, r, (uint32_t)(range->end >> GRANULE_SHIFT) - 1));
+
+                VISIT();
+                if (low - range->begin <= *excess) {
+                        *excess -= low - range->begin;
+                        range->begin = low;
+                } else if (range->end - high <= *excess) {
+                        *excess -= range->end - high;
+                        range->end = high;
+                } else {
+                        break;
+                }
+        }
+}
+
+/* Of what was found, takes the highest extents until want_bytes are there, and gives up again
+ * what turns out not to be needed (extents of other sizes), the lowest first. */
+static void choose(const struct bfc *b, struct found *f, uint64_t want_bytes, uint64_t *ret_bytes)
+{
+        uint64_t sum = 0, excess, n = 0;
+
+        for (size_t i = 0; i < f->n && sum < want_bytes; i++, n++) {
+                struct bfc_range *range = &f->ranges[i];
+
+                if (range->end - range->begin > want_bytes - sum)
+                        range->begin = highest_part(b, range, want_bytes - sum);
+                sum += range->end - range->begin;
+        }
+        f->n = n;
+        excess = sum > want_bytes ? sum - want_bytes : 0;
+        sum -= excess;
+        for (size_t i = f->n; i-- > 0 && excess > 0;)
+                trim(b, &f->ranges[i], &excess);
+        sum += excess;
+        n = 0;
+        for (size_t i = 0; i < f->n; i++)
+                if (f->ranges[i].begin < f->ranges[i].end)
+                        f->ranges[n++] = f->ranges[i];
+        f->n = n;
+        *ret_bytes = sum;
+}
+
+size_t bfc_plan_release(const struct bfc *b, uint64_t want_bytes, const struct bfc_growth *keep,
+                        struct bfc_range *ret_ranges, size_t max_ranges, uint64_t *ret_bytes)
+{
+        struct found f = { .ranges = ret_ranges, .n = 0, .n_max = max_ranges };
+        const struct bfc_range *span = keep ? &keep->span : NULL;
+
+        *ret_bytes = 0;
+        if (max_ranges == 0 || want_bytes == 0)
+                return 0;
+        for (uint32_t i = bfc_index_next(b, bin_of(b->extent), 0); i != 0; i = bfc_index_next(b, 0, i))
+                if (b->chunk[i].size >= b->extent)
+                        found_add_chunk(b, &f, &b->chunk[i], span);
+        /* Smaller chunks contain no whole extent but a region's first or last one. */
+        for (uint32_t k = 0; k < b->n_regions; k++) {
+                const struct chunk *edge = &b->chunk[b->regions[k].edge];
+                const struct chunk *low = &b->chunk[edge->next], *high = &b->chunk[edge->prev];
+
+                VISIT();
+                if (low->slot != 0 && low->size < b->extent)
+                        found_add_chunk(b, &f, low, span);
+                if (high->slot != 0 && high->size < b->extent && high != low)
+                        found_add_chunk(b, &f, high, span);
+        }
+        choose(b, &f, want_bytes, ret_bytes);
+        return f.n;
+}
