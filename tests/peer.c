@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/log.h"
+
 /* Works in fuzzers too, so no Check in here. */
 #define MUST(condition)                                                                                      \
         do {                                                                                                 \
@@ -25,6 +27,7 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config)
         struct broker *b;
         char sentence[512];
 
+        log_open(LOG_LEVEL_ERROR);
         MUST(config_parse("test.yaml", config_text, strlen(config_text), stderr, ret_config) == 0);
         options.config = *ret_config;
         MUST(broker_new(&options, &b, sentence, sizeof(sentence)) == 0);

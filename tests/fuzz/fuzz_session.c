@@ -1,0 +1,124 @@
+/* Sessions fed with anything: raw frames as a hostile client sends them, and
+ * well-formed requests in any order, with the device answering when the input
+ * says so. After each input nothing may be left and every invariant holds.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/message.h"
+#include "tests/peer.h"
+
+#define N_PEERS 4
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data);
+
+static const char config_text[] = "devices:\n"
+                                  "  - id: host\n"
+                                  "    size: 16MiB\n"
+                                  "    partitions:\n"
+                                  "      - {name: p, limit: 12MiB}\n"
+                                  "      - {name: q, limit: 4MiB, growth: preallocate}\n"
+                                  "tenants:\n"
+                                  "  - name: t\n"
+                                  "    match: {uid: [0, 1]}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: p, limit: 10MiB, max_blocks: 20}\n"
+                                  "      - {partition: q, limit: 4MiB, max_sessions: 1}\n"
+                                  "  - name: u\n"
+                                  "    match: {uid: 2}\n"
+                                  "    quotas: [{partition: p, limit: 8MiB, reserve: 2MiB}]\n";
+
+struct input {
+        const uint8_t *at;
+        size_t n;
+};
+
+static uint64_t take(struct input *in, size_t n_bytes)
+{
+        uint64_t value = 0;
+
+        for (size_t i = 0; i < n_bytes && in->n > 0; i++, in->at++, in->n--)
+                value |= (uint64_t)*in->at << (8 * i);
+        return value;
+}
+
+/* A frame's payload as it would come off the wire. Returns the session's word. */
+static int send_raw(struct peer *p, struct message_arena *arena, struct input *in)
+{
+        size_t n = (size_t)take(in, 1);
+        const uint8_t *payload = in->at;
+        Bfcd__Request *request;
+        const char *why;
+
+        if (n > in->n)
+                n = in->n;
+        in->at += n;
+        in->n -= n;
+        request = message_unpack_request(arena, payload, n);
+        return request ? session_handle(p->session, request, &why) : -1;
+}
+
+static int act(struct broker *b, struct peer *p, struct message_arena *arena, struct input *in)
+{
+        uint64_t generation = take(in, 1);
+
+        switch (take(in, 1) % 7) {
+        case 0:
+                return send_raw(p, arena, in);
+        case 1:
+                if (p->session->state == SESSION_LIVE)
+                        (void)peer_malloc(p, (uint32_t)take(in, 1) % 3, take(in, 1) << take(in, 1) % 56);
+                return 0;
+        case 2: /* ids are generation << 32 | index: this meets real ones */
+                if (p->session->state == SESSION_LIVE)
+                        (void)peer_free_block(p, generation << 32 | take(in, 1));
+                return 0;
+        case 3:
+                return peer_ack(p, take(in, 1));
+        case 4:
+                broker_poll(b);
+                return 0;
+        case 5:
+                if (p->session->state == SESSION_NEW)
+                        (void)peer_hello(p, "", take(in, 1) % 2 ? "q" : "");
+                return 0;
+        default:
+                return -1;
+        }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
+{
+        struct input in = { data, n_data };
+        struct config *config;
+        struct broker *b = peer_broker(config_text, &config);
+        struct peer *peers[N_PEERS] = { NULL };
+        struct message_arena *arena;
+        const char *why = "";
+
+        if (message_arena_new(MESSAGE_ARENA_BYTES, &arena) < 0)
+                abort();
+        while (in.n > 0) {
+                uint8_t who = (uint8_t)take(&in, 1);
+                struct peer **p = &peers[who % N_PEERS];
+
+                if (!*p) {
+                        *p = peer_new(b, (uid_t)(who >> 4) % 4, who & 8);
+                        (*p)->auto_ack = who & 4;
+                }
+                if (act(b, *p, arena, &in) < 0 || (*p)->session->state == SESSION_CLOSING ||
+                    (*p)->n_replies > PEER_MAX_REPLIES / 2)
+                        *p = peer_free(*p);
+                if (broker_check(b, &why) < 0) {
+                        fprintf(stderr, "broker_check: %s\n", why);
+                        abort();
+                }
+        }
+        for (size_t i = 0; i < N_PEERS; i++)
+                peer_free(peers[i]);
+        message_arena_free(arena);
+        peer_broker_free(b, config);
+        return 0;
+}
