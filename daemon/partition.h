@@ -26,8 +26,18 @@ struct partition {
         struct device *device;
         struct worker *worker;
         struct pool pool;
+        uint64_t bytes_in_use; /* blocks of all quotas */
+        uint64_t peak_bytes_in_use;
+        uint64_t lifetime_peak_bytes_in_use;
         struct quota_list quotas;
         size_t n_quotas;
 };
+
+/* Peaks begin again at the present values; lifetime peaks stay. */
+static inline void partition_clear_peaks(struct partition *p)
+{
+        pool_clear_peaks(&p->pool);
+        p->peak_bytes_in_use = p->bytes_in_use;
+}
 
 #endif

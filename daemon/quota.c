@@ -32,6 +32,11 @@ static uint64_t min_u64(uint64_t a, uint64_t b)
         return a < b ? a : b;
 }
 
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
 /* ---- making one ---------------------------------------------------------- */
 
 static int quota_open_arena(struct quota *q)
@@ -116,10 +121,14 @@ struct quota *quota_free(struct quota *q)
 static void quota_count_alloc(struct quota *q, uint64_t n_bytes)
 {
         struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
+        struct partition *p = q->partition;
 
         q->n_blocks++;
         q->bytes_in_use += block_bytes(n_bytes);
         q->bytes_requested += n_bytes;
+        p->bytes_in_use += block_bytes(n_bytes);
+        p->peak_bytes_in_use = max_u64(p->peak_bytes_in_use, p->bytes_in_use);
+        p->lifetime_peak_bytes_in_use = max_u64(p->lifetime_peak_bytes_in_use, p->bytes_in_use);
         if (q->bytes_in_use > record->lifetime_peak_in_use)
                 record->lifetime_peak_in_use = q->bytes_in_use;
         if (q->account.lifetime_peak_charged_bytes > record->lifetime_peak_reserved)
@@ -169,6 +178,7 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         q->n_blocks--;
         q->bytes_in_use -= n_bytes;
         q->bytes_requested -= n_requested;
+        q->partition->bytes_in_use -= n_bytes;
         quota_assert(q);
         if (!TAILQ_EMPTY(&q->waiting))
                 quota_pump(q);

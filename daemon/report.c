@@ -55,11 +55,13 @@ static void report_partition_figures(const struct partition *p, Bfcd__Figures *f
         f->bytes_reserved = p->pool.charged_bytes;
         f->peak_bytes_reserved = p->pool.peak_charged_bytes;
         f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
+        f->bytes_in_use = p->bytes_in_use;
+        f->peak_bytes_in_use = p->peak_bytes_in_use;
+        f->lifetime_peak_bytes_in_use = p->lifetime_peak_bytes_in_use;
         TAILQ_FOREACH (q, &p->quotas, of_partition) {
                 Bfcd__Figures one = BFCD__FIGURES__INIT;
 
                 report_quota_figures(q, &one);
-                f->bytes_in_use += one.bytes_in_use;
                 f->bytes_requested += one.bytes_requested;
                 f->num_allocs += one.num_allocs;
                 f->bytes_free += one.bytes_free;

@@ -463,7 +463,7 @@ static int handle_reset_peaks(struct session *s, const Bfcd__Request *r, const c
         }
         for (size_t i = 0; i < b->n_partitions && !reset->tenant[0]; i++)
                 if (!reset->partition[0] || strcmp(reset->partition, b->partitions[i].name) == 0)
-                        pool_clear_peaks(&b->partitions[i].pool);
+                        partition_clear_peaks(&b->partitions[i]);
         log_info("session %" PRIu64 " (uid %u): peaks of %zu quotas reset", s->id, (unsigned)s->who.uid, n);
         session_done(s, r->id);
         return 0;
