@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The configuration in force as YAML, every default spelled out. Users and
+ * groups come out as the numbers they were resolved to: that is what is in
+ * force. Whatever is written here, config_parse() reads back as the same
+ * configuration; strings are quoted so that none can be taken for syntax. */
+#include "daemon/config.h"
+
+#include <stdlib.h>
+
+static void put_string(FILE *f, const char *text)
+{
+        fputc('"', f);
+        for (; *text; text++) {
+                if (*text == '"' || *text == '\\')
+                        fputc('\\', f);
+                fputc(*text, f);
+        }
+        fputc('"', f);
+}
+
+static void put_size(FILE *f, uint64_t n_bytes)
+{
+        static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB" };
+        size_t unit = 0;
+
+        while (n_bytes != 0 && n_bytes % 1024 == 0 && unit + 1 < sizeof(units) / sizeof(units[0])) {
+                n_bytes /= 1024;
+                unit++;
+        }
+        fprintf(f, "%llu%s", (unsigned long long)n_bytes, n_bytes ? units[unit] : "");
+}
+
+static void put_socket(FILE *f, const char *key, const struct config_socket *s)
+{
+        fprintf(f, "%s: {path: ", key);
+        put_string(f, s->path);
+        fprintf(f, ", mode: \"%04o\"", (unsigned int)s->mode);
+        if (s->group != (gid_t)-1)
+                fprintf(f, ", group: %u", (unsigned int)s->group);
+        fputs("}\n", f);
+}
+
+static void put_device(FILE *f, const struct config *c, size_t device)
+{
+        const struct config_device *d = &c->devices[device];
+
+        fputs("  - id: ", f);
+        put_string(f, d->id);
+        fputs("\n    size: ", f);
+        put_size(f, d->size_bytes);
+        fputs("\n    headroom: ", f);
+        put_size(f, d->headroom_bytes);
+        fputs("\n    partitions:\n", f);
+        for (size_t i = 0; i < c->n_partitions; i++) {
+                const struct config_partition *p = &c->partitions[i];
+
+                if (p->device != device)
+                        continue;
+                fputs("      - {name: ", f);
+                put_string(f, p->name);
+                fputs(", limit: ", f);
+                put_size(f, p->limit_bytes);
+                fprintf(f, ", growth: %s, share: %s}\n",
+                        p->growth == CONFIG_GROWTH_PREALLOCATE ? "preallocate" : "on-demand",
+                        p->share == CONFIG_SHARE_CUDA_IPC ? "cuda-ipc" : "fd");
+        }
+}
+
+static void put_ids(FILE *f, const char *key, const uint32_t *ids, size_t n_ids)
+{
+        fprintf(f, "%s: [", key);
+        for (size_t i = 0; i < n_ids; i++)
+                fprintf(f, "%s%u", i ? ", " : "", ids[i]);
+        fputc(']', f);
+}
+
+static void put_tenant(FILE *f, const struct config *c, const struct config_tenant *t)
+{
+        fputs("  - name: ", f);
+        put_string(f, t->name);
+        fputs("\n    match: {", f);
+        put_ids(f, "uid", t->uids, t->n_uids);
+        fputs(", ", f);
+        put_ids(f, "gid", t->gids, t->n_gids);
+        fputs("}\n    quotas:\n", f);
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                const struct config_quota *q = &t->quotas[i];
+
+                fputs("      - {partition: ", f);
+                put_string(f, c->partitions[q->partition].name);
+                fputs(", limit: ", f);
+                put_size(f, q->limit_bytes);
+                fputs(", reserve: ", f);
+                put_size(f, q->reserve_bytes);
+                fprintf(f, ", max_sessions: %u, max_blocks: %u}\n", q->max_sessions, q->max_blocks);
+        }
+}
+
+static void put_config(FILE *f, const struct config *c)
+{
+        put_socket(f, "socket", &c->socket);
+        put_socket(f, "admin_socket", &c->admin_socket);
+        fprintf(f, "timeouts: {reclaim: %llums, release: %llums, quarantine: %llums}\n",
+                (unsigned long long)c->reclaim_timeout_ms, (unsigned long long)c->release_timeout_ms,
+                (unsigned long long)c->quarantine_timeout_ms);
+        fprintf(f, "max_sessions: %u\n", c->max_sessions);
+        fputs("devices:\n", f);
+        for (size_t i = 0; i < c->n_devices; i++)
+                put_device(f, c, i);
+        fputs("tenants:\n", f);
+        for (size_t i = 0; i < c->n_tenants; i++)
+                put_tenant(f, c, &c->tenants[i]);
+        if (c->default_tenant >= 0) {
+                fputs("default_tenant: ", f);
+                put_string(f, c->tenants[c->default_tenant].name);
+                fputc('\n', f);
+        }
+}
+
+char *config_format(const struct config *c)
+{
+        size_t n_bytes = 0;
+        char *text = NULL;
+        bool failed;
+        FILE *f;
+
+        f = open_memstream(&text, &n_bytes);
+        if (!f)
+                return NULL;
+        put_config(f, c);
+        failed = ferror(f) != 0;
+        if (fclose(f) != 0 || failed) {
+                free(text);
+                return NULL;
+        }
+        return text;
+}
