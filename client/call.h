@@ -31,4 +31,12 @@ struct call_connection *call_free(struct call_connection *c); /* no call may be 
  * so too. -EPROTO: what it sent makes no sense. */
 int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
 
+/* From now on a daemon that is silent for so long counts as gone. 0: wait for
+ * ever, as at first. No call may be under way. */
+void call_set_timeout(struct call_connection *c, unsigned timeout_ms);
+
+/* For a forked child: closes its copy of the socket and touches nothing else,
+ * because another thread of the parent may have been anywhere. */
+void call_forget(struct call_connection *c);
+
 #endif

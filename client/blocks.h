@@ -1,0 +1,41 @@
+/* Blocks: what this process holds, by pointer.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A hash table with open addressing; constant time. Not thread-safe. */
+#ifndef BFC_CLIENT_BLOCKS_H
+#define BFC_CLIENT_BLOCKS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct block {
+        const void *ptr; /* NULL: an empty slot */
+        uint64_t block_id;
+        uint64_t region_id;
+        uint64_t offset; /* in the region */
+        uint64_t n_bytes;
+        uint64_t n_requested;
+};
+
+/* Zero-initialised is empty.
+ * Invariant: n_used <= 3/4 of n_slots, a power of two; every block is reached
+ * from its home slot without passing an empty one. */
+struct blocks {
+        struct block *slots;
+        size_t n_slots;
+        size_t n_used;
+};
+
+void blocks_clear(struct blocks *b); /* back to empty; frees */
+
+/* Adds a copy. -ENOMEM; -EEXIST: there is a block at this pointer. */
+int blocks_add(struct blocks *b, const struct block *block);
+
+/* The block that starts at ptr, or NULL. Valid until the next change. */
+const struct block *blocks_find(const struct blocks *b, const void *ptr);
+
+/* Takes it out. -ENOENT. */
+int blocks_take(struct blocks *b, const void *ptr, struct block *ret);
+
+#endif

@@ -1,0 +1,636 @@
+/* libbfcclient: bfcclient.h on top of calls and regions.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each function looks first whether it runs in a forked child: `alive` is a page
+ * that the kernel wipes there, so this costs one load and no system call, and no
+ * lock is taken that a thread of the parent may have held. Then it asks the
+ * daemon without any lock, and last writes down the answer under `lock`.
+ *
+ * Extents are mapped by whichever thread reads, before it hands out the reply
+ * whose block lies in them. A block's pointer is removed before the daemon is
+ * told, so a second free of it, or another thread's, finds nothing, and the
+ * daemon may hand the same place to another thread at once.
+ *
+ * Invariant: stats.num_blocks == blocks.n_used == num_allocs - num_frees, and
+ * bytes_in_use is the sum over the blocks. */
+#include <bfcclient.h>
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/blocks.h"
+#include "client/call.h"
+#include "client/error.h"
+#include "client/region.h"
+
+#define PROTOCOL_VERSION   1u
+#define DEFAULT_SOCKET     "/run/bfcd/bfcd.sock"
+#define GOODBYE_TIMEOUT_MS 5000u
+#define BFC_API            __attribute__((visibility("default")))
+
+struct bfc_client {
+        const volatile char *alive; /* 0 in a forked child */
+        size_t alive_bytes;
+        struct call_connection *connection;
+        Bfcd__Reply *hello; /* what the daemon said of us; constant */
+        uint32_t partition; /* index into its partitions */
+
+        pthread_mutex_t lock; /* everything below; never held across a call */
+        struct regions regions;
+        struct blocks blocks;
+        struct bfc_client_stats stats;
+        char map_error[160]; /* why an extent could not be mapped, which ended the session */
+};
+
+/* ---- shared pieces ------------------------------------------------------- */
+
+/* 0 where the client may be used at all. */
+static int client_check(const bfc_client *client)
+{
+        if (!client)
+                return error_set(-EINVAL, "there is no client: it is NULL");
+        if (!*client->alive)
+                return error_set(-ECHILD, "this client belongs to the parent of this process: "
+                                          "connect again after fork()");
+        return 0;
+}
+
+static int client_lost(bfc_client *client, int error)
+{
+        char why[sizeof(client->map_error)];
+
+        pthread_mutex_lock(&client->lock);
+        memcpy(why, client->map_error, sizeof(why));
+        pthread_mutex_unlock(&client->lock);
+        if (why[0])
+                return error_set(error, "the session ended: %s", why);
+        if (error == -ECONNRESET)
+                return error_set(error, "the daemon ended the session, or is gone");
+        if (error == -EPROTO)
+                return error_set(error, "the daemon sent what makes no sense: the session ended");
+        return error_set(error, "asking the daemon failed: %s", strerror(-error));
+}
+
+/* One request and its reply, of the kind expected. A refusal is the error that
+ * the daemon gives, with its sentence. */
+static int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
+                      Bfcd__Reply **ret_reply)
+{
+        Bfcd__Reply *reply = NULL;
+        int r = call_send(client->connection, request, &reply);
+
+        if (r < 0)
+                return client_lost(client, r);
+        if (reply->body_case == expected) {
+                *ret_reply = reply;
+                return 0;
+        }
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->error > 0 &&
+            reply->refusal->error < 4096)
+                r = error_set(-(int)reply->refusal->error, "%s", reply->refusal->message);
+        else
+                r = error_set(-EPROTO, "the daemon answered with something else than was asked");
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+/* Lists what there is, for a name that there is not. */
+static int client_no_partition(const Bfcd__HelloReply *hello, const char *name)
+{
+        char list[600] = "";
+        size_t n = 0;
+
+        for (size_t i = 0; i < hello->n_partitions && n < sizeof(list); i++) {
+                int w = snprintf(list + n, sizeof(list) - n, "%s%s", i > 0 ? ", " : "",
+                                 hello->partitions[i]->name);
+
+                n += w > 0 ? (size_t)w : 0;
+        }
+        return error_set(-ENOENT, "tenant %s has no quota in a partition named \"%s\"; it has in: %s",
+                         hello->tenant, name, list[0] ? list : "none");
+}
+
+static int client_find_partition(const Bfcd__HelloReply *hello, const char *name, uint32_t *ret_index)
+{
+        for (size_t i = 0; i < hello->n_partitions; i++) {
+                if (strcmp(hello->partitions[i]->name, name) == 0) {
+                        *ret_index = (uint32_t)i;
+                        return 0;
+                }
+        }
+        return client_no_partition(hello, name);
+}
+
+static int client_partition_index(const bfc_client *client, const char *name, uint32_t *ret_index)
+{
+        if (!name) {
+                *ret_index = client->partition;
+                return 0;
+        }
+        return client_find_partition(client->hello->hello, name, ret_index);
+}
+
+/* Called by the reading thread, in the order of the stream. */
+static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
+{
+        bfc_client *client = userdata;
+        int r = 0;
+
+        pthread_mutex_lock(&client->lock);
+        for (size_t i = 0; i < extents->n_extents; i++) {
+                const Bfcd__Extent *e = extents->extents[i];
+                struct region_extent extent = { e->extent_id, e->region_id, e->region_bytes, e->offset,
+                                                e->n_bytes };
+
+                if (r == 0) {
+                        r = regions_map(&client->regions, &extent, fds[i]);
+                        if (r < 0)
+                                snprintf(client->map_error, sizeof(client->map_error),
+                                         "an extent of %llu bytes could not be mapped: %s",
+                                         (unsigned long long)e->n_bytes, strerror(-r));
+                }
+                close(fds[i]);
+        }
+        client->stats.bytes_mapped = client->regions.n_bytes_mapped;
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+/* ---- connecting ---------------------------------------------------------- */
+
+/* The option, or else the environment's word, or else the default. */
+static const char *pick(const char *option, const char *variable, const char *fallback)
+{
+        const char *value = option ? option : variable ? getenv(variable) : NULL;
+
+        return value && value[0] ? value : fallback;
+}
+
+/* The options as this library knows them. A caller built against a later header
+ * may have more, as long as it asks for nothing there. */
+static int options_read(const struct bfc_options *options, struct bfc_options *ret)
+{
+        struct bfc_options known = { .struct_size = sizeof(known) };
+
+        if (options) {
+                const unsigned char *bytes = (const unsigned char *)options;
+
+                if (options->struct_size < sizeof(known))
+                        return error_set(-EINVAL,
+                                         "bfc_options.struct_size is %zu: set it to sizeof(struct "
+                                         "bfc_options), %zu",
+                                         options->struct_size, sizeof(known));
+                for (size_t i = sizeof(known); i < options->struct_size; i++)
+                        if (bytes[i] != 0)
+                                return error_set(-EINVAL,
+                                                 "bfc_options has an option that this library, %s, "
+                                                 "does not know",
+                                                 bfc_version());
+                known = *options;
+        }
+        known.socket = pick(known.socket, "BFC_SOCKET", DEFAULT_SOCKET);
+        known.partition = pick(known.partition, "BFC_PARTITION", "");
+        known.tenant = pick(known.tenant, "BFC_TENANT", "");
+        known.name = pick(known.name, NULL, program_invocation_short_name);
+        *ret = known;
+        return 0;
+}
+
+static int connect_failed(int error, const char *path)
+{
+        switch (error) {
+        case -ENOENT:
+                return error_set(error,
+                                 "no daemon at %s: there is no such socket; is bfcd running, and is "
+                                 "BFC_SOCKET right?",
+                                 path);
+        case -ECONNREFUSED:
+                return error_set(error, "no daemon at %s: nobody listens there; is bfcd running?", path);
+        case -EACCES:
+                return error_set(error,
+                                 "the socket %s may not be used by this user: look at its mode and at "
+                                 "the folders above it",
+                                 path);
+        case -ENAMETOOLONG:
+                return error_set(error, "the socket's path is too long, at most 107 bytes: %s", path);
+        default:
+                return error_set(error, "connecting to %s: %s", path, strerror(-error));
+        }
+}
+
+static void *client_free(bfc_client *client)
+{
+        if (!client)
+                return NULL;
+        call_free(client->connection);
+        regions_clear(&client->regions);
+        blocks_clear(&client->blocks);
+        if (client->hello)
+                bfcd__reply__free_unpacked(client->hello, NULL);
+        if (client->alive)
+                munmap((void *)(uintptr_t)client->alive, client->alive_bytes);
+        pthread_mutex_destroy(&client->lock);
+        free(client);
+        return NULL;
+}
+
+static int client_new(bfc_client **ret)
+{
+        bfc_client *client = calloc(1, sizeof(*client));
+        char *page;
+
+        if (!client)
+                return error_set(-ENOMEM, "this process is out of memory");
+        pthread_mutex_init(&client->lock, NULL);
+        client->alive_bytes = (size_t)sysconf(_SC_PAGESIZE);
+        page = mmap(NULL, client->alive_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED) {
+                client_free(client);
+                return error_set(-ENOMEM, "this process is out of memory");
+        }
+        client->alive = page;
+        if (madvise(page, client->alive_bytes, MADV_WIPEONFORK) < 0) {
+                int error = -errno;
+
+                client_free(client);
+                return error_set(error,
+                                 "this kernel cannot wipe a page on fork: Linux 4.14 or newer is needed");
+        }
+        page[0] = 1;
+        *ret = client;
+        return 0;
+}
+
+/* What the daemon says of us must be something that the rest can rely on. */
+static int client_check_hello(bfc_client *client, const char *partition)
+{
+        const Bfcd__HelloReply *hello = client->hello->hello;
+
+        if (hello->version == 0 || hello->version > PROTOCOL_VERSION)
+                return error_set(-EPROTO,
+                                 "the daemon speaks version %u of the protocol, this library up to %u",
+                                 hello->version, PROTOCOL_VERSION);
+        if (hello->n_partitions > 0 && hello->default_partition >= hello->n_partitions)
+                return error_set(-EPROTO, "the daemon names a default partition that it does not list");
+        client->partition = hello->default_partition;
+        if (partition[0])
+                return client_find_partition(hello, partition, &client->partition);
+        if (hello->n_partitions == 0)
+                return error_set(-ENOENT, "tenant %s has no quota in any partition", hello->tenant);
+        return 0;
+}
+
+static int client_say_hello(bfc_client *client, const struct bfc_options *options)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        char name[64];
+        int r;
+
+        snprintf(name, sizeof(name), "%s", options->name);
+        hello.version = PROTOCOL_VERSION;
+        hello.name = name;
+        hello.tenant = (char *)(uintptr_t)options->tenant;
+        hello.partition = (char *)(uintptr_t)options->partition;
+        request.body_case = BFCD__REQUEST__BODY_HELLO;
+        request.hello = &hello;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_HELLO, &client->hello);
+        if (r < 0)
+                return r;
+        return client_check_hello(client, options->partition);
+}
+
+BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_client)
+{
+        struct bfc_options known = { 0 };
+        bfc_client *client = NULL;
+        int r;
+
+        if (!ret_client)
+                return error_set(-EINVAL, "bfc_connect: ret_client is NULL");
+        r = options_read(options, &known);
+        if (r < 0)
+                return r;
+        r = client_new(&client);
+        if (r < 0)
+                return r;
+        r = call_connect(known.socket, client_on_extents, client, &client->connection);
+        if (r < 0)
+                r = connect_failed(r, known.socket);
+        else
+                r = client_say_hello(client, &known);
+        if (r < 0) {
+                client_free(client);
+                return r;
+        }
+        *ret_client = client;
+        return 0;
+}
+
+BFC_API void bfc_disconnect(bfc_client *client)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        Bfcd__Reply *reply = NULL;
+
+        if (!client)
+                return;
+        if (!*client->alive) {
+                /* The mappings are not here; the rest is memory that a thread of the
+                 * parent may have been changing, so it is left alone. */
+                call_forget(client->connection);
+                return;
+        }
+        /* Unmapped before it is said: then the daemon may release at once. */
+        regions_clear(&client->regions);
+        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
+        request.goodbye = &goodbye;
+        call_set_timeout(client->connection, GOODBYE_TIMEOUT_MS);
+        if (call_send(client->connection, &request, &reply) == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        client_free(client);
+}
+
+/* ---- blocks -------------------------------------------------------------- */
+
+static void count_alloc(struct bfc_client_stats *s, const struct block *block)
+{
+        s->num_allocs++;
+        s->num_blocks++;
+        s->bytes_in_use += block->n_bytes;
+        s->bytes_requested += block->n_requested;
+        if (s->bytes_in_use > s->peak_bytes_in_use)
+                s->peak_bytes_in_use = s->bytes_in_use;
+        if (block->n_bytes > s->largest_alloc_size)
+                s->largest_alloc_size = block->n_bytes;
+}
+
+static void count_free(struct bfc_client_stats *s, const struct block *block)
+{
+        s->num_frees++;
+        s->num_blocks--;
+        s->bytes_in_use -= block->n_bytes;
+        s->bytes_requested -= block->n_requested;
+}
+
+/* Writes a new block down. Lock held. */
+static int client_keep(bfc_client *client, const Bfcd__Block *got, uint64_t n_requested, void **ret_ptr)
+{
+        struct block block = { .block_id = got->block_id,
+                               .region_id = got->region_id,
+                               .offset = got->offset,
+                               .n_bytes = got->n_bytes,
+                               .n_requested = n_requested };
+        void *ptr;
+        int r;
+
+        if (got->n_bytes < n_requested)
+                return -EPROTO;
+        r = regions_resolve(&client->regions, got->region_id, got->offset, got->n_bytes, &ptr);
+        if (r < 0)
+                return r;
+        block.ptr = ptr;
+        r = blocks_add(&client->blocks, &block);
+        if (r < 0)
+                return r == -EEXIST ? -EPROTO : r;
+        count_alloc(&client->stats, &block);
+        *ret_ptr = ptr;
+        return 0;
+}
+
+static int client_give_back(bfc_client *client, uint64_t block_id)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Free body = BFCD__FREE__INIT;
+        Bfcd__Reply *reply = NULL;
+        int r;
+
+        body.block_id = block_id;
+        request.body_case = BFCD__REQUEST__BODY_FREE;
+        request.free = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_DONE, &reply);
+        if (r < 0)
+                return r;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+static int client_malloc_failed(bfc_client *client, int error)
+{
+        pthread_mutex_lock(&client->lock);
+        client->stats.num_failures++;
+        pthread_mutex_unlock(&client->lock);
+        return error;
+}
+
+BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Malloc body = BFCD__MALLOC__INIT;
+        Bfcd__Reply *reply = NULL;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ret_ptr)
+                return error_set(-EINVAL, "bfc_malloc: ret_ptr is NULL");
+        if (n_bytes == 0)
+                return error_set(-EINVAL, "0 bytes: ask for at least 1");
+        r = client_partition_index(client, partition, &body.partition);
+        if (r < 0)
+                return r;
+        body.n_bytes = n_bytes;
+        request.body_case = BFCD__REQUEST__BODY_MALLOC;
+        request.malloc = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_BLOCK, &reply);
+        if (r < 0)
+                return client_malloc_failed(client, r);
+        pthread_mutex_lock(&client->lock);
+        r = client_keep(client, reply->block, n_bytes, ret_ptr);
+        pthread_mutex_unlock(&client->lock);
+        if (r == -ENOMEM) {
+                client_give_back(client, reply->block->block_id);
+                r = client_malloc_failed(client, error_set(r, "this process is out of memory"));
+        } else if (r < 0) {
+                r = error_set(r, "the daemon gave a block of %llu bytes where none can be",
+                              (unsigned long long)reply->block->n_bytes);
+        }
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
+{
+        return bfc_malloc_in(client, NULL, n_bytes, ret_ptr);
+}
+
+BFC_API int bfc_free(bfc_client *client, void *ptr)
+{
+        struct block block;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ptr)
+                return 0;
+        pthread_mutex_lock(&client->lock);
+        r = blocks_take(&client->blocks, ptr, &block);
+        if (r == 0)
+                count_free(&client->stats, &block);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return error_set(-EINVAL, "%p is not a block of this client: never given, or freed already",
+                                 ptr);
+        r = client_give_back(client, block.block_id);
+        if (r == -ECONNRESET) {
+                /* It stays what it was: mapped, and this process's, as long as it lasts. */
+                pthread_mutex_lock(&client->lock);
+                if (blocks_add(&client->blocks, &block) == 0) {
+                        count_alloc(&client->stats, &block);
+                        client->stats.num_allocs--;
+                        client->stats.num_frees--;
+                }
+                pthread_mutex_unlock(&client->lock);
+        }
+        return r;
+}
+
+/* ---- figures ------------------------------------------------------------- */
+
+static int check_struct(const char *function, const void *ret, size_t struct_size, size_t n_bytes)
+{
+        if (!ret)
+                return error_set(-EINVAL, "%s: ret is NULL", function);
+        if (struct_size < n_bytes)
+                return error_set(-EINVAL, "%s: struct_size is %zu: set it to the size of the structure, %zu",
+                                 function, struct_size, n_bytes);
+        return 0;
+}
+
+/* Fills a caller's structure, which may be of a later header: the rest is 0. */
+static void fill_struct(void *ret, size_t struct_size, const void *known, size_t n_bytes)
+{
+        memcpy((char *)ret + sizeof(size_t), (const char *)known + sizeof(size_t), n_bytes - sizeof(size_t));
+        memset((char *)ret + n_bytes, 0, struct_size - n_bytes);
+}
+
+BFC_API int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
+{
+        struct bfc_client_stats stats;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = check_struct("bfc_stats", ret, ret ? ret->struct_size : 0, sizeof(stats));
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        stats = client->stats;
+        pthread_mutex_unlock(&client->lock);
+        fill_struct(ret, ret->struct_size, &stats, sizeof(stats));
+        return 0;
+}
+
+static int usage_ask(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Usage body = BFCD__USAGE__INIT;
+        const Bfcd__Figures *f;
+        Bfcd__Reply *reply = NULL;
+        int r = client_partition_index(client, partition, &body.partition);
+
+        if (r < 0)
+                return r;
+        request.body_case = BFCD__REQUEST__BODY_USAGE;
+        request.usage = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_USAGE, &reply);
+        if (r < 0)
+                return r;
+        f = reply->usage->figures;
+        if (f)
+                *ret = (struct bfc_tenant_usage){
+                        .bytes_limit = f->bytes_limit,
+                        .bytes_reserved = f->bytes_reserved,
+                        .peak_bytes_reserved = f->peak_bytes_reserved,
+                        .bytes_in_use = f->bytes_in_use,
+                        .peak_bytes_in_use = f->peak_bytes_in_use,
+                        .bytes_requested = f->bytes_requested,
+                        .num_blocks = f->num_blocks,
+                        .num_sessions = f->num_sessions,
+                        .largest_free_block_bytes = f->largest_free_block_bytes,
+                };
+        else
+                r = error_set(-EPROTO, "the daemon's answer has no figures");
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+BFC_API int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
+{
+        struct bfc_tenant_usage usage = { 0 };
+        int r = client_check(client);
+
+        if (r == 0)
+                r = check_struct("bfc_usage", ret, ret ? ret->struct_size : 0, sizeof(usage));
+        if (r == 0)
+                r = usage_ask(client, partition, &usage);
+        if (r < 0)
+                return r;
+        fill_struct(ret, ret->struct_size, &usage, sizeof(usage));
+        return 0;
+}
+
+BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret)
+{
+        struct bfc_block_info info = { 0 };
+        const struct block *block;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = check_struct("bfc_block_info", ret, ret ? ret->struct_size : 0, sizeof(info));
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        block = blocks_find(&client->blocks, ptr);
+        if (block)
+                info = (struct bfc_block_info){
+                        .block_id = block->block_id,
+                        .region_id = block->region_id,
+                        .offset = block->offset,
+                        .n_bytes = block->n_bytes,
+                        .n_requested = block->n_requested,
+                };
+        pthread_mutex_unlock(&client->lock);
+        if (!block)
+                return error_set(-EINVAL, "%p is not a block of this client", ptr);
+        fill_struct(ret, ret->struct_size, &info, sizeof(info));
+        return 0;
+}
+
+/* ---- words --------------------------------------------------------------- */
+
+BFC_API const char *bfc_tenant(const bfc_client *client)
+{
+        return client ? client->hello->hello->tenant : "";
+}
+
+BFC_API const char *bfc_partition(const bfc_client *client)
+{
+        return client ? client->hello->hello->partitions[client->partition]->name : "";
+}
+
+BFC_API const char *bfc_last_error(void)
+{
+        return error_last();
+}
+
+BFC_API const char *bfc_version(void)
+{
+        return BFC_VERSION;
+}

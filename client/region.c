@@ -1,0 +1,174 @@
+/* Regions of a session; see region.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A session has a handful of regions and at most a few hundred extents in each,
+ * so a list of regions and a sorted array of extents are enough.
+ *
+ * Invariant, for each region: its extents are sorted by offset, do not overlap,
+ * lie inside of the range, and are what is mapped at their offsets. */
+#include "client/region.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+
+struct mapped {
+        uint64_t offset;
+        uint64_t n_bytes;
+        uint64_t extent_id;
+};
+
+struct region {
+        uint64_t id;
+        uint64_t n_bytes;
+        struct device_range *range;
+        struct mapped *extents;
+        size_t n_extents;
+        size_t n_room;
+};
+
+static struct region *region_free(struct region *region)
+{
+        if (!region)
+                return NULL;
+        device_range_free(region->range);
+        free(region->extents);
+        free(region);
+        return NULL;
+}
+
+void regions_clear(struct regions *r)
+{
+        for (size_t i = 0; i < r->n_items; i++)
+                region_free(r->items[i]);
+        free(r->items);
+        *r = (struct regions){ 0 };
+}
+
+static struct region *regions_find(const struct regions *r, uint64_t id)
+{
+        for (size_t i = 0; i < r->n_items; i++)
+                if (r->items[i]->id == id)
+                        return r->items[i];
+        return NULL;
+}
+
+static int regions_add(struct regions *r, uint64_t id, uint64_t n_bytes, struct region **ret)
+{
+        struct region **items = realloc(r->items, (r->n_items + 1) * sizeof(struct region *));
+        struct region *region;
+        int error;
+
+        if (!items)
+                return -ENOMEM;
+        r->items = items;
+        region = calloc(1, sizeof(*region));
+        if (!region)
+                return -ENOMEM;
+        region->id = id;
+        region->n_bytes = n_bytes;
+        error = device_host_range_new(n_bytes, &region->range);
+        if (error < 0) {
+                region_free(region);
+                return error == -EINVAL ? -EPROTO : error;
+        }
+        r->items[r->n_items++] = region;
+        *ret = region;
+        return 0;
+}
+
+/* The first extent that ends behind offset; n_extents when there is none. */
+static size_t region_first_behind(const struct region *region, uint64_t offset)
+{
+        size_t low = 0, high = region->n_extents;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+                const struct mapped *m = &region->extents[middle];
+
+                if (m->offset + m->n_bytes <= offset)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+static int region_make_room(struct region *region)
+{
+        size_t n_room = region->n_room ? region->n_room * 2 : 16;
+        struct mapped *extents;
+
+        if (region->n_extents < region->n_room)
+                return 0;
+        extents = realloc(region->extents, n_room * sizeof(*extents));
+        if (!extents)
+                return -ENOMEM;
+        region->extents = extents;
+        region->n_room = n_room;
+        return 0;
+}
+
+/* Puts the extent in the place of all that it overlaps. Returns how many bytes
+ * those had. There is room for one more. */
+static uint64_t region_replace(struct region *region, const struct region_extent *extent)
+{
+        size_t first = region_first_behind(region, extent->offset), last = first;
+        uint64_t n_bytes_gone = 0;
+
+        while (last < region->n_extents && region->extents[last].offset < extent->offset + extent->n_bytes)
+                n_bytes_gone += region->extents[last++].n_bytes;
+        memmove(region->extents + first + 1, region->extents + last,
+                (region->n_extents - last) * sizeof(*region->extents));
+        region->extents[first] = (struct mapped){ extent->offset, extent->n_bytes, extent->extent_id };
+        region->n_extents = region->n_extents - (last - first) + 1;
+        return n_bytes_gone;
+}
+
+int regions_map(struct regions *r, const struct region_extent *extent, int fd)
+{
+        struct region *region = regions_find(r, extent->region_id);
+        int error = 0;
+
+        if (!region)
+                error = regions_add(r, extent->region_id, extent->region_bytes, &region);
+        else if (region->n_bytes != extent->region_bytes)
+                error = -EPROTO;
+        if (error < 0)
+                return error;
+        error = region_make_room(region);
+        if (error < 0)
+                return error;
+        error = device_range_map(region->range, extent->offset, extent->n_bytes, fd);
+        if (error < 0)
+                return error == -EINVAL ? -EPROTO : error;
+        r->n_bytes_mapped -= region_replace(region, extent);
+        r->n_bytes_mapped += extent->n_bytes;
+        return 0;
+}
+
+int regions_resolve(const struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes,
+                    void **ret)
+{
+        const struct region *region = regions_find(r, region_id);
+        uint64_t reached = offset;
+
+        if (!region || n_bytes == 0 || n_bytes > region->n_bytes || offset > region->n_bytes - n_bytes)
+                return -EPROTO;
+        for (size_t i = region_first_behind(region, offset); i < region->n_extents; i++) {
+                const struct mapped *m = &region->extents[i];
+
+                if (m->offset > reached)
+                        break; /* a gap */
+                reached = m->offset + m->n_bytes;
+                if (reached >= offset + n_bytes) {
+                        *ret = (char *)device_range_base(region->range) + offset;
+                        return 0;
+                }
+        }
+        return -EPROTO;
+}

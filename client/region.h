@@ -1,0 +1,45 @@
+/* Regions: the address ranges in which this session's blocks lie, and which of
+ * their parts have extents behind them.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Nothing that the daemon says about a place is believed before an extent was
+ * seen there. Not thread-safe. */
+#ifndef BFC_CLIENT_REGION_H
+#define BFC_CLIENT_REGION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct region;
+
+/* Zero-initialised is empty. */
+struct regions {
+        struct region **items;
+        size_t n_items;
+        uint64_t n_bytes_mapped; /* == the sum over the extents of all regions */
+};
+
+/* What the daemon tells of an extent. */
+struct region_extent {
+        uint64_t extent_id;
+        uint64_t region_id;
+        uint64_t region_bytes;
+        uint64_t offset;
+        uint64_t n_bytes;
+};
+
+void regions_clear(struct regions *r); /* unmaps everything; back to empty */
+
+/* Maps an extent, making its region when it is the first of it. Extents that lay
+ * there before are gone at the daemon, and so forgotten here. The caller keeps
+ * fd. -EPROTO: it makes no sense (bounds, another size for the same region, not
+ * an extent). -ENOMEM. */
+int regions_map(struct regions *r, const struct region_extent *extent, int fd);
+
+/* The address of a block. -EPROTO: no such region, or not every byte of the
+ * block lies in an extent. */
+int regions_resolve(const struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes,
+                    void **ret);
+
+#endif
