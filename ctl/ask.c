@@ -1,0 +1,213 @@
+/* bfcctl's conversation with the daemon: see ask.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/ask.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ctl/text.h"
+
+#define PROTOCOL_VERSION     1
+#define DEFAULT_SOCKET       "/run/bfcd/bfcd.sock"
+#define DEFAULT_ADMIN_SOCKET "/run/bfcd/admin.sock"
+
+const char *ask_socket(const char *option)
+{
+        const char *variable;
+
+        if (option)
+                return option;
+        if ((variable = getenv("BFC_ADMIN_SOCKET")) && *variable)
+                return variable;
+        if ((variable = getenv("BFC_SOCKET")) && *variable)
+                return variable;
+        return access(DEFAULT_ADMIN_SOCKET, R_OK | W_OK) == 0 ? DEFAULT_ADMIN_SOCKET : DEFAULT_SOCKET;
+}
+
+static int __attribute__((format(printf, 3, 4))) fail(struct ask *a, int r, const char *format, ...)
+{
+        va_list arguments;
+
+        va_start(arguments, format);
+        vsnprintf(a->error, sizeof(a->error), format, arguments);
+        va_end(arguments);
+        return r;
+}
+
+/* Why the socket gave no conversation. */
+static int fail_socket(struct ask *a, int r)
+{
+        switch (-r) {
+        case ENOENT:
+                return fail(a, r, "There is no daemon at %s; is bfcd running, is this its socket?",
+                            a->socket);
+        case ECONNREFUSED:
+                return fail(a, r, "Nobody listens at %s any more; is bfcd running?", a->socket);
+        case EACCES:
+                return fail(a, r, "This user may not open %s.", a->socket);
+        case ENAMETOOLONG:
+                return fail(a, r, "The path %s is too long for a socket.", a->socket);
+        case ECONNRESET:
+        case EPIPE:
+                return fail(a, r, "The daemon at %s ended the session.", a->socket);
+        case EPROTO:
+                return fail(a, r, "What answers at %s does not speak bfcd's protocol.", a->socket);
+        default:
+                return fail(a, r, "%s: %s.", a->socket, strerror(-r));
+        }
+}
+
+/* A refusal's errno is the other end's word: taken only where it can be one. */
+static int fail_refused(struct ask *a, const Bfcd__Refusal *refusal)
+{
+        char *message = text_escape(refusal->message);
+        int r = refusal->error > 0 && refusal->error < 4096 ? -(int)refusal->error : -EPROTO;
+
+        if (message && *message)
+                fail(a, r, "%s", message);
+        else
+                fail(a, r, "The daemon refused: %s.", strerror(-r));
+        free(message);
+        return r;
+}
+
+/* One question. 0: *ret is the answer of the kind that was expected. */
+static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret)
+{
+        Bfcd__Reply *reply;
+        int r = call_send(a->connection, request, &reply);
+
+        if (r < 0)
+                return fail_socket(a, r);
+        if (reply->body_case == expected) {
+                *ret = reply;
+                return 0;
+        }
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL)
+                r = fail_refused(a, reply->refusal);
+        else
+                r = fail_socket(a, -EPROTO);
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int ask_open(struct ask *a, const char *socket, const char *tenant)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Reply *reply;
+        int r;
+
+        *a = (struct ask){ .socket = socket };
+        r = call_connect(socket, NULL, NULL, &a->connection);
+        if (r < 0)
+                return fail_socket(a, r);
+        hello.version = PROTOCOL_VERSION;
+        hello.name = (char[]){ "bfcctl" };
+        hello.tenant = (char *)(tenant ? tenant : "");
+        request.body_case = BFCD__REQUEST__BODY_HELLO;
+        request.hello = &hello;
+        r = ask(a, &request, BFCD__REPLY__BODY_HELLO, &reply);
+        if (r < 0)
+                return r;
+        a->admin = !*reply->hello->tenant;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+void ask_close(struct ask *a)
+{
+        a->connection = call_free(a->connection);
+}
+
+int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
+{
+        struct list *l;
+        uint64_t cursor = 0;
+        int r = list_new(&l);
+
+        if (r < 0)
+                return fail(a, r, "Out of memory.");
+        do {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__List question = BFCD__LIST__INIT;
+                Bfcd__Reply *reply;
+
+                question.kind = kind;
+                question.cursor = cursor;
+                request.body_case = BFCD__REQUEST__BODY_LIST;
+                request.list = &question;
+                r = ask(a, &request, BFCD__REPLY__BODY_LIST, &reply);
+                if (r == 0 && (r = list_add(l, kind, reply, &cursor)) < 0)
+                        fail_socket(a, r);
+                /* The same page for ever would never end. */
+                if (r == 0 && cursor != 0 && cursor == question.cursor)
+                        r = fail_socket(a, -EPROTO);
+        } while (r == 0 && cursor != 0);
+        if (r < 0) {
+                list_free(l);
+                return r;
+        }
+        *ret = l;
+        return 0;
+}
+
+int ask_config(struct ask *a, char **ret)
+{
+        char *text = NULL;
+        size_t n_text;
+        FILE *joined = open_memstream(&text, &n_text);
+        uint64_t cursor = 0;
+        int r = 0;
+
+        if (!joined)
+                return fail(a, -ENOMEM, "Out of memory.");
+        do {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__ShowConfig question = BFCD__SHOW_CONFIG__INIT;
+                Bfcd__Reply *reply;
+
+                question.cursor = cursor;
+                request.body_case = BFCD__REQUEST__BODY_SHOW_CONFIG;
+                request.show_config = &question;
+                r = ask(a, &request, BFCD__REPLY__BODY_CONFIG, &reply);
+                if (r < 0)
+                        break;
+                fputs(reply->config->text, joined);
+                cursor = reply->config->next_cursor;
+                bfcd__reply__free_unpacked(reply, NULL);
+                if (cursor != 0 && cursor == question.cursor)
+                        r = fail_socket(a, -EPROTO);
+        } while (r == 0 && cursor != 0);
+        if (fclose(joined) != 0 && r == 0)
+                r = fail(a, -ENOMEM, "Out of memory.");
+        if (r < 0) {
+                free(text);
+                return r;
+        }
+        *ret = text;
+        return 0;
+}
+
+int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__ResetPeaks question = BFCD__RESET_PEAKS__INIT;
+        Bfcd__Reply *reply;
+        int r;
+
+        question.tenant = (char *)tenant;
+        question.partition = (char *)partition;
+        request.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
+        request.reset_peaks = &question;
+        r = ask(a, &request, BFCD__REPLY__BODY_DONE, &reply);
+        if (r < 0)
+                return r;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}

@@ -1,0 +1,43 @@
+/* bfcctl's conversation with the daemon: hello, then questions.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Every function returns 0 or a negative errno; after a failure `error` holds
+ * the sentence for people, the daemon's own where it refused, ready to print
+ * on a terminal. Which socket it is tells the daemon: an administrator's
+ * session has no tenant. */
+#ifndef BFC_CTL_ASK_H
+#define BFC_CTL_ASK_H
+
+#include <stdbool.h>
+
+#include "client/call.h"
+#include "ctl/list.h"
+
+struct ask {
+        struct call_connection *connection;
+        const char *socket;
+        bool admin;
+        char error[1024];
+};
+
+/* socket must outlive the conversation. tenant: which of several matching ones
+ * to be; NULL or "": the daemon's choice. */
+int ask_open(struct ask *a, const char *socket, const char *tenant);
+void ask_close(struct ask *a); /* also after a failed ask_open() */
+
+/* The caller frees *ret with list_free(). */
+int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret);
+
+/* The configuration in force; the caller frees it. */
+int ask_config(struct ask *a, char **ret);
+
+/* "": all. */
+int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition);
+
+/* The socket for a program that administers: `option` where given, else
+ * BFC_ADMIN_SOCKET, else BFC_SOCKET, else the default admin socket where this
+ * user may open it, else the default client socket. */
+const char *ask_socket(const char *option);
+
+#endif

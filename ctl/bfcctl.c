@@ -1,0 +1,229 @@
+/* bfcctl: what the daemon's tenants, partitions, sessions and blocks are doing,
+ * and the few commands with which an administrator acts on them.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Options and dispatch. One command, one conversation, one document on standard
+ * output or one sentence on standard error. Nothing is printed on standard
+ * output until the whole answer is there, so that what a program reads is
+ * never half of it. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl/ask.h"
+#include "ctl/show.h"
+#include "ctl/text.h"
+
+enum {
+        EXIT_REFUSED = 1,
+        EXIT_USAGE = 2,
+};
+
+struct invocation {
+        const char *socket; /* NULL: by ask_socket()'s rule */
+        bool json;
+        char **arguments; /* after the command */
+        int n_arguments;
+};
+
+struct command {
+        const char *name;
+        int max_arguments;
+        bool admin_only;
+        Bfcd__List__Kind kind;
+        int (*run)(struct ask *a, const struct invocation *i, const struct command *c);
+};
+
+static int complain(const struct ask *a)
+{
+        fprintf(stderr, "bfcctl: %s\n", a->error);
+        return EXIT_REFUSED;
+}
+
+/* What happened to our own output. */
+static int finish(int r)
+{
+        if (r == 0 && fflush(stdout) == 0)
+                return EXIT_SUCCESS;
+        fprintf(stderr, "bfcctl: %s.\n",
+                r == -ENOMEM ? "Out of memory" : "Standard output cannot be written");
+        return EXIT_REFUSED;
+}
+
+static int run_list(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct list *l;
+        int r;
+
+        if (ask_list(a, c->kind, &l) < 0)
+                return complain(a);
+        r = i->json ? show_print(stdout, show_json(c->kind, l)) : show_table(stdout, c->kind, l);
+        list_free(l);
+        return finish(r);
+}
+
+static int run_config(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        char *text;
+        int r = 0;
+
+        (void)c;
+        if (ask_config(a, &text) < 0)
+                return complain(a);
+        if (i->json) {
+                r = show_print(stdout, show_document("config", show_string(text)));
+        } else {
+                /* YAML itself has no other control characters. */
+                for (const char *s = text; *s; s++)
+                        putchar((unsigned char)*s >= ' ' || *s == '\n' || *s == '\t' ? *s : '?');
+        }
+        free(text);
+        return finish(r);
+}
+
+static int run_reset_peaks(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        const char *tenant = i->n_arguments > 0 ? i->arguments[0] : "";
+        const char *partition = i->n_arguments > 1 ? i->arguments[1] : "";
+
+        (void)c;
+        if (ask_reset_peaks(a, tenant, partition) < 0)
+                return complain(a);
+        if (i->json)
+                return finish(show_print(
+                        stdout,
+                        show_document("reset_peaks", json_pack("{s:o*, s:o*}", "tenant", show_string(tenant),
+                                                               "partition", show_string(partition)))));
+        printf("The peaks of %s%s in %s%s were set to what is in use now.\n",
+               *tenant ? "tenant " : "all tenants", tenant, *partition ? "partition " : "all partitions",
+               partition);
+        return finish(0);
+}
+
+static const struct command commands[] = {
+        { "status", 0, false, BFCD__LIST__KIND__STATUS, run_list },
+        { "partitions", 0, false, BFCD__LIST__KIND__PARTITIONS, run_list },
+        { "tenants", 0, false, BFCD__LIST__KIND__TENANTS, run_list },
+        { "sessions", 0, false, BFCD__LIST__KIND__SESSIONS, run_list },
+        { "blocks", 0, false, BFCD__LIST__KIND__BLOCKS, run_list },
+        { "whoami", 0, false, BFCD__LIST__KIND__WHOAMI, run_list },
+        { "config", 0, true, 0, run_config },
+        { "reset-peaks", 2, true, 0, run_reset_peaks },
+};
+
+#define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+static void print_help(FILE *out)
+{
+        fputs("Usage: bfcctl [--socket PATH] [--json] COMMAND\n"
+              "\n"
+              "Shows what bfcd, the broker of device memory, is doing.\n"
+              "\n"
+              "  status                           the daemon and its devices\n"
+              "  partitions                       each partition's use, peaks and limit\n"
+              "  tenants                          each tenant's use, peaks and limit\n"
+              "  sessions                         client processes and what they hold\n"
+              "  blocks                           every block handed out\n"
+              "  whoami                           which tenant this user is\n"
+              "On the admin socket also:\n"
+              "  config                           the configuration in force\n"
+              "  reset-peaks [TENANT [PARTITION]] start peaks anew\n"
+              "\n"
+              "  -s, --socket PATH  the socket to talk to, for clients or for admins\n"
+              "  -j, --json         print JSON\n"
+              "  -h, --help         print this\n"
+              "      --version      print the version\n"
+              "\n"
+              "Without --socket: $BFC_ADMIN_SOCKET, else $BFC_SOCKET, else\n"
+              "/run/bfcd/admin.sock where this user may open it, else\n"
+              "/run/bfcd/bfcd.sock. A tenant sees itself, an admin sees all.\n",
+              out);
+}
+
+static int usage(const char *what, const char *which, const char *right)
+{
+        fprintf(stderr, "bfcctl: %s%s%s%s; %s\n", what, which ? " \"" : "", which ? which : "",
+                which ? "\"" : "", right);
+        return EXIT_USAGE;
+}
+
+static const struct command *find(const char *name)
+{
+        for (size_t i = 0; i < N_COMMANDS; i++)
+                if (strcmp(commands[i].name, name) == 0)
+                        return &commands[i];
+        return NULL;
+}
+
+static int run(const struct command *c, const struct invocation *i)
+{
+        struct ask a;
+        int status;
+
+        if (ask_open(&a, ask_socket(i->socket), getenv("BFC_TENANT")) < 0) {
+                status = complain(&a);
+        } else if (c->admin_only && !a.admin) {
+                fprintf(stderr,
+                        "bfcctl: \"%s\" is for the admin socket, and %s is for clients; "
+                        "give the other with --socket or BFC_ADMIN_SOCKET\n",
+                        c->name, a.socket);
+                status = EXIT_REFUSED;
+        } else {
+                status = c->run(&a, i, c);
+        }
+        ask_close(&a);
+        return status;
+}
+
+int main(int argc, char **argv)
+{
+        enum { OPTION_VERSION = 256 };
+        static const struct option options[] = {
+                { "socket", required_argument, NULL, 's' },
+                { "json", no_argument, NULL, 'j' },
+                { "help", no_argument, NULL, 'h' },
+                { "version", no_argument, NULL, OPTION_VERSION },
+                { NULL, 0, NULL, 0 },
+        };
+        struct invocation i = { 0 };
+        const struct command *c;
+        int option;
+
+        while ((option = getopt_long(argc, argv, ":s:jh", options, NULL)) >= 0) {
+                switch (option) {
+                case 's':
+                        i.socket = optarg;
+                        break;
+                case 'j':
+                        i.json = true;
+                        break;
+                case 'h':
+                        print_help(stdout);
+                        return finish(0);
+                case OPTION_VERSION:
+                        puts("bfcctl " BFC_VERSION);
+                        return finish(0);
+                case ':':
+                        return usage("no value for", argv[optind - 1], "it takes one, as in --socket PATH");
+                default:
+                        return usage("unknown option", argv[optind - 1], "\"bfcctl --help\" lists them");
+                }
+        }
+        if (i.socket && !*i.socket)
+                return usage("--socket is empty", NULL,
+                             "it takes a path, as in --socket /run/bfcd/bfcd.sock");
+        if (optind == argc)
+                return usage("no command", NULL, "\"bfcctl --help\" lists them; try \"bfcctl status\"");
+        c = find(argv[optind]);
+        if (!c)
+                return usage("unknown command", argv[optind], "\"bfcctl --help\" lists them");
+        i.arguments = argv + optind + 1;
+        i.n_arguments = argc - optind - 1;
+        if (i.n_arguments > c->max_arguments)
+                return usage("too many arguments from", i.arguments[c->max_arguments],
+                             c->max_arguments ? "it is \"bfcctl reset-peaks [TENANT [PARTITION]]\""
+                                              : "this command takes none");
+        return run(c, &i);
+}

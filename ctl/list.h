@@ -1,0 +1,38 @@
+/* What the daemon lists, gathered from as many pages as it takes.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A list keeps the replies and points into them, row by row, in the daemon's
+ * order. Pages are read one after the other while the daemon goes on working,
+ * so rows of different pages may be of different moments. */
+#ifndef BFC_CTL_LIST_H
+#define BFC_CTL_LIST_H
+
+#include <stddef.h>
+
+#include "proto/bfcd.pb-c.h"
+
+struct list {
+        Bfcd__Reply **replies;
+        size_t n_replies;
+        const Bfcd__Status *status; /* NULL where it was not asked for */
+        const Bfcd__Whoami *whoami;
+        Bfcd__PartitionRow **partitions;
+        size_t n_partitions;
+        Bfcd__TenantRow **tenants;
+        size_t n_tenants;
+        Bfcd__SessionRow **sessions;
+        size_t n_sessions;
+        Bfcd__BlockRow **blocks;
+        size_t n_blocks;
+};
+
+int list_new(struct list **ret);
+struct list *list_free(struct list *l);
+
+/* Takes one page over (also on failure). 0: *ret_cursor is what to ask for next,
+ * 0 after the last page. -EPROTO: not a page, or the last page and what was
+ * asked for never came. -ENOMEM. */
+int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t *ret_cursor);
+
+#endif

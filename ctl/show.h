@@ -1,0 +1,33 @@
+/* What bfcctl prints of a list: a table for people, JSON for programs.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The field names of the JSON are a promise: "schema" counts up when one
+ * changes its meaning or goes; new ones may come at any time. */
+#ifndef BFC_CTL_SHOW_H
+#define BFC_CTL_SHOW_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "ctl/list.h"
+
+#define SHOW_SCHEMA 1
+
+/* -ENOMEM, -EIO. */
+int show_table(FILE *out, Bfcd__List__Kind kind, const struct list *l);
+
+/* {"schema": 1, NAME: value}; takes the value over, also on failure. NULL when
+ * out of memory or value is NULL. */
+json_t *show_document(const char *name, json_t *value);
+
+/* A string from the daemon as JSON, whatever bytes it holds. */
+json_t *show_string(const char *s);
+
+/* NULL when out of memory. */
+json_t *show_json(Bfcd__List__Kind kind, const struct list *l);
+
+/* Writes the document and a newline and frees it. -ENOMEM (also for NULL), -EIO. */
+int show_print(FILE *out, json_t *document);
+
+#endif

@@ -1,0 +1,41 @@
+/* Text for people and for JSON, made of figures and of strings that others
+ * chose.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A tenant's program names itself, so a name may hold anything, also what
+ * moves a terminal's cursor. Nothing that came from the daemon reaches a
+ * terminal except through text_escape(). */
+#ifndef BFC_CTL_TEXT_H
+#define BFC_CTL_TEXT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Enough for every text_size(), text_duration() and text_percent(). */
+#define TEXT_MAX 32
+
+/* One line of valid UTF-8 in which every control character, every character
+ * that turns the direction of writing, every byte that is no UTF-8 and the
+ * backslash is written as an escape (\n, \\, \x1b, \u202e). Two strings that
+ * differ stay different. NULL reads as "". NULL when out of memory; the caller
+ * frees it. */
+char *text_escape(const char *s);
+
+/* The same string with every byte that is no UTF-8 replaced by U+FFFD: JSON
+ * escapes the rest by itself. NULL when out of memory; the caller frees it. */
+char *text_valid(const char *s);
+
+/* How many columns of a terminal valid UTF-8 takes, a character being one. */
+size_t text_columns(const char *s);
+
+/* "0 B", "1023 B", "1.0 KiB", "512.0 MiB". */
+const char *text_size(uint64_t n_bytes, char ret[static TEXT_MAX]);
+
+/* "12.3 s", "4m 05s", "3h 20m", "2d 07h". */
+const char *text_duration(uint64_t ms, char ret[static TEXT_MAX]);
+
+/* "12.5" for a part of a whole; "-" where there is no whole. */
+const char *text_percent(uint64_t part, uint64_t whole, char ret[static TEXT_MAX]);
+
+#endif
