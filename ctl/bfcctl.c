@@ -7,6 +7,7 @@
  * output or one sentence on standard error. Nothing is printed on standard
  * output until the whole answer is there, so that what a program reads is
  * never half of it. */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +95,7 @@ static int run_reset_peaks(struct ask *a, const struct invocation *i, const stru
         if (i->json)
                 return finish(show_print(
                         stdout,
-                        show_document("reset_peaks", json_pack("{s:o*, s:o*}", "tenant", show_string(tenant),
+                        show_document("reset_peaks", json_pack("{s:o, s:o}", "tenant", show_string(tenant),
                                                                "partition", show_string(partition)))));
         printf("The peaks of %s%s in %s%s were set to what is in use now.\n",
                *tenant ? "tenant " : "all tenants", tenant, *partition ? "partition " : "all partitions",

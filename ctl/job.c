@@ -1,0 +1,296 @@
+/* A job: see job.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Only the two calls are timed: the clock is read right before and after, and
+ * what reading it costs is taken off. Bookkeeping and patterns lie outside.
+ * Invariant: blocks[i] is not NULL exactly while buffer i is held, and the
+ * bytes of these blocks are what `live_bytes` counts. */
+#include "ctl/job.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <bfcclient.h>
+
+struct life {
+        const struct job_plan *plan;
+        struct job_totals *totals;
+        struct job_result *result;
+        bfc_client *client;
+        void **blocks;       /* by buffer */
+        uint64_t seed;       /* of this process's patterns, in this repetition */
+        uint64_t live_bytes; /* as requested */
+        uint64_t block_bytes;
+        uint64_t clock_ns; /* what reading the clock twice costs */
+};
+
+/* ---- patterns ------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t n)
+{
+        n = (n ^ n >> 30) * 0xbf58476d1ce4e5b9ull;
+        n = (n ^ n >> 27) * 0x94d049bb133111ebull;
+        return n ^ n >> 31;
+}
+
+/* The word at each position differs, and so does its first in each block of
+ * each process: a block that was moved, swapped or shared is found. */
+#define STRIDE 0x9e3779b97f4a7c15ull
+
+static void pattern_write(void *block, uint64_t n_bytes, uint64_t seed)
+{
+        uint64_t *words = block; /* blocks are aligned to 256 bytes */
+        uint64_t n_words = n_bytes / 8;
+        uint64_t rest = seed + n_words * STRIDE;
+
+        for (uint64_t i = 0; i < n_words; i++)
+                words[i] = seed + i * STRIDE;
+        memcpy(words + n_words, &rest, n_bytes % 8);
+}
+
+/* Where the first wrong byte's word begins; n_bytes where all is right. */
+static uint64_t pattern_check(const void *block, uint64_t n_bytes, uint64_t seed)
+{
+        const uint64_t *words = block;
+        uint64_t n_words = n_bytes / 8;
+        uint64_t rest = seed + n_words * STRIDE;
+        uint64_t difference = 0;
+
+        /* One pass without branches for the usual case, a slow one to find it. */
+        for (uint64_t i = 0; i < n_words; i++)
+                difference |= words[i] ^ (seed + i * STRIDE);
+        for (uint64_t i = 0; difference && i < n_words; i++)
+                if (words[i] != seed + i * STRIDE)
+                        return i * 8;
+        return memcmp(words + n_words, &rest, n_bytes % 8) == 0 ? n_bytes : n_words * 8;
+}
+
+static uint64_t seed_of(const struct life *l, uint32_t buffer)
+{
+        return mix(l->seed + buffer);
+}
+
+/* ---- counting ------------------------------------------------------------ */
+
+static uint64_t now_ns(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t measure_clock(void)
+{
+        uint64_t least = UINT64_MAX;
+
+        for (int i = 0; i < 1000; i++) {
+                uint64_t begin = now_ns();
+                uint64_t ns = now_ns() - begin;
+
+                least = ns < least ? ns : least;
+        }
+        return least;
+}
+
+static void add_time(struct life *l, uint64_t begin)
+{
+        uint64_t ns = now_ns() - begin;
+
+        l->result->ns += ns > l->clock_ns ? ns - l->clock_ns : 0;
+}
+
+static void raise_peak(_Atomic uint64_t *peak, uint64_t value)
+{
+        uint64_t old = atomic_load(peak);
+
+        while (old < value && !atomic_compare_exchange_weak(peak, &old, value))
+                ;
+}
+
+static uint64_t round_up(uint64_t n_bytes)
+{
+        return (n_bytes + JOB_GRANULE - 1) / JOB_GRANULE * JOB_GRANULE;
+}
+
+/* Counted after the block is there and before it goes, so that no count is ever
+ * higher than what the daemon had handed out. */
+static void count_in(struct life *l, uint64_t n_bytes)
+{
+        uint64_t block = round_up(n_bytes);
+        struct job_result *result = l->result;
+
+        l->live_bytes += n_bytes;
+        l->block_bytes += block;
+        if (l->live_bytes > result->peak_live_bytes)
+                result->peak_live_bytes = l->live_bytes;
+        if (l->block_bytes > result->peak_block_bytes)
+                result->peak_block_bytes = l->block_bytes;
+        raise_peak(&l->totals->peak_live_bytes, atomic_fetch_add(&l->totals->live_bytes, n_bytes) + n_bytes);
+        raise_peak(&l->totals->peak_block_bytes, atomic_fetch_add(&l->totals->block_bytes, block) + block);
+}
+
+static void count_out(struct life *l, uint64_t n_bytes)
+{
+        uint64_t block = round_up(n_bytes);
+
+        l->live_bytes -= n_bytes;
+        l->block_bytes -= block;
+        atomic_fetch_sub(&l->totals->live_bytes, n_bytes);
+        atomic_fetch_sub(&l->totals->block_bytes, block);
+}
+
+/* ---- living -------------------------------------------------------------- */
+
+static int fail(struct life *l, int r, const char *what)
+{
+        const char *sentence = bfc_last_error();
+
+        snprintf(l->result->error, sizeof(l->result->error), "%s: %s", what,
+                 *sentence ? sentence : strerror(-r));
+        return r;
+}
+
+/* After these there is no session left to go on with. */
+static bool ends_session(int r)
+{
+        return r == -ECONNRESET || r == -EPROTO || r == -ENODEV || r == -ECHILD;
+}
+
+static int allocate(struct life *l, uint32_t buffer)
+{
+        const struct trace_buffer *b = &l->plan->trace->buffers[buffer];
+        void *block = NULL;
+        uint64_t begin = now_ns();
+        int r = bfc_malloc(l->client, b->n_bytes, &block);
+
+        add_time(l, begin);
+        if (r < 0 && ends_session(r))
+                return fail(l, r, "bfc_malloc");
+        if (r < 0) {
+                if (l->result->n_refused++ == 0) {
+                        const char *sentence = bfc_last_error();
+
+                        snprintf(l->result->refusal, sizeof(l->result->refusal), "%s",
+                                 *sentence ? sentence : strerror(-r));
+                }
+                return 0;
+        }
+        l->result->n_allocs++;
+        l->blocks[buffer] = block;
+        count_in(l, b->n_bytes);
+        if (l->plan->verify)
+                pattern_write(block, b->n_bytes, seed_of(l, buffer));
+        return 0;
+}
+
+static void check(struct life *l, uint32_t buffer)
+{
+        const struct trace_buffer *b = &l->plan->trace->buffers[buffer];
+        uint64_t where = pattern_check(l->blocks[buffer], b->n_bytes, seed_of(l, buffer));
+
+        if (where == b->n_bytes)
+                return;
+        if (l->result->n_corruptions++ == 0)
+                snprintf(l->result->corruption, sizeof(l->result->corruption),
+                         "the block of line %" PRIu32 " (%" PRIu64 " bytes) differs at byte %" PRIu64,
+                         b->line, b->n_bytes, where);
+}
+
+static int release(struct life *l, uint32_t buffer)
+{
+        const struct trace_buffer *b = &l->plan->trace->buffers[buffer];
+        uint64_t begin;
+        int r;
+
+        if (!l->blocks[buffer])
+                return 0; /* it was refused */
+        if (l->plan->verify)
+                check(l, buffer);
+        count_out(l, b->n_bytes);
+        begin = now_ns();
+        r = bfc_free(l->client, l->blocks[buffer]);
+        add_time(l, begin);
+        l->blocks[buffer] = NULL;
+        if (r < 0)
+                return fail(l, r, "bfc_free");
+        l->result->n_frees++;
+        return 0;
+}
+
+static int live_once(struct life *l)
+{
+        const struct trace *t = l->plan->trace;
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < t->n_events; i++) {
+                const struct trace_event *e = &t->events[i];
+
+                if (*l->plan->stop) {
+                        l->result->stopped = true;
+                        break;
+                }
+                r = e->is_free ? release(l, e->buffer) : allocate(l, e->buffer);
+        }
+        /* Only a stopped or broken life still holds anything. */
+        for (uint32_t i = 0; i < t->n_buffers; i++) {
+                if (r == 0)
+                        r = release(l, i);
+                else if (l->blocks[i])
+                        count_out(l, t->buffers[i].n_bytes);
+        }
+        return r;
+}
+
+static int live(struct life *l)
+{
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        int r = 0;
+
+        l->clock_ns = measure_clock();
+        for (uint32_t i = 0; r == 0 && i < l->plan->n_repeats && !l->result->stopped; i++) {
+                l->seed = mix((uint64_t)getpid() << 32 ^ (uint64_t)l->plan->job << 16 ^ i);
+                r = live_once(l);
+        }
+        if (r < 0)
+                return r;
+        r = bfc_stats(l->client, &stats);
+        if (r < 0)
+                return fail(l, r, "bfc_stats");
+        l->result->n_blocks_left = stats.num_blocks;
+        return 0;
+}
+
+void job_run(const struct job_plan *plan, struct job_totals *totals, struct job_result *result)
+{
+        struct bfc_options options = {
+                .struct_size = sizeof(options),
+                .socket = plan->socket,
+                .partition = plan->partition,
+                .tenant = plan->tenant,
+                .name = "bfc-replay",
+        };
+        struct life l = { .plan = plan, .totals = totals, .result = result };
+        int r;
+
+        l.blocks = calloc(plan->trace->n_buffers, sizeof(*l.blocks));
+        if (!l.blocks) {
+                snprintf(result->error, sizeof(result->error), "out of memory");
+                result->done = true;
+                return;
+        }
+        r = bfc_connect(&options, &l.client);
+        if (r < 0)
+                fail(&l, r, "bfc_connect");
+        else
+                live(&l);
+        bfc_disconnect(l.client);
+        free(l.blocks);
+        result->done = true;
+}

@@ -1,0 +1,57 @@
+/* A job: one client process that lives through a trace.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * It uses nothing but bfcclient.h. Its result lies in memory that the parent
+ * shares, so that what a job had counted is known even when it was killed. */
+#ifndef BFC_CTL_JOB_H
+#define BFC_CTL_JOB_H
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ctl/trace.h"
+
+#define JOB_GRANULE 256u /* sizes of blocks are multiples of it */
+
+struct job_plan {
+        const struct trace *trace;
+        const char *socket; /* NULL, as in struct bfc_options */
+        const char *partition;
+        const char *tenant;
+        uint32_t job; /* its number, from 0 */
+        uint32_t n_repeats;
+        bool verify;
+        const volatile sig_atomic_t *stop; /* not 0: give back everything and end */
+};
+
+/* All jobs together, at one moment. peak >= live. */
+struct job_totals {
+        _Atomic uint64_t live_bytes; /* as requested */
+        _Atomic uint64_t peak_live_bytes;
+        _Atomic uint64_t block_bytes; /* as rounded up */
+        _Atomic uint64_t peak_block_bytes;
+};
+
+struct job_result {
+        uint64_t n_allocs; /* granted */
+        uint64_t n_frees;
+        uint64_t n_refused;
+        uint64_t ns; /* inside bfc_malloc() and bfc_free() */
+        uint64_t peak_live_bytes;
+        uint64_t peak_block_bytes;
+        uint64_t n_corruptions; /* blocks that did not hold what was written */
+        uint64_t n_blocks_left; /* by the library's count, when all was freed */
+        bool stopped;           /* by the signal */
+        bool done;              /* got to its end, well or not */
+        char refusal[512];      /* the first one's sentence */
+        char corruption[256];   /* the first one */
+        char error[512];        /* why the job could not go on, or "" */
+};
+
+/* Connects, lives through the trace, disconnects. *result begins as zeroes. */
+void job_run(const struct job_plan *plan, struct job_totals *totals, struct job_result *result);
+
+#endif

@@ -1,0 +1,417 @@
+/* bfc-replay: lives through a trace as a client of bfcd. For burn-in, for bug
+ * reports, and to size quotas.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Options, and the parent of the jobs. Each job is a process of its own, forked
+ * before anything is connected, and writes what it counts into one shared
+ * mapping; the parent waits, adds up and reports. A job never outlives its
+ * parent. Signals: the parent passes INT and TERM on, a job gives back what it
+ * holds and ends. */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ctl/generate.h"
+#include "ctl/job.h"
+#include "ctl/report.h"
+#include "ctl/show.h"
+
+enum {
+        EXIT_REFUSED = REPORT_REFUSED,
+        EXIT_USAGE = 2,
+        MAX_JOBS = 4096,
+};
+
+struct invocation {
+        const char *generate; /* NULL: replay */
+        const char *trace_name;
+        const char *socket;
+        const char *partition;
+        const char *tenant;
+        uint64_t n_jobs;
+        uint64_t n_repeats;
+        uint64_t seed;
+        double scale;
+        bool verify;
+        bool json;
+};
+
+/* ---- jobs ---------------------------------------------------------------- */
+
+struct shared {
+        struct job_totals totals;
+        struct job_result results[];
+};
+
+static volatile sig_atomic_t stop;
+
+/* Only the parent has any; written while signals are blocked. */
+static pid_t children[MAX_JOBS];
+static volatile sig_atomic_t n_children;
+
+static void on_signal(int signal)
+{
+        int saved = errno;
+
+        stop = 1;
+        for (int i = 0; i < n_children; i++)
+                if (children[i] > 0)
+                        kill(children[i], signal);
+        errno = saved;
+}
+
+/* The child's part of the fork. */
+static void __attribute__((noreturn))
+run_child(const struct invocation *v, const struct trace *t, struct shared *shared, uint32_t job,
+          pid_t parent, const sigset_t *unblocked)
+{
+        struct job_plan plan = {
+                .trace = t,
+                .socket = v->socket,
+                .partition = v->partition,
+                .tenant = v->tenant,
+                .job = job,
+                .n_repeats = (uint32_t)v->n_repeats,
+                .verify = v->verify,
+                .stop = &stop,
+        };
+
+        n_children = 0;
+        sigprocmask(SIG_SETMASK, unblocked, NULL);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != parent)
+                _exit(EXIT_REFUSED);
+        job_run(&plan, &shared->totals, &shared->results[job]);
+        _exit(EXIT_SUCCESS);
+}
+
+static int start_jobs(const struct invocation *v, const struct trace *t, struct shared *shared)
+{
+        struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+        sigset_t blocked, unblocked;
+        pid_t parent = getpid();
+        int r = 0;
+
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGINT, &action, NULL);
+        sigaction(SIGTERM, &action, NULL);
+        sigemptyset(&blocked);
+        sigaddset(&blocked, SIGINT);
+        sigaddset(&blocked, SIGTERM);
+        sigprocmask(SIG_BLOCK, &blocked, &unblocked);
+        for (uint32_t i = 0; r == 0 && i < v->n_jobs; i++) {
+                pid_t pid = fork();
+
+                if (pid == 0)
+                        run_child(v, t, shared, i, parent, &unblocked);
+                if (pid < 0)
+                        r = -errno;
+                else
+                        children[n_children++] = pid;
+        }
+        sigprocmask(SIG_SETMASK, &unblocked, NULL);
+        if (r < 0)
+                on_signal(SIGTERM);
+        return r;
+}
+
+/* Waits for all; a job that was killed is said to be in its result. */
+static void wait_jobs(struct shared *shared)
+{
+        for (int i = 0; i < n_children; i++) {
+                struct job_result *result = &shared->results[i];
+                pid_t pid = children[i];
+                int status = 0;
+
+                while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+                        ;
+                children[i] = 0; /* its number may be another's now */
+                if (!result->done && WIFSIGNALED(status))
+                        snprintf(result->error, sizeof(result->error), "ended by signal %d (%s)",
+                                 WTERMSIG(status), strsignal(WTERMSIG(status)));
+                else if (!result->done)
+                        snprintf(result->error, sizeof(result->error), "ended early with status %d",
+                                 WEXITSTATUS(status));
+        }
+}
+
+/* ---- replay -------------------------------------------------------------- */
+
+static int complain(const char *what, int r)
+{
+        fprintf(stderr, "bfc-replay: %s: %s\n", what, strerror(-r));
+        return EXIT_REFUSED;
+}
+
+static double now_seconds(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static int print_report(const struct invocation *v, const struct report *report)
+{
+        int r = v->json ? show_print(stdout, report_json(report)) : report_text(stdout, report);
+
+        if (r == 0 && fflush(stdout) != 0)
+                r = -errno;
+        if (r < 0)
+                complain("standard output", r);
+        report_troubles(stderr, report);
+        return report_status(report) == REPORT_FINE && r < 0 ? EXIT_REFUSED : report_status(report);
+}
+
+static int replay(const struct invocation *v, const struct trace *t)
+{
+        size_t n_bytes = sizeof(struct shared) + v->n_jobs * sizeof(struct job_result);
+        struct shared *shared =
+                mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        struct report report = {
+                .trace_name = v->trace_name,
+                .trace = t,
+                .scale = v->scale,
+                .n_jobs = (uint32_t)v->n_jobs,
+                .n_repeats = (uint32_t)v->n_repeats,
+                .verify = v->verify,
+        };
+        double begin = now_seconds();
+        int r, status;
+
+        if (shared == MAP_FAILED)
+                return complain("memory for the results", -errno);
+        r = start_jobs(v, t, shared);
+        wait_jobs(shared);
+        report.seconds = now_seconds() - begin;
+        report.totals = &shared->totals;
+        report.results = shared->results;
+        status = r < 0 ? complain("fork", r) : print_report(v, &report);
+        munmap(shared, n_bytes);
+        return status;
+}
+
+/* "-" is standard input. */
+static int read_trace(const struct invocation *v, struct trace **ret)
+{
+        bool is_stdin = strcmp(v->trace_name, "-") == 0;
+        FILE *in = is_stdin ? stdin : fopen(v->trace_name, "re");
+        char *error = NULL;
+        int r;
+
+        if (!in) {
+                fprintf(stderr, "bfc-replay: %s: %s\n", v->trace_name, strerror(errno));
+                return EXIT_USAGE;
+        }
+        r = trace_read(in, is_stdin ? "standard input" : v->trace_name, ret, &error);
+        if (!is_stdin)
+                fclose(in);
+        if (r < 0)
+                fprintf(stderr, "bfc-replay: %s\n", error ? error : strerror(-r));
+        free(error);
+        return r == 0 ? 0 : EXIT_USAGE;
+}
+
+static int run_replay(const struct invocation *v)
+{
+        struct trace *t = NULL;
+        int status = read_trace(v, &t);
+
+        if (status == 0 && trace_scale(t, v->scale) < 0) {
+                fprintf(stderr, "bfc-replay: --scale %g makes a buffer of 2^63 bytes or more\n", v->scale);
+                status = EXIT_USAGE;
+        }
+        if (status == 0)
+                status = replay(v, t);
+        trace_free(t);
+        return status;
+}
+
+static int run_generate(const struct invocation *v)
+{
+        int r = generate_trace(stdout, v->generate, v->seed, v->scale);
+
+        if (r == -ENOENT) {
+                fprintf(stderr,
+                        "bfc-replay: there is no generator \"%s\"; there are transformer and random\n",
+                        v->generate);
+                return EXIT_USAGE;
+        }
+        if (r == -ERANGE) {
+                fprintf(stderr, "bfc-replay: --scale %g makes a buffer of 2^63 bytes or more\n", v->scale);
+                return EXIT_USAGE;
+        }
+        return r < 0 ? complain("standard output", r) : EXIT_SUCCESS;
+}
+
+/* ---- options ------------------------------------------------------------- */
+
+static void print_help(void)
+{
+        fputs("Usage: bfc-replay [OPTIONS] TRACE.csv\n"
+              "       bfc-replay --generate transformer|random [--seed N] [--scale F]\n"
+              "\n"
+              "Lives through a trace of buffers as a client of bfcd. A trace is a CSV file\n"
+              "with the header id,lower,upper,size; - is standard input.\n"
+              "\n"
+              "  -s, --socket PATH     the daemon's socket ($BFC_SOCKET, /run/bfcd/bfcd.sock)\n"
+              "  -p, --partition NAME  where to allocate ($BFC_PARTITION, the tenant's first)\n"
+              "  -t, --tenant NAME     which tenant to be, of several ($BFC_TENANT)\n"
+              "  -n, --jobs N          as many processes, each with the whole trace (1)\n"
+              "  -r, --repeat N        each as many times (1)\n"
+              "      --scale F         every size times F, rounded up (1)\n"
+              "      --verify          write every block and check it before it is freed\n"
+              "  -j, --json            print JSON\n"
+              "      --generate NAME   print a trace instead: transformer or random\n"
+              "      --seed N          another one of that kind (1)\n"
+              "  -h, --help            print this\n"
+              "      --version         print the version\n"
+              "\n"
+              "Exit status: 0 all well; 1 allocations were refused, or a job could not go\n"
+              "on; 2 usage, or a bad trace; 3 memory was corrupted or blocks were left.\n",
+              stdout);
+}
+
+static int usage(const char *what, const char *which, const char *right)
+{
+        fprintf(stderr, "bfc-replay: %s%s%s%s; %s\n", what, which ? " \"" : "", which ? which : "",
+                which ? "\"" : "", right);
+        return EXIT_USAGE;
+}
+
+static bool parse_number(const char *text, uint64_t least, uint64_t most, uint64_t *ret)
+{
+        char *end;
+        uint64_t n;
+
+        errno = 0;
+        n = strtoull(text, &end, 10);
+        if (*text < '0' || *text > '9' || *end || errno == ERANGE || n < least || n > most)
+                return false;
+        *ret = n;
+        return true;
+}
+
+static bool parse_scale(const char *text, double *ret)
+{
+        char *end;
+        double scale = strtod(text, &end);
+
+        if (end == text || *end || !(scale > 0 && scale < 1e300))
+                return false;
+        *ret = scale;
+        return true;
+}
+
+enum { OPTION_SCALE = 256, OPTION_VERIFY, OPTION_GENERATE, OPTION_SEED, OPTION_VERSION };
+
+/* Options with a value that can be wrong. EXIT_USAGE, or 0. */
+static int take_value(struct invocation *v, int option, const char *value)
+{
+        switch (option) {
+        case 'n':
+                return parse_number(value, 1, MAX_JOBS, &v->n_jobs)
+                               ? 0
+                               : usage("wrong value for --jobs", value, "a number from 1 to 4096");
+        case 'r':
+                return parse_number(value, 1, UINT32_MAX, &v->n_repeats)
+                               ? 0
+                               : usage("wrong value for --repeat", value, "a number from 1 to 4294967295");
+        case OPTION_SEED:
+                return parse_number(value, 0, UINT64_MAX, &v->seed)
+                               ? 0
+                               : usage("wrong value for --seed", value, "a number from 0");
+        case OPTION_SCALE:
+                return parse_scale(value, &v->scale)
+                               ? 0
+                               : usage("wrong value for --scale", value, "a number above 0, as in 0.5");
+        default:
+                return usage("unknown option", NULL, "\"bfc-replay --help\" lists them");
+        }
+}
+
+/* 0: go on; else the process ends, with status *ret_status. */
+static bool take_option(struct invocation *v, int option, char **argv, int *ret_status)
+{
+        *ret_status = 0;
+        switch (option) {
+        case 's':
+                v->socket = optarg;
+                return false;
+        case 'p':
+                v->partition = optarg;
+                return false;
+        case 't':
+                v->tenant = optarg;
+                return false;
+        case 'j':
+                v->json = true;
+                return false;
+        case OPTION_VERIFY:
+                v->verify = true;
+                return false;
+        case OPTION_GENERATE:
+                v->generate = optarg;
+                return false;
+        case 'h':
+                print_help();
+                return true;
+        case OPTION_VERSION:
+                puts("bfc-replay " BFC_VERSION);
+                return true;
+        case ':':
+                *ret_status =
+                        usage("no value for", argv[optind - 1], "\"bfc-replay --help\" says which it takes");
+                return true;
+        case '?':
+                *ret_status = usage("unknown option", argv[optind - 1], "\"bfc-replay --help\" lists them");
+                return true;
+        default:
+                *ret_status = take_value(v, option, optarg);
+                return *ret_status != 0;
+        }
+}
+
+int main(int argc, char **argv)
+{
+        static const struct option options[] = {
+                { "socket", required_argument, NULL, 's' },
+                { "partition", required_argument, NULL, 'p' },
+                { "tenant", required_argument, NULL, 't' },
+                { "jobs", required_argument, NULL, 'n' },
+                { "repeat", required_argument, NULL, 'r' },
+                { "scale", required_argument, NULL, OPTION_SCALE },
+                { "verify", no_argument, NULL, OPTION_VERIFY },
+                { "json", no_argument, NULL, 'j' },
+                { "generate", required_argument, NULL, OPTION_GENERATE },
+                { "seed", required_argument, NULL, OPTION_SEED },
+                { "help", no_argument, NULL, 'h' },
+                { "version", no_argument, NULL, OPTION_VERSION },
+                { NULL, 0, NULL, 0 },
+        };
+        struct invocation v = { .n_jobs = 1, .n_repeats = 1, .seed = 1, .scale = 1 };
+        int option, status;
+
+        while ((option = getopt_long(argc, argv, ":s:p:t:n:r:jh", options, NULL)) >= 0)
+                if (take_option(&v, option, argv, &status))
+                        return status;
+        if (v.generate && optind < argc)
+                return usage("too many arguments from", argv[optind], "--generate reads no trace");
+        if (v.generate)
+                return run_generate(&v);
+        if (optind == argc)
+                return usage("no trace", NULL, "it is \"bfc-replay [OPTIONS] TRACE.csv\"");
+        if (optind + 1 < argc)
+                return usage("too many arguments from", argv[optind + 1], "one trace at a time");
+        v.trace_name = argv[optind];
+        return run_replay(&v);
+}
