@@ -1,0 +1,354 @@
+/* A job, with a client library that is made here: one that refuses, forgets,
+ * loses its daemon or leaks, as each test asks.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/suite.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <bfcclient.h>
+
+#include "ctl/job.h"
+#include "ctl/report.h"
+#include "ctl/trace.h"
+
+/* ---- a client library ---------------------------------------------------- */
+
+struct bfc_client {
+        int unused;
+};
+
+static struct {
+        struct bfc_client client;
+        uint64_t n_calls; /* of bfc_malloc() */
+        uint64_t n_connected;
+        uint64_t n_held;
+        uint64_t refuse_call; /* the call that is refused, from 1; 0: none */
+        int refuse_with;
+        uint64_t flip_call; /* the block that loses a bit as soon as another comes */
+        uint64_t stop_call; /* the call during which the signal comes */
+        uint64_t leak;      /* blocks more than there are */
+        int connect_with;
+        void *flip_block;
+        size_t flip_at;
+        struct bfc_options options;
+        volatile sig_atomic_t stop;
+} fake;
+
+int bfc_connect(const struct bfc_options *options, bfc_client **ret_client)
+{
+        fake.options = *options;
+        if (fake.connect_with)
+                return fake.connect_with;
+        fake.n_connected++;
+        *ret_client = &fake.client;
+        return 0;
+}
+
+void bfc_disconnect(bfc_client *client)
+{
+        if (client)
+                fake.n_connected--;
+}
+
+int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
+{
+        void *block;
+
+        ck_assert_ptr_eq(client, &fake.client);
+        fake.n_calls++;
+        if (fake.flip_block)
+                ((unsigned char *)fake.flip_block)[fake.flip_at] ^= 0x10;
+        fake.flip_block = NULL;
+        if (fake.n_calls == fake.stop_call)
+                fake.stop = 1;
+        if (fake.n_calls == fake.refuse_call)
+                return fake.refuse_with;
+        block = aligned_alloc(256, (n_bytes + 255) / 256 * 256);
+        ck_assert_ptr_nonnull(block);
+        if (fake.n_calls == fake.flip_call)
+                fake.flip_block = block;
+        fake.n_held++;
+        *ret_ptr = block;
+        return 0;
+}
+
+int bfc_free(bfc_client *client, void *ptr)
+{
+        ck_assert_ptr_eq(client, &fake.client);
+        ck_assert_ptr_nonnull(ptr);
+        fake.n_held--;
+        free(ptr);
+        return 0;
+}
+
+int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
+{
+        ck_assert_ptr_eq(client, &fake.client);
+        ck_assert_uint_eq(ret->struct_size, sizeof(*ret));
+        ret->num_blocks = fake.n_held + fake.leak;
+        return 0;
+}
+
+const char *bfc_last_error(void)
+{
+        return "the quota is \x1b full";
+}
+
+/* ---- tests --------------------------------------------------------------- */
+
+static struct trace *trace;
+static struct job_totals totals;
+static struct job_result result;
+
+static void setup(void)
+{
+        static const char text[] = "id,lower,upper,size\n"
+                                   "0,0,10,1000\n"
+                                   "1,1,4,77\n"
+                                   "2,2,8,4096\n"
+                                   "3,5,9,1\n";
+        FILE *in = fmemopen((void *)text, sizeof(text) - 1, "r");
+        char *error = NULL;
+
+        ck_assert_int_eq(trace_read(in, "t.csv", &trace, &error), 0);
+        fclose(in);
+        memset(&fake, 0, sizeof(fake));
+        memset(&totals, 0, sizeof(totals));
+        memset(&result, 0, sizeof(result));
+}
+
+static void teardown(void)
+{
+        ck_assert_uint_eq(fake.n_connected, 0);
+        ck_assert_uint_eq(fake.n_held, 0);
+        ck_assert_uint_eq(totals.live_bytes, 0);
+        ck_assert_uint_eq(totals.block_bytes, 0);
+        ck_assert(result.done);
+        trace = trace_free(trace);
+}
+
+static void run(uint32_t n_repeats, bool verify)
+{
+        struct job_plan plan = {
+                .trace = trace,
+                .partition = "train",
+                .tenant = "vision",
+                .n_repeats = n_repeats,
+                .verify = verify,
+                .stop = &fake.stop,
+        };
+
+        job_run(&plan, &totals, &result);
+}
+
+static struct report report(void)
+{
+        struct report r = {
+                .trace_name = "t.csv",
+                .trace = trace,
+                .scale = 1,
+                .n_jobs = 1,
+                .n_repeats = 1,
+                .verify = true,
+                .totals = &totals,
+                .results = &result,
+        };
+
+        return r;
+}
+
+static char *troubles(void)
+{
+        struct report r = report();
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        report_troubles(out, &r);
+        fclose(out);
+        return text;
+}
+
+static int status(void)
+{
+        struct report r = report();
+
+        return report_status(&r);
+}
+
+START_TEST(all_well)
+{
+        char *text;
+
+        run(3, true);
+        ck_assert_uint_eq(result.n_allocs, 12);
+        ck_assert_uint_eq(result.n_frees, 12);
+        ck_assert_uint_eq(result.n_refused, 0);
+        ck_assert_uint_eq(result.n_corruptions, 0);
+        ck_assert_uint_eq(result.n_blocks_left, 0);
+        ck_assert_uint_eq(result.peak_live_bytes, trace_peak(trace, 1));
+        ck_assert_uint_eq(result.peak_block_bytes, trace_peak(trace, 256));
+        ck_assert_uint_eq(totals.peak_live_bytes, result.peak_live_bytes);
+        ck_assert_uint_eq(totals.peak_block_bytes, result.peak_block_bytes);
+        ck_assert_str_eq(result.error, "");
+        ck_assert_str_eq(fake.options.partition, "train");
+        ck_assert_str_eq(fake.options.tenant, "vision");
+        ck_assert_uint_eq(fake.options.struct_size, sizeof(struct bfc_options));
+        ck_assert_int_eq(status(), REPORT_FINE);
+        text = troubles();
+        ck_assert_str_eq(text, "");
+        free(text);
+}
+END_TEST
+
+START_TEST(refused_and_on)
+{
+        char *text;
+
+        fake.refuse_call = 3;
+        fake.refuse_with = -EDQUOT;
+        run(1, true);
+        ck_assert_uint_eq(result.n_allocs, 3);
+        ck_assert_uint_eq(result.n_frees, 3);
+        ck_assert_uint_eq(result.n_refused, 1);
+        ck_assert_uint_eq(result.peak_live_bytes, 1077);
+        ck_assert_int_eq(status(), REPORT_REFUSED);
+        text = troubles();
+        ck_assert_str_eq(text, "bfc-replay: 1 of 4 allocations were refused; first: "
+                               "the quota is \\x1b full\n");
+        free(text);
+}
+END_TEST
+
+START_TEST(corrupted)
+{
+        static const struct {
+                uint64_t call;
+                size_t at;
+                const char *sentence;
+        } flips[] = {
+                { 1, 0, "the block of line 2 (1000 bytes) differs at byte 0" },
+                { 1, 517, "the block of line 2 (1000 bytes) differs at byte 512" },
+                { 1, 999, "the block of line 2 (1000 bytes) differs at byte 992" },
+                { 2, 76, "the block of line 3 (77 bytes) differs at byte 72" }, /* after the last word */
+        };
+
+        fake.flip_call = flips[_i].call;
+        fake.flip_at = flips[_i].at;
+        run(1, true);
+        ck_assert_uint_eq(result.n_corruptions, 1);
+        ck_assert_str_eq(result.corruption, flips[_i].sentence);
+        ck_assert_int_eq(status(), REPORT_CORRUPTED);
+}
+END_TEST
+
+START_TEST(not_looked_for)
+{
+        fake.flip_call = 1;
+        run(1, false);
+        ck_assert_uint_eq(result.n_corruptions, 0);
+        ck_assert_int_eq(status(), REPORT_FINE);
+}
+END_TEST
+
+START_TEST(left)
+{
+        fake.leak = 2;
+        run(1, false);
+        ck_assert_uint_eq(result.n_blocks_left, 2);
+        ck_assert_int_eq(status(), REPORT_CORRUPTED);
+}
+END_TEST
+
+START_TEST(daemon_lost)
+{
+        fake.refuse_call = 1;
+        fake.refuse_with = -ECONNRESET;
+        run(5, true);
+        ck_assert_uint_eq(fake.n_calls, 1); /* nothing more was tried */
+        ck_assert_uint_eq(result.n_refused, 0);
+        ck_assert_str_eq(result.error, "bfc_malloc: the quota is \x1b full");
+        ck_assert_int_eq(status(), REPORT_REFUSED);
+}
+END_TEST
+
+START_TEST(not_connected)
+{
+        char *text;
+
+        fake.connect_with = -EACCES;
+        run(1, true);
+        ck_assert_uint_eq(fake.n_calls, 0);
+        ck_assert_int_eq(status(), REPORT_REFUSED);
+        text = troubles();
+        ck_assert_str_eq(text, "bfc-replay: 1 of 1 jobs could not go on; first, job 0: "
+                               "bfc_connect: the quota is \\x1b full\n");
+        free(text);
+}
+END_TEST
+
+START_TEST(stopped)
+{
+        fake.stop_call = 3;
+        run(100, true);
+        ck_assert_uint_eq(fake.n_calls, 3);
+        ck_assert_uint_eq(result.n_allocs, 3);
+        ck_assert_uint_eq(result.n_frees, 3); /* all was given back */
+        ck_assert(result.stopped);
+        ck_assert_uint_eq(result.n_corruptions, 0);
+        ck_assert_int_eq(status(), REPORT_REFUSED);
+}
+END_TEST
+
+START_TEST(json)
+{
+        static const char *const keys[] = { "schema",           "trace",       "jobs",
+                                            "operations",       "failures",    "ns_per_operation",
+                                            "peak_live_bytes",  "corruptions", "failure_message",
+                                            "peak_block_bytes", "blocks_left", "per_job" };
+        struct report r = report();
+        json_t *document, *job;
+
+        fake.refuse_call = 2;
+        fake.refuse_with = -ENOMEM;
+        run(1, true);
+        document = report_json(&r);
+        ck_assert_ptr_nonnull(document);
+        for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+                ck_assert_msg(json_object_get(document, keys[i]) != NULL, "no %s", keys[i]);
+        ck_assert_int_eq(json_integer_value(json_object_get(document, "schema")), 1);
+        ck_assert_int_eq(json_integer_value(json_object_get(document, "operations")), 7);
+        ck_assert_int_eq(json_integer_value(json_object_get(document, "failures")), 1);
+        ck_assert_str_eq(json_string_value(json_object_get(document, "failure_message")),
+                         "the quota is \x1b full");
+        ck_assert(json_is_null(json_object_get(document, "corruption_message")));
+        ck_assert_int_eq(json_integer_value(json_object_get(document, "peak_live_bytes")), 5097);
+        job = json_array_get(json_object_get(document, "per_job"), 0);
+        ck_assert_int_eq(json_integer_value(json_object_get(job, "peak_block_bytes")), 5376);
+        ck_assert_int_eq(json_integer_value(json_object_get(job, "operations")), 7);
+        json_decref(document);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("job");
+        TCase *c = tcase_create("job");
+
+        tcase_add_checked_fixture(c, setup, teardown);
+        tcase_add_test(c, all_well);
+        tcase_add_test(c, refused_and_on);
+        tcase_add_loop_test(c, corrupted, 0, 4);
+        tcase_add_test(c, not_looked_for);
+        tcase_add_test(c, left);
+        tcase_add_test(c, daemon_lost);
+        tcase_add_test(c, not_connected);
+        tcase_add_test(c, stopped);
+        tcase_add_test(c, json);
+        suite_add_tcase(suite, c);
+        return suite_run(suite);
+}

@@ -1,0 +1,370 @@
+/* What bfcctl prints, from canned replies: the JSON's shape is a promise.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/suite.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/list.h"
+#include "ctl/show.h"
+
+/* A reply as it comes from the socket: packed and unpacked again. */
+static Bfcd__Reply *canned(Bfcd__ListReply *page)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Reply *ret;
+        uint8_t *bytes;
+        size_t n;
+
+        reply.body_case = BFCD__REPLY__BODY_LIST;
+        reply.list = page;
+        n = bfcd__reply__get_packed_size(&reply);
+        bytes = malloc(n + 1);
+        ck_assert_ptr_nonnull(bytes);
+        bfcd__reply__pack(&reply, bytes);
+        ret = bfcd__reply__unpack(NULL, n, bytes);
+        ck_assert_ptr_nonnull(ret);
+        free(bytes);
+        return ret;
+}
+
+static void add(struct list *l, Bfcd__List__Kind kind, Bfcd__ListReply *page, uint64_t expected_cursor)
+{
+        uint64_t cursor = 12345;
+
+        ck_assert_int_eq(list_add(l, kind, canned(page), &cursor), 0);
+        ck_assert_uint_eq(cursor, expected_cursor);
+}
+
+/* Compares the document with what it must be, key by key and in all. */
+static void check_json(Bfcd__List__Kind kind, const struct list *l, const char *expected_text)
+{
+        json_error_t error;
+        json_t *expected = json_loads(expected_text, 0, &error);
+        json_t *document = show_json(kind, l);
+        char *text;
+
+        ck_assert_msg(expected != NULL, "%s at %d", error.text, error.position);
+        ck_assert_ptr_nonnull(document);
+        text = json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+        ck_assert_msg(json_equal(expected, document), "got %s", text);
+        free(text);
+        json_decref(expected);
+        json_decref(document);
+}
+
+static char *table_of(Bfcd__List__Kind kind, const struct list *l)
+{
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        ck_assert_ptr_nonnull(out);
+        ck_assert_int_eq(show_table(out, kind, l), 0);
+        fclose(out);
+        return text;
+}
+
+static void fill_figures(Bfcd__Figures *f)
+{
+        bfcd__figures__init(f);
+        f->bytes_limit = 512u << 20;
+        f->bytes_reserved = 256u << 20;
+        f->peak_bytes_reserved = 300u << 20;
+        f->bytes_in_use = 128u << 20;
+        f->peak_bytes_in_use = 192u << 20;
+        f->bytes_requested = (128u << 20) - 100;
+        f->num_allocs = 1000;
+        f->largest_alloc_size = 64u << 20;
+        f->largest_free_block_bytes = 96u << 20;
+        f->bytes_free = 128u << 20;
+        f->num_blocks = 17;
+        f->num_sessions = 3;
+        f->num_extents = 12;
+        f->num_refusals = 5;
+        f->lifetime_peak_bytes_in_use = 200u << 20;
+        f->lifetime_peak_bytes_reserved = 310u << 20;
+        f->bytes_guaranteed = 64u << 20;
+        f->peak_bytes_requested = 190u << 20;
+}
+
+#define FIGURES_JSON                                                                                         \
+        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"          \
+        "\"bytes_in_use\":134217728,\"peak_bytes_in_use\":201326592,\"bytes_requested\":134217628,"          \
+        "\"num_allocs\":1000,\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,"        \
+        "\"bytes_free\":134217728,\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,"                  \
+        "\"num_refusals\":5,\"lifetime_peak_bytes_in_use\":209715200,"                                       \
+        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,"                          \
+        "\"peak_bytes_requested\":199229440,\"fragmentation\":0.25"
+
+#define NO_FIGURES_JSON                                                                                      \
+        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"               \
+        "\"peak_bytes_in_use\":0,\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,"           \
+        "\"largest_free_block_bytes\":0,\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,"               \
+        "\"num_extents\":0,\"num_refusals\":0,\"lifetime_peak_bytes_in_use\":0,"                             \
+        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"peak_bytes_requested\":0,"              \
+        "\"fragmentation\":0.0"
+
+START_TEST(tenants)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__TenantRow row = BFCD__TENANT_ROW__INIT;
+        Bfcd__TenantRow *rows[] = { &row };
+        Bfcd__Figures figures;
+        struct list *l;
+        char *text;
+
+        fill_figures(&figures);
+        row.tenant = (char[]){ "vision" };
+        row.partition = (char[]){ "train" };
+        row.figures = &figures;
+        page.n_tenants = 1;
+        page.tenants = rows;
+        page.next_cursor = 77;
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__TENANTS, &page, 77);
+        /* The second page: a name that is no text, and no figures. */
+        row.tenant = (char[]){ "\x1b[31m\xff" };
+        row.partition = (char[]){ "dev" };
+        row.figures = NULL;
+        page.next_cursor = 0;
+        add(l, BFCD__LIST__KIND__TENANTS, &page, 0);
+        ck_assert_uint_eq(l->n_tenants, 2);
+        check_json(BFCD__LIST__KIND__TENANTS, l,
+                   "{\"schema\":1,\"tenants\":["
+                   "{\"tenant\":\"vision\",\"partition\":\"train\"," FIGURES_JSON "},"
+                   "{\"tenant\":\"\\u001b[31m\\ufffd\",\"partition\":\"dev\"," NO_FIGURES_JSON "}]}");
+        text = table_of(BFCD__LIST__KIND__TENANTS, l);
+        ck_assert_str_eq(
+                text, "TENANT        PARTITION     IN-USE       PEAK   RESERVED  PEAK-RESERVED      LIMIT  "
+                      "USE%  BLOCKS  SESSIONS  REFUSALS  FRAG%\n"
+                      "vision        train      128.0 MiB  192.0 MiB  256.0 MiB      300.0 MiB  512.0 MiB  "
+                      "25.0      17         3         5   25.0\n"
+                      "\\x1b[31m\\xff  dev              0 B        0 B        0 B            0 B        0 B  "
+                      "   -       0         0         0      -\n");
+        free(text);
+        list_free(l);
+}
+END_TEST
+
+START_TEST(partitions)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__PartitionRow row = BFCD__PARTITION_ROW__INIT;
+        Bfcd__PartitionRow *rows[] = { &row };
+        Bfcd__Figures figures;
+        struct list *l;
+        char *text;
+
+        fill_figures(&figures);
+        row.name = (char[]){ "train" };
+        row.device = (char[]){ "host" };
+        row.growth = (char[]){ "on-demand" };
+        row.share = (char[]){ "fd" };
+        row.num_tenants = 2;
+        row.figures = &figures;
+        page.n_partitions = 1;
+        page.partitions = rows;
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__PARTITIONS, &page, 0);
+        check_json(BFCD__LIST__KIND__PARTITIONS, l,
+                   "{\"schema\":1,\"partitions\":[{\"partition\":\"train\",\"device\":\"host\","
+                   "\"growth\":\"on-demand\",\"share\":\"fd\",\"num_tenants\":2," FIGURES_JSON "}]}");
+        text = table_of(BFCD__LIST__KIND__PARTITIONS, l);
+        ck_assert_ptr_nonnull(strstr(text, "train      host    on-demand  fd           2  128.0 MiB"));
+        free(text);
+        list_free(l);
+}
+END_TEST
+
+START_TEST(sessions)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__SessionRow row = BFCD__SESSION_ROW__INIT;
+        Bfcd__SessionRow *rows[] = { &row };
+        struct list *l;
+        char *text;
+
+        row.session_id = 9;
+        row.tenant = (char[]){ "vision" };
+        row.pid = 4242;
+        row.uid = 1000;
+        row.name = (char[]){ "python3" };
+        row.state = (char[]){ "live" };
+        row.age_ms = 61000;
+        row.num_blocks = 3;
+        row.bytes_in_use = 768;
+        row.peak_bytes_in_use = 1024;
+        page.n_sessions = 1;
+        page.sessions = rows;
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__SESSIONS, &page, 0);
+        check_json(BFCD__LIST__KIND__SESSIONS, l,
+                   "{\"schema\":1,\"sessions\":[{\"session_id\":9,\"tenant\":\"vision\",\"pid\":4242,"
+                   "\"uid\":1000,\"name\":\"python3\",\"state\":\"live\",\"age_ms\":61000,"
+                   "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024}]}");
+        text = table_of(BFCD__LIST__KIND__SESSIONS, l);
+        ck_assert_str_eq(text,
+                         "SESSION  TENANT   PID   UID  NAME     STATE     AGE  BLOCKS  IN-USE     PEAK\n"
+                         "      9  vision  4242  1000  python3  live   1m 01s       3   768 B  1.0 KiB\n");
+        free(text);
+        list_free(l);
+}
+END_TEST
+
+START_TEST(blocks)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
+        Bfcd__BlockRow *rows[] = { &row };
+        struct list *l;
+        char *text;
+
+        row.block_id = UINT64_MAX; /* an old daemon's: no number in JSON holds it */
+        row.session_id = 9;
+        row.tenant = (char[]){ "vision" };
+        row.partition = (char[]){ "train" };
+        row.region_id = 2;
+        row.offset = 4096;
+        row.n_bytes = 512;
+        row.n_requested = 300;
+        row.age_ms = 5;
+        page.n_blocks = 1;
+        page.blocks = rows;
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__BLOCKS, &page, 0);
+        check_json(BFCD__LIST__KIND__BLOCKS, l,
+                   "{\"schema\":1,\"blocks\":[{\"block_id\":\"18446744073709551615\",\"session_id\":9,"
+                   "\"tenant\":\"vision\",\"partition\":\"train\",\"region_id\":2,\"offset\":4096,"
+                   "\"n_bytes\":512,\"n_requested\":300,\"age_ms\":5}]}");
+        text = table_of(BFCD__LIST__KIND__BLOCKS, l);
+        ck_assert_ptr_nonnull(
+                strstr(text, "18446744073709551615        9  vision  train           2  0x1000  512 B"));
+        free(text);
+        list_free(l);
+}
+END_TEST
+
+START_TEST(no_rows)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        struct list *l;
+
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__BLOCKS, &page, 0);
+        check_json(BFCD__LIST__KIND__BLOCKS, l, "{\"schema\":1,\"blocks\":[]}");
+        list_free(l);
+}
+END_TEST
+
+START_TEST(whoami)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__Whoami whoami_message = BFCD__WHOAMI__INIT;
+        char *names[] = { (char[]){ "vision" }, (char[]){ "speech" } };
+        struct list *l;
+        char *text;
+
+        whoami_message.tenant = names[0];
+        whoami_message.session_id = 4;
+        whoami_message.uid = 1000;
+        whoami_message.gid = 100;
+        whoami_message.pid = 77;
+        whoami_message.n_matching_tenants = 2;
+        whoami_message.matching_tenants = names;
+        page.whoami = &whoami_message;
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__WHOAMI, &page, 0);
+        check_json(
+                BFCD__LIST__KIND__WHOAMI, l,
+                "{\"schema\":1,\"whoami\":{\"tenant\":\"vision\",\"session_id\":4,\"uid\":1000,\"gid\":100,"
+                "\"pid\":77,\"admin\":false,\"matching_tenants\":[\"vision\",\"speech\"]}}");
+        text = table_of(BFCD__LIST__KIND__WHOAMI, l);
+        ck_assert_ptr_nonnull(strstr(text, "Matching tenants  vision, speech\n"));
+        free(text);
+        list_free(l);
+}
+END_TEST
+
+START_TEST(status)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__Status s = BFCD__STATUS__INIT;
+        Bfcd__DeviceRow device = BFCD__DEVICE_ROW__INIT;
+        Bfcd__DeviceRow *devices[] = { &device };
+        struct list *l;
+        char *text;
+
+        s.version = (char[]){ "0.1.0" };
+        s.protocol_version = 1;
+        s.uptime_ms = 1500;
+        s.pid = 10;
+        s.num_sessions = 1;
+        s.max_sessions = 4096;
+        s.num_blocks = 2;
+        s.num_extents = 3;
+        s.num_tenants = 5;
+        s.num_quarantined = 6;
+        device.id = (char[]){ "host" };
+        device.state = (char[]){ "ok" };
+        device.bytes_total = 1u << 30;
+        device.bytes_reserved = 1u << 28;
+        device.bytes_pending = 2u << 20;
+        s.n_devices = 1;
+        s.devices = devices;
+        page.status = &s;
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__STATUS, &page, 0);
+        check_json(
+                BFCD__LIST__KIND__STATUS, l,
+                "{\"schema\":1,\"status\":{\"version\":\"0.1.0\",\"protocol_version\":1,\"uptime_ms\":1500,"
+                "\"pid\":10,\"num_sessions\":1,\"max_sessions\":4096,\"num_blocks\":2,\"num_extents\":3,"
+                "\"num_tenants\":5,\"num_quarantined\":6,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
+                "\"bytes_total\":1073741824,\"bytes_reserved\":268435456,\"bytes_pending\":2097152}]}}");
+        text = table_of(BFCD__LIST__KIND__STATUS, l);
+        ck_assert_ptr_nonnull(strstr(text, "Uptime       1.5 s\n"));
+        ck_assert_ptr_nonnull(strstr(text, "\nDEVICE  STATE   RESERVED  PENDING    TOTAL  RESERVED%\n"
+                                           "host    ok     256.0 MiB  2.0 MiB  1.0 GiB       25.0\n"));
+        free(text);
+        list_free(l);
+}
+END_TEST
+
+START_TEST(not_what_was_asked)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__Reply *done = malloc(sizeof(*done));
+        uint64_t cursor = 12345;
+        struct list *l;
+
+        ck_assert_int_eq(list_new(&l), 0);
+        ck_assert_int_eq(list_add(l, BFCD__LIST__KIND__STATUS, canned(&page), &cursor), -EPROTO);
+        ck_assert_int_eq(list_add(l, BFCD__LIST__KIND__WHOAMI, canned(&page), &cursor), -EPROTO);
+        ck_assert_ptr_nonnull(done);
+        bfcd__reply__init(done);
+        ck_assert_int_eq(list_add(l, BFCD__LIST__KIND__TENANTS, done, &cursor), -EPROTO);
+        ck_assert_uint_eq(cursor, 12345);
+        list_free(l);
+        ck_assert_ptr_null(list_free(NULL));
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("show");
+        TCase *c = tcase_create("show");
+
+        tcase_add_test(c, tenants);
+        tcase_add_test(c, partitions);
+        tcase_add_test(c, sessions);
+        tcase_add_test(c, blocks);
+        tcase_add_test(c, no_rows);
+        tcase_add_test(c, whoami);
+        tcase_add_test(c, status);
+        tcase_add_test(c, not_what_was_asked);
+        suite_add_tcase(suite, c);
+        return suite_run(suite);
+}

@@ -1,0 +1,243 @@
+/* Traces: what the parser takes and refuses, the order of events, peaks.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/suite.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/generate.h"
+#include "ctl/trace.h"
+
+static int read_bytes(const char *bytes, size_t n, struct trace **ret, char **ret_error)
+{
+        FILE *in = fmemopen((void *)bytes, n, "r");
+        int r;
+
+        ck_assert_ptr_nonnull(in);
+        r = trace_read(in, "t.csv", ret, ret_error);
+        fclose(in);
+        return r;
+}
+
+static struct trace *read_good(const char *text)
+{
+        struct trace *t = NULL;
+        char *error = NULL;
+        int r = read_bytes(text, strlen(text), &t, &error);
+
+        ck_assert_msg(r == 0, "%d: %s", r, error);
+        ck_assert_ptr_null(error);
+        return t;
+}
+
+START_TEST(good_forms)
+{
+        static const char *const texts[] = {
+                "id,lower,upper,size\n0,1,2,3\n",
+                "id,lower,upper,size\r\n0,1,2,3\r\n",
+                "id,lower,upper,size\n0,1,2,3", /* no newline at the end */
+                "\xef\xbb\xbfid,lower,upper,size\n0,1,2,3\n",
+                "id,lower,upper,size\n\n0,1,2,3\n\r\n\n",
+                "id,lower,upper,size\nany name of it,1,2,3\n",
+                "id,lower,upper,size\n,1,2,3\n",
+                "id,lower,upper,size\n0,0001,2,03\n",
+        };
+        struct trace *t = read_good(texts[_i]);
+
+        ck_assert_uint_eq(t->n_buffers, 1);
+        ck_assert_uint_eq(t->n_events, 2);
+        ck_assert_uint_eq(t->buffers[0].lower, 1);
+        ck_assert_uint_eq(t->buffers[0].upper, 2);
+        ck_assert_uint_eq(t->buffers[0].n_bytes, 3);
+        trace_free(t);
+}
+END_TEST
+
+static const struct {
+        const char *text;
+        const char *error;
+} bad_forms[] = {
+        { "\n", "t.csv: it is empty; a trace begins with id,lower,upper,size" },
+        { "id,lower,upper,size\n\n", "t.csv: no buffers after the header" },
+        { "0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
+        { "id,size,lower,upper\n0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
+        { "\n\nid,lower,upper,size,x\n", "t.csv:3: the first line must be id,lower,upper,size" },
+        { "id,lower,upper,size\n0,1,2\n", "t.csv:2: not four fields; a line is id,lower,upper,size" },
+        { "id,lower,upper,size\n0,1,2,3,4\n", "t.csv:2: not four fields; a line is id,lower,upper,size" },
+        { "id,lower,upper,size\n0,1,2,3\n0,x,2,3\n", "t.csv:3: lower is not a whole number" },
+        { "id,lower,upper,size\n0,1,,3\n", "t.csv:2: upper is not a whole number" },
+        { "id,lower,upper,size\n0,1,2,3.5\n", "t.csv:2: size is not a whole number" },
+        { "id,lower,upper,size\n0,1,2,-3\n", "t.csv:2: size is not a whole number" },
+        { "id,lower,upper,size\n0,1,2, 3\n", "t.csv:2: size is not a whole number" },
+        { "id,lower,upper,size\n0,1,2,0x3\n", "t.csv:2: size is not a whole number" },
+        { "id,lower,upper,size\n0,1,2,\n", "t.csv:2: size is not a whole number" },
+        { "id,lower,upper,size\n0,2,2,3\n",
+          "t.csv:2: upper is not above lower; a buffer lives for some time" },
+        { "id,lower,upper,size\n0,3,2,3\n",
+          "t.csv:2: upper is not above lower; a buffer lives for some time" },
+        { "id,lower,upper,size\r\n\r\n0,1,2,0\r\n", "t.csv:3: size is 0; a buffer has at least one byte" },
+        { "id,lower,upper,size\n0,1,2,9223372036854775808\n", "t.csv:2: size is 2^63 or more" },
+        { "id,lower,upper,size\n0,1,18446744073709551616,3\n", "t.csv:2: a number of more than 64 bits" },
+};
+
+START_TEST(bad)
+{
+        struct trace *t = (struct trace *)1;
+        char *error = NULL;
+
+        ck_assert_int_eq(read_bytes(bad_forms[_i].text, strlen(bad_forms[_i].text), &t, &error), -EINVAL);
+        ck_assert_ptr_eq(t, (struct trace *)1); /* untouched */
+        ck_assert_str_eq(error, bad_forms[_i].error);
+        free(error);
+}
+END_TEST
+
+START_TEST(zero_byte)
+{
+        static const char bytes[] = "id,lower,upper,size\n0,1,2,3\0\n";
+        struct trace *t = NULL;
+        char *error = NULL;
+
+        ck_assert_int_eq(read_bytes(bytes, sizeof(bytes) - 1, &t, &error), -EINVAL);
+        ck_assert_str_eq(error, "t.csv:2: a zero byte; this is no text");
+        free(error);
+}
+END_TEST
+
+START_TEST(unreadable)
+{
+        FILE *in = fopen("/", "re"); /* opens, and every read fails */
+        struct trace *t = NULL;
+        char *error = NULL;
+
+        ck_assert_ptr_nonnull(in);
+        ck_assert_int_eq(trace_read(in, "/", &t, &error), -EIO);
+        ck_assert_str_eq(error, "/: it cannot be read");
+        fclose(in);
+        free(error);
+}
+END_TEST
+
+START_TEST(order)
+{
+        /* At 5: two frees in the file's order, then two allocations likewise;
+         * two lines with one id are two buffers. */
+        struct trace *t = read_good("id,lower,upper,size\n"
+                                    "a,5,9,1\n"
+                                    "a,1,5,2\n"
+                                    "b,5,6,4\n"
+                                    "c,0,5,8\n");
+        static const struct trace_event expected[] = {
+                { 3, false }, { 1, false }, { 1, true }, { 3, true },
+                { 0, false }, { 2, false }, { 2, true }, { 0, true },
+        };
+
+        ck_assert_uint_eq(t->n_events, 8);
+        for (size_t i = 0; i < 8; i++) {
+                ck_assert_uint_eq(t->events[i].buffer, expected[i].buffer);
+                ck_assert_int_eq(t->events[i].is_free, expected[i].is_free);
+        }
+        ck_assert_uint_eq(t->buffers[3].line, 5);
+        ck_assert_uint_eq(trace_peak(t, 1), 10);
+        ck_assert_uint_eq(trace_peak(t, 256), 512);
+        trace_free(t);
+}
+END_TEST
+
+START_TEST(peak_saturates)
+{
+        struct trace *t = read_good("id,lower,upper,size\n"
+                                    "0,0,1,9223372036854775807\n"
+                                    "1,0,1,9223372036854775807\n"
+                                    "2,0,1,9223372036854775807\n");
+
+        ck_assert_uint_eq(trace_peak(t, 256), UINT64_MAX);
+        trace_free(t);
+}
+END_TEST
+
+START_TEST(scale)
+{
+        struct trace *t = read_good("id,lower,upper,size\n0,0,1,1\n1,0,1,1000\n2,0,1,4611686018427387904\n");
+
+        ck_assert_int_eq(trace_scale(t, 2), -ERANGE);
+        ck_assert_int_eq(trace_scale(t, 0), -ERANGE);
+        ck_assert_int_eq(trace_scale(t, -1), -ERANGE);
+        ck_assert_int_eq(trace_scale(t, (double)INFINITY), -ERANGE);
+        ck_assert_int_eq(trace_scale(t, (double)NAN), -ERANGE);
+        ck_assert_uint_eq(t->buffers[1].n_bytes, 1000); /* as it was */
+        ck_assert_int_eq(trace_scale(t, 1), 0);
+        ck_assert_uint_eq(t->buffers[2].n_bytes, 4611686018427387904u);
+        ck_assert_int_eq(trace_scale(t, 0.0625), 0);
+        ck_assert_uint_eq(t->buffers[0].n_bytes, 1); /* rounded up, never to 0 */
+        ck_assert_uint_eq(t->buffers[1].n_bytes, 63);
+        trace_free(t);
+}
+END_TEST
+
+/* What a generator prints; the caller frees it. */
+static char *generate(const char *name, uint64_t seed, double factor, int expected)
+{
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        ck_assert_ptr_nonnull(out);
+        ck_assert_int_eq(generate_trace(out, name, seed, factor), expected);
+        fclose(out);
+        return text;
+}
+
+START_TEST(generators)
+{
+        static const char *const names[] = { "transformer", "random" };
+        char *text = generate(names[_i], 7, 1, 0), *again = generate(names[_i], 7, 1, 0);
+        char *other = generate(names[_i], 8, 1, 0), *small = generate(names[_i], 7, 1e-9, 0);
+        struct trace *t = read_good(text), *tiny = read_good(small);
+
+        ck_assert_str_eq(text, again);
+        ck_assert_str_ne(text, other);
+        ck_assert_uint_gt(t->n_buffers, 500);
+        ck_assert_uint_gt(trace_peak(t, 1), 32u << 20);
+        ck_assert_uint_lt(trace_peak(t, 256), 256u << 20); /* fits a demonstration */
+        ck_assert_uint_eq(tiny->n_buffers, t->n_buffers);
+        for (size_t i = 0; i < tiny->n_buffers; i++)
+                ck_assert_uint_eq(tiny->buffers[i].n_bytes, 1);
+        trace_free(t);
+        trace_free(tiny);
+        free(text);
+        free(again);
+        free(other);
+        free(small);
+}
+END_TEST
+
+START_TEST(generators_refuse)
+{
+        free(generate("transfomer", 1, 1, -ENOENT));
+        free(generate("transformer", 1, 1e15, -ERANGE));
+        free(generate("random", 1, 0, -ERANGE));
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("trace");
+        TCase *c = tcase_create("trace");
+
+        tcase_add_loop_test(c, good_forms, 0, 8);
+        tcase_add_loop_test(c, bad, 0, (int)(sizeof(bad_forms) / sizeof(bad_forms[0])));
+        tcase_add_test(c, zero_byte);
+        tcase_add_test(c, unreadable);
+        tcase_add_test(c, order);
+        tcase_add_test(c, peak_saturates);
+        tcase_add_test(c, scale);
+        tcase_add_loop_test(c, generators, 0, 2);
+        tcase_add_test(c, generators_refuse);
+        suite_add_tcase(suite, c);
+        return suite_run(suite);
+}
