@@ -204,7 +204,7 @@ int main(int argc, char **argv)
                         print_help(stdout);
                         return finish(0);
                 case OPTION_VERSION:
-                        puts("bfcctl " BFC_VERSION);
+                        puts("bfcctl " BFCD_VERSION);
                         return finish(0);
                 case ':':
                         return usage("no value for", argv[optind - 1], "it takes one, as in --socket PATH");

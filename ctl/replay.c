@@ -366,7 +366,7 @@ static bool take_option(struct invocation *v, int option, char **argv, int *ret_
                 print_help();
                 return true;
         case OPTION_VERSION:
-                puts("bfc-replay " BFC_VERSION);
+                puts("bfc-replay " BFCD_VERSION);
                 return true;
         case ':':
                 *ret_status =

@@ -38,50 +38,53 @@ static const struct table_column tenant_columns[] = {
         { "BLOCKS", true },   { "SESSIONS", true },      { "REFUSALS", true }, { "FRAG%", true },
 };
 
-/* The columns that tenants and partitions have in common, from IN-USE on. */
-static void add_figures(struct table *t, const Bfcd__Figures *figures)
-{
-        const Bfcd__Figures *f = figures_of(figures);
-
-        table_size(t, f->bytes_in_use);
-        table_size(t, f->peak_bytes_in_use);
-        table_size(t, f->bytes_reserved);
-        table_size(t, f->peak_bytes_reserved);
-        table_size(t, f->bytes_limit);
-        table_percent(t, f->bytes_in_use, f->bytes_limit);
-        table_number(t, f->num_blocks);
-        table_number(t, f->num_sessions);
-        table_number(t, f->num_refusals);
-        table_percent(t, scattered(f), f->bytes_free);
-}
-
 static void add_tenants(struct table *t, const struct list *l)
 {
         for (size_t i = 0; i < l->n_tenants; i++) {
+                const Bfcd__Figures *f = figures_of(l->tenants[i]->figures);
+
                 table_text(t, l->tenants[i]->tenant);
                 table_text(t, l->tenants[i]->partition);
-                add_figures(t, l->tenants[i]->figures);
+                table_size(t, f->bytes_in_use);
+                table_size(t, f->peak_bytes_in_use);
+                table_size(t, f->bytes_reserved);
+                table_size(t, f->peak_bytes_reserved);
+                table_size(t, f->bytes_limit);
+                table_percent(t, f->bytes_in_use, f->bytes_limit);
+                table_number(t, f->num_blocks);
+                table_number(t, f->num_sessions);
+                table_number(t, f->num_refusals);
+                table_percent(t, scattered(f), f->bytes_free);
         }
 }
 
 static const struct table_column partition_columns[] = {
-        { "PARTITION", false },    { "DEVICE", false },  { "GROWTH", false }, { "SHARE", false },
-        { "TENANTS", true },       { "IN-USE", true },   { "PEAK", true },    { "RESERVED", true },
-        { "PEAK-RESERVED", true }, { "LIMIT", true },    { "USE%", true },    { "BLOCKS", true },
-        { "SESSIONS", true },      { "REFUSALS", true }, { "FRAG%", true },
+        { "PARTITION", false }, { "DEVICE", false },  { "GROWTH", false },  { "SHARE", false },
+        { "TENANTS", true },    { "IN-USE", true },   { "RESERVED", true }, { "PEAK-RESERVED", true },
+        { "GUARANTEED", true }, { "LIMIT", true },    { "USE%", true },     { "BLOCKS", true },
+        { "SESSIONS", true },   { "REFUSALS", true },
 };
 
 static void add_partitions(struct table *t, const struct list *l)
 {
         for (size_t i = 0; i < l->n_partitions; i++) {
                 const Bfcd__PartitionRow *row = l->partitions[i];
+                const Bfcd__Figures *f = figures_of(row->figures);
 
                 table_text(t, row->name);
                 table_text(t, row->device);
                 table_text(t, row->growth);
                 table_text(t, row->share);
                 table_number(t, row->num_tenants);
-                add_figures(t, row->figures);
+                table_size(t, f->bytes_in_use);
+                table_size(t, f->bytes_reserved);
+                table_size(t, f->peak_bytes_reserved);
+                table_size(t, f->bytes_guaranteed);
+                table_size(t, f->bytes_limit);
+                table_percent(t, f->bytes_in_use, f->bytes_limit);
+                table_number(t, f->num_blocks);
+                table_number(t, f->num_sessions);
+                table_number(t, f->num_refusals);
         }
 }
 
@@ -266,10 +269,7 @@ static void set_figures(json_t **row, const Bfcd__Figures *figures)
         set(row, "lifetime_peak_bytes_reserved", number(f->lifetime_peak_bytes_reserved));
         set(row, "bytes_guaranteed", number(f->bytes_guaranteed));
         set(row, "bytes_in_use", number(f->bytes_in_use));
-        set(row, "peak_bytes_in_use", number(f->peak_bytes_in_use));
-        set(row, "lifetime_peak_bytes_in_use", number(f->lifetime_peak_bytes_in_use));
         set(row, "bytes_requested", number(f->bytes_requested));
-        set(row, "peak_bytes_requested", number(f->peak_bytes_requested));
         set(row, "bytes_free", number(f->bytes_free));
         set(row, "largest_free_block_bytes", number(f->largest_free_block_bytes));
         set(row, "fragmentation", json_real(share));
@@ -279,6 +279,16 @@ static void set_figures(json_t **row, const Bfcd__Figures *figures)
         set(row, "num_sessions", number(f->num_sessions));
         set(row, "num_extents", number(f->num_extents));
         set(row, "num_refusals", number(f->num_refusals));
+}
+
+/* The peaks of blocks are kept for each tenant, and not for a partition. */
+static void set_peaks(json_t **row, const Bfcd__Figures *figures)
+{
+        const Bfcd__Figures *f = figures_of(figures);
+
+        set(row, "peak_bytes_in_use", number(f->peak_bytes_in_use));
+        set(row, "lifetime_peak_bytes_in_use", number(f->lifetime_peak_bytes_in_use));
+        set(row, "peak_bytes_requested", number(f->peak_bytes_requested));
 }
 
 static json_t *json_tenants(const struct list *l)
@@ -291,6 +301,7 @@ static json_t *json_tenants(const struct list *l)
                 set(&row, "tenant", show_string(l->tenants[i]->tenant));
                 set(&row, "partition", show_string(l->tenants[i]->partition));
                 set_figures(&row, l->tenants[i]->figures);
+                set_peaks(&row, l->tenants[i]->figures);
                 push(&ret, row);
         }
         return ret;
