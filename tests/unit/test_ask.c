@@ -1,0 +1,331 @@
+/* bfcctl's conversation, with a daemon that is made here: one that answers in
+ * pages, refuses rudely, talks nonsense or hangs up.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/suite.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "ctl/ask.h"
+
+/* ---- the daemon ---------------------------------------------------------- */
+
+/* Fills the answer to a request; false: hang up instead. */
+typedef bool (*answer_fn)(const Bfcd__Request *request, Bfcd__Reply *reply);
+
+static struct {
+        char folder[64];
+        char path[96];
+        int listener;
+        pthread_t thread;
+        answer_fn answer;
+        unsigned n_requests; /* after the hello */
+        char tenant[32];     /* as the hello named it */
+        int n_fds;
+} fake;
+
+static bool read_whole(int fd, uint8_t *bytes, size_t n)
+{
+        for (size_t got = 0; got < n;) {
+                ssize_t r = read(fd, bytes + got, n - got);
+
+                if (r <= 0)
+                        return false;
+                got += (size_t)r;
+        }
+        return true;
+}
+
+static void send_reply(int fd, const Bfcd__Reply *reply)
+{
+        size_t n = bfcd__reply__get_packed_size(reply);
+        uint8_t *bytes = malloc(n + 4);
+
+        for (int i = 0; i < 4; i++)
+                bytes[i] = (uint8_t)(n >> 8 * i);
+        bfcd__reply__pack(reply, bytes + 4);
+        if (send(fd, bytes, n + 4, MSG_NOSIGNAL) < 0)
+                perror("send");
+        free(bytes);
+}
+
+static bool serve_one(int fd)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__HelloReply hello = BFCD__HELLO_REPLY__INIT;
+        Bfcd__Request *request;
+        uint8_t head[4], *bytes;
+        size_t n;
+        bool go_on = true;
+
+        if (!read_whole(fd, head, 4))
+                return false;
+        n = (size_t)(head[0] | head[1] << 8 | head[2] << 16);
+        bytes = malloc(n);
+        if (!read_whole(fd, bytes, n)) {
+                free(bytes);
+                return false;
+        }
+        request = bfcd__request__unpack(NULL, n, bytes);
+        free(bytes);
+        reply.id = request->id;
+        if (request->body_case == BFCD__REQUEST__BODY_HELLO) {
+                snprintf(fake.tenant, sizeof(fake.tenant), "%s", request->hello->tenant);
+                hello.version = 1;
+                reply.body_case = BFCD__REPLY__BODY_HELLO;
+                reply.hello = &hello;
+        } else {
+                go_on = fake.answer(request, &reply);
+                fake.n_requests++;
+        }
+        if (go_on)
+                send_reply(fd, &reply);
+        bfcd__request__free_unpacked(request, NULL);
+        return go_on;
+}
+
+static void *serve(void *unused)
+{
+        int fd = accept4(fake.listener, NULL, NULL, SOCK_CLOEXEC);
+
+        while (serve_one(fd))
+                ;
+        close(fd);
+        return unused;
+}
+
+static struct ask a;
+
+static void start(answer_fn answer)
+{
+        fake.answer = answer;
+        ck_assert_int_eq(pthread_create(&fake.thread, NULL, serve, NULL), 0);
+        ck_assert_msg(ask_open(&a, fake.path, "vision") == 0, "%s", a.error);
+        ck_assert(a.admin); /* the hello's reply names no tenant */
+}
+
+static void setup(void)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+        memset(&fake, 0, sizeof(fake));
+        fake.n_fds = suite_count_fds();
+        snprintf(fake.folder, sizeof(fake.folder), "/tmp/bfcd-test-XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(fake.folder));
+        snprintf(fake.path, sizeof(fake.path), "%s/sock", fake.folder);
+        strcpy(address.sun_path, fake.path);
+        fake.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        ck_assert_int_eq(bind(fake.listener, (struct sockaddr *)&address, sizeof(address)), 0);
+        ck_assert_int_eq(listen(fake.listener, 1), 0);
+        unsetenv("BFC_SOCKET");
+        unsetenv("BFC_ADMIN_SOCKET");
+}
+
+static void teardown(void)
+{
+        ask_close(&a);
+        if (fake.answer)
+                pthread_join(fake.thread, NULL);
+        close(fake.listener);
+        unlink(fake.path);
+        rmdir(fake.folder);
+        ck_assert_int_eq(suite_count_fds(), fake.n_fds);
+}
+
+/* ---- tests --------------------------------------------------------------- */
+
+/* Three pages: cursors 0, 10 and 20; the second has no rows. */
+static bool answer_pages(const Bfcd__Request *request, Bfcd__Reply *reply)
+{
+        static Bfcd__ListReply page;
+        static Bfcd__TenantRow row;
+        static Bfcd__TenantRow *rows[] = { &row };
+
+        bfcd__list_reply__init(&page);
+        bfcd__tenant_row__init(&row);
+        row.figures = NULL;
+        row.tenant = request->list->cursor == 0 ? (char[]){ "first" } : (char[]){ "last" };
+        page.n_tenants = request->list->cursor != 10;
+        page.tenants = rows;
+        page.next_cursor = request->list->cursor < 20 ? request->list->cursor + 10 : 0;
+        reply->body_case = BFCD__REPLY__BODY_LIST;
+        reply->list = &page;
+        return request->list->kind == BFCD__LIST__KIND__TENANTS;
+}
+
+START_TEST(pages)
+{
+        struct list *l;
+
+        start(answer_pages);
+        ck_assert_str_eq(fake.tenant, "vision");
+        ck_assert_msg(ask_list(&a, BFCD__LIST__KIND__TENANTS, &l) == 0, "%s", a.error);
+        ck_assert_uint_eq(fake.n_requests, 3);
+        ck_assert_uint_eq(l->n_tenants, 2);
+        ck_assert_str_eq(l->tenants[0]->tenant, "first");
+        ck_assert_str_eq(l->tenants[1]->tenant, "last");
+        list_free(l);
+}
+END_TEST
+
+static bool answer_for_ever(const Bfcd__Request *request, Bfcd__Reply *reply)
+{
+        static Bfcd__ListReply page;
+
+        bfcd__list_reply__init(&page);
+        page.next_cursor = 10;
+        reply->body_case = BFCD__REPLY__BODY_LIST;
+        reply->list = &page;
+        return request->id != 0;
+}
+
+START_TEST(the_same_page_for_ever)
+{
+        struct list *l;
+
+        start(answer_for_ever);
+        ck_assert_int_eq(ask_list(&a, BFCD__LIST__KIND__BLOCKS, &l), -EPROTO);
+        ck_assert_ptr_nonnull(strstr(a.error, "does not speak bfcd's protocol"));
+}
+END_TEST
+
+static bool answer_refused(const Bfcd__Request *request, Bfcd__Reply *reply)
+{
+        static Bfcd__Refusal refusal;
+
+        bfcd__refusal__init(&refusal);
+        refusal.error = ENOENT;
+        refusal.message =
+                request->reset_peaks->tenant[0] ? (char[]){ "no \x1b[2Jsuch tenant" } : (char[]){ "" };
+        reply->body_case = BFCD__REPLY__BODY_REFUSAL;
+        reply->refusal = &refusal;
+        return true;
+}
+
+START_TEST(refused)
+{
+        start(answer_refused);
+        ck_assert_int_eq(ask_reset_peaks(&a, "x", ""), -ENOENT);
+        ck_assert_str_eq(a.error, "no \\x1b[2Jsuch tenant");
+        ck_assert_int_eq(ask_reset_peaks(&a, "", ""), -ENOENT);
+        ck_assert_str_eq(a.error, "The daemon refused: No such file or directory.");
+}
+END_TEST
+
+static bool answer_config(const Bfcd__Request *request, Bfcd__Reply *reply)
+{
+        static Bfcd__ConfigReply page;
+
+        bfcd__config_reply__init(&page);
+        page.text = request->show_config->cursor == 0 ? (char[]){ "max_ses" } : (char[]){ "sions: 1\n" };
+        page.next_cursor = request->show_config->cursor == 0 ? 7 : 0;
+        reply->body_case = BFCD__REPLY__BODY_CONFIG;
+        reply->config = &page;
+        return true;
+}
+
+START_TEST(config)
+{
+        char *text;
+
+        start(answer_config);
+        ck_assert_int_eq(ask_config(&a, &text), 0);
+        ck_assert_str_eq(text, "max_sessions: 1\n");
+        free(text);
+}
+END_TEST
+
+static bool answer_nonsense(const Bfcd__Request *request, Bfcd__Reply *reply)
+{
+        static Bfcd__Done done;
+
+        bfcd__done__init(&done);
+        reply->body_case = BFCD__REPLY__BODY_DONE;
+        reply->done = &done;
+        return request->id != 0;
+}
+
+START_TEST(nonsense)
+{
+        char *text = (char *)1;
+
+        start(answer_nonsense);
+        ck_assert_int_eq(ask_config(&a, &text), -EPROTO);
+        ck_assert_ptr_eq(text, (char *)1);
+}
+END_TEST
+
+static bool answer_nothing(const Bfcd__Request *request, Bfcd__Reply *reply)
+{
+        (void)request;
+        (void)reply;
+        return false;
+}
+
+START_TEST(hangs_up)
+{
+        struct list *l;
+
+        start(answer_nothing);
+        ck_assert_int_eq(ask_list(&a, BFCD__LIST__KIND__STATUS, &l), -ECONNRESET);
+        ck_assert_ptr_nonnull(strstr(a.error, "ended the session"));
+        ck_assert_ptr_nonnull(strstr(a.error, fake.path));
+}
+END_TEST
+
+START_TEST(not_there)
+{
+        char longer[200];
+
+        ck_assert_int_eq(ask_open(&a, "/nowhere/bfcd.sock", NULL), -ENOENT);
+        ck_assert_ptr_nonnull(strstr(a.error, "no daemon at /nowhere/bfcd.sock"));
+        ask_close(&a);
+        memset(longer, 'x', sizeof(longer) - 1);
+        longer[sizeof(longer) - 1] = '\0';
+        ck_assert_int_eq(ask_open(&a, longer, NULL), -ENAMETOOLONG);
+        ask_close(&a);
+        /* A socket that its daemon left behind. */
+        close(fake.listener);
+        fake.listener = -1;
+        ck_assert_int_eq(ask_open(&a, fake.path, NULL), -ECONNREFUSED);
+        ck_assert_ptr_nonnull(strstr(a.error, "Nobody listens"));
+}
+END_TEST
+
+START_TEST(which_socket)
+{
+        ck_assert_ptr_nonnull(strstr(ask_socket(NULL), "/run/bfcd/"));
+        setenv("BFC_SOCKET", "", 1); /* as if it were not there */
+        ck_assert_ptr_nonnull(strstr(ask_socket(NULL), "/run/bfcd/"));
+        setenv("BFC_SOCKET", "/a", 1);
+        ck_assert_str_eq(ask_socket(NULL), "/a");
+        setenv("BFC_ADMIN_SOCKET", "/b", 1);
+        ck_assert_str_eq(ask_socket(NULL), "/b");
+        ck_assert_str_eq(ask_socket("/c"), "/c");
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("ask");
+        TCase *c = tcase_create("ask");
+
+        tcase_add_checked_fixture(c, setup, teardown);
+        tcase_add_test(c, pages);
+        tcase_add_test(c, the_same_page_for_ever);
+        tcase_add_test(c, refused);
+        tcase_add_test(c, config);
+        tcase_add_test(c, nonsense);
+        tcase_add_test(c, hangs_up);
+        tcase_add_test(c, not_there);
+        tcase_add_test(c, which_socket);
+        suite_add_tcase(suite, c);
+        return suite_run(suite);
+}
