@@ -1,0 +1,137 @@
+# shellcheck shell=bash disable=SC2034 # variables are for those who source this
+# What scripts/demo, scripts/test and .ci/run share. Sourced by bash, not run.
+#
+# SPDX-License-Identifier: Apache-2.0
+#
+# Nothing here is started at the moment of sourcing. Functions say what they do
+# in one line each; die() ends the script that sourced this file.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+
+say() { printf '%s\n' "$*"; }
+die() {
+        printf '%s: %s\n' "${0##*/}" "$*" >&2
+        exit 1
+}
+
+# Package on Debian and Ubuntu, and how its presence shows on any system:
+# cmd: a program, pc: a pkg-config module, file: a file.
+needs_build='
+build-essential       cmd:cc
+build-essential       file:/usr/include/stdlib.h
+pkg-config            cmd:pkg-config
+python3               cmd:python3
+meson                 cmd:meson
+ninja-build           cmd:ninja
+libuv1-dev            pc:libuv
+libprotobuf-c-dev     pc:libprotobuf-c
+protobuf-c-compiler   cmd:protoc-c
+libyaml-dev           pc:yaml-0.1
+libjansson-dev        pc:jansson
+libsystemd-dev        pc:libsystemd
+'
+needs_test="$needs_build
+check                 pc:check
+scdoc                 cmd:scdoc
+"
+# Only .ci/run asks for these.
+needs_ci="$needs_test
+cppcheck              cmd:cppcheck
+shellcheck            cmd:shellcheck
+"
+
+is_present() {
+        case $1 in
+        cmd:*) command -v "${1#cmd:}" >/dev/null 2>&1 ;;
+        pc:*) pkg-config --exists "${1#pc:}" >/dev/null 2>&1 ;;
+        file:*) test -e "${1#file:}" ;;
+        esac
+}
+
+# missing_packages LIST: the packages of LIST that are not there, on one line.
+missing_packages() {
+        local package probe found=''
+
+        while read -r package probe; do
+                [ -n "$package" ] || continue
+                is_present "$probe" && continue
+                case " $found " in *" $package "*) continue ;; esac
+                found="${found:+$found }$package"
+        done <<<"$1"
+        printf '%s' "$found"
+}
+
+is_debian() {
+        [ -r /etc/os-release ] && command -v apt-get >/dev/null 2>&1 || return 1
+        (
+                ID='' ID_LIKE=''
+                # shellcheck source=/dev/null
+                . /etc/os-release
+                case " $ID $ID_LIKE " in *' debian '* | *' ubuntu '*) exit 0 ;; esac
+                exit 1
+        )
+}
+
+# install_packages LIST: installs what is missing of LIST, or says what is and stops.
+install_packages() {
+        local missing as_root=''
+
+        missing=$(missing_packages "$1")
+        [ -n "$missing" ] || return 0
+        if ! is_debian; then
+                say "These packages are missing (Debian's names): $missing" >&2
+                die "can install packages on Debian and Ubuntu only; install the like of these and run it again"
+        fi
+        if [ "$(id -u)" -ne 0 ]; then
+                command -v sudo >/dev/null 2>&1 ||
+                        die "needs root to install packages, and there is no sudo; as root: apt-get install $missing"
+                as_root=sudo
+        fi
+        say "Installing packages${as_root:+ with sudo}: $missing"
+        # shellcheck disable=SC2317 # called through quietly
+        apt_get() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
+        quietly 'apt-get update' apt_get update
+        # shellcheck disable=SC2086 # a list of words
+        quietly 'apt-get install' apt_get install -y --no-install-recommends $missing
+        missing=$(missing_packages "$1")
+        [ -z "$missing" ] || die "still missing after apt-get install: $missing"
+}
+
+# quietly WHAT COMMAND...: shows the command's output only where it fails, and then ends the script.
+quietly() {
+        local what=$1 log status=0
+
+        shift
+        log=$(mktemp)
+        "$@" >"$log" 2>&1 || status=$?
+        if [ "$status" -ne 0 ]; then
+                cat "$log" >&2
+                rm -f "$log"
+                die "$what failed with status $status (its output is above)"
+        fi
+        rm -f "$log"
+}
+
+# lock_folder DIR: makes DIR and waits until no other script works in it. The lock is fd 9; it ends with
+# the script or with unlock_folder. Started programs that live on must not inherit it: 9>&-.
+lock_folder() {
+        mkdir -p "$1" 2>/dev/null || die "cannot make $1"
+        [ -w "$1" ] || die "cannot write to $1 (was it made by another user?)"
+        exec 9<"$1"
+        if ! flock -n 9; then
+                say "Another run works in $1; waiting for it"
+                flock 9
+        fi
+}
+unlock_folder() { exec 9<&-; }
+
+# build DIR [MESON OPTION...]: sets DIR up where that has not been done, and builds.
+build() {
+        local dir=$1
+
+        shift
+        if [ ! -f "$dir/build.ninja" ]; then
+                quietly "meson setup $dir" meson setup "$dir" "$root" "$@"
+        fi
+        quietly "building in $dir" ninja -C "$dir"
+}
