@@ -22,8 +22,8 @@ COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|("(?:\\.|[^"\\\n])*")', re.S)
 
 # (name, files that the rule is about, files that it spares, what may not stand there)
 NEVER = (
-    ("libuv is named in daemon/server.c and daemon/connection.c only",
-     "*", ("daemon/server.c", "daemon/connection.c"), re.compile(r"\buv_\w+|\bUV_[A-Z]\w+|<uv\.h>")),
+    ("libuv is named in the daemon's server and connection only",
+     "*", ("daemon/server.c", "daemon/connection.c", "daemon/connection.h"), re.compile(r"\buv_\w+|\bUV_[A-Z]\w+|<uv\.h>")),
     ("bfc, device, proto and the library never log or print",
      ("bfc/*", "device/*", "proto/*", "client/*"), (),
      re.compile(r"\blog_(?:write|open|error|warning|notice|info|debug)\b|\bv?f?printf\s*\(|\bperror\s*\(|"
@@ -34,7 +34,7 @@ NEVER = (
                 r"\b(?:clock_gettime|pthread_\w+|open|read|write|mmap)\s*\(")),
     ("low floors of the daemon do not log",
      ("daemon/tenant.*", "daemon/partition.*", "daemon/quota.*", "daemon/arena.*", "daemon/worker.*",
-      "daemon/ledger.*", "daemon/config*", "daemon/report.*"), (),
+      "daemon/ledger.*", "daemon/config*", "daemon/account.*", "daemon/broker.*"), (),
      re.compile(r"\blog_(?:write|open|error|warning|notice|info|debug)\b")),
 )
 
@@ -82,7 +82,7 @@ def reach(floors, name, path=()):
 
 def floor_of(floors, file):
     for name, (pattern, _) in floors.items():
-        if fnmatch.fnmatchcase(file, pattern):
+        if any(fnmatch.fnmatchcase(file, p) for p in pattern.split(",")):
             return name
     return None
 
