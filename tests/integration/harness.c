@@ -1,0 +1,726 @@
+/* Rigs: see harness.h.
+ *
+ * Check runs each test in a process of its own; every process started here dies
+ * with that one (PR_SET_PDEATHSIG), so a failed test leaves only its folder, and
+ * main() prints the log in it and removes it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <grp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "tests/integration/harness.h"
+#include "tests/suite.h"
+
+static char base_folder[40]; /* of all rigs of this program */
+
+int64_t clock_ms(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* ---- files ---------------------------------------------------------------- */
+
+static char *fd_text(int fd)
+{
+        FILE *out;
+        char *text = NULL, piece[4096];
+        size_t n_bytes;
+        ssize_t n;
+
+        out = open_memstream(&text, &n_bytes);
+        if (!out)
+                return NULL;
+        for (off_t at = 0; (n = pread(fd, piece, sizeof(piece), at)) > 0; at += n)
+                fwrite(piece, 1, (size_t)n, out);
+        fclose(out);
+        return text;
+}
+
+char *file_text(const char *path)
+{
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        char *text;
+
+        if (fd < 0)
+                return NULL;
+        text = fd_text(fd);
+        close(fd);
+        return text;
+}
+
+static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+        (void)st;
+        (void)type;
+        (void)ftw;
+        return remove(path);
+}
+
+static void remove_folder(const char *path)
+{
+        (void)nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* ---- configs -------------------------------------------------------------- */
+
+static void put_filled_in(FILE *out, const char *text)
+{
+        const struct {
+                const char *word;
+                unsigned value;
+        } words[] = {
+                { "@UID@", getuid() },
+                { "@GID@", getgid() },
+                { "@OTHER@", OTHER_UID },
+                { "@ANOTHER@", ANOTHER_UID },
+        };
+
+        while (*text) {
+                size_t i, n = sizeof(words) / sizeof(words[0]);
+
+                for (i = 0; i < n && strncmp(text, words[i].word, strlen(words[i].word)) != 0; i++)
+                        ;
+                if (i == n) {
+                        fputc(*text++, out);
+                } else {
+                        fprintf(out, "%u", words[i].value);
+                        text += strlen(words[i].word);
+                }
+        }
+}
+
+/* The one place that names the device: a further kind of device is a further
+ * branch here, and every test runs on it. */
+static void put_device(FILE *out, const char *size, const char *partitions)
+{
+        const char *kind = getenv("BFC_TEST_DEVICE");
+
+        if (kind && *kind && strcmp(kind, "host") != 0)
+                ck_abort_msg("BFC_TEST_DEVICE=%s: only 'host' is known", kind);
+        fprintf(out, "devices:\n  - id: host\n    size: %s\n    partitions:\n", size ? size : "256MiB");
+        put_filled_in(out,
+                      partitions ? partitions : "      - {name: train, limit: 128MiB, growth: on-demand}\n");
+}
+
+char *rig_config_text(const struct rig *rig, const struct rig_config *config)
+{
+        char *text = NULL;
+        size_t n_bytes;
+        FILE *out = open_memstream(&text, &n_bytes);
+
+        ck_assert_ptr_nonnull(out);
+        fprintf(out, "socket: {path: %s, mode: \"0666\"}\n", rig->socket);
+        fprintf(out, "admin_socket: {path: %s, mode: \"0600\"}\n", rig->admin_socket);
+        put_filled_in(out, config->top ? config->top : "");
+        put_device(out, config->size, config->partitions);
+        fputs("tenants:\n", out);
+        put_filled_in(out, config->tenants ? config->tenants
+                                           : "  - name: red\n"
+                                             "    match: {uid: [@UID@]}\n"
+                                             "    quotas: [{partition: train, limit: 64MiB}]\n");
+        fclose(out);
+        return text;
+}
+
+void rig_write_config(struct rig *rig, const char *text)
+{
+        FILE *out = fopen(rig->config_path, "we");
+
+        ck_assert_ptr_nonnull(out);
+        fputs(text, out);
+        ck_assert_int_eq(fclose(out), 0);
+}
+
+/* ---- processes ------------------------------------------------------------ */
+
+static void die_with_parent(pid_t parent)
+{
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+                _exit(98);
+}
+
+pid_t child_start_as(uid_t uid, gid_t gid, void (*function)(void *), void *arg)
+{
+        pid_t parent = getpid(), pid;
+
+        fflush(NULL);
+        pid = fork();
+        ck_assert_int_ge(pid, 0);
+        if (pid > 0)
+                return pid;
+        if (uid != getuid()) /* changing it would forget PDEATHSIG, so that comes after */
+                REQUIRE(setgroups(0, NULL) == 0 && setgid(gid) == 0 && setuid(uid) == 0, "to uid %u",
+                        (unsigned)uid);
+        die_with_parent(parent);
+        function(arg);
+        _exit(0);
+}
+
+pid_t child_start(void (*function)(void *), void *arg)
+{
+        return child_start_as(getuid(), getgid(), function, arg);
+}
+
+static int exit_code(int status)
+{
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void child_join(pid_t pid)
+{
+        int status;
+
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_msg(exit_code(status) == 0, "a child ended with status %d; see its message on stderr",
+                      exit_code(status));
+}
+
+void child_kill(pid_t pid)
+{
+        int status;
+
+        kill(pid, SIGKILL);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_msg(WIFSIGNALED(status), "a child ended with status %d before it was killed",
+                      exit_code(status));
+}
+
+struct gate gate_new(void)
+{
+        struct gate gate;
+
+        ck_assert_int_eq(pipe2(gate.fds, O_CLOEXEC), 0);
+        return gate;
+}
+
+void gate_free(struct gate *gate)
+{
+        close(gate->fds[0]);
+        close(gate->fds[1]);
+}
+
+void gate_open(struct gate *gate)
+{
+        (void)!write(gate->fds[1], "g", 1);
+}
+
+bool gate_wait(struct gate *gate, int timeout_ms)
+{
+        struct pollfd poll_fd = { .fd = gate->fds[0], .events = POLLIN };
+        char c;
+
+        return poll(&poll_fd, 1, timeout_ms) == 1 && read(gate->fds[0], &c, 1) == 1;
+}
+
+void *shared_memory(size_t n_bytes)
+{
+        void *p = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+        ck_assert(p != MAP_FAILED);
+        return p;
+}
+
+int program_run(const char *const *argv, char **ret_stdout, char **ret_stderr)
+{
+        int out = memfd_create("stdout", MFD_CLOEXEC), err = memfd_create("stderr", MFD_CLOEXEC);
+        pid_t parent = getpid(), pid;
+        int status;
+
+        ck_assert_int_ge(out, 0);
+        ck_assert_int_ge(err, 0);
+        fflush(NULL);
+        pid = fork();
+        ck_assert_int_ge(pid, 0);
+        if (pid == 0) {
+                die_with_parent(parent);
+                dup2(out, STDOUT_FILENO);
+                dup2(err, STDERR_FILENO);
+                execv(argv[0], (char *const *)(uintptr_t)argv);
+                dprintf(STDERR_FILENO, "%s: %s\n", argv[0], strerror(errno));
+                _exit(127);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        if (ret_stdout)
+                *ret_stdout = fd_text(out);
+        if (ret_stderr)
+                *ret_stderr = fd_text(err);
+        close(out);
+        close(err);
+        return exit_code(status);
+}
+
+static const char *program_path(const char *variable, const char *fallback)
+{
+        const char *path = getenv(variable);
+
+        return path && *path ? path : fallback;
+}
+
+const char *program_bfcd(void)
+{
+        return program_path("BFCD", BUILT_BFCD);
+}
+
+const char *program_bfcctl(void)
+{
+        return program_path("BFCCTL", BUILT_BFCCTL);
+}
+
+const char *program_replay(void)
+{
+        return program_path("BFC_REPLAY", BUILT_REPLAY);
+}
+
+/* ---- rigs ----------------------------------------------------------------- */
+
+struct rig *rig_folder(void)
+{
+        static unsigned n_rigs;
+        struct rig *rig = calloc(1, sizeof(*rig));
+
+        ck_assert_ptr_nonnull(rig);
+        snprintf(rig->folder, sizeof(rig->folder), "%s/%d-%u", base_folder, (int)getpid(), n_rigs++);
+        ck_assert_int_eq(mkdir(rig->folder, 0755), 0);
+        ck_assert_int_eq(chmod(rig->folder, 0755), 0);
+        snprintf(rig->socket, sizeof(rig->socket), "%s/bfcd.sock", rig->folder);
+        snprintf(rig->admin_socket, sizeof(rig->admin_socket), "%s/admin.sock", rig->folder);
+        snprintf(rig->config_path, sizeof(rig->config_path), "%s/bfcd.yaml", rig->folder);
+        snprintf(rig->log_path, sizeof(rig->log_path), "%s/log", rig->folder);
+        return rig;
+}
+
+pid_t rig_spawn_daemon(const struct rig *rig)
+{
+        pid_t parent = getpid(), pid;
+        int log, null;
+
+        fflush(NULL);
+        pid = fork();
+        ck_assert_int_ge(pid, 0);
+        if (pid > 0)
+                return pid;
+        die_with_parent(parent);
+        log = open(rig->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        null = open("/dev/null", O_RDWR | O_CLOEXEC);
+        dup2(null, STDIN_FILENO);
+        dup2(null, STDOUT_FILENO); /* the test's TAP must stay clean */
+        dup2(log, STDERR_FILENO);
+        unsetenv("JOURNAL_STREAM"); /* levels as words, which the check of the log reads */
+        execl(program_bfcd(), "bfcd", "--config", rig->config_path, (char *)NULL);
+        dprintf(STDERR_FILENO, "error: %s: %s\n", program_bfcd(), strerror(errno));
+        _exit(127);
+}
+
+bool rig_answers(const struct rig *rig)
+{
+        struct raw *raw = raw_connect(rig->admin_socket, NULL);
+        bool answers = raw != NULL;
+
+        raw_close(raw);
+        return answers;
+}
+
+static bool has_ended(pid_t pid)
+{
+        siginfo_t info = { .si_pid = 0 };
+
+        return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
+static unsigned count_fds(pid_t pid)
+{
+        char path[32];
+        unsigned n = 0;
+        struct dirent *entry;
+        DIR *folder;
+
+        snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+        folder = opendir(path);
+        ck_assert_ptr_nonnull(folder);
+        while ((entry = readdir(folder)))
+                n += entry->d_name[0] != '.';
+        closedir(folder);
+        return n;
+}
+
+struct rig *rig_start(const struct rig_config *config)
+{
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, config);
+        char *log;
+
+        rig_write_config(rig, text);
+        free(text);
+        rig->pid = rig_spawn_daemon(rig);
+        if (!WAIT_FOR(rig_answers(rig) || has_ended(rig->pid), 20000) || has_ended(rig->pid)) {
+                log = rig_log(rig);
+                ck_abort_msg("the daemon does not answer; it wrote: %s", log ? log : "nothing");
+        }
+        rig->admin = raw_connect(rig->admin_socket, NULL);
+        ck_assert_ptr_nonnull(rig->admin);
+        ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == 0, 20000));
+        usleep(20000); /* it may still be closing the connections that asked whether it answers */
+        rig->n_fds = count_fds(rig->pid);
+        rig->n_extents = rig_count(rig).n_extents;
+        return rig;
+}
+
+char *rig_log(const struct rig *rig)
+{
+        return file_text(rig->log_path);
+}
+
+static void assert_clean_log(const struct rig *rig)
+{
+        static const char *const bad[] = { "error:", "Sanitizer", "Assertion", "assertion" };
+        char *log = rig_log(rig), *rest = log, *line;
+
+        while (rest && (line = strsep(&rest, "\n"))) {
+                if (rig->forgiven && strstr(line, rig->forgiven))
+                        continue;
+                for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+                        ck_assert_msg(!strstr(line, bad[i]), "the daemon logged: %s", line);
+        }
+        free(log);
+}
+
+/* What tenants are charged, all together; preallocated partitions stay charged. */
+static uint64_t charged_on_demand(struct rig *rig)
+{
+        Bfcd__Reply *partitions, *tenants;
+        uint64_t charged = 0;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__PARTITIONS, 0, &partitions), 0);
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__TENANTS, 0, &tenants), 0);
+        for (size_t i = 0; i < tenants->list->n_tenants; i++) {
+                const Bfcd__TenantRow *row = tenants->list->tenants[i];
+
+                charged += row->figures->bytes_in_use + row->figures->bytes_requested;
+                for (size_t j = 0; j < partitions->list->n_partitions; j++) {
+                        const Bfcd__PartitionRow *p = partitions->list->partitions[j];
+
+                        if (strcmp(p->name, row->partition) == 0 && strcmp(p->growth, "on-demand") == 0)
+                                charged += row->figures->bytes_reserved;
+                }
+        }
+        bfcd__reply__free_unpacked(partitions, NULL);
+        bfcd__reply__free_unpacked(tenants, NULL);
+        return charged;
+}
+
+static bool is_empty(struct rig *rig, struct rig_counts *ret)
+{
+        *ret = rig_count(rig);
+        return ret->n_sessions == 0 && ret->n_blocks == 0 && ret->n_quarantined == 0 &&
+               ret->n_extents == rig->n_extents && ret->bytes_pending == 0;
+}
+
+void rig_assert_empty(struct rig *rig)
+{
+        struct rig_counts n = { 0 };
+
+        (void)WAIT_FOR(is_empty(rig, &n), SETTLE_MS);
+        ck_assert_uint_eq(n.n_sessions, 0);
+        ck_assert_uint_eq(n.n_blocks, 0);
+        ck_assert_uint_eq(n.n_quarantined, 0);
+        ck_assert_uint_eq(n.n_extents, rig->n_extents);
+        ck_assert_uint_eq(n.bytes_pending, 0);
+        ck_assert_uint_eq(charged_on_demand(rig), 0);
+        (void)WAIT_FOR(count_fds(rig->pid) == rig->n_fds, SETTLE_MS);
+        ck_assert_msg(count_fds(rig->pid) == rig->n_fds, "the daemon has %u fds open and had %u at the start",
+                      count_fds(rig->pid), rig->n_fds);
+}
+
+void rig_terminate(struct rig *rig)
+{
+        int status = -1;
+
+        rig->admin = raw_close(rig->admin);
+        kill(rig->pid, SIGTERM);
+        if (!WAIT_FOR(has_ended(rig->pid), 10000)) {
+                kill(rig->pid, SIGABRT);
+                ck_abort_msg("the daemon did not end within 10 s of SIGTERM");
+        }
+        ck_assert_int_eq(waitpid(rig->pid, &status, 0), rig->pid);
+        ck_assert_msg(exit_code(status) == 0, "the daemon ended with status %d", exit_code(status));
+        ck_assert_msg(access(rig->socket, F_OK) < 0, "the daemon left its socket behind");
+        ck_assert_msg(access(rig->admin_socket, F_OK) < 0, "the daemon left its admin socket behind");
+        assert_clean_log(rig);
+}
+
+void rig_discard(struct rig *rig)
+{
+        raw_close(rig->admin);
+        remove_folder(rig->folder);
+        free(rig);
+}
+
+void rig_stop(struct rig *rig)
+{
+        rig_assert_empty(rig);
+        rig_terminate(rig);
+        rig_discard(rig);
+}
+
+/* ---- what the daemon says ------------------------------------------------- */
+
+bool raw_figures(struct raw *raw, const char *tenant, const char *partition, Bfcd__Figures *ret)
+{
+        uint64_t cursor = 0;
+        bool found = false;
+
+        do {
+                Bfcd__Reply *page;
+
+                if (raw_list(raw, BFCD__LIST__KIND__TENANTS, cursor, &page) < 0)
+                        return false;
+                for (size_t i = 0; !found && i < page->list->n_tenants; i++) {
+                        const Bfcd__TenantRow *row = page->list->tenants[i];
+
+                        if (strcmp(row->tenant, tenant) != 0 || strcmp(row->partition, partition) != 0)
+                                continue;
+                        *ret = *row->figures;
+                        ret->base.n_unknown_fields = 0;
+                        ret->base.unknown_fields = NULL;
+                        found = true;
+                }
+                cursor = page->list->next_cursor;
+                bfcd__reply__free_unpacked(page, NULL);
+        } while (!found && cursor != 0);
+        return found;
+}
+
+Bfcd__Figures rig_figures(struct rig *rig, const char *tenant, const char *partition)
+{
+        Bfcd__Figures figures = BFCD__FIGURES__INIT;
+
+        ck_assert_msg(raw_figures(rig->admin, tenant, partition, &figures), "no row for tenant %s in %s",
+                      tenant, partition);
+        return figures;
+}
+
+uint64_t rig_charge(struct rig *rig, const char *tenant, const char *partition)
+{
+        Bfcd__Figures figures = rig_figures(rig, tenant, partition);
+
+        return figures.bytes_reserved + figures.bytes_in_use;
+}
+
+static uint64_t count_tenants_sessions(struct rig *rig)
+{
+        uint64_t cursor = 0, n = 0;
+
+        do {
+                Bfcd__Reply *page;
+
+                ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__SESSIONS, cursor, &page), 0);
+                for (size_t i = 0; i < page->list->n_sessions; i++)
+                        n += page->list->sessions[i]->tenant[0] != '\0';
+                cursor = page->list->next_cursor;
+                bfcd__reply__free_unpacked(page, NULL);
+        } while (cursor != 0);
+        return n;
+}
+
+struct rig_counts rig_count(struct rig *rig)
+{
+        struct rig_counts counts = { 0 };
+        const Bfcd__Status *status;
+        Bfcd__Reply *reply;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__STATUS, 0, &reply), 0);
+        status = reply->list->status;
+        ck_assert_ptr_nonnull(status);
+        counts.n_blocks = status->num_blocks;
+        counts.n_extents = status->num_extents;
+        counts.n_quarantined = status->num_quarantined;
+        for (size_t i = 0; i < status->n_devices; i++)
+                counts.bytes_pending += status->devices[i]->bytes_pending;
+        bfcd__reply__free_unpacked(reply, NULL);
+        counts.n_sessions = count_tenants_sessions(rig);
+        return counts;
+}
+
+/* ---- clients -------------------------------------------------------------- */
+
+static int client_connect(const char *socket, const char *tenant, const char *partition, bfc_client **ret)
+{
+        struct bfc_options options = {
+                .struct_size = sizeof(options), .socket = socket, .partition = partition, .tenant = tenant
+        };
+
+        return bfc_connect(&options, ret);
+}
+
+bfc_client *client_open(const struct rig *rig, const char *tenant, const char *partition)
+{
+        bfc_client *client = NULL;
+
+        ck_assert_ok(client_connect(rig->socket, tenant, partition, &client));
+        ck_assert_ptr_nonnull(client);
+        return client;
+}
+
+bfc_client *child_client_open(const char *socket, const char *tenant)
+{
+        bfc_client *client = NULL;
+
+        REQUIRE(client_connect(socket, tenant, NULL, &client) == 0, "%s", bfc_last_error());
+        return client;
+}
+
+int client_refused(const struct rig *rig, const char *tenant, const char *partition)
+{
+        bfc_client *client = NULL;
+        int r = client_connect(rig->socket, tenant, partition, &client);
+
+        if (r == 0)
+                bfc_disconnect(client);
+        return r < 0 && !client ? r : -1;
+}
+
+struct bfc_tenant_usage client_usage(bfc_client *client, const char *partition)
+{
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+
+        ck_assert_ok(bfc_usage(client, partition, &usage));
+        return usage;
+}
+
+uint64_t rounded(uint64_t n_bytes)
+{
+        return (n_bytes + GRANULE - 1) / GRANULE * GRANULE;
+}
+
+bool has_figures(const char *sentence)
+{
+        for (; *sentence; sentence++) {
+                if (isdigit((unsigned char)*sentence))
+                        return true;
+        }
+        return false;
+}
+
+static uint64_t pattern_word(uint64_t seed, uint64_t i)
+{
+        uint64_t x = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15) + i * UINT64_C(0xd1342543de82ef95);
+
+        return x ^ (x >> 29);
+}
+
+void pattern_write(void *ptr, size_t n_bytes, uint64_t seed)
+{
+        uint8_t *p = ptr;
+        uint64_t word;
+
+        for (size_t at = 0; at < n_bytes; at += sizeof(word)) {
+                word = pattern_word(seed, at);
+                memcpy(p + at, &word, n_bytes - at < sizeof(word) ? n_bytes - at : sizeof(word));
+        }
+}
+
+bool pattern_holds(const void *ptr, size_t n_bytes, uint64_t seed)
+{
+        const uint8_t *p = ptr;
+        uint64_t word;
+
+        for (size_t at = 0; at < n_bytes; at += sizeof(word)) {
+                word = pattern_word(seed, at);
+                if (memcmp(p + at, &word, n_bytes - at < sizeof(word) ? n_bytes - at : sizeof(word)) != 0)
+                        return false;
+        }
+        return true;
+}
+
+bool all_bytes_are(const void *ptr, size_t n_bytes, uint8_t value)
+{
+        const uint8_t *p = ptr;
+
+        return n_bytes == 0 || (p[0] == value && memcmp(p, p + 1, n_bytes - 1) == 0);
+}
+
+/* ---- main ----------------------------------------------------------------- */
+
+bool is_root(void)
+{
+        return geteuid() == 0;
+}
+
+double test_seconds(double fallback)
+{
+        const char *text = getenv("BFC_TEST_SECONDS");
+        double seconds = text ? strtod(text, NULL) : 0;
+
+        return seconds > 0 ? seconds : fallback;
+}
+
+Suite *harness_suite(const char *name, const TTest *const *tests)
+{
+        Suite *suite = suite_create(name);
+
+        for (; *tests; tests++) {
+                TCase *tcase = tcase_create((*tests)->name);
+
+                tcase_set_timeout(tcase, TEST_TIMEOUT);
+                tcase_add_test(tcase, *tests);
+                suite_add_tcase(suite, tcase);
+        }
+        return suite;
+}
+
+/* Says what the daemons of failed tests logged. */
+static void print_leftover_logs(void)
+{
+        struct dirent *entry;
+        DIR *folder = opendir(base_folder);
+        char path[sizeof(base_folder) + sizeof(entry->d_name) + 8], *log;
+
+        while (folder && (entry = readdir(folder))) {
+                if (entry->d_name[0] == '.')
+                        continue;
+                snprintf(path, sizeof(path), "%s/%s/log", base_folder, entry->d_name);
+                log = file_text(path);
+                if (log)
+                        fprintf(stderr, "---- the daemon's log in %s:\n%s", entry->d_name, log);
+                free(log);
+        }
+        if (folder)
+                closedir(folder);
+}
+
+int harness_main(Suite *suite)
+{
+        static const char *const variables[] = { "BFC_SOCKET", "BFC_ADMIN_SOCKET", "BFC_PARTITION",
+                                                 "BFC_TENANT" };
+        int status;
+
+        for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
+                unsetenv(variables[i]);
+        setenv("BFC_CACHE", "off", 1); /* the daemon's figures are compared byte by byte */
+        strcpy(base_folder, "/tmp/bfcd-test-XXXXXX");
+        if (!mkdtemp(base_folder) || chmod(base_folder, 0755) < 0) {
+                perror(base_folder);
+                return EXIT_FAILURE;
+        }
+        status = suite_run(suite);
+        print_leftover_logs();
+        remove_folder(base_folder);
+        return status;
+}

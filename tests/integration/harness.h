@@ -1,0 +1,211 @@
+/* A rig: one real bfcd in a folder of its own, and what looks at it from outside.
+ *
+ * A test starts a rig with the interesting part of a config, drives it with
+ * clients, and stops it. Stopping is where every test ends alike: nobody is
+ * left, nothing is charged, no fd more is open than at the start, SIGTERM ends
+ * it with status 0, and nothing that looks like an error was logged.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_TESTS_HARNESS_H
+#define BFC_TESTS_HARNESS_H
+
+#include <bfcclient.h>
+#include <check.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "proto/bfcd.pb-c.h"
+#include "tests/integration/raw.h"
+
+#define KIB          (UINT64_C(1) << 10)
+#define MIB          (UINT64_C(1) << 20)
+#define GRANULE      256u  /* blocks are rounded up to it */
+#define SETTLE_MS    5000  /* what must be true "in the end" is true by then */
+#define OTHER_UID    4242u /* users without a passwd entry, for runs as root */
+#define ANOTHER_UID  4243u
+#define TEST_TIMEOUT 90.0
+
+/* True as soon as the condition is, looked at every 2 ms; false after the time. */
+#define WAIT_FOR(condition, timeout_ms)                                                                      \
+        ({                                                                                                   \
+                int64_t wait_deadline_ = clock_ms() + (timeout_ms);                                          \
+                bool wait_met_;                                                                              \
+                while (!(wait_met_ = (condition)) && clock_ms() < wait_deadline_)                            \
+                        usleep(2000);                                                                        \
+                wait_met_;                                                                                   \
+        })
+int64_t clock_ms(void);
+
+/* Asserts, and says the client's sentence when it fails. */
+#define ck_assert_ok(call)                                                                                   \
+        do {                                                                                                 \
+                int ck_r_ = (call);                                                                          \
+                ck_assert_msg(ck_r_ == 0, "%s: %d (%s)", #call, ck_r_, bfc_last_error());                    \
+        } while (0)
+
+/* ---- rigs ----------------------------------------------------------------- */
+
+/* YAML with @UID@, @GID@ (this process's), @OTHER@ and @ANOTHER@ (OTHER_UID and
+ * ANOTHER_UID) filled in. A NULL member takes its default. */
+struct rig_config {
+        const char *size;       /* of the device; 256MiB */
+        const char *partitions; /* items; {name: train, limit: 128MiB, growth: on-demand} */
+        const char *tenants;    /* items; {name: red, match: {uid: @UID@}, quota of 64MiB in train} */
+        const char *top;        /* more keys of the top level, whole lines */
+};
+
+struct rig {
+        char folder[64];
+        char socket[96];
+        char admin_socket[96];
+        char config_path[96];
+        char log_path[96];
+        pid_t pid;
+        struct raw *admin;    /* our one session on the admin socket */
+        unsigned n_fds;       /* the daemon's, with that session */
+        uint64_t n_extents;   /* at the start: those made in advance */
+        const char *forgiven; /* log lines with this in them are no failure */
+};
+
+/* Starts a daemon and waits until it answers and has made what it makes in advance. */
+struct rig *rig_start(const struct rig_config *config);
+
+/* Asserts that nobody is left and nothing is held, stops the daemon, asserts
+ * that it ended well, removes the folder. */
+void rig_stop(struct rig *rig);
+
+/* The assertions of rig_stop() on the running daemon. */
+void rig_assert_empty(struct rig *rig);
+
+/* SIGTERM, status 0, sockets gone, a clean log; for tests with live clients. */
+void rig_terminate(struct rig *rig);
+
+/* Frees the rig and its folder; for tests that ended the daemon themselves. */
+void rig_discard(struct rig *rig);
+
+/* An empty folder of this test's own, reachable by every user, in which no
+ * daemon runs: for tests that start one by hand. */
+struct rig *rig_folder(void);
+
+/* The whole config as YAML; the caller frees it. */
+char *rig_config_text(const struct rig *rig, const struct rig_config *config);
+void rig_write_config(struct rig *rig, const char *text);
+
+/* Forks and starts BFCD with the config, stderr to log_path; no waiting. */
+pid_t rig_spawn_daemon(const struct rig *rig);
+bool rig_answers(const struct rig *rig);
+
+/* What the daemon wrote to stderr; the caller frees it. */
+char *rig_log(const struct rig *rig);
+
+/* A whole file as a string; NULL when it cannot be read. */
+char *file_text(const char *path);
+
+/* ---- what the daemon says ------------------------------------------------- */
+
+/* A tenant's row in a partition, over the admin socket; asserts that it exists. */
+Bfcd__Figures rig_figures(struct rig *rig, const char *tenant, const char *partition);
+
+/* The same by any session that may list it; false: no such row. */
+bool raw_figures(struct raw *raw, const char *tenant, const char *partition, Bfcd__Figures *ret);
+
+/* What a tenant holds: bytes of extents and of blocks together, so 0 is nothing. */
+uint64_t rig_charge(struct rig *rig, const char *tenant, const char *partition);
+
+struct rig_counts {
+        uint64_t n_sessions; /* of tenants: ours on the admin socket is not one */
+        uint64_t n_blocks;
+        uint64_t n_extents;
+        uint64_t n_quarantined;
+        uint64_t bytes_pending;
+};
+struct rig_counts rig_count(struct rig *rig);
+
+/* ---- clients -------------------------------------------------------------- */
+
+/* Connects through the library; asserts. tenant and partition may be NULL. */
+bfc_client *client_open(const struct rig *rig, const char *tenant, const char *partition);
+
+/* For children: the same without Check; REQUIREs. */
+bfc_client *child_client_open(const char *socket, const char *tenant);
+
+/* -errno of a connect that must fail, -1 when it did not; the sentence is in
+ * bfc_last_error(). */
+int client_refused(const struct rig *rig, const char *tenant, const char *partition);
+
+struct bfc_tenant_usage client_usage(bfc_client *client, const char *partition);
+
+/* A block's size as it is counted. */
+uint64_t rounded(uint64_t n_bytes);
+
+/* A sentence with figures: not empty, with a digit in it. */
+bool has_figures(const char *sentence);
+
+/* Fills a block so that each byte depends on its place and the seed; says
+ * whether it still is as filled. */
+void pattern_write(void *ptr, size_t n_bytes, uint64_t seed);
+bool pattern_holds(const void *ptr, size_t n_bytes, uint64_t seed);
+bool all_bytes_are(const void *ptr, size_t n_bytes, uint8_t value);
+
+/* ---- processes ------------------------------------------------------------ */
+
+/* In children: what a test asserts. Says where and exits with 99. */
+#define REQUIRE(condition, ...)                                                                              \
+        do {                                                                                                 \
+                if (!(condition)) {                                                                          \
+                        fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition);                      \
+                        fprintf(stderr, "" __VA_ARGS__);                                                     \
+                        fputc('\n', stderr);                                                                 \
+                        _exit(99);                                                                           \
+                }                                                                                            \
+        } while (0)
+
+/* Runs function(arg) in a child that ends with status 0 after it, and dies with
+ * the test. */
+pid_t child_start(void (*function)(void *), void *arg);
+/* The same as another user; only for root. */
+pid_t child_start_as(uid_t uid, gid_t gid, void (*function)(void *), void *arg);
+/* Waits for it; asserts that it ended with status 0. */
+void child_join(pid_t pid);
+/* SIGKILL and wait; asserts that it had not ended by itself. */
+void child_kill(pid_t pid);
+
+/* One process tells another that it has come somewhere. Made before the fork. */
+struct gate {
+        int fds[2];
+};
+struct gate gate_new(void);
+void gate_free(struct gate *gate);
+void gate_open(struct gate *gate);
+bool gate_wait(struct gate *gate, int timeout_ms); /* false: not in time */
+
+/* Memory that children share with the test, zeroed; munmap()ed by process end. */
+void *shared_memory(size_t n_bytes);
+
+/* Runs a program to its end. Outputs may be NULL; the caller frees them. The
+ * exit status, or 128 + signal. */
+int program_run(const char *const *argv, char **ret_stdout, char **ret_stderr);
+
+/* The programs under test: from the environment, else where they were built. */
+const char *program_bfcd(void);
+const char *program_bfcctl(void);
+const char *program_replay(void);
+
+/* ---- main ----------------------------------------------------------------- */
+
+bool is_root(void);
+/* Seconds that the long tests take: BFC_TEST_SECONDS, else the default. */
+double test_seconds(double fallback);
+
+/* A suite of the tests up to NULL, with a time-out that suits a slow machine. */
+Suite *harness_suite(const char *name, const TTest *const *tests);
+
+/* main() of every program here: a folder for all rigs, the suite, the logs of
+ * the daemons whose tests failed. */
+int harness_main(Suite *suite);
+
+#endif

@@ -1,0 +1,459 @@
+/* The hand-written client: see raw.h.
+ *
+ * Invariant: buffer[0..n_used) is what was received and not yet handled, and
+ * starts at a frame's first byte.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/integration/raw.h"
+
+static __thread char refusal_text[1024];
+
+const char *raw_refusal(void)
+{
+        return refusal_text;
+}
+
+static int64_t now_ms(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+int raw_open(const char *path, struct raw **ret)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        struct raw *raw;
+        int r;
+
+        if (strlen(path) >= sizeof(address.sun_path))
+                return -ENAMETOOLONG;
+        memcpy(address.sun_path, path, strlen(path) + 1);
+        raw = calloc(1, sizeof(*raw));
+        if (!raw)
+                return -ENOMEM;
+        raw->next_id = 1;
+        raw->ack = true;
+        raw->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (raw->fd < 0 || connect(raw->fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+                r = -errno;
+                raw_close(raw);
+                return r;
+        }
+        *ret = raw;
+        return 0;
+}
+
+struct raw *raw_close(struct raw *raw)
+{
+        if (!raw)
+                return NULL;
+        if (raw->fd >= 0)
+                close(raw->fd);
+        for (size_t i = 0; i < raw->n_extents; i++) {
+                if (raw->extents[i].fd >= 0)
+                        close(raw->extents[i].fd);
+        }
+        for (size_t i = 0; i < raw->n_fds; i++)
+                close(raw->fds[i]);
+        free(raw->extents);
+        free(raw);
+        return NULL;
+}
+
+/* ---- bytes out ------------------------------------------------------------ */
+
+int raw_send_bytes(struct raw *raw, const void *bytes, size_t n_bytes)
+{
+        const uint8_t *p = bytes;
+
+        while (n_bytes > 0) {
+                struct pollfd poll_fd = { .fd = raw->fd, .events = POLLOUT };
+                ssize_t n = send(raw->fd, p, n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+                if (n < 0 && errno != EAGAIN && errno != EINTR)
+                        return -errno;
+                if (n < 0) {
+                        if (errno == EAGAIN && poll(&poll_fd, 1, RAW_TIMEOUT_MS) == 0)
+                                return RAW_TIMEOUT;
+                        continue;
+                }
+                p += n;
+                n_bytes -= (size_t)n;
+        }
+        return 0;
+}
+
+static void put_length(uint8_t *header, size_t n_bytes)
+{
+        for (unsigned i = 0; i < 4; i++)
+                header[i] = (uint8_t)(n_bytes >> (8 * i));
+}
+
+int raw_send_frame(struct raw *raw, const void *payload, size_t n_bytes)
+{
+        uint8_t *frame = malloc(n_bytes + 4);
+        int r;
+
+        if (!frame)
+                return -ENOMEM;
+        put_length(frame, n_bytes);
+        memcpy(frame + 4, payload, n_bytes);
+        r = raw_send_bytes(raw, frame, n_bytes + 4);
+        free(frame);
+        return r;
+}
+
+int raw_send(struct raw *raw, Bfcd__Request *request)
+{
+        uint8_t *payload;
+        size_t n_bytes;
+        int r;
+
+        if (request->id == 0)
+                request->id = raw->next_id++;
+        n_bytes = bfcd__request__get_packed_size(request);
+        payload = malloc(n_bytes + 1);
+        if (!payload)
+                return -ENOMEM;
+        bfcd__request__pack(request, payload);
+        r = raw_send_frame(raw, payload, n_bytes);
+        free(payload);
+        return r;
+}
+
+int raw_send_fds(struct raw *raw, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
+{
+        union {
+                char bytes[CMSG_SPACE(sizeof(int) * 253)];
+                struct cmsghdr align;
+        } control;
+        struct iovec iov = { .iov_base = (void *)(uintptr_t)bytes, .iov_len = n_bytes };
+        struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes };
+        struct cmsghdr *c;
+
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
+        memset(&control, 0, sizeof(control));
+        c = CMSG_FIRSTHDR(&message);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
+        memcpy(CMSG_DATA(c), fds, sizeof(int) * n_fds);
+        return sendmsg(raw->fd, &message, MSG_NOSIGNAL) == (ssize_t)n_bytes ? 0 : -errno;
+}
+
+/* ---- replies in ----------------------------------------------------------- */
+
+/* One recvmsg() into the buffer; the fds that came with it are queued. */
+static int receive_some(struct raw *raw, int timeout_ms)
+{
+        union {
+                char bytes[CMSG_SPACE(sizeof(int) * 253)]; /* the kernel's most */
+                struct cmsghdr align;
+        } control;
+        struct iovec iov = { .iov_base = raw->buffer + raw->n_used,
+                             .iov_len = sizeof(raw->buffer) - raw->n_used };
+        struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+        struct pollfd poll_fd = { .fd = raw->fd, .events = POLLIN };
+        ssize_t n;
+
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof(control.bytes);
+        if (poll(&poll_fd, 1, timeout_ms) == 0)
+                return RAW_TIMEOUT;
+        n = recvmsg(raw->fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && (errno == ECONNRESET || errno == EPIPE)))
+                return RAW_HUNG_UP;
+        if (n < 0)
+                return errno == EAGAIN || errno == EINTR ? 0 : -errno;
+        for (struct cmsghdr *c = CMSG_FIRSTHDR(&message); c; c = CMSG_NXTHDR(&message, c)) {
+                size_t n_fds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+                if (c->cmsg_type != SCM_RIGHTS || raw->n_fds + n_fds > 256)
+                        return -EPROTO;
+                memcpy(raw->fds + raw->n_fds, CMSG_DATA(c), n_fds * sizeof(int));
+                raw->n_fds += n_fds;
+        }
+        raw->n_used += (size_t)n;
+        return (message.msg_flags & MSG_CTRUNC) ? -EPROTO : 0;
+}
+
+/* Takes one message out of the buffer; NULL when there is no whole one. */
+static int take_message(struct raw *raw, Bfcd__Reply **ret)
+{
+        uint32_t n_bytes;
+
+        *ret = NULL;
+        if (raw->n_used < 4)
+                return 0;
+        n_bytes = (uint32_t)raw->buffer[0] | (uint32_t)raw->buffer[1] << 8 | (uint32_t)raw->buffer[2] << 16 |
+                  (uint32_t)raw->buffer[3] << 24;
+        if (n_bytes == 0 || n_bytes > RAW_MAX_PAYLOAD)
+                return -EPROTO;
+        if (raw->n_used < n_bytes + 4)
+                return 0;
+        *ret = bfcd__reply__unpack(NULL, n_bytes, raw->buffer + 4);
+        raw->n_used -= n_bytes + 4;
+        memmove(raw->buffer, raw->buffer + 4 + n_bytes, raw->n_used);
+        return *ret ? 0 : -EPROTO;
+}
+
+static int keep_extents(struct raw *raw, const Bfcd__Extents *extents)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Ack ack = BFCD__ACK__INIT;
+        size_t n = extents->n_extents;
+        struct raw_extent *grown;
+
+        if (n > raw->n_fds || n == 0)
+                return -EPROTO;
+        grown = realloc(raw->extents, (raw->n_extents + n) * sizeof(*grown));
+        if (!grown)
+                return -ENOMEM;
+        raw->extents = grown;
+        for (size_t i = 0; i < n; i++) {
+                const Bfcd__Extent *e = extents->extents[i];
+
+                grown[raw->n_extents++] = (struct raw_extent){ .id = e->extent_id,
+                                                               .region_id = e->region_id,
+                                                               .offset = e->offset,
+                                                               .n_bytes = e->n_bytes,
+                                                               .fd = raw->fds[i] };
+        }
+        raw->n_fds -= n;
+        memmove(raw->fds, raw->fds + n, raw->n_fds * sizeof(int));
+        raw->last_sequence = extents->sequence;
+        if (!raw->ack)
+                return 0;
+        ack.sequence = extents->sequence;
+        request.body_case = BFCD__REQUEST__BODY_ACK;
+        request.ack = &ack;
+        return raw_send(raw, &request);
+}
+
+int raw_receive(struct raw *raw, int timeout_ms, Bfcd__Reply **ret)
+{
+        int64_t deadline = now_ms() + timeout_ms;
+
+        for (;;) {
+                Bfcd__Reply *reply;
+                int64_t left = deadline - now_ms();
+                int r = take_message(raw, &reply);
+
+                if (r < 0)
+                        return r;
+                if (reply && reply->body_case != BFCD__REPLY__BODY_EXTENTS) {
+                        *ret = reply;
+                        return 0;
+                }
+                if (reply) {
+                        r = keep_extents(raw, reply->extents);
+                        bfcd__reply__free_unpacked(reply, NULL);
+                } else {
+                        r = receive_some(raw, left > 0 ? (int)left : 0);
+                }
+                if (r != 0)
+                        return r == -EPIPE ? RAW_HUNG_UP : r;
+        }
+}
+
+int raw_wait_hang_up(struct raw *raw, int timeout_ms)
+{
+        int64_t deadline = now_ms() + timeout_ms;
+
+        for (;;) {
+                int64_t left = deadline - now_ms();
+                int r;
+
+                raw->n_used = 0;
+                r = receive_some(raw, left > 0 ? (int)left : 0);
+                if (r != 0)
+                        return r == RAW_HUNG_UP ? 0 : r;
+        }
+}
+
+/* ---- whole calls ---------------------------------------------------------- */
+
+int raw_call(struct raw *raw, Bfcd__Request *request, Bfcd__Reply **ret)
+{
+        int r = raw_send(raw, request);
+
+        while (r == 0) {
+                Bfcd__Reply *reply;
+
+                r = raw_receive(raw, RAW_TIMEOUT_MS, &reply);
+                if (r == 0 && reply->id == request->id) {
+                        *ret = reply;
+                        return 0;
+                }
+                if (r == 0)
+                        bfcd__reply__free_unpacked(reply, NULL);
+        }
+        return r;
+}
+
+/* The reply as a result: a refusal is -error and leaves its sentence. */
+static int call_expecting(struct raw *raw, Bfcd__Request *request, int body_case, Bfcd__Reply **ret)
+{
+        Bfcd__Reply *reply = NULL;
+        int r = raw_call(raw, request, &reply);
+
+        refusal_text[0] = '\0';
+        if (r != 0) {
+                snprintf(refusal_text, sizeof(refusal_text), "no reply (%d)", r);
+                return -EIO;
+        }
+        if ((int)reply->body_case == body_case) {
+                *ret = reply;
+                return 0;
+        }
+        r = -EPROTO;
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL) {
+                snprintf(refusal_text, sizeof(refusal_text), "%s", reply->refusal->message);
+                r = -(int)reply->refusal->error;
+        }
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int raw_do(struct raw *raw, Bfcd__Request *request)
+{
+        Bfcd__Reply *reply;
+        int r = call_expecting(raw, request, BFCD__REPLY__BODY_DONE, &reply);
+
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int raw_hello(struct raw *raw, const char *tenant, const char *partition)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Reply *reply;
+        int r;
+
+        hello.version = 1;
+        hello.name = (char *)(uintptr_t) "raw";
+        if (tenant)
+                hello.tenant = (char *)(uintptr_t)tenant;
+        if (partition)
+                hello.partition = (char *)(uintptr_t)partition;
+        request.body_case = BFCD__REQUEST__BODY_HELLO;
+        request.hello = &hello;
+        r = call_expecting(raw, &request, BFCD__REPLY__BODY_HELLO, &reply);
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int raw_malloc(struct raw *raw, uint32_t partition, uint64_t n_bytes, Bfcd__Block *ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Malloc body = BFCD__MALLOC__INIT;
+        Bfcd__Reply *reply;
+        int r;
+
+        body.partition = partition;
+        body.n_bytes = n_bytes;
+        request.body_case = BFCD__REQUEST__BODY_MALLOC;
+        request.malloc = &body;
+        r = call_expecting(raw, &request, BFCD__REPLY__BODY_BLOCK, &reply);
+        if (r < 0)
+                return r;
+        *ret = *reply->block;
+        ret->base.n_unknown_fields = 0;
+        ret->base.unknown_fields = NULL;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+int raw_free(struct raw *raw, uint64_t block_id)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Free body = BFCD__FREE__INIT;
+
+        body.block_id = block_id;
+        request.body_case = BFCD__REQUEST__BODY_FREE;
+        request.free = &body;
+        return raw_do(raw, &request);
+}
+
+int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Figures *ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Usage body = BFCD__USAGE__INIT;
+        Bfcd__Reply *reply;
+        int r;
+
+        body.partition = partition;
+        request.body_case = BFCD__REQUEST__BODY_USAGE;
+        request.usage = &body;
+        r = call_expecting(raw, &request, BFCD__REPLY__BODY_USAGE, &reply);
+        if (r < 0)
+                return r;
+        if (!reply->usage->figures) {
+                bfcd__reply__free_unpacked(reply, NULL);
+                return -EPROTO;
+        }
+        *ret = *reply->usage->figures;
+        ret->base.n_unknown_fields = 0;
+        ret->base.unknown_fields = NULL;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+int raw_goodbye(struct raw *raw)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Goodbye body = BFCD__GOODBYE__INIT;
+
+        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
+        request.goodbye = &body;
+        return raw_do(raw, &request);
+}
+
+int raw_list(struct raw *raw, Bfcd__List__Kind kind, uint64_t cursor, Bfcd__Reply **ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__List body = BFCD__LIST__INIT;
+
+        body.kind = kind;
+        body.cursor = cursor;
+        request.body_case = BFCD__REQUEST__BODY_LIST;
+        request.list = &body;
+        return call_expecting(raw, &request, BFCD__REPLY__BODY_LIST, ret);
+}
+
+struct raw *raw_connect(const char *path, const char *tenant)
+{
+        struct raw *raw = NULL;
+
+        if (raw_open(path, &raw) < 0)
+                return NULL;
+        if (raw_hello(raw, tenant, NULL) < 0)
+                return raw_close(raw);
+        return raw;
+}
+
+const struct raw_extent *raw_find(const struct raw *raw, uint64_t region_id, uint64_t offset)
+{
+        for (size_t i = raw->n_extents; i-- > 0;) { /* the newest: a successor replaces */
+                const struct raw_extent *e = raw->extents + i;
+
+                if (e->region_id == region_id && offset >= e->offset && offset - e->offset < e->n_bytes)
+                        return e;
+        }
+        return NULL;
+}
