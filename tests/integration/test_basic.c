@@ -1,0 +1,432 @@
+/* A job's ordinary life: connect, malloc, write, read, free, statistics, leave;
+ * several partitions, clients and tenants; both kinds of growth.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/integration/harness.h"
+
+static const struct rig_config one_tenant; /* all defaults */
+
+static const struct rig_config two_by_two = {
+        .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
+                      "      - {name: serve, limit: 64MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas:\n"
+                   "      - {partition: train, limit: 48MiB}\n"
+                   "      - {partition: serve, limit: 32MiB}\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas:\n"
+                   "      - {partition: serve, limit: 16MiB}\n",
+};
+
+static struct bfc_client_stats stats_of(bfc_client *client)
+{
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+
+        ck_assert_ok(bfc_stats(client, &stats));
+        return stats;
+}
+
+static struct bfc_block_info info_of(bfc_client *client, const void *ptr)
+{
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+
+        ck_assert_ok(bfc_block_info(client, ptr, &info));
+        return info;
+}
+
+/* ---- blocks --------------------------------------------------------------- */
+
+static const size_t sizes[] = { 1,       255,         256,     257,           4096,        1000003,
+                                2 * MIB, 2 * MIB + 1, 3 * MIB, 10 * MIB + 77, 8 * GRANULE, 4 * MIB - 256 };
+#define N_SIZES (sizeof(sizes) / sizeof(sizes[0]))
+
+START_TEST(blocks_of_many_sizes)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        struct bfc_tenant_usage usage;
+        uint64_t requested = 0, in_use = 0;
+        void *blocks[N_SIZES];
+
+        ck_assert_str_eq(bfc_tenant(client), "red");
+        ck_assert_str_eq(bfc_partition(client), "train");
+        for (size_t i = 0; i < N_SIZES; i++) {
+                struct bfc_block_info info;
+
+                ck_assert_ok(bfc_malloc(client, sizes[i], blocks + i));
+                ck_assert_uint_eq((uintptr_t)blocks[i] % GRANULE, 0);
+                pattern_write(blocks[i], sizes[i], i);
+                info = info_of(client, blocks[i]);
+                ck_assert_uint_eq(info.n_bytes, rounded(sizes[i]));
+                ck_assert_uint_eq(info.n_requested, sizes[i]);
+                ck_assert_uint_eq(info.offset % GRANULE, 0);
+                ck_assert_uint_ne(info.block_id, 0);
+                requested += sizes[i];
+                in_use += rounded(sizes[i]);
+        }
+        for (size_t i = 0; i < N_SIZES; i++)
+                ck_assert_msg(pattern_holds(blocks[i], sizes[i], i), "block %zu was overwritten", i);
+        usage = client_usage(client, NULL);
+        ck_assert_uint_eq(usage.bytes_limit, 64 * MIB);
+        ck_assert_uint_eq(usage.bytes_in_use, in_use);
+        ck_assert_uint_eq(usage.peak_bytes_in_use, in_use);
+        ck_assert_uint_eq(usage.bytes_requested, requested);
+        ck_assert_uint_eq(usage.num_blocks, N_SIZES);
+        ck_assert_uint_eq(usage.num_sessions, 1);
+        ck_assert_uint_ge(usage.bytes_reserved, in_use);
+        ck_assert_uint_le(usage.bytes_reserved, usage.bytes_limit);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, in_use);
+        for (size_t i = 0; i < N_SIZES; i++) /* out of order */
+                ck_assert_ok(bfc_free(client, blocks[(i * 5) % N_SIZES]));
+        usage = client_usage(client, NULL);
+        ck_assert_uint_eq(usage.bytes_in_use, 0);
+        ck_assert_uint_eq(usage.bytes_requested, 0);
+        ck_assert_uint_eq(usage.num_blocks, 0);
+        ck_assert_uint_eq(usage.peak_bytes_in_use, in_use);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(statistics_of_a_client)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        struct bfc_client_stats stats, partial;
+        void *a, *b, *no = NULL;
+
+        ck_assert_ok(bfc_malloc(client, 1000, &a));
+        ck_assert_ok(bfc_malloc(client, 3 * MIB, &b));
+        ck_assert_int_eq(bfc_malloc(client, 100 * MIB, &no), -EDQUOT);
+        ck_assert_ptr_null(no);
+        ck_assert_ok(bfc_free(client, a));
+        stats = stats_of(client);
+        ck_assert_uint_eq(stats.num_allocs, 2);
+        ck_assert_uint_eq(stats.num_frees, 1);
+        ck_assert_uint_eq(stats.num_blocks, 1);
+        ck_assert_uint_eq(stats.num_failures, 1);
+        ck_assert_uint_eq(stats.bytes_in_use, 3 * MIB);
+        ck_assert_uint_eq(stats.peak_bytes_in_use, 3 * MIB + 1024);
+        ck_assert_uint_eq(stats.bytes_requested, 3 * MIB);
+        ck_assert_uint_eq(stats.largest_alloc_size, 3 * MIB);
+        ck_assert_uint_ge(stats.bytes_mapped, 3 * MIB);
+
+        /* A program built against an older, shorter struct. */
+        memset(&partial, 0xaa, sizeof(partial));
+        partial.struct_size = offsetof(struct bfc_client_stats, num_frees);
+        ck_assert_ok(bfc_stats(client, &partial));
+        ck_assert_uint_eq(partial.num_allocs, 2);
+        ck_assert_uint_eq(partial.num_frees, UINT64_C(0xaaaaaaaaaaaaaaaa));
+        ck_assert_ok(bfc_free(client, b));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(wrong_arguments)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        struct bfc_options nowhere = { .struct_size = sizeof(nowhere), .socket = "/nowhere/bfcd.sock" };
+        bfc_client *client = client_open(rig, NULL, NULL), *none = NULL;
+        char on_stack[16], *untouched = on_stack;
+        void *p, *ptr = untouched;
+
+        ck_assert_int_eq(bfc_connect(&nowhere, &none), -ENOENT);
+        ck_assert_ptr_null(none);
+        ck_assert_str_ne(bfc_last_error(), "");
+        ck_assert_int_eq(client_refused(rig, NULL, "nothing"), -ENOENT);
+        ck_assert_int_eq(bfc_malloc(client, 0, &ptr), -EINVAL);
+        ck_assert_int_eq(bfc_malloc(client, SIZE_MAX, &ptr) < 0, 1);
+        ck_assert_int_eq(bfc_malloc(client, (size_t)1 << 63, &ptr) < 0, 1);
+        ck_assert_int_eq(bfc_malloc_in(client, "nothing", 256, &ptr), -ENOENT);
+        ck_assert_ptr_eq(ptr, untouched); /* outputs are touched on success only */
+        ck_assert_int_eq(bfc_free(client, on_stack), -EINVAL);
+        ck_assert_ok(bfc_free(client, NULL));
+        ck_assert_ok(bfc_malloc(client, 4096, &p));
+        ck_assert_int_eq(bfc_free(client, (char *)p + 256), -EINVAL);
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_int_eq(bfc_free(client, p), -EINVAL);
+        ck_assert_str_ne(bfc_last_error(), "");
+        bfc_disconnect(client);
+        bfc_disconnect(NULL);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(the_environment_says_where)
+{
+        struct rig *rig = rig_start(&two_by_two);
+        bfc_client *client;
+        void *p;
+
+        setenv("BFC_SOCKET", rig->socket, 1);
+        setenv("BFC_TENANT", "red", 1);
+        setenv("BFC_PARTITION", "serve", 1);
+        ck_assert_ok(bfc_connect(NULL, &client));
+        ck_assert_str_eq(bfc_tenant(client), "red");
+        ck_assert_str_eq(bfc_partition(client), "serve");
+        ck_assert_ok(bfc_malloc(client, 5 * MIB, &p));
+        ck_assert_uint_eq(rig_figures(rig, "red", "serve").bytes_in_use, 5 * MIB);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- several -------------------------------------------------------------- */
+
+START_TEST(partitions_are_apart)
+{
+        struct rig *rig = rig_start(&two_by_two);
+        bfc_client *client = client_open(rig, "red", NULL);
+        void *train, *serve, *no;
+
+        ck_assert_str_eq(bfc_partition(client), "train"); /* its first */
+        ck_assert_ok(bfc_malloc(client, 40 * MIB, &train));
+        ck_assert_ok(bfc_malloc_in(client, "serve", 30 * MIB, &serve));
+        pattern_write(train, 40 * MIB, 1);
+        pattern_write(serve, 30 * MIB, 2);
+        ck_assert(pattern_holds(train, 40 * MIB, 1));
+        ck_assert(pattern_holds(serve, 30 * MIB, 2));
+        ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 40 * MIB);
+        ck_assert_uint_eq(client_usage(client, "serve").bytes_in_use, 30 * MIB);
+        ck_assert_uint_eq(client_usage(client, "serve").bytes_limit, 32 * MIB);
+        ck_assert_int_eq(bfc_malloc(client, 10 * MIB, &no), -EDQUOT);
+        ck_assert_int_eq(bfc_malloc_in(client, "serve", 10 * MIB, &no), -EDQUOT);
+        ck_assert_ok(bfc_free(client, train));
+        ck_assert_ok(bfc_free(client, serve));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(clients_of_a_tenant_share_its_quota)
+{
+        struct rig *rig = rig_start(&two_by_two);
+        bfc_client *a = client_open(rig, "red", "train"), *b = client_open(rig, "red", "train");
+        bfc_client *other = client_open(rig, "blue", NULL);
+        void *of_a, *of_b, *of_other, *no;
+
+        ck_assert_str_eq(bfc_tenant(other), "blue");
+        ck_assert_str_eq(bfc_partition(other), "serve");
+        ck_assert_ok(bfc_malloc(a, 30 * MIB, &of_a));
+        ck_assert_ok(bfc_malloc(b, 10 * MIB, &of_b));
+        ck_assert_ok(bfc_malloc(other, 10 * MIB, &of_other));
+        pattern_write(of_a, 30 * MIB, 1);
+        pattern_write(of_b, 10 * MIB, 2);
+        pattern_write(of_other, 10 * MIB, 3);
+        ck_assert_uint_eq(client_usage(a, NULL).bytes_in_use, 40 * MIB);
+        ck_assert_uint_eq(client_usage(b, NULL).bytes_in_use, 40 * MIB);
+        ck_assert_uint_eq(client_usage(b, NULL).num_sessions, 2);
+        ck_assert_uint_eq(client_usage(other, NULL).bytes_in_use, 10 * MIB);
+        ck_assert_uint_eq(stats_of(b).bytes_in_use, 10 * MIB);
+        ck_assert_int_eq(bfc_malloc(b, 10 * MIB, &no), -EDQUOT);
+        ck_assert_int_eq(bfc_free(b, of_a), -EINVAL);
+        ck_assert(pattern_holds(of_a, 30 * MIB, 1));
+        ck_assert(pattern_holds(of_b, 10 * MIB, 2));
+        bfc_disconnect(a); /* with a block in its hands */
+        ck_assert(WAIT_FOR(client_usage(b, NULL).bytes_in_use == 10 * MIB, 2000));
+        ck_assert(pattern_holds(of_b, 10 * MIB, 2));
+        ck_assert(pattern_holds(of_other, 10 * MIB, 3));
+        bfc_disconnect(b);
+        bfc_disconnect(other);
+        rig_stop(rig);
+}
+END_TEST
+
+struct thread {
+        pthread_t id;
+        bfc_client *client;
+        unsigned number;
+        const char *problem;
+};
+
+/* Holds up to 16 blocks, changes one at random, checks each before its free. */
+static void *live_at_random(void *arg)
+{
+        struct thread *thread = arg;
+        unsigned short random[3] = { (unsigned short)thread->number, 2, 3 };
+        void *blocks[16] = { NULL };
+        size_t n_bytes[16] = { 0 };
+
+        for (unsigned i = 0; i < 600; i++) {
+                unsigned at = (unsigned)nrand48(random) % 16;
+
+                if (blocks[at]) {
+                        if (!pattern_holds(blocks[at], n_bytes[at], thread->number * 16 + at))
+                                thread->problem = "a block was overwritten";
+                        if (bfc_free(thread->client, blocks[at]) < 0)
+                                thread->problem = "a free failed";
+                        blocks[at] = NULL;
+                        continue;
+                }
+                n_bytes[at] = 1 + (size_t)nrand48(random) % (64 * KIB);
+                if (bfc_malloc(thread->client, n_bytes[at], blocks + at) < 0)
+                        thread->problem = "a malloc failed";
+                else
+                        pattern_write(blocks[at], n_bytes[at], thread->number * 16 + at);
+        }
+        for (unsigned at = 0; at < 16; at++) {
+                if (bfc_free(thread->client, blocks[at]) < 0)
+                        thread->problem = "a last free failed";
+        }
+        return NULL;
+}
+
+START_TEST(threads_share_a_client)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        struct thread threads[8] = { 0 };
+
+        for (unsigned i = 0; i < 8; i++) {
+                threads[i].client = client;
+                threads[i].number = i;
+                ck_assert_int_eq(pthread_create(&threads[i].id, NULL, live_at_random, threads + i), 0);
+        }
+        for (unsigned i = 0; i < 8; i++) {
+                pthread_join(threads[i].id, NULL);
+                ck_assert_msg(!threads[i].problem, "thread %u: %s", i, threads[i].problem);
+        }
+        ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 0);
+        ck_assert_uint_eq(stats_of(client).num_blocks, 0);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* More live blocks than a page of a list or one extent could hold. */
+START_TEST(ten_thousand_blocks)
+{
+        static void *blocks[10000];
+        struct rig *rig = rig_start(&one_tenant);
+        bfc_client *client = client_open(rig, NULL, NULL);
+
+        for (size_t i = 0; i < 10000; i++) {
+                ck_assert_ok(bfc_malloc(client, 1024, blocks + i));
+                memcpy(blocks[i], &i, sizeof(i));
+        }
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 10000);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 10000 * 1024);
+        for (size_t i = 0; i < 10000; i++) {
+                ck_assert_int_eq(memcmp(blocks[i], &i, sizeof(i)), 0);
+                if (i % 2 == 0)
+                        ck_assert_ok(bfc_free(client, blocks[i]));
+        }
+        bfc_disconnect(client); /* the rest goes with it */
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- growth --------------------------------------------------------------- */
+
+START_TEST(on_demand_grows_by_extents)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        bfc_client *client;
+        uint64_t before = 0;
+        void *p[4];
+
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        client = client_open(rig, NULL, NULL);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        for (size_t i = 0; i < 4; i++) {
+                Bfcd__Figures f;
+
+                ck_assert_ok(bfc_malloc(client, 10 * MIB, p + i));
+                f = rig_figures(rig, "red", "train");
+                ck_assert_uint_gt(f.bytes_reserved, before);
+                ck_assert_uint_eq(f.bytes_reserved % (2 * MIB), 0);
+                ck_assert_uint_ge(f.bytes_reserved, f.bytes_in_use);
+                ck_assert_uint_le(f.bytes_reserved, f.bytes_in_use + 4 * MIB); /* not more than asked for */
+                ck_assert_uint_eq(f.bytes_free, f.bytes_reserved - f.bytes_in_use);
+                before = f.bytes_reserved;
+        }
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").peak_bytes_reserved, before);
+        bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+        ck_assert_uint_eq(rig_count(rig).n_extents, 0);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(preallocated_is_there_at_once_and_stays)
+{
+        static const struct rig_config config = {
+                .partitions = "      - {name: train, limit: 64MiB, growth: preallocate}\n",
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 24MiB}]\n"
+                           "  - name: blue\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 40MiB}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 24 * MIB);
+        ck_assert_uint_eq(rig_figures(rig, "blue", "train").bytes_reserved, 40 * MIB);
+        ck_assert_uint_gt(rig->n_extents, 0);
+        for (unsigned i = 0; i < 3; i++) {
+                bfc_client *client = client_open(rig, "red", NULL);
+                void *p, *no;
+
+                ck_assert_ok(bfc_malloc(client, 24 * MIB, &p));
+                pattern_write(p, 24 * MIB, i);
+                ck_assert(pattern_holds(p, 24 * MIB, i));
+                ck_assert_int_eq(bfc_malloc(client, 1, &no), -EDQUOT);
+                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 24 * MIB);
+                bfc_disconnect(client);
+                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use == 0, SETTLE_MS));
+                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved == 24 * MIB, SETTLE_MS));
+        }
+        rig_stop(rig);
+}
+END_TEST
+
+/* The whole limit in one block, and again in pieces: nothing is lost to either. */
+START_TEST(the_limit_can_be_used_up_again_and_again)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        void *whole, *pieces[16], *no;
+
+        for (unsigned round = 0; round < 3; round++) {
+                ck_assert_ok(bfc_malloc(client, 64 * MIB, &whole));
+                ck_assert_int_eq(bfc_malloc(client, 1, &no), -EDQUOT);
+                ck_assert_ok(bfc_free(client, whole));
+                for (size_t i = 0; i < 16; i++)
+                        ck_assert_ok(bfc_malloc(client, 4 * MIB, pieces + i));
+                ck_assert_int_eq(bfc_malloc(client, 1, &no), -EDQUOT);
+                for (size_t i = 0; i < 16; i++)
+                        ck_assert_ok(bfc_free(client, pieces[i]));
+        }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                blocks_of_many_sizes,
+                statistics_of_a_client,
+                wrong_arguments,
+                the_environment_says_where,
+                partitions_are_apart,
+                clients_of_a_tenant_share_its_quota,
+                threads_share_a_client,
+                ten_thousand_blocks,
+                on_demand_grows_by_extents,
+                preallocated_is_there_at_once_and_stays,
+                the_limit_can_be_used_up_again_and_again,
+                NULL,
+        };
+
+        return harness_main(harness_suite("basic", tests));
+}
