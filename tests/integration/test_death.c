@@ -1,0 +1,364 @@
+/* Ends of clients: by kill -9, by goodbye, by a hang-up of a process that lives
+ * on, by fork. What a dead one held comes back; what a living one may still
+ * touch stays charged until it is gone or its time is up.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "tests/integration/harness.h"
+
+#define BACK_MS 2000 /* a dead client's charges are back by then */
+
+static const struct rig_config patient = { .top = "timeouts: {quarantine: 60s}\n" };
+static const struct rig_config hasty = { .top = "timeouts: {quarantine: 1s}\n" };
+
+struct life {
+        char socket[96];
+        struct gate up;   /* the child holds what it wanted */
+        struct gate done; /* the test lets it go on */
+};
+
+static struct life life_new(const struct rig *rig)
+{
+        struct life life = { .up = gate_new(), .done = gate_new() };
+
+        strcpy(life.socket, rig->socket);
+        return life;
+}
+
+static void life_free(struct life *life)
+{
+        gate_free(&life->up);
+        gate_free(&life->done);
+}
+
+static void take_some(bfc_client *client)
+{
+        void *p;
+
+        for (unsigned i = 0; i < 10; i++) {
+                REQUIRE(bfc_malloc(client, 1 * MIB + i, &p) == 0, "%s", bfc_last_error());
+                memset(p, 0x5a, 1 * MIB);
+        }
+}
+
+/* ---- kill -9 -------------------------------------------------------------- */
+
+static void hold_and_wait(void *arg)
+{
+        struct life *life = arg;
+        bfc_client *client = child_client_open(life->socket, NULL);
+
+        take_some(client);
+        gate_open(&life->up);
+        gate_wait(&life->done, 60000);
+        bfc_disconnect(client);
+}
+
+START_TEST(a_killed_client_returns_everything)
+{
+        struct rig *rig = rig_start(&patient);
+        struct life life = life_new(rig);
+        pid_t pid = child_start(hold_and_wait, &life);
+
+        ck_assert(gate_wait(&life.up, 20000));
+        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_in_use, 10 * MIB);
+        ck_assert_uint_eq(rig_count(rig).n_sessions, 1);
+        child_kill(pid);
+        ck_assert_msg(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS), "still charged: %llu bytes",
+                      (unsigned long long)rig_charge(rig, "red", "train"));
+        ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").peak_bytes_in_use,
+                          10 * MIB + 9 * GRANULE); /* the first block is exactly 1 MiB */
+        life_free(&life);
+        rig_stop(rig);
+}
+END_TEST
+
+static void live_for_ever(void *arg)
+{
+        const char *socket = arg;
+        bfc_client *client = child_client_open(socket, NULL);
+        unsigned short random[3] = { (unsigned short)getpid(), 1, 1 };
+        void *blocks[8] = { NULL };
+
+        for (;;) {
+                unsigned at = (unsigned)nrand48(random) % 8;
+                int r;
+
+                if (blocks[at]) {
+                        REQUIRE(bfc_free(client, blocks[at]) == 0, "%s", bfc_last_error());
+                        blocks[at] = NULL;
+                        continue;
+                }
+                r = bfc_malloc(client, 1 + (size_t)nrand48(random) % (2 * MIB), blocks + at);
+                REQUIRE(r == 0 || r == -EDQUOT || r == -ENOMEM, "%d: %s", r, bfc_last_error());
+                if (r == 0)
+                        *(volatile char *)blocks[at] = 1;
+                else
+                        blocks[at] = NULL;
+                if (nrand48(random) % 64 == 0) { /* some die between two sessions */
+                        bfc_disconnect(client);
+                        client = child_client_open(socket, NULL);
+                        memset(blocks, 0, sizeof(blocks));
+                }
+        }
+}
+
+START_TEST(a_hundred_kills_at_random)
+{
+        static const struct rig_config config = {
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 64MiB}]\n"
+                           "  - name: blue\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        bfc_client *survivor = client_open(rig, "blue", NULL);
+        unsigned short random[3] = { 1, 2, 3 };
+        pid_t pids[8];
+        void *kept, *p;
+
+        ck_assert_ok(bfc_malloc(survivor, 8 * MIB, &kept));
+        pattern_write(kept, 8 * MIB, 7);
+        for (unsigned i = 0; i < 8; i++)
+                pids[i] = child_start(live_for_ever, rig->socket);
+        for (unsigned i = 0; i < 100; i++) {
+                unsigned at = (unsigned)nrand48(random) % 8;
+
+                usleep((useconds_t)nrand48(random) % 20000);
+                child_kill(pids[at]);
+                pids[at] = child_start(live_for_ever, rig->socket);
+                ck_assert_ok(bfc_malloc(survivor, 1000, &p));
+                ck_assert_ok(bfc_free(survivor, p));
+        }
+        for (unsigned i = 0; i < 8; i++)
+                child_kill(pids[i]);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
+        ck_assert(pattern_holds(kept, 8 * MIB, 7));
+        ck_assert_uint_eq(client_usage(survivor, NULL).bytes_in_use, 8 * MIB);
+        bfc_disconnect(survivor);
+        rig_stop(rig);
+}
+END_TEST
+
+/* A forked child keeps the parent's socket open: only the parent's own end tells. */
+static void leave_a_child_behind(void *arg)
+{
+        struct life *life = arg;
+        bfc_client *client = child_client_open(life->socket, NULL);
+
+        take_some(client);
+        if (fork() == 0) {
+                gate_wait(&life->done, 60000);
+                _exit(0);
+        }
+        gate_open(&life->up);
+        pause();
+}
+
+START_TEST(a_death_is_noticed_without_a_hang_up)
+{
+        struct rig *rig = rig_start(&patient);
+        struct life life = life_new(rig);
+        pid_t pid = child_start(leave_a_child_behind, &life);
+
+        ck_assert(gate_wait(&life.up, 20000));
+        ck_assert_uint_ge(rig_charge(rig, "red", "train"), 20 * MIB);
+        child_kill(pid);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
+        ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
+        gate_open(&life.done);
+        life_free(&life);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- leaving -------------------------------------------------------------- */
+
+START_TEST(goodbye_releases_at_once)
+{
+        struct rig *rig = rig_start(&patient);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 20 * MIB, &p));
+        memset(p, 1, 20 * MIB);
+        bfc_disconnect(client); /* this process lives on, and yet: */
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 1000));
+        ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
+        ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Hangs up without a word and lives on until it is let go. */
+static void hang_up_and_wait(void *arg)
+{
+        struct life *life = arg;
+        struct raw *raw = raw_connect(life->socket, NULL);
+        Bfcd__Block block;
+
+        REQUIRE(raw, "no connection");
+        REQUIRE(raw_malloc(raw, 0, 10 * MIB, &block) == 0, "%s", raw_refusal());
+        close(raw->fd); /* the extents stay in this process's hands */
+        raw->fd = -1;
+        gate_open(&life->up);
+        gate_wait(&life->done, 60000);
+}
+
+START_TEST(a_hang_up_is_no_death)
+{
+        struct rig *rig = rig_start(&patient);
+        struct life life = life_new(rig);
+        pid_t pid = child_start(hang_up_and_wait, &life);
+
+        ck_assert(gate_wait(&life.up, 20000));
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, BACK_MS));
+        usleep(500000);
+        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 10 * MIB);
+        ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
+        gate_open(&life.done);
+        child_join(pid);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
+        ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
+        life_free(&life);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(quarantine_ends)
+{
+        struct rig *rig = rig_start(&hasty);
+        struct life life = life_new(rig);
+        pid_t pid = child_start(hang_up_and_wait, &life);
+        int64_t start;
+
+        rig->forgiven = "quarantine"; /* something that never exits may be logged loudly */
+        ck_assert(gate_wait(&life.up, 20000));
+        start = clock_ms();
+        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 10 * MIB);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 1000 + BACK_MS));
+        ck_assert_int_ge(clock_ms() - start, 800);
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 0, BACK_MS));
+        ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
+        gate_open(&life.done);
+        child_join(pid);
+        life_free(&life);
+        rig_stop(rig);
+}
+END_TEST
+
+/* A client that held nothing has nothing to be quarantined for. */
+START_TEST(a_hang_up_with_empty_hands)
+{
+        struct rig *rig = rig_start(&patient);
+        struct raw *raw = raw_connect(rig->socket, NULL), *silent = NULL;
+
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(raw_open(rig->socket, &silent), 0);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 1, BACK_MS));
+        raw_close(raw);
+        raw_close(silent);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_count(rig).n_quarantined == 0, BACK_MS));
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- fork ----------------------------------------------------------------- */
+
+START_TEST(a_forked_child_is_nobody)
+{
+        struct rig *rig = rig_start(&patient);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        void *p, *q;
+        int status;
+        pid_t pid;
+
+        ck_assert_ok(bfc_malloc(client, 4 * MIB, &p));
+        pattern_write(p, 4 * MIB, 1);
+        pid = fork();
+        if (pid == 0) {
+                struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+                struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+                bfc_client *own;
+
+                REQUIRE(bfc_malloc(client, 256, &q) == -ECHILD, "malloc");
+                REQUIRE(bfc_free(client, p) == -ECHILD, "free");
+                REQUIRE(bfc_usage(client, NULL, &usage) == -ECHILD, "usage");
+                REQUIRE(bfc_stats(client, &stats) == -ECHILD, "stats");
+                REQUIRE(*bfc_last_error(), "there is no sentence");
+                own = child_client_open(rig->socket, NULL);
+                REQUIRE(bfc_malloc(own, 4 * MIB, &q) == 0, "%s", bfc_last_error());
+                pattern_write(q, 4 * MIB, 2);
+                REQUIRE(pattern_holds(q, 4 * MIB, 2), "the child's own block");
+                bfc_disconnect(client); /* only forgets */
+                REQUIRE(pattern_holds(q, 4 * MIB, 2), "the child's own block, after forgetting the parent's");
+                bfc_disconnect(own);
+                _exit(0);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        ck_assert(pattern_holds(p, 4 * MIB, 1));
+        ck_assert_ok(bfc_malloc(client, 1 * MIB, &q));
+        pattern_write(q, 1 * MIB, 3);
+        ck_assert(pattern_holds(q, 1 * MIB, 3));
+        ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 5 * MIB);
+        ck_assert_ok(bfc_free(client, q));
+        ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* The parent's memory is not in the child at all: a stray write hits nothing. */
+START_TEST(a_forked_child_cannot_touch_the_parents_blocks)
+{
+        struct rig *rig = rig_start(&patient);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        int status;
+        void *p;
+        pid_t pid;
+
+        ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
+        pattern_write(p, 1 * MIB, 1);
+        pid = fork();
+        if (pid == 0) {
+                signal(SIGSEGV, SIG_DFL); /* a sanitizer would report it */
+                signal(SIGBUS, SIG_DFL);
+                memset(p, 0, 1 * MIB);
+                _exit(0);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFSIGNALED(status));
+        ck_assert(pattern_holds(p, 1 * MIB, 1));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                a_killed_client_returns_everything,
+                a_hundred_kills_at_random,
+                a_death_is_noticed_without_a_hang_up,
+                goodbye_releases_at_once,
+                a_hang_up_is_no_death,
+                quarantine_ends,
+                a_hang_up_with_empty_hands,
+                a_forked_child_is_nobody,
+                a_forked_child_cannot_touch_the_parents_blocks,
+                NULL,
+        };
+
+        return harness_main(harness_suite("death", tests));
+}
