@@ -1,0 +1,437 @@
+/* Who is who: tenants by the kernel's word, what each may see, and how many may
+ * come. Tests of other users need root and say so where they are left out.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/integration/harness.h"
+
+#define SOME_GID  4343u
+#define OTHER_GID 4344u
+
+/* red and blue both match this user, white does not. */
+static const struct rig_config several = {
+        .partitions = "      - {name: train, limit: 128MiB, growth: on-demand}\n"
+                      "      - {name: serve, limit: 64MiB, growth: on-demand}\n",
+        .tenants = "  - name: white\n"
+                   "    match: {uid: [@OTHER@]}\n"
+                   "    quotas: [{partition: train, limit: 16MiB}]\n"
+                   "  - name: red\n"
+                   "    match: {uid: [@ANOTHER@, @UID@]}\n"
+                   "    quotas: [{partition: train, limit: 32MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: serve, limit: 16MiB}, {partition: train, limit: 16MiB}]\n",
+};
+
+/* ---- which tenant --------------------------------------------------------- */
+
+START_TEST(the_first_match_or_the_chosen_one)
+{
+        struct rig *rig = rig_start(&several);
+        bfc_client *client = client_open(rig, NULL, NULL);
+
+        ck_assert_str_eq(bfc_tenant(client), "red");
+        bfc_disconnect(client);
+        client = client_open(rig, "blue", NULL);
+        ck_assert_str_eq(bfc_tenant(client), "blue");
+        ck_assert_str_eq(bfc_partition(client), "serve");
+        bfc_disconnect(client);
+        setenv("BFC_TENANT", "blue", 1);
+        client = client_open(rig, NULL, "train");
+        ck_assert_str_eq(bfc_tenant(client), "blue");
+        ck_assert_str_eq(bfc_partition(client), "train");
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(nobody_becomes_what_does_not_match)
+{
+        struct rig *rig = rig_start(&several);
+
+        ck_assert_int_eq(client_refused(rig, "white", NULL), -EACCES);
+        ck_assert_msg(strstr(bfc_last_error(), "white"), "the sentence: %s", bfc_last_error());
+        ck_assert_int_eq(client_refused(rig, "nobody", NULL), -EACCES);
+        ck_assert_int_eq(client_refused(rig, "red", "serve"), -ENOENT); /* no quota there */
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(an_unmatched_user_is_told_what_would_match)
+{
+        static const struct rig_config config = {
+                .tenants = "  - name: white\n"
+                           "    match: {uid: [@OTHER@]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        char own_uid[16];
+
+        snprintf(own_uid, sizeof(own_uid), "%u", (unsigned)getuid());
+        ck_assert_int_eq(client_refused(rig, NULL, NULL), -EACCES);
+        ck_assert_msg(strstr(bfc_last_error(), own_uid), "it does not say who asked: %s", bfc_last_error());
+        ck_assert_msg(strstr(bfc_last_error(), "4242") || strstr(bfc_last_error(), "white"),
+                      "it does not say what would match: %s", bfc_last_error());
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(the_default_tenant_takes_everybody_else)
+{
+        static const struct rig_config config = {
+                .top = "default_tenant: guests\n",
+                .tenants = "  - name: white\n"
+                           "    match: {uid: [@OTHER@]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB}]\n"
+                           "  - name: guests\n"
+                           "    quotas: [{partition: train, limit: 4MiB}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        void *p;
+
+        ck_assert_str_eq(bfc_tenant(client), "guests");
+        ck_assert_ok(bfc_malloc(client, 4 * MIB, &p));
+        bfc_disconnect(client);
+        ck_assert_int_eq(client_refused(rig, "white", NULL), -EACCES);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- other users ---------------------------------------------------------- */
+
+struct visitor {
+        char socket[96];
+        uid_t uid;
+        gid_t gid;
+        gid_t supplementary; /* 0: none */
+        const char *tenant;  /* that it is taken for; NULL: it is refused */
+};
+
+static void visit(void *arg)
+{
+        struct visitor *v = arg;
+        struct bfc_options options = { .struct_size = sizeof(options), .socket = v->socket };
+        bfc_client *client;
+        void *p;
+        int r;
+
+        REQUIRE(setgroups(v->supplementary ? 1 : 0, &v->supplementary) == 0, "setgroups");
+        REQUIRE(setgid(v->gid) == 0 && setuid(v->uid) == 0, "to uid %u", (unsigned)v->uid);
+        r = bfc_connect(&options, &client);
+        if (!v->tenant) {
+                REQUIRE(r == -EACCES, "connect: %d", r);
+                REQUIRE(has_figures(bfc_last_error()), "the refusal says only: %s", bfc_last_error());
+                return;
+        }
+        REQUIRE(r == 0, "connect as %s: %s", v->tenant, bfc_last_error());
+        REQUIRE(strcmp(bfc_tenant(client), v->tenant) == 0, "taken for %s", bfc_tenant(client));
+        REQUIRE(bfc_malloc(client, 1 * MIB, &p) == 0, "%s", bfc_last_error());
+        memset(p, 1, 1 * MIB);
+        bfc_disconnect(client);
+}
+
+START_TEST(other_users_by_uid_and_group)
+{
+        static const struct rig_config config = {
+                .tenants = "  - name: by-uid\n"
+                           "    match: {uid: [@OTHER@]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB}]\n"
+                           "  - name: by-gid\n"
+                           "    match: {gid: [4343]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+        };
+        static const struct {
+                uid_t uid;
+                gid_t gid, supplementary;
+                const char *tenant;
+        } visitors[] = {
+                { OTHER_UID, OTHER_GID, 0, "by-uid" },
+                { OTHER_UID, SOME_GID, 0, "by-uid" }, /* both: the first in the file */
+                { ANOTHER_UID, SOME_GID, 0, "by-gid" },
+                { ANOTHER_UID, OTHER_GID, SOME_GID, "by-gid" },
+                { ANOTHER_UID, OTHER_GID, 0, NULL },
+        };
+        struct rig *rig;
+
+        if (!is_root()) {
+                printf("# left out: only root can become other users\n");
+                return;
+        }
+        rig = rig_start(&config);
+        for (size_t i = 0; i < sizeof(visitors) / sizeof(visitors[0]); i++) {
+                struct visitor v = { .uid = visitors[i].uid,
+                                     .gid = visitors[i].gid,
+                                     .supplementary = visitors[i].supplementary,
+                                     .tenant = visitors[i].tenant };
+
+                strcpy(v.socket, rig->socket);
+                child_join(child_start(visit, &v));
+        }
+        rig_stop(rig);
+}
+END_TEST
+
+static void knock_at_the_admin_socket(void *arg)
+{
+        struct raw *raw = NULL;
+        int r = raw_open(arg, &raw);
+
+        REQUIRE(r == -EACCES, "connecting to the admin socket: %d", r);
+}
+
+START_TEST(the_admin_socket_is_closed_to_others)
+{
+        struct rig *rig;
+
+        if (!is_root()) {
+                printf("# left out: only root can become other users\n");
+                return;
+        }
+        rig = rig_start(&several);
+        child_join(child_start_as(OTHER_UID, OTHER_UID, knock_at_the_admin_socket, rig->admin_socket));
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- what one sees -------------------------------------------------------- */
+
+START_TEST(admin_requests_need_the_admin_socket)
+{
+        struct rig *rig = rig_start(&several);
+        struct raw *raw = raw_connect(rig->socket, "red");
+        Bfcd__Request reset = BFCD__REQUEST__INIT, show = BFCD__REQUEST__INIT;
+        Bfcd__ResetPeaks reset_body = BFCD__RESET_PEAKS__INIT;
+        Bfcd__ShowConfig show_body = BFCD__SHOW_CONFIG__INIT;
+        Bfcd__Block block;
+
+        ck_assert_ptr_nonnull(raw);
+        reset.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
+        reset.reset_peaks = &reset_body;
+        show.body_case = BFCD__REQUEST__BODY_SHOW_CONFIG;
+        show.show_config = &show_body;
+        ck_assert_int_eq(raw_do(raw, &reset), -EACCES);
+        ck_assert_int_eq(raw_do(raw, &show), -EACCES);
+        ck_assert_str_ne(raw_refusal(), "");
+        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &block), 0); /* refused, not thrown out */
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        rig_stop(rig);
+}
+END_TEST
+
+struct seen {
+        size_t n_rows;
+        size_t n_foreign; /* rows of a tenant other than red */
+};
+
+static struct seen look(struct raw *raw, Bfcd__List__Kind kind)
+{
+        struct seen seen = { 0 };
+        uint64_t cursor = 0;
+
+        do {
+                Bfcd__Reply *page;
+
+                ck_assert_int_eq(raw_list(raw, kind, cursor, &page), 0);
+                for (size_t i = 0; i < page->list->n_tenants; i++, seen.n_rows++)
+                        seen.n_foreign += strcmp(page->list->tenants[i]->tenant, "red") != 0;
+                for (size_t i = 0; i < page->list->n_sessions; i++, seen.n_rows++)
+                        seen.n_foreign += strcmp(page->list->sessions[i]->tenant, "red") != 0;
+                for (size_t i = 0; i < page->list->n_blocks; i++, seen.n_rows++)
+                        seen.n_foreign += strcmp(page->list->blocks[i]->tenant, "red") != 0;
+                cursor = page->list->next_cursor;
+                bfcd__reply__free_unpacked(page, NULL);
+        } while (cursor != 0);
+        return seen;
+}
+
+START_TEST(a_tenant_sees_itself_an_admin_all)
+{
+        struct rig *rig = rig_start(&several);
+        struct raw *red = raw_connect(rig->socket, "red"), *blue = raw_connect(rig->socket, "blue");
+        Bfcd__Reply *page;
+        Bfcd__Block block;
+        struct seen seen;
+
+        ck_assert(red && blue);
+        for (unsigned i = 0; i < 3; i++)
+                ck_assert_int_eq(raw_malloc(red, 0, 4096, &block), 0);
+        for (unsigned i = 0; i < 5; i++)
+                ck_assert_int_eq(raw_malloc(blue, 0, 4096, &block), 0);
+
+        seen = look(red, BFCD__LIST__KIND__TENANTS);
+        ck_assert_uint_eq(seen.n_rows, 1);
+        ck_assert_uint_eq(seen.n_foreign, 0);
+        seen = look(red, BFCD__LIST__KIND__SESSIONS);
+        ck_assert_uint_eq(seen.n_rows, 1);
+        ck_assert_uint_eq(seen.n_foreign, 0);
+        seen = look(red, BFCD__LIST__KIND__BLOCKS);
+        ck_assert_uint_eq(seen.n_rows, 3);
+        ck_assert_uint_eq(seen.n_foreign, 0);
+
+        seen = look(rig->admin, BFCD__LIST__KIND__TENANTS);
+        ck_assert_uint_eq(seen.n_rows, 4); /* tenants by partitions */
+        seen = look(rig->admin, BFCD__LIST__KIND__BLOCKS);
+        ck_assert_uint_eq(seen.n_rows, 8);
+        ck_assert_uint_eq(seen.n_foreign, 5);
+
+        /* The partitions that it may use, and no other. */
+        ck_assert_int_eq(raw_list(red, BFCD__LIST__KIND__PARTITIONS, 0, &page), 0);
+        ck_assert_uint_eq(page->list->n_partitions, 1);
+        ck_assert_str_eq(page->list->partitions[0]->name, "train");
+        bfcd__reply__free_unpacked(page, NULL);
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__PARTITIONS, 0, &page), 0);
+        ck_assert_uint_eq(page->list->n_partitions, 2);
+        bfcd__reply__free_unpacked(page, NULL);
+
+        ck_assert_int_eq(raw_goodbye(red), 0);
+        ck_assert_int_eq(raw_goodbye(blue), 0);
+        raw_close(red);
+        raw_close(blue);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(whoami_tells_the_truth)
+{
+        struct rig *rig = rig_start(&several);
+        struct raw *raw = raw_connect(rig->socket, "blue");
+        const Bfcd__Whoami *who;
+        Bfcd__Reply *page;
+
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(raw_list(raw, BFCD__LIST__KIND__WHOAMI, 0, &page), 0);
+        who = page->list->whoami;
+        ck_assert_ptr_nonnull(who);
+        ck_assert_str_eq(who->tenant, "blue");
+        ck_assert_uint_eq(who->uid, getuid());
+        ck_assert_uint_eq(who->gid, getgid());
+        ck_assert_uint_eq(who->pid, (uint64_t)getpid());
+        ck_assert(!who->admin);
+        ck_assert_uint_eq(who->n_matching_tenants, 2);
+        bfcd__reply__free_unpacked(page, NULL);
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__WHOAMI, 0, &page), 0);
+        ck_assert(page->list->whoami->admin);
+        ck_assert_str_eq(page->list->whoami->tenant, "");
+        bfcd__reply__free_unpacked(page, NULL);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- how many ------------------------------------------------------------- */
+
+static bool refuses_one_more(struct rig *rig, const char *tenant)
+{
+        int r = client_refused(rig, tenant, NULL);
+
+        ck_assert_msg(r == -EDQUOT || r == -EUSERS || r == -EAGAIN, "one session too many: %d", r);
+        ck_assert_msg(has_figures(bfc_last_error()), "the refusal says only: %s", bfc_last_error());
+        return true;
+}
+
+static bool admits(struct rig *rig, const char *tenant)
+{
+        struct raw *raw = raw_connect(rig->socket, tenant);
+
+        if (raw)
+                ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        return raw != NULL;
+}
+
+START_TEST(sessions_of_a_tenant_are_limited)
+{
+        static const struct rig_config config = {
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB, max_sessions: 2}]\n"
+                           "  - name: blue\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        bfc_client *a = client_open(rig, "red", NULL), *b = client_open(rig, "red", NULL);
+
+        ck_assert(refuses_one_more(rig, "red"));
+        ck_assert(admits(rig, "blue"));
+        bfc_disconnect(a);
+        ck_assert(WAIT_FOR(admits(rig, "red"), SETTLE_MS));
+        bfc_disconnect(b);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(sessions_of_the_daemon_are_limited)
+{
+        static const struct rig_config config = { .top = "max_sessions: 4\n" };
+        struct rig *rig = rig_start(&config);
+        bfc_client *clients[4];
+        size_t n = 0;
+
+        /* Whether the session on the admin socket counts is not ours to say. */
+        for (; n < 3; n++)
+                clients[n] = client_open(rig, NULL, NULL);
+        if (admits(rig, NULL))
+                clients[n++] = client_open(rig, NULL, NULL);
+        ck_assert(refuses_one_more(rig, NULL));
+        ck_assert(rig_answers(rig)); /* operators come in always */
+        bfc_disconnect(clients[--n]);
+        ck_assert(WAIT_FOR(admits(rig, NULL), SETTLE_MS));
+        while (n > 0)
+                bfc_disconnect(clients[--n]);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(blocks_of_a_tenant_are_limited)
+{
+        static const struct rig_config config = {
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 16MiB, max_blocks: 10}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        bfc_client *a = client_open(rig, NULL, NULL), *b = client_open(rig, NULL, NULL);
+        void *p, *no;
+
+        for (unsigned i = 0; i < 10; i++)
+                ck_assert_ok(bfc_malloc(i % 2 ? a : b, 256, &p));
+        ck_assert_int_eq(bfc_malloc(a, 256, &no), -EDQUOT);
+        ck_assert(has_figures(bfc_last_error()));
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "block"));
+        ck_assert_int_eq(bfc_malloc(b, 256, &no), -EDQUOT);
+        ck_assert_ok(bfc_free(a, p));
+        ck_assert_ok(bfc_malloc(b, 256, &p));
+        bfc_disconnect(a);
+        bfc_disconnect(b);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                the_first_match_or_the_chosen_one,
+                nobody_becomes_what_does_not_match,
+                an_unmatched_user_is_told_what_would_match,
+                the_default_tenant_takes_everybody_else,
+                other_users_by_uid_and_group,
+                the_admin_socket_is_closed_to_others,
+                admin_requests_need_the_admin_socket,
+                a_tenant_sees_itself_an_admin_all,
+                whoami_tells_the_truth,
+                sessions_of_a_tenant_are_limited,
+                sessions_of_the_daemon_are_limited,
+                blocks_of_a_tenant_are_limited,
+                NULL,
+        };
+
+        return harness_main(harness_suite("identity", tests));
+}
