@@ -1,0 +1,693 @@
+/* What clients must not do. Each offender ends in a refusal or a hang-up, while
+ * a polite victim beside it goes on as if nothing were.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "tests/integration/harness.h"
+
+#define HANG_UP_MS 3000
+#define POLITE_MS  2000 /* in which the victim's work is done, whatever others do */
+
+/* This process lives on after its offenders were thrown out, so what they held is
+ * quarantined: for a short time here. */
+static const struct rig_config two_tenants = {
+        .top = "timeouts: {quarantine: 500ms}\n",
+        .size = "512MiB",
+        .partitions = "      - {name: train, limit: 512MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 256MiB}]\n"
+                   "  - name: victim\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+};
+
+/* ---- the victim ----------------------------------------------------------- */
+
+struct scene {
+        struct rig *rig;
+        bfc_client *victim;
+        void *kept; /* 8 MiB that nobody may touch */
+};
+
+static struct scene scene_new(void)
+{
+        struct scene s;
+
+        s.rig = rig_start(&two_tenants);
+        s.victim = client_open(s.rig, "victim", NULL);
+        ck_assert_ok(bfc_malloc(s.victim, 8 * MIB, &s.kept));
+        pattern_write(s.kept, 8 * MIB, 99);
+        return s;
+}
+
+static void assert_victim_lives(struct scene *s)
+{
+        int64_t start = clock_ms();
+        void *p;
+
+        ck_assert_ok(bfc_malloc(s->victim, 100000, &p));
+        pattern_write(p, 100000, 1);
+        ck_assert(pattern_holds(p, 100000, 1));
+        ck_assert_ok(bfc_free(s->victim, p));
+        ck_assert_uint_eq(client_usage(s->victim, NULL).bytes_in_use, 8 * MIB);
+        ck_assert_int_le(clock_ms() - start, POLITE_MS);
+}
+
+static void scene_end(struct scene *s)
+{
+        assert_victim_lives(s);
+        ck_assert(WAIT_FOR(rig_charge(s->rig, "red", "train") == 0, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_count(s->rig).n_sessions == 1, SETTLE_MS));
+        ck_assert(pattern_holds(s->kept, 8 * MIB, 99));
+        bfc_disconnect(s->victim);
+        rig_stop(s->rig);
+}
+
+/* ---- offenders ------------------------------------------------------------ */
+
+static struct raw *stranger(struct scene *s) /* connected, no hello */
+{
+        struct raw *raw = NULL;
+
+        ck_assert_int_eq(raw_open(s->rig->socket, &raw), 0);
+        return raw;
+}
+
+static struct raw *member(struct scene *s)
+{
+        struct raw *raw = raw_connect(s->rig->socket, "red");
+
+        ck_assert_ptr_nonnull(raw);
+        return raw;
+}
+
+/* Ends the offender, whom the daemon must have thrown out. */
+static void assert_thrown_out(struct scene *s, struct raw *raw, const char *what)
+{
+        ck_assert_msg(raw_wait_hang_up(raw, HANG_UP_MS) == 0, "%s: no hang-up", what);
+        raw_close(raw);
+        assert_victim_lives(s);
+}
+
+/* Ends the offender, who got a refusal or was thrown out. */
+static void assert_not_served(struct scene *s, struct raw *raw, const char *what)
+{
+        Bfcd__Reply *reply = NULL;
+        int r = raw_receive(raw, HANG_UP_MS, &reply);
+
+        ck_assert_msg(r == RAW_HUNG_UP || (r == 0 && reply->body_case == BFCD__REPLY__BODY_REFUSAL),
+                      "%s: neither refused nor thrown out (%d)", what, r);
+        if (reply)
+                bfcd__reply__free_unpacked(reply, NULL);
+        raw_close(raw);
+        assert_victim_lives(s);
+}
+
+/* Requests by hand, each with the body that its case needs. */
+static Bfcd__Request request_of(int body_case)
+{
+        static Bfcd__Hello hello = BFCD__HELLO__INIT;
+        static Bfcd__Malloc malloc_body = BFCD__MALLOC__INIT;
+        static Bfcd__Free free_body = BFCD__FREE__INIT;
+        static Bfcd__Usage usage = BFCD__USAGE__INIT;
+        static Bfcd__List list = BFCD__LIST__INIT;
+        static Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        static Bfcd__Ack ack = BFCD__ACK__INIT;
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+
+        hello.version = 1;
+        list.kind = BFCD__LIST__KIND__STATUS;
+        malloc_body.n_bytes = 4096;
+        request.body_case = (Bfcd__Request__BodyCase)body_case;
+        switch (body_case) {
+        case BFCD__REQUEST__BODY_HELLO:
+                request.hello = &hello;
+                break;
+        case BFCD__REQUEST__BODY_MALLOC:
+                request.malloc = &malloc_body;
+                break;
+        case BFCD__REQUEST__BODY_FREE:
+                request.free = &free_body;
+                break;
+        case BFCD__REQUEST__BODY_USAGE:
+                request.usage = &usage;
+                break;
+        case BFCD__REQUEST__BODY_LIST:
+                request.list = &list;
+                break;
+        case BFCD__REQUEST__BODY_GOODBYE:
+                request.goodbye = &goodbye;
+                break;
+        case BFCD__REQUEST__BODY_ACK:
+                request.ack = &ack;
+                break;
+        default:
+                break;
+        }
+        return request;
+}
+
+/* ---- frames --------------------------------------------------------------- */
+
+static const struct {
+        const char *what;
+        const char *bytes;
+        size_t n_bytes;
+} broken[] = {
+        { "a frame of length 0", "\0\0\0\0", 4 },
+        { "a frame of 65537 bytes", "\x01\x00\x01\x00", 4 },
+        { "a frame of 2^32 - 1 bytes", "\xff\xff\xff\xff", 4 },
+        { "a frame of 2^31 bytes", "\x00\x00\x00\x80", 4 },
+        { "a payload that is no message", "\x05\x00\x00\x00\xff\xff\xff\xff\xff", 9 },
+        { "a field that ends early", "\x04\x00\x00\x00\x12\x7f\x08\x01", 8 },
+        { "another protocol", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", 26 },
+};
+
+START_TEST(broken_frames)
+{
+        struct scene s = scene_new();
+
+        for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+                struct raw *raw = stranger(&s);
+
+                ck_assert_int_eq(raw_send_bytes(raw, broken[i].bytes, broken[i].n_bytes), 0);
+                assert_thrown_out(&s, raw, broken[i].what);
+                raw = member(&s);
+                ck_assert_int_eq(raw_send_bytes(raw, broken[i].bytes, broken[i].n_bytes), 0);
+                assert_thrown_out(&s, raw, broken[i].what);
+        }
+        scene_end(&s);
+}
+END_TEST
+
+/* The admin socket is held to the same rules. */
+START_TEST(broken_frames_on_the_admin_socket)
+{
+        struct scene s = scene_new();
+
+        for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+                struct raw *raw = raw_connect(s.rig->admin_socket, NULL);
+
+                ck_assert_ptr_nonnull(raw);
+                ck_assert_int_eq(raw_send_bytes(raw, broken[i].bytes, broken[i].n_bytes), 0);
+                assert_thrown_out(&s, raw, broken[i].what);
+        }
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(garbage)
+{
+        struct scene s = scene_new();
+        unsigned short random[3] = { 5, 6, 7 };
+        uint8_t bytes[4096];
+
+        for (unsigned round = 0; round < 50; round++) {
+                struct raw *raw = round % 2 ? member(&s) : stranger(&s);
+
+                for (size_t i = 0; i < sizeof(bytes); i++)
+                        bytes[i] = (uint8_t)nrand48(random);
+                if (round % 4 < 2) /* a length that is right, so that the payload is looked at */
+                        memcpy(bytes, "\xfc\x0f\x00\x00", 4);
+                (void)raw_send_bytes(raw, bytes, sizeof(bytes)); /* it may hang up before the end */
+                shutdown(raw->fd, SHUT_WR);
+                assert_thrown_out(&s, raw, "garbage");
+        }
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(half_a_frame_then_silence)
+{
+        struct scene s = scene_new();
+        struct raw *silent[32];
+
+        for (size_t i = 0; i < 32; i++) {
+                silent[i] = i % 2 ? member(&s) : stranger(&s);
+                ck_assert_int_eq(raw_send_bytes(silent[i], "\x00\x01\x00\x00half", i % 8 + 1), 0);
+        }
+        assert_victim_lives(&s);
+        usleep(200000);
+        assert_victim_lives(&s);
+        for (size_t i = 0; i < 32; i++)
+                raw_close(silent[i]);
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(a_request_byte_by_byte_is_served)
+{
+        struct scene s = scene_new();
+        struct raw *raw = member(&s);
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_USAGE);
+        uint8_t frame[64];
+        Bfcd__Reply *reply;
+        size_t n_bytes;
+
+        request.id = 77;
+        n_bytes = bfcd__request__pack(&request, frame + 4);
+        memcpy(frame, &(uint32_t){ (uint32_t)n_bytes }, 4);
+        for (size_t i = 0; i < n_bytes + 4; i++) {
+                ck_assert_int_eq(raw_send_bytes(raw, frame + i, 1), 0);
+                usleep(1000);
+        }
+        ck_assert_int_eq(raw_receive(raw, RAW_TIMEOUT_MS, &reply), 0);
+        ck_assert_uint_eq(reply->id, 77);
+        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_USAGE);
+        bfcd__reply__free_unpacked(reply, NULL);
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(many_requests_in_one_write_are_served_in_order)
+{
+        enum { N = 200 };
+        struct scene s = scene_new();
+        struct raw *raw = member(&s);
+        uint8_t bytes[64 * N];
+        size_t n_bytes = 0;
+
+        for (unsigned i = 1; i <= N; i++) {
+                Bfcd__Request request = request_of(BFCD__REQUEST__BODY_MALLOC);
+                size_t n;
+
+                request.id = i;
+                n = bfcd__request__pack(&request, bytes + n_bytes + 4);
+                memcpy(bytes + n_bytes, &(uint32_t){ (uint32_t)n }, 4);
+                n_bytes += n + 4;
+        }
+        ck_assert_int_eq(raw_send_bytes(raw, bytes, n_bytes), 0);
+        for (unsigned i = 1; i <= N; i++) {
+                Bfcd__Reply *reply;
+
+                ck_assert_int_eq(raw_receive(raw, RAW_TIMEOUT_MS, &reply), 0);
+                ck_assert_uint_eq(reply->id, i);
+                ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_BLOCK);
+                bfcd__reply__free_unpacked(reply, NULL);
+        }
+        ck_assert_uint_eq(rig_figures(s.rig, "red", "train").num_blocks, N);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- messages out of order ------------------------------------------------ */
+
+START_TEST(nothing_before_hello)
+{
+        static const int bodies[] = {
+                BFCD__REQUEST__BODY_MALLOC, BFCD__REQUEST__BODY_FREE, BFCD__REQUEST__BODY_USAGE,
+                BFCD__REQUEST__BODY_LIST,   BFCD__REQUEST__BODY_ACK,  BFCD__REQUEST__BODY__NOT_SET,
+        };
+        struct scene s = scene_new();
+
+        for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+                struct raw *raw = stranger(&s);
+                Bfcd__Request request = request_of(bodies[i]);
+
+                ck_assert_int_eq(raw_send(raw, &request), 0);
+                assert_not_served(&s, raw, "a request before hello");
+        }
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(messages_that_break_the_rules)
+{
+        struct scene s = scene_new();
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_HELLO);
+        struct raw *raw = member(&s);
+
+        ck_assert_int_eq(raw_send(raw, &request), 0);
+        assert_not_served(&s, raw, "a second hello");
+
+        raw = member(&s);
+        request = request_of(BFCD__REQUEST__BODY__NOT_SET);
+        ck_assert_int_eq(raw_send(raw, &request), 0);
+        assert_not_served(&s, raw, "no body");
+
+        raw = member(&s); /* id 7, and field 99 that no version knows */
+        ck_assert_int_eq(raw_send_frame(raw, "\x08\x07\x9a\x06\x00", 5), 0);
+        assert_not_served(&s, raw, "an unknown body");
+
+        raw = member(&s); /* Malloc with id 0: its reply could not be told from Extents */
+        ck_assert_int_eq(raw_send_frame(raw, "\x1a\x02\x10\x40", 4), 0);
+        assert_not_served(&s, raw, "request id 0");
+
+        raw = stranger(&s); /* a Hello with a version that never was */
+        request = request_of(BFCD__REQUEST__BODY_HELLO);
+        request.hello->version = 0;
+        ck_assert_int_eq(raw_send(raw, &request), 0);
+        assert_not_served(&s, raw, "version 0");
+        scene_end(&s);
+}
+END_TEST
+
+static int send_ack(struct raw *raw, uint64_t sequence)
+{
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_ACK);
+
+        request.ack->sequence = sequence;
+        return raw_send(raw, &request);
+}
+
+START_TEST(acks_of_what_was_never_sent)
+{
+        static const uint64_t beyond[] = { 1, 2, 1000, UINT64_MAX };
+        struct scene s = scene_new();
+        Bfcd__Block block;
+        struct raw *raw;
+
+        for (size_t i = 0; i < 4; i++) {
+                raw = member(&s);
+                raw->ack = false;
+                ck_assert_int_eq(raw_malloc(raw, 0, 2 * MIB, &block), 0);
+                ck_assert_int_eq(send_ack(raw, raw->last_sequence + beyond[i]), 0);
+                assert_thrown_out(&s, raw, "an ack from the future");
+        }
+        raw = member(&s); /* once more for what is acknowledged already: odd, harmless */
+        ck_assert_int_eq(raw_malloc(raw, 0, 2 * MIB, &block), 0);
+        (void)send_ack(raw, raw->last_sequence);
+        (void)send_ack(raw, 0);
+        usleep(50000);
+        assert_victim_lives(&s);
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- fds ------------------------------------------------------------------ */
+
+START_TEST(clients_never_send_fds)
+{
+        struct scene s = scene_new();
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_USAGE);
+        int fds[32];
+        uint8_t frame[64];
+        size_t n_bytes;
+
+        request.id = 5;
+        n_bytes = bfcd__request__pack(&request, frame + 4);
+        memcpy(frame, &(uint32_t){ (uint32_t)n_bytes }, 4);
+        for (size_t i = 0; i < 32; i++)
+                fds[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        for (size_t n_fds = 1; n_fds <= 32; n_fds += 31) {
+                struct raw *raw = member(&s);
+
+                ck_assert_int_eq(raw_send_fds(raw, frame, n_bytes + 4, fds, n_fds), 0);
+                assert_thrown_out(&s, raw, "fds with a good request");
+                raw = stranger(&s);
+                ck_assert_int_eq(raw_send_fds(raw, "\x05", 1, fds, n_fds), 0);
+                assert_thrown_out(&s, raw, "fds with half a frame");
+        }
+        for (size_t i = 0; i < 32; i++)
+                close(fds[i]);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- requests that make no sense ------------------------------------------ */
+
+START_TEST(sizes_and_partitions_that_cannot_be)
+{
+        static const uint64_t huge[] = { UINT64_C(1) << 63, UINT64_MAX, UINT64_MAX - 255, INT64_MAX,
+                                         (UINT64_C(1) << 40) + 1 };
+        struct scene s = scene_new();
+        struct raw *raw = member(&s);
+        Bfcd__Figures figures;
+        Bfcd__Block block;
+        int r;
+
+        ck_assert_int_eq(raw_malloc(raw, 0, 0, &block), -EINVAL);
+        ck_assert_str_ne(raw_refusal(), "");
+        for (size_t i = 0; i < sizeof(huge) / sizeof(huge[0]); i++) {
+                r = raw_malloc(raw, 0, huge[i], &block);
+                ck_assert_msg(r == -EINVAL || r == -EDQUOT || r == -ENOMEM, "%llu bytes: %d",
+                              (unsigned long long)huge[i], r);
+                ck_assert_str_ne(raw_refusal(), "");
+        }
+        for (uint32_t i = 1; i != 0; i = i * 16 + 15) {
+                r = raw_malloc(raw, i, 4096, &block);
+                ck_assert_msg(r == -EINVAL || r == -ENOENT, "partition %u: %d", i, r);
+                r = raw_usage(raw, i, &figures);
+                ck_assert_msg(r == -EINVAL || r == -ENOENT, "usage of partition %u: %d", i, r);
+                if (i == UINT32_MAX)
+                        break;
+        }
+        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &block), 0);
+        ck_assert_uint_eq(rig_figures(s.rig, "red", "train").bytes_in_use, 4096);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(frees_of_what_is_not_ones_own)
+{
+        struct scene s = scene_new();
+        struct bfc_block_info victims = { .struct_size = sizeof(victims) };
+        struct raw *raw = member(&s), *sibling = member(&s);
+        Bfcd__Block mine, of_sibling, next;
+
+        ck_assert_ok(bfc_block_info(s.victim, s.kept, &victims));
+        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &mine), 0);
+        ck_assert_int_eq(raw_malloc(sibling, 0, 4096, &of_sibling), 0);
+        ck_assert_int_eq(raw_free(raw, victims.block_id), -EINVAL);
+        ck_assert_str_ne(raw_refusal(), "");
+        ck_assert_int_eq(raw_free(raw, of_sibling.block_id), -EINVAL); /* nor its tenant's other session's */
+        ck_assert_int_eq(raw_free(raw, 0), -EINVAL);
+        ck_assert_int_eq(raw_free(raw, UINT64_MAX), -EINVAL);
+        ck_assert_int_eq(raw_free(raw, mine.block_id + (UINT64_C(1) << 32)), -EINVAL); /* a next generation */
+        for (uint64_t id = 0; id < 2000; id++)
+                ck_assert_msg(id == mine.block_id || raw_free(raw, id) == -EINVAL, "free of id %llu",
+                              (unsigned long long)id);
+        ck_assert_int_eq(raw_free(raw, mine.block_id), 0);
+        ck_assert_int_eq(raw_free(raw, mine.block_id), -EINVAL);
+        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &next), 0); /* the same place, another id */
+        ck_assert_uint_ne(next.block_id, mine.block_id);
+        ck_assert_int_eq(raw_free(raw, mine.block_id), -EINVAL);
+        ck_assert_uint_eq(rig_figures(s.rig, "red", "train").num_blocks, 2);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        ck_assert_int_eq(raw_goodbye(sibling), 0);
+        raw_close(raw);
+        raw_close(sibling);
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(lists_that_cannot_be)
+{
+        struct scene s = scene_new();
+        struct raw *raw = member(&s);
+        Bfcd__Reply *page;
+        Bfcd__Block block;
+
+        ck_assert_int_lt(raw_list(raw, (Bfcd__List__Kind)99, 0, &page), 0);
+        for (int kind = 0; kind <= BFCD__LIST__KIND__WHOAMI; kind++) {
+                if (raw_list(raw, (Bfcd__List__Kind)kind, UINT64_MAX, &page) == 0)
+                        bfcd__reply__free_unpacked(page, NULL);
+                if (raw_list(raw, (Bfcd__List__Kind)kind, UINT32_MAX, &page) == 0)
+                        bfcd__reply__free_unpacked(page, NULL);
+        }
+        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &block), 0);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(requests_after_goodbye)
+{
+        struct scene s = scene_new();
+        struct raw *raw = member(&s);
+        Bfcd__Block block;
+
+        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &block), 0);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        ck_assert_int_lt(raw_malloc(raw, 0, 4096, &block), 0);
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- slow and many -------------------------------------------------------- */
+
+static uint64_t resident_kib(pid_t pid)
+{
+        char path[40], *text, *line;
+        uint64_t n = 0;
+
+        snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+        text = file_text(path);
+        line = text ? strstr(text, "RssAnon:") : NULL;
+        if (line)
+                n = strtoull(line + strlen("RssAnon:"), NULL, 10);
+        free(text);
+        ck_assert_uint_gt(n, 0);
+        return n;
+}
+
+/* Sends without ever reading until the daemon takes no more, or hangs up. */
+START_TEST(a_client_that_never_reads)
+{
+        struct scene s = scene_new();
+        struct raw *raw = member(&s);
+        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_LIST);
+        uint64_t before = resident_kib(s.rig->pid), n_sent = 0;
+        uint8_t frames[64 * 1024];
+        size_t n_bytes = 0, at = 0;
+        Bfcd__Block block;
+
+        for (unsigned i = 0; i < 1000; i++) /* so that each reply is a big one */
+                ck_assert_int_eq(raw_malloc(raw, 0, 256, &block), 0);
+        request.id = 1000000;
+        request.list->kind = BFCD__LIST__KIND__BLOCKS;
+        while (n_bytes + 64 < sizeof(frames)) {
+                size_t n = bfcd__request__pack(&request, frames + n_bytes + 4);
+
+                memcpy(frames + n_bytes, &(uint32_t){ (uint32_t)n }, 4);
+                n_bytes += n + 4;
+        }
+        for (;;) {
+                struct pollfd poll_fd = { .fd = raw->fd, .events = POLLOUT };
+                ssize_t n = send(raw->fd, frames + at, n_bytes - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+                ck_assert_uint_lt(n_sent, 64 * MIB); /* else it takes whatever comes */
+                if (n < 0 && errno != EAGAIN)
+                        break; /* dropped */
+                if (n > 0) {
+                        n_sent += (uint64_t)n;
+                        at = (at + (size_t)n) % n_bytes;
+                }
+                if (n < 0 && poll(&poll_fd, 1, 1000) == 0)
+                        break; /* paused */
+                assert_victim_lives(&s);
+        }
+        ck_assert_uint_lt(resident_kib(s.rig->pid), before + 32 * 1024);
+        assert_victim_lives(&s);
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+/* Takes extents and never says that it mapped them: at most 64 are under way. */
+START_TEST(a_client_that_never_acknowledges)
+{
+        struct scene s = scene_new();
+        struct raw *raw = member(&s);
+        unsigned n_blocks = 0;
+        Bfcd__Reply *reply;
+        int r = 0;
+
+        raw->ack = false;
+        while (n_blocks < 100) {
+                Bfcd__Request request = request_of(BFCD__REQUEST__BODY_MALLOC);
+
+                request.malloc->n_bytes = 2 * MIB;
+                ck_assert_int_eq(raw_send(raw, &request), 0);
+                r = raw_receive(raw, 1000, &reply);
+                if (r != 0)
+                        break;
+                r = reply->body_case == BFCD__REPLY__BODY_BLOCK ? 0 : -1;
+                bfcd__reply__free_unpacked(reply, NULL);
+                if (r != 0)
+                        break;
+                n_blocks++;
+        }
+        ck_assert_msg(r != 0, "%u blocks of 2 MiB without an ack", n_blocks);
+        ck_assert_uint_le(raw->n_extents, 64);
+        assert_victim_lives(&s);
+        if (r == RAW_TIMEOUT) { /* paused: an ack lets it go on */
+                ck_assert_int_eq(send_ack(raw, raw->last_sequence), 0);
+                raw->ack = true;
+                ck_assert_int_eq(raw_receive(raw, RAW_TIMEOUT_MS, &reply), 0);
+                ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_BLOCK);
+                bfcd__reply__free_unpacked(reply, NULL);
+                ck_assert_int_eq(raw_goodbye(raw), 0);
+        }
+        raw_close(raw);
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(two_hundred_come_and_go)
+{
+        struct scene s = scene_new();
+
+        for (unsigned i = 0; i < 200; i++) {
+                struct raw *raw = i % 3 == 0 ? member(&s) : stranger(&s);
+
+                if (i % 3 == 1)
+                        (void)raw_send_bytes(raw, "\x05\x00", 2);
+                raw_close(raw);
+                if (i % 20 == 0)
+                        assert_victim_lives(&s);
+        }
+        scene_end(&s);
+}
+END_TEST
+
+/* A session in the middle of everything vanishes: its requests are under way. */
+START_TEST(hang_ups_with_requests_under_way)
+{
+        struct scene s = scene_new();
+
+        for (unsigned i = 0; i < 50; i++) {
+                struct raw *raw = member(&s);
+
+                for (unsigned j = 0; j < 4; j++) {
+                        Bfcd__Request request = request_of(BFCD__REQUEST__BODY_MALLOC);
+
+                        request.malloc->n_bytes = (i % 5 + 1) * 4 * MIB; /* backing takes a while */
+                        ck_assert_int_eq(raw_send(raw, &request), 0);
+                }
+                if (i % 2) {
+                        Bfcd__Request goodbye = request_of(BFCD__REQUEST__BODY_GOODBYE);
+
+                        ck_assert_int_eq(raw_send(raw, &goodbye), 0);
+                }
+                usleep(i * 200);
+                raw_close(raw);
+                if (i % 10 == 0)
+                        assert_victim_lives(&s);
+        }
+        scene_end(&s);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                broken_frames,
+                broken_frames_on_the_admin_socket,
+                garbage,
+                half_a_frame_then_silence,
+                a_request_byte_by_byte_is_served,
+                many_requests_in_one_write_are_served_in_order,
+                nothing_before_hello,
+                messages_that_break_the_rules,
+                acks_of_what_was_never_sent,
+                clients_never_send_fds,
+                sizes_and_partitions_that_cannot_be,
+                frees_of_what_is_not_ones_own,
+                lists_that_cannot_be,
+                requests_after_goodbye,
+                a_client_that_never_reads,
+                a_client_that_never_acknowledges,
+                two_hundred_come_and_go,
+                hang_ups_with_requests_under_way,
+                NULL,
+        };
+
+        return harness_main(harness_suite("bad input", tests));
+}

@@ -1,0 +1,462 @@
+/* An extent's next life: whoever kept an fd, a mapping or a child of a former
+ * owner reads nothing of what the next tenant writes, and changes none of it.
+ * And what a tenant gets for the first time is zero.
+ *
+ * The accomplice has no session. It got the fds over a socketpair or by fork,
+ * and looks at them, forwards and backwards, after the owner has gone.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "tests/integration/harness.h"
+
+#define PARTITION   (32 * MIB)
+#define OWNERS      0x0e /* what the first owner writes */
+#define SECRET      0x5e /* what the next tenant writes */
+#define INTRUDERS   0x66 /* what the accomplice writes */
+#define MAX_EXTENTS 64
+
+static const struct rig_config one_partition = {
+        .partitions = "      - {name: train, limit: 32MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 32MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+        .top = "timeouts: {quarantine: 60s}\n",
+};
+
+/* ---- what was kept -------------------------------------------------------- */
+
+struct kept {
+        size_t n;
+        int fds[MAX_EXTENTS];
+        uint8_t *mappings[MAX_EXTENTS];
+        size_t n_bytes[MAX_EXTENTS];
+};
+
+static sigjmp_buf fault;
+
+static void on_fault(int number)
+{
+        siglongjmp(fault, number);
+}
+
+/* Looks for the secret through the mapping; a fault is as good as nothing found. */
+static bool mapping_shows(const struct kept *kept, size_t i, uint8_t value)
+{
+        if (sigsetjmp(fault, 1))
+                return false;
+        return memchr(kept->mappings[i], value, kept->n_bytes[i]) != NULL;
+}
+
+static bool fd_shows(const struct kept *kept, size_t i, uint8_t value)
+{
+        static uint8_t piece[256 * 1024];
+        off_t at = 0;
+        ssize_t n;
+
+        while ((n = pread(kept->fds[i], piece, sizeof(piece), at)) > 0) {
+                if (memchr(piece, value, (size_t)n))
+                        return true;
+                at += n;
+        }
+        return false;
+}
+
+/* A mapping made now, by an accomplice that had kept the fd alone. */
+static bool fresh_mapping_shows(const struct kept *kept, size_t i, uint8_t value)
+{
+        struct kept fresh = *kept;
+        bool shows;
+
+        fresh.mappings[i] = mmap(NULL, kept->n_bytes[i], PROT_READ, MAP_SHARED, kept->fds[i], 0);
+        if (fresh.mappings[i] == MAP_FAILED)
+                return false;
+        shows = mapping_shows(&fresh, i, value);
+        munmap(fresh.mappings[i], kept->n_bytes[i]);
+        return shows;
+}
+
+static bool kept_shows(const struct kept *kept, uint8_t value)
+{
+        for (size_t i = 0; i < kept->n; i++) {
+                if (mapping_shows(kept, i, value) || fd_shows(kept, i, value) ||
+                    fresh_mapping_shows(kept, i, value))
+                        return true;
+        }
+        return false;
+}
+
+static void mapping_deface(const struct kept *kept, size_t i)
+{
+        if (sigsetjmp(fault, 1) == 0)
+                memset(kept->mappings[i], INTRUDERS, kept->n_bytes[i]);
+}
+
+static void kept_deface(const struct kept *kept)
+{
+        static uint8_t piece[256 * 1024];
+
+        memset(piece, INTRUDERS, sizeof(piece));
+        for (size_t i = 0; i < kept->n; i++) {
+                mapping_deface(kept, i);
+                for (size_t at = 0; at < kept->n_bytes[i]; at += sizeof(piece))
+                        (void)!pwrite(kept->fds[i], piece, sizeof(piece), (off_t)at);
+        }
+}
+
+/* Neither may it make the memory come back by its own means. */
+static void kept_misuse(const struct kept *kept)
+{
+        for (size_t i = 0; i < kept->n; i++) {
+                (void)!ftruncate(kept->fds[i], 0);
+                (void)!ftruncate(kept->fds[i], 1 << 20);
+                (void)!fcntl(kept->fds[i], F_ADD_SEALS, F_SEAL_WRITE);
+        }
+}
+
+/* ---- the owner ------------------------------------------------------------ */
+
+struct play {
+        char socket[96];
+        bool by_fork;         /* the accomplice is the owner's child, not a stranger with fds */
+        bool says_goodbye;    /* the owner leaves in peace, or is killed */
+        int pair[2];          /* owner to accomplice */
+        struct gate has_all;  /* accomplice: I keep everything */
+        struct gate look_now; /* test: the next tenant has written */
+        struct gate looked;
+        struct gate finish;
+};
+
+/* Everything the tenant's limit holds, filled, as extents mapped by hand. */
+static struct raw *own_everything(const struct play *play, struct kept *ret_kept)
+{
+        struct raw *raw = raw_connect(play->socket, "red");
+        Bfcd__Block block;
+
+        REQUIRE(raw, "no connection");
+        while (raw_malloc(raw, 0, 1 * MIB, &block) == 0)
+                ;
+        REQUIRE(raw->n_extents > 0 && raw->n_extents <= MAX_EXTENTS, "%zu extents", raw->n_extents);
+        ret_kept->n = raw->n_extents;
+        for (size_t i = 0; i < raw->n_extents; i++) {
+                const struct raw_extent *e = raw->extents + i;
+
+                ret_kept->fds[i] = e->fd;
+                ret_kept->n_bytes[i] = e->n_bytes;
+                ret_kept->mappings[i] = mmap(NULL, e->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
+                REQUIRE(ret_kept->mappings[i] != MAP_FAILED, "mmap: %s", strerror(errno));
+                REQUIRE(all_bytes_are(ret_kept->mappings[i], e->n_bytes, 0), "fresh memory is not zero");
+                memset(ret_kept->mappings[i], OWNERS, e->n_bytes);
+        }
+        return raw;
+}
+
+static void hand_over(int socket, const struct kept *kept)
+{
+        for (size_t i = 0; i < kept->n; i++) {
+                struct raw wire = { .fd = socket }; /* for its way of sending fds */
+
+                REQUIRE(raw_send_fds(&wire, &kept->n_bytes[i], sizeof(kept->n_bytes[i]), kept->fds + i, 1) ==
+                                0,
+                        "handing over");
+        }
+        shutdown(socket, SHUT_WR);
+}
+
+static void take_over(int socket, struct kept *ret_kept)
+{
+        union {
+                char bytes[CMSG_SPACE(sizeof(int))];
+                struct cmsghdr align;
+        } control;
+
+        for (;;) {
+                size_t n_bytes = 0, i = ret_kept->n;
+                struct iovec iov = { .iov_base = &n_bytes, .iov_len = sizeof(n_bytes) };
+                struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+                message.msg_control = control.bytes;
+                message.msg_controllen = sizeof(control.bytes);
+                if (recvmsg(socket, &message, 0) <= 0)
+                        return;
+                REQUIRE(i < MAX_EXTENTS && CMSG_FIRSTHDR(&message), "taking over");
+                memcpy(&ret_kept->fds[i], CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(int));
+                ret_kept->n_bytes[i] = n_bytes;
+                ret_kept->mappings[i] =
+                        mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ret_kept->fds[i], 0);
+                REQUIRE(ret_kept->mappings[i] != MAP_FAILED, "mmap: %s", strerror(errno));
+                ret_kept->n++;
+        }
+}
+
+static void spy(struct play *play, const struct kept *kept)
+{
+        REQUIRE(kept->n > 0, "the accomplice got nothing");
+        signal(SIGSEGV, on_fault);
+        signal(SIGBUS, on_fault);
+        REQUIRE(kept_shows(kept, OWNERS), "the spy's eyes are no good");
+        gate_open(&play->has_all);
+        REQUIRE(gate_wait(&play->look_now, 60000), "nobody called");
+        REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable");
+        REQUIRE(!kept_shows(kept, OWNERS), "the pages were not given back");
+        kept_deface(kept);
+        kept_misuse(kept);
+        gate_open(&play->looked);
+        REQUIRE(gate_wait(&play->finish, 60000), "nobody called");
+        REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable, in the end");
+        gate_open(&play->looked);
+}
+
+static void be_accomplice(void *arg)
+{
+        struct play *play = arg;
+        struct kept kept = { 0 };
+
+        close(play->pair[0]);
+        take_over(play->pair[1], &kept);
+        spy(play, &kept);
+}
+
+static void be_owner(void *arg)
+{
+        struct play *play = arg;
+        struct kept kept = { 0 };
+        struct raw *raw = own_everything(play, &kept);
+
+        if (play->by_fork) {
+                if (fork() == 0) {
+                        /* Not the socket: that the owner has gone must be seen. */
+                        close(raw->fd);
+                        spy(play, &kept);
+                        _exit(0);
+                }
+        } else {
+                hand_over(play->pair[0], &kept);
+        }
+        if (!play->says_goodbye)
+                pause(); /* until killed */
+        REQUIRE(gate_wait(&play->has_all, 60000), "the accomplice never came");
+        gate_open(&play->has_all);
+        REQUIRE(raw_goodbye(raw) == 0, "%s", raw_refusal());
+        pause();
+}
+
+/* ---- the next tenant ------------------------------------------------------ */
+
+struct next {
+        bfc_client *client;
+        void *blocks[PARTITION / MIB];
+};
+
+/* Takes all of the partition; all of it is zero; writes everywhere. */
+static void take_all(struct rig *rig, struct next *next)
+{
+        next->client = client_open(rig, "blue", NULL);
+        for (size_t i = 0; i < PARTITION / MIB; i++) {
+                ck_assert_ok(bfc_malloc(next->client, MIB, next->blocks + i));
+                ck_assert_msg(all_bytes_are(next->blocks[i], MIB, 0),
+                              "block %zu holds what another tenant wrote", i);
+                memset(next->blocks[i], SECRET, MIB);
+        }
+}
+
+static void assert_untouched(const struct next *next)
+{
+        for (size_t i = 0; i < PARTITION / MIB; i++)
+                ck_assert_msg(all_bytes_are(next->blocks[i], MIB, SECRET), "block %zu was changed", i);
+}
+
+static void assert_next_life(bool by_fork, bool says_goodbye)
+{
+        struct rig *rig = rig_start(&one_partition);
+        struct play play = { .by_fork = by_fork, .says_goodbye = says_goodbye };
+        pid_t owner, accomplice = 0;
+        struct next next;
+
+        strcpy(play.socket, rig->socket);
+        play.has_all = gate_new();
+        play.look_now = gate_new();
+        play.looked = gate_new();
+        play.finish = gate_new();
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, play.pair), 0);
+        if (!by_fork)
+                accomplice = child_start(be_accomplice, &play);
+        owner = child_start(be_owner, &play);
+        close(play.pair[0]);
+        close(play.pair[1]);
+
+        if (says_goodbye) { /* only the goodbye lets go: the owner lives on */
+                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").peak_bytes_in_use == PARTITION, 20000));
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 20000));
+        } else {
+                ck_assert(gate_wait(&play.has_all, 20000));
+                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, PARTITION);
+                child_kill(owner);
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+        }
+        take_all(rig, &next);
+        gate_open(&play.look_now);
+        ck_assert_msg(gate_wait(&play.looked, 30000),
+                      "the accomplice saw something; its message is on stderr");
+        assert_untouched(&next);
+        memset(next.blocks[0], SECRET, MIB); /* once more, over whatever it did */
+        gate_open(&play.finish);
+        ck_assert_msg(gate_wait(&play.looked, 30000), "the accomplice saw something in the end");
+        if (accomplice)
+                child_join(accomplice);
+        assert_untouched(&next);
+        if (says_goodbye)
+                child_kill(owner);
+        bfc_disconnect(next.client);
+        gate_free(&play.has_all);
+        gate_free(&play.look_now);
+        gate_free(&play.looked);
+        gate_free(&play.finish);
+        rig_stop(rig);
+}
+
+START_TEST(fds_passed_on_owner_killed)
+{
+        assert_next_life(false, false);
+}
+END_TEST
+
+START_TEST(fds_passed_on_owner_said_goodbye)
+{
+        assert_next_life(false, true);
+}
+END_TEST
+
+START_TEST(fds_inherited_owner_killed)
+{
+        assert_next_life(true, false);
+}
+END_TEST
+
+START_TEST(fds_inherited_owner_said_goodbye)
+{
+        assert_next_life(true, true);
+}
+END_TEST
+
+/* ---- what an extent lets one do -------------------------------------------- */
+
+/* A client cannot shrink, grow or freeze what it shares with its tenant and the
+ * daemon (a shrunk one would be a SIGBUS for the others). */
+START_TEST(extents_are_sealed)
+{
+        struct rig *rig = rig_start(&one_partition);
+        struct raw *raw = raw_connect(rig->socket, "red");
+        Bfcd__Block block;
+        uint8_t *p;
+        int fd;
+
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(raw_malloc(raw, 0, 1 * MIB, &block), 0);
+        ck_assert_ptr_nonnull(raw_find(raw, block.region_id, block.offset));
+        fd = raw_find(raw, block.region_id, block.offset)->fd;
+        ck_assert_int_lt(ftruncate(fd, 0), 0);
+        ck_assert_int_lt(ftruncate(fd, 1 << 30), 0);
+        ck_assert_int_lt(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
+        ck_assert_int_ne(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+        p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        ck_assert(p != MAP_FAILED);
+        p[0] = 1;
+        munmap(p, 4096);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Two sessions of a tenant see each other's extents, and one tenant's ids never
+ * turn up with another. */
+START_TEST(extents_stay_with_their_tenant)
+{
+        struct rig *rig = rig_start(&one_partition);
+        uint64_t last_id = 0, newest_id = 0;
+
+        for (unsigned round = 0; round < 6; round++) {
+                struct raw *raw = raw_connect(rig->socket, round % 2 ? "red" : "blue");
+                Bfcd__Block block;
+
+                ck_assert_ptr_nonnull(raw);
+                while (raw_malloc(raw, 0, 4 * MIB, &block) == 0)
+                        ;
+                ck_assert_uint_gt(raw->n_extents, 0);
+                for (size_t i = 0; i < raw->n_extents; i++) {
+                        ck_assert_uint_gt(raw->extents[i].id, last_id); /* never used again */
+                        if (raw->extents[i].id > newest_id)
+                                newest_id = raw->extents[i].id;
+                }
+                last_id = newest_id;
+                ck_assert_int_eq(raw_goodbye(raw), 0);
+                raw_close(raw);
+                ck_assert(WAIT_FOR(rig_count(rig).n_extents == 0, SETTLE_MS));
+        }
+        rig_stop(rig);
+}
+END_TEST
+
+static void read_siblings_block(void *arg)
+{
+        const char *socket = arg;
+        struct raw *raw = raw_connect(socket, "red");
+        const struct raw_extent *e;
+        Bfcd__Block block;
+        uint8_t *p;
+
+        REQUIRE(raw, "no connection");
+        REQUIRE(raw_malloc(raw, 0, 4096, &block) == 0, "%s", raw_refusal());
+        e = raw_find(raw, block.region_id, block.offset);
+        REQUIRE(e, "no extent under the block");
+        p = mmap(NULL, e->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
+        REQUIRE(p != MAP_FAILED, "mmap");
+        REQUIRE(memchr(p, OWNERS, e->n_bytes), "what the sibling wrote is not there");
+        memset(p + (block.offset - e->offset), SECRET, 4096);
+        REQUIRE(raw_goodbye(raw) == 0, "%s", raw_refusal());
+}
+
+/* Processes of a tenant share extents: small blocks of two live in one. */
+START_TEST(a_tenants_processes_share_extents)
+{
+        struct rig *rig = rig_start(&one_partition);
+        bfc_client *client = client_open(rig, "red", NULL);
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 4096, &p));
+        memset(p, OWNERS, 4096);
+        child_join(child_start(read_siblings_block, rig->socket));
+        ck_assert(all_bytes_are(p, 4096, OWNERS));
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_extents, 1);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                fds_passed_on_owner_killed,
+                fds_passed_on_owner_said_goodbye,
+                fds_inherited_owner_killed,
+                fds_inherited_owner_said_goodbye,
+                extents_are_sealed,
+                extents_stay_with_their_tenant,
+                a_tenants_processes_share_extents,
+                NULL,
+        };
+
+        return harness_main(harness_suite("extent life", tests));
+}
