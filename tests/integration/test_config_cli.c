@@ -1,0 +1,403 @@
+/* bfcd as a command: --check, bad configs, who owns a socket's path, and the end.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "tests/integration/harness.h"
+
+static const struct rig_config defaults;
+
+static void write_file(const char *folder, const char *name, const char *text)
+{
+        char path[192];
+        FILE *out;
+
+        snprintf(path, sizeof(path), "%s/%s", folder, name);
+        out = fopen(path, "we");
+        ck_assert_ptr_nonnull(out);
+        fputs(text, out);
+        ck_assert_int_eq(fclose(out), 0);
+}
+
+static int check_config(const char *path, char **ret_errors)
+{
+        const char *argv[] = { program_bfcd(), "--check", path, NULL };
+
+        return program_run(argv, NULL, ret_errors);
+}
+
+/* Starts it in the foreground: only for what must not start. */
+static int start_in_vain(const char *path, char **ret_errors)
+{
+        const char *argv[] = { program_bfcd(), "--config", path, NULL };
+
+        return program_run(argv, NULL, ret_errors);
+}
+
+/* ---- --check -------------------------------------------------------------- */
+
+START_TEST(a_good_file_passes)
+{
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, &defaults), *errors;
+
+        rig_write_config(rig, text);
+        ck_assert_int_eq(check_config(rig->config_path, &errors), 0);
+        ck_assert_str_eq(errors, "");
+        ck_assert_msg(access(rig->socket, F_OK) < 0, "--check made a socket");
+        free(errors);
+        free(text);
+        rig_discard(rig);
+}
+END_TEST
+
+static const char bad_config[] = "socket: {path: /tmp/x/bfcd.sock, mode: \"0666\"}\n"        /* 1 */
+                                 "admin_socket: {path: /tmp/x/admin.sock, mode: \"0600\"}\n" /* 2 */
+                                 "colour: blue\n"                                            /* 3 */
+                                 "timeouts: {quarantine: soon}\n"                            /* 4 */
+                                 "devices:\n"                                                /* 5 */
+                                 "  - id: host\n"                                            /* 6 */
+                                 "    size: 1 elephant\n"                                    /* 7 */
+                                 "    partitions:\n"                                         /* 8 */
+                                 "      - {name: train, limit: 64MiB, growth: sometimes}\n"  /* 9 */
+                                 "tenants:\n"                                                /* 10 */
+                                 "  - name: red\n"                                           /* 11 */
+                                 "    match: {uid: [minus]}\n"                               /* 12 */
+                                 "    quotas: [{partition: nowhere, limit: 16MiB}]\n";       /* 13 */
+
+/* One line "PATH:LINE:COLUMN: something" for this line of the file. */
+static void assert_error_at(const char *errors, const char *path, unsigned line)
+{
+        char start[160];
+        const char *at;
+        unsigned column;
+
+        snprintf(start, sizeof(start), "%s:%u:", path, line);
+        at = strstr(errors, start);
+        ck_assert_msg(at, "no error at line %u in:\n%s", line, errors);
+        ck_assert_msg(at == errors || at[-1] == '\n', "the error at line %u begins inside a line", line);
+        ck_assert_msg(sscanf(at + strlen(start), "%u:", &column) == 1 && column > 0,
+                      "no column in the error at line %u:\n%s", line, errors);
+}
+
+START_TEST(a_bad_file_is_reported_all_at_once)
+{
+        static const unsigned lines[] = { 3, 4, 7, 9, 12, 13 };
+        struct rig *rig = rig_folder();
+        char *errors;
+        int status;
+
+        rig_write_config(rig, bad_config);
+        status = check_config(rig->config_path, &errors);
+        ck_assert_int_gt(status, 0);
+        ck_assert_int_lt(status, 128);
+        for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
+                assert_error_at(errors, rig->config_path, lines[i]);
+        free(errors);
+        /* And it does not start with it, for the same reasons. */
+        status = start_in_vain(rig->config_path, &errors);
+        ck_assert_int_gt(status, 0);
+        ck_assert_int_lt(status, 128);
+        assert_error_at(errors, rig->config_path, 3);
+        assert_error_at(errors, rig->config_path, 13);
+        free(errors);
+        rig_discard(rig);
+}
+END_TEST
+
+START_TEST(what_cannot_be_read)
+{
+        struct rig *rig = rig_folder();
+        char *errors;
+        int status;
+
+        status = check_config("/nowhere/bfcd.yaml", &errors);
+        ck_assert(status > 0 && status < 128);
+        ck_assert_ptr_nonnull(strstr(errors, "/nowhere/bfcd.yaml"));
+        free(errors);
+        status = start_in_vain("/nowhere/bfcd.yaml", &errors);
+        ck_assert(status > 0 && status < 128);
+        ck_assert_ptr_nonnull(strstr(errors, "/nowhere/bfcd.yaml"));
+        free(errors);
+        status = check_config(rig->folder, &errors); /* a folder */
+        ck_assert(status > 0 && status < 128);
+        ck_assert_str_ne(errors, "");
+        free(errors);
+        rig_write_config(rig, "");
+        status = check_config(rig->config_path, &errors);
+        ck_assert(status > 0 && status < 128);
+        ck_assert_str_ne(errors, "");
+        free(errors);
+        rig_write_config(rig, "devices: [unclosed\n");
+        status = check_config(rig->config_path, &errors);
+        ck_assert(status > 0 && status < 128);
+        ck_assert_ptr_nonnull(strstr(errors, rig->config_path));
+        free(errors);
+        rig_discard(rig);
+}
+END_TEST
+
+START_TEST(options_that_do_not_exist)
+{
+        static const char *const wrong[] = { "--frobnicate", "stray", "--check" };
+        const char *version[] = { program_bfcd(), "--version", NULL };
+        const char *help[] = { program_bfcd(), "--help", NULL };
+        char *out, *errors;
+
+        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+                const char *argv[] = { program_bfcd(), wrong[i], NULL };
+                int status = program_run(argv, NULL, &errors);
+
+                ck_assert_msg(status > 0 && status < 128, "bfcd %s: status %d", wrong[i], status);
+                ck_assert_str_ne(errors, "");
+                free(errors);
+        }
+        ck_assert_int_eq(program_run(version, &out, NULL), 0);
+        ck_assert_ptr_nonnull(strstr(out, bfc_version())); /* daemon and library are built together */
+        free(out);
+        ck_assert_int_eq(program_run(help, &out, NULL), 0);
+        ck_assert_ptr_nonnull(strstr(out, "--config"));
+        ck_assert_ptr_nonnull(strstr(out, "--check"));
+        free(out);
+}
+END_TEST
+
+/* ---- conf.d --------------------------------------------------------------- */
+
+START_TEST(tenants_come_from_a_folder_too)
+{
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, &defaults), folder[128], tenant[256], *errors;
+        bfc_client *client;
+
+        rig_write_config(rig, text);
+        free(text);
+        snprintf(folder, sizeof(folder), "%s/conf.d", rig->folder);
+        ck_assert_int_eq(mkdir(folder, 0755), 0);
+        snprintf(tenant, sizeof(tenant),
+                 "tenants:\n"
+                 "  - name: late\n"
+                 "    match: {uid: [%u]}\n"
+                 "    quotas: [{partition: train, limit: 4MiB}]\n",
+                 (unsigned)getuid());
+        write_file(folder, "20-late.yaml", tenant);
+        write_file(folder, "notes.txt", "this is no YAML: [\n"); /* not its business */
+        ck_assert_int_eq(check_config(rig->config_path, NULL), 0);
+        rig->pid = rig_spawn_daemon(rig);
+        ck_assert(WAIT_FOR(rig_answers(rig), 20000));
+        client = client_open(rig, "late", NULL);
+        ck_assert_str_eq(bfc_tenant(client), "late");
+        bfc_disconnect(client);
+        rig_terminate(rig);
+
+        write_file(folder, "30-wrong.yaml", "tenants:\n  - name: late\n    quotas: 7\n");
+        ck_assert_int_gt(check_config(rig->config_path, &errors), 0);
+        ck_assert_ptr_nonnull(strstr(errors, "30-wrong.yaml:"));
+        free(errors);
+        rig_discard(rig);
+}
+END_TEST
+
+/* ---- sockets -------------------------------------------------------------- */
+
+START_TEST(a_second_daemon_keeps_out)
+{
+        struct rig *rig = rig_start(&defaults);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        char *errors;
+        int status;
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
+        status = start_in_vain(rig->config_path, &errors);
+        ck_assert(status > 0 && status < 128);
+        ck_assert_msg(strstr(errors, rig->socket), "it does not say which socket: %s", errors);
+        free(errors);
+        ck_assert_ok(bfc_free(client, p)); /* the first is as it was */
+        bfc_disconnect(client);
+        client = client_open(rig, NULL, NULL);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+static void leave_a_stale_socket(const char *path)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+        ck_assert_uint_lt(strlen(path), sizeof(address.sun_path));
+        memcpy(address.sun_path, path, strlen(path) + 1);
+        ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+        close(fd);
+        ck_assert_int_eq(access(path, F_OK), 0);
+}
+
+START_TEST(a_stale_socket_is_replaced)
+{
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, &defaults);
+        struct stat st;
+
+        rig_write_config(rig, text);
+        free(text);
+        leave_a_stale_socket(rig->socket);
+        leave_a_stale_socket(rig->admin_socket);
+        rig->pid = rig_spawn_daemon(rig);
+        ck_assert(WAIT_FOR(rig_answers(rig), 20000));
+        bfc_disconnect(client_open(rig, NULL, NULL));
+        ck_assert_int_eq(stat(rig->socket, &st), 0);
+        ck_assert_int_eq(st.st_mode & 07777, 0666);
+        ck_assert_int_eq(stat(rig->admin_socket, &st), 0);
+        ck_assert_int_eq(st.st_mode & 07777, 0600);
+        rig_terminate(rig);
+        rig_discard(rig);
+}
+END_TEST
+
+START_TEST(a_killed_daemon_is_succeeded)
+{
+        struct rig *rig = rig_start(&defaults);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
+        memset(p, 1, 1 * MIB);
+        child_kill(rig->pid);
+        rig->admin = raw_close(rig->admin);
+        ck_assert_int_eq(bfc_malloc(client, 256, &p), -ECONNRESET);
+        ck_assert_int_eq(client_refused(rig, NULL, NULL) < 0, 1);
+        bfc_disconnect(client);
+        rig->pid = rig_spawn_daemon(rig);
+        ck_assert(WAIT_FOR(rig_answers(rig), 20000));
+        client = client_open(rig, NULL, NULL);
+        ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
+        bfc_disconnect(client);
+        rig_terminate(rig);
+        rig_discard(rig);
+}
+END_TEST
+
+START_TEST(options_name_other_sockets)
+{
+        struct rig *rig = rig_folder();
+        char *text, other_socket[96], other_admin[96];
+        const char *argv[] = { program_bfcd(), "--config",       rig->config_path, "--socket",
+                               other_socket,   "--admin-socket", other_admin,      NULL };
+        struct rig elsewhere = *rig;
+        bfc_client *client;
+        pid_t pid;
+        int status;
+
+        text = rig_config_text(rig, &defaults);
+        rig_write_config(rig, text);
+        free(text);
+        snprintf(other_socket, sizeof(other_socket), "%s/o.sock", rig->folder);
+        snprintf(other_admin, sizeof(other_admin), "%s/oa.sock", rig->folder);
+        strcpy(elsewhere.socket, other_socket);
+        strcpy(elsewhere.admin_socket, other_admin);
+        pid = fork();
+        if (pid == 0) {
+                freopen("/dev/null", "w", stderr);
+                execv(argv[0], (char *const *)(uintptr_t)argv);
+                _exit(127);
+        }
+        ck_assert(WAIT_FOR(rig_answers(&elsewhere), 20000));
+        ck_assert_msg(access(rig->socket, F_OK) < 0, "it serves the config's socket too");
+        client = client_open(&elsewhere, NULL, NULL);
+        bfc_disconnect(client);
+        kill(pid, SIGTERM);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        ck_assert_int_lt(access(other_socket, F_OK), 0);
+        rig_discard(rig);
+}
+END_TEST
+
+/* ---- the end -------------------------------------------------------------- */
+
+static void *call_until_the_end(void *arg)
+{
+        bfc_client *client = arg;
+        void *p;
+        int r;
+
+        do {
+                r = bfc_malloc(client, 4096, &p);
+                if (r == 0)
+                        r = bfc_free(client, p);
+        } while (r == 0);
+        return (void *)(intptr_t)r;
+}
+
+START_TEST(sigterm_with_live_clients)
+{
+        struct rig *rig = rig_start(&defaults);
+        bfc_client *busy = client_open(rig, NULL, NULL), *idle = client_open(rig, NULL, NULL);
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        pthread_t thread;
+        void *p, *q, *result;
+
+        ck_assert_ok(bfc_malloc(idle, 4 * MIB, &p));
+        pattern_write(p, 4 * MIB, 1);
+        ck_assert_int_eq(pthread_create(&thread, NULL, call_until_the_end, busy), 0);
+        usleep(50000);
+        rig_terminate(rig); /* status 0, sockets gone, a clean log */
+        pthread_join(thread, &result);
+        ck_assert_int_eq((intptr_t)result, -ECONNRESET);
+        ck_assert_int_eq(bfc_malloc(idle, 4096, &q), -ECONNRESET);
+        ck_assert_int_eq(bfc_usage(idle, NULL, &usage), -ECONNRESET);
+        ck_assert_str_ne(bfc_last_error(), "");
+        ((volatile char *)p)[0] = 1; /* still mapped: no crash, whatever it holds */
+        bfc_disconnect(busy);
+        bfc_disconnect(idle);
+        rig_discard(rig);
+}
+END_TEST
+
+START_TEST(sigterm_in_the_middle_of_everything)
+{
+        struct rig *rig = rig_start(&defaults);
+        struct raw *pending = raw_connect(rig->socket, NULL), *half = raw_connect(rig->socket, NULL);
+        struct raw *silent = NULL;
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Malloc body = BFCD__MALLOC__INIT;
+
+        ck_assert(pending && half);
+        ck_assert_int_eq(raw_open(rig->socket, &silent), 0);
+        body.n_bytes = 60 * MIB; /* backing it takes a while */
+        request.body_case = BFCD__REQUEST__BODY_MALLOC;
+        request.malloc = &body;
+        ck_assert_int_eq(raw_send(pending, &request), 0);
+        ck_assert_int_eq(raw_send_bytes(half, "\x20\x00\x00\x00half", 8), 0);
+        usleep(2000);
+        rig_terminate(rig);
+        ck_assert_int_eq(raw_wait_hang_up(pending, 1000), 0);
+        ck_assert_int_eq(raw_wait_hang_up(half, 1000), 0);
+        ck_assert_int_eq(raw_wait_hang_up(silent, 1000), 0);
+        raw_close(pending);
+        raw_close(half);
+        raw_close(silent);
+        rig_discard(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                a_good_file_passes,         a_bad_file_is_reported_all_at_once,  what_cannot_be_read,
+                options_that_do_not_exist,  tenants_come_from_a_folder_too,      a_second_daemon_keeps_out,
+                a_stale_socket_is_replaced, a_killed_daemon_is_succeeded,        options_name_other_sockets,
+                sigterm_with_live_clients,  sigterm_in_the_middle_of_everything, NULL,
+        };
+
+        return harness_main(harness_suite("config and command line", tests));
+}

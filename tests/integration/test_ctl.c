@@ -1,0 +1,446 @@
+/* bfcctl: every command as a table and as JSON, on both sockets, its exit codes,
+ * and what reset-peaks means.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/integration/harness.h"
+
+enum { REFUSED = 1, USAGE = 2 }; /* exit statuses */
+
+static const struct rig_config two_tenants = {
+        .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
+                      "      - {name: serve, limit: 32MiB, growth: preallocate}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 64MiB, reserve: 16MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 64MiB}, {partition: serve, limit: 8MiB}]\n",
+};
+
+/* Runs bfcctl with up to four words. */
+static int ctl(const char *socket, const char *const words[4], char **ret_out, char **ret_err)
+{
+        const char *argv[8] = { program_bfcctl(), "--socket", socket };
+
+        for (size_t i = 0; i < 4 && words[i]; i++)
+                argv[3 + i] = words[i];
+        return program_run(argv, ret_out, ret_err);
+}
+
+#define WORDS(...) ((const char *const[4]){ __VA_ARGS__ })
+
+/* The value under `key` of a command's document; the caller releases it. */
+static json_t *ctl_json(const char *socket, const char *command, const char *key)
+{
+        char *out, *err;
+        json_error_t error;
+        json_t *document, *value;
+        int status = ctl(socket, WORDS("--json", command), &out, &err);
+
+        ck_assert_msg(status == 0, "bfcctl --json %s: status %d: %s", command, status, err);
+        ck_assert_str_eq(err, "");
+        document = json_loads(out, JSON_REJECT_DUPLICATES, &error);
+        ck_assert_msg(document, "bfcctl --json %s: line %d: %s", command, error.line, error.text);
+        ck_assert_int_eq(json_integer_value(json_object_get(document, "schema")), 1);
+        value = json_incref(json_object_get(document, key));
+        ck_assert_msg(value, "no \"%s\" in: %s", key, out);
+        json_decref(document);
+        free(out);
+        free(err);
+        return value;
+}
+
+static json_int_t number_of(const json_t *object, const char *key)
+{
+        const json_t *value = json_object_get(object, key);
+
+        ck_assert_msg(json_is_integer(value), "\"%s\" is no number", key);
+        return json_integer_value(value);
+}
+
+static const char *string_of(const json_t *object, const char *key)
+{
+        const json_t *value = json_object_get(object, key);
+
+        ck_assert_msg(json_is_string(value), "\"%s\" is no string", key);
+        return json_string_value(value);
+}
+
+/* A row of `bfcctl --json tenants`; the caller releases it. */
+static json_t *tenant_row(const struct rig *rig, const char *tenant, const char *partition)
+{
+        json_t *rows = ctl_json(rig->admin_socket, "tenants", "tenants"), *row = NULL;
+
+        for (size_t i = 0; i < json_array_size(rows) && !row; i++) {
+                json_t *candidate = json_array_get(rows, i);
+
+                if (strcmp(string_of(candidate, "tenant"), tenant) == 0 &&
+                    strcmp(string_of(candidate, "partition"), partition) == 0)
+                        row = json_incref(candidate);
+        }
+        json_decref(rows);
+        ck_assert_msg(row, "no row for %s in %s", tenant, partition);
+        return row;
+}
+
+/* ---- lists ---------------------------------------------------------------- */
+
+START_TEST(tenants_in_json)
+{
+        static const char *const tensorflows[] = {
+                "bytes_in_use", "peak_bytes_in_use",  "bytes_requested",
+                "bytes_limit",  "bytes_reserved",     "peak_bytes_reserved",
+                "num_allocs",   "largest_alloc_size", "largest_free_block_bytes",
+        };
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = client_open(rig, "red", NULL);
+        json_t *row;
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 3000000, &p));
+        row = tenant_row(rig, "red", "train");
+        for (size_t i = 0; i < sizeof(tensorflows) / sizeof(tensorflows[0]); i++)
+                (void)number_of(row, tensorflows[i]);
+        ck_assert_int_eq(number_of(row, "bytes_in_use"), (json_int_t)rounded(3000000));
+        ck_assert_int_eq(number_of(row, "bytes_requested"), 3000000);
+        ck_assert_int_eq(number_of(row, "bytes_limit"), 64 << 20);
+        ck_assert_int_eq(number_of(row, "bytes_guaranteed"), 16 << 20);
+        ck_assert_int_eq(number_of(row, "num_blocks"), 1);
+        ck_assert_int_eq(number_of(row, "num_sessions"), 1);
+        json_decref(row);
+        row = tenant_row(rig, "blue", "serve");
+        ck_assert_int_eq(number_of(row, "bytes_reserved"), 8 << 20);
+        json_decref(row);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(partitions_and_status_in_json)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        json_t *rows = ctl_json(rig->admin_socket, "partitions", "partitions"), *status, *devices;
+
+        ck_assert_uint_eq(json_array_size(rows), 2);
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "partition"), "train");
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "growth"), "on-demand");
+        ck_assert_str_eq(string_of(json_array_get(rows, 1), "growth"), "preallocate");
+        ck_assert_str_eq(string_of(json_array_get(rows, 1), "share"), "fd");
+        ck_assert_int_eq(number_of(json_array_get(rows, 0), "bytes_limit"), 96 << 20);
+        ck_assert_int_eq(number_of(json_array_get(rows, 0), "num_tenants"), 2);
+        ck_assert_int_eq(number_of(json_array_get(rows, 1), "bytes_reserved"), 8 << 20);
+        json_decref(rows);
+        status = ctl_json(rig->admin_socket, "status", "status");
+        ck_assert_int_eq(number_of(status, "pid"), rig->pid);
+        ck_assert_int_eq(number_of(status, "num_tenants"), 2);
+        ck_assert_int_eq(number_of(status, "num_blocks"), 0);
+        ck_assert_int_ge(number_of(status, "uptime_ms"), 0);
+        ck_assert_str_eq(string_of(status, "version"), bfc_version());
+        devices = json_object_get(status, "devices");
+        ck_assert_uint_eq(json_array_size(devices), 1);
+        ck_assert_str_eq(string_of(json_array_get(devices, 0), "device"), "host");
+        ck_assert_str_eq(string_of(json_array_get(devices, 0), "state"), "ok");
+        ck_assert_int_eq(number_of(json_array_get(devices, 0), "bytes_total"), 256 << 20);
+        ck_assert_int_eq(number_of(json_array_get(devices, 0), "bytes_reserved"), 8 << 20);
+        json_decref(status);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(sessions_and_blocks_in_json)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct bfc_options options = {
+                .struct_size = sizeof(options), .socket = rig->socket, .tenant = "red", .name = "a job"
+        };
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        json_t *rows, *row = NULL;
+        bfc_client *client;
+        char id[32];
+        void *p;
+
+        ck_assert_ok(bfc_connect(&options, &client));
+        ck_assert_ok(bfc_malloc(client, 1000, &p));
+        ck_assert_ok(bfc_block_info(client, p, &info));
+        rows = ctl_json(rig->admin_socket, "sessions", "sessions");
+        for (size_t i = 0; i < json_array_size(rows) && !row; i++) {
+                if (strcmp(string_of(json_array_get(rows, i), "tenant"), "red") == 0)
+                        row = json_array_get(rows, i);
+        }
+        ck_assert_ptr_nonnull(row);
+        ck_assert_str_eq(string_of(row, "name"), "a job");
+        ck_assert_str_eq(string_of(row, "state"), "live");
+        ck_assert_int_eq(number_of(row, "pid"), getpid());
+        ck_assert_int_eq(number_of(row, "uid"), (json_int_t)getuid());
+        ck_assert_int_eq(number_of(row, "num_blocks"), 1);
+        ck_assert_int_eq(number_of(row, "bytes_in_use"), 1024);
+        json_decref(rows);
+
+        rows = ctl_json(rig->admin_socket, "blocks", "blocks");
+        ck_assert_uint_eq(json_array_size(rows), 1);
+        row = json_array_get(rows, 0);
+        snprintf(id, sizeof(id), "%llu", (unsigned long long)info.block_id);
+        ck_assert_str_eq(string_of(row, "block_id"), id);
+        ck_assert_str_eq(string_of(row, "tenant"), "red");
+        ck_assert_str_eq(string_of(row, "partition"), "train");
+        ck_assert_int_eq(number_of(row, "n_bytes"), 1024);
+        ck_assert_int_eq(number_of(row, "n_requested"), 1000);
+        ck_assert_int_eq(number_of(row, "offset"), (json_int_t)info.offset);
+        ck_assert_int_eq(number_of(row, "region_id"), (json_int_t)info.region_id);
+        json_decref(rows);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* More rows than a page holds. */
+START_TEST(long_lists_come_whole)
+{
+        enum { N = 1000 };
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
+        json_t *rows;
+        char *out, *line;
+        size_t n = 0;
+        void *p;
+
+        for (unsigned i = 0; i < N; i++)
+                ck_assert_ok(bfc_malloc(i % 2 ? red : blue, 256, &p));
+        rows = ctl_json(rig->admin_socket, "blocks", "blocks");
+        ck_assert_uint_eq(json_array_size(rows), N);
+        json_decref(rows);
+        setenv("BFC_TENANT", "red", 1);
+        rows = ctl_json(rig->socket, "blocks", "blocks");
+        ck_assert_uint_eq(json_array_size(rows), N / 2);
+        json_decref(rows);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("blocks"), &out, NULL), 0);
+        for (line = out; (line = strchr(line, '\n')); line++)
+                n++;
+        ck_assert_uint_eq(n, N + 1); /* and the heading */
+        free(out);
+        bfc_disconnect(red);
+        bfc_disconnect(blue);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(lists_as_tables)
+{
+        static const struct {
+                const char *command;
+                const char *words[5]; /* that must be there */
+        } tables[] = {
+                { "status", { "Version", "Uptime", "host", "ok", "256" } },
+                { "partitions", { "PARTITION", "train", "serve", "on-demand", "preallocate" } },
+                { "tenants", { "TENANT", "red", "blue", "train", "64" } },
+                { "sessions", { "SESSION", "red", "live", "PID", "STATE" } },
+                { "blocks", { "BLOCK", "red", "train", "SIZE", "1" } },
+                { "whoami", { "Tenant", "Process", "Admin", "yes", "Matching" } },
+                { "config", { "socket", "devices", "tenants", "train", "red" } },
+        };
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = client_open(rig, "red", NULL);
+        char *out, *err;
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
+        for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
+                int status = ctl(rig->admin_socket, WORDS(tables[i].command), &out, &err);
+
+                ck_assert_msg(status == 0, "bfcctl %s: status %d: %s", tables[i].command, status, err);
+                ck_assert_str_eq(err, "");
+                for (size_t k = 0; k < 5; k++)
+                        ck_assert_msg(strstr(out, tables[i].words[k]), "no '%s' in bfcctl %s:\n%s",
+                                      tables[i].words[k], tables[i].command, out);
+                free(out);
+                free(err);
+        }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- the two sockets ------------------------------------------------------ */
+
+START_TEST(a_tenant_sees_itself)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        json_t *rows, *who;
+        char *out, *err;
+
+        setenv("BFC_TENANT", "blue", 1);
+        rows = ctl_json(rig->socket, "tenants", "tenants");
+        ck_assert_uint_eq(json_array_size(rows), 2);
+        for (size_t i = 0; i < 2; i++)
+                ck_assert_str_eq(string_of(json_array_get(rows, i), "tenant"), "blue");
+        json_decref(rows);
+        who = ctl_json(rig->socket, "whoami", "whoami");
+        ck_assert_str_eq(string_of(who, "tenant"), "blue");
+        ck_assert(json_is_false(json_object_get(who, "admin")));
+        ck_assert_uint_eq(json_array_size(json_object_get(who, "matching_tenants")), 2);
+        json_decref(who);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("status"), NULL, NULL), 0);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("partitions"), NULL, NULL), 0);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("sessions"), NULL, NULL), 0);
+
+        ck_assert_int_eq(ctl(rig->socket, WORDS("reset-peaks"), &out, &err), REFUSED);
+        ck_assert_str_eq(out, "");
+        ck_assert_ptr_nonnull(strstr(err, "admin"));
+        free(out);
+        free(err);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("--json", "config"), &out, &err), REFUSED);
+        ck_assert_str_eq(out, "");
+        ck_assert_str_ne(err, "");
+        free(out);
+        free(err);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(the_environment_names_the_socket)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        const char *argv[] = { program_bfcctl(), "--json", "whoami", NULL };
+        char *out;
+
+        setenv("BFC_SOCKET", rig->socket, 1);
+        ck_assert_int_eq(program_run(argv, &out, NULL), 0);
+        ck_assert_ptr_nonnull(strstr(out, "\"admin\": false"));
+        free(out);
+        setenv("BFC_ADMIN_SOCKET", rig->admin_socket, 1);
+        ck_assert_int_eq(program_run(argv, &out, NULL), 0);
+        ck_assert_ptr_nonnull(strstr(out, "\"admin\": true"));
+        free(out);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- what an operator does ------------------------------------------------ */
+
+START_TEST(the_config_in_force_is_a_config)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        const char *check[] = { program_bfcd(), "--check", rig->config_path, NULL };
+        json_t *text;
+        char *out, *err;
+
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("config"), &out, NULL), 0);
+        rig_write_config(rig, out);
+        ck_assert_msg(program_run(check, NULL, &err) == 0, "what it shows is no config: %s", err);
+        free(err);
+        text = ctl_json(rig->admin_socket, "config", "config");
+        ck_assert_str_eq(json_string_value(text), out);
+        json_decref(text);
+        free(out);
+        rig_stop(rig);
+}
+END_TEST
+
+static void assert_peaks(const struct rig *rig, uint64_t peak, uint64_t lifetime_peak)
+{
+        json_t *row = tenant_row(rig, "red", "train");
+
+        ck_assert_int_eq(number_of(row, "peak_bytes_in_use"), (json_int_t)peak);
+        ck_assert_int_eq(number_of(row, "lifetime_peak_bytes_in_use"), (json_int_t)lifetime_peak);
+        ck_assert_int_ge(number_of(row, "peak_bytes_reserved"), (json_int_t)peak);
+        ck_assert_int_ge(number_of(row, "lifetime_peak_bytes_reserved"), (json_int_t)lifetime_peak);
+        json_decref(row);
+}
+
+START_TEST(reset_peaks)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = client_open(rig, "red", NULL);
+        char *out, *err;
+        void *p, *q;
+
+        ck_assert_ok(bfc_malloc(client, 5 * MIB, &p));
+        ck_assert_ok(bfc_malloc(client, 20 * MIB, &q));
+        ck_assert_ok(bfc_free(client, q));
+        assert_peaks(rig, 25 * MIB, 25 * MIB);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("reset-peaks", "blue"), NULL, NULL), 0);
+        assert_peaks(rig, 25 * MIB, 25 * MIB); /* not its turn */
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("reset-peaks", "red", "train"), &out, NULL), 0);
+        ck_assert_str_ne(out, "");
+        free(out);
+        assert_peaks(rig, 5 * MIB, 25 * MIB); /* back to the present; what was, was */
+        ck_assert_ok(bfc_malloc(client, 2 * MIB, &q));
+        assert_peaks(rig, 7 * MIB, 25 * MIB);
+        ck_assert_ok(bfc_free(client, q));
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("--json", "reset-peaks"), &out, NULL), 0);
+        ck_assert_ptr_nonnull(strstr(out, "\"schema\": 1"));
+        free(out);
+        assert_peaks(rig, 0, 25 * MIB);
+        ck_assert_ok(bfc_malloc(client, 30 * MIB, &p));
+        assert_peaks(rig, 30 * MIB, 30 * MIB);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("reset-peaks", "nobody"), NULL, &err), REFUSED);
+        ck_assert_str_ne(err, "");
+        free(err);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- exit codes ----------------------------------------------------------- */
+
+START_TEST(exit_codes)
+{
+        static const struct {
+                const char *words[4];
+                int status;
+        } runs[] = {
+                { { NULL }, USAGE },
+                { { "frobnicate" }, USAGE },
+                { { "--frobnicate", "status" }, USAGE },
+                { { "status", "stray" }, USAGE },
+                { { "reset-peaks", "a", "b", "c" }, USAGE },
+                { { "reset-peaks", "red", "nowhere" }, REFUSED },
+                { { "--help" }, 0 },
+                { { "--version" }, 0 },
+                { { "status" }, 0 },
+        };
+        struct rig *rig = rig_start(&two_tenants);
+        char *out, *err;
+
+        for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
+                int status = ctl(rig->admin_socket, runs[i].words, &out, &err);
+                const char *what = runs[i].words[0] ? runs[i].words[0] : "";
+
+                ck_assert_msg(status == runs[i].status, "bfcctl %s: status %d: %s", what, status, err);
+                ck_assert_msg((*err == '\0') == (status == 0), "bfcctl %s: stderr is '%s'", what, err);
+                ck_assert_msg((*out == '\0') == (status != 0), "bfcctl %s: stdout is '%s'", what, out);
+                free(out);
+                free(err);
+        }
+        ck_assert_int_eq(ctl("/nowhere/bfcd.sock", WORDS("status"), &out, &err), REFUSED);
+        ck_assert_str_eq(out, "");
+        ck_assert_ptr_nonnull(strstr(err, "/nowhere/bfcd.sock"));
+        free(out);
+        free(err);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                tenants_in_json,
+                partitions_and_status_in_json,
+                sessions_and_blocks_in_json,
+                long_lists_come_whole,
+                lists_as_tables,
+                a_tenant_sees_itself,
+                the_environment_names_the_socket,
+                the_config_in_force_is_a_config,
+                reset_peaks,
+                exit_codes,
+                NULL,
+        };
+
+        return harness_main(harness_suite("bfcctl", tests));
+}
