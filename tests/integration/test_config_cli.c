@@ -306,7 +306,8 @@ START_TEST(options_name_other_sockets)
         strcpy(elsewhere.admin_socket, other_admin);
         pid = fork();
         if (pid == 0) {
-                freopen("/dev/null", "w", stderr);
+                if (!freopen("/dev/null", "w", stderr))
+                        _exit(126);
                 execv(argv[0], (char *const *)(uintptr_t)argv);
                 _exit(127);
         }
