@@ -674,14 +674,12 @@ double test_seconds(double fallback)
 Suite *harness_suite(const char *name, const TTest *const *tests)
 {
         Suite *suite = suite_create(name);
+        TCase *tcase = tcase_create(name);
 
-        for (; *tests; tests++) {
-                TCase *tcase = tcase_create((*tests)->name);
-
-                tcase_set_timeout(tcase, TEST_TIMEOUT);
+        tcase_set_timeout(tcase, TEST_TIMEOUT);
+        for (; *tests; tests++)
                 tcase_add_test(tcase, *tests);
-                suite_add_tcase(suite, tcase);
-        }
+        suite_add_tcase(suite, tcase);
         return suite;
 }
 
