@@ -5,7 +5,9 @@
  * that it answers. Extents messages are handed to `on_extents` by the reading
  * thread, in stream order, so before the reply whose block lies in them; they
  * are acknowledged here. Knows sockets, frames and ids; no blocks and no
- * memory. libbfcclient and bfcctl are built on it. */
+ * memory. libbfcclient and bfcctl are built on it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_CALL_H
 #define BFC_CLIENT_CALL_H
 

@@ -1,6 +1,8 @@
 /* The configuration: one YAML file, plus conf.d/<name>.yaml beside it (tenants
  * only), read once into plain structs. Every error is reported, with file, line
- * and column; a config with an error is never used. No I/O but the files. */
+ * and column; a config with an error is never used. No I/O but the files.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CONFIG_H
 #define BFCD_CONFIG_H
 

@@ -36,13 +36,12 @@ struct connection {
         struct connection_host *host;
         bool admin;
         int fd;
-        int pidfd; /* -1: the process cannot be watched */
+        int pidfd; /* -1: the process cannot be watched, pid_poll is not used */
         uv_poll_t poll;
         uv_poll_t pid_poll;
         uv_timer_t timer; /* for the hello, then for the quarantine */
         unsigned n_handles;
         int events;       /* that poll waits for */
-        bool polling_pid; /* pid_poll is initialised */
         bool in_batch;    /* replies are flushed at its end */
         bool is_ready, is_closing;
         bool has_frames;  /* the reader may hold whole frames */
@@ -55,6 +54,7 @@ struct connection {
 };
 
 static void connection_drop(struct connection *c, const char *why);
+static void on_process_exit(uv_poll_t *handle, int status, int events);
 
 /* ---- who is there -------------------------------------------------------- */
 
@@ -178,24 +178,28 @@ static void connection_finish(struct connection *c)
         TAILQ_REMOVE(&c->host->all, c, of_all);
         c->host->n_connections[c->admin]--;
         uv_close((uv_handle_t *)&c->timer, on_handle_closed);
-        if (c->polling_pid)
+        if (c->pidfd >= 0)
                 uv_close((uv_handle_t *)&c->pid_poll, on_handle_closed);
 }
 
 static void session_is_over(struct connection *c, const char *why)
 {
         uv_timer_stop(&c->timer);
-        if (c->polling_pid)
+        if (c->pidfd >= 0)
                 uv_poll_stop(&c->pid_poll);
         session_close(c->session, why);
         connection_make_closing(c);
 }
 
+/* Also without a hang-up: a forked child may keep the socket open. */
 static void on_process_exit(uv_poll_t *handle, int status, int events)
 {
+        struct connection *c = handle->data;
+
         (void)status;
         (void)events;
-        session_is_over(handle->data, "its process exited");
+        connection_drop(c, NULL);
+        session_is_over(c, "its process exited");
 }
 
 static void on_quarantine_end(uv_timer_t *timer)
@@ -210,19 +214,10 @@ static void on_quarantine_end(uv_timer_t *timer)
 
 static void connection_quarantine(struct connection *c)
 {
-        uint64_t timeout_ms = c->host->broker->config->quarantine_timeout_ms;
-
-        if (process_has_exited(c->pidfd)) {
+        if (process_has_exited(c->pidfd))
                 session_is_over(c, "its process exited");
-                return;
-        }
-        if (c->pidfd >= 0 && uv_poll_init(c->host->loop, &c->pid_poll, c->pidfd) == 0) {
-                c->pid_poll.data = c;
-                c->n_handles++;
-                c->polling_pid = true;
-                uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
-        }
-        uv_timer_start(&c->timer, on_quarantine_end, timeout_ms, 0);
+        else
+                uv_timer_start(&c->timer, on_quarantine_end, c->host->broker->config->quarantine_timeout_ms, 0);
 }
 
 /* Gives up the socket. The session goes on until nothing of it is left. */
@@ -424,13 +419,19 @@ int connection_new(struct connection_host *host, int fd, bool admin)
 {
         struct connection *c = calloc(1, sizeof(*c));
         struct credentials who = { .gids = NULL };
-        int r = c ? peer_credentials(fd, &who) : -ENOMEM;
+        int r;
 
-        if (r < 0)
-                goto fail;
+        if (!c) {
+                close(fd);
+                return -ENOMEM;
+        }
         c->host = host;
         c->admin = admin;
         c->fd = fd;
+        c->pidfd = -1;
+        r = peer_credentials(fd, &who);
+        if (r < 0)
+                goto fail;
         c->pidfd = peer_pidfd(fd, who.pid);
         r = frame_reader_new(false, &c->reader);
         if (r == 0)
@@ -444,20 +445,26 @@ int connection_new(struct connection_host *host, int fd, bool admin)
 
         uv_timer_init(host->loop, &c->timer);
         c->n_handles = 2;
-        c->poll.data = c->timer.data = c;
+        if (c->pidfd >= 0 && uv_poll_init(host->loop, &c->pid_poll, c->pidfd) < 0) {
+                close(c->pidfd);
+                c->pidfd = -1;
+        }
+        if (c->pidfd >= 0) {
+                c->n_handles++;
+                uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
+        }
+        c->poll.data = c->timer.data = c->pid_poll.data = c;
         uv_timer_start(&c->timer, on_hello_timeout, CONNECTION_HELLO_TIMEOUT_MS, 0);
         TAILQ_INSERT_TAIL(&host->all, c, of_all);
         host->n_connections[admin]++;
         connection_update(c);
         return 0;
 fail:
-        if (c) {
-                if (c->pidfd > 0)
-                        close(c->pidfd);
-                session_free(c->session);
-                frame_reader_free(c->reader);
-                frame_writer_free(c->writer);
-        }
+        if (c->pidfd >= 0)
+                close(c->pidfd);
+        session_free(c->session);
+        frame_reader_free(c->reader);
+        frame_writer_free(c->writer);
         free(who.gids);
         free(c);
         close(fd);

@@ -16,7 +16,9 @@
  *
  * Invariant, for each table: n_used + n_free + n_retired == n_touched <= n_records,
  * n_touched being the records ever used. Pages of a table are touched only when
- * used (the memfd is sparse). Not thread-safe: it belongs to the loop. */
+ * used (the memfd is sparse). Not thread-safe: it belongs to the loop.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_LEDGER_H
 #define BFCD_LEDGER_H
 

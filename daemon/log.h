@@ -1,6 +1,8 @@
 /* One-line logs to stderr, in journal style: "<6>text" where stderr goes to the
  * journal (JOURNAL_STREAM is set), "info: text" elsewhere. Low floors never log.
- * Control characters in the text become '?', so that one event is one line. */
+ * Control characters in the text become '?', so that one event is one line.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_LOG_H
 #define BFCD_LOG_H
 

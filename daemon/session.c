@@ -642,6 +642,7 @@ out:
 
 static int handle_hello(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
+        char sentence[SESSION_SENTENCE_BYTES];
         uint8_t secret[16];
         size_t share = 0;
         int result;
@@ -655,7 +656,9 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
                 return 0;
         }
         if (!s->admin && s->broker->n_sessions >= s->broker->config->max_sessions) {
-                session_refuse(s, r->id, -EDQUOT, "the daemon has as many sessions as its limit max_sessions allows");
+                snprintf(sentence, sizeof(sentence), "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
+                         s->broker->n_sessions, s->broker->config->max_sessions);
+                session_refuse(s, r->id, -EDQUOT, sentence);
                 return 0;
         }
         session_copy_name(s, r->hello->name);

@@ -6,7 +6,9 @@
  * region's address space and maps extents into it. Calls of the daemon's end
  * take milliseconds (backing memory): they belong on a worker, never on an
  * event loop. They are thread-safe for different extents. Nothing here logs or
- * decides. */
+ * decides.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_DEVICE_DEVICE_H
 #define BFC_DEVICE_DEVICE_H
 

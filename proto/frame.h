@@ -3,7 +3,9 @@
  * A reader collects bytes as they come and yields whole payloads; a writer
  * queues frames and sends as much as the socket takes. Neither allocates in
  * proportion to what the other end claims: a length is checked before anything
- * is kept. No policy, no protobuf, no log. Not thread-safe. */
+ * is kept. No policy, no protobuf, no log. Not thread-safe.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_PROTO_FRAME_H
 #define BFC_PROTO_FRAME_H
 

@@ -1,5 +1,7 @@
 /* What every Check program shares: TAP on standard output, and a teardown that
- * finds leaked fds. */
+ * finds leaked fds.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_TESTS_SUITE_H
 #define BFC_TESTS_SUITE_H
 
