@@ -88,6 +88,7 @@ def main():
         print(f"{'not ok' if wrong else 'ok'} {number} - {name}")
         for one in wrong:
             print(f"# {one}")
+            print(f"{name}: {one}", file=sys.stderr)
     return 1 if failed else 0
 
 

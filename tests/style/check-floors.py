@@ -189,6 +189,7 @@ def main():
         print(f"{'not ok' if wrong else 'ok'} {number} - {name}")
         for one in wrong:
             print(f"# {one}")
+            print(f"{name}: {one}", file=sys.stderr)
     return 1 if any(wrong for _, wrong in results) else 0
 
 
