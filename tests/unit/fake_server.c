@@ -1,0 +1,493 @@
+/* A stand-in for the daemon; see fake_server.h. One thread for each session.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/fake_server.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "proto/bfcd.pb-c.h"
+#include "proto/frame.h"
+#include "proto/message.h"
+
+#define UNIT         65536u
+#define N_UNITS      1024u /* of the region */
+#define EXTENT_BYTES (UINT64_C(2) << 20)
+#define EXTENT_UNITS (unsigned)(EXTENT_BYTES / UNIT)
+#define N_EXTENTS    (N_UNITS / EXTENT_UNITS)
+#define MAX_SESSIONS 64
+#define MAX_HELD     64
+#define REGION_ID    7
+
+struct session {
+        struct fake_server *server;
+        pthread_t thread;
+        int fd;
+        struct frame_reader *reader;
+        struct frame_writer *writer;
+        struct message_arena *arena;
+        uint64_t extents[N_EXTENTS]; /* the id that it was given */
+        uint64_t sequence;
+        struct {
+                uint64_t id;
+                uint64_t n_bytes;
+        } held[MAX_HELD];
+        unsigned n_held;
+};
+
+struct fake_server {
+        char folder[64];
+        char path[96];
+        int fd;
+        int stop[2]; /* a pipe; closed to stop the accepting thread */
+        pthread_t thread;
+        pthread_mutex_t lock; /* everything below, and what sessions share */
+        enum fake_mood mood;
+        unsigned n_hold;
+        uint32_t units[N_UNITS]; /* the block's id, or 0 */
+        uint32_t last_block;
+        uint64_t last_extent;
+        uint64_t extent_ids[N_EXTENTS];
+        struct device *device;
+        struct device_extent extents[N_EXTENTS];
+        struct session sessions[MAX_SESSIONS];
+        unsigned n_sessions_ever;
+        struct fake_counts counts;
+};
+
+/* ---- sending ------------------------------------------------------------- */
+
+static void flush(struct session *s)
+{
+        while (frame_writer_flush(s->writer, s->fd) == FRAME_AGAIN) {
+                struct pollfd p = { .fd = s->fd, .events = POLLOUT };
+
+                poll(&p, 1, 1000);
+        }
+}
+
+static void put(struct session *s, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+{
+        uint8_t *payload;
+        int r = frame_writer_add(s->writer, bfcd__reply__get_packed_size(reply), fds, n_fds, &payload);
+
+        assert(r == 0);
+        bfcd__reply__pack(reply, payload);
+}
+
+static void refuse(struct session *s, uint64_t id, int error, const char *sentence)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Refusal body = BFCD__REFUSAL__INIT;
+
+        body.error = (uint32_t)error;
+        body.message = (char *)(uintptr_t)sentence;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_REFUSAL;
+        reply.refusal = &body;
+        put(s, &reply, NULL, 0);
+}
+
+static void done(struct session *s, uint64_t id)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Done body = BFCD__DONE__INIT;
+
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_DONE;
+        reply.done = &body;
+        put(s, &reply, NULL, 0);
+}
+
+static void put_extents(struct session *s, Bfcd__Extent **list, const int *fds, size_t n)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Extents body = BFCD__EXTENTS__INIT;
+
+        body.sequence = ++s->sequence;
+        body.n_extents = n;
+        body.extents = list;
+        reply.body_case = BFCD__REPLY__BODY_EXTENTS;
+        reply.extents = &body;
+        put(s, &reply, fds, s->server->mood == FAKE_NO_FD ? 0 : n);
+        s->server->counts.n_extents_sent += (unsigned)n;
+}
+
+/* Announces the extents of these units that the session has not seen. */
+static void announce(struct session *s, unsigned first_unit, unsigned n_units)
+{
+        struct fake_server *f = s->server;
+        Bfcd__Extent rows[N_EXTENTS], *list[N_EXTENTS];
+        int fds[N_EXTENTS], unsealed = -1;
+        size_t n = 0;
+
+        for (unsigned i = first_unit / EXTENT_UNITS; i <= (first_unit + n_units - 1) / EXTENT_UNITS; i++) {
+                if (f->extents[i].fd < 0) {
+                        int r = device_make(f->device, EXTENT_BYTES, &f->extents[i]);
+
+                        assert(r == 0);
+                        f->extent_ids[i] = ++f->last_extent;
+                }
+                if (s->extents[i] == f->extent_ids[i])
+                        continue;
+                s->extents[i] = f->extent_ids[i];
+                bfcd__extent__init(&rows[n]);
+                rows[n].extent_id = f->extent_ids[i];
+                rows[n].region_id = REGION_ID;
+                rows[n].region_bytes = (uint64_t)N_UNITS * UNIT;
+                rows[n].offset = i * EXTENT_BYTES;
+                rows[n].n_bytes = EXTENT_BYTES;
+                list[n] = &rows[n];
+                fds[n++] = f->extents[i].fd;
+        }
+        if (n > 0 && f->mood == FAKE_UNSEALED) {
+                unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+                assert(ftruncate(unsealed, (off_t)EXTENT_BYTES) == 0);
+                fds[0] = unsealed;
+        }
+        if (n > 0)
+                put_extents(s, list, fds, n);
+        if (unsealed >= 0)
+                close(unsealed);
+}
+
+/* ---- requests ------------------------------------------------------------ */
+
+static unsigned find_units(const struct fake_server *f, unsigned n)
+{
+        unsigned n_free = 0;
+
+        for (unsigned i = 0; i < N_UNITS; i++) {
+                n_free = f->units[i] == 0 ? n_free + 1 : 0;
+                if (n_free == n)
+                        return i + 1 - n;
+        }
+        return N_UNITS;
+}
+
+static void answer_malloc(struct session *s, uint64_t id, uint64_t n_bytes)
+{
+        struct fake_server *f = s->server;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Block body = BFCD__BLOCK__INIT;
+        unsigned n =
+                n_bytes > (uint64_t)N_UNITS * UNIT ? N_UNITS + 1 : (unsigned)((n_bytes + UNIT - 1) / UNIT);
+        unsigned at = find_units(f, n);
+
+        if (at == N_UNITS) {
+                refuse(s, id, ENOMEM, "the partition is full");
+                return;
+        }
+        f->last_block++;
+        for (unsigned i = 0; i < n; i++)
+                f->units[at + i] = f->last_block;
+        f->counts.n_blocks++;
+        announce(s, at, n);
+        body.block_id = (uint64_t)5 << 32 | f->last_block;
+        body.region_id = f->mood == FAKE_BAD_REGION ? 99 : REGION_ID;
+        body.offset = f->mood == FAKE_BAD_OFFSET ? (uint64_t)(N_UNITS - 1) * UNIT : (uint64_t)at * UNIT;
+        if (f->mood == FAKE_SAME_PLACE)
+                body.offset = 0;
+        body.n_bytes = f->mood == FAKE_TOO_SMALL ? n_bytes - 1 : (n_bytes + 255) / 256 * 256;
+        reply.id = f->mood == FAKE_WRONG_ID ? id + 1000 : id;
+        reply.body_case = BFCD__REPLY__BODY_BLOCK;
+        reply.block = &body;
+        put(s, &reply, NULL, 0);
+}
+
+static bool on_malloc(struct session *s, uint64_t id, uint64_t n_bytes)
+{
+        uint8_t *payload;
+
+        switch (s->server->mood) {
+        case FAKE_HANG_UP:
+                return false;
+        case FAKE_REFUSE:
+                refuse(s, id, EDQUOT, "tenant vision asked for much and may have little");
+                return true;
+        case FAKE_WRONG_BODY:
+                done(s, id);
+                return true;
+        case FAKE_GARBAGE:
+                assert(frame_writer_add(s->writer, 3, NULL, 0, &payload) == 0);
+                memset(payload, 0xff, 3);
+                return true;
+        case FAKE_BAD_LENGTH:
+                return send(s->fd, "\xff\xff\xff\xff", 4, MSG_NOSIGNAL) == 4;
+        case FAKE_HOLD:
+                s->held[s->n_held].id = id;
+                s->held[s->n_held++].n_bytes = n_bytes;
+                while (s->n_held >= s->server->n_hold && s->n_held > 0) {
+                        s->server->n_hold = 0;
+                        s->n_held--;
+                        answer_malloc(s, s->held[s->n_held].id, s->held[s->n_held].n_bytes);
+                }
+                return true;
+        default:
+                answer_malloc(s, id, n_bytes);
+                return true;
+        }
+}
+
+static void on_free(struct session *s, uint64_t id, uint64_t block_id)
+{
+        bool found = false;
+
+        for (unsigned i = 0; i < N_UNITS; i++) {
+                if (s->server->units[i] != 0 && ((uint64_t)5 << 32 | s->server->units[i]) == block_id) {
+                        s->server->units[i] = 0;
+                        found = true;
+                }
+        }
+        if (s->server->mood == FAKE_FREE_REFUSED || !found) {
+                refuse(s, id, EINVAL, "no such block");
+                return;
+        }
+        s->server->counts.n_blocks--;
+        done(s, id);
+}
+
+static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
+{
+        struct fake_counts *counts = &s->server->counts;
+        enum fake_mood mood = s->server->mood;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__HelloReply body = BFCD__HELLO_REPLY__INIT;
+        Bfcd__PartitionInfo train = BFCD__PARTITION_INFO__INIT, infer = BFCD__PARTITION_INFO__INIT;
+        Bfcd__PartitionInfo *list[] = { &train, &infer };
+
+        snprintf(counts->name, sizeof(counts->name), "%s", hello->name);
+        snprintf(counts->tenant, sizeof(counts->tenant), "%s", hello->tenant);
+        snprintf(counts->partition, sizeof(counts->partition), "%s", hello->partition);
+        if (mood == FAKE_HELLO_HANG_UP)
+                return false;
+        if (mood == FAKE_HELLO_REFUSED) {
+                refuse(s, id, EACCES, "no tenant matches uid 0; vision would match user alice");
+                flush(s);
+                return false;
+        }
+        train.name = (char *)(uintptr_t) "train";
+        infer.name = (char *)(uintptr_t) "infer";
+        body.version = mood == FAKE_HELLO_VERSION_0 ? 0 : mood == FAKE_HELLO_VERSION_2 ? 2 : 1;
+        body.tenant = (char *)(uintptr_t) "vision";
+        body.n_partitions = mood == FAKE_HELLO_NO_PARTITION ? 0 : 2;
+        body.partitions = list;
+        body.default_partition = mood == FAKE_HELLO_BAD_DEFAULT ? 2 : 0;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_HELLO;
+        reply.hello = &body;
+        put(s, &reply, NULL, 0);
+        return true;
+}
+
+static void on_usage(struct session *s, uint64_t id, uint32_t partition)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__UsageReply body = BFCD__USAGE_REPLY__INIT;
+        Bfcd__Figures figures = BFCD__FIGURES__INIT;
+
+        figures.bytes_limit = 1000 + partition;
+        figures.num_blocks = s->server->counts.n_blocks;
+        body.figures = s->server->mood == FAKE_WRONG_BODY ? NULL : &figures;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_USAGE;
+        reply.usage = &body;
+        put(s, &reply, NULL, 0);
+}
+
+static bool on_request(struct session *s, const Bfcd__Request *request)
+{
+        struct fake_server *f = s->server;
+
+        switch (request->body_case) {
+        case BFCD__REQUEST__BODY_HELLO:
+                return on_hello(s, request->id, request->hello);
+        case BFCD__REQUEST__BODY_MALLOC:
+                return on_malloc(s, request->id, request->malloc->n_bytes);
+        case BFCD__REQUEST__BODY_FREE:
+                on_free(s, request->id, request->free->block_id);
+                return true;
+        case BFCD__REQUEST__BODY_ACK:
+                f->counts.n_acks++;
+                return request->ack->sequence == s->sequence;
+        case BFCD__REQUEST__BODY_USAGE:
+                on_usage(s, request->id, request->usage->partition);
+                return true;
+        case BFCD__REQUEST__BODY_GOODBYE:
+                f->counts.n_goodbyes++;
+                if (f->mood != FAKE_DEAF)
+                        done(s, request->id);
+                return true;
+        default:
+                return false;
+        }
+}
+
+/* ---- threads ------------------------------------------------------------- */
+
+static void *session_run(void *userdata)
+{
+        struct session *s = userdata;
+        const uint8_t *payload;
+        bool going = true;
+        size_t n_bytes;
+
+        while (going && frame_reader_receive(s->reader, s->fd, 0) == 0) {
+                pthread_mutex_lock(&s->server->lock);
+                while (going && frame_reader_next(s->reader, &payload, &n_bytes) == 0) {
+                        Bfcd__Request *request = message_unpack_request(s->arena, payload, n_bytes);
+
+                        going = request && on_request(s, request);
+                }
+                pthread_mutex_unlock(&s->server->lock);
+                flush(s);
+        }
+        shutdown(s->fd, SHUT_RDWR);
+        pthread_mutex_lock(&s->server->lock);
+        s->server->counts.n_sessions--;
+        pthread_mutex_unlock(&s->server->lock);
+        return NULL;
+}
+
+static void session_start(struct fake_server *f, int fd)
+{
+        struct session *s;
+        int r = 0;
+
+        pthread_mutex_lock(&f->lock);
+        assert(f->n_sessions_ever < MAX_SESSIONS);
+        s = &f->sessions[f->n_sessions_ever++];
+        s->server = f;
+        s->fd = fd;
+        r |= frame_reader_new(false, &s->reader);
+        r |= frame_writer_new(16u << 20, &s->writer);
+        r |= message_arena_new(MESSAGE_ARENA_BYTES, &s->arena);
+        r |= pthread_create(&s->thread, NULL, session_run, s);
+        assert(r == 0);
+        f->counts.n_sessions++;
+        pthread_mutex_unlock(&f->lock);
+}
+
+static void *server_run(void *userdata)
+{
+        struct fake_server *f = userdata;
+        struct pollfd p[2] = { { .fd = f->fd, .events = POLLIN }, { .fd = f->stop[0], .events = POLLIN } };
+
+        for (;;) {
+                int fd;
+
+                poll(p, 2, -1);
+                if (p[1].revents)
+                        return NULL;
+                fd = accept4(f->fd, NULL, NULL, SOCK_CLOEXEC);
+                if (fd >= 0)
+                        session_start(f, fd);
+        }
+}
+
+struct fake_server *fake_server_new(void)
+{
+        struct fake_server *f = calloc(1, sizeof(*f));
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        int r;
+
+        assert(f);
+        pthread_mutex_init(&f->lock, NULL);
+        strcpy(f->folder, "/tmp/bfc-fake-XXXXXX");
+        assert(mkdtemp(f->folder));
+        snprintf(f->path, sizeof(f->path), "%s/sock", f->folder);
+        strcpy(address.sun_path, f->path);
+        r = device_host_new(&f->device);
+        assert(r == 0);
+        for (size_t i = 0; i < N_EXTENTS; i++)
+                f->extents[i] = DEVICE_EXTENT_EMPTY;
+        f->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        r |= bind(f->fd, (struct sockaddr *)&address, sizeof(address));
+        r |= listen(f->fd, 64);
+        r |= pipe(f->stop);
+        r |= pthread_create(&f->thread, NULL, server_run, f);
+        assert(r == 0);
+        return f;
+}
+
+void fake_server_hang_up(struct fake_server *f)
+{
+        pthread_mutex_lock(&f->lock);
+        for (unsigned i = 0; i < f->n_sessions_ever; i++)
+                shutdown(f->sessions[i].fd, SHUT_RDWR);
+        pthread_mutex_unlock(&f->lock);
+}
+
+struct fake_server *fake_server_free(struct fake_server *f)
+{
+        close(f->stop[1]);
+        pthread_join(f->thread, NULL);
+        fake_server_hang_up(f);
+        for (unsigned i = 0; i < f->n_sessions_ever; i++) {
+                struct session *s = &f->sessions[i];
+
+                pthread_join(s->thread, NULL);
+                close(s->fd);
+                frame_reader_free(s->reader);
+                frame_writer_free(s->writer);
+                message_arena_free(s->arena);
+        }
+        for (size_t i = 0; i < N_EXTENTS; i++)
+                device_destroy(f->device, &f->extents[i]);
+        device_free(f->device);
+        close(f->fd);
+        close(f->stop[0]);
+        unlink(f->path);
+        rmdir(f->folder);
+        pthread_mutex_destroy(&f->lock);
+        free(f);
+        return NULL;
+}
+
+const char *fake_server_path(const struct fake_server *f)
+{
+        return f->path;
+}
+
+void fake_server_set_mood(struct fake_server *f, enum fake_mood mood, unsigned n_hold)
+{
+        pthread_mutex_lock(&f->lock);
+        f->mood = mood;
+        f->n_hold = n_hold;
+        pthread_mutex_unlock(&f->lock);
+}
+
+void fake_server_renew_extents(struct fake_server *f)
+{
+        pthread_mutex_lock(&f->lock);
+        for (unsigned i = 0; i < N_EXTENTS; i++) {
+                bool used = false;
+
+                for (unsigned u = i * EXTENT_UNITS; u < (i + 1) * EXTENT_UNITS; u++)
+                        used = used || f->units[u] != 0;
+                if (!used)
+                        device_destroy(f->device, &f->extents[i]);
+        }
+        pthread_mutex_unlock(&f->lock);
+}
+
+struct fake_counts fake_server_count(struct fake_server *f)
+{
+        struct fake_counts counts;
+
+        pthread_mutex_lock(&f->lock);
+        counts = f->counts;
+        pthread_mutex_unlock(&f->lock);
+        return counts;
+}

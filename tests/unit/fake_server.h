@@ -1,0 +1,63 @@
+/* A stand-in for the daemon, in threads of the test: it speaks the protocol and
+ * hands out real extents, and misbehaves on demand.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Blocks are cut first fit from a region of 64 MiB in units of 64 KiB. */
+#ifndef BFC_TESTS_FAKE_SERVER_H
+#define BFC_TESTS_FAKE_SERVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
+                 FAKE_GOOD,
+                 FAKE_HELLO_REFUSED, /* EACCES, then hangs up */
+                 FAKE_HELLO_VERSION_0,
+                 FAKE_HELLO_VERSION_2,
+                 FAKE_HELLO_BAD_DEFAULT,
+                 FAKE_HELLO_NO_PARTITION,
+                 FAKE_HELLO_HANG_UP,
+                 FAKE_REFUSE,       /* EDQUOT with a sentence */
+                 FAKE_WRONG_BODY,   /* Done instead of a Block */
+                 FAKE_WRONG_ID,     /* a reply to nothing */
+                 FAKE_GARBAGE,      /* a frame that is no message */
+                 FAKE_BAD_LENGTH,   /* a frame of 4 GiB */
+                 FAKE_HANG_UP,      /* closes at once */
+                 FAKE_BAD_REGION,   /* a block in a region never announced */
+                 FAKE_BAD_OFFSET,   /* a block beyond the extents */
+                 FAKE_TOO_SMALL,    /* a block smaller than asked for */
+                 FAKE_SAME_PLACE,   /* a block where one is already */
+                 FAKE_UNSEALED,     /* an extent that is not sealed */
+                 FAKE_NO_FD,        /* an extent without its fd */
+                 FAKE_HOLD,         /* collects `n_hold` mallocs, then answers the last first */
+                 FAKE_FREE_REFUSED, /* EINVAL to a Free */
+                 FAKE_DEAF,         /* never answers a Goodbye */
+};
+
+struct fake_server;
+
+struct fake_server *fake_server_new(void);
+struct fake_server *fake_server_free(struct fake_server *s); /* stops all threads */
+
+const char *fake_server_path(const struct fake_server *s);
+void fake_server_set_mood(struct fake_server *s, enum fake_mood mood, unsigned n_hold);
+void fake_server_hang_up(struct fake_server *s); /* on everybody */
+
+/* Destroys the extents in which no block lies; the next block there gets a new
+ * extent at the same place. */
+void fake_server_renew_extents(struct fake_server *s);
+
+struct fake_counts {
+        unsigned n_sessions; /* connected now */
+        unsigned n_blocks;
+        unsigned n_extents_sent;
+        unsigned n_acks;
+        unsigned n_goodbyes;
+        char name[64]; /* of the last Hello */
+        char tenant[64];
+        char partition[64];
+};
+struct fake_counts fake_server_count(struct fake_server *s);
+
+#endif

@@ -1,0 +1,773 @@
+/* libbfcclient against a stand-in for the daemon: what it promises, from many
+ * threads, after a fork, and when the other end goes or lies.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <bfcclient.h>
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/blocks.h"
+#include "tests/suite.h"
+#include "tests/unit/fake_server.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static struct fake_server *server;
+static bfc_client *client;
+static int n_fds_before;
+
+static struct bfc_options options(void)
+{
+        return (struct bfc_options){ .struct_size = sizeof(struct bfc_options),
+                                     .socket = fake_server_path(server) };
+}
+
+static int connect_now(void)
+{
+        struct bfc_options o = options();
+
+        return bfc_connect(&o, &client);
+}
+
+static void setup(void)
+{
+        unsetenv("BFC_SOCKET");
+        unsetenv("BFC_PARTITION");
+        unsetenv("BFC_TENANT");
+        n_fds_before = suite_count_fds();
+        server = fake_server_new();
+}
+
+static void setup_connected(void)
+{
+        setup();
+        ck_assert_int_eq(connect_now(), 0);
+}
+
+static void teardown(void)
+{
+        bfc_disconnect(client);
+        client = NULL;
+        server = fake_server_free(server);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static struct bfc_client_stats stats(void)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        return s;
+}
+
+static void *get(size_t n_bytes)
+{
+        void *p = NULL;
+        int r = bfc_malloc(client, n_bytes, &p);
+
+        ck_assert_msg(r == 0, "bfc_malloc: %d: %s", r, bfc_last_error());
+        ck_assert_ptr_nonnull(p);
+        return p;
+}
+
+static void expect_error(int r, int expected, const char *part)
+{
+        ck_assert_int_eq(r, expected);
+        ck_assert_msg(strstr(bfc_last_error(), part) != NULL, "\"%s\" does not say \"%s\"", bfc_last_error(),
+                      part);
+}
+
+/* ---- the ordinary -------------------------------------------------------- */
+
+START_TEST(malloc_write_free)
+{
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        char *a = get(1000), *b = get(3 * MIB), *c = get(1);
+
+        memset(a, 'a', 1000);
+        memset(b, 'b', 3 * MIB); /* spans extents */
+        *c = 'c';
+        ck_assert_int_eq(a[999], 'a');
+        ck_assert_int_eq(bfc_block_info(client, b, &info), 0);
+        ck_assert_uint_eq(info.n_bytes, 3 * MIB);
+        ck_assert_uint_eq(info.n_requested, 3 * MIB);
+        ck_assert_uint_eq(info.offset, 65536);
+        ck_assert_uint_eq(info.region_id, 7);
+        ck_assert_uint_ne(info.block_id, 0);
+        expect_error(bfc_block_info(client, b + 1, &info), -EINVAL, "not a block");
+
+        struct bfc_client_stats s = stats();
+        ck_assert_uint_eq(s.num_allocs, 3);
+        ck_assert_uint_eq(s.num_blocks, 3);
+        ck_assert_uint_eq(s.bytes_in_use, 1024 + 3 * MIB + 256);
+        ck_assert_uint_eq(s.bytes_requested, 1000 + 3 * MIB + 1);
+        ck_assert_uint_eq(s.largest_alloc_size, 3 * MIB);
+        ck_assert_uint_eq(s.bytes_mapped, 4 * MIB);
+
+        ck_assert_int_eq(bfc_free(client, b), 0);
+        ck_assert_int_eq(bfc_free(client, a), 0);
+        ck_assert_int_eq(bfc_free(client, c), 0);
+        ck_assert_int_eq(bfc_free(client, NULL), 0);
+        s = stats();
+        ck_assert_uint_eq(s.num_frees, 3);
+        ck_assert_uint_eq(s.num_blocks, 0);
+        ck_assert_uint_eq(s.bytes_in_use, 0);
+        ck_assert_uint_eq(s.bytes_requested, 0);
+        ck_assert_uint_eq(s.peak_bytes_in_use, 1024 + 3 * MIB + 256);
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
+        ck_assert_uint_eq(fake_server_count(server).n_acks, 2);
+}
+END_TEST
+
+START_TEST(words)
+{
+        ck_assert_str_eq(bfc_tenant(client), "vision");
+        ck_assert_str_eq(bfc_partition(client), "train");
+        ck_assert_str_eq(bfc_version(), BFC_VERSION);
+        ck_assert_str_eq(bfc_last_error(), "");
+        ck_assert_str_eq(fake_server_count(server).name, program_invocation_short_name);
+}
+END_TEST
+
+START_TEST(partitions_by_name)
+{
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+        void *p = NULL;
+
+        ck_assert_int_eq(bfc_malloc_in(client, "infer", 1, &p), 0);
+        ck_assert_int_eq(bfc_usage(client, "infer", &u), 0);
+        ck_assert_uint_eq(u.bytes_limit, 1001);
+        ck_assert_int_eq(bfc_usage(client, NULL, &u), 0);
+        ck_assert_uint_eq(u.bytes_limit, 1000);
+        ck_assert_uint_eq(u.num_blocks, 1);
+        expect_error(bfc_usage(client, "nowhere", &u), -ENOENT, "train, infer");
+        expect_error(bfc_malloc_in(client, "nowhere", 1, &p), -ENOENT, "\"nowhere\"");
+        ck_assert_int_eq(bfc_free(client, p), 0);
+}
+END_TEST
+
+START_TEST(arguments)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) }, no_size = { 0 };
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+        struct bfc_block_info i = { .struct_size = sizeof(i) };
+        void *p = (void *)&s;
+
+        expect_error(bfc_connect(NULL, NULL), -EINVAL, "ret_client");
+        expect_error(bfc_malloc(NULL, 1, &p), -EINVAL, "NULL");
+        expect_error(bfc_malloc(client, 1, NULL), -EINVAL, "NULL");
+        expect_error(bfc_malloc(client, 0, &p), -EINVAL, "ask for at least 1");
+        expect_error(bfc_malloc(client, SIZE_MAX, &p), -ENOMEM, "full");
+        expect_error(bfc_malloc(client, (size_t)1 << 63, &p), -ENOMEM, "full");
+        ck_assert_ptr_eq(p, &s);
+        expect_error(bfc_free(NULL, p), -EINVAL, "NULL");
+        expect_error(bfc_free(client, p), -EINVAL, "not a block");
+        expect_error(bfc_stats(NULL, &s), -EINVAL, "NULL");
+        expect_error(bfc_stats(client, NULL), -EINVAL, "NULL");
+        expect_error(bfc_stats(client, &no_size), -EINVAL, "struct_size");
+        expect_error(bfc_usage(NULL, NULL, &u), -EINVAL, "NULL");
+        expect_error(bfc_usage(client, NULL, NULL), -EINVAL, "NULL");
+        expect_error(bfc_block_info(NULL, p, &i), -EINVAL, "NULL");
+        expect_error(bfc_block_info(client, p, NULL), -EINVAL, "NULL");
+        expect_error(bfc_block_info(client, NULL, &i), -EINVAL, "not a block");
+        ck_assert_str_eq(bfc_tenant(NULL), "");
+        ck_assert_str_eq(bfc_partition(NULL), "");
+        bfc_disconnect(NULL);
+}
+END_TEST
+
+START_TEST(structures_of_a_later_header)
+{
+        struct {
+                struct bfc_client_stats s;
+                uint64_t later;
+        } wide = { .s.struct_size = sizeof(wide), .later = 1 };
+        struct {
+                struct bfc_options o;
+                const char *later;
+        } asks = { .o = options() };
+        bfc_client *other = NULL;
+
+        asks.o.struct_size = sizeof(asks);
+        ck_assert_int_eq(bfc_stats(client, &wide.s), 0);
+        ck_assert_uint_eq(wide.later, 0);
+        ck_assert_uint_eq(wide.s.struct_size, sizeof(wide));
+        ck_assert_int_eq(bfc_connect(&asks.o, &other), 0);
+        bfc_disconnect(other);
+        other = NULL;
+        asks.later = "";
+        expect_error(bfc_connect(&asks.o, &other), -EINVAL, "does not know");
+        asks.o.struct_size = 8;
+        expect_error(bfc_connect(&asks.o, &other), -EINVAL, "struct_size");
+        ck_assert_ptr_null(other);
+}
+END_TEST
+
+START_TEST(double_free)
+{
+        void *a = get(100), *b = get(100);
+
+        ck_assert_int_eq(bfc_free(client, a), 0);
+        expect_error(bfc_free(client, a), -EINVAL, "freed already");
+        expect_error(bfc_free(client, (char *)b + 256), -EINVAL, "not a block");
+        ck_assert_int_eq(bfc_free(client, b), 0);
+}
+END_TEST
+
+START_TEST(refusal_has_its_sentence)
+{
+        void *p = NULL;
+
+        fake_server_set_mood(server, FAKE_REFUSE, 0);
+        expect_error(bfc_malloc(client, 1, &p), -EDQUOT, "tenant vision asked for much");
+        ck_assert_ptr_null(p);
+        ck_assert_uint_eq(stats().num_failures, 1);
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+        ck_assert_int_eq(bfc_free(client, get(5)), 0);
+}
+END_TEST
+
+START_TEST(free_refused)
+{
+        void *p = get(1);
+
+        fake_server_set_mood(server, FAKE_FREE_REFUSED, 0);
+        expect_error(bfc_free(client, p), -EINVAL, "no such block");
+}
+END_TEST
+
+/* The successor of an extent takes its place in this process too. */
+START_TEST(extents_renewed)
+{
+        char *p = get(1000);
+
+        memset(p, 'x', 1000);
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        fake_server_renew_extents(server);
+        ck_assert_int_eq(p[0], 0); /* punched, though still mapped */
+        char *q = get(1000);
+        ck_assert_ptr_eq(p, q);
+        q[0] = 'y';
+        ck_assert_uint_eq(stats().bytes_mapped, 2 * MIB);
+        ck_assert_uint_eq(fake_server_count(server).n_extents_sent, 2);
+        ck_assert_int_eq(bfc_free(client, q), 0);
+}
+END_TEST
+
+START_TEST(goodbye_unmaps)
+{
+        char *p = get(1000);
+
+        bfc_disconnect(client);
+        client = NULL;
+        ck_assert_int_eq(msync((void *)((uintptr_t)p & ~(uintptr_t)4095), 4096, MS_ASYNC), -1);
+        ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
+}
+END_TEST
+
+START_TEST(two_clients_in_one_process)
+{
+        bfc_client *first = client;
+        char *p = get(100);
+
+        ck_assert_int_eq(connect_now(), 0);
+        char *q = get(100);
+        ck_assert_ptr_ne(p, q);
+        expect_error(bfc_free(client, p), -EINVAL, "not a block");
+        ck_assert_int_eq(bfc_free(client, q), 0);
+        ck_assert_int_eq(bfc_free(first, p), 0);
+        bfc_disconnect(first);
+}
+END_TEST
+
+/* ---- connecting ---------------------------------------------------------- */
+
+START_TEST(no_daemon)
+{
+        struct bfc_options o = options();
+        char long_path[200];
+
+        o.socket = "/nonexistent/bfcd.sock";
+        expect_error(bfc_connect(&o, &client), -ENOENT, "/nonexistent/bfcd.sock");
+        expect_error(bfc_connect(&o, &client), -ENOENT, "is bfcd running");
+        o.socket = "/dev/null";
+        expect_error(bfc_connect(&o, &client), -ECONNREFUSED, "/dev/null");
+        memset(long_path, 'x', sizeof(long_path) - 1);
+        long_path[sizeof(long_path) - 1] = '\0';
+        o.socket = long_path;
+        expect_error(bfc_connect(&o, &client), -ENAMETOOLONG, "too long");
+        ck_assert_ptr_null(client);
+}
+END_TEST
+
+START_TEST(environment)
+{
+        struct bfc_options o = options();
+
+        setenv("BFC_SOCKET", fake_server_path(server), 1);
+        setenv("BFC_PARTITION", "infer", 1);
+        setenv("BFC_TENANT", "vision", 1);
+        ck_assert_int_eq(bfc_connect(NULL, &client), 0);
+        ck_assert_str_eq(bfc_partition(client), "infer");
+        ck_assert_str_eq(fake_server_count(server).tenant, "vision");
+        ck_assert_str_eq(fake_server_count(server).partition, "infer");
+        bfc_disconnect(client);
+        o.partition = "train";
+        o.tenant = "speech";
+        o.name = "a name that is much longer than the sixty-three bytes that the daemon keeps of it";
+        ck_assert_int_eq(bfc_connect(&o, &client), 0);
+        ck_assert_str_eq(bfc_partition(client), "train");
+        ck_assert_str_eq(fake_server_count(server).tenant, "speech");
+        ck_assert_uint_eq(strlen(fake_server_count(server).name), 63);
+        setenv("BFC_SOCKET", "/nonexistent/sock", 1);
+        bfc_disconnect(client);
+        client = NULL;
+        expect_error(bfc_connect(NULL, &client), -ENOENT, "/nonexistent/sock");
+}
+END_TEST
+
+START_TEST(hello_answers)
+{
+        struct bfc_options o = options();
+
+        fake_server_set_mood(server, FAKE_HELLO_REFUSED, 0);
+        expect_error(connect_now(), -EACCES, "would match user alice");
+        fake_server_set_mood(server, FAKE_HELLO_VERSION_0, 0);
+        expect_error(connect_now(), -EPROTO, "version 0");
+        fake_server_set_mood(server, FAKE_HELLO_VERSION_2, 0);
+        expect_error(connect_now(), -EPROTO, "version 2");
+        fake_server_set_mood(server, FAKE_HELLO_BAD_DEFAULT, 0);
+        expect_error(connect_now(), -EPROTO, "default partition");
+        fake_server_set_mood(server, FAKE_HELLO_NO_PARTITION, 0);
+        expect_error(connect_now(), -ENOENT, "no quota");
+        fake_server_set_mood(server, FAKE_HELLO_HANG_UP, 0);
+        expect_error(connect_now(), -ECONNRESET, "gone");
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+        o.partition = "elsewhere";
+        expect_error(bfc_connect(&o, &client), -ENOENT, "train, infer");
+        ck_assert_ptr_null(client);
+}
+END_TEST
+
+/* ---- a daemon that goes or lies ------------------------------------------ */
+
+START_TEST(daemon_gone)
+{
+        char *p = get(100), *q = NULL;
+
+        strcpy(p, "still here");
+        fake_server_hang_up(server);
+        expect_error(bfc_malloc(client, 1, (void **)&q), -ECONNRESET, "gone");
+        expect_error(bfc_free(client, p), -ECONNRESET, "gone");
+        expect_error(bfc_free(client, p), -ECONNRESET, "gone"); /* not: freed already */
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+        expect_error(bfc_usage(client, NULL, &u), -ECONNRESET, "gone");
+        ck_assert_str_eq(p, "still here");
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        ck_assert_uint_eq(stats().num_allocs, 1);
+        ck_assert_uint_eq(stats().bytes_in_use, 256);
+        ck_assert_ptr_null(q);
+}
+END_TEST
+
+static const struct lie {
+        enum fake_mood mood;
+        int error;
+        bool ends; /* the session */
+} lies[] = {
+        { FAKE_WRONG_BODY, -EPROTO, false }, { FAKE_WRONG_ID, -EPROTO, true },
+        { FAKE_GARBAGE, -EPROTO, true },     { FAKE_BAD_LENGTH, -EPROTO, true },
+        { FAKE_HANG_UP, -ECONNRESET, true }, { FAKE_BAD_REGION, -EPROTO, false },
+        { FAKE_BAD_OFFSET, -EPROTO, false }, { FAKE_TOO_SMALL, -EPROTO, false },
+        { FAKE_SAME_PLACE, -EPROTO, false }, { FAKE_UNSEALED, -EPROTO, true },
+        { FAKE_NO_FD, -EPROTO, true },
+};
+
+START_TEST(lying_daemon)
+{
+        const struct lie *lie = &lies[_i];
+        struct bfc_client_stats s;
+        char *p = get(100), *q = NULL;
+
+        fake_server_set_mood(server, lie->mood, 0);
+        ck_assert_int_eq(bfc_malloc(client, 3 * MIB, (void **)&q), lie->error);
+        ck_assert_str_ne(bfc_last_error(), "");
+        ck_assert_ptr_null(q);
+        s = stats();
+        ck_assert_uint_eq(s.num_blocks, 1);
+        p[0] = 1;
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+        if (lie->ends)
+                ck_assert_int_eq(bfc_malloc(client, 1, (void **)&q), lie->error);
+        else
+                ck_assert_int_eq(bfc_free(client, get(1)), 0);
+}
+END_TEST
+
+START_TEST(usage_without_figures)
+{
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u), .bytes_limit = 77 };
+
+        fake_server_set_mood(server, FAKE_WRONG_BODY, 0);
+        expect_error(bfc_usage(client, NULL, &u), -EPROTO, "figures");
+        ck_assert_uint_eq(u.bytes_limit, 77);
+}
+END_TEST
+
+START_TEST(deaf_daemon)
+{
+        struct timespec begin, end;
+
+        fake_server_set_mood(server, FAKE_DEAF, 0);
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        bfc_disconnect(client);
+        client = NULL;
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        ck_assert_int_ge(end.tv_sec - begin.tv_sec, 4);
+        ck_assert_int_le(end.tv_sec - begin.tv_sec, 8);
+}
+END_TEST
+
+/* ---- threads ------------------------------------------------------------- */
+
+#define N_THREADS 8
+
+static void *churn(void *userdata)
+{
+        unsigned seed = (unsigned)(uintptr_t)userdata * 7919u + 1;
+        unsigned char *held[8] = { 0 };
+        size_t sizes[8] = { 0 };
+
+        for (int i = 0; i < 1500; i++) {
+                size_t at, n;
+
+                seed = seed * 1103515245u + 12345u;
+                at = (seed >> 16) % 8;
+                n = 1 + (seed >> 8) % 200000;
+                if (!held[at]) {
+                        held[at] = get(n);
+                        sizes[at] = n;
+                        memset(held[at], (int)(at + 1), n);
+                        continue;
+                }
+                for (size_t j = 0; j < sizes[at]; j += 4096)
+                        if (held[at][j] != at + 1)
+                                ck_abort_msg("a block was written by somebody else");
+                if (bfc_free(client, held[at]) != 0)
+                        ck_abort_msg("free: %s", bfc_last_error());
+                held[at] = NULL;
+        }
+        for (int i = 0; i < 8; i++)
+                if (bfc_free(client, held[i]) != 0)
+                        ck_abort_msg("free: %s", bfc_last_error());
+        return NULL;
+}
+
+static void run_threads(void *(*function)(void *))
+{
+        pthread_t threads[N_THREADS];
+
+        for (uintptr_t i = 0; i < N_THREADS; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, function, (void *)i), 0);
+        for (int i = 0; i < N_THREADS; i++)
+                pthread_join(threads[i], NULL);
+}
+
+START_TEST(many_threads)
+{
+        run_threads(churn);
+        struct bfc_client_stats s = stats();
+        ck_assert_uint_eq(s.num_blocks, 0);
+        ck_assert_uint_eq(s.bytes_in_use, 0);
+        ck_assert_uint_eq(s.num_allocs, s.num_frees);
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
+}
+END_TEST
+
+static void *one_malloc(void *userdata)
+{
+        unsigned char *p = get(65536 * (1 + (size_t)(uintptr_t)userdata));
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+
+        ck_assert_int_eq(bfc_block_info(client, p, &info), 0);
+        ck_assert_uint_eq(info.n_requested, 65536 * (1 + (uint64_t)(uintptr_t)userdata));
+        ck_assert_uint_eq(info.n_bytes, info.n_requested);
+        return NULL;
+}
+
+/* Nobody is answered before all have asked, and the last is answered first. */
+START_TEST(answers_in_another_order)
+{
+        fake_server_set_mood(server, FAKE_HOLD, N_THREADS);
+        run_threads(one_malloc);
+        ck_assert_uint_eq(stats().num_blocks, N_THREADS);
+}
+END_TEST
+
+static void *malloc_or_reset(void *userdata)
+{
+        void *p = NULL;
+        int r = 0;
+
+        (void)userdata;
+        while (r == 0)
+                r = bfc_malloc(client, 1, &p);
+        ck_assert_msg(r == -ECONNRESET || r == -ENOMEM, "%d: %s", r, bfc_last_error());
+        return NULL;
+}
+
+static void *hang_up_soon(void *userdata)
+{
+        (void)userdata;
+        usleep(20000);
+        fake_server_hang_up(server);
+        return NULL;
+}
+
+START_TEST(daemon_gone_under_threads)
+{
+        pthread_t killer;
+
+        /* Nobody is ever answered: all of them wait when it happens. */
+        fake_server_set_mood(server, FAKE_HOLD, N_THREADS + 1);
+        ck_assert_int_eq(pthread_create(&killer, NULL, hang_up_soon, NULL), 0);
+        run_threads(malloc_or_reset);
+        pthread_join(killer, NULL);
+}
+END_TEST
+
+static void *shared_block;
+static int n_freed;
+
+static void *free_shared(void *userdata)
+{
+        (void)userdata;
+        if (bfc_free(client, shared_block) == 0)
+                __atomic_add_fetch(&n_freed, 1, __ATOMIC_SEQ_CST);
+        return NULL;
+}
+
+START_TEST(double_free_from_threads)
+{
+        for (int i = 0; i < 50; i++) {
+                shared_block = get(1);
+                n_freed = 0;
+                run_threads(free_shared);
+                ck_assert_int_eq(n_freed, 1);
+        }
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
+}
+END_TEST
+
+static void *fail_once(void *userdata)
+{
+        void *p = NULL;
+
+        ck_assert_str_eq(bfc_last_error(), "");
+        if ((uintptr_t)userdata % 2)
+                expect_error(bfc_malloc(client, 0, &p), -EINVAL, "0 bytes");
+        else
+                expect_error(bfc_malloc_in(client, "nowhere", 1, &p), -ENOENT, "nowhere");
+        usleep(1000);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), (uintptr_t)userdata % 2 ? "0 bytes" : "nowhere"));
+        return NULL;
+}
+
+START_TEST(last_error_is_the_threads_own)
+{
+        run_threads(fail_once);
+        ck_assert_str_eq(bfc_last_error(), "");
+}
+END_TEST
+
+/* ---- fork ---------------------------------------------------------------- */
+
+#define CHILD_CHECK(x)                                                                                       \
+        do {                                                                                                 \
+                if (!(x)) {                                                                                  \
+                        fprintf(stderr, "# in the child: %s\n", #x);                                         \
+                        _exit(1);                                                                            \
+                }                                                                                            \
+        } while (0)
+
+static void child(char *p)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+        struct bfc_block_info i = { .struct_size = sizeof(i) };
+        unsigned char present;
+        void *q = NULL;
+
+        alarm(20);
+        CHILD_CHECK(bfc_malloc(client, 1, &q) == -ECHILD);
+        CHILD_CHECK(strstr(bfc_last_error(), "fork") != NULL);
+        CHILD_CHECK(bfc_free(client, p) == -ECHILD);
+        CHILD_CHECK(bfc_stats(client, &s) == -ECHILD);
+        CHILD_CHECK(bfc_usage(client, NULL, &u) == -ECHILD);
+        CHILD_CHECK(bfc_block_info(client, p, &i) == -ECHILD);
+        CHILD_CHECK(mincore((void *)((uintptr_t)p & ~(uintptr_t)4095), 4096, &present) < 0 &&
+                    errno == ENOMEM);
+        bfc_disconnect(client);
+        /* A session of its own works. */
+        CHILD_CHECK(connect_now() == 0);
+        CHILD_CHECK(bfc_malloc(client, 100, &q) == 0);
+        memset(q, 1, 100);
+        CHILD_CHECK(bfc_free(client, q) == 0);
+        bfc_disconnect(client);
+        _exit(0);
+}
+
+static void expect_good_end(pid_t pid)
+{
+        int status = -1;
+
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+}
+
+START_TEST(forked_child)
+{
+        char *p = get(100);
+        pid_t pid;
+
+        strcpy(p, "parent");
+        pid = fork();
+        if (pid == 0)
+                child(p);
+        expect_good_end(pid);
+        ck_assert_str_eq(p, "parent");
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        ck_assert_int_eq(bfc_free(client, get(5)), 0);
+        ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1); /* the child's own session */
+}
+END_TEST
+
+static int stop_churning;
+
+static void *churn_on(void *userdata)
+{
+        (void)userdata;
+        while (!__atomic_load_n(&stop_churning, __ATOMIC_SEQ_CST))
+                if (bfc_free(client, get(1)) != 0)
+                        ck_abort_msg("free: %s", bfc_last_error());
+        return NULL;
+}
+
+/* A child forked while other threads hold any of the locks is still answered. */
+START_TEST(fork_under_threads)
+{
+        pthread_t threads[3];
+
+        for (int i = 0; i < 3; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, churn_on, NULL), 0);
+        for (int i = 0; i < 20; i++) {
+                pid_t pid = fork();
+
+                if (pid == 0) {
+                        void *q = NULL;
+
+                        alarm(20);
+                        CHILD_CHECK(bfc_malloc(client, 1, &q) == -ECHILD);
+                        CHILD_CHECK(bfc_free(client, (void *)4096) == -ECHILD);
+                        bfc_disconnect(client);
+                        _exit(0);
+                }
+                expect_good_end(pid);
+        }
+        __atomic_store_n(&stop_churning, 1, __ATOMIC_SEQ_CST);
+        for (int i = 0; i < 3; i++)
+                pthread_join(threads[i], NULL);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+}
+END_TEST
+
+/* ---- the table of blocks ------------------------------------------------- */
+
+#define N_PLACES 3000
+
+START_TEST(table_against_a_model)
+{
+        static bool in[N_PLACES];
+        struct blocks b = { 0 };
+        struct block got;
+        unsigned seed = 3;
+        size_t n_in = 0;
+
+        ck_assert_ptr_null(blocks_find(&b, (void *)256));
+        ck_assert_int_eq(blocks_take(&b, (void *)256, &got), -ENOENT);
+        for (int i = 0; i < 300000; i++) {
+                seed = seed * 1103515245u + 12345u;
+                size_t at = (seed >> 8) % N_PLACES;
+                const void *ptr = (const void *)(uintptr_t)(0x7f0000000000u + at * 256 * (1 + at % 3 * 1024));
+                struct block block = { .ptr = ptr, .block_id = at };
+
+                if (blocks_find(&b, ptr) == NULL) {
+                        ck_assert(!in[at]);
+                        ck_assert_int_eq(blocks_add(&b, &block), 0);
+                        ck_assert_int_eq(blocks_add(&b, &block), -EEXIST);
+                        n_in++;
+                } else {
+                        ck_assert(in[at]);
+                        ck_assert_int_eq(blocks_take(&b, ptr, &got), 0);
+                        ck_assert_uint_eq(got.block_id, at);
+                        ck_assert_int_eq(blocks_take(&b, ptr, &got), -ENOENT);
+                        n_in--;
+                }
+                in[at] = !in[at];
+                ck_assert_uint_eq(b.n_used, n_in);
+        }
+        blocks_clear(&b);
+        ck_assert_uint_eq(b.n_slots, 0);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("client");
+        TCase *t = tcase_create("connected"), *u = tcase_create("unconnected"), *v = tcase_create("table");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup_connected, teardown);
+        tcase_add_test(t, malloc_write_free);
+        tcase_add_test(t, words);
+        tcase_add_test(t, partitions_by_name);
+        tcase_add_test(t, arguments);
+        tcase_add_test(t, structures_of_a_later_header);
+        tcase_add_test(t, double_free);
+        tcase_add_test(t, refusal_has_its_sentence);
+        tcase_add_test(t, free_refused);
+        tcase_add_test(t, extents_renewed);
+        tcase_add_test(t, goodbye_unmaps);
+        tcase_add_test(t, two_clients_in_one_process);
+        tcase_add_test(t, daemon_gone);
+        tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
+        tcase_add_test(t, usage_without_figures);
+        tcase_add_test(t, deaf_daemon);
+        tcase_add_test(t, many_threads);
+        tcase_add_test(t, answers_in_another_order);
+        tcase_add_test(t, daemon_gone_under_threads);
+        tcase_add_test(t, double_free_from_threads);
+        tcase_add_test(t, last_error_is_the_threads_own);
+        tcase_add_test(t, forked_child);
+        tcase_add_test(t, fork_under_threads);
+        suite_add_tcase(suite, t);
+
+        tcase_set_timeout(u, 60);
+        tcase_add_checked_fixture(u, setup, teardown);
+        tcase_add_test(u, no_daemon);
+        tcase_add_test(u, environment);
+        tcase_add_test(u, hello_answers);
+        suite_add_tcase(suite, u);
+
+        tcase_add_test(v, table_against_a_model);
+        suite_add_tcase(suite, v);
+        return suite_run(suite);
+}
