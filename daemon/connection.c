@@ -254,10 +254,11 @@ static void connection_fail(struct connection *c, const char *why)
         connection_make_ready(c);
 }
 
+/* Blocks whose extents wait for an acknowledgement do not count: that is read. */
 static bool connection_is_paused(const struct connection *c)
 {
         return frame_writer_n_queued(c->writer) > CONNECTION_QUEUE_PAUSE ||
-               session_n_pending(c->session) >= SESSION_MAX_PENDING;
+               c->session->n_requests >= SESSION_MAX_PENDING;
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events);

@@ -552,7 +552,7 @@ int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_
         memcpy((unsigned char *)b + sizeof(uint64_t), (const unsigned char *)facts + sizeof(uint64_t),
                offsetof(struct ledger_block, links) - sizeof(uint64_t));
         b->links.generation = generation + 1;
-        b->links.pad = 0;
+        b->links.in_delivery = 0;
         link_block(l, index);
         commit(t, index, (uint64_t)generation << 32 | index);
         *ret_index = index;

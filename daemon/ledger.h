@@ -91,7 +91,7 @@ struct ledger_block {
         struct {
                 uint32_t prev_of_session, next_of_session;
                 uint32_t generation; /* of the next id at this index */
-                uint32_t pad;
+                uint32_t in_delivery; /* its reply has not been sent yet */
         } links;
 };
 

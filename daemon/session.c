@@ -28,7 +28,6 @@ struct session_request {
 
 struct session_delivery {
         uint64_t request_id;
-        uint64_t block_id;
         uint32_t block; /* in the ledger */
         size_t share;
         TAILQ_ENTRY(session_delivery) link;
@@ -153,7 +152,7 @@ static int session_send_extents(struct session *s, struct session_share *share, 
 }
 
 static void session_send_block(struct session *s, uint64_t id, struct session_share *share,
-                               const struct ledger_block *block)
+                               struct ledger_block *block)
 {
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__Block message = BFCD__BLOCK__INIT;
@@ -164,6 +163,7 @@ static void session_send_block(struct session *s, uint64_t id, struct session_sh
         message.region_id = place.region_id;
         message.offset = place.offset;
         message.n_bytes = block->n_bytes;
+        block->links.in_delivery = false;
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_BLOCK;
         reply.block = &message;
@@ -190,16 +190,6 @@ static void session_deliver(struct session *s)
                 TAILQ_REMOVE(&s->deliveries, d, link);
                 free(d);
         }
-}
-
-static bool session_is_delivering(const struct session *s, uint64_t block_id)
-{
-        const struct session_delivery *d;
-
-        TAILQ_FOREACH (d, &s->deliveries, link)
-                if (d->block_id == block_id)
-                        return true;
-        return false;
 }
 
 static void session_free_block(struct session *s, uint32_t index)
@@ -250,7 +240,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
                 s->peak_bytes_in_use = s->bytes_in_use;
         d->request_id = id;
         d->share = share_index;
-        d->block_id = ledger_block_at(s->broker->ledger, d->block)->id;
+        ledger_block_at(s->broker->ledger, d->block)->links.in_delivery = true;
         TAILQ_INSERT_TAIL(&s->deliveries, d, link);
         session_deliver(s);
 }
@@ -361,7 +351,7 @@ static int handle_free(struct session *s, const Bfcd__Request *r, const char **r
 
         (void)ret_why;
         if (index == LEDGER_NONE || ledger_block_at(s->broker->ledger, index)->session != s->index ||
-            session_is_delivering(s, id)) {
+            ledger_block_at(s->broker->ledger, index)->links.in_delivery) {
                 snprintf(sentence, sizeof(sentence),
                          "block %" PRIu64 " is not held by this session: freed already, or never given to it", id);
                 session_refuse(s, r->id, -EINVAL, sentence);
@@ -739,16 +729,6 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         TAILQ_INIT(&s->deliveries);
         *ret = s;
         return 0;
-}
-
-size_t session_n_pending(const struct session *s)
-{
-        const struct session_delivery *d;
-        size_t n = s->n_requests;
-
-        TAILQ_FOREACH (d, &s->deliveries, link)
-                n++;
-        return n;
 }
 
 /* Nobody waits for answers any more. */

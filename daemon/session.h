@@ -23,7 +23,7 @@
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
-#define SESSION_MAX_PENDING 64u  /* requests that wait; the connection reads no more then */
+#define SESSION_MAX_PENDING 64u  /* requests that wait for room */
 #define SESSION_MAX_UNACKED 64u  /* extents sent and not acknowledged */
 #define SESSION_REAP_SLICE 256u  /* blocks freed in one turn of the loop */
 
@@ -66,7 +66,7 @@ struct session {
         uint64_t born_ms;
         struct session_share *shares; /* one for each quota of the tenant */
         struct session_request_list requests;
-        size_t n_requests;
+        size_t n_requests; /* waiting: at SESSION_MAX_PENDING the connection reads no more */
         struct session_delivery_list deliveries;
         uint64_t sequence;       /* of the last Extents message */
         uint64_t acked_sequence;
@@ -87,9 +87,6 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
  * or later. 0; a negative errno is a violation of the protocol: end the
  * session; *ret_why says which. After a goodbye the session is CLOSING: reap it. */
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why);
-
-/* Requests that have not been answered. */
-size_t session_n_pending(const struct session *s);
 
 /* The connection of a NEW or LIVE session is gone. 0: nothing is held, the
  * session is CLOSING. 1: QUARANTINED: call session_close() when the process has
