@@ -113,8 +113,10 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
         request.body_case = BFCD__REQUEST__BODY_HELLO;
         request.hello = &hello;
         r = ask(a, &request, BFCD__REPLY__BODY_HELLO, &reply);
-        if (r < 0)
+        if (r < 0) {
+                a->connection = call_free(a->connection); /* refused: there is nobody to say goodbye to */
                 return r;
+        }
         a->admin = !*reply->hello->tenant;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
@@ -122,6 +124,15 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
 
 void ask_close(struct ask *a)
 {
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        Bfcd__Reply *reply;
+
+        /* A session that just hangs up waits for the end of its process. */
+        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
+        request.goodbye = &goodbye;
+        if (a->connection && call_send(a->connection, &request, &reply) == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
         a->connection = call_free(a->connection);
 }
 

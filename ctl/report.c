@@ -101,7 +101,11 @@ int report_text(FILE *out, const struct report *report)
         uint64_t n = operations(s.n_allocs, s.n_frees, s.n_refused);
         char a[TEXT_MAX], b[TEXT_MAX];
         struct table *t;
-        int r = table_new(columns, sizeof(columns) / sizeof(columns[0]), &t);
+        int r;
+
+        if (n == 0 && s.n_broken == report->n_jobs)
+                return 0; /* nobody got in: there is nothing but the trouble to tell */
+        r = table_new(columns, sizeof(columns) / sizeof(columns[0]), &t);
 
         if (r < 0)
                 return r;
@@ -146,7 +150,9 @@ void report_troubles(FILE *out, const struct report *report)
                          s.n_refused + s.n_allocs);
                 trouble(out, what, s.refusal);
         }
-        if (s.n_broken) {
+        if (s.n_broken && report->n_jobs == 1) {
+                trouble(out, "the job could not go on: ", s.error);
+        } else if (s.n_broken) {
                 snprintf(what, sizeof(what),
                          "%" PRIu32 " of %" PRIu32 " jobs could not go on; first, job %" PRIu32 ": ",
                          s.n_broken, report->n_jobs, s.first_broken);

@@ -26,8 +26,9 @@ static struct {
         int listener;
         pthread_t thread;
         answer_fn answer;
-        unsigned n_requests; /* after the hello */
-        char tenant[32];     /* as the hello named it */
+        unsigned n_requests; /* between hello and goodbye */
+        unsigned n_goodbyes;
+        char tenant[32]; /* as the hello named it */
         int n_fds;
 } fake;
 
@@ -60,6 +61,7 @@ static bool serve_one(int fd)
 {
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__HelloReply hello = BFCD__HELLO_REPLY__INIT;
+        Bfcd__Done done = BFCD__DONE__INIT;
         Bfcd__Request *request;
         uint8_t head[4], *bytes;
         size_t n;
@@ -81,6 +83,10 @@ static bool serve_one(int fd)
                 hello.version = 1;
                 reply.body_case = BFCD__REPLY__BODY_HELLO;
                 reply.hello = &hello;
+        } else if (request->body_case == BFCD__REQUEST__BODY_GOODBYE) {
+                reply.body_case = BFCD__REPLY__BODY_DONE;
+                reply.done = &done;
+                fake.n_goodbyes++;
         } else {
                 go_on = fake.answer(request, &reply);
                 fake.n_requests++;
@@ -147,11 +153,12 @@ static bool answer_pages(const Bfcd__Request *request, Bfcd__Reply *reply)
         static Bfcd__ListReply page;
         static Bfcd__TenantRow row;
         static Bfcd__TenantRow *rows[] = { &row };
+        static char first[] = "first", last[] = "last";
 
         bfcd__list_reply__init(&page);
         bfcd__tenant_row__init(&row);
         row.figures = NULL;
-        row.tenant = request->list->cursor == 0 ? (char[]){ "first" } : (char[]){ "last" };
+        row.tenant = request->list->cursor == 0 ? first : last;
         page.n_tenants = request->list->cursor != 10;
         page.tenants = rows;
         page.next_cursor = request->list->cursor < 20 ? request->list->cursor + 10 : 0;
@@ -172,6 +179,8 @@ START_TEST(pages)
         ck_assert_str_eq(l->tenants[0]->tenant, "first");
         ck_assert_str_eq(l->tenants[1]->tenant, "last");
         list_free(l);
+        ask_close(&a);
+        ck_assert_uint_eq(fake.n_goodbyes, 1);
 }
 END_TEST
 
@@ -199,11 +208,11 @@ END_TEST
 static bool answer_refused(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
         static Bfcd__Refusal refusal;
+        static char rude[] = "no \x1b[2Jsuch tenant", empty[] = "";
 
         bfcd__refusal__init(&refusal);
         refusal.error = ENOENT;
-        refusal.message =
-                request->reset_peaks->tenant[0] ? (char[]){ "no \x1b[2Jsuch tenant" } : (char[]){ "" };
+        refusal.message = request->reset_peaks->tenant[0] ? rude : empty;
         reply->body_case = BFCD__REPLY__BODY_REFUSAL;
         reply->refusal = &refusal;
         return true;
@@ -222,9 +231,10 @@ END_TEST
 static bool answer_config(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
         static Bfcd__ConfigReply page;
+        static char begin[] = "max_ses", end[] = "sions: 1\n";
 
         bfcd__config_reply__init(&page);
-        page.text = request->show_config->cursor == 0 ? (char[]){ "max_ses" } : (char[]){ "sions: 1\n" };
+        page.text = request->show_config->cursor == 0 ? begin : end;
         page.next_cursor = request->show_config->cursor == 0 ? 7 : 0;
         reply->body_case = BFCD__REPLY__BODY_CONFIG;
         reply->config = &page;
