@@ -106,7 +106,6 @@ int report_text(FILE *out, const struct report *report)
         if (n == 0 && s.n_broken == report->n_jobs)
                 return 0; /* nobody got in: there is nothing but the trouble to tell */
         r = table_new(columns, sizeof(columns) / sizeof(columns[0]), &t);
-
         if (r < 0)
                 return r;
         add_line(t, "%s: %zu buffers, sizes times %g", report->trace_name, report->trace->n_buffers,
@@ -168,7 +167,7 @@ void report_troubles(FILE *out, const struct report *report)
                 trouble(out, what, "");
         }
         if (s.stopped)
-                trouble(out, "stopped by a signal before the end; everything was given back", "");
+                trouble(out, "stopped by a signal before the end", "");
 }
 
 /* ---- for programs -------------------------------------------------------- */

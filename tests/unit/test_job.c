@@ -33,6 +33,8 @@ static struct {
         uint64_t leak;      /* blocks more than there are */
         int connect_with;
         void *flip_block;
+        void *first_block;
+        unsigned n_first_users;
         size_t flip_at;
         struct bfc_options options;
         volatile sig_atomic_t stop;
@@ -67,8 +69,14 @@ int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
                 fake.stop = 1;
         if (fake.n_calls == fake.refuse_call)
                 return fake.refuse_with;
-        block = aligned_alloc(256, (n_bytes + 255) / 256 * 256);
+        block = fake.first_block;
+        if (fake.n_calls != fake.share_call)
+                block = aligned_alloc(256, (n_bytes + 255) / 256 * 256);
         ck_assert_ptr_nonnull(block);
+        if (fake.n_calls == 1)
+                fake.first_block = block;
+        if (block == fake.first_block)
+                fake.n_first_users++;
         if (fake.n_calls == fake.flip_call)
                 fake.flip_block = block;
         fake.n_held++;
@@ -81,7 +89,8 @@ int bfc_free(bfc_client *client, void *ptr)
         ck_assert_ptr_eq(client, &fake.client);
         ck_assert_ptr_nonnull(ptr);
         fake.n_held--;
-        free(ptr);
+        if (ptr != fake.first_block || --fake.n_first_users == 0)
+                free(ptr);
         return 0;
 }
 
@@ -246,6 +255,16 @@ START_TEST(corrupted)
 }
 END_TEST
 
+/* Two buffers of one process in one place: the one that was written first lost. */
+START_TEST(handed_out_twice)
+{
+        fake.share_call = 2;
+        run(1, true);
+        ck_assert_uint_eq(result.n_corruptions, 1);
+        ck_assert_str_eq(result.corruption, "the block of line 2 (1000 bytes) differs at byte 0");
+}
+END_TEST
+
 START_TEST(not_looked_for)
 {
         fake.flip_call = 1;
@@ -343,6 +362,7 @@ int main(void)
         tcase_add_test(c, all_well);
         tcase_add_test(c, refused_and_on);
         tcase_add_loop_test(c, corrupted, 0, 4);
+        tcase_add_test(c, handed_out_twice);
         tcase_add_test(c, not_looked_for);
         tcase_add_test(c, left);
         tcase_add_test(c, daemon_lost);
