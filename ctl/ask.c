@@ -13,6 +13,7 @@
 #include "ctl/text.h"
 
 #define PROTOCOL_VERSION     1
+#define TIMEOUT_MS           30000 /* a daemon that is silent for so long does not work */
 #define DEFAULT_SOCKET       "/run/bfcd/bfcd.sock"
 #define DEFAULT_ADMIN_SOCKET "/run/bfcd/admin.sock"
 
@@ -54,7 +55,7 @@ static int fail_socket(struct ask *a, int r)
                 return fail(a, r, "The path %s is too long for a socket.", a->socket);
         case ECONNRESET:
         case EPIPE:
-                return fail(a, r, "The daemon at %s ended the session.", a->socket);
+                return fail(a, r, "The daemon at %s ended the session, or does not answer.", a->socket);
         case EPROTO:
                 return fail(a, r, "What answers at %s does not speak bfcd's protocol.", a->socket);
         default:
@@ -107,6 +108,7 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
         r = call_connect(socket, NULL, NULL, &a->connection);
         if (r < 0)
                 return fail_socket(a, r);
+        call_set_timeout(a->connection, TIMEOUT_MS);
         hello.version = PROTOCOL_VERSION;
         hello.name = (char[]){ "bfcctl" };
         hello.tenant = (char *)(tenant ? tenant : "");

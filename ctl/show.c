@@ -59,10 +59,10 @@ static void add_tenants(struct table *t, const struct list *l)
 }
 
 static const struct table_column partition_columns[] = {
-        { "PARTITION", false }, { "DEVICE", false },  { "GROWTH", false },  { "SHARE", false },
-        { "TENANTS", true },    { "IN-USE", true },   { "RESERVED", true }, { "PEAK-RESERVED", true },
-        { "GUARANTEED", true }, { "LIMIT", true },    { "USE%", true },     { "BLOCKS", true },
-        { "SESSIONS", true },   { "REFUSALS", true },
+        { "PARTITION", false },    { "DEVICE", false },    { "GROWTH", false },  { "SHARE", false },
+        { "TENANTS", true },       { "IN-USE", true },     { "PEAK", true },     { "RESERVED", true },
+        { "PEAK-RESERVED", true }, { "GUARANTEED", true }, { "LIMIT", true },    { "USE%", true },
+        { "BLOCKS", true },        { "SESSIONS", true },   { "REFUSALS", true },
 };
 
 static void add_partitions(struct table *t, const struct list *l)
@@ -77,6 +77,7 @@ static void add_partitions(struct table *t, const struct list *l)
                 table_text(t, row->share);
                 table_number(t, row->num_tenants);
                 table_size(t, f->bytes_in_use);
+                table_size(t, f->peak_bytes_in_use);
                 table_size(t, f->bytes_reserved);
                 table_size(t, f->peak_bytes_reserved);
                 table_size(t, f->bytes_guaranteed);
@@ -269,6 +270,8 @@ static void set_figures(json_t **row, const Bfcd__Figures *figures)
         set(row, "lifetime_peak_bytes_reserved", number(f->lifetime_peak_bytes_reserved));
         set(row, "bytes_guaranteed", number(f->bytes_guaranteed));
         set(row, "bytes_in_use", number(f->bytes_in_use));
+        set(row, "peak_bytes_in_use", number(f->peak_bytes_in_use));
+        set(row, "lifetime_peak_bytes_in_use", number(f->lifetime_peak_bytes_in_use));
         set(row, "bytes_requested", number(f->bytes_requested));
         set(row, "bytes_free", number(f->bytes_free));
         set(row, "largest_free_block_bytes", number(f->largest_free_block_bytes));
@@ -281,16 +284,6 @@ static void set_figures(json_t **row, const Bfcd__Figures *figures)
         set(row, "num_refusals", number(f->num_refusals));
 }
 
-/* The peaks of blocks are kept for each tenant, and not for a partition. */
-static void set_peaks(json_t **row, const Bfcd__Figures *figures)
-{
-        const Bfcd__Figures *f = figures_of(figures);
-
-        set(row, "peak_bytes_in_use", number(f->peak_bytes_in_use));
-        set(row, "lifetime_peak_bytes_in_use", number(f->lifetime_peak_bytes_in_use));
-        set(row, "peak_bytes_requested", number(f->peak_bytes_requested));
-}
-
 static json_t *json_tenants(const struct list *l)
 {
         json_t *ret = json_array();
@@ -301,7 +294,9 @@ static json_t *json_tenants(const struct list *l)
                 set(&row, "tenant", show_string(l->tenants[i]->tenant));
                 set(&row, "partition", show_string(l->tenants[i]->partition));
                 set_figures(&row, l->tenants[i]->figures);
-                set_peaks(&row, l->tenants[i]->figures);
+                /* Nobody keeps this peak for a partition. */
+                set(&row, "peak_bytes_requested",
+                    number(figures_of(l->tenants[i]->figures)->peak_bytes_requested));
                 push(&ret, row);
         }
         return ret;

@@ -28,9 +28,10 @@ static struct {
         uint64_t n_held;
         uint64_t refuse_call; /* the call that is refused, from 1; 0: none */
         int refuse_with;
-        uint64_t flip_call; /* the block that loses a bit as soon as another comes */
-        uint64_t stop_call; /* the call during which the signal comes */
-        uint64_t leak;      /* blocks more than there are */
+        uint64_t flip_call;  /* the block that loses a bit as soon as another comes */
+        uint64_t share_call; /* the call that gets the first block once more */
+        uint64_t stop_call;  /* the call during which the signal comes */
+        uint64_t leak;       /* blocks more than there are */
         int connect_with;
         void *flip_block;
         void *first_block;
