@@ -85,6 +85,14 @@ static void expect_error(int r, int expected, const char *part)
                       part);
 }
 
+static void expect_good_end(pid_t pid)
+{
+        int status = -1;
+
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+}
+
 /* ---- the ordinary -------------------------------------------------------- */
 
 START_TEST(malloc_write_free)
@@ -285,6 +293,28 @@ START_TEST(two_clients_in_one_process)
         ck_assert_int_eq(bfc_free(client, q), 0);
         ck_assert_int_eq(bfc_free(first, p), 0);
         bfc_disconnect(first);
+}
+END_TEST
+
+/* The README's program, as a process of its own with the shared library. */
+START_TEST(example)
+{
+        const char *program = getenv("BFC_EXAMPLE");
+        pid_t pid;
+
+        if (!program)
+                return; /* not run by the build system */
+        setenv("BFC_SOCKET", fake_server_path(server), 1);
+        pid = fork();
+        if (pid == 0) {
+                dup2(STDERR_FILENO, STDOUT_FILENO); /* our output is TAP */
+                execl(program, program, (char *)NULL);
+                _exit(127);
+        }
+        expect_good_end(pid);
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
+        ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
+        ck_assert_str_eq(fake_server_count(server).name, "hello");
 }
 END_TEST
 
@@ -625,14 +655,6 @@ static void child(char *p)
         _exit(0);
 }
 
-static void expect_good_end(pid_t pid)
-{
-        int status = -1;
-
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert_int_eq(status, 0);
-}
-
 START_TEST(forked_child)
 {
         char *p = get(100);
@@ -747,6 +769,7 @@ int main(void)
         tcase_add_test(t, extents_renewed);
         tcase_add_test(t, goodbye_unmaps);
         tcase_add_test(t, two_clients_in_one_process);
+        tcase_add_test(t, example);
         tcase_add_test(t, daemon_gone);
         tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
         tcase_add_test(t, usage_without_figures);
