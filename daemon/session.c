@@ -497,7 +497,7 @@ static void session_copy_name(struct session *s, const char *name)
 {
         size_t i;
 
-        for (i = 0; name[i] && i < sizeof(s->name) - 1; i++)
+        for (i = 0; i < sizeof(s->name) - 1 && name[i]; i++)
                 s->name[i] = (unsigned char)name[i] < ' ' || (unsigned char)name[i] > '~' ? '?' : name[i];
         s->name[i] = '\0';
 }
