@@ -1200,7 +1200,7 @@ static void check_matches(struct reader *r, bool default_known)
                         fail(r, note->node,
                              "tenant '%s' lacks match and is not the default_tenant; nobody could be it",
                              t->name);
-                else if (t->n_uids == 0 && t->n_gids == 0)
+                else if (t->n_uids == 0 && t->n_gids == 0 && !r->has_failed)
                         warn(r, note->node, "tenant '%s' matches nobody", t->name);
         }
 }

@@ -1,0 +1,928 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every way in which a config can be wrong, each with its line and column; and
+ * what a right one means. Most tests change one line of GOOD and expect one
+ * message: a mistake must not set off others. */
+#include "daemon/config.h"
+#include "tests/suite.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define GIB (UINT64_C(1) << 30)
+#define MIB (UINT64_C(1) << 20)
+
+static const char GOOD[] = "max_sessions: 100\n"                                       /* 1 */
+                           "devices:\n"                                                /* 2 */
+                           "  - id: host\n"                                            /* 3 */
+                           "    size: 1GiB\n"                                          /* 4 */
+                           "    partitions:\n"                                         /* 5 */
+                           "      - {name: train, limit: 512MiB}\n"                    /* 6 */
+                           "      - {name: infer, limit: 50%}\n"                       /* 7 */
+                           "tenants:\n"                                                /* 8 */
+                           "  - name: vision\n"                                        /* 9 */
+                           "    match: {uid: 1000}\n"                                  /* 10 */
+                           "    quotas:\n"                                             /* 11 */
+                           "      - {partition: train, limit: 50%, reserve: 128MiB}\n" /* 12 */
+                           "      - {partition: infer}\n"                              /* 13 */
+                           "  - name: language\n"                                      /* 14 */
+                           "    match: {gid: [10, 20]}\n"                              /* 15 */
+                           "    quotas: [{partition: train}]\n";                       /* 16 */
+
+static int n_fds_before;
+static char *errors;
+static size_t n_errors;
+static char folder[64];
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        errors = NULL;
+        folder[0] = '\0';
+}
+
+static void teardown(void)
+{
+        free(errors);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static FILE *open_errors(void)
+{
+        FILE *f;
+
+        free(errors);
+        errors = NULL;
+        f = open_memstream(&errors, &n_errors);
+        ck_assert_ptr_nonnull(f);
+        return f;
+}
+
+static int parse_bytes(const char *text, size_t n_bytes, struct config **ret)
+{
+        FILE *f = open_errors();
+        int r = config_parse("c.yaml", text, n_bytes, f, ret);
+
+        fclose(f);
+        return r;
+}
+
+static int parse(const char *text, struct config **ret)
+{
+        return parse_bytes(text, strlen(text), ret);
+}
+
+static struct config *parse_good(const char *text)
+{
+        struct config *c = NULL;
+        int r = parse(text, &c);
+
+        ck_assert_msg(r == 0, "%d: %s", r, errors);
+        ck_assert_ptr_nonnull(c);
+        return c;
+}
+
+/* GOOD with one piece replaced; the caller frees. */
+static char *edit(const char *old, const char *new)
+{
+        const char *at = strstr(GOOD, old);
+        char *text = NULL;
+
+        ck_assert_msg(at != NULL, "GOOD has no '%s'", old);
+        ck_assert_int_gt(asprintf(&text, "%.*s%s%s", (int)(at - GOOD), GOOD, new, at + strlen(old)), 0);
+        return text;
+}
+
+static unsigned int count_lines(const char *text)
+{
+        unsigned int n = 0;
+
+        for (; *text; text++)
+                n += *text == '\n';
+        return n;
+}
+
+/* One of the lines is at this place and says this. */
+static void assert_line(const char *file, unsigned int line, unsigned int column, const char *part)
+{
+        char place[128];
+
+        snprintf(place, sizeof(place), "%s:%u:%u: ", file, line, column);
+        for (const char *p = errors; *p; p = strchr(p, '\n') + 1) {
+                size_t n = strcspn(p, "\n");
+
+                if (strncmp(p, place, strlen(place)) == 0 && memmem(p, n, part, strlen(part)))
+                        return;
+        }
+        ck_abort_msg("no line '%s...%s' in:\n%s", place, part, errors);
+}
+
+static void expect_only(const char *text, unsigned int line, unsigned int column, const char *part)
+{
+        struct config *c = NULL;
+        int r = parse(text, &c);
+
+        ck_assert_msg(r == -EINVAL, "%d for '%s'", r, part);
+        ck_assert_ptr_null(c);
+        assert_line("c.yaml", line, column, part);
+        ck_assert_msg(count_lines(errors) == 1, "more than one message:\n%s", errors);
+}
+
+/* ---- one mistake, one message --------------------------------------------- */
+
+static const struct {
+        const char *old;
+        const char *new;
+        unsigned int line;
+        unsigned int column;
+        const char *part;
+} MISTAKES[] = {
+        /* keys and shapes */
+        { "max_sessions: 100", "max_session: 100", 1, 1,
+          "unknown key 'max_session' in the config; known here: socket, admin_socket, timeouts, max_sessions, devices, tenants, default_tenant" },
+        { "max_sessions: 100", "max_sessions: 1\nmax_sessions: 1", 2, 1,
+          "key 'max_sessions' is given twice, first on line 1" },
+        { "max_sessions: 100", "[a]: 1", 1, 1, "a key must be a single value, this is a list" },
+        { "max_sessions: 100", "<<: 1", 1, 1, "unknown key '<<'" },
+        { "max_sessions: 100", "socket: {path: /a, colour: red}", 1, 20,
+          "unknown key 'colour' in socket; known here: path, mode, group" },
+        { "max_sessions: 100", "timeouts: {idle: 1s}", 1, 12,
+          "unknown key 'idle' in timeouts; known here: reclaim, release, quarantine" },
+        { "size: 1GiB", "size: 1GiB\n    colour: red", 5, 5,
+          "unknown key 'colour' in a device; known here: id, size, headroom, partitions" },
+        { "limit: 512MiB}", "limit: 512MiB, max: 3}", 6, 38,
+          "unknown key 'max' in a partition; known here: name, limit, growth, share" },
+        { "match: {uid: 1000}", "match: {uid: 1, pid: 4}", 10, 21,
+          "unknown key 'pid' in match; known here: user, group, uid, gid" },
+        { "  - name: vision\n", "  - name: vision\n    nice: 4\n", 10, 5,
+          "unknown key 'nice' in a tenant; known here: name, match, quotas" },
+        { "{partition: infer}", "{partition: infer, max: 1}", 13, 28,
+          "unknown key 'max' in a quota; known here: partition, limit, reserve, max_sessions, max_blocks" },
+        { "{partition: infer}", "{partition: infer, limit: 4MiB, limit: 4MiB}", 13, 41,
+          "key 'limit' is given twice, first on line 13" },
+        { "max_sessions: 100", "socket: /run/x", 1, 9,
+          "socket must be a mapping of keys to values, this is a single value" },
+        { "max_sessions: 100", "admin_socket: [a]", 1, 15,
+          "admin_socket must be a mapping of keys to values, this is a list" },
+        { "max_sessions: 100", "timeouts:", 1, 10,
+          "timeouts must be a mapping of keys to values, this is nothing" },
+        { "max_sessions: 100", "max_sessions: [1]", 1, 15,
+          "max_sessions must be a single value, this is a list" },
+        { "max_sessions: 100", "max_sessions: {a: 1}", 1, 15,
+          "max_sessions must be a single value, this is a mapping" },
+        { "max_sessions: 100", "max_sessions: ''", 1, 15, "max_sessions is empty" },
+        { "match: {uid: 1000}", "match: 1000", 10, 12, "match must be a mapping" },
+        { "match: {uid: 1000}", "match: {uid: {a: b}}", 10, 18,
+          "uid must be a single value or a list, this is a mapping" },
+        { "match: {uid: 1000}", "match: {uid: [[1]]}", 10, 19, "uid must be a single value, this is a list" },
+        { "match: {uid: 1000}", "match: {user: [[x]]}", 10, 20,
+          "a user must be a single value, this is a list" },
+        { "match: {uid: 1000}", "match: {group: [[x]]}", 10, 21,
+          "a group must be a single value, this is a list" },
+        { "match: {uid: 1000}", "match: {}", 10, 12, "match is empty; write user, group, uid or gid" },
+        { "quotas: [{partition: train}]", "quotas: train", 16, 13,
+          "quotas must be a list, this is a single value" },
+        { "quotas: [{partition: train}]", "quotas: []", 16, 13, "quotas is empty" },
+        { "quotas: [{partition: train}]", "quotas: [train]", 16, 14, "a quota must be a mapping" },
+        { "    quotas: [{partition: train}]\n", "", 14, 5, "a tenant lacks its quotas" },
+        { "{name: infer, limit: 50%}", "infer", 7, 9, "a partition must be a mapping" },
+        /* YAML that has no business here */
+        { "max_sessions: 100", "max_sessions: &n 100", 1, 15, "anchors (&name) are not allowed" },
+        { "max_sessions: 100", "max_sessions: !!int 100", 1, 15, "tags (!name) are not allowed" },
+        { "match: {uid: 1000}", "match: !x {uid: 1000}", 10, 12, "tags (!name) are not allowed" },
+        { "quotas: [{partition: train}]", "quotas: !x [{partition: train}]", 16, 13,
+          "tags (!name) are not allowed" },
+        { "quotas: [{partition: train}]", "quotas: [{partition: train}]\n---\na: 1", 17, 1,
+          "a second document begins here; a file holds one" },
+        { "max_sessions: 100", "max_sessions: [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]", 1, 30,
+          "nested too deeply" },
+        { "max_sessions: 100", "max_sessions: 100: 3", 1, 18,
+          "not YAML: mapping values are not allowed in this context" },
+        { "max_sessions: 100", "max_sessions: [", 3, 3, "not YAML: " },
+        { "max_sessions: 100", "max_sessions: \"\xff\"", 1, 16, "not a text in UTF-8: " },
+        { "max_sessions: 100", "max_sessions: \x01", 1, 15,
+          "not a text in UTF-8: control characters are not allowed" },
+        /* numbers */
+        { "max_sessions: 100", "max_sessions: 0", 1, 15, "max_sessions 0 is out of range; write 1 to 65536" },
+        { "max_sessions: 100", "max_sessions: 65537", 1, 15, "max_sessions 65537 is out of range" },
+        { "max_sessions: 100", "max_sessions: 99999999999999999999999", 1, 15,
+          "is out of range; write 1 to 65536" },
+        { "max_sessions: 100", "max_sessions: -1", 1, 15,
+          "max_sessions '-1' is not a whole number; write 1 to 65536" },
+        { "max_sessions: 100", "max_sessions: 1e3", 1, 15, "max_sessions '1e3' is not a whole number" },
+        { "{partition: infer}", "{partition: infer, max_sessions: 0}", 13, 42,
+          "max_sessions 0 is out of range; write 1 to 65536" },
+        { "{partition: infer}", "{partition: infer, max_blocks: 16777217}", 13, 40,
+          "max_blocks 16777217 is out of range; write 1 to 16777216" },
+        { "match: {uid: 1000}", "match: {uid: 4294967295}", 10, 18,
+          "uid 4294967295 is out of range; write 0 to 4294967294" },
+        { "match: {gid: [10, 20]}", "match: {gid: [10, staff]}", 15, 23,
+          "gid 'staff' is not a whole number" },
+        /* durations */
+        { "max_sessions: 100", "timeouts: {reclaim: 200}", 1, 21,
+          "reclaim '200' is not a duration; write a whole number and ms, s or m, as in 200ms" },
+        { "max_sessions: 100", "timeouts: {reclaim: ms}", 1, 21, "reclaim 'ms' is not a duration" },
+        { "max_sessions: 100", "timeouts: {release: 1.5s}", 1, 21, "release '1.5s' is not a duration" },
+        { "max_sessions: 100", "timeouts: {quarantine: 1h}", 1, 24, "quarantine '1h' is not a duration" },
+        { "max_sessions: 100", "timeouts: {release: 0s}", 1, 21,
+          "release 0s is out of range; write 1ms to 1440m" },
+        { "max_sessions: 100", "timeouts: {release: 1441m}", 1, 21, "release 1441m is out of range" },
+        { "max_sessions: 100", "timeouts: {release: 18446744073709551615m}", 1, 21, "is out of range" },
+        { "max_sessions: 100", "timeouts: {release: 18446744073709551616ms}", 1, 21, "is out of range" },
+        { "max_sessions: 100", "timeouts: {release: [1s]}", 1, 21, "release must be a single value" },
+        /* sizes */
+        { "size: 1GiB", "size: 1G", 4, 11, "size '1G' is not a size; write 1GiB" },
+        { "size: 1GiB", "size: 1024mb", 4, 11, "size '1024mb' is not a size; write 1024MiB" },
+        { "size: 1GiB", "size: 1073741824", 4, 11,
+          "size '1073741824' is not a size; write a whole number and B, KiB, MiB, GiB or TiB, as in 512MiB" },
+        { "size: 1GiB", "size: 1.5GiB", 4, 11, "size '1.5GiB' is not a size" },
+        { "size: 1GiB", "size: 1 GiB", 4, 11, "size '1 GiB' is not a size" },
+        { "size: 1GiB", "size: GiB", 4, 11, "size 'GiB' is not a size" },
+        { "size: 1GiB", "size: 100%", 4, 11, "size '100%': a percentage has no meaning here" },
+        { "size: 1GiB", "size: 0", 4, 11, "size '0' is not a size" },
+        { "size: 1GiB", "size: 0MiB", 4, 11, "size must be more than 0" },
+        { "size: 1GiB", "size: 1073741825B", 4, 11,
+          "size 1073741825B is not a multiple of 2MiB; write 1GiB or 1026MiB" },
+        { "size: 1GiB", "size: 1KiB", 4, 11, "size 1KiB is not a multiple of 2MiB; write 2MiB" },
+        { "size: 1GiB", "size: 8388608TiB", 4, 11, "size 8388608TiB is too large" },
+        { "size: 1GiB", "size: 18446744073709551616B", 4, 11, "size 18446744073709551616B is too large" },
+        { "size: 1GiB", "size: [1GiB]", 4, 11, "size must be a single value, this is a list" },
+        { "size: 1GiB", "size: 1GiB\n    headroom: 50%", 5, 15,
+          "headroom '50%': a percentage has no meaning here" },
+        { "size: 1GiB", "size: 1GiB\n    headroom: 1GiB", 5, 15,
+          "headroom 1GiB leaves nothing of the device's size, 1GiB" },
+        { "limit: 512MiB", "limit: 101%", 6, 30,
+          "limit 101% is more than 100% of the device's size minus its headroom" },
+        { "limit: 512MiB", "limit: 0%", 6, 30, "limit must be more than 0" },
+        { "limit: 512MiB", "limit: 12.5%", 6, 30,
+          "limit '12.5%' is not a size; write a whole number and B, KiB, MiB, GiB or TiB, as in 512MiB, or a whole percentage, as in 50%" },
+        { "limit: 512MiB", "limit: 3MiB", 6, 30, "limit 3MiB is not a multiple of 2MiB; write 2MiB or 4MiB" },
+        { "limit: 512MiB", "limit: ''", 6, 30, "limit is empty" },
+        { "limit: 50%, reserve", "limit: 101%, reserve", 12, 35,
+          "limit 101% is more than 100% of the partition's limit" },
+        { "reserve: 128MiB", "reserve: 101%", 12, 49,
+          "reserve 101% is more than 100% of the partition's limit" },
+        { "reserve: 128MiB", "reserve: 1", 12, 49, "reserve '1' is not a size" },
+        /* names */
+        { "name: vision", "name: \"vi sion\"", 9, 11, "name 'vi sion' is not a name; use letters, digits" },
+        { "name: vision", "name: \"vi\\0sion\"", 9, 11, "name 'vi?sion' is not a name" },
+        { "name: vision", "name: \"a\\n\\e[31m\\x7f\\x9b\"", 9, 11, "name 'a\?\?[31m\?\?\?' is not a name" },
+        { "name: vision", "name: a123456789b123456789c123456789d123456789e123456789f123456789g123", 9, 11,
+          "name 'a123456789b123456789c123456789d123456789e123456789f123456...' is longer than 63 bytes" },
+        { "name: vision", "name: [vision]", 9, 11, "name must be a single value" },
+        { "name: language", "name: vision", 14, 11, "tenant 'vision' is there already" },
+        { "name: infer, limit: 50%}", "name: infer, limit: 25%}\n      - {name: train, limit: 25%}", 8, 16,
+          "partition 'train' is there already; names are unique over all devices" },
+        { "- name: vision\n    match", "- match", 9, 5, "a tenant lacks its name" },
+        /* sockets */
+        { "max_sessions: 100", "socket: {path: run/x}", 1, 16,
+          "path 'run/x' is not the absolute path of a socket" },
+        { "max_sessions: 100", "socket: {path: /run/x/}", 1, 16,
+          "path '/run/x/' is not the absolute path of a socket" },
+        { "max_sessions: 100", "socket: {path: \"/run/\\0x\"}", 1, 16,
+          "path '/run/?x' holds a control character" },
+        { "max_sessions: 100", "socket: {path: [a]}", 1, 16, "path must be a single value" },
+        { "max_sessions: 100",
+          "socket: {path: /a123456789b123456789c123456789d123456789e123456789f123456789g123456789h123456789i123456789j123456789k123456}",
+          1, 16, "has 108 bytes; a socket's path has at most 107" },
+        { "max_sessions: 100", "socket: {path: /run/bfcd/admin.sock}", 1, 16,
+          "socket and admin_socket have the same path '/run/bfcd/admin.sock'; they must differ" },
+        { "max_sessions: 100", "socket: {path: /a}\nadmin_socket: {path: /a}", 2, 22,
+          "have the same path '/a'" },
+        { "max_sessions: 100", "socket: {mode: 666}", 1, 16,
+          "mode '666' is not a mode; write four octal digits, as in \"0660\"" },
+        { "max_sessions: 100", "socket: {mode: 0668}", 1, 16, "mode '0668' is not a mode" },
+        { "max_sessions: 100", "socket: {mode: 4755}", 1, 16, "mode '4755' is not a mode" },
+        { "max_sessions: 100", "socket: {mode: {a: b}}", 1, 16, "mode must be a single value" },
+        { "max_sessions: 100", "socket: {group: 4294967295}", 1, 17, "group 4294967295 is out of range" },
+        { "max_sessions: 100", "socket: {group: [a]}", 1, 17, "a group must be a single value" },
+        /* devices and partitions */
+        { "id: host", "id: cuda:0", 3, 9,
+          "device 'cuda:0': this version serves only the host device; write id: host" },
+        { "id: host", "id: GPU-12ab", 3, 9, "device 'GPU-12ab': this version serves only the host device" },
+        { "id: host", "id: MIG-12ab", 3, 9, "device 'MIG-12ab': this version serves only the host device" },
+        { "id: host", "id: tpu", 3, 9, "device 'tpu' is not known; write id: host" },
+        { "id: host", "id: [host]", 3, 9, "id must be a single value" },
+        { "id: host\n    size", "size", 3, 5, "a device lacks its id; write id: host" },
+        { "    size: 1GiB\n    partitions", "    partitions", 3, 5,
+          "device 'host' lacks its size; write it as in size: 4GiB" },
+        { "tenants:\n", "  - {id: host, size: 4MiB, partitions: [{name: c, limit: 100%}]}\ntenants:\n", 8, 10,
+          "device 'host' is there already" },
+        { "tenants:\n", "  - host\ntenants:\n", 8, 5, "a device must be a mapping" },
+        { "tenants:\n", "  - {id: cuda:1, partitions: [{name: g, limit: 4MiB}]}\ntenants:\n", 8, 10,
+          "this version serves only" },
+        { "name: train, limit: 512MiB", "name: train", 6, 9, "a partition lacks its limit" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, growth: fast}", 6, 46,
+          "growth 'fast' is not known; write on-demand or preallocate" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, growth: []}", 6, 46,
+          "growth must be a single value" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, share: nfs}", 6, 45,
+          "share 'nfs' is not known; write fd or cuda-ipc" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, share: cuda-ipc}", 6, 45,
+          "share cuda-ipc is not for the host device; write fd" },
+        { "limit: 512MiB", "limit: 514MiB", 7, 30,
+          "the partitions' limits sum to 1026MiB; the device has 1GiB (its size minus its headroom)" },
+        { "size: 1GiB", "size: 1GiB\n    headroom: 10MiB", 8, 30,
+          "the partitions' limits sum to 1018MiB; the device has 1014MiB" },
+        /* tenants and quotas */
+        { "{partition: infer}", "{partition: debug}", 13, 21,
+          "partition 'debug' does not exist; there are: train, infer" },
+        { "{partition: infer}", "{limit: 4MiB}", 13, 9, "a quota lacks its partition" },
+        { "{partition: infer}", "{partition: [infer]}", 13, 21, "partition must be a single value" },
+        { "{partition: infer}", "{partition: train}", 13, 21,
+          "this tenant has a quota in partition 'train' already" },
+        { "limit: 50%, reserve", "limit: 514MiB, reserve", 12, 35,
+          "limit 514MiB is more than the limit of partition 'train', 512MiB" },
+        { "reserve: 128MiB", "reserve: 258MiB", 12, 49,
+          "reserve 258MiB is more than this quota's limit, 256MiB" },
+        { "reserve: 128MiB", "reserve: 51%", 12, 49,
+          "reserve 260MiB is more than this quota's limit, 256MiB" },
+        { "quotas: [{partition: train}]", "quotas: [{partition: train, reserve: 386MiB}]", 16, 42,
+          "the reserves in partition 'train' sum to 514MiB; its limit is 512MiB" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, growth: preallocate}", 6, 46,
+          "partition 'train': preallocate backs each tenant's limit at the start, but the quotas' limits sum to 768MiB and the partition's limit is 512MiB" },
+        { "    match: {uid: 1000}\n", "", 9, 5, "tenant 'vision' lacks match and is not the default_tenant" },
+        { "max_sessions: 100", "default_tenant: speech", 1, 17,
+          "default_tenant 'speech' does not exist; there are: vision, language" },
+        { "max_sessions: 100", "default_tenant: [vision]", 1, 17, "default_tenant must be a single value" },
+};
+
+START_TEST(test_mistake)
+{
+        char *text = edit(MISTAKES[_i].old, MISTAKES[_i].new);
+
+        expect_only(text, MISTAKES[_i].line, MISTAKES[_i].column, MISTAKES[_i].part);
+        free(text);
+}
+END_TEST
+
+/* Mistakes of the whole rather than of a piece. */
+START_TEST(test_mistakes_of_the_whole)
+{
+        const char *tenants = strstr(GOOD, "tenants:");
+        char *text = NULL;
+        struct config *c = NULL;
+
+        expect_only("", 1, 1, "the file is empty");
+        expect_only("# nothing\n", 1, 1, "the file is empty");
+        expect_only("---\n", 1, 1, "the file is empty");
+        expect_only("- a\n", 1, 1, "the config must be a mapping of keys to values, this is a list");
+        expect_only("hello\n", 1, 1,
+                    "the config must be a mapping of keys to values, this is a single value");
+        expect_only(tenants, 1, 1, "the key 'devices' is missing");
+        ck_assert_int_gt(asprintf(&text, "devices: []\n%s", tenants), 0);
+        expect_only(text, 1, 10, "devices is empty");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "devices: host\n%s", tenants), 0);
+        expect_only(text, 1, 10, "devices must be a list");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "devices: [{id: host, size: 4MiB}]\n%s", tenants), 0);
+        expect_only(text, 1, 11, "a device lacks its partitions");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "devices: [{id: host, size: 4MiB, partitions: []}]\n%s", tenants),
+                         0);
+        expect_only(text, 1, 46, "partitions is empty");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "devices: [{id: host, size: 4MiB, partitions: a}]\n%s", tenants), 0);
+        expect_only(text, 1, 46, "partitions must be a list");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "%.*s", (int)(tenants - GOOD), GOOD), 0);
+        expect_only(text, 1, 1, "the key 'tenants' is missing");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "%.*stenants: []\n", (int)(tenants - GOOD), GOOD), 0);
+        expect_only(text, 8, 10, "tenants is empty; there must be at least one");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "%.*stenants: vision\n", (int)(tenants - GOOD), GOOD), 0);
+        expect_only(text, 8, 10, "tenants must be a list");
+        free(text);
+        ck_assert_int_gt(asprintf(&text, "%.*stenants: [vision]\n", (int)(tenants - GOOD), GOOD), 0);
+        expect_only(text, 8, 11, "a tenant must be a mapping");
+        free(text);
+        text = malloc((1 << 20) + 1);
+        memset(text, '#', (1 << 20) + 1);
+        ck_assert_int_eq(parse_bytes(text, (1 << 20) + 1, &c), -EINVAL);
+        assert_line("c.yaml", 1, 1, "the file is larger than 1MiB");
+        free(text);
+}
+END_TEST
+
+START_TEST(test_alias)
+{
+        struct config *c = NULL;
+
+        ck_assert_int_eq(parse("max_sessions: &n 5\ndevices: *n\ntenants: *n\n", &c), -EINVAL);
+        assert_line("c.yaml", 1, 15, "anchors (&name) are not allowed");
+        assert_line("c.yaml", 2, 10, "aliases (*name) are not allowed");
+        assert_line("c.yaml", 3, 10, "aliases (*name) are not allowed");
+        ck_assert_uint_eq(count_lines(errors), 3);
+}
+END_TEST
+
+START_TEST(test_limit_of_one_quota)
+{
+        static const char text[] = "devices:\n"
+                                   "  - {id: host, size: 2TiB, partitions: [{name: p, limit: 1TiB}]}\n"
+                                   "tenants:\n"
+                                   "  - {name: a, match: {uid: 1}, quotas: [{partition: p, limit: 50%}]}\n"
+                                   "  - {name: b, match: {uid: 2}, quotas: [{partition: p, limit: 51%}]}\n"
+                                   "  - {name: c, match: {uid: 3}, quotas: [{partition: p}]}\n";
+        struct config *c = NULL;
+
+        ck_assert_int_eq(parse(text, &c), -EINVAL);
+        assert_line(
+                "c.yaml", 5, 63,
+                "limit 534772MiB is more than 512GiB, the most that one tenant can have in one partition");
+        assert_line("c.yaml", 6, 41, "limit 1TiB is more than 512GiB");
+        ck_assert_ptr_null(strstr(errors, "c.yaml:4:"));
+}
+END_TEST
+
+START_TEST(test_percentage_too_small)
+{
+        static const char text[] =
+                "devices: [{id: host, size: 1GiB, partitions: [{name: p, limit: 100MiB}]}]\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, limit: 1%}]}]\n";
+
+        expect_only(text, 2, 69, "limit 1% of the partition's limit (100MiB) is less than 2MiB");
+}
+END_TEST
+
+/* A figure that is not known is not compared with, and what would follow from
+ * an error is not told. */
+START_TEST(test_all_at_once)
+{
+        static const char text[] = "socket: {path: relative, mode: 666}\n"                     /* 1 */
+                                   "timeouts: {reclaim: 200}\n"                                /* 2 */
+                                   "max_sessions: 0\n"                                         /* 3 */
+                                   "devices:\n"                                                /* 4 */
+                                   "  - id: cuda:0\n"                                          /* 5 */
+                                   "    size: 4G\n"                                            /* 6 */
+                                   "    partitions:\n"                                         /* 7 */
+                                   "      - {name: train, limit: 50%, growth: preallocate}\n"  /* 8 */
+                                   "      - {name: tr ain, limit: 3MiB}\n"                     /* 9 */
+                                   "tenants:\n"                                                /* 10 */
+                                   "  - name: vision\n"                                        /* 11 */
+                                   "    quotas:\n"                                             /* 12 */
+                                   "      - {partition: train, limit: 50%, reserve: 60%}\n"    /* 13 */
+                                   "      - {partition: unknown, limit: 50%, max_blocks: x}\n" /* 14 */
+                                   "unknown: 1\n";                                             /* 15 */
+        struct config *c = NULL;
+
+        ck_assert_int_eq(parse(text, &c), -EINVAL);
+        assert_line("c.yaml", 1, 16, "path 'relative'");
+        assert_line("c.yaml", 1, 32, "mode '666'");
+        assert_line("c.yaml", 2, 21, "reclaim '200'");
+        assert_line("c.yaml", 3, 15, "max_sessions 0");
+        assert_line("c.yaml", 5, 9, "device 'cuda:0'");
+        assert_line("c.yaml", 6, 11, "size '4G' is not a size; write 4GiB");
+        assert_line("c.yaml", 9, 16, "name 'tr ain'");
+        assert_line("c.yaml", 9, 31, "limit 3MiB");
+        assert_line("c.yaml", 11, 5, "tenant 'vision' lacks match");
+        assert_line("c.yaml", 14, 54, "max_blocks 'x'");
+        assert_line("c.yaml", 15, 1, "unknown key 'unknown'");
+        ck_assert_msg(count_lines(errors) == 11, "%s", errors);
+}
+END_TEST
+
+/* ---- right ones ----------------------------------------------------------- */
+
+START_TEST(test_defaults)
+{
+        struct config *c = parse_good(strstr(GOOD, "devices:"));
+
+        ck_assert_str_eq(errors, "");
+        ck_assert_str_eq(c->socket.path, "/run/bfcd/bfcd.sock");
+        ck_assert_uint_eq(c->socket.mode, 0666);
+        ck_assert_uint_eq(c->socket.group, (gid_t)-1);
+        ck_assert_str_eq(c->admin_socket.path, "/run/bfcd/admin.sock");
+        ck_assert_uint_eq(c->admin_socket.mode, 0600);
+        ck_assert_uint_eq(c->admin_socket.group, (gid_t)-1);
+        ck_assert_uint_eq(c->reclaim_timeout_ms, 200);
+        ck_assert_uint_eq(c->release_timeout_ms, 5000);
+        ck_assert_uint_eq(c->quarantine_timeout_ms, 60000);
+        ck_assert_uint_eq(c->max_sessions, 4096);
+        ck_assert_int_eq(c->default_tenant, -1);
+        ck_assert_uint_eq(c->n_devices, 1);
+        ck_assert_str_eq(c->devices[0].id, "host");
+        ck_assert_uint_eq(c->devices[0].size_bytes, GIB);
+        ck_assert_uint_eq(c->devices[0].headroom_bytes, 0);
+        ck_assert_uint_eq(c->n_partitions, 2);
+        ck_assert_str_eq(c->partitions[1].name, "infer");
+        ck_assert_uint_eq(c->partitions[1].limit_bytes, 512 * MIB);
+        ck_assert_int_eq(c->partitions[1].growth, CONFIG_GROWTH_ON_DEMAND);
+        ck_assert_int_eq(c->partitions[1].share, CONFIG_SHARE_FD);
+        ck_assert_uint_eq(c->n_tenants, 2);
+        ck_assert_uint_eq(c->tenants[0].n_uids, 1);
+        ck_assert_uint_eq(c->tenants[0].uids[0], 1000);
+        ck_assert_uint_eq(c->tenants[1].n_gids, 2);
+        ck_assert_uint_eq(c->tenants[1].gids[1], 20);
+        ck_assert_uint_eq(c->tenants[0].n_quotas, 2);
+        ck_assert_uint_eq(c->tenants[0].quotas[0].limit_bytes, 256 * MIB);
+        ck_assert_uint_eq(c->tenants[0].quotas[0].reserve_bytes, 128 * MIB);
+        ck_assert_uint_eq(c->tenants[0].quotas[1].partition, 1);
+        ck_assert_uint_eq(c->tenants[0].quotas[1].limit_bytes, 512 * MIB);
+        ck_assert_uint_eq(c->tenants[0].quotas[1].reserve_bytes, 0);
+        ck_assert_uint_eq(c->tenants[0].quotas[1].max_sessions, 1024);
+        ck_assert_uint_eq(c->tenants[0].quotas[1].max_blocks, 100000);
+        config_free(c);
+        ck_assert_ptr_null(config_free(NULL));
+}
+END_TEST
+
+static const char FULL[] =
+        "socket: {path: '/tmp/a \"b\\c', mode: 0660, group: 7}\n"
+        "admin_socket: {path: /tmp/admin, mode: \"0640\", group: root}\n"
+        "timeouts: {reclaim: 3ms, release: 4s, quarantine: 1440m}\n"
+        "max_sessions: 65536\n"
+        "devices:\n"
+        "  - id: \"host\"\n"
+        "    size: 1GiB\n"
+        "    headroom: 24MiB\n"
+        "    partitions:\n"
+        "      - {name: train, limit: 33%, growth: preallocate, share: fd}\n"
+        "      - {name: 'true', limit: 2048KiB, growth: on-demand}\n"
+        "      - {name: \"1.5\", limit: 2097152B}\n"
+        "default_tenant: '-'\n"
+        "tenants:\n"
+        "  - name: vision\n"
+        "    match: {user: [root, root], uid: [0, 5], group: root, gid: 3}\n"
+        "    quotas:\n"
+        "      - {partition: train, limit: 33%, reserve: 10%, max_sessions: 65536, max_blocks: 16777216}\n"
+        "      - {partition: 'true', reserve: 0%}\n"
+        "  - name: \"-\"\n"
+        "    quotas: [{partition: \"1.5\", reserve: 0, max_sessions: 1, max_blocks: 1}]\n"
+        "  - name: nobody\n"
+        "    match: {uid: []}\n"
+        "    quotas: [{partition: \"1.5\"}]\n";
+
+START_TEST(test_everything_said)
+{
+        struct config *c = parse_good(FULL);
+
+        assert_line("c.yaml", 22, 5, "warning: tenant 'nobody' matches nobody");
+        ck_assert_uint_eq(count_lines(errors), 1);
+        ck_assert_str_eq(c->socket.path, "/tmp/a \"b\\c");
+        ck_assert_uint_eq(c->socket.mode, 0660);
+        ck_assert_uint_eq(c->socket.group, 7);
+        ck_assert_uint_eq(c->admin_socket.mode, 0640);
+        ck_assert_uint_eq(c->admin_socket.group, 0);
+        ck_assert_uint_eq(c->reclaim_timeout_ms, 3);
+        ck_assert_uint_eq(c->release_timeout_ms, 4000);
+        ck_assert_uint_eq(c->quarantine_timeout_ms, 86400000);
+        ck_assert_uint_eq(c->max_sessions, 65536);
+        ck_assert_uint_eq(c->devices[0].headroom_bytes, 24 * MIB);
+        /* 33 % of 1000 MiB are 330; 33 % of that are 108.9; 10 % are 33 */
+        ck_assert_uint_eq(c->partitions[0].limit_bytes, 330 * MIB);
+        ck_assert_int_eq(c->partitions[0].growth, CONFIG_GROWTH_PREALLOCATE);
+        ck_assert_uint_eq(c->partitions[1].limit_bytes, 2 * MIB);
+        ck_assert_uint_eq(c->tenants[0].n_uids, 2);
+        ck_assert_uint_eq(c->tenants[0].uids[0], 0);
+        ck_assert_uint_eq(c->tenants[0].uids[1], 5);
+        ck_assert_uint_eq(c->tenants[0].n_gids, 2);
+        ck_assert_uint_eq(c->tenants[0].quotas[0].limit_bytes, 108 * MIB);
+        ck_assert_uint_eq(c->tenants[0].quotas[0].reserve_bytes, 32 * MIB);
+        ck_assert_uint_eq(c->tenants[0].quotas[0].max_blocks, 16777216);
+        ck_assert_int_eq(c->default_tenant, 1);
+        ck_assert_str_eq(c->tenants[1].name, "-");
+        ck_assert_uint_eq(c->tenants[1].n_uids + c->tenants[1].n_gids, 0);
+        config_free(c);
+}
+END_TEST
+
+static void assert_same(const struct config *a, const struct config *b)
+{
+        ck_assert_str_eq(a->socket.path, b->socket.path);
+        ck_assert_str_eq(a->admin_socket.path, b->admin_socket.path);
+        ck_assert(a->socket.mode == b->socket.mode && a->socket.group == b->socket.group);
+        ck_assert(a->admin_socket.mode == b->admin_socket.mode &&
+                  a->admin_socket.group == b->admin_socket.group);
+        ck_assert(a->reclaim_timeout_ms == b->reclaim_timeout_ms &&
+                  a->release_timeout_ms == b->release_timeout_ms &&
+                  a->quarantine_timeout_ms == b->quarantine_timeout_ms);
+        ck_assert(a->max_sessions == b->max_sessions && a->default_tenant == b->default_tenant);
+        ck_assert(a->n_devices == b->n_devices && a->n_partitions == b->n_partitions &&
+                  a->n_tenants == b->n_tenants);
+        for (size_t i = 0; i < a->n_devices; i++)
+                ck_assert(strcmp(a->devices[i].id, b->devices[i].id) == 0 &&
+                          a->devices[i].size_bytes == b->devices[i].size_bytes &&
+                          a->devices[i].headroom_bytes == b->devices[i].headroom_bytes);
+        for (size_t i = 0; i < a->n_partitions; i++)
+                ck_assert(strcmp(a->partitions[i].name, b->partitions[i].name) == 0 &&
+                          a->partitions[i].limit_bytes == b->partitions[i].limit_bytes &&
+                          a->partitions[i].growth == b->partitions[i].growth &&
+                          a->partitions[i].share == b->partitions[i].share &&
+                          a->partitions[i].device == b->partitions[i].device);
+        for (size_t i = 0; i < a->n_tenants; i++) {
+                const struct config_tenant *s = &a->tenants[i];
+                const struct config_tenant *t = &b->tenants[i];
+
+                ck_assert_str_eq(s->name, t->name);
+                ck_assert(s->n_uids == t->n_uids && s->n_gids == t->n_gids && s->n_quotas == t->n_quotas);
+                for (size_t n = 0; n < s->n_uids; n++)
+                        ck_assert_uint_eq(s->uids[n], t->uids[n]);
+                for (size_t n = 0; n < s->n_gids; n++)
+                        ck_assert_uint_eq(s->gids[n], t->gids[n]);
+                for (size_t n = 0; n < s->n_quotas; n++)
+                        ck_assert(s->quotas[n].partition == t->quotas[n].partition &&
+                                  s->quotas[n].limit_bytes == t->quotas[n].limit_bytes &&
+                                  s->quotas[n].reserve_bytes == t->quotas[n].reserve_bytes &&
+                                  s->quotas[n].max_sessions == t->quotas[n].max_sessions &&
+                                  s->quotas[n].max_blocks == t->quotas[n].max_blocks);
+        }
+}
+
+START_TEST(test_format_comes_back)
+{
+        const char *texts[] = { GOOD, FULL };
+
+        for (size_t i = 0; i < 2; i++) {
+                struct config *a = parse_good(texts[i]);
+                char *text = config_format(a);
+                char *again;
+                struct config *b;
+
+                ck_assert_ptr_nonnull(text);
+                b = parse_good(text);
+                assert_same(a, b);
+                again = config_format(b);
+                ck_assert_str_eq(text, again);
+                free(again);
+                free(text);
+                config_free(a);
+                config_free(b);
+        }
+}
+END_TEST
+
+/* A config may be written before its users are: a warning, not an error. */
+START_TEST(test_unknown_users)
+{
+        char *text = edit("match: {uid: 1000}",
+                          "match: {user: [alice-not-here, 4711], group: [nogroup-here], uid: 3}");
+        struct config *c = parse_good(text);
+
+        assert_line("c.yaml", 10, 20,
+                    "warning: user 'alice-not-here' is not known on this machine (getpwnam)");
+        assert_line(
+                "c.yaml", 10, 36,
+                "warning: user '4711' is not known on this machine (getpwnam) and matches nobody; for a number write uid: 4711");
+        assert_line("c.yaml", 10, 51,
+                    "warning: group 'nogroup-here' is not known on this machine (getgrnam)");
+        ck_assert_uint_eq(count_lines(errors), 3);
+        ck_assert_uint_eq(c->tenants[0].n_uids, 1);
+        ck_assert_uint_eq(c->tenants[0].n_gids, 0);
+        config_free(c);
+        free(text);
+        text = edit("max_sessions: 100", "admin_socket: {group: nogroup-here}");
+        c = parse_good(text);
+        assert_line(
+                "c.yaml", 1, 23,
+                "warning: group 'nogroup-here' is not known on this machine (getgrnam) and does not get the socket");
+        ck_assert_uint_eq(c->admin_socket.group, (gid_t)-1);
+        config_free(c);
+        free(text);
+}
+END_TEST
+
+START_TEST(test_more_than_the_machine_has)
+{
+        static const char text[] =
+                "devices: [{id: host, size: 4096TiB, partitions: [{name: p, limit: 4MiB}]}]\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p}]}]\n";
+        struct config *c = parse_good(text);
+
+        assert_line("c.yaml", 1, 28, "warning: size 4096TiB is more than this machine's memory, ");
+        config_free(c);
+}
+END_TEST
+
+START_TEST(test_default_tenant)
+{
+        char *text = edit("    match: {uid: 1000}\n", "");
+        char *with_default = NULL;
+        struct config *c;
+
+        ck_assert_int_gt(asprintf(&with_default, "%sdefault_tenant: vision\n", text), 0);
+        c = parse_good(with_default);
+        ck_assert_int_eq(c->default_tenant, 0);
+        ck_assert_str_eq(errors, "");
+        config_free(c);
+        free(with_default);
+        free(text);
+}
+END_TEST
+
+/* ---- files ---------------------------------------------------------------- */
+
+static void make_folder(void)
+{
+        strcpy(folder, "/tmp/test-config-XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+}
+
+static void remove_folder(void)
+{
+        char command[128];
+
+        snprintf(command, sizeof(command), "rm -r '%s'", folder);
+        ck_assert_int_eq(system(command), 0);
+}
+
+static const char *in_folder(const char *name)
+{
+        static char path[256];
+
+        snprintf(path, sizeof(path), "%s/%s", folder, name);
+        return path;
+}
+
+static void put_file(const char *name, const char *text)
+{
+        FILE *f = fopen(in_folder(name), "w");
+
+        ck_assert_ptr_nonnull(f);
+        ck_assert_int_ge(fputs(text, f), 0);
+        ck_assert_int_eq(fclose(f), 0);
+}
+
+static int load(const char *name, struct config **ret)
+{
+        FILE *f = open_errors();
+        int r = config_load(in_folder(name), f, ret);
+
+        fclose(f);
+        return r;
+}
+
+static void assert_line_of(const char *name, unsigned int line, unsigned int column, const char *part)
+{
+        assert_line(in_folder(name), line, column, part);
+}
+
+START_TEST(test_load)
+{
+        struct config *c = NULL;
+
+        make_folder();
+        put_file("bfcd.yaml", GOOD);
+        ck_assert_int_eq(load("bfcd.yaml", &c), 0);
+        ck_assert_uint_eq(c->n_tenants, 2);
+        c = config_free(c);
+        ck_assert_int_eq(load("none.yaml", &c), -ENOENT);
+        assert_line_of("none.yaml", 1, 1, "cannot be read: No such file or directory");
+        ck_assert_int_eq(load("", &c), -EISDIR);
+        ck_assert_int_eq(mkfifo(in_folder("fifo"), 0600), 0);
+        ck_assert_int_eq(load("fifo", &c), -EINVAL);
+        assert_line_of("fifo", 1, 1, "cannot be read: not a regular file");
+        ck_assert_ptr_null(c);
+        remove_folder();
+}
+END_TEST
+
+START_TEST(test_load_beside)
+{
+        struct config *c = NULL;
+        FILE *f;
+        int here;
+
+        make_folder();
+        ck_assert_int_eq(mkdir(in_folder("conf.d"), 0700), 0);
+        put_file("bfcd.yaml", GOOD);
+        put_file("conf.d/20-b.yaml",
+                 "tenants:\n  - {name: b, match: {uid: 2}, quotas: [{partition: train}]}\n");
+        put_file("conf.d/10-c.yaml",
+                 "tenants:\n  - {name: c, match: {uid: 3}, quotas: [{partition: infer}]}\n");
+        put_file("conf.d/.hidden.yaml", "nonsense");
+        put_file("conf.d/README", "nonsense");
+        put_file("conf.d/x.yaml~", "nonsense");
+        ck_assert_msg(load("bfcd.yaml", &c) == 0, "%s", errors);
+        ck_assert_uint_eq(c->n_tenants, 4);
+        ck_assert_str_eq(c->tenants[0].name, "vision");
+        ck_assert_str_eq(c->tenants[2].name, "c");
+        ck_assert_str_eq(c->tenants[3].name, "b");
+        c = config_free(c);
+        /* a path without a folder: conf.d of where we are */
+        here = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        ck_assert_int_eq(chdir(folder), 0);
+        f = open_errors();
+        ck_assert_int_eq(config_load("bfcd.yaml", f, &c), 0);
+        fclose(f);
+        ck_assert_int_eq(fchdir(here), 0);
+        close(here);
+        ck_assert_uint_eq(c->n_tenants, 4);
+        config_free(c);
+        remove_folder();
+}
+END_TEST
+
+START_TEST(test_errors_beside)
+{
+        struct config *c = NULL;
+        char *text = edit("max_sessions: 100", "max_sessions: x");
+
+        make_folder();
+        ck_assert_int_eq(mkdir(in_folder("conf.d"), 0700), 0);
+        ck_assert_int_eq(mkdir(in_folder("conf.d/d.yaml"), 0700), 0);
+        put_file("bfcd.yaml", text);
+        put_file("conf.d/a.yaml", "max_sessions: 1\n");
+        put_file("conf.d/b.yaml",
+                 "tenants:\n  - {name: vision, match: {uid: 2}, quotas: [{partition: train}]}\n");
+        put_file("conf.d/c.yaml", "tenants: [\n");
+        put_file("conf.d/e.yaml",
+                 "tenants: [{name: e, match: {uid: 2}, quotas: [{partition: train, reserve: 400MiB}]}]\n");
+        put_file("conf.d/f.yaml", "");
+        put_file("conf.d/g.yaml", "tenants: x\n");
+        put_file("conf.d/h.yaml", "- x\n");
+        ck_assert_int_eq(load("bfcd.yaml", &c), -EINVAL);
+        assert_line_of("bfcd.yaml", 1, 15, "max_sessions 'x'");
+        assert_line_of("conf.d/a.yaml", 1, 1,
+                       "unknown key 'max_sessions' in a file of conf.d (tenants only); known here: tenants");
+        assert_line_of("conf.d/a.yaml", 1, 1, "the key 'tenants' is missing");
+        assert_line_of("conf.d/b.yaml", 2, 12, "tenant 'vision' is there already");
+        assert_line_of("conf.d/c.yaml", 2, 1, "not YAML: ");
+        assert_line_of("conf.d/d.yaml", 1, 1, "cannot be read: Is a directory");
+        assert_line_of("conf.d/e.yaml", 1, 75,
+                       "the reserves in partition 'train' sum to 528MiB; its limit is 512MiB");
+        assert_line_of("conf.d/f.yaml", 1, 1, "the file is empty");
+        assert_line_of("conf.d/g.yaml", 1, 10, "tenants must be a list");
+        assert_line_of("conf.d/h.yaml", 1, 1, "must be a mapping");
+        ck_assert_msg(count_lines(errors) == 10, "%s", errors);
+        /* nor are they lost where the main file is no YAML */
+        put_file("bfcd.yaml", "a: [\n");
+        ck_assert_int_eq(load("bfcd.yaml", &c), -EINVAL);
+        assert_line_of("bfcd.yaml", 2, 1, "not YAML: ");
+        assert_line_of("conf.d/c.yaml", 2, 1, "not YAML: ");
+        assert_line_of("conf.d/g.yaml", 1, 10, "tenants must be a list");
+        ck_assert_ptr_null(strstr(errors, "does not exist"));
+        ck_assert_ptr_null(c);
+        remove_folder();
+        free(text);
+}
+END_TEST
+
+START_TEST(test_conf_d_is_no_folder)
+{
+        struct config *c = NULL;
+
+        make_folder();
+        put_file("bfcd.yaml", GOOD);
+        put_file("conf.d", "");
+        ck_assert_int_eq(load("bfcd.yaml", &c), -EINVAL);
+        assert_line_of("conf.d", 1, 1, "cannot be read: Not a directory");
+        ck_assert_uint_eq(count_lines(errors), 1);
+        remove_folder();
+}
+END_TEST
+
+/* No prefix of a config crashes, loops or leaks; nor does any with a byte
+ * changed. */
+START_TEST(test_damaged)
+{
+        struct config *c = NULL;
+        char *text = strdup(FULL);
+
+        for (size_t i = 0; i < sizeof(FULL); i++)
+                if (parse_bytes(FULL, i, &c) == 0)
+                        c = config_free(c);
+        for (size_t i = 0; i < sizeof(FULL) - 1; i++) {
+                static const char bytes[] = "\n\t {}[]:,-&*!%\"'#|>?\x80";
+
+                text[i] = bytes[i % (sizeof(bytes) - 1)];
+                if (parse_bytes(text, sizeof(FULL) - 1, &c) == 0)
+                        c = config_free(c);
+                text[i] = FULL[i];
+        }
+        free(text);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("config");
+        TCase *t = tcase_create("config");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_loop_test(t, test_mistake, 0, (int)(sizeof(MISTAKES) / sizeof(MISTAKES[0])));
+        tcase_add_test(t, test_mistakes_of_the_whole);
+        tcase_add_test(t, test_alias);
+        tcase_add_test(t, test_limit_of_one_quota);
+        tcase_add_test(t, test_percentage_too_small);
+        tcase_add_test(t, test_all_at_once);
+        tcase_add_test(t, test_defaults);
+        tcase_add_test(t, test_everything_said);
+        tcase_add_test(t, test_format_comes_back);
+        tcase_add_test(t, test_unknown_users);
+        tcase_add_test(t, test_more_than_the_machine_has);
+        tcase_add_test(t, test_default_tenant);
+        tcase_add_test(t, test_load);
+        tcase_add_test(t, test_load_beside);
+        tcase_add_test(t, test_errors_beside);
+        tcase_add_test(t, test_conf_d_is_no_folder);
+        tcase_add_test(t, test_damaged);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
