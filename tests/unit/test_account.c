@@ -73,7 +73,7 @@ START_TEST(test_random)
         pool_init(&pool, 1000);
         for (unsigned i = 0; i < 4; i++)
                 ck_assert_int_eq(account_init(&accounts[i], &pool, 400 + 100 * i, 50 * i), 0);
-        for (unsigned step = 0; step < 100000; step++) {
+        for (unsigned step = 0; step < 20000; step++) {
                 struct charge *c = &charges[(unsigned)rand_r(&seed) % 64];
                 struct account *a = &accounts[(unsigned)rand_r(&seed) % 4];
                 uint64_t sum = 0, missing;
