@@ -382,6 +382,10 @@ START_TEST(reset_peaks)
         ck_assert_str_ne(err, "");
         free(err);
         bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("reset-peaks"), NULL, NULL), 0);
+        assert_peaks(rig, 0, 30 * MIB); /* also when nobody is there any more */
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").peak_bytes_reserved, 0);
         rig_stop(rig);
 }
 END_TEST
