@@ -165,10 +165,11 @@ static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *
 
 /* ---- connecting ---------------------------------------------------------- */
 
-/* The option, or else the environment's word, or else the default. */
+/* The option, or else the environment's word (not where it is somebody else's, in
+ * a set-user-ID program), or else the default. */
 static const char *pick(const char *option, const char *variable, const char *fallback)
 {
-        const char *value = option ? option : variable ? getenv(variable) : NULL;
+        const char *value = option ? option : variable ? secure_getenv(variable) : NULL;
 
         return value && value[0] ? value : fallback;
 }

@@ -11,6 +11,7 @@
  *   -ENOMEM      the partition is full (or this process is out of memory)
  *   -EACCES      the daemon does not serve this user, or not that partition
  *   -ENOENT      no such partition; no daemon at that socket
+ *   -ECONNREFUSED  nobody listens at that socket
  *   -ENODEV      the device is lost
  *   -ECONNRESET  the daemon ended the session, or is gone
  *   -EPROTO      the other end does not speak the protocol

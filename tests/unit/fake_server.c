@@ -206,6 +206,22 @@ static void answer_malloc(struct session *s, uint64_t id, uint64_t n_bytes)
         put(s, &reply, NULL, 0);
 }
 
+static void answer_held(struct session *s)
+{
+        bool in_order = s->server->mood == FAKE_ONE_BY_ONE;
+
+        for (unsigned i = 0; i < s->n_held; i++) {
+                unsigned at = in_order ? i : s->n_held - 1 - i;
+
+                answer_malloc(s, s->held[at].id, s->held[at].n_bytes);
+                if (in_order) {
+                        flush(s);
+                        usleep(20000);
+                }
+        }
+        s->n_held = 0;
+}
+
 static bool on_malloc(struct session *s, uint64_t id, uint64_t n_bytes)
 {
         uint8_t *payload;
@@ -226,13 +242,11 @@ static bool on_malloc(struct session *s, uint64_t id, uint64_t n_bytes)
         case FAKE_BAD_LENGTH:
                 return send(s->fd, "\xff\xff\xff\xff", 4, MSG_NOSIGNAL) == 4;
         case FAKE_HOLD:
+        case FAKE_ONE_BY_ONE:
                 s->held[s->n_held].id = id;
                 s->held[s->n_held++].n_bytes = n_bytes;
-                while (s->n_held >= s->server->n_hold && s->n_held > 0) {
-                        s->server->n_hold = 0;
-                        s->n_held--;
-                        answer_malloc(s, s->held[s->n_held].id, s->held[s->n_held].n_bytes);
-                }
+                if (s->n_held == s->server->n_hold)
+                        answer_held(s);
                 return true;
         default:
                 answer_malloc(s, id, n_bytes);

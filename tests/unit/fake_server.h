@@ -31,6 +31,7 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_UNSEALED,     /* an extent that is not sealed */
                  FAKE_NO_FD,        /* an extent without its fd */
                  FAKE_HOLD,         /* collects `n_hold` mallocs, then answers the last first */
+                 FAKE_ONE_BY_ONE,   /* the same, but the first first, and some time between */
                  FAKE_FREE_REFUSED, /* EINVAL to a Free */
                  FAKE_DEAF,         /* never answers a Goodbye */
 };

@@ -14,7 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/blocks.h"
 #include "tests/suite.h"
 #include "tests/unit/fake_server.h"
 
@@ -542,6 +541,16 @@ START_TEST(answers_in_another_order)
 }
 END_TEST
 
+/* Each leader is answered and leaves while others sleep: one of them must wake up
+ * and read. */
+START_TEST(the_lead_is_handed_on)
+{
+        fake_server_set_mood(server, FAKE_ONE_BY_ONE, N_THREADS);
+        run_threads(one_malloc);
+        ck_assert_uint_eq(stats().num_blocks, N_THREADS);
+}
+END_TEST
+
 static void *malloc_or_reset(void *userdata)
 {
         void *p = NULL;
@@ -711,50 +720,10 @@ START_TEST(fork_under_threads)
 }
 END_TEST
 
-/* ---- the table of blocks ------------------------------------------------- */
-
-#define N_PLACES 3000
-
-START_TEST(table_against_a_model)
-{
-        static bool in[N_PLACES];
-        struct blocks b = { 0 };
-        struct block got;
-        unsigned seed = 3;
-        size_t n_in = 0;
-
-        ck_assert_ptr_null(blocks_find(&b, (void *)256));
-        ck_assert_int_eq(blocks_take(&b, (void *)256, &got), -ENOENT);
-        for (int i = 0; i < 300000; i++) {
-                seed = seed * 1103515245u + 12345u;
-                size_t at = (seed >> 8) % N_PLACES;
-                const void *ptr = (const void *)(uintptr_t)(0x7f0000000000u + at * 256 * (1 + at % 3 * 1024));
-                struct block block = { .ptr = ptr, .block_id = at };
-
-                if (blocks_find(&b, ptr) == NULL) {
-                        ck_assert(!in[at]);
-                        ck_assert_int_eq(blocks_add(&b, &block), 0);
-                        ck_assert_int_eq(blocks_add(&b, &block), -EEXIST);
-                        n_in++;
-                } else {
-                        ck_assert(in[at]);
-                        ck_assert_int_eq(blocks_take(&b, ptr, &got), 0);
-                        ck_assert_uint_eq(got.block_id, at);
-                        ck_assert_int_eq(blocks_take(&b, ptr, &got), -ENOENT);
-                        n_in--;
-                }
-                in[at] = !in[at];
-                ck_assert_uint_eq(b.n_used, n_in);
-        }
-        blocks_clear(&b);
-        ck_assert_uint_eq(b.n_slots, 0);
-}
-END_TEST
-
 int main(void)
 {
         Suite *suite = suite_create("client");
-        TCase *t = tcase_create("connected"), *u = tcase_create("unconnected"), *v = tcase_create("table");
+        TCase *t = tcase_create("connected"), *u = tcase_create("unconnected");
 
         tcase_set_timeout(t, 60);
         tcase_add_checked_fixture(t, setup_connected, teardown);
@@ -776,6 +745,7 @@ int main(void)
         tcase_add_test(t, deaf_daemon);
         tcase_add_test(t, many_threads);
         tcase_add_test(t, answers_in_another_order);
+        tcase_add_test(t, the_lead_is_handed_on);
         tcase_add_test(t, daemon_gone_under_threads);
         tcase_add_test(t, double_free_from_threads);
         tcase_add_test(t, last_error_is_the_threads_own);
@@ -790,7 +760,5 @@ int main(void)
         tcase_add_test(u, hello_answers);
         suite_add_tcase(suite, u);
 
-        tcase_add_test(v, table_against_a_model);
-        suite_add_tcase(suite, v);
         return suite_run(suite);
 }

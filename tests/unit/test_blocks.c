@@ -1,0 +1,58 @@
+/* The client's table of blocks against a plain model.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "client/blocks.h"
+
+#include <errno.h>
+#include <stdbool.h>
+
+#include "tests/suite.h"
+
+#define N_PLACES 3000
+
+START_TEST(table_against_a_model)
+{
+        static bool in[N_PLACES];
+        struct blocks b = { 0 };
+        struct block got;
+        unsigned seed = 3;
+        size_t n_in = 0;
+
+        ck_assert_ptr_null(blocks_find(&b, (void *)256));
+        ck_assert_int_eq(blocks_take(&b, (void *)256, &got), -ENOENT);
+        for (int i = 0; i < 60000; i++) {
+                seed = seed * 1103515245u + 12345u;
+                size_t at = (seed >> 8) % N_PLACES;
+                const void *ptr = (const void *)(uintptr_t)(0x7f0000000000u + at * 256 * (1 + at % 3 * 1024));
+                struct block block = { .ptr = ptr, .block_id = at };
+
+                if (blocks_find(&b, ptr) == NULL) {
+                        ck_assert(!in[at]);
+                        ck_assert_int_eq(blocks_add(&b, &block), 0);
+                        ck_assert_int_eq(blocks_add(&b, &block), -EEXIST);
+                        n_in++;
+                } else {
+                        ck_assert(in[at]);
+                        ck_assert_int_eq(blocks_take(&b, ptr, &got), 0);
+                        ck_assert_uint_eq(got.block_id, at);
+                        ck_assert_int_eq(blocks_take(&b, ptr, &got), -ENOENT);
+                        n_in--;
+                }
+                in[at] = !in[at];
+                ck_assert_uint_eq(b.n_used, n_in);
+        }
+        blocks_clear(&b);
+        ck_assert_uint_eq(b.n_slots, 0);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("blocks");
+        TCase *t = tcase_create("blocks");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_test(t, table_against_a_model);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}

@@ -1,0 +1,149 @@
+/* Regions of a client: only what was seen mapped is believed.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "client/region.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static struct device *device;
+static struct regions regions;
+static uint64_t last_id;
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        ck_assert_int_eq(device_host_new(&device), 0);
+}
+
+static void teardown(void)
+{
+        regions_clear(&regions);
+        ck_assert_uint_eq(regions.n_items, 0);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 0);
+        device = device_free(device);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+/* Maps a new extent into a region of 64 MiB. */
+static int map(uint64_t region_id, uint64_t offset, uint64_t n_bytes)
+{
+        struct region_extent extent = { ++last_id, region_id, 64 * MIB, offset, n_bytes };
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+        int r;
+
+        ck_assert_int_eq(device_make(device, n_bytes, &e), 0);
+        r = regions_map(&regions, &extent, e.fd);
+        close(e.fd); /* the mapping holds it */
+        return r;
+}
+
+static int resolves(uint64_t region_id, uint64_t offset, uint64_t n_bytes)
+{
+        void *p = NULL;
+        int r = regions_resolve(&regions, region_id, offset, n_bytes, &p);
+
+        ck_assert((r == 0) == (p != NULL));
+        if (r == 0) {
+                *(volatile char *)p = 1;
+                ((volatile char *)p)[n_bytes - 1] = 1;
+        }
+        return r;
+}
+
+START_TEST(blocks_lie_in_extents)
+{
+        ck_assert_int_eq(resolves(1, 0, 1), -EPROTO);
+        ck_assert_int_eq(map(1, 4 * MIB, 4 * MIB), 0);
+        ck_assert_int_eq(map(1, 0, 2 * MIB), 0);
+        ck_assert_int_eq(map(2, 0, 2 * MIB), 0);
+        ck_assert_uint_eq(regions.n_items, 2);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 8 * MIB);
+
+        ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
+        ck_assert_int_eq(resolves(1, 256, 2 * MIB - 256), 0);
+        ck_assert_int_eq(resolves(1, 4 * MIB, 4 * MIB), 0);
+        ck_assert_int_eq(resolves(1, 8 * MIB - 1, 1), 0);
+        ck_assert_int_eq(resolves(1, 0, 2 * MIB + 1), -EPROTO); /* into the gap */
+        ck_assert_int_eq(resolves(1, MIB, 4 * MIB), -EPROTO);   /* over the gap */
+        ck_assert_int_eq(resolves(1, 2 * MIB, 256), -EPROTO);   /* in the gap */
+        ck_assert_int_eq(resolves(1, 4 * MIB - 1, 2), -EPROTO); /* from the gap */
+        ck_assert_int_eq(resolves(1, 4 * MIB, 4 * MIB + 1), -EPROTO);
+        ck_assert_int_eq(resolves(1, 60 * MIB, 1), -EPROTO);
+        ck_assert_int_eq(resolves(1, 0, 0), -EPROTO);
+        ck_assert_int_eq(resolves(1, UINT64_MAX, 2), -EPROTO);
+        ck_assert_int_eq(resolves(1, 2, UINT64_MAX), -EPROTO);
+        ck_assert_int_eq(resolves(3, 0, 1), -EPROTO);
+
+        ck_assert_int_eq(map(1, 2 * MIB, 2 * MIB), 0);
+        ck_assert_int_eq(resolves(1, 0, 8 * MIB), 0);
+}
+END_TEST
+
+START_TEST(successors_replace)
+{
+        for (uint64_t i = 0; i < 20; i++)
+                ck_assert_int_eq(map(1, i * 2 * MIB, 2 * MIB), 0);
+        ck_assert_int_eq(map(1, 4 * MIB, 2 * MIB), 0);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 40 * MIB);
+        /* One that is laid otherwise: what it covers in part is gone as a whole. */
+        ck_assert_int_eq(map(1, 10 * MIB, 6 * MIB), 0);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 40 * MIB);
+        ck_assert_int_eq(map(1, 12 * MIB, 2 * MIB), 0);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 36 * MIB);
+        ck_assert_int_eq(resolves(1, 10 * MIB, 1), -EPROTO);
+        ck_assert_int_eq(resolves(1, 12 * MIB, 2 * MIB), 0);
+        ck_assert_int_eq(resolves(1, 14 * MIB, 1), -EPROTO);
+        ck_assert_int_eq(resolves(1, 0, 10 * MIB), 0);
+        ck_assert_int_eq(resolves(1, 16 * MIB, 24 * MIB), 0);
+}
+END_TEST
+
+START_TEST(nonsense_is_refused)
+{
+        struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB };
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+
+        ck_assert_int_eq(device_make(device, 2 * MIB, &e), 0);
+        extent.region_bytes = 0;
+        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        extent.region_bytes = 3 * MIB;
+        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        extent.region_bytes = UINT64_C(1) << 60;
+        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -ENOMEM);
+        extent.region_bytes = 64 * MIB;
+        ck_assert_int_eq(regions_map(&regions, &extent, -1), -EPROTO);
+        extent.offset = 64 * MIB;
+        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        extent.offset = 1;
+        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        extent.offset = 0;
+        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), 0);
+        extent.region_bytes = 32 * MIB; /* it was told otherwise before */
+        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("region");
+        TCase *t = tcase_create("region");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, blocks_lie_in_extents);
+        tcase_add_test(t, successors_replace);
+        tcase_add_test(t, nonsense_is_refused);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
