@@ -74,7 +74,9 @@ static int client_lost(bfc_client *client, int error)
         if (error == -ECONNRESET)
                 return error_set(error, "the daemon ended the session, or is gone");
         if (error == -EPROTO)
-                return error_set(error, "the daemon sent what makes no sense: the session ended");
+                return error_set(error,
+                                 "the session ended: the daemon sent what makes no sense, or its fds found "
+                                 "no room in this process (see RLIMIT_NOFILE)");
         return error_set(error, "asking the daemon failed: %s", strerror(-error));
 }
 
