@@ -22,7 +22,9 @@
  * Results: 0 is done, a negative errno is a failure that changed nothing, and a
  * positive value is a named outcome. Outputs stay untouched unless 0 is
  * returned. No function is thread-safe; use one instance from one thread at a
- * time. */
+ * time.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_BFC_H
 #define BFC_BFC_H
 
