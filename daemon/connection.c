@@ -27,6 +27,7 @@
 #define CONNECTION_QUEUE_PAUSE       (128u * 1024u) /* bytes of replies; then no more reading */
 #define CONNECTION_QUEUE_MAX         (1024u * 1024u)
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
+#define CONNECTION_CROWD_MS          20u
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -39,12 +40,13 @@ struct connection {
         int pidfd; /* -1: the process cannot be watched, pid_poll is not used */
         uv_poll_t poll;
         uv_poll_t pid_poll;
-        uv_timer_t timer; /* for the hello, then for the quarantine */
+        uv_timer_t timer; /* for the hello, then while crowded, then for the quarantine */
         unsigned n_handles;
         int events;       /* that poll waits for */
         bool in_batch;    /* replies are flushed at its end */
         bool is_ready, is_closing;
         bool has_frames;  /* the reader may hold whole frames */
+        bool crowded;     /* no fds can be sent for a while */
         bool dropped;     /* the socket is no longer used */
         char failure[96]; /* not empty: to be dropped for this */
         struct frame_reader *reader;
@@ -273,7 +275,7 @@ static void connection_update(struct connection *c)
                 return;
         if (c->session->state != SESSION_CLOSING && !connection_is_paused(c))
                 events |= UV_READABLE;
-        if (frame_writer_n_queued(c->writer) > 0)
+        if (frame_writer_n_queued(c->writer) > 0 && !c->crowded)
                 events |= UV_WRITABLE;
         if (events == c->events)
                 return;
@@ -281,12 +283,29 @@ static void connection_update(struct connection *c)
         uv_poll_start(&c->poll, events, on_socket);
 }
 
+static void on_crowd_end(uv_timer_t *timer);
+
 static void connection_flush(struct connection *c)
 {
-        int r = frame_writer_flush(c->writer, c->fd);
+        int r;
 
-        if (r < 0)
+        if (c->crowded)
+                return;
+        r = frame_writer_flush(c->writer, c->fd);
+        if (r < 0) {
                 connection_fail(c, strerror(-r));
+        } else if (r == FRAME_CROWDED) {
+                c->crowded = true;
+                uv_timer_start(&c->timer, on_crowd_end, CONNECTION_CROWD_MS, 0);
+        }
+}
+
+static void on_crowd_end(uv_timer_t *timer)
+{
+        struct connection *c = timer->data;
+
+        c->crowded = false;
+        connection_make_ready(c); /* its turn flushes */
 }
 
 static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)

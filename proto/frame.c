@@ -390,8 +390,10 @@ int frame_writer_flush(struct frame_writer *w, int fd)
 
                 if (n < 0 && errno == EINTR)
                         continue;
+                if (n < 0 && errno == ETOOMANYREFS)
+                        return FRAME_CROWDED;
                 if (n < 0)
-                        return errno == EAGAIN || errno == ETOOMANYREFS ? FRAME_AGAIN : -errno;
+                        return errno == EAGAIN ? FRAME_AGAIN : -errno;
                 w->begin += (size_t)n;
                 w->n_sent += (uint64_t)n;
         }

@@ -30,6 +30,7 @@ struct frame_reader *frame_reader_free(struct frame_reader *r); /* closes fds no
 enum {
         FRAME_AGAIN = 1, /* nothing (more) to read now */
         FRAME_EOF,       /* the other end hung up between frames */
+        FRAME_CROWDED,   /* too many fds are in flight on this machine: try later */
 };
 
 /* One recvmsg() into the buffer. 0: some bytes came. FRAME_AGAIN, FRAME_EOF.
@@ -69,8 +70,9 @@ struct frame_writer *frame_writer_free(struct frame_writer *w);
 int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, size_t n_fds, uint8_t **ret_payload);
 
 /* Sends without blocking what is queued. 0: all is gone. FRAME_AGAIN: the
- * socket is full (or the kernel refuses more fds in flight, ETOOMANYREFS); call
- * again when it is writable. -EPIPE, -ECONNRESET, other -errno. Never raises
+ * socket is full; call again when it is writable. FRAME_CROWDED: the kernel
+ * refuses more fds in flight (ETOOMANYREFS), also to a writable socket; call
+ * again after a while. -EPIPE, -ECONNRESET, other -errno. Never raises
  * SIGPIPE. */
 int frame_writer_flush(struct frame_writer *w, int fd);
 

@@ -415,7 +415,7 @@ START_TEST(too_many_references)
                 add(1, (uint8_t)n_frames, fds, 32);
                 r = frame_writer_flush(writer, sv[0]);
         }
-        ck_assert_int_eq(r, FRAME_AGAIN);
+        ck_assert_int_eq(r, FRAME_CROWDED);
         for (int i = 0; i < n_frames; i++) {
                 ck_assert_int_eq(frame_reader_receive(reader, sv[1], MSG_DONTWAIT), 0);
                 expect(1, (uint8_t)i);
