@@ -712,7 +712,7 @@ int harness_main(Suite *suite)
         for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
                 unsetenv(variables[i]);
         setenv("BFC_CACHE", "off", 1); /* the daemon's figures are compared byte by byte */
-        strcpy(base_folder, "/tmp/bfcd-test-XXXXXX");
+        strcpy(base_folder, "/tmp/bfcd-rig-XXXXXX");
         if (!mkdtemp(base_folder) || chmod(base_folder, 0755) < 0) {
                 perror(base_folder);
                 return EXIT_FAILURE;

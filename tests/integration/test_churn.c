@@ -1,0 +1,254 @@
+/* Memory in motion: extents are made, given back, made again for another tenant
+ * and mapped over one another in clients that stay, while every block is filled,
+ * checked, and searched for what only another tenant could have written.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/integration/harness.h"
+
+#define N_PROCESSES  6
+#define MAX_BLOCKS   24
+#define MAX_SIZE     (16 * MIB)
+#define STAMP_STRIDE 512 /* a stamp stands at the start of each such piece */
+
+/* Two tenants that overcommit one partition, so that memory goes to and fro. */
+static const struct rig_config contested = {
+        .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 48MiB, reserve: 8MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 48MiB, reserve: 8MiB}]\n",
+};
+
+/* Extents of a preallocated partition stay, blocks in them come and go. */
+static const struct rig_config preallocated = {
+        .partitions = "      - {name: train, limit: 64MiB, growth: preallocate}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 32MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+};
+
+/* What a piece of a block begins with. */
+struct stamp {
+        uint64_t tenant; /* TENANT_TAG + its number; nothing else looks like it */
+        uint64_t writer; /* process, block and place */
+};
+#define TENANT_TAG UINT64_C(0xb10cb10cb10c0000)
+
+struct crowd {
+        char socket[96];
+        int64_t end_ms;
+        atomic_uint next_number;
+        _Atomic uint64_t n_allocs;
+        _Atomic uint64_t n_refusals;
+        _Atomic uint64_t n_reconnects;
+};
+
+struct member {
+        struct crowd *crowd;
+        bfc_client *client;
+        unsigned short random[3];
+        unsigned number;
+        unsigned tenant; /* 0 red, 1 blue */
+        uint64_t n_taken;
+        size_t n_blocks;
+        struct {
+                char *ptr;
+                size_t n_bytes;
+                uint64_t serial;
+        } blocks[MAX_BLOCKS];
+};
+
+static struct stamp stamp_of(const struct member *m, uint64_t serial, size_t at)
+{
+        return (struct stamp){ TENANT_TAG + m->tenant, (uint64_t)m->number << 56 ^ serial << 24 ^ at };
+}
+
+static void stamp_all(const struct member *m, char *ptr, size_t n_bytes, uint64_t serial)
+{
+        for (size_t at = 0; at + sizeof(struct stamp) <= n_bytes; at += STAMP_STRIDE) {
+                struct stamp stamp = stamp_of(m, serial, at);
+
+                memcpy(ptr + at, &stamp, sizeof(stamp));
+        }
+}
+
+/* A new block may hold what its own tenant wrote before, never another's. */
+static void require_no_foreign_stamp(const struct member *m, const char *ptr, size_t n_bytes)
+{
+        uint64_t foreign = TENANT_TAG + !m->tenant, word;
+
+        for (size_t at = 0; at + sizeof(word) <= n_bytes; at += GRANULE) { /* stamps stand on granules */
+                memcpy(&word, ptr + at, sizeof(word));
+                REQUIRE(word != foreign, "process %u reads what another tenant wrote", m->number);
+        }
+}
+
+static void give_back(struct member *m, size_t i)
+{
+        for (size_t at = 0; at + sizeof(struct stamp) <= m->blocks[i].n_bytes; at += STAMP_STRIDE) {
+                struct stamp stamp = stamp_of(m, m->blocks[i].serial, at);
+
+                REQUIRE(memcmp(m->blocks[i].ptr + at, &stamp, sizeof(stamp)) == 0,
+                        "process %u: byte %zu of a block of %zu was overwritten", m->number, at,
+                        m->blocks[i].n_bytes);
+        }
+        REQUIRE(bfc_free(m->client, m->blocks[i].ptr) == 0, "%s", bfc_last_error());
+        m->blocks[i] = m->blocks[--m->n_blocks];
+}
+
+/* Sizes over the whole range alike on a logarithmic scale. */
+static size_t some_size(struct member *m)
+{
+        size_t most = (size_t)256 << (nrand48(m->random) % 17);
+
+        return 1 + (size_t)nrand48(m->random) % (most < MAX_SIZE ? most : MAX_SIZE);
+}
+
+static void take(struct member *m)
+{
+        size_t n_bytes = some_size(m);
+        void *ptr = NULL;
+        int r = bfc_malloc(m->client, n_bytes, &ptr);
+
+        if (r < 0) {
+                REQUIRE(r == -EDQUOT || r == -ENOMEM, "malloc: %d (%s)", r, bfc_last_error());
+                atomic_fetch_add(&m->crowd->n_refusals, 1);
+                for (unsigned i = 0; i < 3 && m->n_blocks > 0; i++)
+                        give_back(m, (size_t)nrand48(m->random) % m->n_blocks);
+                return;
+        }
+        require_no_foreign_stamp(m, ptr, n_bytes);
+        stamp_all(m, ptr, n_bytes, ++m->n_taken);
+        m->blocks[m->n_blocks].ptr = ptr;
+        m->blocks[m->n_blocks].n_bytes = n_bytes;
+        m->blocks[m->n_blocks++].serial = m->n_taken;
+        atomic_fetch_add(&m->crowd->n_allocs, 1);
+}
+
+/* Now and then a session ends, with all that it holds. */
+static void reconnect(struct member *m)
+{
+        bfc_disconnect(m->client);
+        m->n_blocks = 0;
+        m->client = child_client_open(m->crowd->socket, m->tenant ? "blue" : "red");
+        atomic_fetch_add(&m->crowd->n_reconnects, 1);
+}
+
+static void churn(void *arg)
+{
+        static struct member m;
+
+        m.crowd = arg;
+        m.number = atomic_fetch_add(&m.crowd->next_number, 1);
+        m.tenant = m.number % 2;
+        m.random[0] = (unsigned short)(m.number + 17);
+        m.client = child_client_open(m.crowd->socket, m.tenant ? "blue" : "red");
+        while (clock_ms() < m.crowd->end_ms) {
+                long what = nrand48(m.random) % 100;
+
+                if (what == 0)
+                        reconnect(&m);
+                else if (m.n_blocks == MAX_BLOCKS || (m.n_blocks > 0 && what < 48))
+                        give_back(&m, (size_t)nrand48(m.random) % m.n_blocks);
+                else
+                        take(&m);
+        }
+        while (m.n_blocks > 0)
+                give_back(&m, 0);
+        bfc_disconnect(m.client);
+}
+
+static void assert_churns(const struct rig_config *config, double seconds)
+{
+        struct rig *rig = rig_start(config);
+        struct crowd *crowd = shared_memory(sizeof(*crowd));
+        pid_t pids[N_PROCESSES];
+
+        strcpy(crowd->socket, rig->socket);
+        crowd->end_ms = clock_ms() + (int64_t)(seconds * 1000);
+        for (unsigned i = 0; i < N_PROCESSES; i++)
+                pids[i] = child_start(churn, crowd);
+        for (unsigned i = 0; i < N_PROCESSES; i++)
+                child_join(pids[i]);
+        ck_assert_uint_gt(crowd->n_allocs, 100);
+        ck_assert_uint_gt(crowd->n_refusals, 0);
+        ck_assert_uint_gt(crowd->n_reconnects, 0);
+        printf("# %llu mallocs, %llu refusals, %llu sessions\n", (unsigned long long)crowd->n_allocs,
+               (unsigned long long)crowd->n_refusals, (unsigned long long)crowd->n_reconnects);
+        rig_stop(rig);
+}
+
+START_TEST(memory_goes_to_and_fro)
+{
+        assert_churns(&contested, test_seconds(5) * 0.6);
+}
+END_TEST
+
+START_TEST(blocks_come_and_go_in_what_stays)
+{
+        assert_churns(&preallocated, test_seconds(5) * 0.3);
+}
+END_TEST
+
+/* ---- holes ----------------------------------------------------------------- */
+
+/* Blocks that stay, scattered over extents of their own, leave an eighth of the
+ * limit. That eighth is served in one piece all the same, wherever its extents
+ * have to be taken from, and the blocks that stay are not touched by the moves. */
+START_TEST(scattered_blocks_cost_only_their_extents)
+{
+        enum { N_PINS = 28, N_ROUNDS = 40 };
+        static const struct rig_config config; /* 64 MiB: 32 extents */
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        void *pins[N_PINS], *big, *pieces[64];
+
+        for (size_t i = 0; i < N_PINS; i++) { /* fill up, keep one in the middle, free the rest */
+                size_t n = 0;
+
+                while (n < 64 && bfc_malloc(client, 1 * MIB, pieces + n) == 0)
+                        n++;
+                ck_assert_uint_gt(n, 1);
+                pins[i] = pieces[n / 2];
+                pattern_write(pins[i], 1 * MIB, i);
+                while (n > 0) {
+                        if (pieces[--n] != pins[i])
+                                ck_assert_ok(bfc_free(client, pieces[n]));
+                }
+        }
+        for (unsigned i = 0; i < N_ROUNDS; i++) {
+                size_t n_bytes = (3 + i % 6) * MIB; /* up to 8 MiB */
+
+                ck_assert_ok(bfc_malloc(client, n_bytes, &big));
+                pattern_write(big, n_bytes, 1000 + i);
+                for (size_t k = i % 4; k < N_PINS; k += 4)
+                        ck_assert_msg(pattern_holds(pins[k], 1 * MIB, k), "block %zu was overwritten", k);
+                ck_assert(pattern_holds(big, n_bytes, 1000 + i));
+                ck_assert_ok(bfc_free(client, big));
+        }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                memory_goes_to_and_fro,
+                blocks_come_and_go_in_what_stays,
+                scattered_blocks_cost_only_their_extents,
+                NULL,
+        };
+
+        return harness_main(harness_suite("churn", tests));
+}
