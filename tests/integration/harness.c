@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -322,6 +323,8 @@ pid_t rig_spawn_daemon(const struct rig *rig)
         dup2(null, STDIN_FILENO);
         dup2(null, STDOUT_FILENO); /* the test's TAP must stay clean */
         dup2(log, STDERR_FILENO);
+        if (rig->max_fds > 0)
+                setrlimit(RLIMIT_NOFILE, &(struct rlimit){ rig->max_fds, rig->max_fds });
         unsetenv("JOURNAL_STREAM"); /* levels as words, which the check of the log reads */
         execl(program_bfcd(), "bfcd", "--config", rig->config_path, (char *)NULL);
         dprintf(STDERR_FILENO, "error: %s: %s\n", program_bfcd(), strerror(errno));
@@ -368,6 +371,7 @@ struct rig *rig_start(const struct rig_config *config)
 
         rig_write_config(rig, text);
         free(text);
+        rig->max_fds = config->max_fds;
         rig->pid = rig_spawn_daemon(rig);
         if (!WAIT_FOR(rig_answers(rig) || has_ended(rig->pid), 20000) || has_ended(rig->pid)) {
                 log = rig_log(rig);

@@ -56,6 +56,7 @@ struct rig_config {
         const char *partitions; /* items; {name: train, limit: 128MiB, growth: on-demand} */
         const char *tenants;    /* items; {name: red, match: {uid: @UID@}, quota of 64MiB in train} */
         const char *top;        /* more keys of the top level, whole lines */
+        unsigned max_fds;       /* RLIMIT_NOFILE of the daemon; as it is */
 };
 
 struct rig {
@@ -65,6 +66,7 @@ struct rig {
         char config_path[96];
         char log_path[96];
         pid_t pid;
+        unsigned max_fds;     /* as configured; 0: as it is */
         struct raw *admin;    /* our one session on the admin socket */
         unsigned n_fds;       /* the daemon's, with that session */
         uint64_t n_extents;   /* at the start: those made in advance */

@@ -37,11 +37,11 @@ struct scene {
         void *kept; /* 8 MiB that nobody may touch */
 };
 
-static struct scene scene_new(void)
+static struct scene scene_new(const struct rig_config *config)
 {
         struct scene s;
 
-        s.rig = rig_start(&two_tenants);
+        s.rig = rig_start(config);
         s.victim = client_open(s.rig, "victim", NULL);
         ck_assert_ok(bfc_malloc(s.victim, 8 * MIB, &s.kept));
         pattern_write(s.kept, 8 * MIB, 99);
@@ -173,7 +173,7 @@ static const struct {
 
 START_TEST(broken_frames)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
 
         for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
                 struct raw *raw = stranger(&s);
@@ -191,7 +191,7 @@ END_TEST
 /* The admin socket is held to the same rules. */
 START_TEST(broken_frames_on_the_admin_socket)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
 
         for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
                 struct raw *raw = raw_connect(s.rig->admin_socket, NULL);
@@ -206,7 +206,7 @@ END_TEST
 
 START_TEST(garbage)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         unsigned short random[3] = { 5, 6, 7 };
         uint8_t bytes[4096];
 
@@ -227,7 +227,7 @@ END_TEST
 
 START_TEST(half_a_frame_then_silence)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *silent[32];
 
         for (size_t i = 0; i < 32; i++) {
@@ -245,7 +245,7 @@ END_TEST
 
 START_TEST(a_request_byte_by_byte_is_served)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *raw = member(&s);
         Bfcd__Request request = request_of(BFCD__REQUEST__BODY_USAGE);
         uint8_t frame[64];
@@ -271,7 +271,7 @@ END_TEST
 START_TEST(many_requests_in_one_write_are_served_in_order)
 {
         enum { N = 200 };
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *raw = member(&s);
         uint8_t bytes[64 * N];
         size_t n_bytes = 0;
@@ -309,7 +309,7 @@ START_TEST(nothing_before_hello)
                 BFCD__REQUEST__BODY_MALLOC, BFCD__REQUEST__BODY_FREE, BFCD__REQUEST__BODY_USAGE,
                 BFCD__REQUEST__BODY_LIST,   BFCD__REQUEST__BODY_ACK,  BFCD__REQUEST__BODY__NOT_SET,
         };
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
 
         for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
                 struct raw *raw = stranger(&s);
@@ -324,7 +324,7 @@ END_TEST
 
 START_TEST(messages_that_break_the_rules)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         Bfcd__Request request = request_of(BFCD__REQUEST__BODY_HELLO);
         struct raw *raw = member(&s);
 
@@ -364,7 +364,7 @@ static int send_ack(struct raw *raw, uint64_t sequence)
 START_TEST(acks_of_what_was_never_sent)
 {
         static const uint64_t beyond[] = { 1, 2, 1000, UINT64_MAX };
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         Bfcd__Block block;
         struct raw *raw;
 
@@ -390,7 +390,7 @@ END_TEST
 
 START_TEST(clients_never_send_fds)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         Bfcd__Request request = request_of(BFCD__REQUEST__BODY_USAGE);
         int fds[32];
         uint8_t frame[64];
@@ -422,7 +422,7 @@ START_TEST(sizes_and_partitions_that_cannot_be)
 {
         static const uint64_t huge[] = { UINT64_C(1) << 63, UINT64_MAX, UINT64_MAX - 255, INT64_MAX,
                                          (UINT64_C(1) << 40) + 1 };
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *raw = member(&s);
         Bfcd__Figures figures;
         Bfcd__Block block;
@@ -454,7 +454,7 @@ END_TEST
 
 START_TEST(frees_of_what_is_not_ones_own)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct bfc_block_info victims = { .struct_size = sizeof(victims) };
         struct raw *raw = member(&s), *sibling = member(&s);
         Bfcd__Block mine, of_sibling, next;
@@ -487,7 +487,7 @@ END_TEST
 
 START_TEST(lists_that_cannot_be)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *raw = member(&s);
         Bfcd__Reply *page;
         Bfcd__Block block;
@@ -508,7 +508,7 @@ END_TEST
 
 START_TEST(requests_after_goodbye)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *raw = member(&s);
         Bfcd__Block block;
 
@@ -540,7 +540,7 @@ static uint64_t resident_kib(pid_t pid)
 /* Sends without ever reading until the daemon takes no more, or hangs up. */
 START_TEST(a_client_that_never_reads)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *raw = member(&s);
         Bfcd__Request request = request_of(BFCD__REQUEST__BODY_LIST);
         uint64_t before = resident_kib(s.rig->pid), n_sent = 0;
@@ -583,7 +583,7 @@ END_TEST
 /* Takes extents and never says that it mapped them: at most 64 are under way. */
 START_TEST(a_client_that_never_acknowledges)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
         struct raw *raw = member(&s);
         unsigned n_blocks = 0;
         Bfcd__Reply *reply;
@@ -622,7 +622,7 @@ END_TEST
 
 START_TEST(two_hundred_come_and_go)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
 
         for (unsigned i = 0; i < 200; i++) {
                 struct raw *raw = i % 3 == 0 ? member(&s) : stranger(&s);
@@ -637,10 +637,62 @@ START_TEST(two_hundred_come_and_go)
 }
 END_TEST
 
+/* ---- fds run out ----------------------------------------------------------- */
+
+START_TEST(more_connections_than_fds)
+{
+        struct rig_config config = two_tenants;
+        struct raw *crowd[60];
+        struct scene s;
+        bfc_client *late;
+
+        config.max_fds = 64;
+        s = scene_new(&config);
+        s.rig->forgiven = "no connection can be taken";
+        assert_victim_lives(&s);        /* its extents are made: those take fds, too */
+        for (size_t i = 0; i < 60; i++) /* more than it can take; they wait in the backlog */
+                crowd[i] = stranger(&s);
+        for (unsigned i = 0; i < 5; i++) {
+                usleep(50000);
+                assert_victim_lives(&s);
+        }
+        for (size_t i = 0; i < 60; i++)
+                raw_close(crowd[i]);
+        late = client_open(s.rig, "red", NULL);
+        bfc_disconnect(late);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- words ---------------------------------------------------------------- */
+
+/* As long as a frame holds; neither the sentence nor the log grows with them. */
+START_TEST(long_words)
+{
+        struct scene s = scene_new(&two_tenants);
+        char *word = malloc(60001), *log;
+        struct raw *raw = stranger(&s);
+
+        memset(word, 'w', 60000);
+        word[60000] = '\0';
+        ck_assert_int_eq(raw_hello(raw, word, NULL), -EACCES);
+        ck_assert_uint_lt(strlen(raw_refusal()), 2000);
+        ck_assert_int_eq(raw_hello(raw, "red", word), -ENOENT);
+        ck_assert_uint_lt(strlen(raw_refusal()), 2000);
+        ck_assert_int_eq(raw_hello(raw, "red", NULL), 0); /* third time lucky */
+        raw_close(raw);
+        log = rig_log(s.rig);
+        ck_assert_uint_lt(strlen(log), 20000);
+        free(log);
+        free(word);
+        scene_end(&s);
+}
+END_TEST
+
 /* A session in the middle of everything vanishes: its requests are under way. */
 START_TEST(hang_ups_with_requests_under_way)
 {
-        struct scene s = scene_new();
+        struct scene s = scene_new(&two_tenants);
 
         for (unsigned i = 0; i < 50; i++) {
                 struct raw *raw = member(&s);
@@ -685,6 +737,8 @@ int main(void)
                 a_client_that_never_reads,
                 a_client_that_never_acknowledges,
                 two_hundred_come_and_go,
+                more_connections_than_fds,
+                long_words,
                 hang_ups_with_requests_under_way,
                 NULL,
         };

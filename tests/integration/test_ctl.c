@@ -228,6 +228,62 @@ START_TEST(long_lists_come_whole)
 }
 END_TEST
 
+START_TEST(hundreds_of_sessions)
+{
+        enum { N = 300 };
+        struct rig *rig = rig_start(&two_tenants);
+        struct raw *sessions[N];
+        json_t *rows;
+
+        for (size_t i = 0; i < N; i++)
+                ck_assert_ptr_nonnull((sessions[i] = raw_connect(rig->socket, i % 3 ? "red" : "blue")));
+        rows = ctl_json(rig->admin_socket, "sessions", "sessions");
+        ck_assert_uint_ge(json_array_size(rows), N); /* and operators' own */
+        json_decref(rows);
+        setenv("BFC_TENANT", "blue", 1);
+        rows = ctl_json(rig->socket, "sessions", "sessions");
+        ck_assert_uint_eq(json_array_size(rows), N / 3 + 1);
+        json_decref(rows);
+        for (size_t i = 0; i < N; i++)
+                raw_close(sessions[i]);
+        rig_stop(rig);
+}
+END_TEST
+
+/* A client's name is the client's word: it moves no cursor, fakes no line of the
+ * log, and breaks no JSON. */
+START_TEST(names_forge_nothing)
+{
+        static const char forged[] = "x\nerror: all is lost\x1b[2J\r\"\\\xff\xfe";
+        struct rig *rig = rig_start(&two_tenants);
+        struct bfc_options options = {
+                .struct_size = sizeof(options), .socket = rig->socket, .tenant = "red", .name = forged
+        };
+        bfc_client *client;
+        json_t *rows;
+        char *out;
+        void *no;
+
+        ck_assert_ok(bfc_connect(&options, &client));
+        ck_assert_int_lt(bfc_malloc(client, 1 << 30, &no), 0); /* so that it is named in the log */
+        rows = ctl_json(rig->admin_socket, "sessions", "sessions");
+        json_decref(rows);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("sessions"), &out, NULL), 0);
+        for (const char *p = out; *p; p++)
+                ck_assert_msg(*p == '\n' || ((unsigned char)*p >= ' ' && (unsigned char)*p != 0x7f),
+                              "a control character in:\n%s", out);
+        ck_assert_ptr_null(strstr(out, "\nerror"));
+        free(out);
+        bfc_disconnect(client);
+        out = rig_log(rig);
+        ck_assert_ptr_null(strstr(out, "\nerror"));
+        ck_assert_ptr_null(strchr(out, '\x1b'));
+        free(out);
+        rig->forgiven = "all is lost"; /* inside of a line */
+        rig_stop(rig);
+}
+END_TEST
+
 START_TEST(lists_as_tables)
 {
         static const struct {
@@ -437,6 +493,8 @@ int main(void)
                 partitions_and_status_in_json,
                 sessions_and_blocks_in_json,
                 long_lists_come_whole,
+                hundreds_of_sessions,
+                names_forge_nothing,
                 lists_as_tables,
                 a_tenant_sees_itself,
                 the_environment_names_the_socket,
