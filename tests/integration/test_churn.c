@@ -3,10 +3,12 @@
  * checked, and searched for what only another tenant could have written.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "tests/integration/harness.h"
 
@@ -241,12 +243,127 @@ START_TEST(scattered_blocks_cost_only_their_extents)
 }
 END_TEST
 
+/* ---- whose memory it is ---------------------------------------------------- */
+
+#define MAX_EXTENTS 256
+
+struct inodes {
+        uint64_t all[MAX_EXTENTS];
+        size_t n;
+};
+
+/* The extents that the daemon has now: what its fds of extents refer to. */
+static struct inodes daemons_extents(const struct rig *rig)
+{
+        struct inodes inodes = { .n = 0 };
+        char path[64], target[64];
+        struct dirent *entry;
+        struct stat st;
+        DIR *folder;
+        ssize_t n;
+
+        snprintf(path, sizeof(path), "/proc/%d/fd", (int)rig->pid);
+        folder = opendir(path);
+        ck_assert_ptr_nonnull(folder);
+        while ((entry = readdir(folder))) {
+                n = readlinkat(dirfd(folder), entry->d_name, target, sizeof(target) - 1);
+                if (n <= 0)
+                        continue;
+                target[n] = '\0';
+                if (!strstr(target, "memfd:bfcd-extent") || fstatat(dirfd(folder), entry->d_name, &st, 0) < 0)
+                        continue;
+                ck_assert_uint_lt(inodes.n, MAX_EXTENTS);
+                inodes.all[inodes.n++] = st.st_ino;
+        }
+        closedir(folder);
+        return inodes;
+}
+
+static bool contains(const struct inodes *inodes, uint64_t inode)
+{
+        for (size_t i = 0; i < inodes->n; i++) {
+                if (inodes->all[i] == inode)
+                        return true;
+        }
+        return false;
+}
+
+/* Asserts that all of a block is mapped, to extents that the daemon has. */
+static void assert_lies_in(const struct inodes *extents, const void *ptr, size_t n_bytes)
+{
+        uint64_t begin = (uintptr_t)ptr, end = begin + n_bytes, n_covered = 0;
+        FILE *maps = fopen("/proc/self/maps", "re");
+        unsigned long long from, to, inode;
+        char line[512];
+
+        ck_assert_ptr_nonnull(maps);
+        while (fgets(line, sizeof(line), maps)) {
+                if (sscanf(line, "%llx-%llx %*s %*s %*s %llu", &from, &to, &inode) != 3)
+                        continue;
+                if (to <= begin || from >= end)
+                        continue;
+                ck_assert_msg(contains(extents, inode), "a block of %zu bytes lies in memory that is gone",
+                              n_bytes);
+                n_covered += (to < end ? to : end) - (from > begin ? from : begin);
+        }
+        fclose(maps);
+        ck_assert_uint_eq(n_covered, n_bytes);
+}
+
+/* Two clients of a tenant outlive the extents that they were given: what comes
+ * later at the same addresses must be mapped over them, or each would go on
+ * writing to memory that nobody is charged for and nobody else sees. */
+START_TEST(successors_are_mapped_over_what_is_gone)
+{
+        enum { N_BLOCKS = 6, N_ROUNDS = 400 };
+        static const struct rig_config config; /* 64 MiB */
+        struct rig *rig = rig_start(&config);
+        bfc_client *clients[2] = { client_open(rig, NULL, NULL), client_open(rig, NULL, NULL) };
+        unsigned short random[3] = { 7, 8, 9 };
+        struct {
+                bfc_client *client;
+                void *ptr;
+                size_t n_bytes;
+        } blocks[N_BLOCKS] = { 0 };
+
+        for (unsigned round = 0; round < N_ROUNDS; round++) {
+                size_t i = (size_t)nrand48(random) % N_BLOCKS;
+                struct inodes extents;
+
+                if (blocks[i].ptr) {
+                        ck_assert(pattern_holds(blocks[i].ptr, GRANULE, i));
+                        ck_assert_ok(bfc_free(blocks[i].client, blocks[i].ptr));
+                        blocks[i].ptr = NULL;
+                        continue;
+                }
+                blocks[i].client = clients[nrand48(random) % 2];
+                blocks[i].n_bytes = ((size_t)nrand48(random) % (30 * MIB)) & ~(size_t)4095;
+                blocks[i].n_bytes += 4096;
+                if (bfc_malloc(blocks[i].client, blocks[i].n_bytes, &blocks[i].ptr) < 0) {
+                        blocks[i].ptr = NULL;
+                        continue;
+                }
+                pattern_write(blocks[i].ptr, GRANULE, i);
+                extents = daemons_extents(rig);
+                ck_assert_uint_eq(extents.n, rig_count(rig).n_extents);
+                for (size_t k = 0; k < N_BLOCKS; k++) {
+                        if (blocks[k].ptr)
+                                assert_lies_in(&extents, blocks[k].ptr, blocks[k].n_bytes);
+                }
+        }
+        bfc_disconnect(clients[0]);
+        bfc_disconnect(clients[1]);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = {
                 memory_goes_to_and_fro,
                 blocks_come_and_go_in_what_stays,
                 scattered_blocks_cost_only_their_extents,
+                successors_are_mapped_over_what_is_gone,
                 NULL,
         };
 
