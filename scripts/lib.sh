@@ -15,7 +15,7 @@ die() {
 }
 
 # Package on Debian and Ubuntu, and how its presence shows on any system:
-# cmd: a program, pc: a pkg-config module, file: a file.
+# cmd: a program, pc: a pkg-config module, file: a file, fn: a function here.
 needs_build='
 build-essential       cmd:cc
 build-essential       file:/usr/include/stdlib.h
@@ -38,13 +38,20 @@ scdoc                 cmd:scdoc
 needs_ci="$needs_test
 cppcheck              cmd:cppcheck
 shellcheck            cmd:shellcheck
+clang                 cmd:clang
+libclang-rt-dev       fn:has_libfuzzer
 "
+has_libfuzzer() {
+        echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+                clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null - >/dev/null 2>&1
+}
 
 is_present() {
         case $1 in
         cmd:*) command -v "${1#cmd:}" >/dev/null 2>&1 ;;
         pc:*) pkg-config --exists "${1#pc:}" >/dev/null 2>&1 ;;
         file:*) test -e "${1#file:}" ;;
+        fn:*) "${1#fn:}" ;;
         esac
 }
 
@@ -125,13 +132,16 @@ lock_folder() {
 }
 unlock_folder() { exec 9<&-; }
 
-# build DIR [MESON OPTION...]: sets DIR up where that has not been done, and builds.
+# build DIR [-Dmeson=option...]: sets DIR up, or changes its options, where that is needed; and builds.
 build() {
         local dir=$1
 
         shift
         if [ ! -f "$dir/build.ninja" ]; then
                 quietly "meson setup $dir" meson setup "$dir" "$root" "$@"
+        elif [ "$(cat "$dir/options-given" 2>/dev/null)" != "$*" ]; then
+                [ $# -eq 0 ] || quietly "meson configure $dir" meson configure "$dir" "$@"
         fi
+        printf '%s\n' "$*" >"$dir/options-given"
         quietly "building in $dir" ninja -C "$dir"
 }
