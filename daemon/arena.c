@@ -47,6 +47,7 @@ struct arena {
 struct operation_item {
         size_t slot;
         struct device_extent memory;
+        bool escaped; /* the device did not take it back */
 };
 
 struct operation {
@@ -190,8 +191,16 @@ static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent m
         a->n_extents++;
 }
 
-/* Strikes an extent whose memory has been given back (result 0) or has escaped. */
-static void arena_empty_slot(struct arena *a, size_t slot, int result)
+/* What the device did not take back stays charged for as long as the arena lives. */
+static void arena_note_escape(struct arena *a, struct charge *charge)
+{
+        a->escaped.account = charge->account;
+        a->escaped.n_bytes += charge->n_bytes;
+        *charge = (struct charge){ NULL, 0 };
+}
+
+/* Strikes an extent whose memory has been given back, or has escaped. */
+static void arena_empty_slot(struct arena *a, size_t slot, bool escaped)
 {
         struct arena_slot *s = &a->slots[slot];
         struct ledger_extent *e = ledger_extent_at(a->o.ledger, s->extent);
@@ -201,11 +210,8 @@ static void arena_empty_slot(struct arena *a, size_t slot, int result)
         ledger_extent_clear(a->o.ledger, s->extent);
         s->extent = LEDGER_NONE;
         a->n_extents--;
-        if (result < 0) {
-                a->escaped.account = s->charge.account;
-                a->escaped.n_bytes += s->charge.n_bytes;
-                s->charge = (struct charge){ NULL, 0 };
-        }
+        if (escaped)
+                arena_note_escape(a, &s->charge);
         charge_drop(&s->charge);
 }
 
@@ -242,7 +248,7 @@ struct arena *arena_free(struct arena *a)
                 if (a->slots[i].extent == LEDGER_NONE)
                         continue;
                 (void)device_destroy(a->o.device, &a->slots[i].memory);
-                arena_empty_slot(a, i, 0);
+                arena_empty_slot(a, i, false);
         }
         charge_drop(&a->escaped);
         bfc_destroy(a->bfc);
@@ -302,7 +308,7 @@ static void growth_run(struct worker_job *job)
                 op->result = device_make(device, n_bytes, &op->items[i].memory);
                 if (op->result < 0) {
                         while (i-- > 0)
-                                (void)device_destroy(device, &op->items[i].memory);
+                                op->items[i].escaped = device_destroy(device, &op->items[i].memory) < 0;
                         return;
                 }
         }
@@ -316,6 +322,14 @@ static void growth_done(struct worker_job *job)
 
         a->pending_bytes -= op->n_bytes;
         if (op->result < 0) {
+                for (size_t i = 0; i < op->n_items; i++) {
+                        struct charge charge;
+
+                        if (!op->items[i].escaped)
+                                continue;
+                        charge_split(&op->charge, arena_slot_bytes(a, op->items[i].slot), &charge);
+                        arena_note_escape(a, &charge);
+                }
                 r = bfc_grow_cancel(a->bfc, op->handle);
                 op->handle = 0;
         } else {
@@ -397,10 +411,9 @@ static void release_run(struct worker_job *job)
         struct operation *op = (struct operation *)job;
 
         for (size_t i = 0; i < op->n_items; i++) {
-                int r = device_destroy(op->arena->o.device, &op->items[i].memory);
+                struct operation_item *item = &op->items[i];
 
-                if (r < 0)
-                        op->result = r;
+                item->escaped = device_destroy(op->arena->o.device, &item->memory) < 0;
         }
 }
 
@@ -411,7 +424,7 @@ static void release_done(struct worker_job *job)
 
         a->pending_bytes -= op->n_bytes;
         for (size_t i = 0; i < op->n_items; i++)
-                arena_empty_slot(a, op->items[i].slot, op->result);
+                arena_empty_slot(a, op->items[i].slot, op->items[i].escaped);
         for (size_t i = 0; i < op->n_ranges; i++) {
                 int r = bfc_release_commit(a->bfc, op->ranges[i]);
 
@@ -441,7 +454,7 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
                 if (bfc_release_begin(a->bfc, ranges[i]) < 0)
                         continue; /* the allocator is out of memory: less comes back */
                 for (; slot <= last; slot++) {
-                        op->items[op->n_items++] = (struct operation_item){ slot, a->slots[slot].memory };
+                        op->items[op->n_items++] = (struct operation_item){ slot, a->slots[slot].memory, false };
                         op->n_bytes += a->slots[slot].memory.n_bytes;
                         a->slots[slot].memory = DEVICE_EXTENT_EMPTY;
                 }
@@ -478,6 +491,11 @@ uint64_t arena_pending_bytes(const struct arena *a)
         return a->pending_bytes;
 }
 
+uint64_t arena_escaped_bytes(const struct arena *a)
+{
+        return a->escaped.n_bytes;
+}
+
 uint32_t arena_n_extents(const struct arena *a)
 {
         return a->n_extents;
@@ -486,11 +504,6 @@ uint32_t arena_n_extents(const struct arena *a)
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret)
 {
         bfc_read_stats(a->bfc, ret);
-}
-
-void arena_clear_peaks(struct arena *a)
-{
-        bfc_clear_peaks(a->bfc);
 }
 
 void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *ret)

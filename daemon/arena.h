@@ -72,12 +72,13 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
 /* How many bytes arena_release() could give back. */
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep);
 
-/* Bytes being made or given back now, and extents the arena has. */
+/* Bytes being made or given back now; bytes that the device did not take back,
+ * which stay charged; and extents the arena has. */
 uint64_t arena_pending_bytes(const struct arena *a);
+uint64_t arena_escaped_bytes(const struct arena *a);
 uint32_t arena_n_extents(const struct arena *a);
 
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret);
-void arena_clear_peaks(struct arena *a);
 
 /* A place in a region, as clients know it. */
 struct arena_place {

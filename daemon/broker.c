@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -214,10 +215,27 @@ struct broker *broker_free(struct broker *b)
         return NULL;
 }
 
+static void quota_log_escape(struct quota *q)
+{
+        uint64_t n_bytes = arena_escaped_bytes(q->arena);
+
+        if (n_bytes == q->logged_escaped_bytes)
+                return;
+        q->logged_escaped_bytes = n_bytes;
+        log_error("device '%s' did not take back memory of tenant '%s' in partition '%s': %" PRIu64
+                  " bytes have escaped and stay charged",
+                  q->partition->device_id, q->tenant, q->partition->name, n_bytes);
+}
+
 void broker_poll(struct broker *b)
 {
+        size_t n = 0;
+
         for (size_t i = 0; i < b->n_devices; i++)
-                worker_poll(b->devices[i].worker);
+                n += worker_poll(b->devices[i].worker);
+        for (size_t i = 0; n > 0 && i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        quota_log_escape(b->tenants[i].quotas[k]);
 }
 
 size_t broker_n_pending(const struct broker *b)

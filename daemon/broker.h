@@ -14,6 +14,7 @@
 
 #include "daemon/config.h"
 #include "daemon/ledger.h"
+#include "daemon/log.h"
 #include "daemon/partition.h"
 #include "daemon/quota.h"
 #include "daemon/tenant.h"
@@ -41,9 +42,10 @@ struct broker {
         struct tenant *default_tenant; /* NULL: none */
         struct session **sessions;     /* by index in the ledger; NULL: no such */
         size_t n_session_slots;
-        size_t n_sessions; /* that have said hello, quarantined and closing ones included */
-        size_t n_quarantined;
+        size_t n_sessions;        /* that have said hello, quarantined and closing ones included */
+        size_t n_client_sessions; /* of these, those that are no admin's */
         uint64_t started_ms;
+        struct log_limit stranger_log; /* refused hellos */
 };
 
 struct broker_options {

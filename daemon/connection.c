@@ -28,6 +28,8 @@
 #define CONNECTION_QUEUE_MAX         (1024u * 1024u)
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
 #define CONNECTION_CROWD_MS          20u
+#define CONNECTION_NEWCOMERS         1024u /* in all */
+#define CONNECTION_NEWCOMERS_OF_USER 32u
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -44,6 +46,7 @@ struct connection {
         unsigned n_handles;
         int events;       /* that poll waits for */
         bool in_batch;    /* replies are flushed at its end */
+        bool is_new; /* has not said hello */
         bool is_ready, is_closing;
         bool has_frames;  /* the reader may hold whole frames */
         bool crowded;     /* no fds can be sent for a while */
@@ -52,7 +55,7 @@ struct connection {
         struct frame_reader *reader;
         struct frame_writer *writer;
         struct session *session;
-        TAILQ_ENTRY(connection) of_all, of_ready, of_closing;
+        TAILQ_ENTRY(connection) of_all, of_newcomers, of_ready, of_closing;
 };
 
 static void connection_drop(struct connection *c, const char *why);
@@ -133,6 +136,26 @@ static bool process_has_exited(int pidfd)
 }
 
 /* ---- lists --------------------------------------------------------------- */
+
+/* Nobody may keep others out by connecting and saying nothing. */
+static bool newcomers_are_too_many(const struct connection_host *host, uid_t uid)
+{
+        const struct connection *c;
+        size_t n = 0;
+
+        TAILQ_FOREACH (c, &host->newcomers, of_newcomers)
+                n += c->session->who.uid == uid;
+        return n >= CONNECTION_NEWCOMERS_OF_USER || host->n_newcomers >= CONNECTION_NEWCOMERS;
+}
+
+static void connection_is_known(struct connection *c)
+{
+        if (!c->is_new)
+                return;
+        c->is_new = false;
+        TAILQ_REMOVE(&c->host->newcomers, c, of_newcomers);
+        c->host->n_newcomers--;
+}
 
 static void connection_make_ready(struct connection *c)
 {
@@ -230,6 +253,7 @@ static void connection_drop(struct connection *c, const char *why)
         if (c->dropped)
                 return;
         c->dropped = true;
+        connection_is_known(c);
         uv_timer_stop(&c->timer);
         uv_close((uv_handle_t *)&c->poll, on_handle_closed);
         if (c->is_ready) {
@@ -237,8 +261,9 @@ static void connection_drop(struct connection *c, const char *why)
                 c->is_ready = false;
         }
         if (why)
-                log_notice("session %" PRIu64 " (pid %d, uid %u): disconnected: %s", s->id, (int)s->who.pid,
-                           (unsigned)s->who.uid, why);
+                log_limited(&c->host->violation_log, LOG_LEVEL_NOTICE,
+                            "session %" PRIu64 " (0: before the hello; uid %u, pid %d): disconnected: %s", s->id,
+                            (unsigned)s->who.uid, (int)s->who.pid, why);
         if (s->state == SESSION_CLOSING)
                 return;
         if (session_hang_up(s) > 0)
@@ -344,13 +369,14 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
 {
         const Bfcd__Request *request = message_unpack_request(c->host->arena, payload, n_bytes);
         const char *why = "it sent a frame that is no request";
-        bool was_new = c->session->state == SESSION_NEW;
         int r = request ? session_handle(c->session, request, &why) : -EPROTO;
 
-        if (r < 0)
+        if (r < 0) {
                 connection_fail(c, why);
-        else if (was_new && c->session->state != SESSION_NEW)
+        } else if (c->is_new && c->session->state != SESSION_NEW) {
+                connection_is_known(c);
                 uv_timer_stop(&c->timer);
+        }
         return r;
 }
 
@@ -452,6 +478,13 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         r = peer_credentials(fd, &who);
         if (r < 0)
                 goto fail;
+        if (newcomers_are_too_many(host, who.uid)) {
+                log_limited(&host->crowd_log, LOG_LEVEL_WARNING,
+                            "uid %u (pid %d) was turned away: too many connections that have not said hello",
+                            (unsigned)who.uid, (int)who.pid);
+                r = -EUSERS;
+                goto fail;
+        }
         c->pidfd = peer_pidfd(fd, who.pid);
         r = frame_reader_new(false, &c->reader);
         if (r == 0)
@@ -476,6 +509,9 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         c->poll.data = c->timer.data = c->pid_poll.data = c;
         uv_timer_start(&c->timer, on_hello_timeout, CONNECTION_HELLO_TIMEOUT_MS, 0);
         TAILQ_INSERT_TAIL(&host->all, c, of_all);
+        TAILQ_INSERT_TAIL(&host->newcomers, c, of_newcomers);
+        host->n_newcomers++;
+        c->is_new = true;
         host->n_connections[admin]++;
         connection_update(c);
         return 0;

@@ -3,8 +3,9 @@
  * process after the hang-up. It lives until the session is reaped.
  *
  * Bounds: 32 requests a turn, then others have theirs; no reading while replies
- * wait in the queue or too many requests are unanswered; a peer that does not
- * say hello in time, or violates the protocol, is dropped.
+ * wait in the queue or too many requests are unanswered; few connections of one
+ * user that have not said hello; a peer that does not say it in time, or
+ * violates the protocol, is dropped.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CONNECTION_H
@@ -30,11 +31,15 @@ struct connection_host {
         struct connection_list all;
         struct connection_list ready;        /* have more to do without the kernel's word */
         struct connection_list closing;      /* sessions to be reaped, in slices */
+        struct connection_list newcomers;    /* have not said hello */
+        size_t n_newcomers;
         size_t n_connections[2];             /* clients, admins */
+        struct log_limit crowd_log, violation_log;
         void (*wake)(struct connection_host *host); /* there is something in a list */
 };
 
-/* Takes over fd, also on failure. */
+/* Takes over fd, also on failure. -EUSERS: too many of this user's connections,
+ * or in all, have not said hello; logged. */
 int connection_new(struct connection_host *host, int fd, bool admin);
 
 /* One turn of what is ready and closing; false: nothing is left to do. */

@@ -8,15 +8,19 @@
 #include "daemon/log.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-#define LINE_BYTES 2048 /* a longer line ends in "..." */
+#define LINE_BYTES        2048 /* a longer line ends in "..." */
+#define LEFT_OUT_BYTES    64
+#define LIMIT_INTERVAL_MS 1000
 
 static enum log_level max_level = LOG_LEVEL_INFO;
 static bool to_journal;
@@ -71,24 +75,19 @@ static void write_line(const char *line, size_t n_bytes)
         } while (n < 0 && errno == EINTR);
 }
 
-void log_write(enum log_level level, const char *format, ...)
+static void write_event(enum log_level level, uint64_t n_left_out, const char *format, va_list args)
 {
         char line[LINE_BYTES];
         int saved_errno = errno;
         size_t n_prefix;
         size_t n_room;
-        va_list args;
         size_t n;
         int r;
 
-        if (level > max_level)
-                return;
         n_prefix = strlen(level_prefix(level));
         memcpy(line, level_prefix(level), n_prefix);
-        n_room = sizeof(line) - n_prefix - 1; /* one for the newline */
-        va_start(args, format);
+        n_room = sizeof(line) - n_prefix - LEFT_OUT_BYTES - 1; /* one for the newline */
         r = vsnprintf(line + n_prefix, n_room, format, args);
-        va_end(args);
         n = r < 0 ? 0 : (size_t)r;
         if (n >= n_room) {
                 n = n_room - 1;
@@ -97,7 +96,41 @@ void log_write(enum log_level level, const char *format, ...)
         for (size_t i = n_prefix; i < n_prefix + n; i++)
                 if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
                         line[i] = '?';
-        line[n_prefix + n] = '\n';
-        write_line(line, n_prefix + n + 1);
+        n += n_prefix;
+        if (n_left_out > 0)
+                n += (size_t)snprintf(line + n, LEFT_OUT_BYTES, " (%" PRIu64 " like it left out)", n_left_out);
+        line[n] = '\n';
+        write_line(line, n + 1);
         errno = saved_errno;
+}
+
+void log_write(enum log_level level, const char *format, ...)
+{
+        va_list args;
+
+        if (level > max_level)
+                return;
+        va_start(args, format);
+        write_event(level, 0, format, args);
+        va_end(args);
+}
+
+void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
+{
+        struct timespec now;
+        uint64_t now_ms;
+        va_list args;
+
+        if (level > max_level)
+                return;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+        if (limit->last_ms != 0 && now_ms - limit->last_ms < LIMIT_INTERVAL_MS) {
+                limit->n_left_out++;
+                return;
+        }
+        va_start(args, format);
+        write_event(level, limit->n_left_out, format, args);
+        va_end(args);
+        *limit = (struct log_limit){ .last_ms = now_ms };
 }

@@ -39,6 +39,17 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
 
 /* ---- making one ---------------------------------------------------------- */
 
+/* The only way to charge: the ledger learns of the peak. */
+static int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
+{
+        int r = charge_take(&q->account, n_bytes, ret, ret_missing_bytes);
+
+        if (r == 0)
+                ledger_quota_at(q->ledger, q->index)->lifetime_peak_reserved =
+                        q->account.lifetime_peak_charged_bytes;
+        return r;
+}
+
 static int quota_open_arena(struct quota *q)
 {
         struct partition *p = q->partition;
@@ -64,7 +75,7 @@ static int quota_open_arena(struct quota *q)
         r = arena_new(&options, &q->arena);
         if (r < 0 || !p->preallocate)
                 return r;
-        r = charge_take(&q->account, limit_bytes, &charge, &missing);
+        r = quota_charge(q, limit_bytes, &charge, &missing);
         if (r < 0)
                 return r;
         r = arena_back(q->arena, &charge);
@@ -129,10 +140,10 @@ static void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         p->bytes_in_use += block_bytes(n_bytes);
         p->peak_bytes_in_use = max_u64(p->peak_bytes_in_use, p->bytes_in_use);
         p->lifetime_peak_bytes_in_use = max_u64(p->lifetime_peak_bytes_in_use, p->bytes_in_use);
+        q->peak_bytes_in_use = max_u64(q->peak_bytes_in_use, q->bytes_in_use);
+        q->peak_bytes_requested = max_u64(q->peak_bytes_requested, q->bytes_requested);
         if (q->bytes_in_use > record->lifetime_peak_in_use)
                 record->lifetime_peak_in_use = q->bytes_in_use;
-        if (q->account.lifetime_peak_charged_bytes > record->lifetime_peak_reserved)
-                record->lifetime_peak_reserved = q->account.lifetime_peak_charged_bytes;
         quota_assert(q);
 }
 
@@ -310,7 +321,7 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
         r = arena_plan(q->arena, request->n_bytes, &plan);
         if (r < 0)
                 return r;
-        r = charge_take(&q->account, plan.new_bytes, &charge, &missing);
+        r = quota_charge(q, plan.new_bytes, &charge, &missing);
         if (r == 0) {
                 r = arena_grow(q->arena, &plan, &charge, quota_grown, q);
                 if (r < 0) {
@@ -332,7 +343,8 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
         return r;
 }
 
-static void quota_pump(struct quota *q)
+/* Serves all that fit, then makes room for the first in line. */
+static void quota_pump_once(struct quota *q)
 {
         struct quota_request *request, *next;
 
@@ -355,6 +367,21 @@ static void quota_pump(struct quota *q)
                 TAILQ_REMOVE(&q->waiting, request, link);
                 quota_complete(request, r, 0, 0);
         }
+}
+
+/* A request's done() may free a block, which pumps: the one that runs already
+ * does that round too, so that nobody takes a request from under its feet. */
+static void quota_pump(struct quota *q)
+{
+        q->pump_again = true;
+        if (q->pumping)
+                return;
+        q->pumping = true;
+        while (q->pump_again) {
+                q->pump_again = false;
+                quota_pump_once(q);
+        }
+        q->pumping = false;
 }
 
 void quota_wait(struct quota_request *request)
@@ -428,7 +455,8 @@ void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf
 
 void quota_clear_peaks(struct quota *q)
 {
-        arena_clear_peaks(q->arena);
+        q->peak_bytes_in_use = q->bytes_in_use;
+        q->peak_bytes_requested = q->bytes_requested;
         account_clear_peaks(&q->account);
 }
 

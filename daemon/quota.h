@@ -29,8 +29,8 @@
 struct quota;
 
 /* A request that waits. Embedded by the session; it leaves the queue before
- * done() is called, or by quota_cancel(). done() must not call back into the
- * quota. */
+ * done() is called, or by quota_cancel(). done() may free blocks of the quota,
+ * and must not wait or cancel. */
 struct quota_request {
         struct quota *quota;
         uint64_t n_bytes;
@@ -55,11 +55,15 @@ struct quota {
         uint32_t n_blocks;
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
+        uint64_t peak_bytes_in_use; /* since the start or the last reset */
+        uint64_t peak_bytes_requested;
         uint64_t n_refusals;
+        uint64_t logged_escaped_bytes; /* the broker's: what it has told of */
         uint32_t n_releasing; /* operations under way */
         bool growing;
         struct quota_request *growing_for; /* NULL: it was cancelled */
         struct quota_request_list waiting;
+        bool pumping, pump_again; /* somebody serves those who wait; once more */
         TAILQ_ENTRY(quota) of_partition;
 };
 

@@ -30,9 +30,9 @@ void report_quota_figures(const struct quota *q, Bfcd__Figures *f)
         f->bytes_reserved = q->account.charged_bytes;
         f->peak_bytes_reserved = q->account.peak_charged_bytes;
         f->bytes_in_use = q->bytes_in_use;
-        f->peak_bytes_in_use = stats.peak_bytes_in_use;
+        f->peak_bytes_in_use = q->peak_bytes_in_use;
         f->bytes_requested = q->bytes_requested;
-        f->peak_bytes_requested = stats.peak_bytes_requested;
+        f->peak_bytes_requested = q->peak_bytes_requested;
         f->num_allocs = stats.num_allocs;
         f->largest_alloc_size = stats.largest_alloc_size;
         f->largest_free_block_bytes = stats.largest_free_block_bytes;
@@ -44,24 +44,35 @@ void report_quota_figures(const struct quota *q, Bfcd__Figures *f)
         f->lifetime_peak_bytes_in_use = record->lifetime_peak_in_use;
         f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
         f->bytes_guaranteed = q->account.reserve_bytes;
+        f->bytes_escaped = arena_escaped_bytes(q->arena);
 }
 
-/* A partition's figures: its own limit and peaks, and the sums of its quotas. */
-static void report_partition_figures(const struct partition *p, Bfcd__Figures *f)
+static void report_pool_figures(const struct partition *p, Bfcd__Figures *f)
+{
+        f->peak_bytes_reserved = p->pool.peak_charged_bytes;
+        f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
+        f->peak_bytes_in_use = p->peak_bytes_in_use;
+        f->lifetime_peak_bytes_in_use = p->lifetime_peak_bytes_in_use;
+}
+
+/* A partition's limit and what is reserved of it are for all to see: who is
+ * refused must be able to know why. The rest sums up what the viewer may see. */
+static void report_partition_figures(const struct session *viewer, const struct partition *p, Bfcd__Figures *f)
 {
         const struct quota *q;
 
         f->bytes_limit = p->pool.limit_bytes;
         f->bytes_reserved = p->pool.charged_bytes;
-        f->peak_bytes_reserved = p->pool.peak_charged_bytes;
-        f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
-        f->bytes_in_use = p->bytes_in_use;
-        f->peak_bytes_in_use = p->peak_bytes_in_use;
-        f->lifetime_peak_bytes_in_use = p->lifetime_peak_bytes_in_use;
+        if (viewer->admin)
+                report_pool_figures(p, f);
         TAILQ_FOREACH (q, &p->quotas, of_partition) {
                 Bfcd__Figures one = BFCD__FIGURES__INIT;
 
+                if (!viewer->admin && q->tenant != viewer->tenant->name)
+                        continue;
                 report_quota_figures(q, &one);
+                f->bytes_in_use += one.bytes_in_use;
+                f->bytes_escaped += one.bytes_escaped;
                 f->bytes_requested += one.bytes_requested;
                 f->num_allocs += one.num_allocs;
                 f->bytes_free += one.bytes_free;
@@ -119,21 +130,27 @@ static void report_devices(const struct session *viewer, struct report *r)
 static void report_status(const struct session *viewer, uint64_t cursor, struct report *r)
 {
         const struct broker *b = viewer->broker;
-        struct ledger_counts counts;
 
         (void)cursor;
-        ledger_count(b->ledger, &counts);
         bfcd__status__init(&r->status);
         r->status.version = borrow(BFCD_VERSION);
         r->status.protocol_version = SESSION_PROTOCOL_VERSION;
         r->status.uptime_ms = broker_now_ms() - b->started_ms;
         r->status.pid = (uint64_t)getpid();
-        r->status.num_sessions = b->n_sessions;
         r->status.max_sessions = b->config->max_sessions;
-        r->status.num_blocks = counts.n_blocks;
-        r->status.num_extents = counts.n_extents;
-        r->status.num_tenants = b->n_tenants;
-        r->status.num_quarantined = b->n_quarantined;
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                if (!viewer_sees(viewer, t))
+                        continue;
+                r->status.num_tenants++;
+                r->status.num_sessions += t->n_sessions;
+                r->status.num_quarantined += t->n_quarantined;
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        r->status.num_blocks += t->quotas[k]->n_blocks;
+                        r->status.num_extents += arena_n_extents(t->quotas[k]->arena);
+                }
+        }
         report_devices(viewer, r);
         r->list.status = &r->status;
 }
@@ -166,7 +183,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->share = borrow(p->share);
                 row->num_tenants = p->n_quotas;
                 row->figures = report_figures(r);
-                report_partition_figures(p, row->figures);
+                report_partition_figures(viewer, p, row->figures);
                 r->pointers[r->n_rows++] = row;
         }
         r->list.next_cursor = i < b->n_partitions ? i : 0;

@@ -23,7 +23,6 @@
 #define SERVER_ACCEPTS_PER_TURN 16
 #define SERVER_BACKLOG          1024
 #define SERVER_ADMINS           64u  /* connections on the admin socket */
-#define SERVER_WITHOUT_HELLO    64u  /* connections above max_sessions that may still say hello */
 #define SERVER_PAUSE_MS         100u /* when there are no fds left */
 
 struct listener {
@@ -34,7 +33,6 @@ struct listener {
         char *path; /* NULL: not bound */
         uv_poll_t poll;
         uv_timer_t pause;
-        bool polling;
 };
 
 struct server {
@@ -45,7 +43,6 @@ struct server {
         struct listener listeners[2]; /* clients, admins */
         struct connection_host host;
         struct broker *broker;
-        uint32_t max_sessions;
         void (*ready)(void);
         uv_timer_t start;
 };
@@ -66,7 +63,8 @@ static bool socket_is_served(const struct sockaddr_un *address)
 }
 
 /* Two daemons that start at once must not replace each other's socket: who
- * holds the lock file's lock owns the path. */
+ * holds the lock file's lock owns the path. The file stays: were it removed, a
+ * third daemon could lock a new one beside the holder of the old. */
 static int lock_path(const char *path, int *ret_fd)
 {
         char lock[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
@@ -120,14 +118,6 @@ static int listener_bind(struct listener *l, const struct config_socket *c)
         return listen(l->fd, SERVER_BACKLOG) < 0 ? -errno : 0;
 }
 
-static bool listener_is_full(const struct listener *l)
-{
-        const struct server *s = l->server;
-        size_t max = l->admin ? SERVER_ADMINS : s->max_sessions + SERVER_WITHOUT_HELLO;
-
-        return s->host.n_connections[l->admin] >= max;
-}
-
 static void on_listener(uv_poll_t *handle, int status, int events);
 
 static void on_pause_end(uv_timer_t *timer)
@@ -154,12 +144,12 @@ static void on_listener(uv_poll_t *handle, int status, int events)
                         uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
                         return;
                 }
-                if (listener_is_full(l)) {
+                if (l->admin && l->server->host.n_connections[true] >= SERVER_ADMINS) {
                         close(fd);
                         continue;
                 }
                 r = connection_new(&l->server->host, fd, l->admin);
-                if (r < 0)
+                if (r < 0 && r != -EUSERS)
                         log_error("a connection could not be taken: %s", strerror(-r));
         }
 }
@@ -247,6 +237,7 @@ int server_new(struct server **ret)
         s->host.loop = &s->loop;
         s->host.wake = on_wake;
         TAILQ_INIT(&s->host.all);
+        TAILQ_INIT(&s->host.newcomers);
         TAILQ_INIT(&s->host.ready);
         TAILQ_INIT(&s->host.closing);
         *ret = s;
@@ -258,7 +249,6 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, ch
         const struct config_socket *sockets[] = { &c->socket, &c->admin_socket };
 
         s->broker = s->host.broker = b;
-        s->max_sessions = c->max_sessions;
         for (size_t i = 0; i < 2; i++) {
                 struct listener *l = &s->listeners[i];
                 int r = listener_bind(l, sockets[i]);
@@ -270,7 +260,6 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, ch
                                  r == -EADDRINUSE ? "another daemon serves it" : strerror(-r));
                         return r;
                 }
-                l->polling = true;
                 uv_timer_init(&s->loop, &l->pause);
                 l->poll.data = l->pause.data = l;
                 uv_poll_start(&l->poll, UV_READABLE, on_listener);
@@ -298,14 +287,10 @@ static void close_handle(uv_handle_t *handle, void *unused)
 
 static void listener_close(struct listener *l)
 {
-        char lock[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
-
         if (l->fd >= 0)
                 close(l->fd);
         if (l->path) {
                 unlink(l->path);
-                snprintf(lock, sizeof(lock), "%s.lock", l->path);
-                unlink(lock);
                 free(l->path);
         }
         if (l->lock_fd >= 0)

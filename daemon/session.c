@@ -16,7 +16,6 @@
 #include "daemon/report.h"
 
 #define SESSION_SENTENCE_BYTES 1024
-#define SESSION_LOG_INTERVAL_MS 1000
 
 struct session_request {
         struct quota_request wait;
@@ -67,17 +66,11 @@ static void session_done(struct session *s, uint64_t id)
         session_send(s, &reply);
 }
 
-/* One line a second at most for a session that is refused again and again. */
 static void session_log_refusal(struct session *s, const char *sentence)
 {
-        uint64_t now = broker_now_ms();
-
         s->n_refusals++;
-        if (s->n_refusals > 1 && now - s->logged_ms < SESSION_LOG_INTERVAL_MS)
-                return;
-        s->logged_ms = now;
-        log_notice("session %" PRIu64 " (%s, pid %d): refused (%" PRIu64 " so far): %s", s->id, s->name,
-                   (int)s->who.pid, s->n_refusals, sentence);
+        log_limited(&s->refusal_log, LOG_LEVEL_NOTICE, "session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): refused (%" PRIu64 " so far): %s", s->id,
+                   s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, s->n_refusals, sentence);
 }
 
 /* ---- extents and blocks -------------------------------------------------- */
@@ -538,7 +531,7 @@ static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_
         s->tenant = tenant_select(b->tenants, b->n_tenants, b->default_tenant, r->hello->tenant, &s->who, sentence,
                                   sizeof(sentence));
         if (!s->tenant) {
-                log_notice("pid %d refused: %s", (int)s->who.pid, sentence);
+                log_limited(&b->stranger_log, LOG_LEVEL_NOTICE, "pid %d refused: %s", (int)s->who.pid, sentence);
                 session_refuse(s, r->id, -EACCES, sentence);
                 return -EACCES;
         }
@@ -587,8 +580,10 @@ static int session_write_down(struct session *s, uint8_t *ret_secret)
         s->state = SESSION_LIVE;
         b->sessions[s->index] = s;
         b->n_sessions++;
-        if (s->tenant)
+        if (s->tenant) {
                 s->tenant->n_sessions++;
+                b->n_client_sessions++;
+        }
         return 0;
 }
 
@@ -641,13 +636,17 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
                 *ret_why = "it said hello twice";
                 return -EPROTO;
         }
+        if (++s->n_hellos > SESSION_MAX_HELLOS) {
+                *ret_why = "its hello was refused again and again";
+                return -EPROTO;
+        }
         if (r->hello->version == 0) {
                 session_refuse(s, r->id, -EPROTO, "protocol version 0 was offered; this daemon speaks 1");
                 return 0;
         }
-        if (!s->admin && s->broker->n_sessions >= s->broker->config->max_sessions) {
+        if (!s->admin && s->broker->n_client_sessions >= s->broker->config->max_sessions) {
                 snprintf(sentence, sizeof(sentence), "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
-                         s->broker->n_sessions, s->broker->config->max_sessions);
+                         s->broker->n_client_sessions, s->broker->config->max_sessions);
                 session_refuse(s, r->id, -EDQUOT, sentence);
                 return 0;
         }
@@ -659,7 +658,8 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
         result = session_write_down(s, secret);
         if (result < 0) {
                 session_forget_tenant(s);
-                session_refuse(s, r->id, result == -ENOSPC ? -EDQUOT : -ENOMEM, "the daemon's table of sessions is full");
+                session_refuse(s, r->id, result == -ENOSPC ? -EDQUOT : result,
+                               result == -ENOSPC ? "the daemon's table of sessions is full" : strerror(-result));
                 return 0;
         }
         session_welcome(s, r->id, share, secret, sizeof(secret));
@@ -765,7 +765,7 @@ int session_hang_up(struct session *s)
                 return 0;
         }
         s->state = SESSION_QUARANTINED;
-        s->broker->n_quarantined++;
+        s->tenant->n_quarantined++;
         return 1;
 }
 
@@ -775,11 +775,12 @@ void session_close(struct session *s, const char *why)
                 return;
         session_drop_pending(s);
         if (s->state == SESSION_QUARANTINED)
-                s->broker->n_quarantined--;
+                s->tenant->n_quarantined--;
         if (s->state != SESSION_NEW && s->tenant) {
                 const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
 
-                log_info("session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
+                log_write(s->n_allocs + s->n_refusals > 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
+                         "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
                          " blocks of %" PRIu64 " bytes, peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
                          " refusals",
                          s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
@@ -800,6 +801,7 @@ static void session_strike(struct session *s)
                 return;
         if (s->tenant) {
                 s->tenant->n_sessions--;
+                b->n_client_sessions--;
                 for (size_t i = 0; i < s->tenant->n_quotas; i++) {
                         free(s->shares[i].seen);
                         if (s->shares[i].joined)

@@ -24,6 +24,7 @@
 
 #define SESSION_PROTOCOL_VERSION 1u
 #define SESSION_MAX_PENDING 64u  /* requests that wait for room */
+#define SESSION_MAX_HELLOS  3u   /* a refused one may be tried again so often in all */
 #define SESSION_MAX_UNACKED 64u  /* extents sent and not acknowledged */
 #define SESSION_REAP_SLICE 256u  /* blocks freed in one turn of the loop */
 
@@ -56,6 +57,7 @@ struct session {
         void *userdata;
         enum session_state state;
         bool admin;
+        unsigned n_hellos;
         bool goodbye; /* it said so: nothing of it is mapped any more */
         uint64_t goodbye_id; /* of the request, answered when all is freed */
         struct credentials who;
@@ -76,7 +78,7 @@ struct session {
         uint64_t peak_bytes_in_use;
         uint64_t n_allocs;
         uint64_t n_refusals;
-        uint64_t logged_ms; /* when a refusal was logged last */
+        struct log_limit refusal_log;
 };
 
 /* who: taken over, also on failure. admin: came in by the admin socket. */

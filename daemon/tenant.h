@@ -29,13 +29,14 @@ struct tenant {
         struct quota **quotas; /* in the config's order */
         size_t n_quotas;
         size_t n_sessions;
+        size_t n_quarantined; /* of these */
 };
 
 bool tenant_matches(const struct tenant *t, const struct credentials *who);
 
 /* The first tenant in the list that matches; where `name` is not empty, the one
- * of that name among those that match. NULL: none, and `*ret_sentence` (static
- * size, owned by the caller) says what would match. `fallback`: the default
+ * of that name among those that match. NULL: none, and ret_sentence
+ * says what would match. `fallback`: the default
  * tenant, or NULL. */
 struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback, const char *name,
                              const struct credentials *who, char *ret_sentence, size_t n_sentence);

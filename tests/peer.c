@@ -46,7 +46,9 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
         }
         ledger_count(b->ledger, &counts);
         MUST(counts.n_sessions == 0 && counts.n_blocks == 0 && counts.n_exports == 0);
-        MUST(b->n_sessions == 0 && b->n_quarantined == 0);
+        MUST(b->n_sessions == 0 && b->n_client_sessions == 0);
+        for (size_t i = 0; i < b->n_tenants; i++)
+                MUST(b->tenants[i].n_sessions == 0 && b->tenants[i].n_quarantined == 0);
         for (size_t i = 0; i < b->n_partitions; i++)
                 MUST(b->partitions[i].preallocate || b->partitions[i].pool.charged_bytes == 0);
         broker_free(b);

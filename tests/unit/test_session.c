@@ -120,6 +120,9 @@ START_TEST(test_hello)
         sentence = refusal_of(stranger, peer_hello(stranger, "nobody", ""), EACCES);
         ck_assert_ptr_nonnull(strstr(sentence, "does not exist"));
 
+        again.id = 0;
+        ck_assert_int_eq(peer_send(stranger, &again, NULL), -EPROTO); /* its fourth */
+
         ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
         refusal_of(admin, peer_malloc(admin, 0, 1), EACCES);
 
@@ -342,6 +345,35 @@ START_TEST(test_preallocated)
 }
 END_TEST
 
+/* The ledger is full when the device answers: each of those that wait is
+ * refused once, though each refusal frees a block again. */
+START_TEST(test_ledger_full_while_waiting)
+{
+        struct peer *p = come_in(1), *q = come_in(1);
+        struct ledger_block facts = { .quota = b->tenants[0].quotas[1]->index };
+        uint32_t index, *indexes = NULL;
+        size_t n = 0;
+
+        for (int i = 0; i < 20; i++)
+                (void)peer_malloc(p, 0, 1000);
+        facts.session = q->session->index;
+        while (ledger_block_add(b->ledger, &facts, &index) == 0) {
+                indexes = realloc(indexes, (n + 1) * sizeof(*indexes));
+                indexes[n++] = index;
+        }
+        peer_settle(b);
+        for (uint64_t id = 2; id <= 21; id++)
+                ck_assert_int_eq(peer_error(p, id), ENOMEM);
+        while (n > 0)
+                ledger_block_clear(b->ledger, indexes[--n]);
+        free(indexes);
+        check_broker();
+        must_malloc(p, 0, 1000);
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
 /* One block over more extents than the window takes. */
 START_TEST(test_window)
 {
@@ -412,7 +444,7 @@ START_TEST(test_waits_for_the_dying)
 
         must_malloc(p, 0, 48 * MIB);
         ck_assert_int_eq(session_hang_up(p->session), 1);
-        ck_assert_uint_eq(b->n_quarantined, 1);
+        ck_assert_uint_eq(p->session->tenant->n_quarantined, 1);
         refusal_of(q, peer_malloc(q, 0, MIB), EDQUOT); /* it may still write there */
         session_close(p->session, "test");
         id = peer_malloc(q, 0, MIB);
@@ -525,6 +557,7 @@ int main(void)
         tcase_add_test(tc, test_reserve);
         tcase_add_test(tc, test_preallocated);
         tcase_add_test(tc, test_window);
+        tcase_add_test(tc, test_ledger_full_while_waiting);
         tcase_add_test(tc, test_goodbye);
         tcase_add_test(tc, test_waits_for_the_dying);
         tcase_add_test(tc, test_random_walk);
