@@ -27,13 +27,13 @@ struct arena_slot {
 struct arena_region {
         uint64_t base;
         uint64_t n_bytes;
+        uint64_t first_extent_bytes;
         size_t first_slot;
 };
 
 struct arena {
         struct arena_options o;
         struct bfc *bfc;
-        uint64_t first_extent_bytes; /* of each region: what the grid leaves of the limit */
         struct arena_region *regions;
         size_t n_regions;
         struct arena_slot *slots; /* of all regions, in order */
@@ -97,9 +97,9 @@ static size_t arena_slot_at(const struct arena *a, uint64_t offset)
         const struct arena_region *r = arena_region_at(a, offset);
         uint64_t in_region = offset - r->base;
 
-        if (in_region < a->first_extent_bytes)
+        if (in_region < r->first_extent_bytes)
                 return r->first_slot;
-        return r->first_slot + 1 + (size_t)((in_region - a->first_extent_bytes) / a->o.extent_bytes);
+        return r->first_slot + 1 + (size_t)((in_region - r->first_extent_bytes) / a->o.extent_bytes);
 }
 
 static const struct arena_region *arena_region_of_slot(const struct arena *a, size_t slot)
@@ -117,10 +117,10 @@ static struct bfc_range arena_slot_range(const struct arena *a, size_t slot)
         size_t n = slot - r->first_slot;
 
         if (n == 0)
-                return (struct bfc_range){ r->base, r->base + a->first_extent_bytes };
+                return (struct bfc_range){ r->base, r->base + r->first_extent_bytes };
         return (struct bfc_range){
-                r->base + a->first_extent_bytes + (n - 1) * a->o.extent_bytes,
-                r->base + a->first_extent_bytes + n * a->o.extent_bytes,
+                r->base + r->first_extent_bytes + (n - 1) * a->o.extent_bytes,
+                r->base + r->first_extent_bytes + n * a->o.extent_bytes,
         };
 }
 
@@ -131,13 +131,22 @@ static uint64_t arena_slot_bytes(const struct arena *a, size_t slot)
         return range.end - range.begin;
 }
 
-/* Twice the limit of address space (less where so much is not left) in whole
- * extents, the first of them short where the grid does not divide the limit: so
- * every byte of it can be backed. */
+/* What the grid leaves of the limit is the first extent of the first region, so
+ * that every byte of the limit can be backed. There is one such short extent
+ * and no more: so limit / extent_bytes + 1 extents are the most there can be. */
+static uint64_t arena_first_extent_bytes(const struct arena *a)
+{
+        uint64_t rest = a->n_regions == 0 ? a->o.limit_bytes % a->o.extent_bytes : 0;
+
+        return rest > 0 ? rest : a->o.extent_bytes;
+}
+
+/* Twice the limit of address space (less where so much is not left), in whole
+ * extents. */
 static int arena_add_region(struct arena *a)
 {
-        uint64_t e = a->o.extent_bytes;
-        uint64_t n_bytes = a->first_extent_bytes + round_up(2 * a->o.limit_bytes - a->first_extent_bytes, e);
+        uint64_t e = a->o.extent_bytes, first = arena_first_extent_bytes(a);
+        uint64_t n_bytes = first + round_up(2 * a->o.limit_bytes - first, e);
         uint64_t base = 0;
         struct arena_region *regions;
         struct arena_slot *slots;
@@ -146,11 +155,11 @@ static int arena_add_region(struct arena *a)
 
         if (a->n_regions > 0)
                 base = a->regions[a->n_regions - 1].base + a->regions[a->n_regions - 1].n_bytes;
-        if (a->o.limit_bytes > BFC_MAX_SPACE - base)
+        if (round_up(a->o.limit_bytes, e) > BFC_MAX_SPACE - base)
                 return -ENOMEM;
         if (n_bytes > BFC_MAX_SPACE - base)
-                n_bytes = a->first_extent_bytes + (BFC_MAX_SPACE - base - a->first_extent_bytes) / e * e;
-        n_slots = 1 + (size_t)((n_bytes - a->first_extent_bytes) / e);
+                n_bytes = first + (BFC_MAX_SPACE - base - first) / e * e;
+        n_slots = 1 + (size_t)((n_bytes - first) / e);
         regions = realloc(a->regions, (a->n_regions + 1) * sizeof(*regions));
         if (!regions)
                 return -ENOMEM;
@@ -159,11 +168,11 @@ static int arena_add_region(struct arena *a)
         if (!slots)
                 return -ENOMEM;
         a->slots = slots;
-        r = bfc_add_region(a->bfc, base, n_bytes, a->first_extent_bytes, false);
+        r = bfc_add_region(a->bfc, base, n_bytes, first, false);
         if (r < 0)
                 return r;
 
-        regions[a->n_regions++] = (struct arena_region){ base, n_bytes, a->n_slots };
+        regions[a->n_regions++] = (struct arena_region){ base, n_bytes, first, a->n_slots };
         for (size_t i = 0; i < n_slots; i++)
                 slots[a->n_slots++] = (struct arena_slot){ LEDGER_NONE, DEVICE_EXTENT_EMPTY, { NULL, 0 } };
         return 0;
@@ -225,9 +234,6 @@ int arena_new(const struct arena_options *options, struct arena **ret)
         if (!a)
                 return -ENOMEM;
         a->o = *options;
-        a->first_extent_bytes = a->o.limit_bytes % a->o.extent_bytes;
-        if (a->first_extent_bytes == 0)
-                a->first_extent_bytes = a->o.extent_bytes;
         r = bfc_new(a->o.extent_bytes, &a->bfc);
         if (r == 0)
                 r = arena_add_region(a);

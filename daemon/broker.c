@@ -8,39 +8,30 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define BROKER_ADMIN_SESSIONS 64u /* admins come in also when max_sessions are there */
+#include "daemon/clock.h"
 
-uint64_t broker_now_ms(void)
+#define BROKER_ADMIN_SESSIONS 64u              /* admins come in also when max_sessions are there */
+#define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
+
+static uint32_t at_least_one(uint64_t n)
 {
-        struct timespec now;
-
-        clock_gettime(CLOCK_BOOTTIME, &now);
-        return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+        return n > 0 ? (uint32_t)n : 1;
 }
 
-static uint32_t clamp_records(uint64_t n, uint32_t max)
-{
-        if (n == 0)
-                return 1;
-        return n < max ? (uint32_t)n : max;
-}
-
-/* As many records as the limits allow to be in use, so that no table but that
- * of blocks is ever full. */
-static int broker_open_ledger(struct broker *b)
+/* As many records as the limits allow to be in use: no table is ever full. */
+static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
 {
         const struct config *c = b->config;
         uint64_t n_quotas = 0, n_extents = 0, n_exports = 0, n_blocks = 0;
-        uint64_t n_sessions = c->max_sessions + BROKER_ADMIN_SESSIONS;
+        uint64_t n_sessions = (uint64_t)c->max_sessions + BROKER_ADMIN_SESSIONS;
         struct ledger_limits limits;
 
         for (size_t i = 0; i < c->n_tenants; i++) {
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
                         const struct config_quota *q = &c->tenants[i].quotas[k];
                         uint64_t extent_bytes = arena_extent_bytes(q->limit_bytes, CONFIG_GRANULARITY);
-                        uint64_t extents = q->limit_bytes / extent_bytes + 2;
+                        uint64_t extents = q->limit_bytes / extent_bytes + 1;
                         uint64_t sessions = q->max_sessions < n_sessions ? q->max_sessions : n_sessions;
 
                         n_quotas++;
@@ -49,12 +40,19 @@ static int broker_open_ledger(struct broker *b)
                         n_blocks += q->max_blocks;
                 }
         }
+        if (n_extents > BROKER_MAX_RECORDS || n_exports > BROKER_MAX_RECORDS || n_blocks > BROKER_MAX_RECORDS) {
+                snprintf(ret_sentence, n_sentence,
+                         "the quotas together allow %" PRIu64 " blocks and %" PRIu64 " extents given to sessions, the "
+                         "daemon keeps at most %" PRIu64 " of each: lower max_blocks or max_sessions of the quotas",
+                         n_blocks, n_exports, BROKER_MAX_RECORDS);
+                return -EINVAL;
+        }
         limits = (struct ledger_limits){
-                .n_quotas = clamp_records(n_quotas, UINT32_C(1) << 20),
-                .n_sessions = clamp_records(n_sessions, UINT32_C(1) << 20),
-                .n_extents = clamp_records(n_extents, UINT32_C(1) << 28),
-                .n_exports = clamp_records(n_exports, UINT32_C(1) << 28),
-                .n_blocks = clamp_records(n_blocks, UINT32_C(1) << 26),
+                .n_quotas = at_least_one(n_quotas),
+                .n_sessions = at_least_one(n_sessions),
+                .n_extents = at_least_one(n_extents),
+                .n_exports = at_least_one(n_exports),
+                .n_blocks = at_least_one(n_blocks),
         };
         b->n_session_slots = limits.n_sessions;
         b->sessions = calloc(b->n_session_slots, sizeof(*b->sessions));
@@ -88,7 +86,7 @@ static int broker_open_devices(struct broker *b, const struct broker_options *op
         return 0;
 }
 
-static int broker_open_partitions(struct broker *b)
+static int broker_open_partitions(struct broker *b, const struct broker_options *options)
 {
         const struct config *c = b->config;
 
@@ -108,6 +106,10 @@ static int broker_open_partitions(struct broker *b)
                 p->worker = b->devices[from->device].worker;
                 pool_init(&p->pool, from->limit_bytes);
                 TAILQ_INIT(&p->quotas);
+                TAILQ_INIT(&p->due);
+                p->reclaim_timeout_ms = c->reclaim_timeout_ms;
+                p->wake = options->wake;
+                p->userdata = options->userdata;
         }
         return 0;
 }
@@ -167,14 +169,14 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         if (!b)
                 return -ENOMEM;
         b->config = options->config;
-        b->started_ms = broker_now_ms();
+        b->started_ms = clock_ms();
         ret_sentence[0] = '\0';
         b->config_text = config_format(b->config);
-        r = b->config_text ? broker_open_ledger(b) : -ENOMEM;
+        r = b->config_text ? broker_open_ledger(b, ret_sentence, n_sentence) : -ENOMEM;
         if (r == 0)
                 r = broker_open_devices(b, options);
         if (r == 0)
-                r = broker_open_partitions(b);
+                r = broker_open_partitions(b, options);
         if (r == 0)
                 r = broker_open_tenants(b, ret_sentence, n_sentence);
         if (r < 0) {
@@ -236,6 +238,23 @@ void broker_poll(struct broker *b)
         for (size_t i = 0; n > 0 && i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         quota_log_escape(b->tenants[i].quotas[k]);
+}
+
+/* Each quota that is due has one turn. */
+bool broker_turn(struct broker *b)
+{
+        bool more = false;
+
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                struct quota *q, *next;
+
+                for (q = TAILQ_FIRST(&b->partitions[i].due); q; q = next) {
+                        next = TAILQ_NEXT(q, of_due);
+                        more |= quota_turn(q);
+                }
+                more |= !TAILQ_EMPTY(&b->partitions[i].due);
+        }
+        return more;
 }
 
 size_t broker_n_pending(const struct broker *b)

@@ -52,6 +52,7 @@ struct broker_options {
         const struct config *config;
         bool inline_workers;           /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
+        void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() soon */
         void *userdata;
 };
 
@@ -65,11 +66,11 @@ struct broker *broker_free(struct broker *b);
 /* Delivers what the workers have finished. */
 void broker_poll(struct broker *b);
 
+/* One turn for requests that wait; false: nothing is left to do at once. */
+bool broker_turn(struct broker *b);
+
 /* Jobs that workers have not finished yet. */
 size_t broker_n_pending(const struct broker *b);
-
-/* Milliseconds of CLOCK_BOOTTIME. */
-uint64_t broker_now_ms(void);
 
 /* Every invariant of every floor below; slow. 0, or -EBADMSG and a sentence. */
 int broker_check(const struct broker *b, const char **ret_why);

@@ -10,10 +10,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,6 +30,7 @@
 #define CONNECTION_QUEUE_MAX         (1024u * 1024u)
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
 #define CONNECTION_CROWD_MS          20u
+#define CONNECTION_LINGER_MS         500u
 #define CONNECTION_NEWCOMERS         1024u /* in all */
 #define CONNECTION_NEWCOMERS_OF_USER 32u
 
@@ -42,7 +45,7 @@ struct connection {
         int pidfd; /* -1: the process cannot be watched, pid_poll is not used */
         uv_poll_t poll;
         uv_poll_t pid_poll;
-        uv_timer_t timer; /* for the hello, then while crowded, then for the quarantine */
+        uv_timer_t timer; /* for the hello, while crowded, for the quarantine, while lingering */
         unsigned n_handles;
         int events;       /* that poll waits for */
         bool in_batch;    /* replies are flushed at its end */
@@ -50,7 +53,7 @@ struct connection {
         bool is_ready, is_closing;
         bool has_frames;  /* the reader may hold whole frames */
         bool crowded;     /* no fds can be sent for a while */
-        bool dropped;     /* the socket is no longer used */
+        bool dropped;     /* the socket is no longer used, though perhaps not closed */
         char failure[96]; /* not empty: to be dropped for this */
         struct frame_reader *reader;
         struct frame_writer *writer;
@@ -181,12 +184,10 @@ static void on_handle_closed(uv_handle_t *handle)
 {
         struct connection *c = handle->data;
 
-        if (handle == (uv_handle_t *)&c->poll) {
-                close(c->fd);
-                c->fd = -1;
-        }
         if (--c->n_handles > 0)
                 return;
+        if (c->fd >= 0)
+                close(c->fd);
         if (c->pidfd >= 0)
                 close(c->pidfd);
         frame_reader_free(c->reader);
@@ -194,11 +195,47 @@ static void on_handle_closed(uv_handle_t *handle)
         free(c);
 }
 
+static bool socket_has_unread(int fd)
+{
+        int n_bytes = 0;
+
+        return fd >= 0 && ioctl(fd, SIOCOUTQ, &n_bytes) == 0 && n_bytes > 0;
+}
+
+static void connection_linger(struct connection *c);
+
+static void on_linger(uv_timer_t *timer)
+{
+        connection_linger(timer->data);
+}
+
+/* Fds that were sent are in flight until the peer reads them or every copy of
+ * its socket is closed, which is when nothing of ours waits in its queue. Were
+ * the place given up before, one process could fill the kernel's limit on fds
+ * in flight with sockets of dead children. */
+static void connection_linger(struct connection *c)
+{
+        if (socket_has_unread(c->fd)) {
+                uv_timer_start(&c->timer, on_linger, CONNECTION_LINGER_MS, 0);
+                return;
+        }
+        session_let_go(c->session);
+        connection_make_closing(c);
+}
+
+/* The last word goes out, the answer to a goodbye, and then the socket goes. */
+static void connection_leave(struct connection *c)
+{
+        if (c->dropped)
+                return;
+        (void)frame_writer_flush(c->writer, c->fd);
+        connection_drop(c, NULL);
+}
+
 /* The session is reaped: nothing but the handles is left. */
 static void connection_finish(struct connection *c)
 {
-        if (!c->dropped)
-                connection_drop(c, NULL);
+        connection_leave(c);
         c->session = session_free(c->session);
         TAILQ_REMOVE(&c->host->all, c, of_all);
         c->host->n_connections[c->admin]--;
@@ -256,6 +293,10 @@ static void connection_drop(struct connection *c, const char *why)
         connection_is_known(c);
         uv_timer_stop(&c->timer);
         uv_close((uv_handle_t *)&c->poll, on_handle_closed);
+        if (s->n_unacked == 0) {
+                close(c->fd);
+                c->fd = -1;
+        }
         if (c->is_ready) {
                 TAILQ_REMOVE(&c->host->ready, c, of_ready);
                 c->is_ready = false;
@@ -347,13 +388,13 @@ static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int 
                 return;
         }
         bfcd__reply__pack(reply, payload);
-        if (c->in_batch)
-                return;
-        connection_flush(c);
-        /* A reply may end a pause, with frames waiting in the buffer. */
-        if (c->has_frames)
-                connection_make_ready(c);
-        connection_update(c);
+        if (!c->in_batch)
+                connection_make_ready(c); /* its turn flushes */
+}
+
+static void on_session_resume(void *userdata)
+{
+        connection_make_ready(userdata);
 }
 
 static void on_session_abort(void *userdata, const char *why)
@@ -361,7 +402,7 @@ static void on_session_abort(void *userdata, const char *why)
         connection_fail(userdata, why);
 }
 
-static const struct session_ops connection_session_ops = { on_session_send, on_session_abort };
+static const struct session_ops connection_session_ops = { on_session_send, on_session_resume, on_session_abort };
 
 /* ---- reading ------------------------------------------------------------- */
 
@@ -409,8 +450,6 @@ static void connection_handle_frames(struct connection *c)
         c->in_batch = false;
         if (c->session->state == SESSION_CLOSING)
                 connection_make_closing(c);
-        else if (c->has_frames && !connection_is_paused(c))
-                connection_make_ready(c);
 }
 
 static void connection_receive(struct connection *c)
@@ -433,10 +472,14 @@ static void connection_settle(struct connection *c)
         if (c->dropped)
                 return;
         connection_flush(c); /* also of a failing one: it may be told why */
-        if (c->failure[0] != '\0')
+        if (c->failure[0] != '\0') {
                 connection_drop(c, c->failure);
-        else
-                connection_update(c);
+                return;
+        }
+        /* The flush may have ended a pause, with frames waiting in the buffer. */
+        if (c->has_frames && !connection_is_paused(c))
+                connection_make_ready(c);
+        connection_update(c);
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events)
@@ -449,8 +492,6 @@ static void on_socket(uv_poll_t *handle, int status, int events)
                 connection_receive(c);
         else if (events & UV_DISCONNECT)
                 connection_drop(c, NULL);
-        else if ((events & UV_WRITABLE) && c->has_frames)
-                connection_make_ready(c);
         connection_settle(c);
 }
 
@@ -486,6 +527,10 @@ int connection_new(struct connection_host *host, int fd, bool admin)
                 goto fail;
         }
         c->pidfd = peer_pidfd(fd, who.pid);
+        if (c->pidfd < 0 && (errno == EMFILE || errno == ENFILE)) {
+                r = -errno;
+                goto fail;
+        }
         r = frame_reader_new(false, &c->reader);
         if (r == 0)
                 r = frame_writer_new(CONNECTION_QUEUE_MAX, &c->writer);
@@ -553,10 +598,18 @@ static void turn_closing(struct connection_host *host)
         if (!c)
                 return;
         TAILQ_REMOVE(&host->closing, c, of_closing);
-        if (session_reap(c->session, SESSION_REAP_SLICE) > 0)
-                TAILQ_INSERT_TAIL(&host->closing, c, of_closing);
-        else
+        c->is_closing = false;
+        switch (session_reap(c->session, SESSION_REAP_SLICE)) {
+        case SESSION_MORE:
+                connection_make_closing(c);
+                break;
+        case SESSION_LINGERS:
+                connection_leave(c);
+                connection_linger(c);
+                break;
+        default:
                 connection_finish(c);
+        }
 }
 
 bool connection_turn(struct connection_host *host)
@@ -577,4 +630,10 @@ void connection_drop_all(struct connection_host *host, const char *why)
         }
         while (!TAILQ_EMPTY(&host->closing))
                 turn_closing(host);
+        /* What lingers waits for nobody any more. */
+        while ((c = TAILQ_FIRST(&host->all))) {
+                session_let_go(c->session);
+                connection_make_closing(c);
+                turn_closing(host);
+        }
 }

@@ -4,7 +4,7 @@
  *
  * The journal reads a priority from "<N>" at the start of a line; elsewhere the
  * level is a word. Text from outside (a program's name, a tenant's) may hold
- * anything, so control characters never reach the line. */
+ * anything, so only printable ASCII reaches the line. */
 #include "daemon/log.h"
 
 #include <errno.h>
@@ -15,8 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "daemon/clock.h"
 
 #define LINE_BYTES        2048 /* a longer line ends in "..." */
 #define LEFT_OUT_BYTES    64
@@ -77,7 +78,7 @@ static void write_line(const char *line, size_t n_bytes)
 
 static void write_event(enum log_level level, uint64_t n_left_out, const char *format, va_list args)
 {
-        char line[LINE_BYTES];
+        char line[LINE_BYTES + LEFT_OUT_BYTES];
         int saved_errno = errno;
         size_t n_prefix;
         size_t n_room;
@@ -86,7 +87,7 @@ static void write_event(enum log_level level, uint64_t n_left_out, const char *f
 
         n_prefix = strlen(level_prefix(level));
         memcpy(line, level_prefix(level), n_prefix);
-        n_room = sizeof(line) - n_prefix - LEFT_OUT_BYTES - 1; /* one for the newline */
+        n_room = LINE_BYTES - n_prefix - 1; /* one for the newline */
         r = vsnprintf(line + n_prefix, n_room, format, args);
         n = r < 0 ? 0 : (size_t)r;
         if (n >= n_room) {
@@ -94,7 +95,7 @@ static void write_event(enum log_level level, uint64_t n_left_out, const char *f
                 memcpy(line + n_prefix + n - 3, "...", 3);
         }
         for (size_t i = n_prefix; i < n_prefix + n; i++)
-                if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
+                if ((unsigned char)line[i] < ' ' || (unsigned char)line[i] > '~')
                         line[i] = '?';
         n += n_prefix;
         if (n_left_out > 0)
@@ -117,14 +118,11 @@ void log_write(enum log_level level, const char *format, ...)
 
 void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
 {
-        struct timespec now;
-        uint64_t now_ms;
+        uint64_t now_ms = clock_ms();
         va_list args;
 
         if (level > max_level)
                 return;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
         if (limit->last_ms != 0 && now_ms - limit->last_ms < LIMIT_INTERVAL_MS) {
                 limit->n_left_out++;
                 return;

@@ -156,7 +156,7 @@ static void on_ready(void)
 
 static int serve(const struct config *config)
 {
-        struct broker_options options = { .config = config, .notify = server_wake };
+        struct broker_options options = { .config = config, .notify = server_notify, .wake = server_wake };
         struct server *server = NULL;
         struct broker *broker = NULL;
         char sentence[512] = "out of memory";

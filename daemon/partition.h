@@ -31,6 +31,10 @@ struct partition {
         uint64_t lifetime_peak_bytes_in_use;
         struct quota_list quotas;
         size_t n_quotas;
+        struct quota_list due; /* quotas whose waiting requests are to be looked at */
+        uint64_t reclaim_timeout_ms;
+        void (*wake)(void *userdata); /* may be NULL: something is due */
+        void *userdata;
 };
 
 /* Peaks begin again at the present values; lifetime peaks stay. */

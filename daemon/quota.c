@@ -10,7 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void quota_pump(struct quota *q);
+#include "daemon/clock.h"
+
+#define QUOTA_TURN         256u /* requests looked at in one turn */
+#define QUOTA_COST_OF_ROOM 8u   /* making room, or a refusal, counts as so many looks */
+
 static void quota_settle(struct quota *q);
 
 static void quota_assert(const struct quota *q)
@@ -121,6 +125,8 @@ struct quota *quota_free(struct quota *q)
         if (q->index != LEDGER_NONE)
                 ledger_quota_clear(q->ledger, q->index);
         account_deinit(&q->account);
+        if (q->is_due)
+                TAILQ_REMOVE(&q->partition->due, q, of_due);
         TAILQ_REMOVE(&q->partition->quotas, q, of_partition);
         q->partition->n_quotas--;
         free(q);
@@ -128,6 +134,27 @@ struct quota *quota_free(struct quota *q)
 }
 
 /* ---- blocks -------------------------------------------------------------- */
+
+static void quota_ask_for_turn(struct quota *q)
+{
+        struct partition *p = q->partition;
+
+        if (q->is_due)
+                return;
+        q->is_due = true;
+        TAILQ_INSERT_TAIL(&p->due, q, of_due);
+        if (p->wake)
+                p->wake(p->userdata);
+}
+
+/* Something changed for those who wait, if anybody does. */
+static void quota_make_due(struct quota *q)
+{
+        if (TAILQ_EMPTY(&q->waiting))
+                return;
+        q->look_again = true;
+        quota_ask_for_turn(q);
+}
 
 static void quota_count_alloc(struct quota *q, uint64_t n_bytes)
 {
@@ -191,11 +218,19 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         q->bytes_requested -= n_requested;
         q->partition->bytes_in_use -= n_bytes;
         quota_assert(q);
-        if (!TAILQ_EMPTY(&q->waiting))
-                quota_pump(q);
+        quota_make_due(q);
 }
 
 /* ---- the ladder ---------------------------------------------------------- */
+
+static void quota_unqueue(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        if (q->next == request)
+                q->next = TAILQ_NEXT(request, link);
+        TAILQ_REMOVE(&q->waiting, request, link);
+}
 
 static void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
@@ -205,13 +240,12 @@ static void quota_complete(struct quota_request *request, int result, bfc_handle
 }
 
 /* Everybody in the partition who waits may now have what others gave back. */
-static void partition_pump(struct partition *p)
+static void partition_make_due(struct partition *p)
 {
         struct quota *q;
 
         TAILQ_FOREACH (q, &p->quotas, of_partition)
-                if (!TAILQ_EMPTY(&q->waiting))
-                        quota_pump(q);
+                quota_make_due(q);
 }
 
 static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
@@ -232,7 +266,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 (void)arena_dealloc(q->arena, handle);
         if (request)
                 quota_complete(request, result, handle, offset);
-        quota_pump(q);
+        quota_make_due(q);
         quota_settle(q);
 }
 
@@ -242,7 +276,7 @@ static void quota_released(void *userdata)
 
         q->n_releasing--;
         quota_settle(q);
-        partition_pump(q->partition);
+        partition_make_due(q->partition);
 }
 
 /* Starts giving back; false: there is nothing. */
@@ -309,6 +343,16 @@ static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, cons
         return partition_is_releasing(q->partition);
 }
 
+/* Waits for what others give back, for so long and no longer. */
+static int quota_wait_for_others(struct quota *q, int refusal)
+{
+        uint64_t now = clock_ms();
+
+        if (q->blocked_ms == 0)
+                q->blocked_ms = now;
+        return now - q->blocked_ms > q->partition->reclaim_timeout_ms ? refusal : 0;
+}
+
 /* Makes room for the first in line. 0: something is under way, wait for it.
  * Negative: it is refused. */
 static int quota_make_room(struct quota *q, struct quota_request *request)
@@ -328,7 +372,8 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
                         charge_drop(&charge);
                         return r;
                 }
-                TAILQ_REMOVE(&q->waiting, request, link);
+                quota_unqueue(request);
+                q->blocked_ms = 0;
                 q->growing = true;
                 q->growing_for = request;
                 return 0;
@@ -336,58 +381,79 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
         if (r == -EDQUOT) {
                 if (arena_releasable(q->arena, &plan) >= missing && quota_release(q, missing, &plan))
                         return 0;
-                return q->n_closing > 0 ? 0 : r;
+                return q->n_closing > 0 ? quota_wait_for_others(q, r) : r;
         }
         if (partition_is_releasing(q->partition) || quota_reclaim_from_partition(q, missing, &plan))
-                return 0;
+                return quota_wait_for_others(q, r);
         return r;
 }
 
-/* Serves all that fit, then makes room for the first in line. */
-static void quota_pump_once(struct quota *q)
+/* Gives those who wait what fits; false: the budget is used up. */
+static bool quota_serve(struct quota *q, unsigned *budget)
 {
-        struct quota_request *request, *next;
-
-        for (request = TAILQ_FIRST(&q->waiting); request; request = next) {
+        while (q->next && *budget > 0) {
+                struct quota_request *request = q->next;
                 bfc_handle handle = 0;
                 uint64_t offset = 0;
                 int r = quota_try(q, request->n_bytes, &handle, &offset);
 
-                next = TAILQ_NEXT(request, link);
+                (*budget)--;
+                q->next = TAILQ_NEXT(request, link);
                 if (r > 0)
                         continue;
-                TAILQ_REMOVE(&q->waiting, request, link);
+                quota_unqueue(request);
+                q->blocked_ms = 0;
                 quota_complete(request, r, handle, offset);
         }
-        while (!q->growing && q->n_releasing == 0 && (request = TAILQ_FIRST(&q->waiting))) {
-                int r = quota_make_room(q, request);
-
-                if (r == 0)
-                        return;
-                TAILQ_REMOVE(&q->waiting, request, link);
-                quota_complete(request, r, 0, 0);
-        }
+        return !q->next;
 }
 
-/* A request's done() may free a block, which pumps: the one that runs already
- * does that round too, so that nobody takes a request from under its feet. */
-static void quota_pump(struct quota *q)
+/* Makes room for the first in line, or refuses it and the next; false: the
+ * budget is used up. */
+static bool quota_make_rooms(struct quota *q, unsigned *budget)
 {
-        q->pump_again = true;
-        if (q->pumping)
-                return;
-        q->pumping = true;
-        while (q->pump_again) {
-                q->pump_again = false;
-                quota_pump_once(q);
+        struct quota_request *request;
+
+        while (!q->growing && q->n_releasing == 0 && (request = TAILQ_FIRST(&q->waiting))) {
+                int r;
+
+                if (*budget < QUOTA_COST_OF_ROOM)
+                        return false;
+                *budget -= QUOTA_COST_OF_ROOM;
+                r = quota_make_room(q, request);
+                if (r == 0)
+                        return true;
+                quota_unqueue(request);
+                quota_complete(request, r, 0, 0);
         }
-        q->pumping = false;
+        return true;
+}
+
+bool quota_turn(struct quota *q)
+{
+        unsigned budget = QUOTA_TURN;
+
+        if (q->look_again) {
+                q->look_again = false;
+                q->next = TAILQ_FIRST(&q->waiting);
+        }
+        if (!quota_serve(q, &budget) || !quota_make_rooms(q, &budget) || q->look_again)
+                return true;
+        if (TAILQ_EMPTY(&q->waiting))
+                q->blocked_ms = 0;
+        q->is_due = false;
+        TAILQ_REMOVE(&q->partition->due, q, of_due);
+        return false;
 }
 
 void quota_wait(struct quota_request *request)
 {
-        TAILQ_INSERT_TAIL(&request->quota->waiting, request, link);
-        quota_pump(request->quota);
+        struct quota *q = request->quota;
+
+        TAILQ_INSERT_TAIL(&q->waiting, request, link);
+        if (!q->next) /* the round is over: it goes on with this one */
+                q->next = request;
+        quota_ask_for_turn(q);
 }
 
 void quota_cancel(struct quota_request *request)
@@ -397,7 +463,7 @@ void quota_cancel(struct quota_request *request)
         if (q->growing_for == request)
                 q->growing_for = NULL;
         else
-                TAILQ_REMOVE(&q->waiting, request, link);
+                quota_unqueue(request);
 }
 
 /* ---- sessions ------------------------------------------------------------ */
@@ -422,7 +488,7 @@ void quota_leave(struct quota *q)
         q->n_closing--;
         q->n_sessions--;
         quota_settle(q);
-        partition_pump(q->partition);
+        partition_make_due(q->partition);
 }
 
 /* ---- words and figures --------------------------------------------------- */

@@ -6,8 +6,13 @@
  * wait. Otherwise it waits in order, and the first in line gets room made: by
  * growth within the limits, after giving back wholly free extents, the tenant's
  * own first and, where the partition is short, those of its neighbours. When
- * nothing of that helps the request is refused. One growth is under way at a
- * time, so that many small requests share one extent.
+ * nothing of that helps, or what is on its way back does not come within the
+ * reclaim time-out, the request is refused. One growth is under way at a time,
+ * so that many small requests share one extent.
+ *
+ * Those who wait are looked at in turns, a bounded number in each, and only
+ * there: so no request, however many wait, holds up the others, and done() is
+ * never called inside another call.
  *
  * Invariant, asserted at every change:
  *   bytes_in_use <= charged extent bytes <= limit; n_blocks <= max_blocks
@@ -29,8 +34,7 @@
 struct quota;
 
 /* A request that waits. Embedded by the session; it leaves the queue before
- * done() is called, or by quota_cancel(). done() may free blocks of the quota,
- * and must not wait or cancel. */
+ * done() is called, or by quota_cancel(). */
 struct quota_request {
         struct quota *quota;
         uint64_t n_bytes;
@@ -63,8 +67,11 @@ struct quota {
         bool growing;
         struct quota_request *growing_for; /* NULL: it was cancelled */
         struct quota_request_list waiting;
-        bool pumping, pump_again; /* somebody serves those who wait; once more */
-        TAILQ_ENTRY(quota) of_partition;
+        struct quota_request *next;  /* to be looked at in this round; NULL: all were */
+        bool is_due;                 /* in partition.due */
+        bool look_again;             /* something changed: begin a new round */
+        uint64_t blocked_ms;         /* since when the first in line waits for others; 0: does not */
+        TAILQ_ENTRY(quota) of_partition, of_due;
 };
 
 struct quota_options {
@@ -92,9 +99,12 @@ enum {
  * (max_blocks, or more than the limit). */
 int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 
-/* Queues a request (quota, n_bytes and done are set). done() may be called
- * before this returns. */
+/* Queues a request (quota, n_bytes and done are set). */
 void quota_wait(struct quota_request *request);
+
+/* One turn for those who wait; the partition's `due` says when. True: there is
+ * more to do at once. */
+bool quota_turn(struct quota *q);
 
 /* Takes a request out, whatever state it is in; done() is not called. */
 void quota_cancel(struct quota_request *request);

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
+
 #define REPORT_SCAN 4096u /* records looked at for one page */
 
 /* protobuf-c's strings are not const; nobody writes there. */
@@ -135,7 +137,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
         bfcd__status__init(&r->status);
         r->status.version = borrow(BFCD_VERSION);
         r->status.protocol_version = SESSION_PROTOCOL_VERSION;
-        r->status.uptime_ms = broker_now_ms() - b->started_ms;
+        r->status.uptime_ms = clock_ms() - b->started_ms;
         r->status.pid = (uint64_t)getpid();
         r->status.max_sessions = b->config->max_sessions;
         for (size_t i = 0; i < b->n_tenants; i++) {
@@ -233,7 +235,7 @@ static void report_session(const struct session *s, Bfcd__SessionRow *row)
         row->uid = s->who.uid;
         row->name = borrow(s->name);
         row->state = borrow(session_state_name(s));
-        row->age_ms = broker_now_ms() - s->born_ms;
+        row->age_ms = clock_ms() - s->born_ms;
         row->num_blocks = record->links.n_blocks;
         row->bytes_in_use = s->bytes_in_use;
         row->peak_bytes_in_use = s->peak_bytes_in_use;
@@ -281,7 +283,7 @@ static void report_block(const struct session *s, const struct ledger_block *blo
         row->offset = place.offset;
         row->n_bytes = block->n_bytes;
         row->n_requested = block->n_requested;
-        row->age_ms = broker_now_ms() - block->born_ms;
+        row->age_ms = clock_ms() - block->born_ms;
 }
 
 /* The cursor is the ledger's index of the next record to look at. */

@@ -49,17 +49,25 @@ struct server {
 
 /* ---- sockets ------------------------------------------------------------- */
 
-/* Does anybody answer there? */
-static bool socket_is_served(const struct sockaddr_un *address)
+/* Removes a socket that nobody serves. -EADDRINUSE: somebody does. -ENOTSOCK:
+ * it is something else, and not ours to remove. */
+static int remove_stale_socket(const struct sockaddr_un *address)
 {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        bool served;
+        struct stat st;
+        int fd, r;
 
+        if (lstat(address->sun_path, &st) < 0)
+                return errno == ENOENT ? 0 : -errno;
+        if (!S_ISSOCK(st.st_mode))
+                return -ENOTSOCK;
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0)
-                return false;
-        served = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 || errno == EAGAIN;
+                return -errno;
+        r = connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0 ? -errno : 0;
         close(fd);
-        return served;
+        if (r != -ECONNREFUSED)
+                return -EADDRINUSE;
+        return unlink(address->sun_path) < 0 ? -errno : 0;
 }
 
 /* Two daemons that start at once must not replace each other's socket: who
@@ -96,10 +104,9 @@ static int listener_bind(struct listener *l, const struct config_socket *c)
         r = lock_path(c->path, &l->lock_fd);
         if (r < 0)
                 return r;
-        if (socket_is_served(&address))
-                return -EADDRINUSE;
-        if (unlink(c->path) < 0 && errno != ENOENT)
-                return -errno;
+        r = remove_stale_socket(&address);
+        if (r < 0)
+                return r;
         l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (l->fd < 0)
                 return -errno;
@@ -156,7 +163,7 @@ static void on_listener(uv_poll_t *handle, int status, int events)
 
 /* ---- the loop's other events --------------------------------------------- */
 
-void server_wake(void *userdata)
+void server_notify(void *userdata)
 {
         struct server *s = userdata;
 
@@ -173,17 +180,23 @@ static void on_async(uv_async_t *handle)
 static void on_idle(uv_idle_t *handle)
 {
         struct server *s = handle->data;
+        bool more = broker_turn(s->broker);
 
-        if (!connection_turn(&s->host))
+        if (!connection_turn(&s->host) && !more)
                 uv_idle_stop(handle);
+}
+
+void server_wake(void *userdata)
+{
+        struct server *s = userdata;
+
+        if (!uv_is_active((uv_handle_t *)&s->idle))
+                uv_idle_start(&s->idle, on_idle);
 }
 
 static void on_wake(struct connection_host *host)
 {
-        struct server *s = (struct server *)((char *)host - offsetof(struct server, host));
-
-        if (!uv_is_active((uv_handle_t *)&s->idle))
-                uv_idle_start(&s->idle, on_idle);
+        server_wake((char *)host - offsetof(struct server, host));
 }
 
 static void on_signal(uv_signal_t *handle, int number)
@@ -257,7 +270,9 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, ch
                         r = uv_poll_init(&s->loop, &l->poll, l->fd);
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence, "socket %s cannot be served: %s", sockets[i]->path,
-                                 r == -EADDRINUSE ? "another daemon serves it" : strerror(-r));
+                                 r == -EADDRINUSE ? "another daemon serves it"
+                                 : r == -ENOTSOCK ? "there is a file that is no socket; move it, or choose another path"
+                                                  : strerror(-r));
                         return r;
                 }
                 uv_timer_init(&s->loop, &l->pause);

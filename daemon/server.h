@@ -15,7 +15,9 @@ struct server;
 /* A loop that does not listen yet. */
 int server_new(struct server **ret);
 
-/* Wakes the loop from any thread; userdata is the server. For the broker. */
+/* For the broker; userdata is the server. From any thread: a worker has
+ * finished something. From the loop's: requests that wait are to be looked at. */
+void server_notify(void *userdata);
 void server_wake(void *userdata);
 
 /* Binds both sockets. A socket file that nobody serves is replaced; one that a

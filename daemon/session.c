@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "daemon/report.h"
 
@@ -211,7 +212,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
                 .offset = offset,
                 .n_bytes = (n_requested + BFC_GRANULE - 1) / BFC_GRANULE * BFC_GRANULE,
                 .n_requested = n_requested,
-                .born_ms = broker_now_ms(),
+                .born_ms = clock_ms(),
                 .session = s->index,
                 .quota = share->quota->index,
                 .handle = handle,
@@ -264,6 +265,7 @@ static void session_request_done(struct quota_request *wait, int result, bfc_han
         else
                 session_give_block(s, request->id, request->share, wait->n_bytes, handle, offset);
         free(request);
+        s->ops->resume(s->userdata);
 }
 
 /* ---- handlers ------------------------------------------------------------ */
@@ -724,7 +726,7 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         s->who = *who;
         who->gids = NULL;
         s->index = LEDGER_NONE;
-        s->born_ms = broker_now_ms();
+        s->born_ms = clock_ms();
         TAILQ_INIT(&s->requests);
         TAILQ_INIT(&s->deliveries);
         *ret = s;
@@ -820,6 +822,7 @@ int session_reap(struct session *s, size_t n_blocks)
 {
         struct ledger *ledger = s->broker->ledger;
         struct ledger_session *record;
+        bool lingers;
 
         assert(s->state == SESSION_CLOSING);
         if (s->index == LEDGER_NONE)
@@ -830,11 +833,19 @@ int session_reap(struct session *s, size_t n_blocks)
         for (; n_blocks > 0 && record->links.first_export != LEDGER_NONE; n_blocks--)
                 ledger_export_clear(ledger, record->links.first_export);
         if (record->links.first_block != LEDGER_NONE || record->links.first_export != LEDGER_NONE)
-                return 1;
-        session_strike(s);
+                return SESSION_MORE;
+        lingers = s->n_unacked > 0;
+        if (!lingers)
+                session_strike(s);
         if (s->goodbye)
                 session_done(s, s->goodbye_id);
-        return 0;
+        s->goodbye = false;
+        return lingers ? SESSION_LINGERS : 0;
+}
+
+void session_let_go(struct session *s)
+{
+        s->n_unacked = 0;
 }
 
 struct session *session_free(struct session *s)

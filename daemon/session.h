@@ -31,10 +31,12 @@
 enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLOSING };
 
 /* How replies leave. send() must not end the session; fds are borrowed. It is
- * called inside session_handle() and inside broker_poll(). abort(): the session
- * cannot go on, close the connection (later, not inside this call). */
+ * called inside session_handle(), broker_poll() and broker_turn(). resume():
+ * fewer requests wait than before, the connection may read on. abort(): the
+ * session cannot go on, close the connection (later, not inside this call). */
 struct session_ops {
         void (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
+        void (*resume)(void *userdata);
         void (*abort)(void *userdata, const char *why);
 };
 
@@ -98,8 +100,19 @@ int session_hang_up(struct session *s);
 /* Begins to free all it holds. `why` for the log. */
 void session_close(struct session *s, const char *why);
 
-/* Frees at most n_blocks; 0: all is gone, 1: call again. */
+enum {
+        SESSION_MORE = 1, /* call again */
+        SESSION_LINGERS,  /* holds nothing but its place: see session_let_go() */
+};
+
+/* Frees at most n_blocks. 0: all is gone. SESSION_LINGERS: extents that were
+ * sent and not acknowledged may still be in the socket's queue, in flight,
+ * where the kernel counts them against us; so the session keeps its place in
+ * its quotas until session_let_go(). */
 int session_reap(struct session *s, size_t n_blocks);
+
+/* Nothing is in flight any more; reap again. */
+void session_let_go(struct session *s);
 
 /* The session must be NEW, or reaped. Takes NULL. */
 struct session *session_free(struct session *s);

@@ -58,7 +58,7 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
 
 void peer_settle(struct broker *b)
 {
-        while (broker_n_pending(b) > 0)
+        while (broker_turn(b) || broker_n_pending(b) > 0)
                 broker_poll(b);
 }
 
@@ -94,7 +94,12 @@ static void on_abort(void *userdata, const char *why)
         p->aborted = true;
 }
 
-static const struct session_ops ops = { on_send, on_abort };
+static void on_resume(void *userdata)
+{
+        (void)userdata;
+}
+
+static const struct session_ops ops = { on_send, on_resume, on_abort };
 
 struct peer *peer_new(struct broker *b, uid_t uid, bool admin)
 {
@@ -119,8 +124,10 @@ struct peer *peer_free(struct peer *p)
                 return NULL;
         if (p->session->state != SESSION_CLOSING && session_hang_up(p->session) > 0)
                 session_close(p->session, "test");
-        while (session_reap(p->session, 3) > 0)
+        while (session_reap(p->session, 3) == SESSION_MORE)
                 ;
+        session_let_go(p->session);
+        MUST(session_reap(p->session, 1) == 0);
         session_free(p->session);
         peer_forget_replies(p);
         free(p);

@@ -79,8 +79,11 @@ static int act(struct broker *b, struct peer *p, struct message_arena *arena, st
                 return peer_ack(p, take(in, 1));
         case 4:
                 broker_poll(b);
+                broker_turn(b);
                 return 0;
         case 5:
+                if (p->session->n_hellos == SESSION_MAX_HELLOS)
+                        return -1;
                 if (p->session->state == SESSION_NEW)
                         (void)peer_hello(p, "", take(in, 1) % 2 ? "q" : "");
                 return 0;

@@ -26,7 +26,7 @@ NEVER = (
      "*", ("daemon/server.c", "daemon/connection.c", "daemon/connection.h"), re.compile(r"\buv_\w+|\bUV_[A-Z]\w+|<uv\.h>")),
     ("bfc, device, proto and the library never log or print",
      ("bfc/*", "device/*", "proto/*", "client/*"), (),
-     re.compile(r"\blog_(?:write|open|error|warning|notice|info|debug)\b|\bv?f?printf\s*\(|\bperror\s*\(|"
+     re.compile(r"\blog_(?:write|limited|open|error|warning|notice|info|debug)\b|\bv?f?printf\s*\(|\bperror\s*\(|"
                 r"\bsyslog\s*\(|\bsd_journal_\w+|\bputs\s*\(|\bstderr\b")),
     ("bfc does no I/O and knows no clock, lock or thread",
      "bfc/*", (),
@@ -35,7 +35,7 @@ NEVER = (
     ("low floors of the daemon do not log",
      ("daemon/tenant.*", "daemon/partition.*", "daemon/quota.*", "daemon/arena.*", "daemon/worker.*",
       "daemon/ledger.*", "daemon/config*", "daemon/account.*", "daemon/broker.*"), (),
-     re.compile(r"\blog_(?:write|open|error|warning|notice|info|debug)\b")),
+     re.compile(r"\blog_(?:write|limited|open|error|warning|notice|info|debug)\b")),
 )
 
 

@@ -108,7 +108,7 @@ START_TEST(test_one_line)
 {
         log_open(LOG_LEVEL_INFO);
         log_info("name '%s'", "a\nerror: forged\r\t\x1b[31m\x7f \xc3\xa9");
-        ck_assert_str_eq(next_line(), "info: name 'a?error: forged???[31m? \xc3\xa9'\n");
+        ck_assert_str_eq(next_line(), "info: name 'a?error: forged???[31m? ?\?'\n");
 }
 END_TEST
 
