@@ -4,6 +4,7 @@
  * force. Whatever is written here, config_parse() reads back as the same
  * configuration; strings are quoted so that none can be taken for syntax. */
 #include "daemon/config.h"
+#include "daemon/config_reader.h"
 
 #include <stdlib.h>
 
@@ -16,18 +17,6 @@ static void put_string(FILE *f, const char *text)
                 fputc(*text, f);
         }
         fputc('"', f);
-}
-
-static void put_size(FILE *f, uint64_t n_bytes)
-{
-        static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB" };
-        size_t unit = 0;
-
-        while (n_bytes != 0 && n_bytes % 1024 == 0 && unit + 1 < sizeof(units) / sizeof(units[0])) {
-                n_bytes /= 1024;
-                unit++;
-        }
-        fprintf(f, "%llu%s", (unsigned long long)n_bytes, n_bytes ? units[unit] : "");
 }
 
 static void put_socket(FILE *f, const char *key, const struct config_socket *s)
@@ -47,9 +36,9 @@ static void put_device(FILE *f, const struct config *c, size_t device)
         fputs("  - id: ", f);
         put_string(f, d->id);
         fputs("\n    size: ", f);
-        put_size(f, d->size_bytes);
+        fputs(SIZE(d->size_bytes), f);
         fputs("\n    headroom: ", f);
-        put_size(f, d->headroom_bytes);
+        fputs(SIZE(d->headroom_bytes), f);
         fputs("\n    partitions:\n", f);
         for (size_t i = 0; i < c->n_partitions; i++) {
                 const struct config_partition *p = &c->partitions[i];
@@ -59,7 +48,7 @@ static void put_device(FILE *f, const struct config *c, size_t device)
                 fputs("      - {name: ", f);
                 put_string(f, p->name);
                 fputs(", limit: ", f);
-                put_size(f, p->limit_bytes);
+                fputs(SIZE(p->limit_bytes), f);
                 fprintf(f, ", growth: %s, share: %s}\n",
                         p->growth == CONFIG_GROWTH_PREALLOCATE ? "preallocate" : "on-demand",
                         p->share == CONFIG_SHARE_CUDA_IPC ? "cuda-ipc" : "fd");
@@ -89,9 +78,9 @@ static void put_tenant(FILE *f, const struct config *c, const struct config_tena
                 fputs("      - {partition: ", f);
                 put_string(f, c->partitions[q->partition].name);
                 fputs(", limit: ", f);
-                put_size(f, q->limit_bytes);
+                fputs(SIZE(q->limit_bytes), f);
                 fputs(", reserve: ", f);
-                put_size(f, q->reserve_bytes);
+                fputs(SIZE(q->reserve_bytes), f);
                 fprintf(f, ", max_sessions: %u, max_blocks: %u}\n", q->max_sessions, q->max_blocks);
         }
 }

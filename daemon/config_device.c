@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices and partitions: the grammar below the key `devices`, and what is
+ * summed over a device or a partition. See config_reader.h. */
+#include "daemon/config_reader.h"
+#include "daemon/config_value.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_PARTITIONS 256
+
+/* ---- partitions ----------------------------------------------------------- */
+
+struct config_partition *config_find_partition(const struct config *c, const char *name, size_t *ret_index)
+{
+        for (size_t i = 0; i < c->n_partitions; i++) {
+                if (strcmp(c->partitions[i].name, name) == 0) {
+                        *ret_index = i;
+                        return &c->partitions[i];
+                }
+        }
+        return NULL;
+}
+
+static struct config_partition *add_partition(struct config_reader *r, const char *name, size_t device)
+{
+        size_t n = r->c->n_partitions;
+        struct config_partition *p;
+
+        if (!config_grow(r, (void **)&r->partitions, n, sizeof(r->partitions[0])))
+                return NULL;
+        p = config_grow(r, (void **)&r->c->partitions, n, sizeof(*p));
+        if (!p)
+                return NULL;
+        p->name = config_copy_text(r, name);
+        p->device = device;
+        if (!p->name)
+                return NULL;
+        r->c->n_partitions++;
+        return p;
+}
+
+/* What the partitions of a device share. */
+struct device_state {
+        size_t index;
+        bool is_host;
+        uint64_t room; /* size - headroom */
+        bool room_known;
+        uint64_t sum_of_limits;
+        const struct yamltree_node *limit_too_much; /* the first there is no room for */
+};
+
+static void read_growth_and_share(struct config_reader *r, const struct device_state *d,
+                                  struct config_partition *p, const struct yamltree_node *growth,
+                                  const struct yamltree_node *share)
+{
+        int word;
+
+        if (growth) {
+                word = config_read_word(r, growth, "growth", "on-demand", "preallocate");
+                if (word == 1)
+                        p->growth = CONFIG_GROWTH_PREALLOCATE;
+        }
+        if (!share)
+                return;
+        word = config_read_word(r, share, "share", "fd", "cuda-ipc");
+        if (word == 1 && d->is_host)
+                config_fail(r, share, "share cuda-ipc is not for the host device; write fd");
+        else if (word == 1)
+                p->share = CONFIG_SHARE_CUDA_IPC;
+}
+
+static void read_partition(struct config_reader *r, const struct yamltree_node *n, struct device_state *d)
+{
+        static const char *const known[] = { "name", "limit", "growth", "share", NULL };
+        struct size_rule rule = { .what = "limit",
+                                  .whole_name = "the device's size minus its headroom",
+                                  .whole = d->room,
+                                  .whole_known = d->room_known };
+        struct config_partition unnamed = { 0 };
+        struct config_partition *p = &unnamed;
+        const struct yamltree_node *v[CONFIG_MAX_KEYS];
+        struct partition_note note = { 0 };
+        const char *name = NULL;
+        size_t index;
+
+        if (!config_read_mapping(r, n, "a partition", known, v)) {
+                r->lacks_partitions = true;
+                return;
+        }
+        if (v[0])
+                name = config_read_name(r, v[0], "name");
+        else
+                config_fail(r, n, "a partition lacks its name");
+        if (!name)
+                r->lacks_partitions = true;
+        else if (config_find_partition(r->c, name, &index))
+                config_fail(r, v[0], "partition '%s' is there already; names are unique over all devices",
+                            name);
+        else if (r->c->n_partitions == MAX_PARTITIONS)
+                config_fail(r, v[0], "more than %d partitions", MAX_PARTITIONS);
+        else
+                p = add_partition(r, name, d->index);
+        if (!p)
+                return;
+        if (!v[1])
+                config_fail(r, n, "a partition lacks its limit; write a size or a percentage of the device");
+        else
+                note.limit_known = config_read_size(r, v[1], &rule, &p->limit_bytes);
+        read_growth_and_share(r, d, p, v[2], v[3]);
+        note.growth = v[2] ? v[2] : n;
+        if (note.limit_known && __builtin_add_overflow(d->sum_of_limits, p->limit_bytes, &d->sum_of_limits))
+                d->sum_of_limits = UINT64_MAX;
+        if (note.limit_known && d->sum_of_limits > d->room && !d->limit_too_much)
+                d->limit_too_much = v[1];
+        if (p != &unnamed)
+                r->partitions[p - r->c->partitions] = note;
+}
+
+static void read_partitions(struct config_reader *r, const struct yamltree_node *n, struct device_state *d)
+{
+        if (!config_want(r, n, YAMLTREE_SEQUENCE, "partitions")) {
+                r->lacks_partitions = true;
+                return;
+        }
+        if (!n->first_child) {
+                config_fail(r, n, "partitions is empty; a device needs at least one");
+                r->lacks_partitions = true;
+        }
+        for (const struct yamltree_node *p = n->first_child; p; p = p->next)
+                read_partition(r, p, d);
+        if (d->room_known && d->limit_too_much)
+                config_fail(
+                        r, d->limit_too_much,
+                        "the partitions' limits sum to %s; the device has %s (its size minus its headroom)",
+                        SIZE(d->sum_of_limits), SIZE(d->room));
+}
+
+/* ---- devices -------------------------------------------------------------- */
+
+static void read_device_id(struct config_reader *r, const struct yamltree_node *n, struct device_state *d)
+{
+        struct config_device *device = &r->c->devices[d->index];
+
+        if (!config_want(r, n, YAMLTREE_SCALAR, "id"))
+                return;
+        if (strncmp(n->text, "cuda:", 5) == 0 || strncmp(n->text, "GPU-", 4) == 0 ||
+            strncmp(n->text, "MIG-", 4) == 0) {
+                config_fail(r, n, "device '%s': this version serves only the host device; write id: host",
+                            SHOW(n));
+                return;
+        }
+        d->is_host = config_is_text(n, "host");
+        if (!d->is_host) {
+                config_fail(r, n, "device '%s' is not known; write id: host", SHOW(n));
+                return;
+        }
+        for (size_t i = 0; i < d->index; i++)
+                if (r->c->devices[i].id && strcmp(r->c->devices[i].id, "host") == 0) {
+                        config_fail(r, n,
+                                    "device 'host' is there already; put all its partitions in one place");
+                        return;
+                }
+        device->id = config_copy_text(r, "host");
+}
+
+/* Swapping or the OOM killer would be the price, some time later. */
+static void check_memory(struct config_reader *r, const struct yamltree_node *n, uint64_t size_bytes)
+{
+        long n_pages = sysconf(_SC_PHYS_PAGES);
+        long page_bytes = sysconf(_SC_PAGESIZE);
+        uint64_t memory_bytes;
+
+        if (n_pages <= 0 || page_bytes <= 0)
+                return;
+        memory_bytes = (uint64_t)n_pages * (uint64_t)page_bytes;
+        if (size_bytes > memory_bytes)
+                config_warn(r, n, "size %s is more than this machine's memory, %lluMiB", SHOW(n),
+                            (unsigned long long)(memory_bytes >> 20));
+}
+
+static void read_device_size(struct config_reader *r, const struct yamltree_node *n,
+                             const struct yamltree_node *size_node, const struct yamltree_node *headroom_node,
+                             struct device_state *d)
+{
+        struct config_device *device = &r->c->devices[d->index];
+        bool size_known = false;
+        bool headroom_known = true;
+
+        if (size_node) {
+                size_known = config_read_size(r, size_node, &(struct size_rule){ .what = "size" },
+                                              &device->size_bytes);
+                if (size_known)
+                        check_memory(r, size_node, device->size_bytes);
+        } else if (d->is_host) {
+                config_fail(r, n, "device 'host' lacks its size; write it as in size: 4GiB");
+        }
+        if (headroom_node)
+                headroom_known = config_read_size(
+                        r, headroom_node, &(struct size_rule){ .what = "headroom", .zero_allowed = true },
+                        &device->headroom_bytes);
+        if (!size_known || !headroom_known)
+                return;
+        if (device->headroom_bytes >= device->size_bytes) {
+                config_fail(r, headroom_node, "headroom %s leaves nothing of the device's size, %s",
+                            SIZE(device->headroom_bytes), SIZE(device->size_bytes));
+                return;
+        }
+        d->room = device->size_bytes - device->headroom_bytes;
+        d->room_known = true;
+}
+
+static void read_device(struct config_reader *r, const struct yamltree_node *n)
+{
+        static const char *const known[] = { "id", "size", "headroom", "partitions", NULL };
+        const struct yamltree_node *v[CONFIG_MAX_KEYS];
+        struct device_state d = { .index = r->c->n_devices };
+
+        if (!config_read_mapping(r, n, "a device", known, v)) {
+                r->lacks_partitions = true;
+                return;
+        }
+        if (!config_grow(r, (void **)&r->c->devices, d.index, sizeof(r->c->devices[0])))
+                return;
+        r->c->n_devices++;
+        if (v[0])
+                read_device_id(r, v[0], &d);
+        else
+                config_fail(r, n, "a device lacks its id; write id: host");
+        read_device_size(r, n, v[1], v[2], &d);
+        if (v[3]) {
+                read_partitions(r, v[3], &d);
+        } else {
+                config_fail(r, n, "a device lacks its partitions; it needs at least one");
+                r->lacks_partitions = true;
+        }
+}
+
+void config_read_devices(struct config_reader *r, const struct yamltree_node *root,
+                         const struct yamltree_node *n)
+{
+        if (!n) {
+                config_fail(r, root, "the key 'devices' is missing");
+                r->lacks_partitions = true;
+                return;
+        }
+        if (!config_want(r, n, YAMLTREE_SEQUENCE, "devices")) {
+                r->lacks_partitions = true;
+                return;
+        }
+        if (!n->first_child) {
+                config_fail(r, n, "devices is empty; write at least id: host");
+                r->lacks_partitions = true;
+        }
+        for (const struct yamltree_node *d = n->first_child; d; d = d->next)
+                read_device(r, d);
+}
+
+/* ---- what is summed over all ---------------------------------------------- */
+
+void config_check_partition_sums(struct config_reader *r)
+{
+        for (size_t i = 0; i < r->c->n_partitions; i++) {
+                const struct config_partition *p = &r->c->partitions[i];
+                const struct partition_note *note = &r->partitions[i];
+
+                if (note->reserve_too_much)
+                        config_fail(r, note->reserve_too_much,
+                                    "the reserves in partition '%s' sum to %s; its limit is %s", p->name,
+                                    SIZE(note->sum_of_reserves), SIZE(p->limit_bytes));
+                if (p->growth == CONFIG_GROWTH_PREALLOCATE && note->limit_known &&
+                    note->sum_of_limits > p->limit_bytes)
+                        config_fail(
+                                r, note->growth,
+                                "partition '%s': preallocate backs each tenant's limit at the start, but the quotas' limits sum to %s and the partition's limit is %s",
+                                p->name, SIZE(note->sum_of_limits), SIZE(p->limit_bytes));
+        }
+}
