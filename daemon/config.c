@@ -257,7 +257,7 @@ static int read_text(const char *path, char **ret, size_t *ret_n_bytes)
         if (result == 0 && fstat(fd, &st) < 0)
                 result = -errno;
         if (result == 0 && !S_ISREG(st.st_mode))
-                result = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
+                result = S_ISDIR(st.st_mode) ? -EISDIR : -ENOTSUP;
         while (result == 0 && n <= MAX_FILE_BYTES) {
                 ssize_t got = read(fd, text + n, MAX_FILE_BYTES + 1 - n);
 
@@ -282,10 +282,12 @@ static void fail_file(struct config_reader *r, const char *path, int error)
 {
         char sentence[256];
 
-        if (error == ENOMEM)
+        if (error == ENOMEM) {
                 r->is_out_of_memory = true;
+                return;
+        }
         snprintf(sentence, sizeof(sentence), "cannot be read: %s",
-                 error == EINVAL ? "not a regular file" : strerror(error));
+                 error == ENOTSUP ? "not a regular file" : strerror(error));
         config_fail_tree(r, path, 1, 1, sentence);
 }
 
@@ -369,4 +371,55 @@ int config_load(const char *path, FILE *errors, struct config **ret)
         config_free(r.c);
         file_free(files);
         return result;
+}
+
+/* ---- the command line ----------------------------------------------------- */
+
+static bool option_fails(const char *option, const char *path, FILE *errors)
+{
+        char fault[CONFIG_FAULT_BYTES];
+
+        if (!path || !config_path_fault(path, strlen(path), fault, sizeof(fault)))
+                return false;
+        fprintf(errors, "%s: %s\n", option, fault);
+        return true;
+}
+
+/* Which of the two is to blame: that of the command line, or its second. */
+static bool options_collide(const struct config *c, const char *socket, const char *admin_socket,
+                            FILE *errors)
+{
+        const char *path = socket ? socket : c->socket.path;
+        const char *option = admin_socket ? "--admin-socket" : "--socket";
+        const char *other = !admin_socket ? "the config's admin_socket"
+                            : socket      ? "--socket"
+                                          : "the config's socket";
+
+        if (strcmp(path, admin_socket ? admin_socket : c->admin_socket.path) != 0)
+                return false;
+        fprintf(errors, "%s: '%s' is the path of %s; they must differ\n", option, path, other);
+        return true;
+}
+
+int config_set_sockets(struct config *c, const char *socket, const char *admin_socket, FILE *errors)
+{
+        bool socket_fails = option_fails("--socket", socket, errors);
+        bool admin_socket_fails = option_fails("--admin-socket", admin_socket, errors);
+        char *path;
+        char *admin_path;
+
+        if (socket_fails || admin_socket_fails || options_collide(c, socket, admin_socket, errors))
+                return -EINVAL;
+        path = strdup(socket ? socket : c->socket.path);
+        admin_path = strdup(admin_socket ? admin_socket : c->admin_socket.path);
+        if (!path || !admin_path) {
+                free(path);
+                free(admin_path);
+                return -ENOMEM;
+        }
+        free(c->socket.path);
+        free(c->admin_socket.path);
+        c->socket.path = path;
+        c->admin_socket.path = admin_path;
+        return 0;
 }

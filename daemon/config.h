@@ -76,13 +76,20 @@ struct config {
  * conf.d/<name>.yaml in name order. Every error goes to `errors` as one line
  * "FILE:LINE:COLUMN: what is wrong; what would be right". -EINVAL: there were
  * errors. -ENOENT and the like: the file could not be read (said in `errors`
- * too). -ENOMEM. On success *ret is owned by the caller. Warnings (as
+ * too); a file of conf.d that cannot be read is one of the errors. -ENOMEM: said
+ * nowhere. On success *ret is owned by the caller. Warnings (as
  * "FILE:LINE:COLUMN: warning: ...") go there too and do not fail. */
 int config_load(const char *path, FILE *errors, struct config **ret);
 
 /* The same from memory, as a file of that name without conf.d; for tests and
  * fuzzers. */
 int config_parse(const char *name, const char *text, size_t n_bytes, FILE *errors, struct config **ret);
+
+/* The command line's word on where the sockets are; NULL: as it was. Each path
+ * is held to the config's rules. -EINVAL: it is not, or the two are the same,
+ * said in `errors` as a line "--socket: what is wrong; what would be right".
+ * -ENOMEM. On failure nothing has changed. */
+int config_set_sockets(struct config *c, const char *socket, const char *admin_socket, FILE *errors);
 
 struct config *config_free(struct config *c); /* takes NULL */
 

@@ -253,32 +253,46 @@ int config_read_word(struct config_reader *r, const struct yamltree_node *n, con
 
 /* ---- sockets -------------------------------------------------------------- */
 
-void config_read_path(struct config_reader *r, const struct yamltree_node *n, const char *what, char **ret)
+bool config_path_fault(const char *path, size_t n_path, char *ret, size_t n_ret)
 {
         size_t max = sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1;
+        const char *shown = config_show_bytes(&(struct config_shown){ { 0 } }, path, n_path);
+
+        for (size_t i = 0; i < n_path; i++) {
+                if ((unsigned char)path[i] < 0x20 || path[i] == 0x7f) {
+                        snprintf(ret, n_ret, "'%s' holds a control character", shown);
+                        return true;
+                }
+        }
+        if (n_path == 0 || path[0] != '/' || path[n_path - 1] == '/') {
+                snprintf(ret, n_ret, "'%s' is not the absolute path of a socket; write it as in %s", shown,
+                         CONFIG_DEFAULT_SOCKET);
+                return true;
+        }
+        if (n_path > max) {
+                snprintf(ret, n_ret, "'%s' has %zu bytes; a socket's path has at most %zu", shown, n_path,
+                         max);
+                return true;
+        }
+        return false;
+}
+
+void config_read_path(struct config_reader *r, const struct yamltree_node *n, const char *what, char **ret)
+{
+        char fault[CONFIG_FAULT_BYTES];
         char *copy;
 
         if (!config_want(r, n, YAMLTREE_SCALAR, what))
                 return;
-        for (size_t i = 0; i < n->n_text; i++) {
-                if ((unsigned char)n->text[i] < 0x20 || n->text[i] == 0x7f) {
-                        config_fail(r, n, "%s '%s' holds a control character", what, SHOW(n));
-                        return;
-                }
+        if (config_path_fault(n->text, n->n_text, fault, sizeof(fault))) {
+                config_fail(r, n, "%s %s", what, fault);
+                return;
         }
-        if (n->text[0] != '/' || n->text[n->n_text - 1] == '/') {
-                config_fail(r, n, "%s '%s' is not the absolute path of a socket; write it as in %s", what,
-                            SHOW(n), CONFIG_DEFAULT_SOCKET);
-        } else if (n->n_text > max) {
-                config_fail(r, n, "%s '%s' has %zu bytes; a socket's path has at most %zu", what, SHOW(n),
-                            n->n_text, max);
-        } else {
-                copy = config_copy_text(r, n->text);
-                if (!copy)
-                        return;
-                free(*ret);
-                *ret = copy;
-        }
+        copy = config_copy_text(r, n->text);
+        if (!copy)
+                return;
+        free(*ret);
+        *ret = copy;
 }
 
 void config_read_mode(struct config_reader *r, const struct yamltree_node *n, const char *what, mode_t *ret)

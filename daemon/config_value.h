@@ -44,6 +44,11 @@ const char *config_read_name(struct config_reader *r, const struct yamltree_node
 int config_read_word(struct config_reader *r, const struct yamltree_node *n, const char *what,
                      const char *first, const char *second);
 
+#define CONFIG_FAULT_BYTES 192
+
+/* What is wrong with a socket's path, as the end of a sentence; false: nothing. */
+bool config_path_fault(const char *path, size_t n_path, char *ret, size_t n_ret);
+
 /* The absolute path of a socket; *ret is freed and replaced. */
 void config_read_path(struct config_reader *r, const struct yamltree_node *n, const char *what, char **ret);
 

@@ -82,8 +82,11 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 { "log-level", required_argument, NULL, 'l' },    { "version", no_argument, NULL, 'v' },
                 { "help", no_argument, NULL, 'h' },               { NULL, 0, NULL, 0 },
         };
+        static char name[] = "bfcd"; /* getopt begins its messages with it */
         int o;
 
+        if (argc > 0)
+                argv[0] = name;
         *ret = (struct options){ .config = DEFAULT_CONFIG, .log_level = LOG_LEVEL_INFO };
         while ((o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
                 switch (o) {
@@ -124,19 +127,6 @@ static int parse_options(int argc, char **argv, struct options *ret)
         return 0;
 }
 
-static int replace_path(char **path, const char *with)
-{
-        char *copy = with ? strdup(with) : NULL;
-
-        if (!with)
-                return 0;
-        if (!copy)
-                return -ENOMEM;
-        free(*path);
-        *path = copy;
-        return 0;
-}
-
 /* Each extent and each session takes fds: as many as we may have. */
 static void raise_fd_limit(void)
 {
@@ -165,7 +155,9 @@ static int serve(const struct config *config)
         raise_fd_limit();
         signal(SIGPIPE, SIG_IGN);
         r = server_new(&server);
-        if (r == 0) {
+        if (r < 0) {
+                snprintf(sentence, sizeof(sentence), "the event loop could not be set up: %s", strerror(-r));
+        } else {
                 options.userdata = server;
                 r = broker_new(&options, &broker, sentence, sizeof(sentence));
         }
@@ -173,20 +165,50 @@ static int serve(const struct config *config)
                 r = server_listen(server, broker, config, sentence, sizeof(sentence));
         if (r == 0) {
                 r = server_run(server, on_ready);
+                if (r < 0)
+                        snprintf(sentence, sizeof(sentence), "the event loop could not go on: %s",
+                                 strerror(-r));
                 sd_notify(0, "STOPPING=1");
-        } else {
-                log_error("%s", sentence);
         }
+        if (r < 0)
+                log_error("%s", sentence);
         /* The broker's workers wake the server's loop: it goes last. */
         broker_free(broker);
         server_free(server);
         return r;
 }
 
+/* An exit status; whatever failed has been said. */
+static int read_config(const struct options *options, struct config **ret)
+{
+        const char *path = options->check ? options->check : options->config;
+        int r = config_load(path, stderr, ret);
+
+        if (r == -ENOMEM)
+                log_error("%s could not be read: out of memory", path);
+        if (r == -EINVAL && !options->check)
+                return EXIT_CONFIG;
+        return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int run(const struct options *options, struct config *config)
+{
+        int r = config_set_sockets(config, options->socket, options->admin_socket, stderr);
+
+        if (r == -EINVAL)
+                return EXIT_USAGE;
+        if (r < 0) {
+                log_error("the sockets' paths could not be kept: %s", strerror(-r));
+                return EXIT_FAILURE;
+        }
+        return serve(config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
 int main(int argc, char **argv)
 {
+        struct config *config = NULL;
         struct options options;
-        struct config *config;
+        int status;
         int r;
 
         r = parse_options(argc, argv, &options);
@@ -194,18 +216,9 @@ int main(int argc, char **argv)
                 return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
         log_open(options.log_level);
 
-        r = config_load(options.check ? options.check : options.config, stderr, &config);
-        if (r < 0)
-                return options.check ? EXIT_FAILURE : EXIT_CONFIG;
-        if (options.check) {
-                config_free(config);
-                return EXIT_SUCCESS;
-        }
-        r = replace_path(&config->socket.path, options.socket);
-        if (r == 0)
-                r = replace_path(&config->admin_socket.path, options.admin_socket);
-        if (r == 0)
-                r = serve(config);
+        status = read_config(&options, &config);
+        if (status == EXIT_SUCCESS && !options.check)
+                status = run(&options, config);
         config_free(config);
-        return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+        return status;
 }

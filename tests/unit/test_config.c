@@ -715,6 +715,92 @@ START_TEST(test_default_tenant)
 }
 END_TEST
 
+/* ---- the command line ----------------------------------------------------- */
+
+static int set_sockets(struct config *c, const char *socket, const char *admin_socket)
+{
+        FILE *f = open_errors();
+        int r = config_set_sockets(c, socket, admin_socket, f);
+
+        fclose(f);
+        return r;
+}
+
+START_TEST(test_set_sockets)
+{
+        struct config *c = parse_good(GOOD);
+        char *before = strdup(c->socket.path);
+
+        ck_assert_int_eq(set_sockets(c, NULL, NULL), 0);
+        ck_assert_str_eq(c->socket.path, before);
+        ck_assert_int_eq(set_sockets(c, NULL, "/a"), 0);
+        ck_assert_str_eq(c->socket.path, before);
+        ck_assert_str_eq(c->admin_socket.path, "/a");
+        ck_assert_int_eq(set_sockets(c, "/s", NULL), 0);
+        ck_assert_str_eq(c->socket.path, "/s");
+        ck_assert_str_eq(c->admin_socket.path, "/a");
+        ck_assert_int_eq(set_sockets(c, "/a", "/s"), 0); /* changed over: still two */
+        ck_assert_str_eq(c->socket.path, "/a");
+        ck_assert_str_eq(c->admin_socket.path, "/s");
+        ck_assert_str_eq(errors, "");
+        free(before);
+        config_free(c);
+}
+END_TEST
+
+START_TEST(test_set_sockets_longest)
+{
+        struct config *c = parse_good(GOOD);
+        char path[110];
+
+        memset(path, 'x', sizeof(path));
+        path[0] = '/';
+        path[107] = '\0';
+        ck_assert_int_eq(set_sockets(c, path, NULL), 0);
+        ck_assert_str_eq(c->socket.path, path);
+        path[107] = 'x';
+        path[108] = '\0';
+        ck_assert_int_eq(set_sockets(c, NULL, path), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(errors, "has 108 bytes; a socket's path has at most 107\n"));
+        config_free(c);
+}
+END_TEST
+
+static const struct {
+        const char *socket;
+        const char *admin_socket;
+        const char *errors;
+} bad_sockets[] = {
+        { "s", NULL,
+          "--socket: 's' is not the absolute path of a socket; write it as in /run/bfcd/bfcd.sock\n" },
+        { "", NULL,
+          "--socket: '' is not the absolute path of a socket; write it as in /run/bfcd/bfcd.sock\n" },
+        { NULL, "/d/",
+          "--admin-socket: '/d/' is not the absolute path of a socket; write it as in /run/bfcd/bfcd.sock\n" },
+        { NULL, "/a\nb", "--admin-socket: '/a?b' holds a control character\n" },
+        { "/\033", "x",
+          "--socket: '/?' holds a control character\n"
+          "--admin-socket: 'x' is not the absolute path of a socket; write it as in /run/bfcd/bfcd.sock\n" },
+        { "/one", "/one", "--admin-socket: '/one' is the path of --socket; they must differ\n" },
+        { "/the/admins", NULL,
+          "--socket: '/the/admins' is the path of the config's admin_socket; they must differ\n" },
+        { NULL, "/the/clients",
+          "--admin-socket: '/the/clients' is the path of the config's socket; they must differ\n" },
+};
+
+START_TEST(test_set_sockets_errors)
+{
+        struct config *c = parse_good(GOOD);
+
+        ck_assert_int_eq(set_sockets(c, "/the/clients", "/the/admins"), 0);
+        ck_assert_int_eq(set_sockets(c, bad_sockets[_i].socket, bad_sockets[_i].admin_socket), -EINVAL);
+        ck_assert_str_eq(errors, bad_sockets[_i].errors);
+        ck_assert_str_eq(c->socket.path, "/the/clients");
+        ck_assert_str_eq(c->admin_socket.path, "/the/admins");
+        config_free(c);
+}
+END_TEST
+
 /* ---- files ---------------------------------------------------------------- */
 
 static void make_folder(void)
@@ -775,7 +861,7 @@ START_TEST(test_load)
         assert_line_of("none.yaml", 1, 1, "cannot be read: No such file or directory");
         ck_assert_int_eq(load("", &c), -EISDIR);
         ck_assert_int_eq(mkfifo(in_folder("fifo"), 0600), 0);
-        ck_assert_int_eq(load("fifo", &c), -EINVAL);
+        ck_assert_int_eq(load("fifo", &c), -ENOTSUP);
         assert_line_of("fifo", 1, 1, "cannot be read: not a regular file");
         ck_assert_ptr_null(c);
         remove_folder();
@@ -918,6 +1004,9 @@ int main(void)
         tcase_add_test(t, test_unknown_users);
         tcase_add_test(t, test_more_than_the_machine_has);
         tcase_add_test(t, test_default_tenant);
+        tcase_add_test(t, test_set_sockets);
+        tcase_add_test(t, test_set_sockets_longest);
+        tcase_add_loop_test(t, test_set_sockets_errors, 0, sizeof(bad_sockets) / sizeof(bad_sockets[0]));
         tcase_add_test(t, test_load);
         tcase_add_test(t, test_load_beside);
         tcase_add_test(t, test_errors_beside);
