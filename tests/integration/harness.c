@@ -347,20 +347,28 @@ static bool has_ended(pid_t pid)
         return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
 }
 
-static unsigned count_fds(pid_t pid)
+/* list: where to write what they are; NULL: nowhere. */
+static unsigned count_fds(pid_t pid, FILE *list)
 {
-        char path[32];
-        unsigned n = 0;
+        char path[32], target[96];
         struct dirent *entry;
+        unsigned n_fds = 0;
         DIR *folder;
+        ssize_t n;
 
         snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
         folder = opendir(path);
         ck_assert_ptr_nonnull(folder);
-        while ((entry = readdir(folder)))
-                n += entry->d_name[0] != '.';
+        while ((entry = readdir(folder))) {
+                if (entry->d_name[0] == '.')
+                        continue;
+                n_fds++;
+                n = list ? readlinkat(dirfd(folder), entry->d_name, target, sizeof(target)) : 0;
+                if (n > 0)
+                        fprintf(list, "fd %s: %.*s\n", entry->d_name, (int)n, target);
+        }
         closedir(folder);
-        return n;
+        return n_fds;
 }
 
 struct rig *rig_start(const struct rig_config *config)
@@ -381,7 +389,7 @@ struct rig *rig_start(const struct rig_config *config)
         ck_assert_ptr_nonnull(rig->admin);
         ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == 0, 20000));
         usleep(20000); /* it may still be closing the connections that asked whether it answers */
-        rig->n_fds = count_fds(rig->pid);
+        rig->n_fds = count_fds(rig->pid, NULL);
         rig->n_extents = rig_count(rig).n_extents;
         return rig;
 }
@@ -439,6 +447,7 @@ static bool is_empty(struct rig *rig, struct rig_counts *ret)
 void rig_assert_empty(struct rig *rig)
 {
         struct rig_counts n = { 0 };
+        unsigned n_fds;
 
         (void)WAIT_FOR(is_empty(rig, &n), SETTLE_MS);
         ck_assert_uint_eq(n.n_sessions, 0);
@@ -447,9 +456,11 @@ void rig_assert_empty(struct rig *rig)
         ck_assert_uint_eq(n.n_extents, rig->n_extents);
         ck_assert_uint_eq(n.bytes_pending, 0);
         ck_assert_uint_eq(charged_on_demand(rig), 0);
-        (void)WAIT_FOR(count_fds(rig->pid) == rig->n_fds, SETTLE_MS);
-        ck_assert_msg(count_fds(rig->pid) == rig->n_fds, "the daemon has %u fds open and had %u at the start",
-                      count_fds(rig->pid), rig->n_fds);
+        if (!WAIT_FOR((n_fds = count_fds(rig->pid, NULL)) == rig->n_fds, SETTLE_MS)) {
+                (void)count_fds(rig->pid, stderr);
+                ck_abort_msg("the daemon has %u fds open and had %u at the start; they are on stderr", n_fds,
+                             rig->n_fds);
+        }
 }
 
 void rig_terminate(struct rig *rig)
