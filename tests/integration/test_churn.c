@@ -252,7 +252,17 @@ struct inodes {
         size_t n;
 };
 
-/* The extents that the daemon has now: what its fds of extents refer to. */
+static bool contains(const struct inodes *inodes, uint64_t inode)
+{
+        for (size_t i = 0; i < inodes->n; i++) {
+                if (inodes->all[i] == inode)
+                        return true;
+        }
+        return false;
+}
+
+/* The extents that the daemon has now: what its fds of extents refer to. An fd on
+ * its way to a client may be there twice. */
 static struct inodes daemons_extents(const struct rig *rig)
 {
         struct inodes inodes = { .n = 0 };
@@ -273,19 +283,11 @@ static struct inodes daemons_extents(const struct rig *rig)
                 if (!strstr(target, "memfd:bfcd-extent") || fstatat(dirfd(folder), entry->d_name, &st, 0) < 0)
                         continue;
                 ck_assert_uint_lt(inodes.n, MAX_EXTENTS);
-                inodes.all[inodes.n++] = st.st_ino;
+                if (!contains(&inodes, st.st_ino))
+                        inodes.all[inodes.n++] = st.st_ino;
         }
         closedir(folder);
         return inodes;
-}
-
-static bool contains(const struct inodes *inodes, uint64_t inode)
-{
-        for (size_t i = 0; i < inodes->n; i++) {
-                if (inodes->all[i] == inode)
-                        return true;
-        }
-        return false;
 }
 
 /* Asserts that all of a block is mapped, to extents that the daemon has. */
