@@ -637,6 +637,30 @@ START_TEST(two_hundred_come_and_go)
 }
 END_TEST
 
+/* Who does not say who it is has 10 seconds; who said so may be silent for ever. */
+START_TEST(silence_before_hello_ends)
+{
+        struct scene s = scene_new(&two_tenants);
+        struct raw *silent = stranger(&s), *half = stranger(&s), *known = member(&s);
+        struct raw *operator= NULL;
+        Bfcd__Figures figures;
+        int64_t start = clock_ms();
+
+        ck_assert_int_eq(raw_open(s.rig->admin_socket, &operator), 0);
+        ck_assert_int_eq(raw_send_bytes(half, "\x08\x00", 2), 0);
+        ck_assert_int_eq(raw_wait_hang_up(silent, 20000), 0);
+        ck_assert_int_ge(clock_ms() - start, 5000);
+        ck_assert_int_eq(raw_wait_hang_up(half, HANG_UP_MS), 0);
+        ck_assert_int_eq(raw_wait_hang_up(operator, HANG_UP_MS), 0);
+        ck_assert_int_eq(raw_usage(known, 0, &figures), 0);
+        raw_close(silent);
+        raw_close(half);
+        raw_close(operator);
+        raw_close(known);
+        scene_end(&s);
+}
+END_TEST
+
 /* ---- fds run out ----------------------------------------------------------- */
 
 START_TEST(more_connections_than_fds)
@@ -737,6 +761,7 @@ int main(void)
                 a_client_that_never_reads,
                 a_client_that_never_acknowledges,
                 two_hundred_come_and_go,
+                silence_before_hello_ends,
                 more_connections_than_fds,
                 long_words,
                 hang_ups_with_requests_under_way,

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/integration/harness.h"
+#include "tests/suite.h"
 
 static const struct rig_config one_tenant; /* all defaults */
 
@@ -331,6 +332,77 @@ START_TEST(ten_thousand_blocks)
 }
 END_TEST
 
+/* ---- what a client costs -------------------------------------------------- */
+
+static size_t count_mapped_extents(void)
+{
+        char *maps = file_text("/proc/self/maps");
+        size_t n = 0;
+
+        ck_assert_ptr_nonnull(maps);
+        for (const char *at = maps; (at = strstr(at, "memfd:bfcd-extent")); at++)
+                n++;
+        free(maps);
+        return n;
+}
+
+START_TEST(a_client_takes_one_fd_and_leaves_nothing)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        int before = suite_count_fds();
+
+        for (unsigned round = 0; round < 3; round++) {
+                bfc_client *client = client_open(rig, NULL, NULL);
+                void *p;
+
+                for (unsigned i = 0; i < 30; i++) /* extents' fds are not kept */
+                        ck_assert_ok(bfc_malloc(client, 2 * MIB, &p));
+                ck_assert_int_eq(suite_count_fds(), before + 1);
+                ck_assert_uint_gt(count_mapped_extents(), 0);
+                bfc_disconnect(client);
+                ck_assert_int_eq(suite_count_fds(), before);
+                ck_assert_uint_eq(count_mapped_extents(), 0);
+        }
+        rig_stop(rig);
+}
+END_TEST
+
+/* A block in more extents than one message or the window of unacknowledged ones
+ * holds (64). */
+START_TEST(a_block_of_very_many_extents)
+{
+        static const struct rig_config config = {
+                .size = "512MiB",
+                .partitions = "      - {name: train, limit: 512MiB, growth: on-demand}\n",
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 512MiB}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        bfc_client *a = client_open(rig, NULL, NULL), *b = client_open(rig, NULL, NULL);
+        size_t n_bytes = 310 * MIB + 77;
+        char *p, *q;
+
+        ck_assert_ok(bfc_malloc(a, n_bytes, (void **)&p));
+        ck_assert_uint_gt(rig_figures(rig, "red", "train").num_extents, 2 * 64);
+        for (size_t at = 0; at < n_bytes; at += 64 * KIB)
+                p[at] = (char)(at >> 16);
+        p[n_bytes - 1] = 'z';
+        ck_assert_ok(bfc_malloc(b, 150 * MIB, (void **)&q)); /* another session, other extents */
+        memset(q, 'q', 150 * MIB);
+        for (size_t at = 0; at < n_bytes; at += 64 * KIB)
+                ck_assert_int_eq(p[at], (char)(at >> 16));
+        ck_assert_int_eq(p[n_bytes - 1], 'z');
+        ck_assert_ok(bfc_free(a, p));
+        ck_assert_ok(bfc_malloc(b, n_bytes, (void **)&p)); /* extents that b meets for the first time */
+        p[0] = p[n_bytes - 1] = 'b';
+        ck_assert(all_bytes_are(q, 150 * MIB, 'q'));
+        bfc_disconnect(a);
+        bfc_disconnect(b);
+        rig_stop(rig);
+}
+END_TEST
+
 /* ---- growth --------------------------------------------------------------- */
 
 START_TEST(on_demand_grows_by_extents)
@@ -429,6 +501,8 @@ int main(void)
                 clients_of_a_tenant_share_its_quota,
                 threads_share_a_client,
                 ten_thousand_blocks,
+                a_client_takes_one_fd_and_leaves_nothing,
+                a_block_of_very_many_extents,
                 on_demand_grows_by_extents,
                 preallocated_is_there_at_once_and_stays,
                 the_limit_can_be_used_up_again_and_again,

@@ -345,6 +345,29 @@ START_TEST(a_forked_child_cannot_touch_the_parents_blocks)
 }
 END_TEST
 
+/* A program that the job starts gets neither the session nor the memory. */
+START_TEST(nothing_is_inherited_by_a_started_program)
+{
+        static const char *const list_fds[] = { "/bin/ls", "-l", "/proc/self/fd", NULL };
+        struct rig *rig = rig_start(&patient);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        struct raw *raw = raw_connect(rig->socket, NULL);
+        char *out;
+        void *p;
+
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_ok(bfc_malloc(client, 4 * MIB, &p));
+        ck_assert_int_eq(program_run(list_fds, &out, NULL), 0);
+        ck_assert_msg(!strstr(out, "socket:"), "a socket is inherited:\n%s", out);
+        ck_assert_msg(!strstr(out, "bfcd"), "memory is inherited:\n%s", out);
+        free(out);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = {
@@ -357,6 +380,7 @@ int main(void)
                 a_hang_up_with_empty_hands,
                 a_forked_child_is_nobody,
                 a_forked_child_cannot_touch_the_parents_blocks,
+                nothing_is_inherited_by_a_started_program,
                 NULL,
         };
 
