@@ -13,7 +13,7 @@
 #include "tests/integration/harness.h"
 
 #define HANG_UP_MS 3000
-#define POLITE_MS  2000 /* in which the victim's work is done, whatever others do */
+#define POLITE_MS  5000 /* in which the victim's work is done, whatever others do */
 
 /* This process lives on after its offenders were thrown out, so what they held is
  * quarantined: for a short time here. */
