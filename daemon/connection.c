@@ -374,22 +374,25 @@ static void on_crowd_end(uv_timer_t *timer)
         connection_make_ready(c); /* its turn flushes */
 }
 
-static void on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+static int on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
         struct connection *c = userdata;
         uint8_t *payload;
         int r;
 
         if (c->dropped || c->failure[0] != '\0')
-                return;
+                return 0;
         r = frame_writer_add(c->writer, bfcd__reply__get_packed_size(reply), fds, n_fds, &payload);
+        if (r == -EMFILE)
+                return r;
         if (r < 0) {
                 connection_fail(c, r == -ENOBUFS ? "it does not read its replies" : strerror(-r));
-                return;
+                return 0;
         }
         bfcd__reply__pack(reply, payload);
         if (!c->in_batch)
                 connection_make_ready(c); /* its turn flushes */
+        return 0;
 }
 
 static void on_session_resume(void *userdata)

@@ -37,7 +37,7 @@ struct session_delivery {
 
 static void session_send(struct session *s, const Bfcd__Reply *reply)
 {
-        s->ops->send(s->userdata, reply, NULL, 0);
+        (void)s->ops->send(s->userdata, reply, NULL, 0);
 }
 
 static void session_refuse(struct session *s, uint64_t id, int error, const char *sentence)
@@ -92,57 +92,102 @@ static int share_reserve_seen(struct session_share *share)
         return 0;
 }
 
-/* Sends extents of the block that the session has not met, as many as the
- * window and one message take. 0: all are sent. 1: wait for an ack. */
-static int session_send_extents(struct session *s, struct session_share *share, const struct ledger_block *block)
-{
-        struct arena *arena = share->quota->arena;
-        struct ledger *ledger = s->broker->ledger;
-        Bfcd__Extent extents[SESSION_MAX_UNACKED], *pointers[SESSION_MAX_UNACKED];
-        Bfcd__Reply reply = BFCD__REPLY__INIT;
-        Bfcd__Extents message = BFCD__EXTENTS__INIT;
+/* Extents on their way to a session, in one message. */
+struct extent_batch {
+        size_t n;
+        bool more; /* the window or the message takes no more */
+        Bfcd__Extent extents[SESSION_MAX_UNACKED];
+        Bfcd__Extent *pointers[SESSION_MAX_UNACKED];
         int fds[SESSION_MAX_UNACKED];
-        size_t n = 0, slot, last;
-        bool more = false;
+        size_t slots[SESSION_MAX_UNACKED];
+        uint32_t exports[SESSION_MAX_UNACKED]; /* in the ledger */
+};
 
+static void batch_add(struct extent_batch *batch, const struct arena *arena, const struct ledger_extent *extent,
+                      size_t slot, uint32_t export)
+{
+        Bfcd__Extent *e = &batch->extents[batch->n];
+        struct arena_place place;
+
+        arena_locate(arena, extent->offset, &place);
+        bfcd__extent__init(e);
+        e->extent_id = extent->id;
+        e->region_id = place.region_id;
+        e->region_bytes = place.region_bytes;
+        e->offset = place.offset;
+        e->n_bytes = extent->n_bytes;
+        batch->pointers[batch->n] = e;
+        batch->fds[batch->n] = extent->fd;
+        batch->slots[batch->n] = slot;
+        batch->exports[batch->n] = export;
+        batch->n++;
+}
+
+/* Exports what the block lies in and the session has not met. */
+static int session_collect_extents(struct session *s, struct session_share *share, const struct ledger_block *block,
+                                   struct extent_batch *ret)
+{
+        struct ledger *ledger = s->broker->ledger;
+        struct arena *arena = share->quota->arena;
+        size_t slot, last;
+
+        ret->n = 0;
+        ret->more = false;
         for (slot = arena_slots(arena, block->offset, block->n_bytes, &last); slot <= last; slot++) {
                 uint32_t index = arena_slot_extent(arena, slot), export;
                 struct ledger_extent *extent = ledger_extent_at(ledger, index);
-                struct arena_place place;
                 int r;
 
                 if (share->seen[slot] == extent->id)
                         continue;
-                if (s->n_unacked + n == SESSION_MAX_UNACKED) {
-                        more = true;
+                ret->more = s->n_unacked + ret->n == SESSION_MAX_UNACKED;
+                if (ret->more)
                         break;
-                }
                 r = ledger_export_add(ledger, s->index, index, &export);
                 if (r < 0)
                         return r;
                 share->seen[slot] = extent->id;
-                arena_locate(arena, extent->offset, &place);
-                bfcd__extent__init(&extents[n]);
-                extents[n].extent_id = extent->id;
-                extents[n].region_id = place.region_id;
-                extents[n].region_bytes = place.region_bytes;
-                extents[n].offset = place.offset;
-                extents[n].n_bytes = extent->n_bytes;
-                fds[n] = extent->fd;
-                pointers[n] = &extents[n];
-                n++;
+                batch_add(ret, arena, extent, slot, export);
         }
-        if (n > 0) {
-                message.sequence = ++s->sequence;
-                message.n_extents = n;
-                message.extents = pointers;
-                s->n_unacked += (uint32_t)n;
-                s->sent_counts[s->sequence % SESSION_MAX_UNACKED] = (uint8_t)n;
+        return 0;
+}
+
+static void session_take_back(struct session *s, struct session_share *share, const struct extent_batch *batch)
+{
+        for (size_t i = 0; i < batch->n; i++) {
+                ledger_export_clear(s->broker->ledger, batch->exports[i]);
+                share->seen[batch->slots[i]] = 0;
+        }
+}
+
+/* Sends extents of the block that the session has not met, as many as the
+ * window and one message take. 0: all are sent. 1: wait for an ack. Negative:
+ * they cannot be sent. */
+static int session_send_extents(struct session *s, struct session_share *share, const struct ledger_block *block)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Extents message = BFCD__EXTENTS__INIT;
+        struct extent_batch batch;
+        int r = session_collect_extents(s, share, block, &batch);
+
+        if (r == 0 && batch.n > 0) {
+                message.sequence = s->sequence + 1;
+                message.n_extents = batch.n;
+                message.extents = batch.pointers;
                 reply.body_case = BFCD__REPLY__BODY_EXTENTS;
                 reply.extents = &message;
-                s->ops->send(s->userdata, &reply, fds, n);
+                r = s->ops->send(s->userdata, &reply, batch.fds, batch.n);
         }
-        return more ? 1 : 0;
+        if (r < 0) {
+                session_take_back(s, share, &batch);
+                return r;
+        }
+        if (batch.n > 0) {
+                s->sequence++;
+                s->n_unacked += (uint32_t)batch.n;
+                s->sent_counts[s->sequence % SESSION_MAX_UNACKED] = (uint8_t)batch.n;
+        }
+        return batch.more ? 1 : 0;
 }
 
 static void session_send_block(struct session *s, uint64_t id, struct session_share *share,
@@ -164,28 +209,6 @@ static void session_send_block(struct session *s, uint64_t id, struct session_sh
         session_send(s, &reply);
 }
 
-/* Sends what the window allows, in order. */
-static void session_deliver(struct session *s)
-{
-        struct session_delivery *d;
-
-        while ((d = TAILQ_FIRST(&s->deliveries))) {
-                struct session_share *share = &s->shares[d->share];
-                struct ledger_block *block = ledger_block_at(s->broker->ledger, d->block);
-                int r = session_send_extents(s, share, block);
-
-                if (r > 0)
-                        return;
-                if (r < 0) {
-                        s->ops->abort(s->userdata, "the ledger has no room for its exports");
-                        return;
-                }
-                session_send_block(s, d->request_id, share, block);
-                TAILQ_REMOVE(&s->deliveries, d, link);
-                free(d);
-        }
-}
-
 static void session_free_block(struct session *s, uint32_t index)
 {
         struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
@@ -199,6 +222,30 @@ static void session_free_block(struct session *s, uint32_t index)
         ledger_block_clear(s->broker->ledger, index);
         s->bytes_in_use -= n_bytes;
         quota_dealloc(quota, handle, n_bytes, n_requested);
+}
+
+/* Sends what the window allows, in order. */
+static void session_deliver(struct session *s)
+{
+        struct session_delivery *d;
+
+        while ((d = TAILQ_FIRST(&s->deliveries))) {
+                struct session_share *share = &s->shares[d->share];
+                struct ledger_block *block = ledger_block_at(s->broker->ledger, d->block);
+                int r = session_send_extents(s, share, block);
+
+                if (r > 0)
+                        return;
+                if (r < 0) {
+                        session_free_block(s, d->block);
+                        session_refuse(s, d->request_id, -ENOMEM, r == -EMFILE ? "the daemon has no fds left to share memory with"
+                                                                               : "the daemon's table of exports is full");
+                } else {
+                        session_send_block(s, d->request_id, share, block);
+                }
+                TAILQ_REMOVE(&s->deliveries, d, link);
+                free(d);
+        }
 }
 
 /* A block has been taken out of the quota for request `id`: writes it down and
@@ -243,10 +290,13 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
                                   uint64_t n_bytes, bool device_failed)
 {
         char sentence[SESSION_SENTENCE_BYTES];
+        int reason = error;
 
+        if (device_failed && error != -ENODEV)
+                error = -ENOMEM; /* whatever the device lacked */
         if (device_failed)
                 snprintf(sentence, sizeof(sentence), "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
-                         quota->partition->device_id, n_bytes, strerror(-error));
+                         quota->partition->device_id, n_bytes, strerror(-reason));
         else
                 quota_explain(quota, error, n_bytes, sentence, sizeof(sentence));
         session_log_refusal(s, sentence);

@@ -30,12 +30,14 @@
 
 enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLOSING };
 
-/* How replies leave. send() must not end the session; fds are borrowed. It is
+/* How replies leave. send() must not end the session; fds are borrowed. -EMFILE:
+ * they could not be duplicated, nothing was sent; other failures are the
+ * connection's own business, and 0. It is
  * called inside session_handle(), broker_poll() and broker_turn(). resume():
  * fewer requests wait than before, the connection may read on. abort(): the
  * session cannot go on, close the connection (later, not inside this call). */
 struct session_ops {
-        void (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
+        int (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
         void (*resume)(void *userdata);
         void (*abort)(void *userdata, const char *why);
 };

@@ -62,7 +62,7 @@ void peer_settle(struct broker *b)
                 broker_poll(b);
 }
 
-static void on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
         struct peer *p = userdata;
         size_t n = bfcd__reply__get_packed_size(reply);
@@ -84,6 +84,7 @@ static void on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, si
         } else {
                 MUST(n_fds == 0);
         }
+        return 0;
 }
 
 static void on_abort(void *userdata, const char *why)
