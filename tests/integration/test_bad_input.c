@@ -688,6 +688,33 @@ START_TEST(more_connections_than_fds)
 }
 END_TEST
 
+START_TEST(more_extents_than_fds)
+{
+        struct rig_config config = two_tenants;
+        struct scene s;
+        bfc_client *client;
+        size_t n = 0;
+        void *blocks[128];
+        int r;
+
+        config.max_fds = 64;
+        s = scene_new(&config);
+        client = client_open(s.rig, "red", NULL);
+        while (n < 128 && (r = bfc_malloc(client, 2 * MIB, blocks + n)) == 0)
+                memset(blocks[n++], 1, 2 * MIB);
+        ck_assert_uint_lt(n, 128);
+        ck_assert_uint_gt(n, 8);
+        ck_assert_msg(r == -ENOMEM, "malloc without fds: %d", r);
+        ck_assert_str_ne(bfc_last_error(), "");
+        assert_victim_lives(&s);
+        ck_assert_ok(bfc_free(client, blocks[0])); /* what there is still serves */
+        ck_assert_ok(bfc_malloc(client, 2 * MIB, blocks));
+        ck_assert_uint_eq(rig_figures(s.rig, "red", "train").bytes_in_use, n * 2 * MIB);
+        bfc_disconnect(client);
+        scene_end(&s);
+}
+END_TEST
+
 /* ---- words ---------------------------------------------------------------- */
 
 /* As long as a frame holds; neither the sentence nor the log grows with them. */
@@ -763,6 +790,7 @@ int main(void)
                 two_hundred_come_and_go,
                 silence_before_hello_ends,
                 more_connections_than_fds,
+                more_extents_than_fds,
                 long_words,
                 hang_ups_with_requests_under_way,
                 NULL,

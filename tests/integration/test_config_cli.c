@@ -327,6 +327,28 @@ START_TEST(a_stale_socket_is_replaced)
 }
 END_TEST
 
+/* A slip in the config must not cost anybody a file. */
+START_TEST(a_file_that_is_no_socket_is_kept)
+{
+        struct rig *rig = rig_folder();
+        char *text = rig_config_text(rig, &defaults), *errors, *kept;
+        int status;
+
+        rig_write_config(rig, text);
+        free(text);
+        write_file(rig->folder, "bfcd.sock", "precious\n");
+        status = start_in_vain(rig->config_path, &errors);
+        ck_assert(status > 0 && status < 128);
+        ck_assert_ptr_nonnull(strstr(errors, rig->socket));
+        free(errors);
+        kept = file_text(rig->socket);
+        ck_assert_ptr_nonnull(kept);
+        ck_assert_str_eq(kept, "precious\n");
+        free(kept);
+        rig_discard(rig);
+}
+END_TEST
+
 START_TEST(a_killed_daemon_is_succeeded)
 {
         struct rig *rig = rig_start(&defaults);
@@ -466,6 +488,7 @@ int main(void)
                 tenants_come_from_a_folder_too,
                 a_second_daemon_keeps_out,
                 a_stale_socket_is_replaced,
+                a_file_that_is_no_socket_is_kept,
                 a_killed_daemon_is_succeeded,
                 options_name_other_sockets,
                 sigterm_with_live_clients,

@@ -34,13 +34,8 @@ NEVER = (
                 r"\b(?:clock_gettime|pthread_\w+|open|read|write)\s*\(")),
     ("low floors of the daemon do not log",
      ("daemon/tenant.*", "daemon/partition.*", "daemon/quota.*", "daemon/arena.*", "daemon/worker.*",
-<<<<<<< HEAD
-      "daemon/ledger.*", "daemon/config*", "daemon/account.*", "daemon/broker.*"), (),
-     re.compile(r"\blog_(?:write|limited|open|error|warning|notice|info|debug)\b")),
-=======
       "daemon/ledger.*", "daemon/config*", "daemon/account.*"), (),
-     re.compile(r"\blog_(?:write|open|error|warning|notice|info|debug)\b")),
->>>>>>> a95e5b9 (Floors and pages follow the daemon: the broker logs, newcomers are bounded)
+     re.compile(r"\blog_(?:write|limited|open|error|warning|notice|info|debug)\b")),
 )
 
 
