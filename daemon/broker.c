@@ -241,20 +241,24 @@ void broker_poll(struct broker *b)
 }
 
 /* Each quota that is due has one turn. */
-bool broker_turn(struct broker *b)
+void broker_turn(struct broker *b)
 {
-        bool more = false;
-
         for (size_t i = 0; i < b->n_partitions; i++) {
                 struct quota *q, *next;
 
                 for (q = TAILQ_FIRST(&b->partitions[i].due); q; q = next) {
                         next = TAILQ_NEXT(q, of_due);
-                        more |= quota_turn(q);
+                        quota_turn(q);
                 }
-                more |= !TAILQ_EMPTY(&b->partitions[i].due);
         }
-        return more;
+}
+
+bool broker_is_due(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (!TAILQ_EMPTY(&b->partitions[i].due))
+                        return true;
+        return false;
 }
 
 size_t broker_n_pending(const struct broker *b)

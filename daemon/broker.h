@@ -66,8 +66,9 @@ struct broker *broker_free(struct broker *b);
 /* Delivers what the workers have finished. */
 void broker_poll(struct broker *b);
 
-/* One turn for requests that wait; false: nothing is left to do at once. */
-bool broker_turn(struct broker *b);
+/* One turn for requests that wait; and whether any are to be looked at. */
+void broker_turn(struct broker *b);
+bool broker_is_due(const struct broker *b);
 
 /* Jobs that workers have not finished yet. */
 size_t broker_n_pending(const struct broker *b);

@@ -30,7 +30,7 @@
 #define CONNECTION_QUEUE_MAX         (1024u * 1024u)
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
 #define CONNECTION_CROWD_MS          20u
-#define CONNECTION_LINGER_MS         500u
+#define CONNECTION_LINGER_MS         100u
 #define CONNECTION_NEWCOMERS         1024u /* in all */
 #define CONNECTION_NEWCOMERS_OF_USER 32u
 
@@ -615,10 +615,14 @@ static void turn_closing(struct connection_host *host)
         }
 }
 
-bool connection_turn(struct connection_host *host)
+void connection_turn(struct connection_host *host)
 {
         turn_ready(host);
         turn_closing(host);
+}
+
+bool connection_is_due(const struct connection_host *host)
+{
         return !TAILQ_EMPTY(&host->ready) || !TAILQ_EMPTY(&host->closing);
 }
 

@@ -42,8 +42,9 @@ struct connection_host {
  * or in all, have not said hello; logged. */
 int connection_new(struct connection_host *host, int fd, bool admin);
 
-/* One turn of what is ready and closing; false: nothing is left to do. */
-bool connection_turn(struct connection_host *host);
+/* One turn of what is ready and closing; and whether there is any of that. */
+void connection_turn(struct connection_host *host);
+bool connection_is_due(const struct connection_host *host);
 
 /* Ends every connection and session now, whatever they hold. */
 void connection_drop_all(struct connection_host *host, const char *why);

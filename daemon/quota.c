@@ -290,7 +290,8 @@ static bool quota_release(struct quota *q, uint64_t want_bytes, const struct bfc
         return true;
 }
 
-/* A tenant without sessions holds nothing: its extents go back. */
+/* A tenant without blocks whose last session has left holds nothing: its extents
+ * go back. */
 static void quota_settle(struct quota *q)
 {
         if (q->n_sessions == 0 && !q->growing && q->n_releasing == 0)
@@ -429,7 +430,7 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
         return true;
 }
 
-bool quota_turn(struct quota *q)
+void quota_turn(struct quota *q)
 {
         unsigned budget = QUOTA_TURN;
 
@@ -438,12 +439,11 @@ bool quota_turn(struct quota *q)
                 q->next = TAILQ_FIRST(&q->waiting);
         }
         if (!quota_serve(q, &budget) || !quota_make_rooms(q, &budget) || q->look_again)
-                return true;
+                return;
         if (TAILQ_EMPTY(&q->waiting))
                 q->blocked_ms = 0;
         q->is_due = false;
         TAILQ_REMOVE(&q->partition->due, q, of_due);
-        return false;
 }
 
 void quota_wait(struct quota_request *request)
@@ -482,13 +482,18 @@ void quota_closing(struct quota *q)
         assert(q->n_closing <= q->n_sessions);
 }
 
+void quota_closed(struct quota *q)
+{
+        assert(q->n_closing > 0);
+        q->n_closing--;
+        partition_make_due(q->partition);
+}
+
 void quota_leave(struct quota *q)
 {
-        assert(q->n_sessions > 0 && q->n_closing > 0);
-        q->n_closing--;
+        assert(q->n_sessions > q->n_closing);
         q->n_sessions--;
         quota_settle(q);
-        partition_make_due(q->partition);
 }
 
 /* ---- words and figures --------------------------------------------------- */

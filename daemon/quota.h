@@ -55,7 +55,7 @@ struct quota {
         uint32_t max_sessions;
         uint32_t max_blocks;
         uint32_t n_sessions;
-        uint32_t n_closing; /* of these: gone, their blocks are being freed */
+        uint32_t n_closing; /* sessions that are gone and whose blocks are being freed */
         uint32_t n_blocks;
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
@@ -102,9 +102,9 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint6
 /* Queues a request (quota, n_bytes and done are set). */
 void quota_wait(struct quota_request *request);
 
-/* One turn for those who wait; the partition's `due` says when. True: there is
- * more to do at once. */
-bool quota_turn(struct quota *q);
+/* One turn for those who wait, for a quota in its partition's `due`; it stays
+ * there while there is more to do at once. */
+void quota_turn(struct quota *q);
 
 /* Takes a request out, whatever state it is in; done() is not called. */
 void quota_cancel(struct quota_request *request);
@@ -117,8 +117,9 @@ int quota_join(struct quota *q);
 void quota_leave(struct quota *q);
 
 /* A joined session is gone and its blocks are being freed; requests wait for
- * that rather than being refused. Ended by quota_leave(). */
+ * that rather than being refused. And: they all are. */
 void quota_closing(struct quota *q);
+void quota_closed(struct quota *q);
 
 /* The sentence for a refusal, with figures, into buf. */
 void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf, size_t n_buf);

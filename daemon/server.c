@@ -43,6 +43,7 @@ struct server {
         struct listener listeners[2]; /* clients, admins */
         struct connection_host host;
         struct broker *broker;
+        struct log_limit failure_log;
         void (*ready)(void);
         uv_timer_t start;
 };
@@ -134,6 +135,20 @@ static void on_pause_end(uv_timer_t *timer)
         uv_poll_start(&l->poll, UV_READABLE, on_listener);
 }
 
+static bool is_shortage(int r)
+{
+        return r == -EMFILE || r == -ENFILE || r == -ENOMEM || r == -ENOBUFS;
+}
+
+/* Waiting for the socket would return at once, for ever. */
+static void listener_pause(struct listener *l, int r)
+{
+        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "no connection can be taken for %u ms: %s",
+                    SERVER_PAUSE_MS, strerror(-r));
+        uv_poll_stop(&l->poll);
+        uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
+}
+
 static void on_listener(uv_poll_t *handle, int status, int events)
 {
         struct listener *l = handle->data;
@@ -144,11 +159,8 @@ static void on_listener(uv_poll_t *handle, int status, int events)
                 int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), r;
 
                 if (fd < 0) {
-                        if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
-                                return;
-                        log_error("no connection can be taken for %u ms: %s", SERVER_PAUSE_MS, strerror(errno));
-                        uv_poll_stop(&l->poll);
-                        uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
+                        if (is_shortage(-errno))
+                                listener_pause(l, -errno);
                         return;
                 }
                 if (l->admin && l->server->host.n_connections[true] >= SERVER_ADMINS) {
@@ -156,8 +168,13 @@ static void on_listener(uv_poll_t *handle, int status, int events)
                         continue;
                 }
                 r = connection_new(&l->server->host, fd, l->admin);
+                if (is_shortage(r)) {
+                        listener_pause(l, r);
+                        return;
+                }
                 if (r < 0 && r != -EUSERS)
-                        log_error("a connection could not be taken: %s", strerror(-r));
+                        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "a connection could not be taken: %s",
+                                    strerror(-r));
         }
 }
 
@@ -180,9 +197,11 @@ static void on_async(uv_async_t *handle)
 static void on_idle(uv_idle_t *handle)
 {
         struct server *s = handle->data;
-        bool more = broker_turn(s->broker);
 
-        if (!connection_turn(&s->host) && !more)
+        /* Each may give the other something to do, so both are asked at the end. */
+        connection_turn(&s->host);
+        broker_turn(s->broker);
+        if (!connection_is_due(&s->host) && !broker_is_due(s->broker))
                 uv_idle_stop(handle);
 }
 

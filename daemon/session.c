@@ -563,10 +563,8 @@ static void session_forget_tenant(struct session *s)
         if (!s->tenant)
                 return;
         for (size_t i = 0; s->shares && i < s->tenant->n_quotas; i++) {
-                if (s->shares[i].joined) {
-                        quota_closing(s->shares[i].quota);
+                if (s->shares[i].joined)
                         quota_leave(s->shares[i].quota);
-                }
                 free(s->shares[i].seen);
         }
         free(s->shares);
@@ -868,6 +866,17 @@ static void session_strike(struct session *s)
         s->index = LEDGER_NONE;
 }
 
+/* Its blocks are free, its extents are no longer its own. */
+static void session_is_closed(struct session *s)
+{
+        if (s->closed || !s->tenant)
+                return;
+        s->closed = true;
+        for (size_t i = 0; i < s->tenant->n_quotas; i++)
+                if (s->shares[i].joined)
+                        quota_closed(s->shares[i].quota);
+}
+
 int session_reap(struct session *s, size_t n_blocks)
 {
         struct ledger *ledger = s->broker->ledger;
@@ -884,6 +893,7 @@ int session_reap(struct session *s, size_t n_blocks)
                 ledger_export_clear(ledger, record->links.first_export);
         if (record->links.first_block != LEDGER_NONE || record->links.first_export != LEDGER_NONE)
                 return SESSION_MORE;
+        session_is_closed(s);
         lingers = s->n_unacked > 0;
         if (!lingers)
                 session_strike(s);

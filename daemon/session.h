@@ -62,6 +62,7 @@ struct session {
         enum session_state state;
         bool admin;
         unsigned n_hellos;
+        bool closed; /* all its blocks are free */
         bool goodbye; /* it said so: nothing of it is mapped any more */
         uint64_t goodbye_id; /* of the request, answered when all is freed */
         struct credentials who;

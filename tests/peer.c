@@ -58,8 +58,10 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
 
 void peer_settle(struct broker *b)
 {
-        while (broker_turn(b) || broker_n_pending(b) > 0)
+        while (broker_is_due(b) || broker_n_pending(b) > 0) {
+                broker_turn(b);
                 broker_poll(b);
+        }
 }
 
 static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
