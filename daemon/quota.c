@@ -199,6 +199,8 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint6
                 return -EINVAL;
         if (n_bytes > q->account.limit_bytes)
                 r = -EDQUOT;
+        else if (q->is_due)
+                r = QUOTA_WAIT; /* those who came before are looked at first */
         else
                 r = quota_try(q, n_bytes, ret_handle, ret_offset);
         if (quota_is_refusal(r))

@@ -199,8 +199,8 @@ static void on_idle(uv_idle_t *handle)
         struct server *s = handle->data;
 
         /* Each may give the other something to do, so both are asked at the end. */
-        connection_turn(&s->host);
         broker_turn(s->broker);
+        connection_turn(&s->host);
         if (!connection_is_due(&s->host) && !broker_is_due(s->broker))
                 uv_idle_stop(handle);
 }
