@@ -239,6 +239,7 @@ START_TEST(test_pass_by)
         ck_assert_int_eq(peer_error(p, peer_free_block(p, hole)), 0);
         big = peer_malloc(p, 0, 8 * MIB);
         behind = peer_malloc(p, 0, 2 * MIB);
+        broker_turn(b); /* they have been looked at and wait */
         small = peer_malloc(p, 0, MIB / 4);
         ck_assert_int_eq(peer_error(p, big), -1);
         ck_assert_int_eq(peer_error(p, behind), -1);
