@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "bfc/bfc.h"
+#include "tests/bfc_pair.h"
 #include "tests/suite.h"
 
 #include <errno.h>
@@ -323,10 +324,113 @@ START_TEST(test_stats)
 }
 END_TEST
 
+/* ---- against the oracle ---------------------------------------------------------- */
+
+/* A small generator of its own, so that a failure's step can be had again (splitmix64). */
+static uint64_t random_next(uint64_t *state)
+{
+        uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+
+        z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+        z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+        return z ^ (z >> 31);
+}
+
+/* What a random walk does: weights per operation, and which sizes it asks for. */
+struct walk {
+        const char *name;
+        uint64_t extent_bytes, base, n_bytes, first;
+        bool backed;
+        uint64_t second_bytes; /* a second region, unbacked; 0: none */
+        unsigned n_steps, compare_every;
+        size_t n_live_max;
+        uint64_t size_min, size_mask; /* in bytes: min + (random & mask), shifted down at random */
+        unsigned shift_max;
+        unsigned weights[PAIR_N_OPS];
+};
+
+/* clang-format off */
+#define ONLY_BLOCKS { [PAIR_ALLOC] = 50, [PAIR_FREE] = 49, [PAIR_STALE] = 1 }
+#define EVERYTHING                                                                                 \
+        { [PAIR_ALLOC] = 40, [PAIR_FREE] = 40, [PAIR_GROW] = 10, [PAIR_COMMIT] = 6,                \
+          [PAIR_CANCEL] = 3, [PAIR_RELEASE] = 2, [PAIR_RELEASE_ANY] = 3, [PAIR_RETIRED] = 6,       \
+          [PAIR_BACK] = 1, [PAIR_STALE] = 1, [PAIR_CLEAR_PEAKS] = 1 }
+
+static const struct walk walks[] = {
+        /* All sizes, a thousand live. */
+        { "mixed", MIB, 0, 256 * MIB, 0, true, 0, 400000, 500, 1000, 1, 4 * MIB - 1, 12, ONLY_BLOCKS },
+        /* Four sizes only: ties everywhere. */
+        { "ties", MIB, 0, 4 * MIB, 0, true, 0, 300000, 50, 800, 1, 1023, 0, ONLY_BLOCKS },
+        /* One size: a free list by address. */
+        { "equals", MIB, 0, 2 * MIB, 0, true, 0, 100000, 20, 300, 256, 0, 0, ONLY_BLOCKS },
+        /* Many distinct sizes in few bins, the widest there are: deep tries. */
+        { "wide", MIB, 0, BFC_MAX_SPACE, 0, true, 0, 200000, 100, 400, UINT64_C(1) << 31, (UINT64_C(1) << 24) - 1, 0,
+          ONLY_BLOCKS },
+        { "deep", MIB, 0, 1024 * MIB, 0, true, 0, 150000, 100, 700, 256 * KIB, 8191, 0, ONLY_BLOCKS },
+        /* Holes, small grids, odd first and last extents, two regions. */
+        { "grow", 4096, 8192, 23 * 4096 + 512, 1280, false, 9 * 4096 + 256, 120000, 1, 60, 1, 16383, 6, EVERYTHING },
+        { "tiny", 512, 0, 20 * 512, 0, false, 0, 60000, 1, 20, 1, 4095, 4, EVERYTHING },
+        { "long", 4096, 0, 40 * 4096, 4 * 4096, false, 5 * 4096, 60000, 1, 60, 1, 65535, 8, EVERYTHING },
+};
+/* clang-format on */
+
+static enum pair_op choose_op(const struct walk *w, const struct pair *p, uint64_t *state)
+{
+        unsigned sum = 0, pick;
+
+        for (int i = 0; i < PAIR_N_OPS; i++)
+                sum += w->weights[i];
+        pick = (unsigned)(random_next(state) % sum);
+        for (int i = 0; i < PAIR_N_OPS; i++) {
+                if (pick < w->weights[i])
+                        return i == PAIR_ALLOC && p->n_live >= w->n_live_max ? PAIR_FREE : (enum pair_op)i;
+                pick -= w->weights[i];
+        }
+        return PAIR_FREE;
+}
+
+START_TEST(test_oracle)
+{
+        const struct walk *w = &walks[_i];
+        uint64_t state = 1;
+        const char *why;
+        struct pair p;
+
+        pair_init(&p, w->extent_bytes);
+        ck_assert_ptr_null(pair_add_region(&p, w->base, w->n_bytes, w->first, w->backed));
+        if (w->second_bytes > 0)
+                ck_assert_ptr_null(pair_add_region(&p, w->base + w->n_bytes, w->second_bytes, 0, false));
+        for (unsigned step = 0; step < w->n_steps; step++) {
+                enum pair_op op = choose_op(w, &p, &state);
+                uint64_t value = random_next(&state);
+
+                if (op == PAIR_ALLOC || op == PAIR_GROW)
+                        value = (w->size_min + (value & w->size_mask)) >>
+                                random_next(&state) % (w->shift_max + 1);
+                why = pair_step(&p, op, value);
+                if (!why && step % w->compare_every == 0)
+                        why = pair_compare(&p);
+                ck_assert_msg(!why, "%s, step %u: %s", w->name, step, why);
+        }
+        while (p.n_pending > 0)
+                ck_assert_ptr_null(pair_step(&p, PAIR_CANCEL, 0));
+        while (p.n_live > 0)
+                ck_assert_ptr_null(pair_step(&p, PAIR_FREE, 0));
+        while (p.n_retiring > 0)
+                ck_assert_ptr_null(pair_step(&p, PAIR_RETIRED, 0));
+        ck_assert_ptr_null(pair_compare(&p));
+        /* A walk that never gets anywhere proves nothing. */
+        for (int i = 0; i < PAIR_N_OPS; i++)
+                ck_assert_msg(p.n_ok[i] >= (w->weights[i] > 0 ? w->n_steps / 4000 : 0),
+                              "%s: operation %d, %llu", w->name, i, (unsigned long long)p.n_ok[i]);
+        pair_done(&p);
+}
+END_TEST
+
 int main(void)
 {
         Suite *s = suite_create("bfc");
-        TCase *basic = tcase_create("basic");
+        TCase *basic = tcase_create("basic"), *oracle = tcase_create("oracle");
 
         tcase_set_timeout(basic, 60);
         tcase_add_test(basic, test_places_best_fit_lowest);
@@ -337,5 +441,8 @@ int main(void)
         tcase_add_test(basic, test_release);
         tcase_add_test(basic, test_stats);
         suite_add_tcase(s, basic);
+        tcase_set_timeout(oracle, 120);
+        tcase_add_loop_test(oracle, test_oracle, 0, (int)(sizeof(walks) / sizeof(walks[0])));
+        suite_add_tcase(s, oracle);
         return suite_run(s);
 }
