@@ -23,10 +23,6 @@
 #define FIRST_READY    (UINT32_C(1) << 11) /* records usable from the start: 64 KiB, touched as needed */
 #define MAX_READY_STEP (UINT32_C(1) << 17) /* records made usable at once: 4 MiB */
 
-#ifdef BFC_COUNT_VISITS
-uint64_t bfc_n_visits;
-#endif
-
 /* ---- instances and their records --------------------------------------------- */
 
 static size_t map_bytes(uint32_t n_records)

@@ -131,7 +131,7 @@ struct bfc {
         struct chunk chunk[] __attribute__((aligned(64)));
 };
 
-/* How many nodes the calls have looked at; only test builds count. */
+/* How many nodes the calls have looked at; only test builds count, and define it. */
 #ifdef BFC_COUNT_VISITS
 extern uint64_t bfc_n_visits;
 #define VISIT() ((void)bfc_n_visits++)

@@ -1,0 +1,508 @@
+/* bench-bfc: what the allocator costs and wastes, on generated workloads and on
+ * traces. Everything is measured in one process on one core, through bfc.h only.
+ *
+ * Speed: each workload is a script made beforehand; a run replays it on a new
+ * instance. The mean is the processor time of the timed part over its steps, the
+ * harness included; of several runs the median counts, and the best is shown. A second set of runs reads the
+ * clock around every step (its own cost is taken off): p99 is over all samples;
+ * "slowest" is the slowest single sample; "slowest, repeatable" first takes each
+ * step's best of the runs, which are identical, and so leaves out what the
+ * machine did meanwhile.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "bfc/bfc.h"
+#include "tests/bench/script.h"
+#include "tests/bfc_arena.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+#define MIB (UINT64_C(1) << 20)
+
+struct options {
+        unsigned n_runs;
+        size_t n_timed;
+        uint32_t n_live_max;
+        bool pack, grow, json;
+        char **traces;
+        size_t n_traces;
+};
+
+static void *need(void *p)
+{
+        if (!p)
+                abort();
+        return p;
+}
+
+/* ---- clocks ------------------------------------------------------------------- */
+
+static uint64_t now_ns(void)
+{
+        struct timespec t;
+
+        (void)clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+/* Wall time, but for the times when something else had the core. */
+static uint64_t processor_ns(void)
+{
+        struct timespec t;
+
+        (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+static inline uint64_t ticks(void)
+{
+#if defined(__x86_64__)
+        return __rdtsc();
+#else
+        return now_ns();
+#endif
+}
+
+static int by_double(const void *a, const void *b)
+{
+        double x = *(const double *)a, y = *(const double *)b;
+
+        return x < y ? -1 : x > y;
+}
+
+static double median(double *values, size_t n)
+{
+        qsort(values, n, sizeof(*values), by_double);
+        return n % 2 != 0 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/* ---- speed ------------------------------------------------------------------------ */
+
+struct speed {
+        double mean_ns, best_ns, p99_ns, slowest_ns, slowest_repeatable_ns;
+        double metadata_per_live; /* bytes per block, at the end of the fill or the peak */
+};
+
+static struct bfc *new_instance(const struct script *s)
+{
+        struct bfc *b = NULL;
+        uint64_t room = s->peak_live_bytes * 2 + s->n_live * 2 * BFC_GRANULE + MIB;
+
+        room = room > BFC_MAX_SPACE ? BFC_MAX_SPACE : room / BFC_GRANULE * BFC_GRANULE;
+        if (bfc_new(2 * MIB, &b) < 0 || bfc_add_region(b, 0, room, 0, true) < 0)
+                abort();
+        return b;
+}
+
+static inline void do_step(struct bfc *b, const struct step *step, bfc_handle *handles)
+{
+        uint64_t offset;
+
+        if (step->n_bytes != 0 ? bfc_alloc(b, step->n_bytes, &handles[step->slot], &offset) != 0
+                               : bfc_dealloc(b, handles[step->slot]) != 0)
+                abort();
+}
+
+static void do_fill(struct bfc *b, const struct script *s, bfc_handle *handles)
+{
+        for (size_t i = 0; i < s->n_fill; i++)
+                do_step(b, &s->steps[i], handles);
+}
+
+static double run_mean(const struct script *s, bfc_handle *handles, double *ret_metadata)
+{
+        struct bfc *b = new_instance(s);
+        struct bfc_stats stats;
+        uint64_t begin;
+        double ns;
+
+        do_fill(b, s, handles);
+        begin = processor_ns();
+        for (size_t i = s->n_fill; i < s->n_steps; i++)
+                do_step(b, &s->steps[i], handles);
+        ns = (double)(processor_ns() - begin) / (double)(s->n_steps - s->n_fill);
+        bfc_read_stats(b, &stats);
+        *ret_metadata = (double)stats.metadata_bytes / (double)s->n_live;
+        b = bfc_destroy(b);
+        return ns;
+}
+
+#define N_BUCKETS 65536 /* of one tick; more than that is counted in the last one */
+
+struct samples {
+        uint32_t *best;      /* per step, in ticks */
+        uint64_t *histogram; /* of all samples, in ticks */
+        uint64_t slowest;
+        uint64_t n;
+        uint64_t clock_cost;
+};
+
+static void run_samples(const struct script *s, bfc_handle *handles, struct samples *t)
+{
+        struct bfc *b = new_instance(s);
+
+        do_fill(b, s, handles);
+        for (size_t i = s->n_fill; i < s->n_steps; i++) {
+                uint64_t begin = ticks(), took;
+
+                do_step(b, &s->steps[i], handles);
+                took = ticks() - begin;
+                took = took > t->clock_cost ? took - t->clock_cost : 0;
+                if (took < t->best[i - s->n_fill])
+                        t->best[i - s->n_fill] = (uint32_t)took;
+                if (took > t->slowest)
+                        t->slowest = took;
+                t->histogram[took < N_BUCKETS ? took : N_BUCKETS - 1]++;
+                t->n++;
+        }
+        b = bfc_destroy(b);
+}
+
+/* What reading the clock twice takes, and how long a tick is. */
+static uint64_t calibrate(double *ret_ns_per_tick)
+{
+        uint64_t ns = now_ns(), begin = ticks(), cost = UINT64_MAX;
+
+        for (int i = 0; i < 100000; i++) {
+                uint64_t t = ticks(), u = ticks();
+
+                cost = u - t < cost ? u - t : cost;
+        }
+        while (now_ns() - ns < 20000000)
+                ;
+        *ret_ns_per_tick = (double)(now_ns() - ns) / (double)(ticks() - begin);
+        return cost;
+}
+
+static void measure_samples(const struct script *s, bfc_handle *handles, unsigned n_runs, struct speed *ret)
+{
+        size_t n_timed = s->n_steps - s->n_fill;
+        struct samples t = {
+                .best = need(malloc(n_timed * sizeof(uint32_t))),
+                .histogram = need(calloc(N_BUCKETS, sizeof(uint64_t))),
+        };
+        uint64_t seen = 0, p99 = 0, slowest_best = 0;
+        double ns_per_tick;
+
+        memset(t.best, 0xff, n_timed * sizeof(uint32_t));
+        t.clock_cost = calibrate(&ns_per_tick);
+        for (unsigned i = 0; i < n_runs; i++)
+                run_samples(s, handles, &t);
+        while (seen < t.n - t.n / 100)
+                seen += t.histogram[p99++];
+        for (size_t i = 0; i < n_timed; i++)
+                slowest_best = t.best[i] > slowest_best ? t.best[i] : slowest_best;
+        ret->p99_ns = (double)(p99 - 1) * ns_per_tick;
+        ret->slowest_ns = (double)t.slowest * ns_per_tick;
+        ret->slowest_repeatable_ns = (double)slowest_best * ns_per_tick;
+        free(t.best);
+        free(t.histogram);
+}
+
+static struct speed measure_speed(const struct script *s, unsigned n_runs)
+{
+        bfc_handle *handles = need(calloc(s->n_slots, sizeof(*handles)));
+        double *means = need(calloc(n_runs, sizeof(*means)));
+        struct speed speed;
+
+        for (unsigned i = 0; i < n_runs; i++)
+                means[i] = run_mean(s, handles, &speed.metadata_per_live);
+        speed.mean_ns = median(means, n_runs);
+        speed.best_ns = means[0];
+        measure_samples(s, handles, n_runs, &speed);
+        free(means);
+        free(handles);
+        return speed;
+}
+
+static void speed_of(const struct script *s, const struct options *o, json_t *ret)
+{
+        struct speed v = measure_speed(s, o->n_runs);
+
+        if (!o->json)
+                printf("%-36s %9zu %8.1f %8.1f %8.0f %10.0f %10.0f %8.1f\n", s->name, s->n_live, v.mean_ns,
+                       v.best_ns, v.p99_ns, v.slowest_ns, v.slowest_repeatable_ns, v.metadata_per_live);
+        (void)json_array_append_new(ret, json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}",
+                                                   "workload", s->name, "live_blocks", (json_int_t)s->n_live,
+                                                   "operations", (json_int_t)(s->n_steps - s->n_fill),
+                                                   "ns_per_operation", v.mean_ns, "best_ns_per_operation",
+                                                   v.best_ns, "p99_ns", v.p99_ns, "slowest_ns", v.slowest_ns,
+                                                   "slowest_repeatable_ns", v.slowest_repeatable_ns,
+                                                   "metadata_bytes_per_live_block", v.metadata_per_live));
+        (void)fflush(stdout);
+}
+
+/* ---- tightness ----------------------------------------------------------------------- */
+
+static bool replays(const struct script *s, uint64_t capacity, bfc_handle *handles)
+{
+        struct bfc *b = NULL;
+        bool ok = true;
+
+        if (bfc_new(2 * MIB, &b) < 0 || bfc_add_region(b, 0, capacity, 0, true) < 0)
+                abort();
+        for (size_t i = 0; ok && i < s->n_steps; i++) {
+                const struct step *step = &s->steps[i];
+                uint64_t offset;
+
+                if (step->n_bytes != 0)
+                        ok = bfc_alloc(b, step->n_bytes, &handles[step->slot], &offset) == 0;
+                else if (bfc_dealloc(b, handles[step->slot]) != 0)
+                        abort();
+        }
+        b = bfc_destroy(b);
+        return ok;
+}
+
+/* The first capacity, in steps of a thousandth of the peak, at which nothing fails. */
+static void pack_of(const struct script *s, const struct options *o, json_t *ret)
+{
+        bfc_handle *handles = need(calloc(s->n_slots, sizeof(*handles)));
+        unsigned k = 1000;
+
+        for (; k < 4000; k++) {
+                uint64_t capacity = s->peak_live_bytes / 1000 * k + s->peak_live_bytes % 1000 * k / 1000;
+
+                if (replays(s, capacity / BFC_GRANULE * BFC_GRANULE, handles))
+                        break;
+        }
+        if (!o->json)
+                printf("%-36s %14" PRIu64 " %8.3f\n", s->name, s->peak_live_bytes, (double)k / 1000);
+        (void)json_array_append_new(ret, json_pack("{s:s, s:I, s:f}", "workload", s->name, "peak_live_bytes",
+                                                   (json_int_t)s->peak_live_bytes, "capacity_over_peak_live",
+                                                   (double)k / 1000));
+        free(handles);
+}
+
+/* ---- growth ----------------------------------------------------------------------------- */
+
+struct growth {
+        bool ok;
+        uint64_t peak_backed;
+        uint64_t n_backings, n_releases, n_regions, n_allocs;
+};
+
+static struct growth replay_growing(const struct script *s, uint64_t extent, uint64_t limit,
+                                    bfc_handle *handles)
+{
+        struct growth g = { .ok = true };
+        struct bfc_stats stats;
+        struct arena_sim a;
+
+        if (arena_sim_init(&a, extent, limit, 1.5) < 0)
+                abort();
+        for (size_t i = 0; g.ok && i < s->n_steps; i++) {
+                const struct step *step = &s->steps[i];
+                uint64_t offset;
+                int r = 0;
+
+                if (step->n_bytes != 0)
+                        r = arena_sim_alloc(&a, step->n_bytes, &handles[step->slot], &offset);
+                else if (bfc_dealloc(a.b, handles[step->slot]) != 0)
+                        abort();
+                if (r < 0)
+                        abort();
+                g.ok = r == 0;
+        }
+        bfc_read_stats(a.b, &stats);
+        g.peak_backed = stats.peak_bytes_reserved;
+        g.n_backings = a.n_backings;
+        g.n_releases = a.n_releases;
+        g.n_regions = a.n_regions;
+        g.n_allocs = stats.num_allocs;
+        arena_sim_done(&a);
+        return g;
+}
+
+static void grow_with(const struct script *s, uint64_t extent, const struct options *o, json_t *ret)
+{
+        bfc_handle *handles = need(calloc(s->n_slots, sizeof(*handles)));
+        double peak = (double)s->peak_live_bytes;
+        uint64_t limit = (s->peak_live_bytes + extent - 1) / extent * extent;
+        uint64_t step = (s->peak_live_bytes / 1000 + extent - 1) / extent * extent;
+        struct growth free_growth = replay_growing(s, extent, s->peak_live_bytes * 4, handles), tight, roomy;
+
+        for (;; limit += step) {
+                tight = replay_growing(s, extent, limit, handles);
+                if (tight.ok)
+                        break;
+        }
+        roomy = replay_growing(s, extent, (uint64_t)((double)limit * 1.05), handles);
+        if (!o->json)
+                printf("%-36s %4" PRIu64 " MiB %9.3f %9.3f %9.2f %9.2f %6" PRIu64 "\n", s->name, extent / MIB,
+                       (double)free_growth.peak_backed / peak, (double)limit / peak,
+                       1000.0 * (double)tight.n_backings / (double)tight.n_allocs,
+                       1000.0 * (double)roomy.n_releases / (double)roomy.n_allocs, tight.n_regions);
+        (void)json_array_append_new(
+                ret, json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:I}", "workload", s->name, "extent_bytes",
+                               (json_int_t)extent, "peak_backed_over_peak_live",
+                               (double)free_growth.peak_backed / peak, "smallest_limit_over_peak_live",
+                               (double)limit / peak, "backings_per_1000_at_smallest_limit",
+                               1000.0 * (double)tight.n_backings / (double)tight.n_allocs,
+                               "releases_per_1000_at_5_percent_more",
+                               1000.0 * (double)roomy.n_releases / (double)roomy.n_allocs, "further_regions",
+                               (json_int_t)tight.n_regions));
+        (void)fflush(stdout);
+        free(handles);
+}
+
+static void grow_of(const struct script *s, const struct options *o, json_t *ret)
+{
+        static const uint64_t extents[] = { 2 * MIB, 16 * MIB, 64 * MIB };
+
+        for (size_t i = 0; i < sizeof(extents) / sizeof(extents[0]); i++)
+                grow_with(s, extents[i], o, ret);
+}
+
+/* ---- the whole ------------------------------------------------------------------------------ */
+
+typedef void (*measurement)(const struct script *s, const struct options *o, json_t *ret);
+
+/* Runs the traces, or the built-in workloads where no trace is given. */
+static int for_all(measurement measure, bool steady, const struct options *o, json_t *ret)
+{
+        static void (*const makers[])(struct script *, uint32_t, size_t) = { script_fifo, script_lifo,
+                                                                             script_random };
+        static const uint32_t lives[] = { 64, 1000, 10000, 100000, 1000000 };
+        struct script s;
+
+        for (size_t i = 0; i < o->n_traces; i++) {
+                int r = script_read_trace(&s, o->traces[i]);
+
+                if (r < 0)
+                        return r;
+                measure(&s, o, ret);
+                script_done(&s);
+        }
+        if (o->n_traces > 0)
+                return 0;
+        script_transformer(&s, steady ? 200 : 3);
+        measure(&s, o, ret);
+        script_done(&s);
+        for (size_t m = 0; m < 3; m++)
+                for (size_t i = 0; i < 5; i++) {
+                        /* Capacity and growth are searched for; a thousand blocks tell enough. */
+                        if (lives[i] > o->n_live_max || (!steady && lives[i] != 1000))
+                                continue;
+                        makers[m](&s, lives[i], steady ? o->n_timed : 20000);
+                        measure(&s, o, ret);
+                        script_done(&s);
+                }
+        return 0;
+}
+
+static void usage(FILE *f)
+{
+        fputs("usage: bench-bfc [--trace FILE.csv]... [--pack] [--grow] [--json]\n"
+              "                 [--runs N] [--operations N] [--max-live N]\n"
+              "\n"
+              "  --trace FILE.csv  a trace (id,lower,upper,size) instead of the built-in workloads\n"
+              "  --pack            the smallest capacity over peak live that replays it, not the speed\n"
+              "  --grow            growth on demand with extents of 2, 16 and 64 MiB: peak backed over peak\n"
+              "                    live without a limit, and the smallest limit over peak live\n"
+              "  --runs N          runs of each workload; the median counts (7)\n"
+              "  --operations N    timed operations of a built-in workload (1000000)\n"
+              "  --max-live N      leave out workloads with more live blocks (1000000)\n",
+              f);
+}
+
+static int parse(int argc, char **argv, struct options *o)
+{
+        static const struct option longs[] = {
+                { "trace", required_argument, NULL, 't' },
+                { "pack", no_argument, NULL, 'p' },
+                { "grow", no_argument, NULL, 'g' },
+                { "json", no_argument, NULL, 'j' },
+                { "runs", required_argument, NULL, 'r' },
+                { "operations", required_argument, NULL, 'o' },
+                { "max-live", required_argument, NULL, 'l' },
+                { "help", no_argument, NULL, 'h' },
+                { NULL, 0, NULL, 0 },
+        };
+        int c;
+
+        while ((c = getopt_long(argc, argv, "", longs, NULL)) >= 0)
+                switch (c) {
+                case 't':
+                        o->traces[o->n_traces++] = optarg;
+                        break;
+                case 'p':
+                        o->pack = true;
+                        break;
+                case 'g':
+                        o->grow = true;
+                        break;
+                case 'j':
+                        o->json = true;
+                        break;
+                case 'r':
+                        o->n_runs = (unsigned)strtoul(optarg, NULL, 10);
+                        break;
+                case 'o':
+                        o->n_timed = strtoul(optarg, NULL, 10);
+                        break;
+                case 'l':
+                        o->n_live_max = (uint32_t)strtoul(optarg, NULL, 10);
+                        break;
+                case 'h':
+                        usage(stdout);
+                        exit(EXIT_SUCCESS);
+                default:
+                        return -EINVAL;
+                }
+        return optind == argc && o->n_runs > 0 && o->n_timed > 0 ? 0 : -EINVAL;
+}
+
+static int measure_part(const char *name, const char *heading, measurement measure, const struct options *o,
+                        json_t *root)
+{
+        json_t *list = json_array();
+
+        if (!o->json)
+                puts(heading);
+        (void)json_object_set_new(root, name, list);
+        return for_all(measure, measure == speed_of, o, list);
+}
+
+int main(int argc, char **argv)
+{
+        struct options o = { .n_runs = 7, .n_timed = 1000000, .n_live_max = 1000000 };
+        json_t *root = json_pack("{s:i}", "schema", 1);
+        int r;
+
+        o.traces = need(calloc((size_t)argc, sizeof(*o.traces)));
+        r = parse(argc, argv, &o);
+        if (r < 0) {
+                usage(stderr);
+        } else {
+                if (o.pack)
+                        r = measure_part("pack",
+                                         "workload                             peak live bytes capacity",
+                                         pack_of, &o, root);
+                if (r == 0 && o.grow)
+                        r = measure_part("grow",
+                                         "workload                              extent    backed     limit"
+                                         "  backings  releases regions",
+                                         grow_of, &o, root);
+                if (r == 0 && !o.pack && !o.grow)
+                        r = measure_part(
+                                "speed",
+                                "workload                                  live    ns/op     best      p99"
+                                "    slowest repeatable metadata",
+                                speed_of, &o, root);
+                if (r == 0 && o.json)
+                        (void)json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(5));
+        }
+        json_decref(root);
+        free(o.traces);
+        return r == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,224 @@
+/* No stalls: how many nodes one call looks at, counted in a build of bfc/ with
+ * BFC_COUNT_VISITS, against workloads made to hurt; and how much memory the
+ * allocator takes for itself.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "bfc/bfc.h"
+#include "tests/random.h"
+#include "tests/suite.h"
+
+#include <stdio.h>
+
+#define MAX_VISITS 128
+
+uint64_t bfc_n_visits;
+
+static uint64_t worst;
+
+/* No asserts in the loops: each one would talk to the parent process. */
+static void judge(void)
+{
+        if (bfc_n_visits > worst)
+                worst = bfc_n_visits;
+        if (bfc_n_visits > MAX_VISITS)
+                ck_abort_msg("%llu nodes in one call", (unsigned long long)bfc_n_visits);
+}
+
+static bfc_handle take(struct bfc *b, uint64_t n_bytes)
+{
+        bfc_handle h = 0;
+        uint64_t offset;
+        int r;
+
+        bfc_n_visits = 0;
+        r = bfc_alloc(b, n_bytes, &h, &offset);
+        judge();
+        return r == 0 ? h : 0;
+}
+
+static void give(struct bfc *b, bfc_handle h)
+{
+        bfc_n_visits = 0;
+        if (bfc_dealloc(b, h) != 0)
+                ck_abort_msg("a live block cannot be freed");
+        judge();
+}
+
+static struct bfc *make(uint64_t n_bytes)
+{
+        struct bfc *b = NULL;
+
+        ck_assert_int_eq(bfc_new(BFC_GRANULE, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, n_bytes, 0, true), 0);
+        worst = 0;
+        return b;
+}
+
+static struct bfc *unmake(struct bfc *b, const char *name)
+{
+        const char *why = NULL;
+
+        ck_assert_msg(bfc_check(b, &why) == 0, "does not hold: %s", why);
+        fprintf(stderr, "# %s: at most %llu nodes in a call\n", name, (unsigned long long)worst);
+        return bfc_destroy(b);
+}
+
+/* ---- a million equal holes -------------------------------------------------------- */
+
+#define N_HOLES (1u << 20)
+
+enum order { RISING, FALLING, SHUFFLED, BITS_REVERSED, ZIGZAG, N_ORDERS };
+
+static uint32_t in_order(enum order order, uint32_t i)
+{
+        uint32_t k = i;
+
+        switch (order) {
+        case FALLING:
+                return N_HOLES - 1 - i;
+        case SHUFFLED: /* a bijection of 20 bits */
+                for (int round = 0; round < 3; round++) {
+                        k = k * 0x9e375u % N_HOLES;
+                        k ^= k >> 9;
+                }
+                return k % N_HOLES;
+        case BITS_REVERSED:
+                k = 0;
+                for (int bit = 0; bit < 20; bit++)
+                        k |= (i >> bit & 1u) << (19 - bit);
+                return k;
+        case ZIGZAG:
+                return i % 2 != 0 ? N_HOLES - 1 - i / 2 : i / 2;
+        case RISING:
+        case N_ORDERS:
+                break;
+        }
+        return i;
+}
+
+/* Block 2 i is freed, in some order, and block 2 i + 1 keeps its neighbours apart. Then single
+ * walls fall, here and there: each takes two holes out of the heap, wherever they are in it. */
+START_TEST(test_equal_holes)
+{
+        enum order order = _i < N_ORDERS ? (enum order)_i : SHUFFLED;
+        enum order walls = _i < N_ORDERS ? SHUFFLED : (enum order)(_i - N_ORDERS);
+        struct bfc *b = make((uint64_t)(2 * N_HOLES + 1) * BFC_GRANULE);
+        bfc_handle *handles = calloc(2 * N_HOLES, sizeof(*handles));
+        char name[64];
+
+        ck_assert_ptr_nonnull(handles);
+        for (uint32_t i = 0; i < 2 * N_HOLES; i++)
+                handles[i] = take(b, BFC_GRANULE);
+        for (uint32_t i = 0; i < N_HOLES; i++)
+                give(b, handles[2 * in_order(order, i)]);
+        for (uint32_t i = 0; i < N_HOLES / 4; i++)
+                give(b, handles[2 * in_order(walls, i) + 1]);
+        for (uint32_t i = 0; i < N_HOLES / 4; i++)
+                (void)take(b, BFC_GRANULE);
+        for (uint32_t i = 0; i < N_HOLES / 4; i++)
+                (void)take(b, 2 * BFC_GRANULE);
+        free(handles);
+        snprintf(name, sizeof(name), "a million equal holes, orders %d and %d", (int)order, (int)walls);
+        b = unmake(b, name);
+}
+END_TEST
+
+/* ---- tries as deep as they get ---------------------------------------------------------- */
+
+/* Sizes of one bin that differ in one bit each make a path; a block between two of them keeps
+ * them apart. Taking the smallest, the largest, and what lies just above each walks it all. */
+START_TEST(test_deep_tries)
+{
+        unsigned octave = 12 + (unsigned)_i; /* 12 .. 27 */
+        struct bfc *b = make(BFC_MAX_SPACE);
+        bfc_handle held[64], walls[64];
+        unsigned n = 0;
+        char name[64];
+
+        for (unsigned bit = octave - 7; bit-- > 0 && n < 22;) {
+                held[n] = take(b, ((UINT64_C(1) << octave) + (UINT64_C(1) << bit)) * BFC_GRANULE);
+                walls[n++] = take(b, BFC_GRANULE);
+        }
+        held[n] = take(b, (UINT64_C(1) << octave) * BFC_GRANULE);
+        walls[n++] = take(b, BFC_GRANULE);
+        for (unsigned i = 0; i < n; i++) {
+                ck_assert_uint_ne(held[i], 0);
+                give(b, held[i]);
+        }
+        for (unsigned bit = 0; bit < octave - 7; bit++)
+                for (unsigned more = 0; more < 2; more++) {
+                        uint64_t size = (UINT64_C(1) << octave) + (UINT64_C(1) << bit) + more;
+                        bfc_handle h = take(b, size * BFC_GRANULE);
+
+                        if (h != 0)
+                                give(b, h);
+                }
+        for (unsigned i = 0; i < n; i++)
+                give(b, walls[i]);
+        snprintf(name, sizeof(name), "a path of %u sizes", n);
+        b = unmake(b, name);
+}
+END_TEST
+
+/* ---- random, and memory --------------------------------------------------------------------- */
+
+#define N_LIVE 100000u
+
+START_TEST(test_random)
+{
+        struct bfc *b = make(BFC_MAX_SPACE);
+        bfc_handle *live = calloc(N_LIVE, sizeof(*live));
+        struct bfc_stats s;
+        uint64_t state = 7;
+
+        ck_assert_ptr_nonnull(live);
+        for (uint32_t i = 0; i < 20 * N_LIVE; i++) {
+                bfc_handle *h = &live[random_next(&state) % N_LIVE];
+                uint64_t r = random_next(&state);
+
+                if (i < N_LIVE)
+                        h = &live[i];
+                if (*h != 0)
+                        give(b, *h);
+                /* Even over the octaves from 256 bytes to 1 MiB, and some of equal sizes. */
+                *h = take(b, r % 4 == 0 ? UINT64_C(1) << (8 + (r >> 32) % 12)
+                                        : 1 + (r >> 32) % (UINT64_C(256) << (r >> 8) % 13));
+                if (*h == 0)
+                        ck_abort_msg("no room");
+        }
+        bfc_read_stats(b, &s);
+        ck_assert_uint_eq(s.num_blocks, N_LIVE);
+        fprintf(stderr, "# %.1f bytes of metadata per live block\n", (double)s.metadata_bytes / N_LIVE);
+        ck_assert_uint_le(s.metadata_bytes, 48 * N_LIVE);
+        free(live);
+        b = unmake(b, "random");
+}
+END_TEST
+
+START_TEST(test_memory_is_not_of_the_regions_size)
+{
+        struct bfc *small = make(BFC_GRANULE), *large = make(BFC_MAX_SPACE);
+        struct bfc_stats s, t;
+
+        bfc_read_stats(small, &s);
+        bfc_read_stats(large, &t);
+        ck_assert_uint_eq(s.metadata_bytes, t.metadata_bytes);
+        ck_assert_uint_le(s.metadata_bytes, 32768);
+        small = bfc_destroy(small);
+        large = bfc_destroy(large);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *s = suite_create("bfc_visits");
+        TCase *visits = tcase_create("visits");
+
+        tcase_set_timeout(visits, 120);
+        tcase_add_loop_test(visits, test_equal_holes, 0, N_ORDERS * N_ORDERS);
+        tcase_add_loop_test(visits, test_deep_tries, 0, 16);
+        tcase_add_test(visits, test_random);
+        tcase_add_test(visits, test_memory_is_not_of_the_regions_size);
+        suite_add_tcase(s, visits);
+        return suite_run(s);
+}
