@@ -268,7 +268,7 @@ uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i)
                         return c->child[0];
                 if (c->child[1] != 0)
                         return c->child[1];
-                if (c->equal != 0 && (c->equal & HEAP_TAG) == 0)
+                if (c->equal != 0 && (c->equal & EQUAL_TAG) == 0)
                         return c->equal;
                 /* Up, until there is a link behind the one that we came from. */
                 for (slot = c->slot; slot >= END_OF_HEADS; slot = b->chunk[slot / WORDS_PER_REC].slot) {
@@ -277,7 +277,7 @@ uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i)
 
                         if (slot == SLOT_CHILD(up, 0) && words[SLOT_CHILD(up, 1)] != 0)
                                 return words[SLOT_CHILD(up, 1)];
-                        if (slot != SLOT_EQUAL(up) && equal != 0 && (equal & HEAP_TAG) == 0)
+                        if (slot != SLOT_EQUAL(up) && equal != 0 && (equal & EQUAL_TAG) == 0)
                                 return equal;
                 }
                 bin = slot - FIRST_HEAD + 1;

@@ -148,16 +148,18 @@ static bool check_regions(const struct bfc *b, struct tally *t)
         return true;
 }
 
-/* A member of a heap of equals. */
-static bool check_member(const struct bfc *b, uint32_t i, struct tally *t)
+/* One of the equals of a node. */
+static bool check_equal(const struct bfc *b, uint32_t i, struct tally *t)
 {
         const struct chunk *c = &b->chunk[i];
         const struct chunk *up = &b->chunk[c->slot / WORDS_PER_REC];
-        uint32_t rank_left = heap_rank(b, c->child[0]), rank_right = heap_rank(b, c->child[1]);
+        uint64_t weight = equal_weight(b, i), left = equal_weight(b, c->child[0]);
+        uint64_t right = equal_weight(b, c->child[1]);
 
         REQUIRE(t, up->size == c->size, "equals are equal");
         REQUIRE(t, up->addr < c->addr, "the lowest address of equals is on top");
-        REQUIRE(t, rank_left >= rank_right && heap_rank(b, i) == rank_right + 1, "heaps are leftist");
+        REQUIRE(t, weight == MAX_WEIGHT || (weight >= 1 + left + right && weight >= 1 + 2 * right),
+                "the right sides of equals are light");
         return true;
 }
 
@@ -197,8 +199,8 @@ static bool check_index(const struct bfc *b, struct tally *t)
 
                 REQUIRE(t, ++n <= t->n_of[KIND_FREE], "the index holds free chunks only");
                 REQUIRE(t, c->slot != 0 && bfc_words_const(b)[c->slot] == i, "words[chunk[i].slot] == i");
-                if ((c->equal & HEAP_TAG) != 0 ? !check_member(b, i, t)
-                                               : !check_node(b, i, bin_of(c->size), t))
+                if ((c->equal & EQUAL_TAG) != 0 ? !check_equal(b, i, t)
+                                                : !check_node(b, i, bin_of(c->size), t))
                         return false;
         }
         REQUIRE(t, n == t->n_of[KIND_FREE], "every free chunk is in the index");

@@ -11,15 +11,22 @@
  * descent, insertion swaps down and removal pulls up, at most 24 levels.
  *
  * Among chunks of one size, the one with the lowest address is the node; the
- * others form a leftist heap by address under its `equal` link. Members of a
- * heap use child[0] and child[1] as left and right, and `equal` as HEAP_TAG | rank:
+ * others form a heap by address under its `equal` link. Members of the heap use
+ * child[0] and child[1] as left and right, and `equal` as EQUAL_TAG | weight:
  *
  *   addr of a member < addr of everything below it
- *   rank(left) >= rank(right),  rank(member) == rank(right) + 1,  rank(none) == 0
+ *   weight(member) >= 1 + weight(left) + weight(right),  weight(none) == 0
+ *   weight(member) >= 1 + 2 weight(right)
  *
- * so the path to the right has at most log2(n + 1) members, however the heap
- * came about. No removal compares keys: a chunk's size and address may change
- * between index_remove() and index_insert().
+ * so a path to the right has at most log2(weight + 1) members, however the heap
+ * came about. (A weight-biased leftist heap, but for one thing: a weight counts
+ * what was put below a member, also what was taken out again. So removal from
+ * the middle need not walk up, and nothing is lost: the third line is what
+ * bounds the path, and it only needs weights that are not too small.) A weight
+ * that would pass 2^31 - 1 stays there; such a member may lengthen a path by one.
+ *
+ * No removal compares keys: a chunk's size and address may change between
+ * index_remove() and index_insert().
  *
  * Included by the files of bfc/ that change the index; the functions are meant
  * to be inlined into bfc_alloc() and bfc_dealloc().
@@ -30,7 +37,8 @@
 
 #include "bfc/core.h"
 
-#define HEAP_TAG UINT32_C(0x80000000)
+#define EQUAL_TAG  UINT32_C(0x80000000)
+#define MAX_WEIGHT UINT32_C(0x7fffffff)
 
 /* How many low bits of a size its bin leaves open: 0 below 256. */
 static inline unsigned bin_shift(uint32_t size)
@@ -56,8 +64,7 @@ static inline void map_clear(struct bfc *b, uint32_t bin)
         uint64_t m = b->map[bin >> 6] & ~(UINT64_C(1) << (bin & 63));
 
         b->map[bin >> 6] = m;
-        if (m == 0)
-                b->map_top &= ~(UINT64_C(1) << (bin >> 6));
+        b->map_top &= ~((uint64_t)(m == 0) << (bin >> 6));
 }
 
 /* The first bin from `bin` on that is not empty, or N_BINS. */
@@ -82,35 +89,23 @@ static inline void slot_put(struct bfc *b, uint32_t slot, uint32_t i)
         b->chunk[i].slot = slot;
 }
 
-/* ---- equal sizes: a leftist heap by address ------------------------------------ */
+/* ---- equal sizes: a heap by address, its right sides light ------------------------ */
 
-static inline uint32_t heap_rank(const struct bfc *b, uint32_t i)
+static inline uint32_t equal_weight(const struct bfc *b, uint32_t i)
 {
-        return b->chunk[i].equal & ~HEAP_TAG;
+        return b->chunk[i].equal & ~EQUAL_TAG;
 }
 
-/* Restores left and right, and the rank, of one member. */
-static inline void heap_fix(struct bfc *b, uint32_t i)
+/* Melts the heaps x and y (0: empty) and puts the result into the slot, in one pass down.
+ *
+ * On the way, x with the right side r takes in y: w(r) + w(y) come together on one side, and
+ * l, of at most w(x) - 1 - w(r), is the other. The lighter one becomes the right side, so
+ * 2 w(right) + 1 <= w(x) + w(y), the new weight. */
+static inline void equal_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t slot)
 {
-        struct chunk *c = &b->chunk[i];
-        uint32_t left = c->child[0], right = c->child[1];
-        uint32_t rank_left = heap_rank(b, left), rank_right = heap_rank(b, right);
-
-        VISIT();
-        if (rank_left < rank_right) {
-                slot_put(b, SLOT_CHILD(i, 0), right);
-                slot_put(b, SLOT_CHILD(i, 1), left);
-                rank_right = rank_left;
-        }
-        c->equal = HEAP_TAG | (rank_right + 1);
-}
-
-/* Melts the heaps x and y (0: empty) and puts the result into the slot. */
-static inline void heap_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t slot)
-{
-        uint32_t top = slot;
-
         while (x != 0 && y != 0) {
+                uint32_t right, weight, light, heavy;
+
                 VISIT();
                 if (b->chunk[y].addr < b->chunk[x].addr) {
                         uint32_t t = x;
@@ -118,81 +113,79 @@ static inline void heap_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t sl
                         x = y;
                         y = t;
                 }
+                right = b->chunk[x].child[1];
+                weight = equal_weight(b, x) + equal_weight(b, y);
+                light = equal_weight(b, right) + equal_weight(b, y);
+                heavy = weight - 1 - light;
                 slot_put(b, slot, x);
+                b->chunk[x].equal = weight > MAX_WEIGHT ? EQUAL_TAG | MAX_WEIGHT : EQUAL_TAG | weight;
                 slot = SLOT_CHILD(x, 1);
-                x = b->chunk[x].child[1];
+                if (light > heavy) {
+                        slot_put(b, slot, b->chunk[x].child[0]);
+                        slot = SLOT_CHILD(x, 0);
+                }
+                x = right;
         }
         slot_put(b, slot, x | y);
-        while (slot != top) {
-                uint32_t i = slot / WORDS_PER_REC;
-
-                heap_fix(b, i);
-                slot = b->chunk[i].slot;
-        }
 }
 
 /* Chunk i becomes one of the equals of a node. */
-static inline void heap_insert(struct bfc *b, uint32_t node, uint32_t i)
+static inline void equal_insert(struct bfc *b, uint32_t node, uint32_t i)
 {
         struct chunk *c = &b->chunk[i];
 
         c->child[0] = 0;
         c->child[1] = 0;
-        c->equal = HEAP_TAG | 1u;
-        heap_merge(b, b->chunk[node].equal, i, SLOT_EQUAL(node));
+        c->equal = EQUAL_TAG | 1u;
+        equal_merge(b, b->chunk[node].equal, i, SLOT_EQUAL(node));
 }
 
-static inline void heap_remove(struct bfc *b, uint32_t i)
+/* Takes one of the equals of a node out. Weights above it stay as they are. */
+static inline void equal_remove(struct bfc *b, uint32_t i)
 {
-        struct chunk *c = &b->chunk[i];
-        uint32_t slot = c->slot;
+        const struct chunk *c = &b->chunk[i];
 
-        heap_merge(b, c->child[0], c->child[1], slot);
-        /* Upwards until a rank stays as it was. Each step that goes on has lowered the
-         * rank of a right child or of the smaller side, so there are at most log2(n). */
-        while (slot % WORDS_PER_REC != SLOT_EQUAL(0)) {
-                uint32_t up = slot / WORDS_PER_REC, before = b->chunk[up].equal;
-
-                heap_fix(b, up);
-                if (b->chunk[up].equal == before)
-                        break;
-                slot = b->chunk[up].slot;
-        }
+        equal_merge(b, c->child[0], c->child[1], c->slot);
 }
 
 /* ---- distinct sizes: a radix trie with the minimum at every root ----------------- */
+
+/* In the bin of n, whose smallest size `i` is below n: the smallest one of at least n, or 0. */
+static inline uint32_t trie_find(const struct bfc *b, uint32_t i, uint32_t n)
+{
+        uint32_t larger = 0; /* root of the nearest subtree whose sizes are all above n */
+
+        for (unsigned bit = bin_shift(n); bit-- > 0;) {
+                const struct chunk *c = &b->chunk[i];
+
+                if ((n >> bit & 1u) != 0) {
+                        i = c->child[1];
+                } else {
+                        larger = c->child[1] != 0 ? c->child[1] : larger;
+                        i = c->child[0];
+                }
+                if (i == 0)
+                        break;
+                VISIT();
+                if (b->chunk[i].size >= n)
+                        return i;
+        }
+        return larger;
+}
 
 /* The smallest free chunk of at least n granules, the lowest address on ties; 0: none. */
 static inline uint32_t index_find(const struct bfc *b, uint32_t n)
 {
         uint32_t bin = bin_of(n), i = bfc_words_const(b)[FIRST_HEAD + bin];
 
-        if (i != 0) {
-                const struct chunk *c = &b->chunk[i];
-                uint32_t larger = 0; /* root of the nearest subtree whose sizes are all above n */
-
-                VISIT();
-                if (c->size >= n)
-                        return i;
-                for (unsigned bit = bin_shift(n); bit-- > 0;) {
-                        if ((n >> bit & 1u) != 0) {
-                                i = c->child[1];
-                        } else {
-                                if (c->child[1] != 0)
-                                        larger = c->child[1];
-                                i = c->child[0];
-                        }
-                        if (i == 0)
-                                break;
-                        VISIT();
-                        c = &b->chunk[i];
-                        if (c->size >= n)
-                                return i;
-                }
-                if (larger != 0)
-                        return larger;
-        }
         VISIT();
+        if (i != 0) {
+                if (b->chunk[i].size >= n)
+                        return i;
+                i = trie_find(b, i, n);
+                if (i != 0)
+                        return i;
+        }
         bin = map_next(b, bin + 1);
         return bin == N_BINS ? 0 : bfc_words_const(b)[FIRST_HEAD + bin];
 }
@@ -211,24 +204,22 @@ static inline void trie_replace(struct bfc *b, uint32_t old, uint32_t i)
 static inline void index_insert_equal(struct bfc *b, uint32_t node, uint32_t i)
 {
         if (b->chunk[i].addr > b->chunk[node].addr) {
-                heap_insert(b, node, i);
+                equal_insert(b, node, i);
                 return;
         }
         trie_replace(b, node, i);
         slot_put(b, SLOT_EQUAL(i), b->chunk[node].equal);
-        heap_insert(b, i, node);
+        equal_insert(b, i, node);
 }
 
-static inline void index_insert(struct bfc *b, uint32_t i)
+/* Chunk i goes below the root `at` of its bin. */
+static inline void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
 {
         struct chunk *c = &b->chunk[i];
         unsigned bit = bin_shift(c->size);
-        uint32_t bin = bin_of(c->size), slot = FIRST_HEAD + bin, at = bfc_words(b)[slot];
+        uint32_t slot;
 
-        if (at == 0)
-                map_set(b, bin);
-        c->equal = 0;
-        while (at != 0) {
+        do {
                 struct chunk *a = &b->chunk[at];
 
                 VISIT();
@@ -248,8 +239,24 @@ static inline void index_insert(struct bfc *b, uint32_t i)
                 bit--;
                 slot = SLOT_CHILD(at, c->size >> bit & 1u);
                 at = bfc_words(b)[slot];
-        }
+        } while (at != 0);
         slot_put(b, slot, i);
+        c->child[0] = 0;
+        c->child[1] = 0;
+}
+
+static inline void index_insert(struct bfc *b, uint32_t i)
+{
+        struct chunk *c = &b->chunk[i];
+        uint32_t bin = bin_of(c->size), at = bfc_words(b)[FIRST_HEAD + bin];
+
+        c->equal = 0;
+        if (at != 0) {
+                trie_insert(b, at, i);
+                return;
+        }
+        map_set(b, bin);
+        slot_put(b, FIRST_HEAD + bin, i);
         c->child[0] = 0;
         c->child[1] = 0;
 }
@@ -290,12 +297,12 @@ static inline void index_remove(struct bfc *b, uint32_t i)
         VISIT();
         if (heir == 0) {
                 trie_remove(b, i);
-        } else if ((heir & HEAP_TAG) != 0) {
-                heap_remove(b, i);
+        } else if ((heir & EQUAL_TAG) != 0) {
+                equal_remove(b, i);
         } else {
                 const struct chunk *h = &b->chunk[heir];
 
-                heap_merge(b, h->child[0], h->child[1], SLOT_EQUAL(heir));
+                equal_merge(b, h->child[0], h->child[1], SLOT_EQUAL(heir));
                 trie_replace(b, i, heir);
         }
 }
@@ -308,21 +315,16 @@ static inline void index_rekey(struct bfc *b, uint32_t i, uint32_t addr, uint32_
 
         VISIT();
         if (c->slot < END_OF_HEADS && (c->child[0] | c->child[1] | c->equal) == 0) {
-                uint32_t slot = FIRST_HEAD + bin_of(size);
-
-                if (slot != c->slot && bfc_words(b)[slot] == 0) {
-                        bfc_words(b)[c->slot] = 0;
-                        map_clear(b, c->slot - FIRST_HEAD);
-                        slot_put(b, slot, i);
-                        map_set(b, slot - FIRST_HEAD);
-                }
-                if (slot == c->slot) {
+                if (c->slot == FIRST_HEAD + bin_of(size)) {
                         c->addr = addr;
                         c->size = size;
                         return;
                 }
+                bfc_words(b)[c->slot] = 0;
+                map_clear(b, c->slot - FIRST_HEAD);
+        } else {
+                index_remove(b, i);
         }
-        index_remove(b, i);
         c->addr = addr;
         c->size = size;
         index_insert(b, i);

@@ -414,7 +414,7 @@ START_TEST(test_oracle)
         ck_assert_ptr_null(pair_compare(&p));
         /* A walk that never gets anywhere proves nothing. */
         for (int i = 0; i < PAIR_N_OPS; i++)
-                ck_assert_msg(p.n_ok[i] >= (w->weights[i] > 0 ? w->n_steps / 4000 : 0),
+                ck_assert_msg(p.n_ok[i] >= (w->weights[i] > 0 ? w->n_steps / 10000 : 0),
                               "%s: operation %d, %llu", w->name, i, (unsigned long long)p.n_ok[i]);
         pair_done(&p);
 }

@@ -101,7 +101,7 @@ static uint32_t in_order(enum order order, uint32_t i)
 START_TEST(test_equal_holes)
 {
         enum order order = _i < N_ORDERS ? (enum order)_i : SHUFFLED;
-        enum order walls = _i < N_ORDERS ? SHUFFLED : (enum order)(_i - N_ORDERS);
+        enum order walls = _i < N_ORDERS ? SHUFFLED : _i == N_ORDERS ? RISING : ZIGZAG;
         struct bfc *b = make((uint64_t)(2 * N_HOLES + 1) * BFC_GRANULE);
         bfc_handle *handles = calloc(2 * N_HOLES, sizeof(*handles));
         char name[64];
@@ -215,7 +215,7 @@ int main(void)
         TCase *visits = tcase_create("visits");
 
         tcase_set_timeout(visits, 120);
-        tcase_add_loop_test(visits, test_equal_holes, 0, N_ORDERS * N_ORDERS);
+        tcase_add_loop_test(visits, test_equal_holes, 0, N_ORDERS + 2);
         tcase_add_loop_test(visits, test_deep_tries, 0, 16);
         tcase_add_test(visits, test_random);
         tcase_add_test(visits, test_memory_is_not_of_the_regions_size);
