@@ -183,7 +183,7 @@ int bfc_records_grow(struct bfc *b, uint32_t n);
 /* Makes sure that the next n calls of record_new() find one. 0 or -ENOMEM. */
 static inline int records_reserve(struct bfc *b, uint32_t n)
 {
-        if (b->n_spare + (b->n_ready - b->n_records) >= n)
+        if (b->n_spare >= n || b->n_spare + (b->n_ready - b->n_records) >= n)
                 return 0;
         return bfc_records_grow(b, n);
 }
