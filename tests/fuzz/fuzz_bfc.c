@@ -1,0 +1,61 @@
+/* The allocator against the oracle, led by arbitrary bytes.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The first four bytes make the space: the grid, the size of the first region,
+ * the size of its first extent and whether it is backed, the size of a second
+ * region. Then four bytes are one operation: which, and a number for it. After
+ * each one every chunk, statistic and invariant is compared. */
+#include "tests/bfc_pair.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data);
+
+#define MAX_STEPS 2000
+
+static void require(const char *why)
+{
+        if (!why)
+                return;
+        fprintf(stderr, "fuzz_bfc: %s\n", why);
+        abort();
+}
+
+/* Sizes cover a granule to more than the space; other numbers are taken as they are. */
+static uint64_t value_for(enum pair_op op, uint64_t number)
+{
+        if (op == PAIR_ALLOC || op == PAIR_GROW)
+                return (number & 0xffff) >> (number >> 16 & 15);
+        if (op == PAIR_RELEASE_ANY || op == PAIR_BACK)
+                return (number & 0xff) | (number & 0xff00) << 8 | (number & 0x10000) << 16;
+        return number;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
+{
+        uint64_t extent, n_extents, first;
+        struct pair p;
+
+        if (n_data < 4)
+                return 0;
+        extent = (1 + data[0] % 32) * (uint64_t)BFC_GRANULE;
+        n_extents = 1 + data[1] % 32;
+        first = (data[2] & 0x7fu) * (uint64_t)BFC_GRANULE;
+        pair_init(&p, extent);
+        require(pair_add_region(&p, extent, n_extents * extent + data[1] / 32 * BFC_GRANULE, first,
+                                data[2] >= 0x80));
+        if (data[3] != 0)
+                require(pair_add_region(&p, (n_extents + 2) * extent, data[3] * (uint64_t)BFC_GRANULE, 0,
+                                        false));
+        for (size_t i = 4; i + 4 <= n_data && i < 4 * MAX_STEPS; i += 4) {
+                enum pair_op op = (enum pair_op)(data[i] % PAIR_N_OPS);
+                uint64_t number = data[i + 1] | (uint64_t)data[i + 2] << 8 | (uint64_t)data[i + 3] << 16;
+
+                require(pair_step(&p, op, value_for(op, number)));
+                require(pair_compare(&p));
+        }
+        pair_done(&p);
+        return 0;
+}
