@@ -45,6 +45,14 @@ static uint64_t reserved(const struct arena_sim *a)
         return s.bytes_reserved;
 }
 
+static uint64_t peak_reserved(const struct arena_sim *a)
+{
+        struct bfc_stats s;
+
+        bfc_read_stats(a->b, &s);
+        return s.peak_bytes_reserved;
+}
+
 /* Gives back at least n_bytes outside the plan. 0, or BFC_OVER_BUDGET: there are not as many. */
 static int release(struct arena_sim *a, uint64_t n_bytes, const struct bfc_growth *keep)
 {
@@ -106,6 +114,10 @@ int arena_sim_alloc(struct arena_sim *a, uint64_t n_bytes, bfc_handle *ret_handl
                 /* The place is as good as before: nothing of it was given back. */
                 if (r == 0 && bfc_plan_growth(a->b, n_bytes, a->limit_bytes - reserved(a), &plan) != 0)
                         return -EBADMSG;
+        }
+        if (r == 0 && a->thrifty && reserved(a) + plan.new_bytes > peak_reserved(a)) {
+                r = release(a, reserved(a) + plan.new_bytes - peak_reserved(a), &plan);
+                r = r == BFC_OVER_BUDGET ? 0 : r; /* as much as there is */
         }
         return r == 0 ? grow(a, &plan, ret_handle, ret_offset) : r;
 }

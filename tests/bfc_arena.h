@@ -18,6 +18,7 @@ struct arena_sim {
         uint64_t limit_bytes; /* a multiple of extent_bytes */
         uint64_t region_bytes;
         uint64_t next_base;
+        bool thrifty; /* gives back what is wholly free before it backs more than ever before */
         uint64_t n_backings, n_releases, n_regions; /* ranges given back; regions beyond the first */
 };
 
