@@ -212,7 +212,7 @@ static const char *step_release(struct pair *p, uint64_t value)
 {
         struct bfc_range ranges[PAIR_MAX_RANGES];
         struct bfc_growth keep = { .offset = 0 };
-        uint64_t sum = 1, want = (value & 0xffff) * BFC_GRANULE;
+        uint64_t sum = 1, want = (value & 0x1ff) * BFC_GRANULE;
         bool kept = oracle_plan_growth(&p->o, (value >> 16 & 0xff) * BFC_GRANULE, UINT64_MAX, &keep) == 0;
         size_t n = bfc_plan_release(p->b, want, kept ? &keep : NULL, ranges, PAIR_MAX_RANGES, &sum);
         const char *why = judge_release(p, ranges, n, want, sum, keep.span);

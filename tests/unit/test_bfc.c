@@ -10,6 +10,13 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <sys/resource.h>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define BFC_TESTS_SANITIZED
+#endif
+#endif
 
 #define KIB UINT64_C(1024)
 #define MIB (UINT64_C(1024) * KIB)
@@ -326,6 +333,39 @@ START_TEST(test_stats)
 }
 END_TEST
 
+/* The instance's own table cannot grow: nothing changes, and what is freed can be had again. */
+START_TEST(test_no_memory_for_records)
+{
+        struct bfc *b = make(1024, MIB, true), *other = NULL;
+        const struct rlimit none = { 4096, RLIM_INFINITY };
+        bfc_handle h[4096], more;
+        struct bfc_growth plan;
+        uint64_t offset;
+        int n = 0, r;
+
+        ck_assert_int_eq(bfc_add_region(b, 2 * MIB, 3 * 1024, 0, false), 0);
+        ck_assert_int_eq(setrlimit(RLIMIT_DATA, &none), 0);
+        while ((r = bfc_alloc(b, 256, &h[n], &offset)) == 0 && n < 4095)
+                n++;
+        ck_assert_int_eq(r, -ENOMEM);
+        ck_assert_int_gt(n, 1000);
+        check(b);
+        ck_assert_int_eq(bfc_plan_growth(b, MIB, UINT64_MAX, &plan), BFC_NO_FIT);
+        ck_assert_int_eq(bfc_release_begin(b, (struct bfc_range){ MIB - 2048, MIB - 1024 }), -ENOMEM);
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ 2 * MIB, 2 * MIB + 1024 }), -ENOMEM);
+        ck_assert_int_eq(bfc_add_region(b, 4 * MIB, 1024, 0, false), -ENOMEM);
+        check(b);
+        ck_assert_int_eq(bfc_dealloc(b, h[0]), 0);
+        ck_assert_int_eq(bfc_dealloc(b, h[1]), 0);
+        ck_assert_int_eq(bfc_alloc(b, 256, &more, &offset), 0);
+        ck_assert_uint_eq(offset, 0);
+        check(b);
+        ck_assert_int_eq(bfc_new(1024, &other), -ENOMEM);
+        ck_assert_ptr_null(other);
+        b = unmake(b);
+}
+END_TEST
+
 /* ---- against the oracle ---------------------------------------------------------- */
 
 /* What a random walk does: weights per operation, and which sizes it asks for. */
@@ -356,7 +396,7 @@ static const struct walk walks[] = {
         /* One size: a free list by address. */
         { "equals", MIB, 0, 2 * MIB, 0, true, 0, 100000, 20, 300, 256, 0, 0, ONLY_BLOCKS },
         /* Many distinct sizes in few bins, the widest there are: deep tries. */
-        { "wide", MIB, 0, BFC_MAX_SPACE, 0, true, 0, 200000, 100, 400, UINT64_C(1) << 31, (UINT64_C(1) << 24) - 1, 0,
+        { "wide", UINT64_C(1) << 34, 0, BFC_MAX_SPACE, 0, true, 0, 200000, 100, 400, UINT64_C(1) << 31, (UINT64_C(1) << 24) - 1, 0,
           ONLY_BLOCKS },
         { "deep", MIB, 0, 1024 * MIB, 0, true, 0, 150000, 100, 700, 256 * KIB, 8191, 0, ONLY_BLOCKS },
         /* Holes, small grids, odd first and last extents, two regions. */
@@ -480,6 +520,9 @@ int main(void)
         tcase_add_test(basic, test_growth);
         tcase_add_test(basic, test_release);
         tcase_add_test(basic, test_stats);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(BFC_TESTS_SANITIZED)
+        tcase_add_test(basic, test_no_memory_for_records); /* sanitizers need memory themselves */
+#endif
         suite_add_tcase(s, basic);
         tcase_set_timeout(oracle, 120);
         tcase_add_loop_test(oracle, test_oracle, 0, (int)(sizeof(walks) / sizeof(walks[0])));
