@@ -24,6 +24,14 @@
  * returned. No function is thread-safe; use one instance from one thread at a
  * time.
  *
+ * Cost: bfc_alloc() and bfc_dealloc() visit a few chunks, at most 24 levels of a
+ * trie of sizes and 2 log2(n) of n equal ones for each that enters or leaves the
+ * index. bfc_info() and bfc_clear_peaks() are constant, bfc_read_stats() takes at
+ * most 24 steps. Committing and cancelling visit the pieces of the block. What
+ * plans or begins growth or a release visits holes, or free chunks as large as an
+ * extent, never all chunks. No call moves memory in proportion to their number.
+ * docs/allocator.md has the table.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_BFC_H
 #define BFC_BFC_H
