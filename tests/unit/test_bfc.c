@@ -12,10 +12,17 @@
 #include <stdio.h>
 #include <sys/resource.h>
 
+/* Sanitizers need memory themselves. */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define BFC_TESTS_SANITIZED
+#define IS_SANITIZED 1
 #endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SANITIZED 1
+#endif
+#ifndef IS_SANITIZED
+#define IS_SANITIZED 0
 #endif
 
 #define KIB UINT64_C(1024)
@@ -520,9 +527,8 @@ int main(void)
         tcase_add_test(basic, test_growth);
         tcase_add_test(basic, test_release);
         tcase_add_test(basic, test_stats);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(BFC_TESTS_SANITIZED)
-        tcase_add_test(basic, test_no_memory_for_records); /* sanitizers need memory themselves */
-#endif
+        if (!IS_SANITIZED)
+                tcase_add_test(basic, test_no_memory_for_records);
         suite_add_tcase(s, basic);
         tcase_set_timeout(oracle, 120);
         tcase_add_loop_test(oracle, test_oracle, 0, (int)(sizeof(walks) / sizeof(walks[0])));
