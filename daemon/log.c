@@ -77,6 +77,9 @@ static void write_line(const char *line, size_t n_bytes)
 }
 
 static void write_event(enum log_level level, uint64_t n_left_out, const char *format, va_list args)
+        __attribute__((format(printf, 3, 0)));
+
+static void write_event(enum log_level level, uint64_t n_left_out, const char *format, va_list args)
 {
         char line[LINE_BYTES + LEFT_OUT_BYTES];
         int saved_errno = errno;
