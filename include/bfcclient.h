@@ -7,16 +7,22 @@
  * bytes. Functions return 0 or a negative errno:
  *
  *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block)
- *   -EDQUOT      the tenant's own limit does not hold the request
+ *   -EDQUOT      the tenant's own limit does not hold the request, or it has
+ *                as many blocks or sessions as it may have (max_blocks,
+ *                max_sessions; also the daemon's own max_sessions)
  *   -ENOMEM      the partition is full (or this process is out of memory)
- *   -EACCES      the daemon does not serve this user, or not that partition
- *   -ENOENT      no such partition; no daemon at that socket
+ *   -EACCES      no tenant matches this user, or not the one asked for; or the
+ *                socket's mode does not let it in
+ *   -ENOENT      no such partition, or the tenant has no quota in it; no socket
+ *                at that path
  *   -ECONNREFUSED  nobody listens at that socket
+ *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost
  *   -ECONNRESET  the daemon ended the session, or is gone
  *   -EPROTO      the other end does not speak the protocol
  *   -ECHILD      the client belongs to the parent of this forked process
  *
+ * bfc_connect() may also return other errnos of socket(2) and connect(2).
  * bfc_last_error() has the sentence with the figures. Outputs are touched only
  * when 0 is returned. */
 #ifndef BFCCLIENT_H
@@ -71,7 +77,7 @@ struct bfc_client_stats {
         uint64_t num_allocs;
         uint64_t num_frees;
         uint64_t num_blocks;
-        uint64_t num_failures;       /* refused requests */
+        uint64_t num_failures;       /* calls of bfc_malloc() that failed, for whatever reason */
         uint64_t bytes_in_use;       /* block bytes, rounded up to 256 */
         uint64_t peak_bytes_in_use;
         uint64_t bytes_requested;
