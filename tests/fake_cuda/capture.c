@@ -1,0 +1,156 @@
+/* Stream capture, as far as it forbids things: the graph itself stays empty.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * While a stream is captured its work is recorded instead of done, and calls
+ * that could wait for the device or ask it are not legal: on that stream and on
+ * its events never, and elsewhere ("unsafe" calls: memory, queries,
+ * synchronising) as the modes say. A capture in global mode forbids them in all
+ * threads, one in thread-local mode in its own, a relaxed one in none; a thread
+ * may relax itself by cuThreadExchangeStreamCaptureMode. A forbidden call
+ * answers 900 and spoils the capture that forbade it. */
+#include "tests/fake_cuda/fake.h"
+
+#include <stdlib.h>
+
+static __thread CUstreamCaptureMode own_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+static unsigned int n_captures; /* a guard that spares every call the lock */
+
+bool fake_stream_is_capturing(CUstream s)
+{
+        bool is_capturing;
+
+        pthread_mutex_lock(&fake_stream_lock);
+        is_capturing = s->capture != CU_STREAM_CAPTURE_STATUS_NONE;
+        pthread_mutex_unlock(&fake_stream_lock);
+        return is_capturing;
+}
+
+void fake_capture_invalidate(CUstream s)
+{
+        pthread_mutex_lock(&fake_stream_lock);
+        if (s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+                s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        pthread_mutex_unlock(&fake_stream_lock);
+}
+
+static bool forbids(const struct CUstream_st *s)
+{
+        if (s->capture == CU_STREAM_CAPTURE_STATUS_NONE || s->capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+                return false;
+        if (pthread_equal(s->capture_thread, pthread_self()))
+                return true;
+        return s->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && own_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+}
+
+CUresult fake_capture_allows_unsafe(void)
+{
+        CUresult r = CUDA_SUCCESS;
+
+        if (__atomic_load_n(&n_captures, __ATOMIC_RELAXED) == 0 || own_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+                return CUDA_SUCCESS;
+        pthread_mutex_lock(&fake_stream_lock);
+        for (struct CUstream_st *s = fake_streams; s; s = s->next) {
+                if (!forbids(s))
+                        continue;
+                s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+                r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+        pthread_mutex_unlock(&fake_stream_lock);
+        return r;
+}
+
+API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+        CUstreamCaptureMode before = own_mode;
+
+        ENTER(cuThreadExchangeStreamCaptureMode);
+        if (!mode || (unsigned int)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+                return CUDA_ERROR_INVALID_VALUE;
+        own_mode = *mode;
+        *mode = before;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *ret_status)
+{
+        CUstream s;
+        CUresult r;
+
+        ENTER(cuStreamIsCapturing);
+        if (!ret_status)
+                return CUDA_ERROR_INVALID_VALUE;
+        r = fake_stream_get(stream, &s);
+        if (r != CUDA_SUCCESS)
+                return r;
+        pthread_mutex_lock(&fake_stream_lock);
+        *ret_status = s->capture;
+        pthread_mutex_unlock(&fake_stream_lock);
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+{
+        CUstream s;
+        CUresult r;
+
+        ENTER(cuStreamBeginCapture_v2);
+        r = fake_stream_get(stream, &s);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if ((unsigned int)mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (s != stream) /* the default stream cannot be captured */
+                return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        pthread_mutex_lock(&fake_stream_lock);
+        if (s->capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+                s->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+                s->capture_mode = mode;
+                s->capture_thread = pthread_self();
+                __atomic_add_fetch(&n_captures, 1, __ATOMIC_RELAXED);
+        } else {
+                r = CUDA_ERROR_ILLEGAL_STATE;
+        }
+        pthread_mutex_unlock(&fake_stream_lock);
+        return r;
+}
+
+API CUresult cuStreamEndCapture(CUstream stream, CUgraph *ret_graph)
+{
+        CUstream s;
+        CUresult r;
+
+        ENTER(cuStreamEndCapture);
+        if (!ret_graph)
+                return CUDA_ERROR_INVALID_VALUE;
+        r = fake_stream_get(stream, &s);
+        if (r != CUDA_SUCCESS)
+                return r;
+        *ret_graph = NULL;
+        pthread_mutex_lock(&fake_stream_lock);
+        if (s->capture == CU_STREAM_CAPTURE_STATUS_NONE) {
+                r = CUDA_ERROR_ILLEGAL_STATE;
+        } else if (s->capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+                   !pthread_equal(s->capture_thread, pthread_self())) {
+                r = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+        } else {
+                if (s->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+                        r = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+                s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
+                __atomic_sub_fetch(&n_captures, 1, __ATOMIC_RELAXED);
+        }
+        pthread_mutex_unlock(&fake_stream_lock);
+        if (r != CUDA_SUCCESS)
+                return r;
+        *ret_graph = malloc(1); /* an address of its own is all that is asked of a graph here */
+        return *ret_graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+API CUresult cuGraphDestroy(CUgraph graph)
+{
+        ENTER(cuGraphDestroy);
+        if (!graph)
+                return CUDA_ERROR_INVALID_VALUE;
+        free(graph);
+        return CUDA_SUCCESS;
+}

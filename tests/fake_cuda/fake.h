@@ -1,0 +1,216 @@
+/* What the files of the fake driver share.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ *   state.c    environment, devices, the state folder and the objects in it
+ *   fault.c    the way into every function: counting, faults, lost devices
+ *   driver.c   cuInit, devices, error texts, cuGetProcAddress
+ *   context.c  primary contexts and each thread's stack of current ones
+ *   memory.c   the table of address ranges, cuMemAlloc and its like
+ *   ipc.c      legacy IPC handles
+ *   vmm.c      cuMemCreate, mapping and access; fds
+ *   stream.c   queues of work and the threads that do it; copy.c: copies, fills
+ *   event.c    events;  capture.c: what stream capture forbids
+ *
+ * Locks: fake_memory_lock guards the ranges, the VMM handles and the contexts;
+ * stream.c has one of its own. A thread holds one of them at a time, except
+ * that work being done holds the memory lock for reading. */
+#ifndef FAKE_CUDA_FAKE_H
+#define FAKE_CUDA_FAKE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "tests/fake_cuda/cuda_api.h"
+
+#define API              __attribute__((visibility("default")))
+#define FAKE_GRANULARITY ((size_t)2 << 20)
+#define FAKE_MAX_DEVICES 16
+
+/* ---- fault.c ------------------------------------------------------------- */
+
+#define F(symbol, base, version, arguments) FN_##symbol,
+enum fake_function {
+#include "tests/fake_cuda/cuda_functions.h"
+        N_FUNCTIONS
+};
+#undef F
+
+struct fake_function_name {
+        const char *symbol, *base;
+        int version;
+};
+extern const struct fake_function_name fake_functions[N_FUNCTIONS];
+
+/* The first line of every exported function: counts the call, and returns where
+ * it shall fail, or where the driver is not initialised. */
+#define ENTER(symbol)                                                                                        \
+        do {                                                                                                 \
+                CUresult entered_ = fake_enter(FN_##symbol);                                                 \
+                if (entered_ != CUDA_SUCCESS)                                                                \
+                        return entered_;                                                                     \
+        } while (0)
+CUresult fake_enter(enum fake_function f);
+void fault_setup(void);
+void fake_set_initialised(void);
+
+/* ---- state.c ------------------------------------------------------------- */
+
+struct fake_device {
+        unsigned int index; /* on this "machine", whatever CUDA_VISIBLE_DEVICES says */
+        uint64_t n_bytes;
+        bool is_mig;
+        CUuuid uuid;
+        CUcontext primary;
+        CUresult lost_here; /* for this process, by a fault */
+};
+
+struct fake_settings {
+        struct fake_device devices[FAKE_MAX_DEVICES];
+        unsigned int n_devices;
+        struct fake_device *visible[FAKE_MAX_DEVICES];
+        unsigned int n_visible;
+        uint64_t context_n_bytes, poison_n_bytes;
+        unsigned int stream_delay_us;
+        int version;
+        bool ipc_same_uid, peer_access;
+        const char *attributes; /* "20=3,1/102=0" */
+        const char *missing;    /* functions that cuGetProcAddress shall not know */
+};
+extern struct fake_settings fake;
+
+void fake_setup(void);
+void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+uint64_t fake_parse_number(const char *text, const char *what);
+struct fake_device *fake_device_get(CUdevice ordinal);
+struct fake_device *fake_device_by_index(unsigned int index);
+CUdevice fake_device_ordinal(const struct fake_device *d);
+/* CUDA_SUCCESS, or the error that the device was lost with. */
+CUresult fake_device_health(const struct fake_device *d);
+
+/* driver.c; -1: this number is unknown. */
+int fake_device_attribute(const struct fake_device *d, CUdevice_attribute which);
+
+/* A piece of "physical" memory, or of none for a context: see state.c. */
+struct fake_object {
+        unsigned int device;
+        char kind; /* a: cuMemAlloc, v: cuMemCreate, c: a context, x: freed by its owner */
+        uint64_t n_bytes, id;
+};
+CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_bytes, struct fake_object *ret,
+                         int *ret_fd);
+/* Opens by name, and keeps the object alive through that fd. */
+CUresult fake_object_open(const struct fake_object *o, int *ret_fd);
+/* What an fd is, judged by its last page. */
+CUresult fake_object_of_fd(int fd, struct fake_object *ret);
+void fake_object_disown(struct fake_object *o);
+void fake_object_drop(const struct fake_object *o);
+uint64_t fake_in_use(unsigned int device);
+
+/* ---- context.c ----------------------------------------------------------- */
+
+struct CUctx_st {
+        struct fake_device *device;
+        unsigned int n_refs, flags;
+        CUresult sticky;
+        struct fake_object object;
+        void *held; /* keeps the object's bytes charged */
+        CUstream default_stream;
+};
+
+/* The thread's current context, if it is fit for work. */
+CUresult fake_context(CUcontext *ret);
+CUcontext fake_context_current(void);
+void fake_context_stick(CUcontext c, CUresult error);
+
+/* ---- memory.c ------------------------------------------------------------ */
+
+enum fake_range_kind {
+        RANGE_ALLOC = 1,
+        RANGE_IPC = 2,
+        RANGE_RESERVED = 4,
+        RANGE_MAPPED = 8, /* lies within a RANGE_RESERVED */
+};
+#define RANGE_MEMORY (RANGE_ALLOC | RANGE_IPC | RANGE_MAPPED)
+
+struct fake_exporter {
+        pid_t pid;
+        uint64_t start_time, pid_namespace, base;
+};
+
+struct fake_range {
+        struct fake_range *next;
+        enum fake_range_kind kind;
+        uintptr_t at;
+        size_t n_bytes, n_mapped; /* asked for; a multiple of the granularity */
+        struct fake_device *device;
+        CUcontext context; /* RANGE_ALLOC, RANGE_IPC */
+        struct fake_object object;
+        unsigned int n_refs;           /* RANGE_IPC: how often it was opened */
+        struct fake_exporter exporter; /* RANGE_IPC */
+        CUmemAccess_flags access;
+};
+
+extern pthread_rwlock_t fake_memory_lock;
+extern struct fake_range *fake_ranges;
+
+struct fake_range *fake_range_find(uintptr_t at, unsigned int kinds);
+struct fake_range *fake_range_add(enum fake_range_kind kind, uintptr_t at, size_t n_bytes, size_t n_mapped);
+void fake_range_remove(struct fake_range *r);
+/* Unmaps, gives the object up, and takes the range off the table. */
+void fake_range_destroy(struct fake_range *r);
+void fake_ranges_destroy_of(CUcontext c);
+bool fake_range_allows(uintptr_t at, size_t n_bytes, bool to_write);
+uintptr_t fake_map_aligned(size_t n_bytes, size_t alignment);
+bool fake_map_object(uintptr_t at, size_t n_bytes, int fd, int protection);
+size_t fake_round_up(size_t n_bytes);
+
+/* ---- stream.c, event.c, capture.c ---------------------------------------- */
+
+struct fake_mark; /* a point in a stream's work, passed or not */
+
+struct fake_work {
+        void *to;
+        const void *from;
+        size_t n_bytes;
+        unsigned char value; /* fills where from is NULL */
+        bool is_to_device, is_from_device;
+        CUhostFn function; /* called where it is not NULL */
+        void *data;
+};
+
+struct CUstream_st {
+        struct CUstream_st *next;
+        CUcontext context;
+        unsigned int flags;
+        struct fake_job *first, **last;
+        struct fake_mark *mark; /* of the work put in last */
+        pthread_t thread;
+        bool has_thread, is_closing;
+        CUstreamCaptureStatus capture;
+        CUstreamCaptureMode capture_mode;
+        pthread_t capture_thread;
+};
+
+extern pthread_mutex_t fake_stream_lock;
+extern struct CUstream_st *fake_streams;
+
+CUresult fake_stream_get(CUstream handle, CUstream *ret);
+/* Puts work in; wait: until it is done. work NULL: nothing to do but to get there. */
+CUresult fake_stream_put(CUstream s, const struct fake_work *work, bool wait);
+CUresult fake_stream_put_marked(CUstream s, struct fake_mark *const *after, struct fake_mark **ret);
+CUresult fake_streams_wait(CUcontext c);
+void fake_streams_destroy_of(CUcontext c);
+/* A place that keeps a mark, such as an event; no mark there counts as passed. */
+bool fake_mark_is_done(struct fake_mark **m);
+void fake_mark_wait(struct fake_mark **m);
+void fake_mark_replace(struct fake_mark **at, struct fake_mark *m);
+bool fake_stream_is_capturing(CUstream s);
+/* CUDA_SUCCESS, or 900 and every capture that forbids the call is invalid. */
+CUresult fake_capture_allows_unsafe(void);
+void fake_capture_invalidate(CUstream s);
+
+#endif

@@ -1,0 +1,310 @@
+/* The table of this process's address ranges, and cuMemAlloc with its like.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A device pointer is an address that the host can use as well, which no real
+ * one is: tests may look at memory directly, and a stray pointer crashes where
+ * it is used. Every range is a shared mapping of an object's file, and keeps
+ * the object alive by that alone: there are no fds to leak. A fork()ed child
+ * gets none of them. Bytes are charged in multiples of 2 MiB, as a driver takes
+ * them; that small allocations share such a piece is not modelled.
+ *
+ * Invariant: ranges with memory do not overlap one another. */
+#include "tests/fake_cuda/fake.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+pthread_rwlock_t fake_memory_lock = PTHREAD_RWLOCK_INITIALIZER;
+struct fake_range *fake_ranges;
+
+/* ---- the table ----------------------------------------------------------- */
+
+size_t fake_round_up(size_t n_bytes)
+{
+        return (n_bytes + FAKE_GRANULARITY - 1) & ~(FAKE_GRANULARITY - 1);
+}
+
+struct fake_range *fake_range_find(uintptr_t at, unsigned int kinds)
+{
+        for (struct fake_range *r = fake_ranges; r; r = r->next)
+                if ((r->kind & kinds) && at >= r->at && at - r->at < r->n_bytes)
+                        return r;
+        return NULL;
+}
+
+struct fake_range *fake_range_add(enum fake_range_kind kind, uintptr_t at, size_t n_bytes, size_t n_mapped)
+{
+        struct fake_range *r = calloc(1, sizeof(*r));
+
+        if (!r)
+                fake_die("out of memory");
+        r->kind = kind;
+        r->at = at;
+        r->n_bytes = n_bytes;
+        r->n_mapped = n_mapped;
+        r->n_refs = 1;
+        r->access = kind == RANGE_ALLOC || kind == RANGE_IPC ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                             : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        r->next = fake_ranges;
+        fake_ranges = r;
+        return r;
+}
+
+void fake_range_remove(struct fake_range *r)
+{
+        struct fake_range **at = &fake_ranges;
+
+        while (*at != r)
+                at = &(*at)->next;
+        *at = r->next;
+        free(r);
+}
+
+void fake_range_destroy(struct fake_range *r)
+{
+        munmap((void *)r->at, r->n_mapped);
+        if (r->kind == RANGE_ALLOC)
+                fake_object_disown(&r->object);
+        if (r->kind & RANGE_MEMORY)
+                fake_object_drop(&r->object);
+        fake_range_remove(r);
+}
+
+void fake_ranges_destroy_of(CUcontext c)
+{
+        struct fake_range *next;
+
+        for (struct fake_range *r = fake_ranges; r; r = next) {
+                next = r->next;
+                if (r->context == c && (r->kind & (RANGE_ALLOC | RANGE_IPC)))
+                        fake_range_destroy(r);
+        }
+}
+
+/* May a device touch all of it? Neighbours that are mapped count as one. */
+bool fake_range_allows(uintptr_t at, size_t n_bytes, bool to_write)
+{
+        while (n_bytes > 0) {
+                const struct fake_range *r = fake_range_find(at, RANGE_MEMORY);
+                size_t n;
+
+                if (!r || r->access == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+                        return false;
+                if (to_write && r->access != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+                        return false;
+                n = r->n_bytes - (at - r->at);
+                if (n >= n_bytes)
+                        return true;
+                at += n;
+                n_bytes -= n;
+        }
+        return true;
+}
+
+/* ---- mapping ------------------------------------------------------------- */
+
+/* Addresses without memory; 0: there are none. */
+uintptr_t fake_map_aligned(size_t n_bytes, size_t alignment)
+{
+        size_t n = n_bytes + alignment;
+        uintptr_t at, start;
+        void *p;
+
+        if (n < n_bytes)
+                return 0;
+        p = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED)
+                return 0;
+        start = (uintptr_t)p;
+        at = (start + alignment - 1) & ~(uintptr_t)(alignment - 1);
+        if (at > start)
+                munmap(p, at - start);
+        if (start + n > at + n_bytes)
+                munmap((void *)(at + n_bytes), start + n - (at + n_bytes));
+        madvise((void *)at, n_bytes, MADV_DONTFORK);
+        return at;
+}
+
+bool fake_map_object(uintptr_t at, size_t n_bytes, int fd, int protection)
+{
+        if (mmap((void *)at, n_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+                return false;
+        madvise((void *)at, n_bytes, MADV_DONTFORK);
+        return true;
+}
+
+/* ---- allocations --------------------------------------------------------- */
+
+static CUresult alloc(CUcontext c, size_t n_bytes, CUdeviceptr *ret)
+{
+        size_t n_mapped = fake_round_up(n_bytes);
+        struct fake_object o;
+        struct fake_range *r;
+        CUresult result;
+        uintptr_t at;
+        int fd;
+
+        if (n_mapped < n_bytes)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        result = fake_object_new(c->device, 'a', n_mapped, &o, &fd);
+        if (result != CUDA_SUCCESS)
+                return result;
+        at = fake_map_aligned(n_mapped, FAKE_GRANULARITY);
+        if (at == 0 || !fake_map_object(at, n_mapped, fd, PROT_READ | PROT_WRITE)) {
+                if (at)
+                        munmap((void *)at, n_mapped);
+                close(fd);
+                fake_object_drop(&o);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        close(fd);
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        r = fake_range_add(RANGE_ALLOC, at, n_bytes, n_mapped);
+        r->device = c->device;
+        r->context = c;
+        r->object = o;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        *ret = at;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuMemAlloc_v2(CUdeviceptr *ret_pointer, size_t n_bytes)
+{
+        CUcontext c;
+        CUresult r;
+
+        ENTER(cuMemAlloc_v2);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (!ret_pointer || n_bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        r = fake_capture_allows_unsafe();
+        return r != CUDA_SUCCESS ? r : alloc(c, n_bytes, ret_pointer);
+}
+
+/* Waits for all work of the context first: a free never pulls memory away from
+ * under a copy that was begun. */
+API CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+        struct fake_range *range;
+        CUcontext c;
+        CUresult r;
+
+        ENTER(cuMemFree_v2);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (pointer == 0)
+                return CUDA_SUCCESS;
+        r = fake_capture_allows_unsafe();
+        if (r != CUDA_SUCCESS)
+                return r;
+        r = fake_streams_wait(c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        range = fake_range_find(pointer, RANGE_ALLOC);
+        if (range && range->at == pointer)
+                fake_range_destroy(range);
+        else
+                r = CUDA_ERROR_INVALID_VALUE;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}
+
+API CUresult cuMemGetInfo_v2(size_t *ret_n_free, size_t *ret_n_total)
+{
+        uint64_t n_used;
+        CUcontext c;
+        CUresult r;
+
+        ENTER(cuMemGetInfo_v2);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (!ret_n_free || !ret_n_total)
+                return CUDA_ERROR_INVALID_VALUE;
+        n_used = fake_in_use(c->device->index);
+        *ret_n_free = n_used < c->device->n_bytes ? c->device->n_bytes - n_used : 0;
+        *ret_n_total = c->device->n_bytes;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuMemGetAddressRange_v2(CUdeviceptr *ret_base, size_t *ret_n_bytes, CUdeviceptr pointer)
+{
+        const struct fake_range *range;
+        CUcontext c;
+        CUresult r;
+
+        ENTER(cuMemGetAddressRange_v2);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        pthread_rwlock_rdlock(&fake_memory_lock);
+        range = fake_range_find(pointer, RANGE_MEMORY);
+        if (!range) {
+                r = CUDA_ERROR_NOT_FOUND;
+        } else {
+                if (ret_base)
+                        *ret_base = range->at;
+                if (ret_n_bytes)
+                        *ret_n_bytes = range->n_bytes;
+        }
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}
+
+static CUresult pointer_attribute(const struct fake_range *range, CUpointer_attribute which,
+                                  CUdeviceptr pointer, void *ret)
+{
+        switch (which) {
+        case CU_POINTER_ATTRIBUTE_CONTEXT:
+                *(CUcontext *)ret = range->context;
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+                *(unsigned int *)ret = CU_MEMORYTYPE_DEVICE;
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+                *(CUdeviceptr *)ret = pointer;
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+                *(int *)ret = fake_device_ordinal(range->device);
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+                *(bool *)ret = range->kind == RANGE_ALLOC;
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+                *(CUdeviceptr *)ret = range->at;
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+                *(size_t *)ret = range->n_bytes;
+                return CUDA_SUCCESS;
+        case CU_POINTER_ATTRIBUTE_MAPPED:
+                *(bool *)ret = true;
+                return CUDA_SUCCESS;
+        default:
+                return CUDA_ERROR_NOT_SUPPORTED;
+        }
+}
+
+API CUresult cuPointerGetAttribute(void *ret_value, CUpointer_attribute which, CUdeviceptr pointer)
+{
+        const struct fake_range *range;
+        CUcontext c;
+        CUresult r;
+
+        ENTER(cuPointerGetAttribute);
+        r = fake_context(&c);
+        if (r != CUDA_SUCCESS)
+                return r;
+        if (!ret_value)
+                return CUDA_ERROR_INVALID_VALUE;
+        pthread_rwlock_rdlock(&fake_memory_lock);
+        range = fake_range_find(pointer, RANGE_MEMORY);
+        r = range ? pointer_attribute(range, which, pointer, ret_value) : CUDA_ERROR_INVALID_VALUE;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}
