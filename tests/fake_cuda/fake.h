@@ -2,14 +2,16 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- *   state.c    environment, devices, the state folder and the objects in it
+ *   settings.c the environment, the devices
+ *   object.c   physical memory: files in the state folder
  *   fault.c    the way into every function: counting, faults, lost devices
  *   driver.c   cuInit, devices, error texts, cuGetProcAddress
  *   context.c  primary contexts and each thread's stack of current ones
  *   memory.c   the table of address ranges, cuMemAlloc and its like
  *   ipc.c      legacy IPC handles
- *   vmm.c      cuMemCreate, mapping and access; fds
- *   stream.c   queues of work and the threads that do it; copy.c: copies, fills
+ *   vmm.c      cuMemCreate, handles and fds;  map.c  addresses and access
+ *   queue.c    queues of work and the threads that do it;  stream.c  streams
+ *   copy.c     copies and fills
  *   event.c    events;  capture.c: what stream capture forbids
  *
  * Locks: fake_memory_lock guards the ranges, the VMM handles and the contexts;
@@ -57,7 +59,7 @@ CUresult fake_enter(enum fake_function f);
 void fault_setup(void);
 void fake_set_initialised(void);
 
-/* ---- state.c ------------------------------------------------------------- */
+/* ---- settings.c ------------------------------------------------------------- */
 
 struct fake_device {
         unsigned int index; /* on this "machine", whatever CUDA_VISIBLE_DEVICES says */
@@ -82,6 +84,8 @@ struct fake_settings {
 };
 extern struct fake_settings fake;
 
+extern char fake_folder[256];
+
 void fake_setup(void);
 void fake_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 uint64_t fake_parse_number(const char *text, const char *what);
@@ -94,7 +98,9 @@ CUresult fake_device_health(const struct fake_device *d);
 /* driver.c; -1: this number is unknown. */
 int fake_device_attribute(const struct fake_device *d, CUdevice_attribute which);
 
-/* A piece of "physical" memory, or of none for a context: see state.c. */
+/* ---- object.c ------------------------------------------------------------ */
+
+/* A piece of physical memory; a context's has only a size. */
 struct fake_object {
         unsigned int device;
         char kind; /* a: cuMemAlloc, v: cuMemCreate, c: a context, x: freed by its owner */
@@ -168,7 +174,10 @@ uintptr_t fake_map_aligned(size_t n_bytes, size_t alignment);
 bool fake_map_object(uintptr_t at, size_t n_bytes, int fd, int protection);
 size_t fake_round_up(size_t n_bytes);
 
-/* ---- stream.c, event.c, capture.c ---------------------------------------- */
+/* vmm.c, with the memory lock held; false: no such handle. */
+bool fake_handle_object(CUmemGenericAllocationHandle value, struct fake_object *ret);
+
+/* ---- queue.c, stream.c, event.c, capture.c ---------------------------------------- */
 
 struct fake_mark; /* a point in a stream's work, passed or not */
 
@@ -203,6 +212,7 @@ CUresult fake_stream_get(CUstream handle, CUstream *ret);
 CUresult fake_stream_put(CUstream s, const struct fake_work *work, bool wait);
 CUresult fake_stream_put_marked(CUstream s, struct fake_mark *const *after, struct fake_mark **ret);
 CUresult fake_streams_wait(CUcontext c);
+void fake_stream_finish(CUstream s);
 void fake_streams_destroy_of(CUcontext c);
 /* A place that keeps a mark, such as an event; no mark there counts as passed. */
 bool fake_mark_is_done(struct fake_mark **m);

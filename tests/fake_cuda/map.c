@@ -1,0 +1,233 @@
+/* Addresses, what is mapped there, and who may touch it.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * cuMemAddressReserve takes addresses, cuMemMap puts memory there, and
+ * cuMemSetAccess lets a device touch it: before that a copy is refused, and the
+ * host's hand burnt (SIGSEGV). A mapping is of a whole handle, from offset 0,
+ * and is undone as a whole.
+ *
+ * Invariant: every RANGE_MAPPED lies in one RANGE_RESERVED; addresses of a
+ * reservation that are not mapped are PROT_NONE and nobody else's. */
+#include "tests/fake_cuda/fake.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- addresses ----------------------------------------------------------- */
+
+API CUresult cuMemAddressReserve(CUdeviceptr *ret_pointer, size_t n_bytes, size_t alignment, CUdeviceptr hint,
+                                 unsigned long long flags)
+{
+        uintptr_t at;
+
+        ENTER(cuMemAddressReserve);
+        (void)hint; /* only a wish */
+        if (!ret_pointer || flags != 0 || n_bytes == 0 || n_bytes % FAKE_GRANULARITY != 0 ||
+            (alignment & (alignment - 1)) != 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        at = fake_map_aligned(n_bytes, alignment < FAKE_GRANULARITY ? FAKE_GRANULARITY : alignment);
+        if (at == 0)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        fake_range_add(RANGE_RESERVED, at, n_bytes, n_bytes);
+        pthread_rwlock_unlock(&fake_memory_lock);
+        *ret_pointer = at;
+        return CUDA_SUCCESS;
+}
+
+static bool overlaps_mapped(uintptr_t at, size_t n_bytes)
+{
+        for (const struct fake_range *r = fake_ranges; r; r = r->next)
+                if (r->kind == RANGE_MAPPED && r->at < at + n_bytes && at < r->at + r->n_bytes)
+                        return true;
+        return false;
+}
+
+API CUresult cuMemAddressFree(CUdeviceptr pointer, size_t n_bytes)
+{
+        CUresult r = CUDA_SUCCESS;
+        struct fake_range *range;
+
+        ENTER(cuMemAddressFree);
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        range = fake_range_find(pointer, RANGE_RESERVED);
+        if (range && range->at == pointer && range->n_bytes == n_bytes && !overlaps_mapped(pointer, n_bytes))
+                fake_range_destroy(range);
+        else
+                r = CUDA_ERROR_INVALID_VALUE;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}
+
+/* ---- mapping and access --------------------------------------------------- */
+
+static CUresult map_locked(uintptr_t at, size_t n_bytes, CUmemGenericAllocationHandle handle)
+{
+        const struct fake_range *reserved = fake_range_find(at, RANGE_RESERVED);
+        struct fake_object o;
+        struct fake_range *r;
+        CUresult result;
+        int fd;
+
+        if (!fake_handle_object(handle, &o) || o.n_bytes != n_bytes || at % FAKE_GRANULARITY != 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (!reserved || n_bytes > reserved->n_bytes - (at - reserved->at) || overlaps_mapped(at, n_bytes))
+                return CUDA_ERROR_INVALID_VALUE;
+        result = fake_object_open(&o, &fd);
+        if (result != CUDA_SUCCESS)
+                return result;
+        if (!fake_map_object(at, n_bytes, fd, PROT_NONE)) {
+                close(fd);
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        close(fd);
+        r = fake_range_add(RANGE_MAPPED, at, n_bytes, n_bytes);
+        r->device = fake_device_by_index(o.device);
+        r->object = o;
+        return CUDA_SUCCESS;
+}
+
+API CUresult cuMemMap(CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                      unsigned long long flags)
+{
+        CUresult r;
+
+        ENTER(cuMemMap);
+        if (offset != 0 || flags != 0 || n_bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        r = map_locked(pointer, n_bytes, handle);
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}
+
+/* Whole mappings, side by side, and nothing else? */
+static bool is_whole_mappings(uintptr_t at, size_t n_bytes)
+{
+        while (n_bytes > 0) {
+                const struct fake_range *r = fake_range_find(at, RANGE_MAPPED);
+
+                if (!r || r->at != at || r->n_bytes > n_bytes)
+                        return false;
+                at += r->n_bytes;
+                n_bytes -= r->n_bytes;
+        }
+        return true;
+}
+
+static CUresult unmap_one(uintptr_t at, size_t *ret_n_bytes)
+{
+        struct fake_range *r = fake_range_find(at, RANGE_MAPPED);
+        struct fake_object o = r->object;
+
+        *ret_n_bytes = r->n_bytes;
+        if (mmap((void *)at, r->n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+                 -1, 0) == MAP_FAILED)
+                return CUDA_ERROR_UNMAP_FAILED;
+        madvise((void *)at, r->n_bytes, MADV_DONTFORK);
+        fake_range_remove(r);
+        fake_object_drop(&o);
+        return CUDA_SUCCESS;
+}
+
+/* Does not wait for work that still uses it: that work ends the context (700). */
+API CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
+{
+        CUresult r = CUDA_SUCCESS;
+
+        ENTER(cuMemUnmap);
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        if (n_bytes == 0 || !is_whole_mappings(pointer, n_bytes))
+                r = CUDA_ERROR_INVALID_VALUE;
+        while (r == CUDA_SUCCESS && n_bytes > 0) {
+                size_t n;
+
+                r = unmap_one(pointer, &n);
+                pointer += n;
+                n_bytes -= n;
+        }
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}
+
+/* The access of one range is the widest that any device has, because the host's
+ * page tables know one. */
+static CUresult widest(const CUmemAccessDesc *desc, size_t n_desc, CUmemAccess_flags *ret)
+{
+        CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+
+        for (size_t i = 0; i < n_desc; i++) {
+                const struct fake_device *d;
+
+                if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                        return CUDA_ERROR_INVALID_VALUE;
+                d = fake_device_get(desc[i].location.id);
+                if (!d)
+                        return CUDA_ERROR_INVALID_DEVICE;
+                if (desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+                    desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+                    desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+                        return CUDA_ERROR_INVALID_VALUE;
+                if (desc[i].flags > access)
+                        access = desc[i].flags;
+        }
+        *ret = access;
+        return CUDA_SUCCESS;
+}
+
+static void set_access(uintptr_t at, size_t n_bytes, CUmemAccess_flags access)
+{
+        int protection = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
+                         : access == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
+                                                                      : PROT_NONE;
+
+        while (n_bytes > 0) {
+                struct fake_range *r = fake_range_find(at, RANGE_MAPPED);
+
+                mprotect((void *)at, r->n_bytes, protection);
+                r->access = access;
+                at += r->n_bytes;
+                n_bytes -= r->n_bytes;
+        }
+}
+
+API CUresult cuMemSetAccess(CUdeviceptr pointer, size_t n_bytes, const CUmemAccessDesc *desc, size_t n_desc)
+{
+        CUmemAccess_flags access;
+        CUresult r;
+
+        ENTER(cuMemSetAccess);
+        if (!desc || n_desc == 0 || n_bytes == 0)
+                return CUDA_ERROR_INVALID_VALUE;
+        r = widest(desc, n_desc, &access);
+        if (r != CUDA_SUCCESS)
+                return r;
+        pthread_rwlock_wrlock(&fake_memory_lock);
+        if (is_whole_mappings(pointer, n_bytes))
+                set_access(pointer, n_bytes, access);
+        else
+                r = CUDA_ERROR_INVALID_VALUE;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}
+
+API CUresult cuMemGetAccess(unsigned long long *ret_flags, const CUmemLocation *location, CUdeviceptr pointer)
+{
+        const struct fake_range *range;
+        CUresult r = CUDA_SUCCESS;
+
+        ENTER(cuMemGetAccess);
+        if (!ret_flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+                return CUDA_ERROR_INVALID_VALUE;
+        if (!fake_device_get(location->id))
+                return CUDA_ERROR_INVALID_DEVICE;
+        pthread_rwlock_rdlock(&fake_memory_lock);
+        range = fake_range_find(pointer, RANGE_MAPPED);
+        if (range)
+                *ret_flags = range->access;
+        else
+                r = CUDA_ERROR_INVALID_VALUE;
+        pthread_rwlock_unlock(&fake_memory_lock);
+        return r;
+}

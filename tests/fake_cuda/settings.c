@@ -1,0 +1,228 @@
+/* The machine that the fake pretends: what the environment says, its devices.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ *   FAKE_CUDA_DEVICES       "2GiB,512MiB:mig": a size each; "" is a machine
+ *                           without a GPU; 1GiB if not set
+ *   FAKE_CUDA_STATE         the folder that all processes of the machine share
+ *                           (/dev/shm/fake-cuda-UID)
+ *   FAKE_CUDA_CONTEXT_BYTES what a primary context takes of its device (0)
+ *   FAKE_CUDA_POISON_BYTES  how much of fresh memory is filled with 0xab (all)
+ *   FAKE_CUDA_STREAM_DELAY_US  how late work in streams runs (0)
+ *   FAKE_CUDA_ATTRIBUTES    see driver.c;  FAKE_CUDA_MISSING: functions, joined
+ *                           by commas, that cuGetProcAddress does not know
+ *   FAKE_CUDA_VERSION       the driver's (12040)
+ *   FAKE_CUDA_IPC_SAME_UID  1: handles open for the exporter's user only (0)
+ *   FAKE_CUDA_PEER_ACCESS   0: no device can access another (1)
+ *   FAKE_CUDA_FAULT, FAKE_CUDA_COUNTS  see fault.c
+ *   CUDA_VISIBLE_DEVICES    as ever
+ *
+ * A setting that cannot be read ends the process: a test must not pass because
+ * of a misspelt fault. */
+#include "tests/fake_cuda/fake.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct fake_settings fake;
+char fake_folder[256];
+
+void fake_die(const char *format, ...)
+{
+        va_list ap;
+
+        va_start(ap, format);
+        fputs("fake libcuda: ", stderr);
+        vfprintf(stderr, format, ap);
+        fputc('\n', stderr);
+        va_end(ap);
+        abort();
+}
+
+/* ---- the environment ----------------------------------------------------- */
+
+/* "5", "2GiB", "512MiB", "64KiB". A mistake must not pass for a setting. */
+uint64_t fake_parse_number(const char *text, const char *what)
+{
+        char *end;
+        uint64_t n;
+
+        errno = 0;
+        n = strtoull(text, &end, 0);
+        if (end == text || errno != 0)
+                fake_die("%s: \"%s\" is no number", what, text);
+        if (strncmp(end, "KiB", 3) == 0)
+                return n << 10;
+        if (strncmp(end, "MiB", 3) == 0)
+                return n << 20;
+        if (strncmp(end, "GiB", 3) == 0)
+                return n << 30;
+        if (*end != '\0' && !strchr(",:!/=", *end))
+                fake_die("%s: \"%s\" is no number", what, text);
+        return n;
+}
+
+static uint64_t setting(const char *name, uint64_t otherwise)
+{
+        const char *text = getenv(name);
+
+        return text && *text ? fake_parse_number(text, name) : otherwise;
+}
+
+static void add_device(const char *text)
+{
+        struct fake_device *d = &fake.devices[fake.n_devices];
+
+        if (fake.n_devices == FAKE_MAX_DEVICES)
+                fake_die("FAKE_CUDA_DEVICES: more than %d", FAKE_MAX_DEVICES);
+        d->index = fake.n_devices++;
+        d->n_bytes = fake_parse_number(text, "FAKE_CUDA_DEVICES");
+        d->is_mig = strstr(text, ":mig") != NULL;
+        memcpy(d->uuid.bytes, "\xfa\x4e\xc0\xda\x00\x00\x40\x00\x80\x00\x00\x00\x00\x00\x00", 15);
+        d->uuid.bytes[15] = (char)(d->index + 1);
+}
+
+static void setup_devices(void)
+{
+        const char *text = getenv("FAKE_CUDA_DEVICES");
+        char *copy = strdup(text ? text : "1GiB"), *rest = copy, *one;
+
+        if (!copy)
+                fake_die("out of memory");
+        while ((one = strsep(&rest, ",")))
+                if (*one)
+                        add_device(one);
+        free(copy);
+}
+
+/* As the driver reads it: an ordinal or the beginning of "GPU-…", "MIG-…"; what
+ * it does not know ends the list. */
+static struct fake_device *visible_by_name(const char *name)
+{
+        char *end;
+        unsigned long n;
+
+        if (strncmp(name, "GPU-", 4) == 0 || strncmp(name, "MIG-", 4) == 0) {
+                for (unsigned int i = 0; i < fake.n_devices; i++) {
+                        char text[64];
+
+                        snprintf(text, sizeof(text), "%s-fa4ec0da-0000-4000-8000-%012x",
+                                 fake.devices[i].is_mig ? "MIG" : "GPU", i + 1);
+                        if (strncmp(text, name, strlen(name)) == 0)
+                                return &fake.devices[i];
+                }
+                return NULL;
+        }
+        n = strtoul(name, &end, 10);
+        return end != name && *end == '\0' && n < fake.n_devices ? &fake.devices[n] : NULL;
+}
+
+static void setup_visible(void)
+{
+        const char *text = getenv("CUDA_VISIBLE_DEVICES");
+        char *copy, *rest, *one;
+
+        for (unsigned int i = 0; !text && i < fake.n_devices; i++)
+                fake.visible[fake.n_visible++] = &fake.devices[i];
+        if (!text)
+                return;
+        copy = rest = strdup(text);
+        if (!copy)
+                fake_die("out of memory");
+        while ((one = strsep(&rest, ",")) && fake.n_visible < FAKE_MAX_DEVICES) {
+                struct fake_device *d = visible_by_name(one);
+
+                if (!d)
+                        break;
+                fake.visible[fake.n_visible++] = d;
+        }
+        free(copy);
+}
+
+static void setup_folder(void)
+{
+        const char *text = getenv("FAKE_CUDA_STATE");
+
+        if (text && *text)
+                snprintf(fake_folder, sizeof(fake_folder), "%s", text);
+        else
+                snprintf(fake_folder, sizeof(fake_folder), "/dev/shm/fake-cuda-%u", (unsigned int)geteuid());
+        if (mkdir(fake_fake_folder, 0777) == 0)
+                chmod(fake_folder, 01777); /* tests with several uids share it */
+        else if (errno != EEXIST)
+                fake_die("cannot make %s: %m", fake_folder);
+}
+
+static void setup(void)
+{
+        setup_devices();
+        setup_visible();
+        setup_folder();
+        fake.context_n_bytes = setting("FAKE_CUDA_CONTEXT_BYTES", 0);
+        fake.poison_n_bytes = setting("FAKE_CUDA_POISON_BYTES", UINT64_MAX);
+        fake.stream_delay_us = (unsigned int)setting("FAKE_CUDA_STREAM_DELAY_US", 0);
+        fake.version = (int)setting("FAKE_CUDA_VERSION", 12040);
+        fake.ipc_same_uid = setting("FAKE_CUDA_IPC_SAME_UID", 0) != 0;
+        fake.peer_access = setting("FAKE_CUDA_PEER_ACCESS", 1) != 0;
+        fake.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
+        fake.missing = getenv("FAKE_CUDA_MISSING");
+        fault_setup();
+}
+
+void fake_setup(void)
+{
+        static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+        pthread_once(&once, setup);
+}
+
+/* ---- devices ------------------------------------------------------------- */
+
+struct fake_device *fake_device_get(CUdevice ordinal)
+{
+        return ordinal >= 0 && (unsigned int)ordinal < fake.n_visible ? fake.visible[ordinal] : NULL;
+}
+
+CUdevice fake_device_ordinal(const struct fake_device *d)
+{
+        for (unsigned int i = 0; i < fake.n_visible; i++)
+                if (fake.visible[i] == d)
+                        return (CUdevice)i;
+        return -1;
+}
+
+/* NULL: this process may not see it. */
+struct fake_device *fake_device_by_index(unsigned int index)
+{
+        for (unsigned int i = 0; i < fake.n_visible; i++)
+                if (fake.visible[i]->index == index)
+                        return fake.visible[i];
+        return NULL;
+}
+
+/* An uncorrectable error takes the device from all processes at once: a file
+ * "lost-INDEX" in the folder, with the error's number in it. */
+CUresult fake_device_health(const struct fake_device *d)
+{
+        char path[320], text[16] = "";
+        CUresult r;
+        ssize_t n;
+        int fd;
+
+        r = __atomic_load_n(&d->lost_here, __ATOMIC_RELAXED);
+        if (r != CUDA_SUCCESS)
+                return r;
+        snprintf(path, sizeof(path), "%s/lost-%u", fake_folder, d->index);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+                return CUDA_SUCCESS;
+        n = read(fd, text, sizeof(text) - 1);
+        close(fd);
+        return n > 0 && atoi(text) > 0 ? (CUresult)atoi(text) : CUDA_ERROR_ECC_UNCORRECTABLE;
+}
