@@ -114,6 +114,15 @@ uintptr_t fake_map_aligned(size_t n_bytes, size_t alignment)
 
         if (n < n_bytes)
                 return 0;
+        /* A hole that a free has left fits as it is: like a driver, the fake soon
+         * gives the same address again. */
+        p = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p != MAP_FAILED && (uintptr_t)p % alignment == 0) {
+                madvise(p, n_bytes, MADV_DONTFORK);
+                return (uintptr_t)p;
+        }
+        if (p != MAP_FAILED)
+                munmap(p, n_bytes);
         p = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED)
                 return 0;

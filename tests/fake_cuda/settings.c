@@ -153,7 +153,7 @@ static void setup_folder(void)
                 snprintf(fake_folder, sizeof(fake_folder), "%s", text);
         else
                 snprintf(fake_folder, sizeof(fake_folder), "/dev/shm/fake-cuda-%u", (unsigned int)geteuid());
-        if (mkdir(fake_fake_folder, 0777) == 0)
+        if (mkdir(fake_folder, 0777) == 0)
                 chmod(fake_folder, 01777); /* tests with several uids share it */
         else if (errno != EEXIST)
                 fake_die("cannot make %s: %m", fake_folder);

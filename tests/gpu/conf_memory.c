@@ -1,0 +1,149 @@
+/* Conformance: cuMemAlloc, what is said of a pointer, copies; a kernel.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/gpu/conformance.h"
+
+#include <string.h>
+
+START_TEST(alloc_and_free)
+{
+        size_t n_free = gpu_n_free();
+        CUdeviceptr p = 0;
+
+        IS(CUDA_ERROR_INVALID_VALUE, cu.cuMemAlloc_v2(&p, 0));
+        OK(cu.cuMemAlloc_v2(&p, 64 * MIB));
+        ck_assert_uint_ne(p, 0);
+        ck_assert_uint_eq(p % 256, 0);
+        ck_assert_uint_le(gpu_n_free(), n_free - 64 * MIB);
+        REFUSED(cu.cuMemFree_v2(p + 4096));
+        OK(cu.cuMemFree_v2(p));
+        REFUSED(cu.cuMemFree_v2(p));
+        OK(cu.cuMemFree_v2(0));
+        ck_assert_uint_ge(gpu_n_free() + 4 * MIB, n_free);
+}
+END_TEST
+
+START_TEST(more_than_there_is_is_out_of_memory)
+{
+        size_t n_free, n_total;
+        CUdeviceptr p;
+
+        OK(cu.cuMemGetInfo_v2(&n_free, &n_total));
+        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, n_total + 2 * MIB));
+        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p, n_free + 2 * MIB));
+        OK(cu.cuMemAlloc_v2(&p, MIB)); /* no error sticks */
+        OK(cu.cuMemFree_v2(p));
+}
+END_TEST
+
+START_TEST(a_pointer_knows_its_allocation)
+{
+        CUdeviceptr p, base = 0, start = 0;
+        unsigned int type = 0;
+        size_t n_bytes = 0;
+        int ordinal = -1;
+
+        OK(cu.cuMemAlloc_v2(&p, 6 * MIB));
+        OK(cu.cuMemGetAddressRange_v2(&base, &n_bytes, p + 5 * MIB));
+        ck_assert_uint_eq(base, p);
+        ck_assert_uint_eq(n_bytes, 6 * MIB);
+        OK(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p + 1));
+        ck_assert_uint_eq(type, CU_MEMORYTYPE_DEVICE);
+        OK(cu.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p));
+        ck_assert_int_eq(ordinal, device);
+        OK(cu.cuPointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, p + MIB));
+        ck_assert_uint_eq(start, p);
+        OK(cu.cuMemFree_v2(p));
+        REFUSED(cu.cuMemGetAddressRange_v2(&base, &n_bytes, p));
+        REFUSED(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p));
+}
+END_TEST
+
+START_TEST(copies_and_fills)
+{
+        unsigned char there[4096], back[4096];
+        CUdeviceptr p;
+
+        for (size_t i = 0; i < sizeof(there); i++)
+                there[i] = (unsigned char)(i * 7);
+        OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
+        OK(cu.cuMemsetD8_v2(p, 0x5a, 4 * MIB));
+        ck_assert_uint_eq(gpu_count_other(p, 0x5a, 4 * MIB), 0);
+        OK(cu.cuMemcpyHtoD_v2(p + 100, there, sizeof(there)));
+        OK(cu.cuMemcpyDtoD_v2(p + 2 * MIB, p + 100, sizeof(there)));
+        OK(cu.cuMemcpyDtoH_v2(back, p + 2 * MIB, sizeof(back)));
+        ck_assert_int_eq(memcmp(there, back, sizeof(back)), 0);
+        ck_assert_uint_eq(gpu_count_other(p, 0x5a, 100), 0);
+        OK(cu.cuMemFree_v2(p));
+        REFUSED(cu.cuMemcpyDtoH_v2(back, p, sizeof(back)));
+        REFUSED(cu.cuMemsetD8_v2(p, 0, 16));
+        OK(cu.cuCtxSynchronize()); /* refused, not broken */
+}
+END_TEST
+
+/* Nobody promises what fresh memory holds; the fake makes the worst of it. */
+START_TEST(fresh_memory_is_not_clear)
+{
+        CUdeviceptr p;
+
+        OK(cu.cuMemAlloc_v2(&p, 2 * MIB));
+        ck_assert_uint_eq(gpu_count_other(p, 0xab, 2 * MIB), 0);
+        OK(cu.cuMemFree_v2(p));
+}
+END_TEST
+
+START_TEST(a_context_takes_its_memory_along)
+{
+        CUdeviceptr p;
+
+        OK(cu.cuMemAlloc_v2(&p, 2 * MIB));
+        OK(cu.cuDevicePrimaryCtxRelease_v2(device));
+        OK(cu.cuDevicePrimaryCtxRetain(&context, device));
+        OK(cu.cuCtxSetCurrent(context));
+        REFUSED(cu.cuMemFree_v2(p));
+}
+END_TEST
+
+START_TEST(a_kernel_writes_what_another_process_reads)
+{
+        unsigned int n = 1 << 20, value = 0x61616161;
+        struct peer p = conformance_peer();
+        struct peer_message m = { .op = PEER_OPEN };
+        CUfunction function;
+        CUdeviceptr at;
+        CUmodule module;
+        void *parameters[] = { &at, &n, &value };
+
+        OK(cu.cuMemAlloc_v2(&at, 4 * MIB));
+        OK(cu.cuIpcGetMemHandle(&m.handle, at));
+        tell(&p, &m, -1, NULL);
+        OK(cu.cuModuleLoadData(&module, gpu_kernels_ptx));
+        OK(cu.cuModuleGetFunction(&function, module, "fill32"));
+        OK(cu.cuLaunchKernel(function, n / 256, 1, 1, 256, 1, 1, 0, NULL, parameters, NULL));
+        OK(cu.cuCtxSynchronize());
+        m = (struct peer_message){ .op = PEER_COUNT, .a = m.a, .b = 0x61, .c = 4 * MIB };
+        tell(&p, &m, -1, NULL);
+        ck_assert_uint_eq(m.a, 0);
+        peer_end(&p);
+        OK(cu.cuModuleUnload(module));
+        OK(cu.cuMemFree_v2(at));
+}
+END_TEST
+
+void conformance_memory(Suite *s, const struct conformance_machine *m)
+{
+        TCase *t = tcase_create("memory");
+
+        tcase_add_checked_fixture(t, conformance_setup, conformance_teardown);
+        tcase_set_timeout(t, 60);
+        tcase_add_test(t, alloc_and_free);
+        tcase_add_test(t, more_than_there_is_is_out_of_memory);
+        tcase_add_test(t, a_pointer_knows_its_allocation);
+        tcase_add_test(t, copies_and_fills);
+        tcase_add_test(t, a_context_takes_its_memory_along);
+        if (m->is_fake)
+                tcase_add_test(t, fresh_memory_is_not_clear);
+        if (m->has_kernels)
+                tcase_add_test(t, a_kernel_writes_what_another_process_reads);
+        suite_add_tcase(s, t);
+}

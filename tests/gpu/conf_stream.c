@@ -1,0 +1,263 @@
+/* Conformance: work that takes its time, events, and what capture forbids.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The fake is told to be slow, so that "not ready" must be seen; a real GPU may
+ * be done before it is asked. */
+#include "tests/gpu/conformance.h"
+
+#include <unistd.h>
+
+static CUdeviceptr memory;
+static CUstream a, b;
+
+static void setup(void)
+{
+        setenv("FAKE_CUDA_STREAM_DELAY_US", "20000", 1);
+        conformance_setup();
+        OK(cu.cuMemAlloc_v2(&memory, 4 * MIB));
+        OK(cu.cuStreamCreate(&a, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuStreamCreate(&b, CU_STREAM_NON_BLOCKING));
+}
+
+static void teardown(void)
+{
+        OK(cu.cuStreamDestroy_v2(a));
+        OK(cu.cuStreamDestroy_v2(b));
+        OK(cu.cuMemFree_v2(memory));
+        conformance_teardown();
+}
+
+static void not_ready_yet(CUresult r)
+{
+        ck_assert_msg(r == CUDA_ERROR_NOT_READY || (!is_fake && r == CUDA_SUCCESS), "%s", gpu_error(r));
+}
+
+START_TEST(work_is_done_later_and_in_order)
+{
+        unsigned char first[16], second[16];
+
+        OK(cu.cuMemsetD8Async(memory, 1, MIB, a));
+        OK(cu.cuMemcpyDtoHAsync_v2(first, memory, sizeof(first), a));
+        OK(cu.cuMemsetD8Async(memory, 2, MIB, a));
+        OK(cu.cuMemcpyDtoHAsync_v2(second, memory, sizeof(second), a));
+        not_ready_yet(cu.cuStreamQuery(a));
+        OK(cu.cuStreamSynchronize(a));
+        OK(cu.cuStreamQuery(a));
+        ck_assert_int_eq(first[15], 1);
+        ck_assert_int_eq(second[15], 2);
+        OK(cu.cuStreamQuery(b));
+}
+END_TEST
+
+START_TEST(an_event_is_a_point_in_a_stream)
+{
+        CUevent event;
+
+        OK(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        OK(cu.cuEventQuery(event)); /* never recorded: passed */
+        OK(cu.cuEventSynchronize(event));
+        OK(cu.cuMemsetD8Async(memory, 3, MIB, a));
+        OK(cu.cuEventRecord(event, a));
+        not_ready_yet(cu.cuEventQuery(event));
+        OK(cu.cuEventSynchronize(event));
+        OK(cu.cuEventQuery(event));
+        OK(cu.cuMemsetD8Async(memory, 4, MIB, a));
+        OK(cu.cuEventQuery(event)); /* of what was before, not of what comes after */
+        OK(cu.cuEventRecord(event, a));
+        OK(cu.cuEventDestroy_v2(event)); /* while it is pending */
+        OK(cu.cuStreamSynchronize(a));
+}
+END_TEST
+
+START_TEST(a_stream_waits_for_anothers_event)
+{
+        unsigned char byte = 0;
+        CUevent event;
+
+        OK(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        OK(cu.cuMemsetD8Async(memory, 5, 4 * MIB, a));
+        OK(cu.cuMemsetD8Async(memory, 6, 4 * MIB, a));
+        OK(cu.cuEventRecord(event, a));
+        OK(cu.cuStreamWaitEvent(b, event, 0));
+        OK(cu.cuMemcpyDtoHAsync_v2(&byte, memory + 4 * MIB - 1, 1, b));
+        OK(cu.cuStreamSynchronize(b));
+        ck_assert_int_eq(byte, 6);
+        OK(cu.cuEventDestroy_v2(event));
+}
+END_TEST
+
+START_TEST(the_default_stream_waits_for_blocking_ones)
+{
+        unsigned char byte = 0;
+        CUstream blocking;
+
+        OK(cu.cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        OK(cu.cuMemsetD8Async(memory, 7, MIB, blocking));
+        OK(cu.cuMemcpyDtoH_v2(&byte, memory, 1));
+        ck_assert_int_eq(byte, 7);
+        OK(cu.cuStreamDestroy_v2(blocking));
+}
+END_TEST
+
+START_TEST(free_waits_for_the_work_that_uses_it)
+{
+        CUdeviceptr p;
+
+        OK(cu.cuMemAlloc_v2(&p, 4 * MIB));
+        for (int i = 0; i < 3; i++)
+                OK(cu.cuMemsetD8Async(p, (unsigned char)i, 4 * MIB, a));
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuCtxSynchronize());
+}
+END_TEST
+
+static void note(void *data)
+{
+        __atomic_add_fetch((int *)data, 1, __ATOMIC_RELAXED);
+}
+
+START_TEST(a_host_function_is_called_in_turn)
+{
+        int n = 0;
+
+        OK(cu.cuMemsetD8Async(memory, 8, MIB, a));
+        OK(cu.cuLaunchHostFunc(a, note, &n));
+        OK(cu.cuLaunchHostFunc(a, note, &n));
+        OK(cu.cuStreamSynchronize(a));
+        ck_assert_int_eq(__atomic_load_n(&n, __ATOMIC_RELAXED), 2);
+}
+END_TEST
+
+START_TEST(destroyed_streams_finish_their_work)
+{
+        CUstream s;
+        int n = 0;
+
+        OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuLaunchHostFunc(s, note, &n));
+        OK(cu.cuStreamDestroy_v2(s));
+        OK(cu.cuCtxSynchronize());
+        for (int i = 0; i < 100 && __atomic_load_n(&n, __ATOMIC_RELAXED) == 0; i++)
+                usleep(10000);
+        ck_assert_int_eq(__atomic_load_n(&n, __ATOMIC_RELAXED), 1);
+}
+END_TEST
+
+/* ---- capture ------------------------------------------------------------- */
+
+static void expect_capture(CUstream s, CUstreamCaptureStatus expected)
+{
+        CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+        OK(cu.cuStreamIsCapturing(s, &status));
+        ck_assert_int_eq((int)status, (int)expected);
+}
+
+START_TEST(a_captured_stream_does_nothing_yet)
+{
+        unsigned char byte = 0;
+        CUgraph graph = NULL;
+
+        OK(cu.cuMemsetD8_v2(memory, 9, MIB));
+        expect_capture(a, CU_STREAM_CAPTURE_STATUS_NONE);
+        OK(cu.cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        expect_capture(a, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        expect_capture(b, CU_STREAM_CAPTURE_STATUS_NONE);
+        OK(cu.cuMemsetD8Async(memory, 10, MIB, a));
+        OK(cu.cuStreamEndCapture(a, &graph));
+        ck_assert_ptr_nonnull(graph);
+        OK(cu.cuGraphDestroy(graph));
+        OK(cu.cuMemcpyDtoH_v2(&byte, memory, 1));
+        ck_assert_int_eq(byte, 9);
+}
+END_TEST
+
+START_TEST(global_capture_forbids_unsafe_calls)
+{
+        CUgraph graph = NULL;
+        CUdeviceptr p;
+        CUevent event;
+
+        OK(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        OK(cu.cuEventRecord(event, b));
+        OK(cu.cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cu.cuMemAlloc_v2(&p, MIB));
+        expect_capture(a, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cu.cuStreamEndCapture(a, &graph));
+        expect_capture(a, CU_STREAM_CAPTURE_STATUS_NONE);
+        OK(cu.cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cu.cuEventQuery(event));
+        REFUSED(cu.cuStreamEndCapture(a, &graph));
+        OK(cu.cuEventSynchronize(event));
+        OK(cu.cuEventDestroy_v2(event));
+}
+END_TEST
+
+START_TEST(a_relaxed_thread_may_do_more)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        CUgraph graph = NULL;
+        CUdeviceptr p;
+
+        OK(cu.cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+        ck_assert_int_eq((int)mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+        OK(cu.cuMemAlloc_v2(&p, MIB));
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+        ck_assert_int_eq((int)mode, CU_STREAM_CAPTURE_MODE_RELAXED);
+        OK(cu.cuStreamEndCapture(a, &graph));
+        OK(cu.cuGraphDestroy(graph));
+        OK(cu.cuMemFree_v2(p));
+}
+END_TEST
+
+START_TEST(a_captured_event_cannot_be_asked)
+{
+        CUgraph graph = NULL;
+        CUevent event;
+
+        OK(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        OK(cu.cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        OK(cu.cuMemsetD8Async(memory, 11, MIB, a));
+        OK(cu.cuEventRecord(event, a));
+        IS(CUDA_ERROR_CAPTURED_EVENT, cu.cuEventQuery(event));
+        cu.cuStreamEndCapture(a, &graph);
+        if (graph)
+                cu.cuGraphDestroy(graph);
+        OK(cu.cuEventDestroy_v2(event));
+}
+END_TEST
+
+START_TEST(a_captured_stream_cannot_be_waited_for)
+{
+        CUgraph graph = NULL;
+
+        OK(cu.cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED));
+        IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cu.cuStreamSynchronize(a));
+        REFUSED(cu.cuStreamEndCapture(a, &graph));
+        OK(cu.cuStreamSynchronize(a));
+}
+END_TEST
+
+void conformance_stream(Suite *s, const struct conformance_machine *m)
+{
+        TCase *t = tcase_create("stream");
+
+        (void)m;
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_set_timeout(t, 60);
+        tcase_add_test(t, work_is_done_later_and_in_order);
+        tcase_add_test(t, an_event_is_a_point_in_a_stream);
+        tcase_add_test(t, a_stream_waits_for_anothers_event);
+        tcase_add_test(t, the_default_stream_waits_for_blocking_ones);
+        tcase_add_test(t, free_waits_for_the_work_that_uses_it);
+        tcase_add_test(t, a_host_function_is_called_in_turn);
+        tcase_add_test(t, destroyed_streams_finish_their_work);
+        tcase_add_test(t, a_captured_stream_does_nothing_yet);
+        tcase_add_test(t, global_capture_forbids_unsafe_calls);
+        tcase_add_test(t, a_relaxed_thread_may_do_more);
+        tcase_add_test(t, a_captured_event_cannot_be_asked);
+        tcase_add_test(t, a_captured_stream_cannot_be_waited_for);
+        suite_add_tcase(s, t);
+}

@@ -1,0 +1,247 @@
+/* Conformance: memory, addresses and access apart; fds between processes.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/gpu/conformance.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static size_t granularity;
+static CUmemAllocationProp prop;
+
+static void setup(void)
+{
+        conformance_setup();
+        prop = gpu_prop(device);
+        OK(cu.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+}
+
+START_TEST(sizes_are_multiples_of_the_granularity)
+{
+        CUmemGenericAllocationHandle handle;
+        CUmemAllocationProp wrong = prop;
+        size_t n_total, n_free;
+
+        ck_assert_uint_ge(granularity, 4096);
+        ck_assert_uint_eq(granularity & (granularity - 1), 0);
+        IS(CUDA_ERROR_INVALID_VALUE, cu.cuMemCreate(&handle, granularity + 4096, &prop, 0));
+        IS(CUDA_ERROR_INVALID_VALUE, cu.cuMemCreate(&handle, granularity, &prop, 1));
+        wrong.location.id = 1000;
+        REFUSED(cu.cuMemCreate(&handle, granularity, &wrong, 0));
+        OK(cu.cuMemGetInfo_v2(&n_free, &n_total));
+        n_total -= n_total % granularity;
+        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemCreate(&handle, n_total + granularity, &prop, 0));
+        OK(cu.cuMemCreate(&handle, granularity, &prop, 0));
+        memset(&wrong, 0, sizeof(wrong));
+        OK(cu.cuMemGetAllocationPropertiesFromHandle(&wrong, handle));
+        ck_assert_int_eq((int)wrong.type, CU_MEM_ALLOCATION_TYPE_PINNED);
+        ck_assert_int_eq(wrong.location.id, device);
+        OK(cu.cuMemRelease(handle));
+}
+END_TEST
+
+START_TEST(no_access_before_it_is_set)
+{
+        CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, device },
+                                   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        CUmemGenericAllocationHandle handle;
+        unsigned long long flags = 99;
+        CUdeviceptr at;
+
+        OK(cu.cuMemCreate(&handle, granularity, &prop, 0));
+        OK(cu.cuMemAddressReserve(&at, 2 * granularity, 0, 0, 0));
+        ck_assert_uint_eq(at % granularity, 0);
+        REFUSED(cu.cuMemsetD8_v2(at, 1, 16));
+        REFUSED(cu.cuMemSetAccess(at, granularity, &access, 1));
+        OK(cu.cuMemMap(at, granularity, 0, handle, 0));
+        REFUSED(cu.cuMemsetD8_v2(at, 1, 16));
+        OK(cu.cuMemGetAccess(&flags, &access.location, at));
+        ck_assert_uint_eq(flags, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+        OK(cu.cuMemSetAccess(at, granularity, &access, 1));
+        OK(cu.cuMemGetAccess(&flags, &access.location, at));
+        ck_assert_uint_eq(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        OK(cu.cuMemsetD8_v2(at, 1, granularity));
+        ck_assert_uint_eq(gpu_count_other(at, 1, granularity), 0);
+        OK(cu.cuMemUnmap(at, granularity));
+        REFUSED(cu.cuMemsetD8_v2(at, 1, 16));
+        OK(cu.cuMemMap(at + granularity, granularity, 0, handle, 0)); /* elsewhere, the same bytes */
+        OK(cu.cuMemSetAccess(at + granularity, granularity, &access, 1));
+        ck_assert_uint_eq(gpu_count_other(at + granularity, 1, granularity), 0);
+        OK(cu.cuMemUnmap(at + granularity, granularity));
+        OK(cu.cuMemAddressFree(at, 2 * granularity));
+        OK(cu.cuMemRelease(handle));
+}
+END_TEST
+
+START_TEST(maps_are_whole_and_do_not_overlap)
+{
+        CUmemGenericAllocationHandle handle;
+        CUdeviceptr at;
+
+        OK(cu.cuMemCreate(&handle, 2 * granularity, &prop, 0));
+        OK(cu.cuMemAddressReserve(&at, 4 * granularity, 0, 0, 0));
+        REFUSED(cu.cuMemMap(at, granularity, granularity, handle, 0));
+        REFUSED(cu.cuMemMap(at + 4096, 2 * granularity, 0, handle, 0));
+        OK(cu.cuMemMap(at, 2 * granularity, 0, handle, 0));
+        REFUSED(cu.cuMemMap(at + granularity, 2 * granularity, 0, handle, 0));
+        REFUSED(cu.cuMemUnmap(at, granularity));
+        OK(cu.cuMemUnmap(at, 2 * granularity));
+        REFUSED(cu.cuMemUnmap(at, 2 * granularity));
+        OK(cu.cuMemAddressFree(at, 4 * granularity));
+        OK(cu.cuMemRelease(handle));
+}
+END_TEST
+
+/* What a region rests on: pieces made one by one, side by side, are one range. */
+START_TEST(pieces_side_by_side_are_one_range)
+{
+        CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, device },
+                                   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        CUmemGenericAllocationHandle handles[2];
+        CUdeviceptr at;
+
+        OK(cu.cuMemAddressReserve(&at, 2 * granularity, 0, 0, 0));
+        for (int i = 0; i < 2; i++) {
+                OK(cu.cuMemCreate(&handles[i], granularity, &prop, 0));
+                OK(cu.cuMemMap(at + (size_t)i * granularity, granularity, 0, handles[i], 0));
+                OK(cu.cuMemSetAccess(at + (size_t)i * granularity, granularity, &access, 1));
+                OK(cu.cuMemRelease(handles[i])); /* the mapping keeps it */
+        }
+        OK(cu.cuMemsetD8_v2(at + granularity / 2, 0x21, granularity));
+        ck_assert_uint_eq(gpu_count_other(at + granularity / 2, 0x21, granularity), 0);
+        OK(cu.cuMemUnmap(at, 2 * granularity));
+        OK(cu.cuMemAddressFree(at, 2 * granularity));
+}
+END_TEST
+
+START_TEST(a_handle_from_an_address)
+{
+        CUmemGenericAllocationHandle handle;
+        struct gpu_mapping mapping;
+
+        OK(gpu_create_and_map(device, granularity, &mapping));
+        OK(cu.cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)(mapping.at + 4096)));
+        OK(cu.cuMemRelease(handle));
+        OK(gpu_unmap(&mapping));
+        REFUSED(cu.cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)mapping.at));
+}
+END_TEST
+
+static uint64_t peer_count_other(struct peer *p, uint64_t at, unsigned char value, size_t n_bytes)
+{
+        struct peer_message m = { .op = PEER_COUNT, .a = at, .b = value, .c = n_bytes };
+
+        tell(p, &m, -1, NULL);
+        return m.a;
+}
+
+START_TEST(an_fd_shares_it_with_another_process)
+{
+        struct peer p = conformance_peer();
+        struct peer_message m = { .op = PEER_IMPORT, .a = 2 * granularity };
+        struct gpu_mapping mapping;
+        uint64_t there;
+        int fd = -1;
+
+        OK(gpu_create_and_map(device, 2 * granularity, &mapping));
+        OK(cu.cuMemsetD8_v2(mapping.at, 0x11, 2 * granularity));
+        OK(cu.cuMemExportToShareableHandle(&fd, mapping.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        ck_assert_int_ge(fd, 0);
+        tell(&p, &m, fd, NULL);
+        close(fd);
+        there = m.b;
+        ck_assert_uint_eq(peer_count_other(&p, there, 0x11, 2 * granularity), 0);
+        m = (struct peer_message){ .op = PEER_FILL, .a = there + granularity, .b = 0x12, .c = granularity };
+        tell(&p, &m, -1, NULL);
+        ck_assert_uint_eq(gpu_count_other(mapping.at, 0x11, granularity), 0);
+        ck_assert_uint_eq(gpu_count_other(mapping.at + granularity, 0x12, granularity), 0);
+        OK(gpu_unmap(&mapping));
+        ck_assert_uint_eq(peer_count_other(&p, there, 0x11, granularity),
+                          0); /* the peer's mapping keeps it */
+        peer_end(&p);
+}
+END_TEST
+
+/* What a restart without loss rests on. */
+START_TEST(an_fd_keeps_the_memory_of_a_killed_process)
+{
+        struct peer p = conformance_peer();
+        struct peer_message m = { .op = PEER_CREATE, .a = 4 * granularity };
+        CUmemGenericAllocationHandle handle;
+        size_t n_free = gpu_n_free();
+        struct gpu_mapping mapping;
+        int fd = -1;
+
+        tell(&p, &m, -1, NULL);
+        m.op = PEER_EXPORT;
+        tell(&p, &m, -1, &fd);
+        ck_assert_int_ge(fd, 0);
+        m = (struct peer_message){ .op = PEER_FILL, .a = m.b, .b = 0x77, .c = 4 * granularity };
+        tell(&p, &m, -1, NULL);
+        peer_kill(&p);
+        if (is_fake)
+                ck_assert_uint_eq(gpu_n_free(), n_free - 4 * granularity);
+        OK(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        OK(gpu_map(device, handle, 4 * granularity, &mapping));
+        ck_assert_uint_eq(gpu_count_other(mapping.at, 0x77, 4 * granularity), 0);
+        close(fd);
+        OK(gpu_unmap(&mapping));
+}
+END_TEST
+
+START_TEST(memory_returns_with_the_last_that_holds_it)
+{
+        CUmemGenericAllocationHandle imported;
+        size_t n_free = gpu_n_free(),
+               n_bytes = 32 * MIB + (granularity - 32 * MIB % granularity) % granularity;
+        struct gpu_mapping mapping;
+        int fd = -1;
+
+        OK(gpu_create_and_map(device, n_bytes, &mapping));
+        OK(cu.cuMemExportToShareableHandle(&fd, mapping.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        OK(gpu_unmap(&mapping));
+        ck_assert_uint_le(gpu_n_free(), n_free - n_bytes); /* the fd has it */
+        OK(cu.cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        close(fd);
+        ck_assert_uint_le(gpu_n_free(), n_free - n_bytes); /* the handle has it */
+        OK(cu.cuMemRelease(imported));
+        ck_assert_uint_ge(gpu_n_free() + 4 * MIB, n_free);
+}
+END_TEST
+
+START_TEST(only_what_was_asked_for_can_be_exported)
+{
+        CUmemAllocationProp private_prop = prop;
+        CUmemGenericAllocationHandle handle;
+        int fd = -1;
+
+        private_prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+        OK(cu.cuMemCreate(&handle, granularity, &private_prop, 0));
+        REFUSED(cu.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+        OK(cu.cuMemRelease(handle));
+        REFUSED(cu.cuMemImportFromShareableHandle(&handle, (void *)0,
+                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+}
+END_TEST
+
+void conformance_vmm(Suite *s, const struct conformance_machine *m)
+{
+        TCase *t = tcase_create("vmm");
+
+        if (!m->has_vmm)
+                return;
+        tcase_add_checked_fixture(t, setup, conformance_teardown);
+        tcase_set_timeout(t, 60);
+        tcase_add_test(t, sizes_are_multiples_of_the_granularity);
+        tcase_add_test(t, no_access_before_it_is_set);
+        tcase_add_test(t, maps_are_whole_and_do_not_overlap);
+        tcase_add_test(t, pieces_side_by_side_are_one_range);
+        tcase_add_test(t, a_handle_from_an_address);
+        tcase_add_test(t, an_fd_shares_it_with_another_process);
+        tcase_add_test(t, an_fd_keeps_the_memory_of_a_killed_process);
+        tcase_add_test(t, memory_returns_with_the_last_that_holds_it);
+        tcase_add_test(t, only_what_was_asked_for_can_be_exported);
+        suite_add_tcase(s, t);
+}

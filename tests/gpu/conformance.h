@@ -1,0 +1,42 @@
+/* What the files of the conformance suite share.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_TESTS_GPU_CONFORMANCE_H
+#define BFC_TESTS_GPU_CONFORMANCE_H
+
+#include "tests/gpu/driver.h"
+#include "tests/gpu/peer.h"
+#include "tests/suite.h"
+
+#define MIB ((size_t)1 << 20)
+
+#define OK(call) ck_assert_msg((expected_ = (call)) == CUDA_SUCCESS, #call ": %s", gpu_error(expected_))
+#define IS(error, call)                                                                                      \
+        ck_assert_msg((expected_ = (call)) == (error), #call ": %s, not " #error, gpu_error(expected_))
+#define REFUSED(call) ck_assert_msg((call) != CUDA_SUCCESS, #call " was not refused")
+extern CUresult expected_;
+
+/* The fixture: device 0, its primary context current, and how much was free. */
+extern CUdevice device;
+extern CUcontext context;
+extern bool is_fake;
+void conformance_setup(void);
+void conformance_teardown(void);
+
+/* What this machine can do: cases that need more are not registered. */
+struct conformance_machine {
+        bool has_device, has_vmm, has_kernels, has_two_devices, is_fake;
+};
+
+void conformance_driver(Suite *s, const struct conformance_machine *m);
+void conformance_memory(Suite *s, const struct conformance_machine *m);
+void conformance_ipc(Suite *s, const struct conformance_machine *m);
+void conformance_vmm(Suite *s, const struct conformance_machine *m);
+void conformance_stream(Suite *s, const struct conformance_machine *m);
+
+/* A peer that has started on device 0. */
+struct peer conformance_peer(void);
+/* peer_call() that must succeed. */
+void tell(struct peer *p, struct peer_message *m, int fd, int *ret_fd);
+
+#endif
