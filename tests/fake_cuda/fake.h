@@ -7,7 +7,8 @@
  *   fault.c    the way into every function: counting, faults, lost devices
  *   driver.c   cuInit, devices, error texts, cuGetProcAddress
  *   context.c  primary contexts and each thread's stack of current ones
- *   memory.c   the table of address ranges, cuMemAlloc and its like
+ *   address.c  the addresses that devices' memory is mapped at
+ *   memory.c   the table of ranges, cuMemAlloc and its like
  *   ipc.c      legacy IPC handles
  *   vmm.c      cuMemCreate, handles and fds;  map.c  addresses and access
  *   queue.c    queues of work and the threads that do it;  stream.c  streams
@@ -170,9 +171,15 @@ void fake_range_remove(struct fake_range *r);
 void fake_range_destroy(struct fake_range *r);
 void fake_ranges_destroy_of(CUcontext c);
 bool fake_range_allows(uintptr_t at, size_t n_bytes, bool to_write);
-uintptr_t fake_map_aligned(size_t n_bytes, size_t alignment);
-bool fake_map_object(uintptr_t at, size_t n_bytes, int fd, int protection);
 size_t fake_round_up(size_t n_bytes);
+
+/* ---- address.c ----------------------------------------------------------- */
+
+/* Addresses without memory; 0: there are none left. */
+uintptr_t fake_address_take(size_t n_bytes, size_t alignment);
+bool fake_address_map(uintptr_t at, size_t n_bytes, int fd, int protection);
+bool fake_address_blank(uintptr_t at, size_t n_bytes); /* takes the memory away, keeps the addresses */
+void fake_address_give_back(uintptr_t at, size_t n_bytes);
 
 /* vmm.c, with the memory lock held; false: no such handle. */
 bool fake_handle_object(CUmemGenericAllocationHandle value, struct fake_object *ret);

@@ -173,10 +173,10 @@ static CUresult open_locked(CUcontext c, const struct handle *h, CUdeviceptr *re
                 close(fd);
                 return CUDA_ERROR_ALREADY_MAPPED;
         }
-        at = fake_map_aligned(h->n_bytes, FAKE_GRANULARITY);
-        if (at == 0 || !fake_map_object(at, h->n_bytes, fd, PROT_READ | PROT_WRITE)) {
+        at = fake_address_take(h->n_bytes, FAKE_GRANULARITY);
+        if (at == 0 || !fake_address_map(at, h->n_bytes, fd, PROT_READ | PROT_WRITE)) {
                 if (at)
-                        munmap((void *)at, h->n_bytes);
+                        fake_address_give_back(at, h->n_bytes);
                 close(fd);
                 return CUDA_ERROR_MAP_FAILED;
         }

@@ -26,7 +26,7 @@ API CUresult cuMemAddressReserve(CUdeviceptr *ret_pointer, size_t n_bytes, size_
         if (!ret_pointer || flags != 0 || n_bytes == 0 || n_bytes % FAKE_GRANULARITY != 0 ||
             (alignment & (alignment - 1)) != 0)
                 return CUDA_ERROR_INVALID_VALUE;
-        at = fake_map_aligned(n_bytes, alignment < FAKE_GRANULARITY ? FAKE_GRANULARITY : alignment);
+        at = fake_address_take(n_bytes, alignment < FAKE_GRANULARITY ? FAKE_GRANULARITY : alignment);
         if (at == 0)
                 return CUDA_ERROR_OUT_OF_MEMORY;
         pthread_rwlock_wrlock(&fake_memory_lock);
@@ -77,7 +77,7 @@ static CUresult map_locked(uintptr_t at, size_t n_bytes, CUmemGenericAllocationH
         result = fake_object_open(&o, &fd);
         if (result != CUDA_SUCCESS)
                 return result;
-        if (!fake_map_object(at, n_bytes, fd, PROT_NONE)) {
+        if (!fake_address_map(at, n_bytes, fd, PROT_NONE)) {
                 close(fd);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -122,10 +122,8 @@ static CUresult unmap_one(uintptr_t at, size_t *ret_n_bytes)
         struct fake_object o = r->object;
 
         *ret_n_bytes = r->n_bytes;
-        if (mmap((void *)at, r->n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-                 -1, 0) == MAP_FAILED)
+        if (!fake_address_blank(at, r->n_bytes))
                 return CUDA_ERROR_UNMAP_FAILED;
-        madvise((void *)at, r->n_bytes, MADV_DONTFORK);
         fake_range_remove(r);
         fake_object_drop(&o);
         return CUDA_SUCCESS;

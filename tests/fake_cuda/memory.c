@@ -64,7 +64,7 @@ void fake_range_remove(struct fake_range *r)
 
 void fake_range_destroy(struct fake_range *r)
 {
-        munmap((void *)r->at, r->n_mapped);
+        fake_address_give_back(r->at, r->n_mapped);
         if (r->kind == RANGE_ALLOC)
                 fake_object_disown(&r->object);
         if (r->kind & RANGE_MEMORY)
@@ -103,47 +103,6 @@ bool fake_range_allows(uintptr_t at, size_t n_bytes, bool to_write)
         return true;
 }
 
-/* ---- mapping ------------------------------------------------------------- */
-
-/* Addresses without memory; 0: there are none. */
-uintptr_t fake_map_aligned(size_t n_bytes, size_t alignment)
-{
-        size_t n = n_bytes + alignment;
-        uintptr_t at, start;
-        void *p;
-
-        if (n < n_bytes)
-                return 0;
-        /* A hole that a free has left fits as it is: like a driver, the fake soon
-         * gives the same address again. */
-        p = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p != MAP_FAILED && (uintptr_t)p % alignment == 0) {
-                madvise(p, n_bytes, MADV_DONTFORK);
-                return (uintptr_t)p;
-        }
-        if (p != MAP_FAILED)
-                munmap(p, n_bytes);
-        p = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED)
-                return 0;
-        start = (uintptr_t)p;
-        at = (start + alignment - 1) & ~(uintptr_t)(alignment - 1);
-        if (at > start)
-                munmap(p, at - start);
-        if (start + n > at + n_bytes)
-                munmap((void *)(at + n_bytes), start + n - (at + n_bytes));
-        madvise((void *)at, n_bytes, MADV_DONTFORK);
-        return at;
-}
-
-bool fake_map_object(uintptr_t at, size_t n_bytes, int fd, int protection)
-{
-        if (mmap((void *)at, n_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-                return false;
-        madvise((void *)at, n_bytes, MADV_DONTFORK);
-        return true;
-}
-
 /* ---- allocations --------------------------------------------------------- */
 
 static CUresult alloc(CUcontext c, size_t n_bytes, CUdeviceptr *ret)
@@ -160,10 +119,10 @@ static CUresult alloc(CUcontext c, size_t n_bytes, CUdeviceptr *ret)
         result = fake_object_new(c->device, 'a', n_mapped, &o, &fd);
         if (result != CUDA_SUCCESS)
                 return result;
-        at = fake_map_aligned(n_mapped, FAKE_GRANULARITY);
-        if (at == 0 || !fake_map_object(at, n_mapped, fd, PROT_READ | PROT_WRITE)) {
+        at = fake_address_take(n_mapped, FAKE_GRANULARITY);
+        if (at == 0 || !fake_address_map(at, n_mapped, fd, PROT_READ | PROT_WRITE)) {
                 if (at)
-                        munmap((void *)at, n_mapped);
+                        fake_address_give_back(at, n_mapped);
                 close(fd);
                 fake_object_drop(&o);
                 return CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,0 +1,86 @@
+/* Device addresses: one window of the process's addresses, cut into 2 MiB slots.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The lowest free slots are given out, so an address that was freed comes back
+ * soon, as a driver's do: who mistakes a new allocation for an old one at the
+ * same address is found out. Nothing of the window reaches a fork()ed child.
+ *
+ * Invariant: a slot that is not taken is PROT_NONE and without memory. */
+#include "tests/fake_cuda/fake.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+#define N_SLOTS ((size_t)1 << 17) /* 256 GiB of addresses */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char is_taken[N_SLOTS];
+static uintptr_t window;
+
+static bool blank(uintptr_t at, size_t n_bytes, int flags, uintptr_t *ret)
+{
+        void *p = mmap((void *)at, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags,
+                       -1, 0);
+
+        if (p == MAP_FAILED)
+                return false;
+        madvise(p, n_bytes, MADV_DONTFORK);
+        *ret = (uintptr_t)p;
+        return true;
+}
+
+static bool window_open(void)
+{
+        uintptr_t p;
+
+        if (window != 0)
+                return true;
+        if (!blank(0, (N_SLOTS + 1) * FAKE_GRANULARITY, 0, &p))
+                return false;
+        window = fake_round_up(p);
+        return true;
+}
+
+uintptr_t fake_address_take(size_t n_bytes, size_t alignment)
+{
+        size_t n = n_bytes / FAKE_GRANULARITY;
+        uintptr_t at = 0;
+
+        pthread_mutex_lock(&lock);
+        for (size_t i = 0; n <= N_SLOTS && window_open() && i <= N_SLOTS - n; i++) {
+                const char *in_the_way = memchr(is_taken + i, 1, n);
+
+                if (in_the_way) {
+                        i = (size_t)(in_the_way - is_taken);
+                } else if ((window + i * FAKE_GRANULARITY) % alignment == 0) {
+                        memset(is_taken + i, 1, n);
+                        at = window + i * FAKE_GRANULARITY;
+                        break;
+                }
+        }
+        pthread_mutex_unlock(&lock);
+        return at;
+}
+
+bool fake_address_blank(uintptr_t at, size_t n_bytes)
+{
+        return blank(at, n_bytes, MAP_FIXED, &at);
+}
+
+void fake_address_give_back(uintptr_t at, size_t n_bytes)
+{
+        if (!fake_address_blank(at, n_bytes))
+                fake_die("cannot unmap: %m");
+        pthread_mutex_lock(&lock);
+        memset(is_taken + (at - window) / FAKE_GRANULARITY, 0, n_bytes / FAKE_GRANULARITY);
+        pthread_mutex_unlock(&lock);
+}
+
+bool fake_address_map(uintptr_t at, size_t n_bytes, int fd, int protection)
+{
+        if (mmap((void *)at, n_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+                return false;
+        madvise((void *)at, n_bytes, MADV_DONTFORK);
+        return true;
+}

@@ -1,0 +1,542 @@
+/* The fake's own promises: faults on demand, counts, capacity that is right
+ * whatever becomes of the processes, and the environment.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each case sets the environment before it loads the library, in a state folder
+ * of its own; Check forks for each. What a driver does as well is asserted by
+ * the conformance suite. */
+#include "tests/gpu/driver.h"
+#include "tests/gpu/peer.h"
+#include "tests/suite.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB             ((size_t)1 << 20)
+#define OK(call)        ck_assert_int_eq((int)(call), CUDA_SUCCESS)
+#define IS(error, call) ck_assert_int_eq((int)(call), (int)(error))
+
+static char folder[64];
+static int n_fds_before;
+
+static void setup(void)
+{
+        snprintf(folder, sizeof(folder), "/tmp/fake-cuda-test-XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        setenv("FAKE_CUDA_STATE", folder, 1);
+        setenv("FAKE_CUDA_DEVICES", "64MiB,32MiB", 1);
+        n_fds_before = suite_count_fds();
+}
+
+static void in_folder(const char *name, char ret[static 128])
+{
+        snprintf(ret, 128, "%s/%s", folder, name);
+}
+
+static int count_objects(void)
+{
+        DIR *d = opendir(folder);
+        struct dirent *e;
+        int n = 0;
+
+        ck_assert_ptr_nonnull(d);
+        while ((e = readdir(d)))
+                n += strncmp(e->d_name, "mem-", 4) == 0;
+        closedir(d);
+        return n;
+}
+
+/* Nothing is left: no fd, and no file for what was given back. */
+static void teardown(void)
+{
+        char path[128];
+
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        ck_assert_int_eq(count_objects(), 0);
+        in_folder("lock", path);
+        unlink(path);
+        in_folder("lost-0", path);
+        unlink(path);
+        in_folder("counts", path);
+        unlink(path);
+        ck_assert_int_eq(rmdir(folder), 0);
+}
+
+static CUcontext start(void)
+{
+        CUcontext c = NULL;
+
+        OK(gpu_start(0, &c));
+        return c;
+}
+
+static void stop(void)
+{
+        cu.cuCtxSetCurrent(NULL);
+        OK(cu.cuDevicePrimaryCtxRelease_v2(0));
+}
+
+/* ---- faults -------------------------------------------------------------- */
+
+START_TEST(the_nth_call_fails_and_no_other)
+{
+        CUdeviceptr p[3];
+
+        setenv("FAKE_CUDA_FAULT", "cuMemAlloc:2,cuMemFree_v2:1:999", 1);
+        start();
+        OK(cu.cuMemAlloc_v2(&p[0], MIB));
+        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p[1], MIB));
+        OK(cu.cuMemAlloc_v2(&p[2], MIB));
+        IS(CUDA_ERROR_UNKNOWN, cu.cuMemFree_v2(p[0]));
+        OK(cu.cuMemFree_v2(p[0]));
+        OK(cu.cuMemFree_v2(p[2]));
+        stop();
+}
+END_TEST
+
+START_TEST(from_the_nth_call_on)
+{
+        size_t n;
+
+        setenv("FAKE_CUDA_FAULT", "cuMemGetInfo:2+:800", 1);
+        start();
+        OK(cu.cuMemGetInfo_v2(&n, &n));
+        IS(CUDA_ERROR_NOT_PERMITTED, cu.cuMemGetInfo_v2(&n, &n));
+        IS(CUDA_ERROR_NOT_PERMITTED, cu.cuMemGetInfo_v2(&n, &n));
+        stop();
+}
+END_TEST
+
+START_TEST(a_sticky_error_breaks_the_context)
+{
+        CUdeviceptr p, q;
+
+        setenv("FAKE_CUDA_FAULT", "cuMemAlloc:2:719!", 1);
+        start();
+        OK(cu.cuMemAlloc_v2(&p, MIB));
+        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemAlloc_v2(&q, MIB));
+        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemAlloc_v2(&q, MIB));
+        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuCtxSynchronize());
+        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemFree_v2(p));
+        stop(); /* its end takes the memory along */
+}
+END_TEST
+
+START_TEST(a_device_is_lost_after_some_calls)
+{
+        CUmemGenericAllocationHandle handle;
+        CUmemAllocationProp prop = gpu_prop(0);
+        CUcontext other;
+        CUdeviceptr p;
+        int n;
+
+        setenv("FAKE_CUDA_FAULT", "lost:0:1000", 1);
+        start();
+        OK(cu.cuMemAlloc_v2(&p, MIB));
+        for (int i = 0; i < 1000; i++)
+                OK(cu.cuDeviceGetCount(&n));
+        IS(CUDA_ERROR_ECC_UNCORRECTABLE, cu.cuMemAlloc_v2(&p, MIB));
+        IS(CUDA_ERROR_ECC_UNCORRECTABLE, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        OK(cu.cuDevicePrimaryCtxRetain(&other, 1)); /* the other one works */
+        OK(cu.cuCtxSetCurrent(other));
+        OK(cu.cuMemAlloc_v2(&p, MIB));
+        OK(cu.cuMemFree_v2(p));
+        OK(cu.cuDevicePrimaryCtxRelease_v2(1));
+        stop();
+}
+END_TEST
+
+START_TEST(a_device_is_lost_to_all_processes)
+{
+        struct peer_message m = { .op = PEER_START };
+        struct peer p;
+        char path[128];
+        CUdeviceptr at;
+        FILE *f;
+
+        start();
+        ck_assert_int_eq(peer_start((uid_t)-1, 0, &p), 0);
+        OK(peer_call(&p, &m, -1, NULL));
+        OK(cu.cuMemAlloc_v2(&at, MIB));
+        in_folder("lost-0", path);
+        f = fopen(path, "w");
+        ck_assert_ptr_nonnull(f);
+        fputs("719\n", f);
+        fclose(f);
+        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemFree_v2(at));
+        m = (struct peer_message){ .op = PEER_ALLOC, .a = MIB };
+        IS(CUDA_ERROR_LAUNCH_FAILED, peer_call(&p, &m, -1, NULL));
+        peer_end(&p);
+        unlink(path);
+        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemFree_v2(at)); /* what broke stays broken */
+        stop();
+        start();
+        stop();
+}
+END_TEST
+
+START_TEST(a_call_hangs_for_a_while)
+{
+        struct timespec before, after;
+        CUdeviceptr p;
+
+        setenv("FAKE_CUDA_FAULT", "hang:cuMemFree:1:300", 1);
+        start();
+        OK(cu.cuMemAlloc_v2(&p, MIB));
+        clock_gettime(CLOCK_MONOTONIC, &before);
+        OK(cu.cuMemFree_v2(p));
+        clock_gettime(CLOCK_MONOTONIC, &after);
+        ck_assert_int_ge((after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000,
+                         299);
+        stop();
+}
+END_TEST
+
+START_TEST(no_driver_at_all)
+{
+        CUcontext c;
+
+        setenv("FAKE_CUDA_FAULT", "cuInit:*:34", 1);
+        IS(CUDA_ERROR_STUB_LIBRARY, gpu_start(0, &c));
+}
+END_TEST
+
+/* A misspelt fault must not pass for none. */
+START_TEST(mistakes_are_told)
+{
+        static const char *const wrong[] = {
+                "cuMemAlok:1",  "cuMemAlloc", "cuMemAlloc:x", "hang:cuMemFree:1", "lost:7:1",
+                "cuMemFree:1:", ":"
+        };
+
+        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+                int status;
+                pid_t pid = fork();
+
+                if (pid == 0) {
+                        const char *why;
+
+                        setenv("FAKE_CUDA_FAULT", wrong[i], 1);
+                        fclose(stderr);
+                        if (gpu_load(&why) == 0)
+                                cu.cuInit(0);
+                        _exit(0);
+                }
+                ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+                ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "%s was taken", wrong[i]);
+        }
+}
+END_TEST
+
+/* ---- every call may fail: what a caller's test does with it ---------------- */
+
+static unsigned int count_of(const char *path, const char *name)
+{
+        FILE *f = fopen(path, "r");
+        char is[64];
+        unsigned int n, found = 0;
+
+        ck_assert_ptr_nonnull(f);
+        while (fscanf(f, "%63s %u", is, &n) == 2)
+                if (strcmp(is, name) == 0)
+                        found = n;
+        fclose(f);
+        return found;
+}
+
+/* Undoes what it did, and stops at the first error. */
+static int a_life(void)
+{
+        struct gpu_mapping mapping;
+        CUdeviceptr p = 0;
+        CUcontext c;
+        int r = 0;
+
+        if (gpu_start(0, &c) != CUDA_SUCCESS)
+                return 1;
+        if (cu.cuMemAlloc_v2(&p, MIB) != CUDA_SUCCESS || cu.cuMemsetD8_v2(p, 1, MIB) != CUDA_SUCCESS)
+                r = 1;
+        if (r == 0 && gpu_create_and_map(0, 2 * MIB, &mapping) == CUDA_SUCCESS)
+                r = gpu_unmap(&mapping) != CUDA_SUCCESS;
+        else
+                r = 1;
+        if (p && cu.cuMemFree_v2(p) != CUDA_SUCCESS)
+                r = 1;
+        return r;
+}
+
+static int life_with_fault(const char *fault)
+{
+        int status;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                setenv("FAKE_CUDA_FAULT", fault, 1);
+                _exit(a_life());
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_msg(WIFEXITED(status), "%s: crashed", fault);
+        return WEXITSTATUS(status);
+}
+
+START_TEST(every_call_can_be_made_to_fail)
+{
+        unsigned int n_total, n_failed = 0;
+        char path[128], fault[64];
+
+        in_folder("counts", path);
+        setenv("FAKE_CUDA_COUNTS", path, 1);
+        ck_assert_int_eq(life_with_fault(""), 0);
+        n_total = count_of(path, "total");
+        ck_assert_uint_ge(n_total, 12);
+        ck_assert_uint_eq(count_of(path, "cuMemAlloc_v2"), 1);
+        ck_assert_uint_eq(count_of(path, "cuMemCreate"), 1);
+        ck_assert_uint_eq(count_of(path, "cuMemcpyDtoD_v2"), 0);
+        unsetenv("FAKE_CUDA_COUNTS");
+        for (unsigned int i = 1; i <= n_total; i++) {
+                snprintf(fault, sizeof(fault), "*:%u", i);
+                n_failed += life_with_fault(fault) != 0;
+        }
+        ck_assert_uint_ge(n_failed, 12);
+        /* The dead held something: the next one to ask finds it free. */
+        start();
+        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
+        stop();
+}
+END_TEST
+
+START_TEST(counts_survive_a_kill)
+{
+        char path[128];
+        pid_t pid;
+        int n;
+
+        in_folder("counts", path);
+        setenv("FAKE_CUDA_COUNTS", path, 1);
+        pid = fork();
+        if (pid == 0) {
+                start();
+                for (int i = 0; i < 5; i++)
+                        cu.cuDeviceGetCount(&n);
+                raise(SIGKILL);
+        }
+        ck_assert_int_eq(waitpid(pid, &n, 0), pid);
+        ck_assert_uint_eq(count_of(path, "cuDeviceGetCount"), 5);
+}
+END_TEST
+
+/* ---- capacity ------------------------------------------------------------ */
+
+START_TEST(capacity_is_the_machines_not_the_processs)
+{
+        struct peer_message m = { .op = PEER_START };
+        struct peer p;
+        CUdeviceptr at;
+
+        start();
+        ck_assert_int_eq(peer_start((uid_t)-1, 0, &p), 0);
+        OK(peer_call(&p, &m, -1, NULL));
+        m = (struct peer_message){ .op = PEER_ALLOC, .a = 40 * MIB };
+        OK(peer_call(&p, &m, -1, NULL));
+        ck_assert_uint_eq(gpu_n_free(), 24 * MIB);
+        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&at, 25 * MIB));
+        peer_kill(&p);
+        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
+        OK(cu.cuMemAlloc_v2(&at, 64 * MIB));
+        OK(cu.cuMemFree_v2(at));
+        stop();
+}
+END_TEST
+
+/* The fd of a killed process waits in a socket that nobody has read. */
+START_TEST(an_fd_on_its_way_holds_its_bytes)
+{
+        struct peer_message m = { .op = PEER_START };
+        _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = { 0 };
+        struct cmsghdr *c = (struct cmsghdr *)control;
+        char byte = 0;
+        struct iovec iov = { .iov_base = &byte, .iov_len = 1 };
+        struct msghdr header = {
+                .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)
+        };
+        int fds[2], fd = -1;
+        struct peer p;
+
+        start();
+        ck_assert_int_eq(peer_start((uid_t)-1, 0, &p), 0);
+        OK(peer_call(&p, &m, -1, NULL));
+        m = (struct peer_message){ .op = PEER_CREATE, .a = 16 * MIB };
+        OK(peer_call(&p, &m, -1, NULL));
+        m.op = PEER_EXPORT;
+        OK(peer_call(&p, &m, -1, &fd));
+        peer_kill(&p);
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, fds), 0);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+        ck_assert_int_eq(sendmsg(fds[0], &header, 0), 1);
+        close(fd);
+        ck_assert_uint_eq(gpu_n_free(), 48 * MIB);
+        close(fds[0]);
+        close(fds[1]);
+        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
+        stop();
+}
+END_TEST
+
+START_TEST(a_context_costs_memory)
+{
+        struct peer_message m = { .op = PEER_START };
+        CUcontext c;
+        struct peer p;
+
+        setenv("FAKE_CUDA_CONTEXT_BYTES", "24MiB", 1);
+        start();
+        ck_assert_uint_eq(gpu_n_free(), 40 * MIB);
+        ck_assert_int_eq(peer_start((uid_t)-1, 0, &p), 0);
+        OK(peer_call(&p, &m, -1, NULL));
+        ck_assert_uint_eq(gpu_n_free(), 16 * MIB);
+        OK(cu.cuDevicePrimaryCtxRetain(&c, 1)); /* another device's memory */
+        OK(cu.cuDevicePrimaryCtxRelease_v2(1));
+        peer_kill(&p);
+        ck_assert_uint_eq(gpu_n_free(), 40 * MIB);
+        stop();
+}
+END_TEST
+
+/* ---- the environment ----------------------------------------------------- */
+
+START_TEST(visible_devices_are_a_choice_and_an_order)
+{
+        CUuuid uuid;
+        size_t n_bytes;
+        int n;
+
+        setenv("CUDA_VISIBLE_DEVICES", "1,GPU-fa4ec0da-0000-4000-8000-000000000001,7,0", 1);
+        start();
+        OK(cu.cuDeviceGetCount(&n));
+        ck_assert_int_eq(n, 2);
+        OK(cu.cuDeviceTotalMem_v2(&n_bytes, 0));
+        ck_assert_uint_eq(n_bytes, 32 * MIB);
+        OK(cu.cuDeviceGetUuid_v2(&uuid, 0));
+        ck_assert_int_eq(uuid.bytes[15], 2);
+        OK(cu.cuDeviceGetUuid_v2(&uuid, 1));
+        ck_assert_int_eq(uuid.bytes[15], 1);
+        stop();
+}
+END_TEST
+
+START_TEST(no_visible_device_is_no_device)
+{
+        CUcontext c;
+
+        setenv("CUDA_VISIBLE_DEVICES", "", 1);
+        IS(CUDA_ERROR_NO_DEVICE, gpu_start(0, &c));
+}
+END_TEST
+
+START_TEST(attributes_and_functions_can_be_taken_away)
+{
+        CUmemGenericAllocationHandle handle;
+        CUmemAllocationProp prop = gpu_prop(0);
+        void *p = &p;
+
+        setenv("FAKE_CUDA_ATTRIBUTES", "20=3,0/102=0", 1);
+        setenv("FAKE_CUDA_MISSING", "cuMemSetAccess,cuMemMap", 1);
+        start();
+        ck_assert_int_eq(gpu_attribute(0, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE),
+                         CU_COMPUTEMODE_EXCLUSIVE_PROCESS);
+        ck_assert_int_eq(gpu_attribute(1, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE),
+                         CU_COMPUTEMODE_EXCLUSIVE_PROCESS);
+        ck_assert_int_eq(gpu_attribute(0, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED), 0);
+        ck_assert_int_eq(gpu_attribute(1, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED), 1);
+        IS(CUDA_ERROR_NOT_SUPPORTED, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
+        OK(cu.cuGetProcAddress_v2("cuMemMap", &p, 12000, 0, NULL));
+        ck_assert_ptr_null(p);
+        stop();
+}
+END_TEST
+
+/* ---- what would be a crash elsewhere -------------------------------------- */
+
+START_TEST(work_whose_memory_is_gone_breaks_the_context)
+{
+        struct gpu_mapping mapping;
+        CUstream s;
+
+        setenv("FAKE_CUDA_STREAM_DELAY_US", "50000", 1);
+        start();
+        OK(gpu_create_and_map(0, 2 * MIB, &mapping));
+        OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuMemsetD8Async(mapping.at, 1, 2 * MIB, s));
+        OK(gpu_unmap(&mapping));
+        IS(CUDA_ERROR_ILLEGAL_ADDRESS, cu.cuStreamSynchronize(s));
+        IS(CUDA_ERROR_ILLEGAL_ADDRESS, cu.cuStreamQuery(s));
+        stop();
+}
+END_TEST
+
+START_TEST(the_host_cannot_touch_what_no_device_may)
+{
+        CUmemAllocationProp prop = gpu_prop(0);
+        CUmemGenericAllocationHandle handle;
+        CUdeviceptr at;
+        int status;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                signal(SIGSEGV, SIG_DFL); /* a sanitizer would report it */
+                start();
+                cu.cuMemCreate(&handle, 2 * MIB, &prop, 0);
+                cu.cuMemAddressReserve(&at, 2 * MIB, 0, 0, 0);
+                cu.cuMemMap(at, 2 * MIB, 0, handle, 0);
+                *(volatile char *)(uintptr_t)at = 1;
+                _exit(0);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        start();
+        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
+        stop();
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+        Suite *s = suite_create("fake_cuda");
+        TCase *t = tcase_create("fake");
+
+        if (argc > 1 && strcmp(argv[1], "--peer") == 0)
+                return peer_main(argc, argv);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_set_timeout(t, 120);
+        tcase_add_test(t, the_nth_call_fails_and_no_other);
+        tcase_add_test(t, from_the_nth_call_on);
+        tcase_add_test(t, a_sticky_error_breaks_the_context);
+        tcase_add_test(t, a_device_is_lost_after_some_calls);
+        tcase_add_test(t, a_device_is_lost_to_all_processes);
+        tcase_add_test(t, a_call_hangs_for_a_while);
+        tcase_add_test(t, no_driver_at_all);
+        tcase_add_test(t, mistakes_are_told);
+        tcase_add_test(t, every_call_can_be_made_to_fail);
+        tcase_add_test(t, counts_survive_a_kill);
+        tcase_add_test(t, capacity_is_the_machines_not_the_processs);
+        tcase_add_test(t, an_fd_on_its_way_holds_its_bytes);
+        tcase_add_test(t, a_context_costs_memory);
+        tcase_add_test(t, visible_devices_are_a_choice_and_an_order);
+        tcase_add_test(t, no_visible_device_is_no_device);
+        tcase_add_test(t, attributes_and_functions_can_be_taken_away);
+        tcase_add_test(t, work_whose_memory_is_gone_breaks_the_context);
+        tcase_add_test(t, the_host_cannot_touch_what_no_device_may);
+        suite_add_tcase(s, t);
+        return suite_run(s);
+}
