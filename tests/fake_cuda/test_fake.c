@@ -29,7 +29,7 @@ static int n_fds_before;
 
 static void setup(void)
 {
-        snprintf(folder, sizeof(folder), "/tmp/fake-cuda-test-XXXXXX");
+        snprintf(folder, sizeof(folder), "/dev/shm/fake-cuda-test-XXXXXX");
         ck_assert_ptr_nonnull(mkdtemp(folder));
         setenv("FAKE_CUDA_STATE", folder, 1);
         setenv("FAKE_CUDA_DEVICES", "64MiB,32MiB", 1);

@@ -114,11 +114,14 @@ int main(int argc, char **argv)
         struct conformance_machine machine;
         char why[256];
         Suite *s;
+        int status;
 
         if (argc > 1 && strcmp(argv[1], "--peer") == 0)
                 return peer_main(argc, argv);
+        gpu_machine_new();
         look_by_child(&machine, why, sizeof(why));
         if (!machine.has_device) {
+                gpu_machine_remove();
                 printf("1..0 # SKIP no GPU here: %s\n", why);
                 return 0;
         }
@@ -135,5 +138,7 @@ int main(int argc, char **argv)
         conformance_ipc(s, &machine);
         conformance_vmm(s, &machine);
         conformance_stream(s, &machine);
-        return suite_run(s);
+        status = suite_run(s);
+        gpu_machine_remove();
+        return status;
 }

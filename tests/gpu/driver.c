@@ -4,10 +4,13 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/driver.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct gpu_driver cu;
 
@@ -71,6 +74,37 @@ CUresult gpu_start(int ordinal, CUcontext *ret)
         return r == CUDA_SUCCESS ? cu.cuCtxSetCurrent(*ret) : r;
 }
 
+/* ---- the fake's state folder --------------------------------------------- */
+
+static char machine[64];
+
+void gpu_machine_new(void)
+{
+        if (getenv("FAKE_CUDA_STATE"))
+                return;
+        snprintf(machine, sizeof(machine), "/dev/shm/fake-cuda-XXXXXX");
+        if (!mkdtemp(machine))
+                machine[0] = '\0';
+        else
+                setenv("FAKE_CUDA_STATE", machine, 1);
+        if (machine[0])
+                chmod(machine, 01777); /* peers may be other users */
+}
+
+void gpu_machine_remove(void)
+{
+        DIR *d = machine[0] ? opendir(machine) : NULL;
+        struct dirent *e;
+
+        while (d && (e = readdir(d)))
+                if (e->d_name[0] != '.')
+                        unlinkat(dirfd(d), e->d_name, 0);
+        if (d) {
+                closedir(d);
+                rmdir(machine);
+        }
+}
+
 /* ---- asking -------------------------------------------------------------- */
 
 bool gpu_is_fake(void)
@@ -94,9 +128,9 @@ int gpu_attribute(CUdevice device, CUdevice_attribute which)
 const char *gpu_error(CUresult r)
 {
         static __thread char number[32];
-        const char *name = NULL;
+        const char *name = NULL, *why;
 
-        if (cu.cuGetErrorName && cu.cuGetErrorName(r, &name) == CUDA_SUCCESS && name)
+        if (gpu_load(&why) == 0 && cu.cuGetErrorName && cu.cuGetErrorName(r, &name) == CUDA_SUCCESS && name)
                 return name;
         snprintf(number, sizeof(number), "error %d", (int)r);
         return number;

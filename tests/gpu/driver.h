@@ -29,6 +29,10 @@ extern struct gpu_driver cu;
 
 /* 0, or -1 where there is no libcuda.so.1 to load; then *ret_why says so. */
 int gpu_load(const char **ret_why);
+/* For main(): gives the fake a machine of this program's own, unless the
+ * environment names one; the second takes it away. Nothing to a real driver. */
+void gpu_machine_new(void);
+void gpu_machine_remove(void);
 /* Loads, initialises, and makes the primary context of a device current. */
 CUresult gpu_start(int ordinal, CUcontext *ret);
 

@@ -93,7 +93,7 @@ int peer_start(uid_t uid, unsigned int flags, struct peer *ret)
         int fds[2];
         pid_t pid;
 
-        if ((uid != (uid_t)-1 || (flags & PEER_NEW_PID_NAMESPACE)) && geteuid() != 0)
+        if ((uid != (uid_t)-1 || flags != 0) && geteuid() != 0)
                 return -EPERM;
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) < 0)
                 return -errno;
@@ -104,6 +104,8 @@ int peer_start(uid_t uid, unsigned int flags, struct peer *ret)
                 return -EAGAIN;
         }
         if (pid == 0) {
+                if ((flags & PEER_NEW_NET_NAMESPACE) && unshare(CLONE_NEWNET) < 0)
+                        _exit(125);
                 if (flags & PEER_NEW_PID_NAMESPACE)
                         enter_pid_namespace();
                 if (uid != (uid_t)-1 && (setresgid(uid, uid, uid) < 0 || setresuid(uid, uid, uid) < 0))
@@ -156,6 +158,7 @@ void peer_end(struct peer *p)
 /* ---- the peer's own end -------------------------------------------------- */
 
 static CUdevice device;
+static int connection = -1;
 
 static CUresult do_map(CUmemGenericAllocationHandle handle, size_t n_bytes, struct peer_message *m)
 {
@@ -220,6 +223,20 @@ static CUresult do_spin(const struct peer_message *m)
         return r;
 }
 
+/* Holds what a fork() inherits, and not the socket: nobody shall wait for it. */
+static CUresult do_fork(struct peer_message *m)
+{
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                close(connection);
+                sleep(60);
+                _exit(0);
+        }
+        m->a = (uint64_t)pid;
+        return pid > 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
 static CUresult do_request(struct peer_message *m, int fd, int *ret_fd)
 {
         struct gpu_mapping mapping = { .handle = m->a, .at = m->b, .n_bytes = m->c };
@@ -264,6 +281,8 @@ static CUresult do_request(struct peer_message *m, int fd, int *ret_fd)
                 return CUDA_SUCCESS;
         case PEER_SPIN:
                 return do_spin(m);
+        case PEER_FORK:
+                return do_fork(m);
         case PEER_EXIT:
                 break;
         }
@@ -272,7 +291,7 @@ static CUresult do_request(struct peer_message *m, int fd, int *ret_fd)
 
 int peer_main(int argc, char *const argv[])
 {
-        int to = argc > 2 ? atoi(argv[2]) : -1;
+        int to = connection = argc > 2 ? atoi(argv[2]) : -1;
         struct peer_message m;
         int fd, answer_fd;
 

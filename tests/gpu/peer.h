@@ -28,6 +28,7 @@ enum peer_op {
         PEER_UNMAP,      /* a: handle, b: pointer, c: bytes */
         PEER_N_FREE,     /* → a: bytes */
         PEER_SPIN,       /* a: pointer: starts a kernel that counts there for ever */
+        PEER_FORK,       /* → a: the pid of a child that does nothing, for a minute at most */
         PEER_EXIT,
 };
 
@@ -43,7 +44,7 @@ struct peer {
         int fd, pidfd;
 };
 
-enum { PEER_NEW_PID_NAMESPACE = 1 };
+enum { PEER_NEW_PID_NAMESPACE = 1, PEER_NEW_NET_NAMESPACE = 2 };
 
 /* uid (uid_t)-1: the same. 0, or -errno: this process may not do that. */
 int peer_start(uid_t uid, unsigned int flags, struct peer *ret);
