@@ -16,7 +16,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-CUresult expected_;
 CUdevice device;
 CUcontext context;
 bool is_fake;

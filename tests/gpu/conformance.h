@@ -10,11 +10,13 @@
 
 #define MIB ((size_t)1 << 20)
 
-#define OK(call) ck_assert_msg((expected_ = (call)) == CUDA_SUCCESS, #call ": %s", gpu_error(expected_))
 #define IS(error, call)                                                                                      \
-        ck_assert_msg((expected_ = (call)) == (error), #call ": %s, not " #error, gpu_error(expected_))
+        do {                                                                                                 \
+                CUresult got_ = (call);                                                                      \
+                ck_assert_msg(got_ == (error), #call ": %s, not " #error, gpu_error(got_));                  \
+        } while (0)
+#define OK(call)      IS(CUDA_SUCCESS, call)
 #define REFUSED(call) ck_assert_msg((call) != CUDA_SUCCESS, #call " was not refused")
-extern CUresult expected_;
 
 /* The fixture: device 0, its primary context current, and how much was free. */
 extern CUdevice device;
