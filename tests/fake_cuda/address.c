@@ -12,10 +12,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define N_SLOTS ((size_t)1 << 17) /* 256 GiB of addresses */
+#define MAX_SLOTS ((size_t)1 << 17) /* 256 GiB of addresses */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char is_taken[N_SLOTS];
+static char is_taken[MAX_SLOTS];
+static size_t n_slots;
 static uintptr_t window;
 
 static bool blank(uintptr_t at, size_t n_bytes, int flags, uintptr_t *ret)
@@ -30,16 +31,18 @@ static bool blank(uintptr_t at, size_t n_bytes, int flags, uintptr_t *ret)
         return true;
 }
 
+/* As large as the system allows: under valgrind, or a limit, it is less. */
 static bool window_open(void)
 {
         uintptr_t p;
 
-        if (window != 0)
-                return true;
-        if (!blank(0, (N_SLOTS + 1) * FAKE_GRANULARITY, 0, &p))
-                return false;
-        window = fake_round_up(p);
-        return true;
+        for (size_t n = MAX_SLOTS; n_slots == 0 && n >= 1024; n /= 2) {
+                if (!blank(0, (n + 1) * FAKE_GRANULARITY, 0, &p))
+                        continue;
+                window = fake_round_up(p);
+                n_slots = n;
+        }
+        return n_slots > 0;
 }
 
 uintptr_t fake_address_take(size_t n_bytes, size_t alignment)
@@ -48,7 +51,7 @@ uintptr_t fake_address_take(size_t n_bytes, size_t alignment)
         uintptr_t at = 0;
 
         pthread_mutex_lock(&lock);
-        for (size_t i = 0; n <= N_SLOTS && window_open() && i <= N_SLOTS - n; i++) {
+        for (size_t i = 0; window_open() && n <= n_slots && i <= n_slots - n; i++) {
                 const char *in_the_way = memchr(is_taken + i, 1, n);
 
                 if (in_the_way) {

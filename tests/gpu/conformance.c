@@ -91,6 +91,7 @@ static void look_by_child(struct conformance_machine *ret, char *why, size_t n_w
         pid_t pid;
 
         memset(ret, 0, sizeof(*ret));
+        memset(why, 0, n_why);
         snprintf(why, n_why, "looking at it crashed");
         if (pipe(fds) < 0)
                 return;
