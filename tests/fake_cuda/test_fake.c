@@ -1,28 +1,20 @@
-/* The fake's own promises: faults on demand, counts, capacity that is right
- * whatever becomes of the processes, and the environment.
+/* The fake's own promises: capacity that is right whatever becomes of the
+ * processes, the environment, and (test_faults.c) faults on demand.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * Each case sets the environment before it loads the library, in a state folder
  * of its own; Check forks for each. What a driver does as well is asserted by
  * the conformance suite. */
-#include "tests/gpu/driver.h"
-#include "tests/gpu/peer.h"
-#include "tests/suite.h"
+#include "tests/fake_cuda/test_fake.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
-
-#define MIB             ((size_t)1 << 20)
-#define OK(call)        ck_assert_int_eq((int)(call), CUDA_SUCCESS)
-#define IS(error, call) ck_assert_int_eq((int)(call), (int)(error))
 
 static char folder[64];
 static int n_fds_before;
@@ -36,7 +28,7 @@ static void setup(void)
         n_fds_before = suite_count_fds();
 }
 
-static void in_folder(const char *name, char ret[static 128])
+void in_folder(const char *name, char ret[static 128])
 {
         snprintf(ret, 128, "%s/%s", folder, name);
 }
@@ -70,7 +62,7 @@ static void teardown(void)
         ck_assert_int_eq(rmdir(folder), 0);
 }
 
-static CUcontext start(void)
+CUcontext start(void)
 {
         CUcontext c = NULL;
 
@@ -78,260 +70,11 @@ static CUcontext start(void)
         return c;
 }
 
-static void stop(void)
+void stop(void)
 {
         cu.cuCtxSetCurrent(NULL);
         OK(cu.cuDevicePrimaryCtxRelease_v2(0));
 }
-
-/* ---- faults -------------------------------------------------------------- */
-
-START_TEST(the_nth_call_fails_and_no_other)
-{
-        CUdeviceptr p[3];
-
-        setenv("FAKE_CUDA_FAULT", "cuMemAlloc:2,cuMemFree_v2:1:999", 1);
-        start();
-        OK(cu.cuMemAlloc_v2(&p[0], MIB));
-        IS(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&p[1], MIB));
-        OK(cu.cuMemAlloc_v2(&p[2], MIB));
-        IS(CUDA_ERROR_UNKNOWN, cu.cuMemFree_v2(p[0]));
-        OK(cu.cuMemFree_v2(p[0]));
-        OK(cu.cuMemFree_v2(p[2]));
-        stop();
-}
-END_TEST
-
-START_TEST(from_the_nth_call_on)
-{
-        size_t n;
-
-        setenv("FAKE_CUDA_FAULT", "cuMemGetInfo:2+:800", 1);
-        start();
-        OK(cu.cuMemGetInfo_v2(&n, &n));
-        IS(CUDA_ERROR_NOT_PERMITTED, cu.cuMemGetInfo_v2(&n, &n));
-        IS(CUDA_ERROR_NOT_PERMITTED, cu.cuMemGetInfo_v2(&n, &n));
-        stop();
-}
-END_TEST
-
-START_TEST(a_sticky_error_breaks_the_context)
-{
-        CUdeviceptr p, q;
-
-        setenv("FAKE_CUDA_FAULT", "cuMemAlloc:2:719!", 1);
-        start();
-        OK(cu.cuMemAlloc_v2(&p, MIB));
-        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemAlloc_v2(&q, MIB));
-        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemAlloc_v2(&q, MIB));
-        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuCtxSynchronize());
-        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemFree_v2(p));
-        stop(); /* its end takes the memory along */
-}
-END_TEST
-
-START_TEST(a_device_is_lost_after_some_calls)
-{
-        CUmemGenericAllocationHandle handle;
-        CUmemAllocationProp prop = gpu_prop(0);
-        CUcontext other;
-        CUdeviceptr p;
-        int n;
-
-        setenv("FAKE_CUDA_FAULT", "lost:0:1000", 1);
-        start();
-        OK(cu.cuMemAlloc_v2(&p, MIB));
-        for (int i = 0; i < 1000; i++)
-                OK(cu.cuDeviceGetCount(&n));
-        IS(CUDA_ERROR_ECC_UNCORRECTABLE, cu.cuMemAlloc_v2(&p, MIB));
-        IS(CUDA_ERROR_ECC_UNCORRECTABLE, cu.cuMemCreate(&handle, 2 * MIB, &prop, 0));
-        OK(cu.cuDevicePrimaryCtxRetain(&other, 1)); /* the other one works */
-        OK(cu.cuCtxSetCurrent(other));
-        OK(cu.cuMemAlloc_v2(&p, MIB));
-        OK(cu.cuMemFree_v2(p));
-        OK(cu.cuDevicePrimaryCtxRelease_v2(1));
-        stop();
-}
-END_TEST
-
-START_TEST(a_device_is_lost_to_all_processes)
-{
-        struct peer_message m = { .op = PEER_START };
-        struct peer p;
-        char path[128];
-        CUdeviceptr at;
-        FILE *f;
-
-        start();
-        ck_assert_int_eq(peer_start((uid_t)-1, 0, &p), 0);
-        OK(peer_call(&p, &m, -1, NULL));
-        OK(cu.cuMemAlloc_v2(&at, MIB));
-        in_folder("lost-0", path);
-        f = fopen(path, "w");
-        ck_assert_ptr_nonnull(f);
-        fputs("719\n", f);
-        fclose(f);
-        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemFree_v2(at));
-        m = (struct peer_message){ .op = PEER_ALLOC, .a = MIB };
-        IS(CUDA_ERROR_LAUNCH_FAILED, peer_call(&p, &m, -1, NULL));
-        peer_end(&p);
-        unlink(path);
-        IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemFree_v2(at)); /* what broke stays broken */
-        stop();
-        start();
-        stop();
-}
-END_TEST
-
-START_TEST(a_call_hangs_for_a_while)
-{
-        struct timespec before, after;
-        CUdeviceptr p;
-
-        setenv("FAKE_CUDA_FAULT", "hang:cuMemFree:1:300", 1);
-        start();
-        OK(cu.cuMemAlloc_v2(&p, MIB));
-        clock_gettime(CLOCK_MONOTONIC, &before);
-        OK(cu.cuMemFree_v2(p));
-        clock_gettime(CLOCK_MONOTONIC, &after);
-        ck_assert_int_ge((after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000,
-                         299);
-        stop();
-}
-END_TEST
-
-START_TEST(no_driver_at_all)
-{
-        CUcontext c;
-
-        setenv("FAKE_CUDA_FAULT", "cuInit:*:34", 1);
-        IS(CUDA_ERROR_STUB_LIBRARY, gpu_start(0, &c));
-}
-END_TEST
-
-/* A misspelt fault must not pass for none. */
-START_TEST(mistakes_are_told)
-{
-        static const char *const wrong[] = {
-                "cuMemAlok:1",  "cuMemAlloc", "cuMemAlloc:x", "hang:cuMemFree:1", "lost:7:1",
-                "cuMemFree:1:", ":"
-        };
-
-        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-                int status;
-                pid_t pid = fork();
-
-                if (pid == 0) {
-                        const char *why;
-
-                        setenv("FAKE_CUDA_FAULT", wrong[i], 1);
-                        fclose(stderr);
-                        if (gpu_load(&why) == 0)
-                                cu.cuInit(0);
-                        _exit(0);
-                }
-                ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-                ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "%s was taken", wrong[i]);
-        }
-}
-END_TEST
-
-/* ---- every call may fail: what a caller's test does with it ---------------- */
-
-static unsigned int count_of(const char *path, const char *name)
-{
-        FILE *f = fopen(path, "r");
-        char is[64];
-        unsigned int n, found = 0;
-
-        ck_assert_ptr_nonnull(f);
-        while (fscanf(f, "%63s %u", is, &n) == 2)
-                if (strcmp(is, name) == 0)
-                        found = n;
-        fclose(f);
-        return found;
-}
-
-/* Undoes what it did, and stops at the first error. */
-static int a_life(void)
-{
-        struct gpu_mapping mapping;
-        CUdeviceptr p = 0;
-        CUcontext c;
-        int r = 0;
-
-        if (gpu_start(0, &c) != CUDA_SUCCESS)
-                return 1;
-        if (cu.cuMemAlloc_v2(&p, MIB) != CUDA_SUCCESS || cu.cuMemsetD8_v2(p, 1, MIB) != CUDA_SUCCESS)
-                r = 1;
-        if (r == 0 && gpu_create_and_map(0, 2 * MIB, &mapping) == CUDA_SUCCESS)
-                r = gpu_unmap(&mapping) != CUDA_SUCCESS;
-        else
-                r = 1;
-        if (p && cu.cuMemFree_v2(p) != CUDA_SUCCESS)
-                r = 1;
-        return r;
-}
-
-static int life_with_fault(const char *fault)
-{
-        int status;
-        pid_t pid = fork();
-
-        if (pid == 0) {
-                setenv("FAKE_CUDA_FAULT", fault, 1);
-                _exit(a_life());
-        }
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert_msg(WIFEXITED(status), "%s: crashed", fault);
-        return WEXITSTATUS(status);
-}
-
-START_TEST(every_call_can_be_made_to_fail)
-{
-        unsigned int n_total, n_failed = 0;
-        char path[128], fault[64];
-
-        in_folder("counts", path);
-        setenv("FAKE_CUDA_COUNTS", path, 1);
-        ck_assert_int_eq(life_with_fault(""), 0);
-        n_total = count_of(path, "total");
-        ck_assert_uint_ge(n_total, 12);
-        ck_assert_uint_eq(count_of(path, "cuMemAlloc_v2"), 1);
-        ck_assert_uint_eq(count_of(path, "cuMemCreate"), 1);
-        ck_assert_uint_eq(count_of(path, "cuMemcpyDtoD_v2"), 0);
-        unsetenv("FAKE_CUDA_COUNTS");
-        for (unsigned int i = 1; i <= n_total; i++) {
-                snprintf(fault, sizeof(fault), "*:%u", i);
-                n_failed += life_with_fault(fault) != 0;
-        }
-        ck_assert_uint_ge(n_failed, 12);
-        /* The dead held something: the next one to ask finds it free. */
-        start();
-        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
-        stop();
-}
-END_TEST
-
-START_TEST(counts_survive_a_kill)
-{
-        char path[128];
-        pid_t pid;
-        int n;
-
-        in_folder("counts", path);
-        setenv("FAKE_CUDA_COUNTS", path, 1);
-        pid = fork();
-        if (pid == 0) {
-                start();
-                for (int i = 0; i < 5; i++)
-                        cu.cuDeviceGetCount(&n);
-                raise(SIGKILL);
-        }
-        ck_assert_int_eq(waitpid(pid, &n, 0), pid);
-        ck_assert_uint_eq(count_of(path, "cuDeviceGetCount"), 5);
-}
-END_TEST
 
 /* ---- capacity ------------------------------------------------------------ */
 
@@ -519,16 +262,7 @@ int main(int argc, char **argv)
                 return peer_main(argc, argv);
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_set_timeout(t, 120);
-        tcase_add_test(t, the_nth_call_fails_and_no_other);
-        tcase_add_test(t, from_the_nth_call_on);
-        tcase_add_test(t, a_sticky_error_breaks_the_context);
-        tcase_add_test(t, a_device_is_lost_after_some_calls);
-        tcase_add_test(t, a_device_is_lost_to_all_processes);
-        tcase_add_test(t, a_call_hangs_for_a_while);
-        tcase_add_test(t, no_driver_at_all);
-        tcase_add_test(t, mistakes_are_told);
-        tcase_add_test(t, every_call_can_be_made_to_fail);
-        tcase_add_test(t, counts_survive_a_kill);
+        add_fault_tests(t);
         tcase_add_test(t, capacity_is_the_machines_not_the_processs);
         tcase_add_test(t, an_fd_on_its_way_holds_its_bytes);
         tcase_add_test(t, a_context_costs_memory);
