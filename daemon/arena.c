@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ARENA_MIN_EXTENT_BYTES (UINT64_C(2) << 20)
+#define ARENA_MIN_EXTENT_BYTES  (UINT64_C(2) << 20)
 #define ARENA_EXTENTS_PER_LIMIT 256u
-#define ARENA_MAX_RANGES 512u /* more than there are extents */
+#define ARENA_MAX_RANGES        512u /* more than there are extents */
 
 struct arena_slot {
         uint32_t extent; /* in the ledger; LEDGER_NONE: unbacked */
@@ -75,7 +75,8 @@ static uint64_t round_up(uint64_t n, uint64_t to)
 uint64_t arena_extent_bytes(uint64_t limit_bytes, uint64_t granularity)
 {
         uint64_t unit = round_up(ARENA_MIN_EXTENT_BYTES, granularity);
-        uint64_t share = round_up((limit_bytes + ARENA_EXTENTS_PER_LIMIT - 1) / ARENA_EXTENTS_PER_LIMIT, unit);
+        uint64_t share =
+                round_up((limit_bytes + ARENA_EXTENTS_PER_LIMIT - 1) / ARENA_EXTENTS_PER_LIMIT, unit);
 
         return share > unit ? share : unit;
 }
@@ -460,7 +461,8 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
                 if (bfc_release_begin(a->bfc, ranges[i]) < 0)
                         continue; /* the allocator is out of memory: less comes back */
                 for (; slot <= last; slot++) {
-                        op->items[op->n_items++] = (struct operation_item){ slot, a->slots[slot].memory, false };
+                        op->items[op->n_items++] =
+                                (struct operation_item){ slot, a->slots[slot].memory, false };
                         op->n_bytes += a->slots[slot].memory.n_bytes;
                         a->slots[slot].memory = DEVICE_EXTENT_EMPTY;
                 }

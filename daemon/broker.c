@@ -11,7 +11,7 @@
 
 #include "daemon/clock.h"
 
-#define BROKER_ADMIN_SESSIONS 64u              /* admins come in also when max_sessions are there */
+#define BROKER_ADMIN_SESSIONS 64u                 /* admins come in also when max_sessions are there */
 #define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
 
 static uint32_t at_least_one(uint64_t n)
@@ -40,10 +40,13 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
                         n_blocks += q->max_blocks;
                 }
         }
-        if (n_extents > BROKER_MAX_RECORDS || n_exports > BROKER_MAX_RECORDS || n_blocks > BROKER_MAX_RECORDS) {
+        if (n_extents > BROKER_MAX_RECORDS || n_exports > BROKER_MAX_RECORDS ||
+            n_blocks > BROKER_MAX_RECORDS) {
                 snprintf(ret_sentence, n_sentence,
-                         "the quotas together allow %" PRIu64 " blocks and %" PRIu64 " extents given to sessions, the "
-                         "daemon keeps at most %" PRIu64 " of each: lower max_blocks or max_sessions of the quotas",
+                         "the quotas together allow %" PRIu64 " blocks and %" PRIu64
+                         " extents given to sessions, the "
+                         "daemon keeps at most %" PRIu64
+                         " of each: lower max_blocks or max_sessions of the quotas",
                          n_blocks, n_exports, BROKER_MAX_RECORDS);
                 return -EINVAL;
         }
@@ -133,8 +136,9 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
                 int r = quota_new(&options, &t->quotas[t->n_quotas]);
 
                 if (r < 0) {
-                        snprintf(ret_sentence, n_sentence, "tenant '%s' in partition '%s' could not be set up: %s",
-                                 t->name, options.partition->name, strerror(-r));
+                        snprintf(ret_sentence, n_sentence,
+                                 "tenant '%s' in partition '%s' could not be set up: %s", t->name,
+                                 options.partition->name, strerror(-r));
                         return r;
                 }
         }
@@ -161,7 +165,8 @@ static int broker_open_tenants(struct broker *b, char *ret_sentence, size_t n_se
         return r;
 }
 
-int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence, size_t n_sentence)
+int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence,
+               size_t n_sentence)
 {
         struct broker *b = calloc(1, sizeof(*b));
         int r;
@@ -181,7 +186,8 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 r = broker_open_tenants(b, ret_sentence, n_sentence);
         if (r < 0) {
                 if (ret_sentence[0] == '\0')
-                        snprintf(ret_sentence, n_sentence, "the broker could not be set up: %s", strerror(-r));
+                        snprintf(ret_sentence, n_sentence, "the broker could not be set up: %s",
+                                 strerror(-r));
                 broker_free(b);
                 return r;
         }

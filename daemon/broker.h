@@ -50,7 +50,7 @@ struct broker {
 
 struct broker_options {
         const struct config *config;
-        bool inline_workers;           /* for tests, see worker.h */
+        bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
         void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() soon */
         void *userdata;
@@ -58,7 +58,8 @@ struct broker_options {
 
 /* Makes everything, and backs preallocating partitions (this may take its
  * time). On failure one sentence goes to ret_sentence. */
-int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence, size_t n_sentence);
+int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence,
+               size_t n_sentence);
 
 /* No session may be left. Takes NULL. Destroys every extent. */
 struct broker *broker_free(struct broker *b);

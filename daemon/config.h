@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#define CONFIG_NAME_MAX 63 /* bytes of a name: letters, digits, '_', '-', '.' */
+#define CONFIG_NAME_MAX    63                  /* bytes of a name: letters, digits, '_', '-', '.' */
 #define CONFIG_GRANULARITY (UINT64_C(2) << 20) /* limits and sizes are multiples: 2 MiB */
 
 enum config_growth { CONFIG_GROWTH_ON_DEMAND, CONFIG_GROWTH_PREALLOCATE };
@@ -59,7 +59,7 @@ struct config_socket {
 struct config {
         struct config_socket socket;
         struct config_socket admin_socket;
-        uint64_t reclaim_timeout_ms;    /* part of the grammar, see bfcd.yaml(5) */
+        uint64_t reclaim_timeout_ms; /* part of the grammar, see bfcd.yaml(5) */
         uint64_t release_timeout_ms;
         uint64_t quarantine_timeout_ms;
         uint32_t max_sessions;

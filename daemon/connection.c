@@ -47,9 +47,9 @@ struct connection {
         uv_poll_t pid_poll;
         uv_timer_t timer; /* for the hello, while crowded, for the quarantine, while lingering */
         unsigned n_handles;
-        int events;       /* that poll waits for */
-        bool in_batch;    /* replies are flushed at its end */
-        bool is_new; /* has not said hello */
+        int events;    /* that poll waits for */
+        bool in_batch; /* replies are flushed at its end */
+        bool is_new;   /* has not said hello */
         bool is_ready, is_closing;
         bool has_frames;  /* the reader may hold whole frames */
         bool crowded;     /* no fds can be sent for a while */
@@ -113,8 +113,10 @@ static uint64_t process_start_time(pid_t pid)
                 return 0;
         buf[n] = '\0';
         at = strrchr(buf, ')');
-        if (!at || sscanf(at + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64,
-                          &start_time) != 1)
+        if (!at ||
+            sscanf(at + 1,
+                   " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64,
+                   &start_time) != 1)
                 return 0;
         return start_time;
 }
@@ -146,8 +148,8 @@ static bool newcomers_are_too_many(const struct connection_host *host, uid_t uid
         const struct connection *c;
         size_t n = 0;
 
-        TAILQ_FOREACH (c, &host->newcomers, of_newcomers)
-                n += c->session->who.uid == uid;
+        TAILQ_FOREACH(c, &host->newcomers, of_newcomers)
+        n += c->session->who.uid == uid;
         return n >= CONNECTION_NEWCOMERS_OF_USER || host->n_newcomers >= CONNECTION_NEWCOMERS;
 }
 
@@ -268,7 +270,8 @@ static void on_quarantine_end(uv_timer_t *timer)
 {
         struct connection *c = timer->data;
 
-        log_warning("session %" PRIu64 ": pid %d still lives after its hang-up and the quarantine's end; what it "
+        log_warning("session %" PRIu64
+                    ": pid %d still lives after its hang-up and the quarantine's end; what it "
                     "held is released",
                     c->session->id, (int)c->session->who.pid);
         session_is_over(c, "quarantine ended");
@@ -279,7 +282,8 @@ static void connection_quarantine(struct connection *c)
         if (process_has_exited(c->pidfd))
                 session_is_over(c, "its process exited");
         else
-                uv_timer_start(&c->timer, on_quarantine_end, c->host->broker->config->quarantine_timeout_ms, 0);
+                uv_timer_start(&c->timer, on_quarantine_end, c->host->broker->config->quarantine_timeout_ms,
+                               0);
 }
 
 /* Gives up the socket. The session goes on until nothing of it is left. */
@@ -303,8 +307,8 @@ static void connection_drop(struct connection *c, const char *why)
         }
         if (why)
                 log_limited(&c->host->violation_log, LOG_LEVEL_NOTICE,
-                            "session %" PRIu64 " (0: before the hello; uid %u, pid %d): disconnected: %s", s->id,
-                            (unsigned)s->who.uid, (int)s->who.pid, why);
+                            "session %" PRIu64 " (0: before the hello; uid %u, pid %d): disconnected: %s",
+                            s->id, (unsigned)s->who.uid, (int)s->who.pid, why);
         if (s->state == SESSION_CLOSING)
                 return;
         if (session_hang_up(s) > 0)
@@ -405,7 +409,8 @@ static void on_session_abort(void *userdata, const char *why)
         connection_fail(userdata, why);
 }
 
-static const struct session_ops connection_session_ops = { on_session_send, on_session_resume, on_session_abort };
+static const struct session_ops connection_session_ops = { on_session_send, on_session_resume,
+                                                           on_session_abort };
 
 /* ---- reading ------------------------------------------------------------- */
 
@@ -630,7 +635,8 @@ void connection_drop_all(struct connection_host *host, const char *why)
 {
         struct connection *c;
 
-        TAILQ_FOREACH (c, &host->all, of_all) {
+        TAILQ_FOREACH(c, &host->all, of_all)
+        {
                 if (!c->dropped)
                         connection_drop(c, NULL);
                 session_is_over(c, why);

@@ -27,13 +27,13 @@ TAILQ_HEAD(connection_list, connection);
 struct connection_host {
         struct uv_loop_s *loop;
         struct broker *broker;
-        struct message_arena *arena;         /* for the request at hand */
+        struct message_arena *arena; /* for the request at hand */
         struct connection_list all;
-        struct connection_list ready;        /* have more to do without the kernel's word */
-        struct connection_list closing;      /* sessions to be reaped, in slices */
-        struct connection_list newcomers;    /* have not said hello */
+        struct connection_list ready;     /* have more to do without the kernel's word */
+        struct connection_list closing;   /* sessions to be reaped, in slices */
+        struct connection_list newcomers; /* have not said hello */
         size_t n_newcomers;
-        size_t n_connections[2];             /* clients, admins */
+        size_t n_connections[2]; /* clients, admins */
         struct log_limit crowd_log, violation_log;
         void (*wake)(struct connection_host *host); /* there is something in a list */
 };

@@ -27,8 +27,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LEDGER_NONE UINT32_MAX /* no index */
-#define LEDGER_NAME_BYTES 64   /* names of tenants and partitions, NUL included */
+#define LEDGER_NONE       UINT32_MAX /* no index */
+#define LEDGER_NAME_BYTES 64         /* names of tenants and partitions, NUL included */
 
 /* Records are addressed by index inside their table. */
 
@@ -59,10 +59,10 @@ struct ledger_session {
 
 struct ledger_extent {
         _Atomic uint64_t id;
-        uint64_t offset;  /* in the arena's space */
+        uint64_t offset; /* in the arena's space */
         uint64_t n_bytes;
-        uint32_t quota;   /* index of the ledger_quota */
-        int32_t fd;       /* in this process */
+        uint32_t quota; /* index of the ledger_quota */
+        int32_t fd;     /* in this process */
         struct {
                 uint32_t first_export; /* sessions that were given it */
                 uint32_t n_exports;
@@ -80,17 +80,17 @@ struct ledger_export { /* a session was given an extent */
 };
 
 struct ledger_block {
-        _Atomic uint64_t id;  /* generation << 32 | index */
-        uint64_t offset;      /* in the arena's space */
+        _Atomic uint64_t id; /* generation << 32 | index */
+        uint64_t offset;     /* in the arena's space */
         uint64_t n_bytes;
         uint64_t n_requested;
-        uint64_t born_ms;     /* CLOCK_BOOTTIME */
+        uint64_t born_ms; /* CLOCK_BOOTTIME */
         uint32_t session;
         uint32_t quota;
-        uint64_t handle;      /* the allocator's, in this process */
+        uint64_t handle; /* the allocator's, in this process */
         struct {
                 uint32_t prev_of_session, next_of_session;
-                uint32_t generation; /* of the next id at this index */
+                uint32_t generation;  /* of the next id at this index */
                 uint32_t in_delivery; /* its reply has not been sent yet */
         } links;
 };

@@ -102,7 +102,8 @@ static void write_event(enum log_level level, uint64_t n_left_out, const char *f
                         line[i] = '?';
         n += n_prefix;
         if (n_left_out > 0)
-                n += (size_t)snprintf(line + n, LEFT_OUT_BYTES, " (%" PRIu64 " like it left out)", n_left_out);
+                n += (size_t)snprintf(line + n, LEFT_OUT_BYTES, " (%" PRIu64 " like it left out)",
+                                      n_left_out);
         line[n] = '\n';
         write_line(line, n + 1);
         errno = saved_errno;

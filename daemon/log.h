@@ -8,7 +8,13 @@
 
 #include <stdint.h>
 
-enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARNING = 4, LOG_LEVEL_NOTICE = 5, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+enum log_level {
+        LOG_LEVEL_ERROR = 3,
+        LOG_LEVEL_WARNING = 4,
+        LOG_LEVEL_NOTICE = 5,
+        LOG_LEVEL_INFO = 6,
+        LOG_LEVEL_DEBUG = 7
+};
 
 /* Reads JOURNAL_STREAM; the least urgent level that is written. */
 void log_open(enum log_level max_level);
@@ -24,10 +30,10 @@ struct log_limit {
 void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 
-#define log_error(...) log_write(LOG_LEVEL_ERROR, __VA_ARGS__)
+#define log_error(...)   log_write(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warning(...) log_write(LOG_LEVEL_WARNING, __VA_ARGS__)
-#define log_notice(...) log_write(LOG_LEVEL_NOTICE, __VA_ARGS__)
-#define log_info(...) log_write(LOG_LEVEL_INFO, __VA_ARGS__)
-#define log_debug(...) log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
+#define log_notice(...)  log_write(LOG_LEVEL_NOTICE, __VA_ARGS__)
+#define log_info(...)    log_write(LOG_LEVEL_INFO, __VA_ARGS__)
+#define log_debug(...)   log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
 #endif

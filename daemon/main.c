@@ -77,10 +77,14 @@ static int parse_level(const char *word, enum log_level *ret)
 static int parse_options(int argc, char **argv, struct options *ret)
 {
         static const struct option longs[] = {
-                { "config", required_argument, NULL, 'c' },       { "socket", required_argument, NULL, 's' },
-                { "admin-socket", required_argument, NULL, 'a' }, { "check", required_argument, NULL, 'k' },
-                { "log-level", required_argument, NULL, 'l' },    { "version", no_argument, NULL, 'v' },
-                { "help", no_argument, NULL, 'h' },               { NULL, 0, NULL, 0 },
+                { "config", required_argument, NULL, 'c' },
+                { "socket", required_argument, NULL, 's' },
+                { "admin-socket", required_argument, NULL, 'a' },
+                { "check", required_argument, NULL, 'k' },
+                { "log-level", required_argument, NULL, 'l' },
+                { "version", no_argument, NULL, 'v' },
+                { "help", no_argument, NULL, 'h' },
+                { NULL, 0, NULL, 0 },
         };
         static char name[] = "bfcd"; /* getopt begins its messages with it */
         int o;
@@ -104,7 +108,8 @@ static int parse_options(int argc, char **argv, struct options *ret)
                         break;
                 case 'l':
                         if (parse_level(optarg, &ret->log_level) < 0) {
-                                fprintf(stderr, "bfcd: --log-level '%s': must be error, warning, notice, info or debug\n",
+                                fprintf(stderr,
+                                        "bfcd: --log-level '%s': must be error, warning, notice, info or debug\n",
                                         optarg);
                                 return -EINVAL;
                         }

@@ -246,8 +246,8 @@ static void partition_make_due(struct partition *p)
 {
         struct quota *q;
 
-        TAILQ_FOREACH (q, &p->quotas, of_partition)
-                quota_make_due(q);
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        quota_make_due(q);
 }
 
 static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
@@ -305,9 +305,9 @@ static bool partition_is_releasing(const struct partition *p)
 {
         struct quota *q;
 
-        TAILQ_FOREACH (q, &p->quotas, of_partition)
-                if (q->n_releasing > 0 || q->n_closing > 0)
-                        return true;
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        if (q->n_releasing > 0 || q->n_closing > 0)
+                return true;
         return false;
 }
 
@@ -329,15 +329,16 @@ static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, cons
         struct quota *other;
         uint64_t own = quota_yield(q, keep), sum = own;
 
-        TAILQ_FOREACH (other, &q->partition->quotas, of_partition)
-                if (other != q)
-                        sum += quota_yield(other, NULL);
+        TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
+        if (other != q)
+                sum += quota_yield(other, NULL);
         if (sum < missing)
                 return false;
 
         if (own > 0 && quota_release(q, min_u64(missing, own), keep))
                 missing -= min_u64(missing, own);
-        TAILQ_FOREACH (other, &q->partition->quotas, of_partition) {
+        TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
+        {
                 uint64_t yield = other == q || missing == 0 ? 0 : quota_yield(other, NULL);
 
                 if (yield > 0 && quota_release(other, min_u64(missing, yield), NULL))
@@ -509,19 +510,21 @@ void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf
         arena_read_stats(q->arena, &stats);
         if (error == -EDQUOT && q->n_blocks >= q->max_blocks)
                 snprintf(buf, n_buf,
-                         "tenant '%s' holds %" PRIu32 " blocks in partition '%s': its limit max_blocks is %" PRIu32,
+                         "tenant '%s' holds %" PRIu32
+                         " blocks in partition '%s': its limit max_blocks is %" PRIu32,
                          q->tenant, q->n_blocks, q->partition->name, q->max_blocks);
         else if (error == -EDQUOT)
                 snprintf(buf, n_buf,
-                         "%" PRIu64 " bytes do not fit the limit of tenant '%s' in partition '%s': limit %" PRIu64
+                         "%" PRIu64
+                         " bytes do not fit the limit of tenant '%s' in partition '%s': limit %" PRIu64
                          ", reserved %" PRIu64 ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
                          n_bytes, q->tenant, q->partition->name, a->limit_bytes, a->charged_bytes,
                          q->bytes_in_use, stats.largest_free_block_bytes);
         else
                 snprintf(buf, n_buf,
                          "%" PRIu64 " bytes do not fit in partition '%s': its limit %" PRIu64
-                         ", reserved or guaranteed %" PRIu64 "; tenant '%s': limit %" PRIu64 ", reserved %" PRIu64
-                         ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
+                         ", reserved or guaranteed %" PRIu64 "; tenant '%s': limit %" PRIu64
+                         ", reserved %" PRIu64 ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
                          n_bytes, q->partition->name, p->limit_bytes, p->committed_bytes, q->tenant,
                          a->limit_bytes, a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
 }

@@ -63,14 +63,14 @@ struct quota {
         uint64_t peak_bytes_requested;
         uint64_t n_refusals;
         uint64_t logged_escaped_bytes; /* the broker's: what it has told of */
-        uint32_t n_releasing; /* operations under way */
+        uint32_t n_releasing;          /* operations under way */
         bool growing;
         struct quota_request *growing_for; /* NULL: it was cancelled */
         struct quota_request_list waiting;
-        struct quota_request *next;  /* to be looked at in this round; NULL: all were */
-        bool is_due;                 /* in partition.due */
-        bool look_again;             /* something changed: begin a new round */
-        uint64_t blocked_ms;         /* since when the first in line waits for others; 0: does not */
+        struct quota_request *next; /* to be looked at in this round; NULL: all were */
+        bool is_due;                /* in partition.due */
+        bool look_again;            /* something changed: begin a new round */
+        uint64_t blocked_ms;        /* since when the first in line waits for others; 0: does not */
         TAILQ_ENTRY(quota) of_partition, of_due;
 };
 

@@ -59,7 +59,8 @@ static void report_pool_figures(const struct partition *p, Bfcd__Figures *f)
 
 /* A partition's limit and what is reserved of it are for all to see: who is
  * refused must be able to know why. The rest sums up what the viewer may see. */
-static void report_partition_figures(const struct session *viewer, const struct partition *p, Bfcd__Figures *f)
+static void report_partition_figures(const struct session *viewer, const struct partition *p,
+                                     Bfcd__Figures *f)
 {
         const struct quota *q;
 
@@ -67,7 +68,8 @@ static void report_partition_figures(const struct session *viewer, const struct 
         f->bytes_reserved = p->pool.charged_bytes;
         if (viewer->admin)
                 report_pool_figures(p, f);
-        TAILQ_FOREACH (q, &p->quotas, of_partition) {
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
                 Bfcd__Figures one = BFCD__FIGURES__INIT;
 
                 if (!viewer->admin && q->tenant != viewer->tenant->name)
@@ -122,7 +124,8 @@ static void report_devices(const struct session *viewer, struct report *r)
                 for (size_t k = 0; k < b->n_tenants; k++)
                         for (size_t m = 0; m < b->tenants[k].n_quotas; m++)
                                 if (b->tenants[k].quotas[m]->partition->device == b->devices[i].device)
-                                        row->bytes_pending += arena_pending_bytes(b->tenants[k].quotas[m]->arena);
+                                        row->bytes_pending +=
+                                                arena_pending_bytes(b->tenants[k].quotas[m]->arena);
                 r->pointers[r->n_rows++] = row;
         }
         r->status.n_devices = r->n_rows;
@@ -331,9 +334,12 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
 int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret)
 {
         static void (*const reports[])(const struct session *, uint64_t, struct report *) = {
-                [BFCD__LIST__KIND__STATUS] = report_status,   [BFCD__LIST__KIND__PARTITIONS] = report_partitions,
-                [BFCD__LIST__KIND__TENANTS] = report_tenants, [BFCD__LIST__KIND__SESSIONS] = report_sessions,
-                [BFCD__LIST__KIND__BLOCKS] = report_blocks,   [BFCD__LIST__KIND__WHOAMI] = report_whoami,
+                [BFCD__LIST__KIND__STATUS] = report_status,
+                [BFCD__LIST__KIND__PARTITIONS] = report_partitions,
+                [BFCD__LIST__KIND__TENANTS] = report_tenants,
+                [BFCD__LIST__KIND__SESSIONS] = report_sessions,
+                [BFCD__LIST__KIND__BLOCKS] = report_blocks,
+                [BFCD__LIST__KIND__WHOAMI] = report_whoami,
         };
         size_t kind = (size_t)request->kind;
 

@@ -173,8 +173,8 @@ static void on_listener(uv_poll_t *handle, int status, int events)
                         return;
                 }
                 if (r < 0 && r != -EUSERS)
-                        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "a connection could not be taken: %s",
-                                    strerror(-r));
+                        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR,
+                                    "a connection could not be taken: %s", strerror(-r));
         }
 }
 
@@ -226,7 +226,8 @@ static void on_signal(uv_signal_t *handle, int number)
                 log_notice("SIGHUP: this version reads its configuration only at the start");
                 return;
         }
-        log_notice("%s: ending %zu sessions", number == SIGTERM ? "SIGTERM" : "SIGINT", s->broker->n_sessions);
+        log_notice("%s: ending %zu sessions", number == SIGTERM ? "SIGTERM" : "SIGINT",
+                   s->broker->n_sessions);
         uv_stop(&s->loop);
 }
 
@@ -276,7 +277,8 @@ int server_new(struct server **ret)
         return 0;
 }
 
-int server_listen(struct server *s, struct broker *b, const struct config *c, char *ret_sentence, size_t n_sentence)
+int server_listen(struct server *s, struct broker *b, const struct config *c, char *ret_sentence,
+                  size_t n_sentence)
 {
         const struct config_socket *sockets[] = { &c->socket, &c->admin_socket };
 
@@ -288,10 +290,12 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, ch
                 if (r == 0)
                         r = uv_poll_init(&s->loop, &l->poll, l->fd);
                 if (r < 0) {
-                        snprintf(ret_sentence, n_sentence, "socket %s cannot be served: %s", sockets[i]->path,
-                                 r == -EADDRINUSE ? "another daemon serves it"
-                                 : r == -ENOTSOCK ? "there is a file that is no socket; move it, or choose another path"
-                                                  : strerror(-r));
+                        snprintf(
+                                ret_sentence, n_sentence, "socket %s cannot be served: %s", sockets[i]->path,
+                                r == -EADDRINUSE ? "another daemon serves it"
+                                : r == -ENOTSOCK
+                                        ? "there is a file that is no socket; move it, or choose another path"
+                                        : strerror(-r));
                         return r;
                 }
                 uv_timer_init(&s->loop, &l->pause);

@@ -70,8 +70,10 @@ static void session_done(struct session *s, uint64_t id)
 static void session_log_refusal(struct session *s, const char *sentence)
 {
         s->n_refusals++;
-        log_limited(&s->refusal_log, LOG_LEVEL_NOTICE, "session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): refused (%" PRIu64 " so far): %s", s->id,
-                   s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, s->n_refusals, sentence);
+        log_limited(&s->refusal_log, LOG_LEVEL_NOTICE,
+                    "session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): refused (%" PRIu64 " so far): %s",
+                    s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, s->n_refusals,
+                    sentence);
 }
 
 /* ---- extents and blocks -------------------------------------------------- */
@@ -103,8 +105,8 @@ struct extent_batch {
         uint32_t exports[SESSION_MAX_UNACKED]; /* in the ledger */
 };
 
-static void batch_add(struct extent_batch *batch, const struct arena *arena, const struct ledger_extent *extent,
-                      size_t slot, uint32_t export)
+static void batch_add(struct extent_batch *batch, const struct arena *arena,
+                      const struct ledger_extent *extent, size_t slot, uint32_t export)
 {
         Bfcd__Extent *e = &batch->extents[batch->n];
         struct arena_place place;
@@ -124,8 +126,8 @@ static void batch_add(struct extent_batch *batch, const struct arena *arena, con
 }
 
 /* Exports what the block lies in and the session has not met. */
-static int session_collect_extents(struct session *s, struct session_share *share, const struct ledger_block *block,
-                                   struct extent_batch *ret)
+static int session_collect_extents(struct session *s, struct session_share *share,
+                                   const struct ledger_block *block, struct extent_batch *ret)
 {
         struct ledger *ledger = s->broker->ledger;
         struct arena *arena = share->quota->arena;
@@ -152,7 +154,8 @@ static int session_collect_extents(struct session *s, struct session_share *shar
         return 0;
 }
 
-static void session_take_back(struct session *s, struct session_share *share, const struct extent_batch *batch)
+static void session_take_back(struct session *s, struct session_share *share,
+                              const struct extent_batch *batch)
 {
         for (size_t i = 0; i < batch->n; i++) {
                 ledger_export_clear(s->broker->ledger, batch->exports[i]);
@@ -163,7 +166,8 @@ static void session_take_back(struct session *s, struct session_share *share, co
 /* Sends extents of the block that the session has not met, as many as the
  * window and one message take. 0: all are sent. 1: wait for an ack. Negative:
  * they cannot be sent. */
-static int session_send_extents(struct session *s, struct session_share *share, const struct ledger_block *block)
+static int session_send_extents(struct session *s, struct session_share *share,
+                                const struct ledger_block *block)
 {
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__Extents message = BFCD__EXTENTS__INIT;
@@ -238,8 +242,9 @@ static void session_deliver(struct session *s)
                         return;
                 if (r < 0) {
                         session_free_block(s, d->block);
-                        session_refuse(s, d->request_id, -ENOMEM, r == -EMFILE ? "the daemon has no fds left to share memory with"
-                                                                               : "the daemon's table of exports is full");
+                        session_refuse(s, d->request_id, -ENOMEM,
+                                       r == -EMFILE ? "the daemon has no fds left to share memory with"
+                                                    : "the daemon's table of exports is full");
                 } else {
                         session_send_block(s, d->request_id, share, block);
                 }
@@ -271,8 +276,9 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         if (r < 0) {
                 free(d);
                 quota_dealloc(share->quota, handle, facts.n_bytes, n_requested);
-                session_refuse(s, id, -ENOMEM, r == -ENOSPC ? "the daemon's table of blocks is full"
-                                                            : "the daemon is out of memory");
+                session_refuse(s, id, -ENOMEM,
+                               r == -ENOSPC ? "the daemon's table of blocks is full"
+                                            : "the daemon is out of memory");
                 return;
         }
         s->n_allocs++;
@@ -295,7 +301,8 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
         if (device_failed && error != -ENODEV)
                 error = -ENOMEM; /* whatever the device lacked */
         if (device_failed)
-                snprintf(sentence, sizeof(sentence), "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
+                snprintf(sentence, sizeof(sentence),
+                         "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
                          quota->partition->device_id, n_bytes, strerror(-reason));
         else
                 quota_explain(quota, error, n_bytes, sentence, sizeof(sentence));
@@ -311,7 +318,8 @@ static void session_request_done(struct quota_request *wait, int result, bfc_han
         TAILQ_REMOVE(&s->requests, request, link);
         s->n_requests--;
         if (result < 0)
-                session_refuse_malloc(s, request->id, wait->quota, result, wait->n_bytes, wait->device_failed);
+                session_refuse_malloc(s, request->id, wait->quota, result, wait->n_bytes,
+                                      wait->device_failed);
         else
                 session_give_block(s, request->id, request->share, wait->n_bytes, handle, offset);
         free(request);
@@ -330,7 +338,8 @@ static int session_join(struct session *s, struct session_share *share, uint64_t
         r = quota_join(share->quota);
         if (r < 0) {
                 snprintf(sentence, sizeof(sentence),
-                         "tenant '%s' has %" PRIu32 " sessions in partition '%s': its limit max_sessions is %" PRIu32,
+                         "tenant '%s' has %" PRIu32
+                         " sessions in partition '%s': its limit max_sessions is %" PRIu32,
                          s->tenant->name, share->quota->n_sessions, share->quota->partition->name,
                          share->quota->max_sessions);
                 session_refuse(s, id, r, sentence);
@@ -351,11 +360,13 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
 
         (void)ret_why;
         if (s->admin) {
-                session_refuse(s, r->id, -EACCES, "the admin socket hands out no memory: use the client socket");
+                session_refuse(s, r->id, -EACCES,
+                               "the admin socket hands out no memory: use the client socket");
                 return 0;
         }
         if (m->partition >= s->tenant->n_quotas) {
-                session_refuse(s, r->id, -ENOENT, "no such partition: the hello's reply lists those there are");
+                session_refuse(s, r->id, -ENOENT,
+                               "no such partition: the hello's reply lists those there are");
                 return 0;
         }
         if (m->n_bytes == 0) {
@@ -398,7 +409,8 @@ static int handle_free(struct session *s, const Bfcd__Request *r, const char **r
         if (index == LEDGER_NONE || ledger_block_at(s->broker->ledger, index)->session != s->index ||
             ledger_block_at(s->broker->ledger, index)->links.in_delivery) {
                 snprintf(sentence, sizeof(sentence),
-                         "block %" PRIu64 " is not held by this session: freed already, or never given to it", id);
+                         "block %" PRIu64 " is not held by this session: freed already, or never given to it",
+                         id);
                 session_refuse(s, r->id, -EINVAL, sentence);
                 return 0;
         }
@@ -429,7 +441,8 @@ static int handle_usage(struct session *s, const Bfcd__Request *r, const char **
 
         (void)ret_why;
         if (s->admin || r->usage->partition >= s->tenant->n_quotas) {
-                session_refuse(s, r->id, -ENOENT, "no such partition: the hello's reply lists those there are");
+                session_refuse(s, r->id, -ENOENT,
+                               "no such partition: the hello's reply lists those there are");
                 return 0;
         }
         report_quota_figures(s->shares[r->usage->partition].quota, &figures);
@@ -515,7 +528,8 @@ static int handle_show_config(struct session *s, const Bfcd__Request *r, const c
 
         (void)ret_why;
         if (!s->admin) {
-                session_refuse(s, r->id, -EACCES, "the configuration is shown to operators, on the admin socket");
+                session_refuse(s, r->id, -EACCES,
+                               "the configuration is shown to operators, on the admin socket");
                 return 0;
         }
         if (r->show_config->cursor > n_text) {
@@ -578,16 +592,18 @@ static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_
         struct broker *b = s->broker;
         char sentence[SESSION_SENTENCE_BYTES];
 
-        s->tenant = tenant_select(b->tenants, b->n_tenants, b->default_tenant, r->hello->tenant, &s->who, sentence,
-                                  sizeof(sentence));
+        s->tenant = tenant_select(b->tenants, b->n_tenants, b->default_tenant, r->hello->tenant, &s->who,
+                                  sentence, sizeof(sentence));
         if (!s->tenant) {
-                log_limited(&b->stranger_log, LOG_LEVEL_NOTICE, "pid %d refused: %s", (int)s->who.pid, sentence);
+                log_limited(&b->stranger_log, LOG_LEVEL_NOTICE, "pid %d refused: %s", (int)s->who.pid,
+                            sentence);
                 session_refuse(s, r->id, -EACCES, sentence);
                 return -EACCES;
         }
         if (s->tenant->n_quotas == 0 || session_find_share(s, r->hello->partition, ret_share) < 0) {
-                snprintf(sentence, sizeof(sentence), "tenant '%s' has no quota in partition '%.63s'; it has one in:",
-                         s->tenant->name, r->hello->partition);
+                snprintf(sentence, sizeof(sentence),
+                         "tenant '%s' has no quota in partition '%.63s'; it has one in:", s->tenant->name,
+                         r->hello->partition);
                 for (size_t i = 0; i < s->tenant->n_quotas; i++) {
                         size_t used = strlen(sentence);
 
@@ -640,7 +656,8 @@ static int session_write_down(struct session *s, uint8_t *ret_secret)
 static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret)
 {
         size_t n = s->tenant ? s->tenant->n_quotas : 0;
-        Bfcd__PartitionInfo *infos = calloc(n + 1, sizeof(*infos)), **pointers = calloc(n + 1, sizeof(*pointers));
+        Bfcd__PartitionInfo *infos = calloc(n + 1, sizeof(*infos)),
+                            **pointers = calloc(n + 1, sizeof(*pointers));
         Bfcd__HelloReply hello = BFCD__HELLO_REPLY__INIT;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
 
@@ -695,7 +712,8 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
                 return 0;
         }
         if (!s->admin && s->broker->n_client_sessions >= s->broker->config->max_sessions) {
-                snprintf(sentence, sizeof(sentence), "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
+                snprintf(sentence, sizeof(sentence),
+                         "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
                          s->broker->n_client_sessions, s->broker->config->max_sessions);
                 session_refuse(s, r->id, -EDQUOT, sentence);
                 return 0;
@@ -709,7 +727,8 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
         if (result < 0) {
                 session_forget_tenant(s);
                 session_refuse(s, r->id, result == -ENOSPC ? -EDQUOT : result,
-                               result == -ENOSPC ? "the daemon's table of sessions is full" : strerror(-result));
+                               result == -ENOSPC ? "the daemon's table of sessions is full"
+                                                 : strerror(-result));
                 return 0;
         }
         session_welcome(s, r->id, share, secret, sizeof(secret));
@@ -830,11 +849,12 @@ void session_close(struct session *s, const char *why)
                 const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
 
                 log_write(s->n_allocs + s->n_refusals > 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
-                         "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
-                         " blocks of %" PRIu64 " bytes, peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
-                         " refusals",
-                         s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
-                         record->links.n_blocks, s->bytes_in_use, s->peak_bytes_in_use, s->n_allocs, s->n_refusals);
+                          "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
+                          " blocks of %" PRIu64 " bytes, peak %" PRIu64 " bytes, %" PRIu64
+                          " allocations, %" PRIu64 " refusals",
+                          s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
+                          record->links.n_blocks, s->bytes_in_use, s->peak_bytes_in_use, s->n_allocs,
+                          s->n_refusals);
                 for (size_t i = 0; i < s->tenant->n_quotas; i++)
                         if (s->shares[i].joined)
                                 quota_closing(s->shares[i].quota);

@@ -23,10 +23,10 @@
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
-#define SESSION_MAX_PENDING 64u  /* requests that wait for room */
-#define SESSION_MAX_HELLOS  3u   /* a refused one may be tried again so often in all */
-#define SESSION_MAX_UNACKED 64u  /* extents sent and not acknowledged */
-#define SESSION_REAP_SLICE 256u  /* blocks freed in one turn of the loop */
+#define SESSION_MAX_PENDING      64u  /* requests that wait for room */
+#define SESSION_MAX_HELLOS       3u   /* a refused one may be tried again so often in all */
+#define SESSION_MAX_UNACKED      64u  /* extents sent and not acknowledged */
+#define SESSION_REAP_SLICE       256u /* blocks freed in one turn of the loop */
 
 enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLOSING };
 
@@ -50,7 +50,7 @@ struct session_share {
         size_t n_seen;
 };
 
-struct session_request; /* a malloc that waits for room */
+struct session_request;  /* a malloc that waits for room */
 struct session_delivery; /* a block whose extents are being sent */
 TAILQ_HEAD(session_request_list, session_request);
 TAILQ_HEAD(session_delivery_list, session_delivery);
@@ -62,8 +62,8 @@ struct session {
         enum session_state state;
         bool admin;
         unsigned n_hellos;
-        bool closed; /* all its blocks are free */
-        bool goodbye; /* it said so: nothing of it is mapped any more */
+        bool closed;         /* all its blocks are free */
+        bool goodbye;        /* it said so: nothing of it is mapped any more */
         uint64_t goodbye_id; /* of the request, answered when all is freed */
         struct credentials who;
         struct tenant *tenant; /* NULL before the hello, and for admins */
@@ -75,9 +75,9 @@ struct session {
         struct session_request_list requests;
         size_t n_requests; /* waiting: at SESSION_MAX_PENDING the connection reads no more */
         struct session_delivery_list deliveries;
-        uint64_t sequence;       /* of the last Extents message */
+        uint64_t sequence; /* of the last Extents message */
         uint64_t acked_sequence;
-        uint32_t n_unacked;      /* extents */
+        uint32_t n_unacked;                       /* extents */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
         uint64_t bytes_in_use;
         uint64_t peak_bytes_in_use;

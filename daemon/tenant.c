@@ -58,8 +58,9 @@ static void describe_all(const struct tenant *tenants, size_t n_tenants, char *b
         }
 }
 
-struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback, const char *name,
-                             const struct credentials *who, char *ret_sentence, size_t n_sentence)
+struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback,
+                             const char *name, const struct credentials *who, char *ret_sentence,
+                             size_t n_sentence)
 {
         struct tenant *named = NULL;
 
@@ -86,7 +87,8 @@ struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct te
                 append(ret_sentence, n_sentence, "is not of tenant '%s'; these would match: ", name);
                 describe_match(named, ret_sentence, n_sentence);
         } else if (name[0] != '\0') {
-                append(ret_sentence, n_sentence, "asked for tenant '%.63s', which does not exist; there are: ", name);
+                append(ret_sentence, n_sentence,
+                       "asked for tenant '%.63s', which does not exist; there are: ", name);
                 describe_all(tenants, n_tenants, ret_sentence, n_sentence);
         } else {
                 append(ret_sentence, n_sentence, "matches no tenant; these would match: ");

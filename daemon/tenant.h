@@ -38,7 +38,8 @@ bool tenant_matches(const struct tenant *t, const struct credentials *who);
  * of that name among those that match. NULL: none, and ret_sentence
  * says what would match. `fallback`: the default
  * tenant, or NULL. */
-struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback, const char *name,
-                             const struct credentials *who, char *ret_sentence, size_t n_sentence);
+struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback,
+                             const char *name, const struct credentials *who, char *ret_sentence,
+                             size_t n_sentence);
 
 #endif

@@ -22,8 +22,8 @@ struct worker {
         size_t n_pending; /* the loop's */
         pthread_t thread;
         pthread_mutex_t mutex; /* guards the queues and stop */
-        pthread_cond_t wake;  /* for the thread: waiting has a job, or stop */
-        pthread_cond_t ready; /* for worker_drain(): finished has a job */
+        pthread_cond_t wake;   /* for the thread: waiting has a job, or stop */
+        pthread_cond_t ready;  /* for worker_drain(): finished has a job */
         struct job_queue waiting;
         struct job_queue finished;
 };

@@ -21,7 +21,7 @@ struct device;
 
 /* An extent as its device made it. Empty: fd -1. */
 struct device_extent {
-        int fd;           /* what is shared; owned */
+        int fd; /* what is shared; owned */
         uint64_t n_bytes;
 };
 #define DEVICE_EXTENT_EMPTY ((struct device_extent){ .fd = -1 })

@@ -77,12 +77,12 @@ struct bfc_client_stats {
         uint64_t num_allocs;
         uint64_t num_frees;
         uint64_t num_blocks;
-        uint64_t num_failures;       /* calls of bfc_malloc() that failed, for whatever reason */
-        uint64_t bytes_in_use;       /* block bytes, rounded up to 256 */
+        uint64_t num_failures; /* calls of bfc_malloc() that failed, for whatever reason */
+        uint64_t bytes_in_use; /* block bytes, rounded up to 256 */
         uint64_t peak_bytes_in_use;
         uint64_t bytes_requested;
         uint64_t largest_alloc_size;
-        uint64_t bytes_mapped;       /* of extents mapped in this process */
+        uint64_t bytes_mapped; /* of extents mapped in this process */
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
 
@@ -90,12 +90,12 @@ int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
  * own), by the daemon's count: all sessions of the tenant together. */
 struct bfc_tenant_usage {
         size_t struct_size;
-        uint64_t bytes_limit;          /* extents: the tenant's limit */
-        uint64_t bytes_reserved;       /* extents charged now */
+        uint64_t bytes_limit;    /* extents: the tenant's limit */
+        uint64_t bytes_reserved; /* extents charged now */
         uint64_t peak_bytes_reserved;
-        uint64_t bytes_in_use;         /* blocks */
+        uint64_t bytes_in_use; /* blocks */
         uint64_t peak_bytes_in_use;
-        uint64_t bytes_requested;      /* blocks, as asked for */
+        uint64_t bytes_requested; /* blocks, as asked for */
         uint64_t num_blocks;
         uint64_t num_sessions;
         uint64_t largest_free_block_bytes;
@@ -105,10 +105,10 @@ int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage
 /* Where a block lies, for code that shares it by itself. */
 struct bfc_block_info {
         size_t struct_size;
-        uint64_t block_id;    /* the daemon's name for it */
+        uint64_t block_id; /* the daemon's name for it */
         uint64_t region_id;
-        uint64_t offset;      /* in the region */
-        uint64_t n_bytes;     /* rounded up */
+        uint64_t offset;  /* in the region */
+        uint64_t n_bytes; /* rounded up */
         uint64_t n_requested;
 };
 int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret);

@@ -13,9 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FRAME_MAX_PAYLOAD 65536u
+#define FRAME_MAX_PAYLOAD  65536u
 #define FRAME_HEADER_BYTES 4u
-#define FRAME_MAX_FDS 64u /* with one frame; the kernel takes 253 at most */
+#define FRAME_MAX_FDS      64u /* with one frame; the kernel takes 253 at most */
 
 /* ---- reading ------------------------------------------------------------- */
 
@@ -67,7 +67,8 @@ struct frame_writer *frame_writer_free(struct frame_writer *w);
  * is written already. Fill it before the next call on w. -EMSGSIZE, -ENOBUFS,
  * -ENOMEM, -EMFILE. fds (n_fds <= FRAME_MAX_FDS) go with the frame; they are duplicated
  * here, so the caller keeps its own. */
-int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, size_t n_fds, uint8_t **ret_payload);
+int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, size_t n_fds,
+                     uint8_t **ret_payload);
 
 /* Sends without blocking what is queued. 0: all is gone. FRAME_AGAIN: the
  * socket is full; call again when it is writable. FRAME_CROWDED: the kernel

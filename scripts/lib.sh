@@ -38,6 +38,7 @@ scdoc                 cmd:scdoc
 needs_ci="$needs_test
 cppcheck              cmd:cppcheck
 shellcheck            cmd:shellcheck
+clang-format          cmd:clang-format
 clang                 cmd:clang
 libclang-rt-dev       fn:has_libfuzzer
 "

@@ -14,26 +14,27 @@
 
 /* train: 64 MiB, overcommitted: a 48 MiB, b 48 MiB of which 16 are guaranteed.
  * warm: preallocated, 8 MiB for a. */
-static const char config_text[] = "devices:\n"
-                                  "  - id: host\n"
-                                  "    size: 128MiB\n"
-                                  "    partitions:\n"
-                                  "      - {name: train, limit: 64MiB}\n"
-                                  "      - {name: warm, limit: 8MiB, growth: preallocate}\n"
-                                  "tenants:\n"
-                                  "  - name: a\n"
-                                  "    match: {uid: 1}\n"
-                                  "    quotas:\n"
-                                  "      - {partition: train, limit: 48MiB, max_sessions: 3, max_blocks: 1000}\n"
-                                  "      - {partition: warm, limit: 8MiB}\n"
-                                  "  - name: b\n"
-                                  "    match: {uid: [2, 3]}\n"
-                                  "    quotas:\n"
-                                  "      - {partition: train, limit: 48MiB, reserve: 16MiB}\n"
-                                  "  - name: a2\n"
-                                  "    match: {gid: 1}\n"
-                                  "    quotas:\n"
-                                  "      - {partition: train, limit: 2MiB}\n";
+static const char config_text[] =
+        "devices:\n"
+        "  - id: host\n"
+        "    size: 128MiB\n"
+        "    partitions:\n"
+        "      - {name: train, limit: 64MiB}\n"
+        "      - {name: warm, limit: 8MiB, growth: preallocate}\n"
+        "tenants:\n"
+        "  - name: a\n"
+        "    match: {uid: 1}\n"
+        "    quotas:\n"
+        "      - {partition: train, limit: 48MiB, max_sessions: 3, max_blocks: 1000}\n"
+        "      - {partition: warm, limit: 8MiB}\n"
+        "  - name: b\n"
+        "    match: {uid: [2, 3]}\n"
+        "    quotas:\n"
+        "      - {partition: train, limit: 48MiB, reserve: 16MiB}\n"
+        "  - name: a2\n"
+        "    match: {gid: 1}\n"
+        "    quotas:\n"
+        "      - {partition: train, limit: 2MiB}\n";
 
 static struct broker *b;
 static struct config *config;
@@ -94,7 +95,8 @@ static const char *refusal_of(struct peer *p, uint64_t id, int error)
 
 START_TEST(test_hello)
 {
-        struct peer *a = peer_new(b, 1, false), *stranger = peer_new(b, 77, false), *admin = peer_new(b, 77, true);
+        struct peer *a = peer_new(b, 1, false), *stranger = peer_new(b, 77, false),
+                    *admin = peer_new(b, 77, true);
         uint64_t id = peer_hello(a, "", "");
         const Bfcd__HelloReply *hello = peer_reply(a, id)->hello;
         Bfcd__Request again = BFCD__REQUEST__INIT;
