@@ -77,7 +77,7 @@ struct bfc_client_stats {
         uint64_t num_allocs;
         uint64_t num_frees;
         uint64_t num_blocks;
-        uint64_t num_failures; /* calls of bfc_malloc() that failed, for whatever reason */
+        uint64_t num_failures; /* bfc_malloc() that failed, for whatever reason */
         uint64_t bytes_in_use; /* block bytes, rounded up to 256 */
         uint64_t peak_bytes_in_use;
         uint64_t bytes_requested;
