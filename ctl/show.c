@@ -269,6 +269,7 @@ static void set_figures(json_t **row, const Bfcd__Figures *figures)
         set(row, "peak_bytes_reserved", number(f->peak_bytes_reserved));
         set(row, "lifetime_peak_bytes_reserved", number(f->lifetime_peak_bytes_reserved));
         set(row, "bytes_guaranteed", number(f->bytes_guaranteed));
+        set(row, "bytes_escaped", number(f->bytes_escaped));
         set(row, "bytes_in_use", number(f->bytes_in_use));
         set(row, "peak_bytes_in_use", number(f->peak_bytes_in_use));
         set(row, "lifetime_peak_bytes_in_use", number(f->lifetime_peak_bytes_in_use));

@@ -661,6 +661,28 @@ START_TEST(silence_before_hello_ends)
 }
 END_TEST
 
+/* One user that connects and says nothing has few places, and does not get more
+ * by asking; others come in all the same, and so does that user when it speaks. */
+START_TEST(silent_crowds_are_small)
+{
+        enum { N = 48, N_ALLOWED = 32 };
+        struct scene s = scene_new(&two_tenants);
+        struct raw *crowd[N];
+        size_t n_out = 0;
+
+        for (size_t i = 0; i < N; i++)
+                ck_assert_int_eq(raw_open(s.rig->socket, &crowd[i]), 0);
+        for (size_t i = N_ALLOWED; i < N; i++)
+                n_out += raw_wait_hang_up(crowd[i], HANG_UP_MS) == 0;
+        ck_assert_uint_eq(n_out, N - N_ALLOWED);
+        ck_assert_int_eq(raw_hello(crowd[0], "red", NULL), 0);
+        for (size_t i = 0; i < N; i++)
+                raw_close(crowd[i]);
+        assert_victim_lives(&s);
+        scene_end(&s);
+}
+END_TEST
+
 /* ---- fds run out ----------------------------------------------------------- */
 
 START_TEST(more_connections_than_fds)
@@ -790,6 +812,7 @@ int main(void)
                 a_client_that_never_acknowledges,
                 two_hundred_come_and_go,
                 silence_before_hello_ends,
+                silent_crowds_are_small,
                 more_connections_than_fds,
                 more_extents_than_fds,
                 long_words,

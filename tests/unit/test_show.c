@@ -91,21 +91,21 @@ static void fill_figures(Bfcd__Figures *f)
         f->peak_bytes_requested = 190u << 20;
 }
 
-#define FIGURES_JSON                                                                                         \
-        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"          \
-        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                      \
-        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"   \
-        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                        \
-        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"fragmentation\":0.25,"   \
+#define FIGURES_JSON                                                                                                           \
+        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                            \
+        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                        \
+        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                     \
+        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                          \
+        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_escaped\":0,\"fragmentation\":0.25," \
         "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200"
 
 #define REQUESTED_JSON "\"peak_bytes_requested\":199229440"
 
-#define NO_FIGURES_JSON                                                                                      \
-        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"               \
-        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"    \
-        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"         \
-        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"fragmentation\":0.0,"                   \
+#define NO_FIGURES_JSON                                                                                        \
+        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"                 \
+        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"      \
+        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"           \
+        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_escaped\":0,\"fragmentation\":0.0," \
         "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0"
 
 #define NO_REQUESTED_JSON "\"peak_bytes_requested\":0"
