@@ -50,6 +50,12 @@ enum {
         BFC_OVER_BUDGET, /* a stretch exists; it needs more new bytes than allowed */
 };
 
+/* What a block of n_bytes takes; n_bytes is at most BFC_MAX_SPACE. */
+static inline uint64_t bfc_block_bytes(uint64_t n_bytes)
+{
+        return (n_bytes + BFC_GRANULE - 1) / BFC_GRANULE * BFC_GRANULE;
+}
+
 struct bfc;
 
 /* Names a used chunk: index in the low half, stamp in the high half. A handle

@@ -26,11 +26,6 @@ static void quota_assert(const struct quota *q)
         (void)q;
 }
 
-static uint64_t block_bytes(uint64_t n_bytes)
-{
-        return (n_bytes + BFC_GRANULE - 1) / BFC_GRANULE * BFC_GRANULE;
-}
-
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
         return a < b ? a : b;
@@ -162,9 +157,9 @@ static void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         struct partition *p = q->partition;
 
         q->n_blocks++;
-        q->bytes_in_use += block_bytes(n_bytes);
+        q->bytes_in_use += bfc_block_bytes(n_bytes);
         q->bytes_requested += n_bytes;
-        p->bytes_in_use += block_bytes(n_bytes);
+        p->bytes_in_use += bfc_block_bytes(n_bytes);
         p->peak_bytes_in_use = max_u64(p->peak_bytes_in_use, p->bytes_in_use);
         p->lifetime_peak_bytes_in_use = max_u64(p->lifetime_peak_bytes_in_use, p->bytes_in_use);
         q->peak_bytes_in_use = max_u64(q->peak_bytes_in_use, q->bytes_in_use);

@@ -262,7 +262,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         struct session_delivery *d = malloc(sizeof(*d));
         struct ledger_block facts = {
                 .offset = offset,
-                .n_bytes = (n_requested + BFC_GRANULE - 1) / BFC_GRANULE * BFC_GRANULE,
+                .n_bytes = bfc_block_bytes(n_requested),
                 .n_requested = n_requested,
                 .born_ms = clock_ms(),
                 .session = s->index,
