@@ -1,0 +1,75 @@
+/* The fake device; see fake_device.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/fake_device.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* It is embedded in its test, so there is nothing to free. */
+static struct device *fake_free(struct device *d)
+{
+        (void)d;
+        return NULL;
+}
+
+static uint64_t fake_granularity(const struct device *d)
+{
+        return ((const struct fake_device *)d)->granularity;
+}
+
+static int fake_make(struct device *d, uint64_t n_bytes, struct device_extent *ret)
+{
+        struct fake_device *f = (struct fake_device *)d;
+        int fd;
+
+        if (++f->n_makes == f->fail_make)
+                return f->make_error;
+        if (n_bytes == 0 || n_bytes % f->granularity != 0)
+                return -EINVAL;
+        fd = memfd_create("fake", MFD_CLOEXEC);
+        if (fd < 0)
+                return -errno;
+        f->n_live++;
+        f->live_bytes += n_bytes;
+        *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes };
+        return 0;
+}
+
+/* Like a real one it empties *e and closes, also when it fails. */
+static int fake_destroy(struct device *d, struct device_extent *e)
+{
+        struct fake_device *f = (struct fake_device *)d;
+
+        close(e->fd);
+        f->n_live--;
+        f->live_bytes -= e->n_bytes;
+        *e = DEVICE_EXTENT_EMPTY;
+        return ++f->n_destroys == f->fail_destroy ? f->destroy_error : 0;
+}
+
+static const struct device_ops fake_ops = {
+        .name = "fake",
+        .free = fake_free,
+        .granularity = fake_granularity,
+        .make = fake_make,
+        .destroy = fake_destroy,
+};
+
+void fake_device_init(struct fake_device *f, uint64_t granularity)
+{
+        *f = (struct fake_device){ .device = { &fake_ops }, .granularity = granularity };
+}
+
+void fake_device_fail_make(struct fake_device *f, unsigned nth, int error)
+{
+        f->fail_make = f->n_makes + nth;
+        f->make_error = error;
+}
+
+void fake_device_fail_destroy(struct fake_device *f, unsigned nth, int error)
+{
+        f->fail_destroy = f->n_destroys + nth;
+        f->destroy_error = error;
+}

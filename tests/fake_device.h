@@ -1,0 +1,34 @@
+/* A device for tests: its extents are empty memfds, so it is fast and a leaked
+ * extent is a leaked fd; it counts what is asked of it and fails on command.
+ *
+ * Invariant: n_live extents of live_bytes in all are with the caller.
+ * Not for two threads at once; look at it only when its worker is idle.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_TESTS_FAKE_DEVICE_H
+#define BFC_TESTS_FAKE_DEVICE_H
+
+#include <stdint.h>
+
+#include "device/device.h"
+
+struct fake_device {
+        struct device device; /* first: it is one */
+        uint64_t granularity;
+        unsigned n_makes; /* calls so far, failed ones too */
+        unsigned n_destroys;
+        unsigned n_live;
+        uint64_t live_bytes;
+        unsigned fail_make; /* at the call that makes n_makes this; 0: never */
+        int make_error;     /* negative errno */
+        unsigned fail_destroy;
+        int destroy_error;
+};
+
+void fake_device_init(struct fake_device *f, uint64_t granularity);
+
+/* The nth make (destroy) from now fails with that error, once; 1 is the next. */
+void fake_device_fail_make(struct fake_device *f, unsigned nth, int error);
+void fake_device_fail_destroy(struct fake_device *f, unsigned nth, int error);
+
+#endif

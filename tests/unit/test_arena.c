@@ -1,0 +1,650 @@
+/* Arenas: growth and release are all or nothing, whatever the device does, and
+ * every byte of a limit can be backed.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/arena.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "tests/fake_device.h"
+#include "tests/suite.h"
+
+#define MIB   (UINT64_C(1) << 20)
+#define GIB   (UINT64_C(1) << 30)
+#define E     (2 * MIB) /* the grid */
+#define SHORT MIB       /* what the grid leaves of the limit */
+
+static struct fake_device device;
+static struct worker *worker;
+static struct ledger *ledger;
+static struct pool pool;
+static struct account account;
+static struct arena *a;
+static uint32_t quota;
+static int n_fds_before;
+
+static void check(void)
+{
+        struct ledger_counts counts;
+        const char *why = "";
+
+        ck_assert_msg(arena_check(a, &why) == 0, "arena_check: %s", why);
+        ck_assert_msg(ledger_check(ledger, &why) == 0, "ledger_check: %s", why);
+        ledger_count(ledger, &counts);
+        ck_assert_uint_eq(counts.n_extents, arena_n_extents(a));
+        if (arena_pending_bytes(a) == 0) {
+                ck_assert_uint_eq(account.charged_bytes, device.live_bytes + arena_escaped_bytes(a));
+                ck_assert_uint_eq(device.n_live, arena_n_extents(a));
+        }
+}
+
+/* An arena whose account holds its limit and no byte more. */
+static void open_arena(uint64_t limit_bytes)
+{
+        struct arena_options o = {
+                .ledger = ledger,
+                .device = &device.device,
+                .worker = worker,
+                .quota = quota,
+                .limit_bytes = limit_bytes,
+                .extent_bytes = E,
+        };
+
+        pool_init(&pool, limit_bytes);
+        ck_assert_int_eq(account_init(&account, &pool, limit_bytes, 0), 0);
+        ck_assert_int_eq(arena_new(&o, &a), 0);
+        check();
+}
+
+static void setup(void)
+{
+        struct ledger_limits limits = {
+                .n_quotas = 2, .n_sessions = 2, .n_extents = 512, .n_exports = 8, .n_blocks = 2
+        };
+        struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
+
+        n_fds_before = suite_count_fds();
+        fake_device_init(&device, MIB);
+        ck_assert_int_eq(worker_new_inline(&worker), 0);
+        ck_assert_int_eq(ledger_new(&limits, &ledger), 0);
+        ck_assert_int_eq(ledger_quota_add(ledger, &facts, &quota), 0);
+}
+
+static void teardown(void)
+{
+        struct ledger_counts counts;
+
+        if (a)
+                check();
+        a = arena_free(a);
+        ck_assert_ptr_null(arena_free(NULL));
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        account_deinit(&account);
+        ck_assert_uint_eq(pool.charged_bytes, 0);
+        ck_assert_uint_eq(pool.committed_bytes, 0);
+        ck_assert_uint_eq(device.n_live, 0);
+        ck_assert_uint_eq(device.live_bytes, 0);
+        ck_assert_uint_eq(worker_n_pending(worker), 0);
+        ledger_count(ledger, &counts);
+        ck_assert_uint_eq(counts.n_extents, 0);
+        ck_assert_uint_eq(counts.n_exports, 0);
+        ledger_quota_clear(ledger, quota);
+        ledger = ledger_free(ledger);
+        worker = worker_free(worker);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+struct grown {
+        unsigned n_calls;
+        int result;
+        bfc_handle handle;
+        uint64_t offset;
+};
+
+static void on_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        struct grown *g = userdata;
+
+        g->n_calls++;
+        g->result = result;
+        g->handle = handle;
+        g->offset = offset;
+}
+
+static void on_released(void *userdata)
+{
+        ++*(unsigned *)userdata;
+}
+
+static void begin(uint64_t n_bytes, struct bfc_growth *ret_plan, struct grown *g)
+{
+        struct charge charge;
+        uint64_t missing, before = arena_pending_bytes(a);
+
+        *g = (struct grown){ 0 };
+        ck_assert_int_eq(arena_plan(a, n_bytes, ret_plan), 0);
+        ck_assert_int_eq(charge_take(&account, ret_plan->new_bytes, &charge, &missing), 0);
+        ck_assert_int_eq(arena_grow(a, ret_plan, &charge, on_grown, g), 0);
+        ck_assert_ptr_null(charge.account);
+        ck_assert_uint_eq(arena_pending_bytes(a) - before, ret_plan->new_bytes);
+        ck_assert_uint_eq(g->n_calls, 0);
+        check();
+}
+
+/* A block by growth. */
+static struct grown grow(uint64_t n_bytes)
+{
+        struct bfc_growth plan;
+        struct grown g;
+
+        begin(n_bytes, &plan, &g);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(g.n_calls, 1);
+        ck_assert_int_eq(g.result, 0);
+        ck_assert_uint_eq(g.offset, plan.offset);
+        ck_assert_uint_eq(arena_pending_bytes(a), 0);
+        check();
+        return g;
+}
+
+static uint64_t release(uint64_t want_bytes)
+{
+        unsigned n_released = 0;
+        uint64_t n_bytes = arena_release(a, want_bytes, NULL, on_released, &n_released);
+
+        ck_assert_uint_eq(arena_pending_bytes(a), n_bytes);
+        ck_assert_uint_eq(n_released, 0);
+        check();
+        ck_assert_uint_eq(worker_poll(worker), n_bytes > 0);
+        ck_assert_uint_eq(n_released, n_bytes > 0);
+        ck_assert_uint_eq(arena_pending_bytes(a), 0);
+        check();
+        return n_bytes;
+}
+
+START_TEST(test_extent_bytes)
+{
+        ck_assert_uint_eq(arena_extent_bytes(2 * MIB, 4096), 2 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(512 * MIB, 4096), 2 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(514 * MIB, 4096), 4 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(64 * GIB, 4096), 256 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(2 * MIB, 2 * MIB), 2 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(8 * MIB, 16 * MIB), 16 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(2 * MIB, 3 * MIB), 3 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(1024 * MIB, 3 * MIB), 6 * MIB);
+        for (uint64_t limit = 2 * MIB; limit < 4 * GIB; limit += 2 * MIB) {
+                uint64_t e = arena_extent_bytes(limit, 2 * MIB);
+
+                ck_assert(e % (2 * MIB) == 0 && (limit + e - 1) / e <= 256);
+                ck_assert(e == 2 * MIB || (e - 2 * MIB) * 256 < limit); /* no larger than it must be */
+        }
+}
+END_TEST
+
+START_TEST(test_grow_and_release)
+{
+        struct grown g, h;
+        bfc_handle small;
+        uint64_t offset;
+
+        open_arena(8 * E);
+        ck_assert_int_eq(arena_alloc(a, 256, &small, &offset), BFC_NO_FIT);
+        ck_assert_uint_eq(release(UINT64_MAX), 0);
+        g = grow(3 * E - 256);
+        ck_assert_uint_eq(device.n_makes, 3);
+        ck_assert_uint_eq(account.charged_bytes, 3 * E);
+        ck_assert_int_eq(arena_alloc(a, 256, &small, &offset), 0);
+        ck_assert_uint_eq(offset, g.offset + 3 * E - 256);
+        ck_assert_uint_eq(arena_releasable(a, NULL), 0);
+
+        h = grow(E);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), -EINVAL);
+        ck_assert_uint_eq(arena_releasable(a, NULL), 2 * E);
+        ck_assert_uint_eq(release(1), E); /* whole extents, and no more than asked for */
+        ck_assert_uint_eq(release(UINT64_MAX), E);
+        ck_assert_uint_eq(account.charged_bytes, 2 * E);
+        ck_assert_int_eq(arena_dealloc(a, h.handle), 0);
+        ck_assert_int_eq(arena_dealloc(a, small), 0);
+        ck_assert_uint_eq(release(UINT64_MAX), 2 * E);
+        ck_assert_uint_eq(device.n_destroys, 4);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+}
+END_TEST
+
+START_TEST(test_keep)
+{
+        struct bfc_growth plan;
+        struct grown g;
+
+        open_arena(8 * E);
+        g = grow(2 * E);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_int_eq(arena_plan(a, 3 * E, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, E); /* beside what is free */
+        ck_assert_uint_eq(arena_releasable(a, &plan), 0);
+        ck_assert_uint_eq(arena_release(a, UINT64_MAX, &plan, on_released, NULL), 0);
+        ck_assert_uint_eq(arena_releasable(a, NULL), 2 * E);
+        check();
+}
+END_TEST
+
+/* Extents on their way back cannot be had and are charged until they are gone. */
+START_TEST(test_release_under_way)
+{
+        unsigned n_released = 0;
+        struct bfc_growth plan;
+        struct grown g;
+        bfc_handle handle;
+        uint64_t offset;
+
+        open_arena(4 * E);
+        g = grow(2 * E);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(arena_release(a, UINT64_MAX, NULL, on_released, &n_released), 2 * E);
+        ck_assert_int_eq(arena_alloc(a, 256, &handle, &offset), BFC_NO_FIT);
+        ck_assert_uint_eq(arena_releasable(a, NULL), 0);
+        ck_assert_uint_eq(account.charged_bytes, 2 * E);
+        begin(E, &plan, &g); /* behind the release */
+        ck_assert_uint_eq(account.charged_bytes, 3 * E);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        check();
+        ck_assert_uint_eq(n_released, 1);
+        ck_assert_uint_eq(g.n_calls, 0);
+        ck_assert_uint_eq(account.charged_bytes, E);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, 0);
+}
+END_TEST
+
+START_TEST(test_make_fails_at_each_position)
+{
+        const unsigned n = 5;
+
+        open_arena(8 * E);
+        for (unsigned nth = 1; nth <= n; nth++) {
+                struct bfc_growth plan, again;
+                struct grown g;
+                unsigned before = device.n_makes;
+                struct bfc_stats stats;
+
+                begin(n * E, &plan, &g);
+                fake_device_fail_make(&device, nth, nth % 2 ? -ENOMEM : -ENODEV);
+                ck_assert_uint_eq(worker_poll(worker), 1);
+                ck_assert_uint_eq(g.n_calls, 1);
+                ck_assert_int_eq(g.result, nth % 2 ? -ENOMEM : -ENODEV);
+                ck_assert_uint_eq(g.handle, 0);
+                ck_assert_uint_eq(device.n_makes, before + nth);
+                ck_assert_uint_eq(device.n_live, 0);
+                ck_assert_uint_eq(account.charged_bytes, 0);
+                ck_assert_uint_eq(arena_n_extents(a), 0);
+                ck_assert_uint_eq(arena_escaped_bytes(a), 0);
+                arena_read_stats(a, &stats);
+                ck_assert_uint_eq(stats.bytes_reserved, 0);
+                ck_assert_uint_eq(stats.num_blocks, 0);
+                check();
+                ck_assert_int_eq(arena_plan(a, n * E, &again), 0);
+                ck_assert_mem_eq(&plan, &again, sizeof(plan));
+        }
+        grow(n * E);
+        ck_assert_uint_eq(device.n_live, n);
+}
+END_TEST
+
+/* A failed growth beside live blocks takes nothing from them. */
+START_TEST(test_failure_keeps_neighbours)
+{
+        struct bfc_growth plan;
+        struct grown g, h;
+
+        open_arena(8 * E);
+        h = grow(E / 2);
+        begin(2 * E, &plan, &g);
+        ck_assert_uint_lt(plan.new_bytes, 2 * E + 1);
+        fake_device_fail_make(&device, 2, -ENOMEM);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, -ENOMEM);
+        ck_assert_uint_eq(account.charged_bytes, E);
+        ck_assert_uint_eq(arena_n_extents(a), 1);
+        check();
+        ck_assert_int_eq(arena_dealloc(a, h.handle), 0);
+}
+END_TEST
+
+START_TEST(test_undoing_fails)
+{
+        struct bfc_growth plan;
+        struct grown g;
+
+        open_arena(8 * E + SHORT);
+        begin(4 * E + SHORT, &plan, &g); /* from 0: the short extent is among them */
+        ck_assert_uint_eq(plan.offset, 0);
+        fake_device_fail_make(&device, 5, -ENOMEM);
+        fake_device_fail_destroy(&device, 4, -EIO); /* undone from the end: the short one is the last */
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, -ENOMEM);
+        ck_assert_uint_eq(device.n_destroys, 4);
+        ck_assert_uint_eq(arena_escaped_bytes(a), SHORT);
+        ck_assert_uint_eq(account.charged_bytes, SHORT);
+        ck_assert_uint_eq(arena_n_extents(a), 0);
+        check();
+        grow(2 * E);
+        ck_assert_uint_eq(account.charged_bytes, 2 * E + SHORT);
+}
+END_TEST
+
+START_TEST(test_destroy_fails)
+{
+        for (unsigned nth = 1; nth <= 3; nth++) {
+                struct grown g;
+
+                if (nth == 1)
+                        open_arena(8 * E);
+                g = grow(3 * E);
+                ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+                fake_device_fail_destroy(&device, nth, -EIO);
+                ck_assert_uint_eq(release(UINT64_MAX), 3 * E);
+                ck_assert_uint_eq(arena_n_extents(a), 0);
+                ck_assert_uint_eq(device.n_live, 0);
+                ck_assert_uint_eq(arena_escaped_bytes(a), nth * E);
+                ck_assert_uint_eq(account.charged_bytes, nth * E);
+        }
+        /* The address space is usable again, for as much as is left of the limit. */
+        grow(5 * E);
+        ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
+}
+END_TEST
+
+/* ---- the short extent ---------------------------------------------------- */
+
+/* Extents of a size other than the grid's. */
+static unsigned n_short_extents(void)
+{
+        unsigned n = 0;
+
+        for (size_t slot = 0; slot < arena_n_slots(a); slot++) {
+                uint32_t index = arena_slot_extent(a, slot);
+
+                if (index == LEDGER_NONE)
+                        continue;
+                if (ledger_extent_at(ledger, index)->n_bytes != E) {
+                        ck_assert_uint_eq(ledger_extent_at(ledger, index)->n_bytes, SHORT);
+                        n++;
+                }
+        }
+        return n;
+}
+
+START_TEST(test_every_byte_in_one_block)
+{
+        struct grown g;
+        struct bfc_growth plan;
+
+        open_arena(8 * E + SHORT);
+        g = grow(8 * E + SHORT);
+        ck_assert_uint_eq(g.offset, 0);
+        ck_assert_uint_eq(device.n_makes, 9);
+        ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
+        ck_assert_uint_eq(n_short_extents(), 1);
+        ck_assert_int_eq(arena_plan(a, 256, &plan), 0);
+        ck_assert_uint_ge(plan.new_bytes, 1); /* the address space has more than the limit */
+}
+END_TEST
+
+START_TEST(test_every_byte_in_small_blocks)
+{
+        open_arena(8 * E + SHORT);
+        for (unsigned i = 0; i < 8; i++)
+                ck_assert_uint_eq(grow(E).offset, SHORT + i * E);
+        ck_assert_uint_eq(n_short_extents(), 0);
+        ck_assert_uint_eq(grow(SHORT).offset, 0);
+        ck_assert_uint_eq(n_short_extents(), 1);
+        ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
+}
+END_TEST
+
+START_TEST(test_limit_below_an_extent)
+{
+        open_arena(SHORT);
+        ck_assert_uint_eq(grow(SHORT).offset, 0);
+        ck_assert_uint_eq(account.charged_bytes, SHORT);
+        ck_assert_uint_eq(n_short_extents(), 1);
+}
+END_TEST
+
+/* Pins the extent at `offset` with a block: backs from the lowest to be had up to
+ * there and gives all the rest back. */
+static void pin(uint64_t offset, uint64_t n_bytes)
+{
+        struct grown g = grow(n_bytes);
+        bfc_handle rest, pinned;
+        uint64_t at;
+
+        ck_assert_uint_lt(g.offset, offset);
+        ck_assert_uint_gt(g.offset + n_bytes, offset);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_int_eq(arena_alloc(a, offset - g.offset, &rest, &at), 0);
+        ck_assert_uint_eq(at, g.offset);
+        ck_assert_int_eq(arena_alloc(a, E, &pinned, &at), 0);
+        ck_assert_uint_eq(at, offset);
+        ck_assert_int_eq(arena_dealloc(a, rest), 0);
+        release(UINT64_MAX);
+}
+
+/* Three blocks cut the first region into stretches of no more than four extents. */
+static void fragment(void)
+{
+        open_arena(8 * E + SHORT);
+        pin(SHORT + 4 * E, 5 * E + SHORT);
+        pin(SHORT + 8 * E, 6 * E);
+        pin(SHORT + 12 * E, 6 * E);
+        ck_assert_uint_eq(account.charged_bytes, 3 * E);
+        ck_assert_uint_eq(arena_n_extents(a), 3);
+}
+
+START_TEST(test_second_region)
+{
+        struct arena_place first, second;
+        size_t n_slots, slot, last;
+        struct grown g;
+
+        fragment();
+        n_slots = arena_n_slots(a);
+        ck_assert_uint_eq(n_slots, 17);
+        g = grow(5 * E);
+        ck_assert_uint_eq(account.charged_bytes, 8 * E);
+        ck_assert_uint_eq(arena_n_slots(a), n_slots + 17);
+        ck_assert_uint_eq(n_short_extents(), 0); /* nor has the second region one */
+
+        arena_locate(a, 0, &first);
+        arena_locate(a, g.offset, &second);
+        ck_assert_uint_eq(first.region_bytes, 16 * E + SHORT);
+        ck_assert_uint_eq(second.region_bytes, 17 * E);
+        ck_assert_uint_ne(first.region_id, second.region_id);
+        ck_assert_uint_eq(second.offset, 0);
+        ck_assert_uint_eq(g.offset, first.region_bytes);
+        arena_locate(a, first.region_bytes - 1, &first);
+        ck_assert_uint_ne(first.region_id, second.region_id);
+        slot = arena_slots(a, g.offset, 5 * E, &last);
+        ck_assert_uint_eq(slot, n_slots);
+        ck_assert_uint_eq(last, n_slots + 4);
+
+        /* The last byte of the limit is the short extent of the first region. */
+        ck_assert_uint_eq(account.limit_bytes - account.charged_bytes, SHORT);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(release(UINT64_MAX), 5 * E);
+        g = grow(4 * E + SHORT);
+        ck_assert_uint_eq(g.offset, 0);
+        ck_assert_uint_eq(n_short_extents(), 1);
+        ck_assert_uint_eq(grow(E).n_calls, 1);
+        ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
+}
+END_TEST
+
+START_TEST(test_second_region_failure)
+{
+        struct bfc_growth plan;
+        struct grown g;
+
+        fragment();
+        begin(5 * E, &plan, &g);
+        fake_device_fail_make(&device, 3, -ENOMEM);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, -ENOMEM);
+        ck_assert_uint_eq(account.charged_bytes, 3 * E);
+        check();
+        grow(5 * E);
+}
+END_TEST
+
+START_TEST(test_address_space)
+{
+        struct arena_options o = {
+                .ledger = ledger,
+                .device = &device.device,
+                .worker = worker,
+                .quota = quota,
+                .limit_bytes = UINT64_C(1) << 40,
+                .extent_bytes = 4 * GIB,
+        };
+        struct arena_place place;
+        struct bfc_growth plan;
+
+        ck_assert_int_eq(arena_new(&o, &a), -ENOMEM);
+        ck_assert_ptr_null(a);
+        o.limit_bytes = 600 * GIB;
+        ck_assert_int_eq(arena_new(&o, &a), 0);
+        arena_locate(a, 0, &place);
+        ck_assert_uint_eq(place.region_bytes, 1020 * GIB); /* less than twice the limit: all there is */
+        ck_assert_int_eq(arena_plan(a, 600 * GIB, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, 600 * GIB);
+        ck_assert_int_eq(arena_plan(a, 1021 * GIB, &plan), -ENOMEM);
+        ck_assert_int_eq(arena_plan(a, 0, &plan), -EINVAL);
+        check();
+}
+END_TEST
+
+/* ---- looking, and backing at once ---------------------------------------- */
+
+START_TEST(test_slots_and_places)
+{
+        struct arena_place place;
+        struct grown g, h;
+        size_t slot, last;
+
+        open_arena(8 * E + SHORT);
+        g = grow(2 * E + SHORT);
+        h = grow(2 * E);
+        ck_assert_uint_eq(g.offset, 0);
+        ck_assert_uint_eq(h.offset, 2 * E + SHORT);
+        ck_assert_uint_eq(arena_slots(a, 0, 1, &last), 0);
+        ck_assert_uint_eq(last, 0);
+        ck_assert_uint_eq(arena_slots(a, 0, SHORT, &last), 0);
+        ck_assert_uint_eq(last, 0);
+        ck_assert_uint_eq(arena_slots(a, SHORT - 256, 512, &last), 0);
+        ck_assert_uint_eq(last, 1);
+        ck_assert_uint_eq(arena_slots(a, SHORT, E, &last), 1);
+        ck_assert_uint_eq(last, 1);
+        slot = arena_slots(a, h.offset, 2 * E, &last);
+        ck_assert_uint_eq(slot, 3);
+        ck_assert_uint_eq(last, 4);
+        for (; slot <= last; slot++) {
+                struct ledger_extent *e = ledger_extent_at(ledger, arena_slot_extent(a, slot));
+
+                ck_assert_uint_eq(e->offset, SHORT + (slot - 1) * E);
+                ck_assert_uint_eq(e->n_bytes, E);
+                ck_assert_uint_eq(e->quota, quota);
+                ck_assert_int_ge(e->fd, 0);
+        }
+        ck_assert_uint_eq(arena_slot_extent(a, 5), LEDGER_NONE);
+        arena_locate(a, h.offset + 256, &place);
+        ck_assert_uint_eq(place.offset, h.offset + 256);
+        ck_assert_uint_eq(place.region_id, ((uint64_t)quota + 1) << 16);
+}
+END_TEST
+
+/* What a session was given is struck with its extent. */
+START_TEST(test_release_clears_exports)
+{
+        struct ledger_session facts = { .tenant = "t" };
+        struct ledger_counts counts;
+        uint32_t session, export;
+        struct grown g;
+
+        open_arena(4 * E);
+        g = grow(2 * E);
+        ck_assert_int_eq(ledger_session_add(ledger, &facts, &session), 0);
+        ck_assert_int_eq(ledger_export_add(ledger, session, arena_slot_extent(a, 0), &export), 0);
+        ck_assert_int_eq(ledger_export_add(ledger, session, arena_slot_extent(a, 1), &export), 0);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(release(E), E);
+        ledger_count(ledger, &counts);
+        ck_assert_uint_eq(counts.n_exports, 1);
+        a = arena_free(a);
+        ledger_session_clear(ledger, session);
+}
+END_TEST
+
+START_TEST(test_back)
+{
+        struct charge charge;
+        bfc_handle handle;
+        uint64_t missing, offset;
+
+        open_arena(8 * E + SHORT);
+        ck_assert_int_eq(charge_take(&account, account.limit_bytes, &charge, &missing), 0);
+        ck_assert_int_eq(arena_back(a, &charge), 0);
+        ck_assert_ptr_null(charge.account);
+        ck_assert_uint_eq(device.n_makes, 9);
+        check();
+        ck_assert_int_eq(arena_alloc(a, 8 * E + SHORT, &handle, &offset), 0);
+        ck_assert_uint_eq(offset, 0);
+        ck_assert_uint_eq(n_short_extents(), 1);
+}
+END_TEST
+
+START_TEST(test_back_fails)
+{
+        struct charge charge;
+        uint64_t missing;
+
+        open_arena(8 * E + SHORT);
+        ck_assert_int_eq(charge_take(&account, account.limit_bytes, &charge, &missing), 0);
+        fake_device_fail_make(&device, 4, -ENOMEM);
+        ck_assert_int_eq(arena_back(a, &charge), -ENOMEM);
+        ck_assert_uint_eq(charge.n_bytes, 6 * E);
+        charge_drop(&charge);
+        check();
+        ck_assert_uint_eq(account.charged_bytes, 2 * E + SHORT);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("arena");
+        TCase *tc = tcase_create("arena");
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 60);
+        tcase_add_test(tc, test_extent_bytes);
+        tcase_add_test(tc, test_grow_and_release);
+        tcase_add_test(tc, test_keep);
+        tcase_add_test(tc, test_release_under_way);
+        tcase_add_test(tc, test_make_fails_at_each_position);
+        tcase_add_test(tc, test_failure_keeps_neighbours);
+        tcase_add_test(tc, test_undoing_fails);
+        tcase_add_test(tc, test_destroy_fails);
+        tcase_add_test(tc, test_every_byte_in_one_block);
+        tcase_add_test(tc, test_every_byte_in_small_blocks);
+        tcase_add_test(tc, test_limit_below_an_extent);
+        tcase_add_test(tc, test_second_region);
+        tcase_add_test(tc, test_second_region_failure);
+        tcase_add_test(tc, test_address_space);
+        tcase_add_test(tc, test_slots_and_places);
+        tcase_add_test(tc, test_release_clears_exports);
+        tcase_add_test(tc, test_back);
+        tcase_add_test(tc, test_back_fails);
+        suite_add_tcase(suite, tc);
+        return suite_run(suite);
+}
