@@ -1,0 +1,622 @@
+/* Quotas: who is served, who waits and who is refused, in which order, and what
+ * is given back to make room.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/quota.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/fake_device.h"
+#include "tests/suite.h"
+
+#define MIB    (UINT64_C(1) << 20)
+#define E      (2 * MIB) /* what a small limit's grid is */
+#define N_ASKS 10000u
+#define TURN   256u /* requests that one turn looks at, at most */
+
+struct ask {
+        struct quota_request request; /* first: it is one */
+        unsigned n_done;
+        unsigned place; /* among those that are done */
+        int result;
+        bfc_handle handle;
+        struct ask *cancels; /* done() takes this one out */
+        struct ask *asks;    /* done() queues this one */
+};
+
+static struct fake_device device;
+static struct worker *worker;
+static struct ledger *ledger;
+static struct partition p;
+static struct quota *q, *neighbour;
+static struct ask asks[N_ASKS];
+static unsigned n_done, n_wakes;
+static int n_fds_before;
+
+static void check(void)
+{
+        const char *why = "";
+        struct quota *each;
+
+        TAILQ_FOREACH(each, &p.quotas, of_partition)
+        ck_assert_msg(quota_check(each, &why) == 0, "quota_check: %s", why);
+        ck_assert_msg(ledger_check(ledger, &why) == 0, "ledger_check: %s", why);
+}
+
+static void on_wake(void *userdata)
+{
+        (void)userdata;
+        n_wakes++;
+}
+
+static int open_quota(const char *tenant, uint64_t limit, uint64_t reserve, uint32_t max_blocks,
+                      struct quota **ret)
+{
+        struct quota_options o = { tenant, &p, ledger, limit, reserve, 2, max_blocks };
+
+        return quota_new(&o, ret);
+}
+
+/* q and its neighbour, each with a session, in a partition of this limit. */
+static void open_both(uint64_t pool_bytes, uint64_t limit_bytes, uint64_t reserve_bytes)
+{
+        pool_init(&p.pool, pool_bytes);
+        ck_assert_int_eq(open_quota("alpha", limit_bytes, 0, 20000, &q), 0);
+        ck_assert_int_eq(open_quota("beta", limit_bytes, reserve_bytes, 20000, &neighbour), 0);
+        ck_assert_int_eq(quota_join(q), 0);
+        ck_assert_int_eq(quota_join(neighbour), 0);
+}
+
+static void open_one(uint64_t limit_bytes, uint32_t max_blocks)
+{
+        pool_init(&p.pool, limit_bytes);
+        ck_assert_int_eq(open_quota("alpha", limit_bytes, 0, max_blocks, &q), 0);
+        ck_assert_int_eq(quota_join(q), 0);
+}
+
+static void setup(void)
+{
+        struct ledger_limits limits = {
+                .n_quotas = 3, .n_sessions = 2, .n_extents = 64, .n_exports = 2, .n_blocks = 2
+        };
+
+        n_fds_before = suite_count_fds();
+        fake_device_init(&device, MIB);
+        ck_assert_int_eq(worker_new_inline(&worker), 0);
+        ck_assert_int_eq(ledger_new(&limits, &ledger), 0);
+        p = (struct partition){ .name = "shelf",
+                                .device_id = "fake",
+                                .device = &device.device,
+                                .worker = worker,
+                                .reclaim_timeout_ms = 60000,
+                                .wake = on_wake };
+        TAILQ_INIT(&p.quotas);
+        TAILQ_INIT(&p.due);
+}
+
+/* Turns and device calls until nothing is left to do. */
+static void settle(void)
+{
+        while (!TAILQ_EMPTY(&p.due) || worker_n_pending(worker) > 0) {
+                if (!TAILQ_EMPTY(&p.due))
+                        quota_turn(TAILQ_FIRST(&p.due));
+                worker_poll(worker);
+        }
+        check();
+}
+
+static void teardown(void)
+{
+        struct ledger_counts counts;
+
+        settle();
+        for (unsigned i = 0; i < N_ASKS; i++)
+                if (asks[i].n_done == 1 && asks[i].result == 0)
+                        quota_dealloc(asks[i].request.quota, asks[i].handle,
+                                      (asks[i].request.n_bytes + 255) / 256 * 256, asks[i].request.n_bytes);
+        while (q && q->n_sessions > 0)
+                quota_leave(q);
+        while (neighbour && neighbour->n_sessions > 0)
+                quota_leave(neighbour);
+        settle();
+        ck_assert(p.preallocate || p.pool.charged_bytes == 0); /* not even before the end */
+        q = quota_free(q);
+        neighbour = quota_free(neighbour);
+        ck_assert_ptr_null(quota_free(NULL));
+        ck_assert_uint_eq(p.bytes_in_use, 0);
+        ck_assert_uint_eq(p.n_quotas, 0);
+        ck_assert(TAILQ_EMPTY(&p.quotas) && TAILQ_EMPTY(&p.due));
+        ck_assert_uint_eq(p.pool.charged_bytes, 0);
+        ck_assert_uint_eq(p.pool.committed_bytes, 0);
+        ck_assert_uint_eq(device.n_live, 0);
+        ledger_count(ledger, &counts);
+        ck_assert_uint_eq(counts.n_quotas + counts.n_extents + counts.n_blocks, 0);
+        ledger = ledger_free(ledger);
+        worker = worker_free(worker);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static void on_done(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
+{
+        struct ask *ask = (struct ask *)request;
+
+        (void)offset;
+        ask->n_done++;
+        ask->place = n_done++;
+        ask->result = result;
+        ask->handle = handle;
+        if (ask->cancels)
+                quota_cancel(&ask->cancels->request);
+        if (ask->asks)
+                quota_wait(&ask->asks->request);
+}
+
+static void prepare(unsigned i, struct quota *of, uint64_t n_bytes)
+{
+        asks[i].request = (struct quota_request){ .quota = of, .n_bytes = n_bytes, .done = on_done };
+}
+
+static void wait_for(unsigned i, struct quota *of, uint64_t n_bytes)
+{
+        prepare(i, of, n_bytes);
+        quota_wait(&asks[i].request);
+}
+
+/* The ask is done with this result and, being served, holds a block until the end. */
+static void assert_done(unsigned i, int result)
+{
+        ck_assert_uint_eq(asks[i].n_done, 1);
+        ck_assert_int_eq(asks[i].result, result);
+}
+
+static void give_back(unsigned i)
+{
+        assert_done(i, 0);
+        quota_dealloc(asks[i].request.quota, asks[i].handle, asks[i].request.n_bytes,
+                      asks[i].request.n_bytes);
+        asks[i].n_done = 0;
+}
+
+/* A block of whole granules that settles at once. */
+static void take(unsigned i, struct quota *of, uint64_t n_bytes)
+{
+        wait_for(i, of, n_bytes);
+        settle();
+        assert_done(i, 0);
+}
+
+START_TEST(test_immediate)
+{
+        bfc_handle h = 0;
+        uint64_t offset;
+
+        open_one(4 * E, 100);
+        ck_assert_int_eq(quota_alloc(q, 0, &h, &offset), -EINVAL);
+        ck_assert_uint_eq(q->n_refusals, 0);
+        ck_assert_int_eq(quota_alloc(q, 4 * E + 1, &h, &offset), -EDQUOT);
+        ck_assert_uint_eq(q->n_refusals, 1);
+        ck_assert_int_eq(quota_alloc(q, 100, &h, &offset), QUOTA_WAIT); /* nothing is backed */
+        take(0, q, 256);
+        ck_assert_int_eq(quota_alloc(q, 100, &h, &offset), 0);
+        ck_assert_uint_eq(q->n_blocks, 2);
+        ck_assert_uint_eq(q->bytes_in_use, 512);
+        ck_assert_uint_eq(q->bytes_requested, 356);
+        ck_assert_uint_eq(p.bytes_in_use, 512);
+        quota_dealloc(q, h, 256, 100);
+        ck_assert_uint_eq(q->peak_bytes_in_use, 512);
+        quota_clear_peaks(q);
+        ck_assert_uint_eq(q->peak_bytes_in_use, 256);
+        ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->lifetime_peak_in_use, 512);
+        ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->lifetime_peak_reserved, E);
+}
+END_TEST
+
+START_TEST(test_waiting)
+{
+        open_one(4 * E, 100);
+        wait_for(0, q, E);
+        ck_assert_uint_eq(n_wakes, 1);
+        ck_assert_ptr_eq(TAILQ_FIRST(&p.due), q);
+        ck_assert_uint_eq(device.n_makes, 0); /* nothing happens inside the call */
+        quota_turn(q);
+        ck_assert(TAILQ_EMPTY(&p.due));
+        ck_assert(q->growing);
+        ck_assert_uint_eq(n_done, 0);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        assert_done(0, 0);
+        check();
+}
+END_TEST
+
+START_TEST(test_fifo_and_one_growth)
+{
+        open_one(8 * E, 1000);
+        for (unsigned i = 0; i < 100; i++)
+                wait_for(i, q, 1024);
+        ck_assert_uint_eq(n_wakes, 1);
+        settle();
+        ck_assert_uint_eq(device.n_makes, 1); /* they share one extent */
+        for (unsigned i = 100; i < 107; i++)
+                wait_for(i, q, E);
+        settle();
+        for (unsigned i = 0; i < 107; i++) {
+                assert_done(i, 0);
+                ck_assert_uint_eq(asks[i].place, i);
+        }
+}
+END_TEST
+
+START_TEST(test_pass_by)
+{
+        bfc_handle h;
+        uint64_t offset;
+
+        open_one(2 * E, 100);
+        take(0, q, E + 256);
+        quota_closing(q); /* so that the next one may wait */
+        wait_for(1, q, E);
+        wait_for(2, q, 512);
+        settle();
+        ck_assert_uint_eq(asks[1].n_done, 0);
+        assert_done(2, 0);
+        ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), 0);
+        quota_dealloc(q, h, 256, 256);
+        ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), QUOTA_WAIT); /* its turn is due now */
+        settle();
+        give_back(0);
+        settle();
+        assert_done(1, 0);
+        quota_closed(q);
+}
+END_TEST
+
+START_TEST(test_device_failure)
+{
+        const int errors[] = { -ENOMEM, -ENODEV, -EMFILE };
+
+        open_one(4 * E, 100);
+        for (unsigned i = 0; i < 3; i++) {
+                fake_device_fail_make(&device, 2, errors[i]);
+                wait_for(i, q, 2 * E);
+                settle();
+                assert_done(i, errors[i]);
+                ck_assert(asks[i].request.device_failed);
+                ck_assert_uint_eq(q->account.charged_bytes, 0);
+                ck_assert_uint_eq(q->n_blocks, 0);
+        }
+        ck_assert_uint_eq(q->n_refusals, 1); /* -ENOMEM alone is one */
+        /* The next in line has its own try. */
+        fake_device_fail_make(&device, 1, -ENOMEM);
+        wait_for(3, q, E);
+        wait_for(4, q, E);
+        settle();
+        assert_done(3, -ENOMEM);
+        assert_done(4, 0);
+        ck_assert(!asks[4].request.device_failed);
+}
+END_TEST
+
+START_TEST(test_cancel)
+{
+        open_one(4 * E, 100);
+        wait_for(0, q, E);
+        wait_for(1, q, E);
+        wait_for(2, q, E);
+        quota_cancel(&asks[0].request); /* not looked at yet */
+        quota_turn(q);
+        ck_assert_ptr_eq(q->growing_for, &asks[1].request);
+        quota_cancel(&asks[1].request); /* being made */
+        settle();
+        ck_assert_uint_eq(asks[0].n_done + asks[1].n_done, 0);
+        assert_done(2, 0);
+        ck_assert_uint_eq(q->n_blocks, 1);
+        ck_assert_uint_eq(device.n_makes, 1); /* what was being made served the next */
+
+        wait_for(3, q, E);
+        quota_turn(q);
+        quota_cancel(&asks[3].request);
+        fake_device_fail_make(&device, 1, -ENOMEM); /* and nobody is told of this */
+        settle();
+        ck_assert_uint_eq(asks[3].n_done, 0);
+        ck_assert_uint_eq(q->n_blocks, 1);
+}
+END_TEST
+
+START_TEST(test_done_that_calls_back)
+{
+        open_one(4 * E, 100);
+        take(0, q, 256);
+        for (unsigned i = 1; i <= 3; i++)
+                wait_for(i, q, 256);
+        asks[1].cancels = &asks[2];
+        prepare(4, q, 256);
+        asks[3].asks = &asks[4];
+        settle();
+        ck_assert_uint_eq(asks[2].n_done, 0);
+        assert_done(1, 0);
+        assert_done(3, 0);
+        assert_done(4, 0);
+}
+END_TEST
+
+START_TEST(test_max_blocks)
+{
+        bfc_handle h = 0;
+        uint64_t offset;
+        char sentence[512];
+
+        open_one(4 * E, 2);
+        take(4, q, 512);
+        take(0, q, 256);
+        give_back(4); /* a hole that the growth has no use for */
+        wait_for(1, q, E);
+        quota_turn(q);
+        ck_assert(q->growing);
+        ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), 0); /* passes by and takes the last */
+        settle();
+        assert_done(1, -EDQUOT);
+        ck_assert(!asks[1].request.device_failed);
+        ck_assert_uint_eq(q->n_blocks, 2);
+        ck_assert_int_eq(quota_alloc(q, 256, &offset, &offset), -EDQUOT);
+        quota_explain(q, -EDQUOT, 256, sentence, sizeof(sentence));
+        ck_assert_str_eq(sentence,
+                         "tenant 'alpha' holds 2 blocks in partition 'shelf': its limit max_blocks is 2");
+        wait_for(2, q, 256);
+        settle();
+        assert_done(2, -EDQUOT);
+        quota_dealloc(q, h, 256, 256);
+        take(3, q, E);
+}
+END_TEST
+
+START_TEST(test_sessions)
+{
+        open_one(4 * E, 100); /* has joined once */
+        ck_assert_int_eq(quota_join(q), 0);
+        ck_assert_int_eq(quota_join(q), -EDQUOT);
+        take(0, q, 2 * E);
+        give_back(0);
+        settle();
+        quota_leave(q);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 2 * E); /* kept for the one that is left */
+        quota_leave(q);
+        ck_assert_uint_eq(q->n_releasing, 1);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        ck_assert_int_eq(quota_join(q), 0);
+}
+END_TEST
+
+START_TEST(test_closing)
+{
+        open_one(2 * E, 100);
+        take(0, q, 2 * E);
+        wait_for(1, q, E);
+        settle();
+        assert_done(1, -EDQUOT); /* nothing is on its way back */
+
+        quota_closing(q);
+        wait_for(2, q, E);
+        wait_for(3, q, 2 * E);
+        settle();
+        ck_assert_uint_eq(asks[2].n_done + asks[3].n_done, 0);
+        give_back(0);
+        settle();
+        assert_done(2, 0);
+        ck_assert_uint_eq(asks[3].n_done, 0);
+        quota_closed(q); /* that was all there will be */
+        settle();
+        assert_done(3, -EDQUOT);
+}
+END_TEST
+
+START_TEST(test_own_fragments_go_back)
+{
+        open_one(4 * E, 100);
+        for (unsigned i = 0; i < 4; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        take(4, q, 2 * E); /* two free extents apart: given back, made anew together */
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        ck_assert_uint_ge(device.n_destroys, 2);
+}
+END_TEST
+
+START_TEST(test_neighbour)
+{
+        open_both(4 * E, 4 * E, 0);
+        take(0, neighbour, 3 * E);
+        take(1, neighbour, E);
+        wait_for(2, q, E);
+        settle();
+        assert_done(2, -ENOMEM);
+        ck_assert(!asks[2].request.device_failed);
+        give_back(0);
+        take(3, q, 2 * E);
+        ck_assert_uint_eq(neighbour->account.charged_bytes, 2 * E); /* no more than was missing */
+        ck_assert_uint_eq(p.pool.charged_bytes, 4 * E);
+}
+END_TEST
+
+START_TEST(test_reserve_of_the_neighbour)
+{
+        open_both(4 * E, 4 * E, 3 * E);
+        take(0, neighbour, 3 * E);
+        give_back(0);
+        wait_for(1, q, 2 * E);
+        settle();
+        assert_done(1, -ENOMEM); /* giving it back would free nothing for us */
+        ck_assert_uint_eq(neighbour->account.charged_bytes, 3 * E);
+        ck_assert_uint_eq(device.n_destroys, 0);
+        take(2, q, E);
+}
+END_TEST
+
+START_TEST(test_timeout)
+{
+        open_both(2 * E, 2 * E, 0);
+        p.reclaim_timeout_ms = 40;
+        take(0, neighbour, 2 * E);
+        quota_closing(neighbour);
+        wait_for(1, q, E);
+        settle();
+        ck_assert_uint_eq(asks[1].n_done, 0);
+        ck_assert_uint_ne(q->blocked_ms, 0);
+        wait_for(2, q, E); /* looks again, too early */
+        settle();
+        ck_assert_uint_eq(n_done, 1);
+        usleep(60000);
+        wait_for(3, q, E);
+        settle();
+        assert_done(1, -ENOMEM);
+        ck_assert_uint_ge(q->n_refusals, 1);
+        quota_closed(neighbour);
+        settle();
+        assert_done(2, -ENOMEM);
+        assert_done(3, -ENOMEM);
+        ck_assert_uint_eq(q->blocked_ms, 0);
+}
+END_TEST
+
+/* Ten thousand that wait: a turn looks at so many and no more. */
+START_TEST(test_budget)
+{
+        bfc_handle h;
+        uint64_t offset;
+        unsigned turns = 0;
+
+        open_one(2 * E, 20000);
+        take(0, q, 2 * E);
+        quota_closing(q);
+        for (unsigned i = 1; i < N_ASKS; i++)
+                wait_for(i, q, 256);
+        settle();
+        ck_assert_uint_eq(n_done, 1);
+        give_back(0);
+        while (!TAILQ_EMPTY(&p.due)) {
+                unsigned before = n_done;
+
+                ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), QUOTA_WAIT); /* behind the others */
+                quota_turn(q);
+                ck_assert_uint_le(n_done - before, TURN);
+                turns++;
+        }
+        ck_assert_uint_eq(n_done, N_ASKS);
+        ck_assert_uint_ge(turns, (N_ASKS - 1) / TURN);
+        ck_assert_uint_le(turns, N_ASKS / TURN + 2);
+        for (unsigned i = 1; i < N_ASKS; i++)
+                ck_assert_uint_eq(asks[i].place, i);
+        quota_closed(q);
+}
+END_TEST
+
+/* Refusals cost more than looks, and those who do not fit are looked at in turns too. */
+START_TEST(test_budget_of_refusals)
+{
+        unsigned turns = 0;
+
+        open_one(2 * E, 20000);
+        take(0, q, 2 * E);
+        quota_closing(q);
+        for (unsigned i = 1; i < 2000; i++)
+                wait_for(i, q, 256);
+        while (!TAILQ_EMPTY(&p.due)) {
+                quota_turn(q);
+                turns++;
+        }
+        ck_assert_uint_ge(turns, 1999 / TURN);
+        ck_assert_uint_eq(n_done, 1);
+        quota_closed(q);
+        while (!TAILQ_EMPTY(&p.due)) {
+                unsigned before = n_done;
+
+                quota_turn(q);
+                ck_assert_uint_le(n_done - before, TURN / 8);
+        }
+        ck_assert_uint_eq(n_done, 2000);
+        ck_assert_uint_eq(q->n_refusals, 1999);
+        assert_done(1999, -EDQUOT);
+}
+END_TEST
+
+START_TEST(test_explain)
+{
+        char sentence[512];
+
+        open_both(4 * E, 3 * E, E);
+        take(0, q, E + 256);
+        quota_explain(q, -EDQUOT, 777216, sentence, sizeof(sentence));
+        ck_assert_str_eq(sentence,
+                         "777216 bytes do not fit the limit of tenant 'alpha' in partition 'shelf': limit "
+                         "6291456, reserved 4194304, in use 2097408, largest free piece 2096896 bytes");
+        quota_explain(q, -ENOMEM, 777216, sentence, sizeof(sentence));
+        ck_assert_str_eq(sentence,
+                         "777216 bytes do not fit in partition 'shelf': its limit 8388608, reserved or "
+                         "guaranteed 6291456; tenant 'alpha': limit 6291456, reserved 4194304, in use "
+                         "2097408, largest free piece 2096896 bytes");
+}
+END_TEST
+
+START_TEST(test_preallocated)
+{
+        p.preallocate = true;
+        pool_init(&p.pool, 4 * E);
+        fake_device_fail_make(&device, 3, -ENOMEM);
+        ck_assert_int_eq(open_quota("alpha", 4 * E, 4 * E, 10, &q), -ENOMEM);
+        ck_assert_ptr_null(q);
+        ck_assert_uint_eq(device.n_live, 0);
+        ck_assert_uint_eq(p.pool.committed_bytes, 0);
+        ck_assert_uint_eq(p.n_quotas, 0);
+        ck_assert_int_eq(open_quota("alpha", 4 * E, 4 * E, 10, &q), 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        ck_assert_int_eq(quota_join(q), 0);
+        take(0, q, 4 * E);
+        give_back(0);
+        quota_leave(q);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E); /* stays until the end */
+}
+END_TEST
+
+START_TEST(test_no_room_for_a_quota)
+{
+        pool_init(&p.pool, 2 * E);
+        ck_assert_int_eq(open_quota("alpha", 4 * E, 3 * E, 10, &q), -ENOMEM);
+        ck_assert_int_eq(open_quota("alpha", E, 2 * E, 10, &q), -EINVAL);
+        ck_assert_uint_eq(p.n_quotas, 0);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("quota");
+        TCase *tc = tcase_create("quota");
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 60);
+        tcase_add_test(tc, test_immediate);
+        tcase_add_test(tc, test_waiting);
+        tcase_add_test(tc, test_fifo_and_one_growth);
+        tcase_add_test(tc, test_pass_by);
+        tcase_add_test(tc, test_device_failure);
+        tcase_add_test(tc, test_cancel);
+        tcase_add_test(tc, test_done_that_calls_back);
+        tcase_add_test(tc, test_max_blocks);
+        tcase_add_test(tc, test_sessions);
+        tcase_add_test(tc, test_closing);
+        tcase_add_test(tc, test_own_fragments_go_back);
+        tcase_add_test(tc, test_neighbour);
+        tcase_add_test(tc, test_reserve_of_the_neighbour);
+        tcase_add_test(tc, test_timeout);
+        tcase_add_test(tc, test_budget);
+        tcase_add_test(tc, test_budget_of_refusals);
+        tcase_add_test(tc, test_explain);
+        tcase_add_test(tc, test_preallocated);
+        tcase_add_test(tc, test_no_room_for_a_quota);
+        suite_add_tcase(suite, tc);
+        return suite_run(suite);
+}
