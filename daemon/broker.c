@@ -267,6 +267,22 @@ bool broker_is_due(const struct broker *b)
         return false;
 }
 
+bool broker_is_blocked(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        if (b->tenants[i].quotas[k]->blocked_ms != 0)
+                                return true;
+        return false;
+}
+
+void broker_tick(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        quota_tick(b->tenants[i].quotas[k]);
+}
+
 size_t broker_n_pending(const struct broker *b)
 {
         size_t n = 0;

@@ -71,6 +71,11 @@ void broker_poll(struct broker *b);
 void broker_turn(struct broker *b);
 bool broker_is_due(const struct broker *b);
 
+/* Requests that wait for others are refused when their time is up: call
+ * broker_tick() now and then while there are any. */
+bool broker_is_blocked(const struct broker *b);
+void broker_tick(struct broker *b);
+
 /* Jobs that workers have not finished yet. */
 size_t broker_n_pending(const struct broker *b);
 

@@ -227,6 +227,8 @@ static void quota_unqueue(struct quota_request *request)
         if (q->next == request)
                 q->next = TAILQ_NEXT(request, link);
         TAILQ_REMOVE(&q->waiting, request, link);
+        if (TAILQ_EMPTY(&q->waiting))
+                q->blocked_ms = 0;
 }
 
 static void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
@@ -259,8 +261,10 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         else if (request)
                 quota_count_alloc(q, request->n_bytes);
 
-        if (handle != 0 && (!request || result == -EDQUOT))
+        if (handle != 0 && (!request || result < 0)) {
                 (void)arena_dealloc(q->arena, handle);
+                handle = 0;
+        }
         if (request)
                 quota_complete(request, result, handle, offset);
         quota_make_due(q);
@@ -438,10 +442,14 @@ void quota_turn(struct quota *q)
         }
         if (!quota_serve(q, &budget) || !quota_make_rooms(q, &budget) || q->look_again)
                 return;
-        if (TAILQ_EMPTY(&q->waiting))
-                q->blocked_ms = 0;
         q->is_due = false;
         TAILQ_REMOVE(&q->partition->due, q, of_due);
+}
+
+void quota_tick(struct quota *q)
+{
+        if (q->blocked_ms != 0)
+                quota_make_due(q);
 }
 
 void quota_wait(struct quota_request *request)

@@ -106,6 +106,9 @@ void quota_wait(struct quota_request *request);
  * there while there is more to do at once. */
 void quota_turn(struct quota *q);
 
+/* Time has passed: if its first in line waits for others, it is looked at. */
+void quota_tick(struct quota *q);
+
 /* Takes a request out, whatever state it is in; done() is not called. */
 void quota_cancel(struct quota_request *request);
 

@@ -22,7 +22,8 @@
 
 #define SERVER_ACCEPTS_PER_TURN 16
 #define SERVER_BACKLOG          1024
-#define SERVER_ADMINS           64u  /* connections on the admin socket */
+#define SERVER_ADMINS           64u /* connections on the admin socket */
+#define SERVER_TICK_MS          50u
 #define SERVER_PAUSE_MS         100u /* when there are no fds left */
 
 struct listener {
@@ -46,6 +47,7 @@ struct server {
         struct log_limit failure_log;
         void (*ready)(void);
         uv_timer_t start;
+        uv_timer_t tick; /* while requests wait for others */
 };
 
 /* ---- sockets ------------------------------------------------------------- */
@@ -194,6 +196,13 @@ static void on_async(uv_async_t *handle)
         broker_poll(s->broker);
 }
 
+static void on_tick(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_tick(s->broker); /* what is due wakes the loop, and that starts the timer again */
+}
+
 static void on_idle(uv_idle_t *handle)
 {
         struct server *s = handle->data;
@@ -201,8 +210,11 @@ static void on_idle(uv_idle_t *handle)
         /* Each may give the other something to do, so both are asked at the end. */
         broker_turn(s->broker);
         connection_turn(&s->host);
-        if (!connection_is_due(&s->host) && !broker_is_due(s->broker))
-                uv_idle_stop(handle);
+        if (connection_is_due(&s->host) || broker_is_due(s->broker))
+                return;
+        uv_idle_stop(handle);
+        if (broker_is_blocked(s->broker))
+                uv_timer_start(&s->tick, on_tick, SERVER_TICK_MS, 0);
 }
 
 void server_wake(void *userdata)
@@ -259,7 +271,8 @@ int server_new(struct server **ret)
         uv_async_init(&s->loop, &s->async, on_async);
         uv_idle_init(&s->loop, &s->idle);
         uv_timer_init(&s->loop, &s->start);
-        s->async.data = s->idle.data = s->start.data = s;
+        uv_timer_init(&s->loop, &s->tick);
+        s->async.data = s->idle.data = s->start.data = s->tick.data = s;
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;

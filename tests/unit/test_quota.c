@@ -469,16 +469,22 @@ START_TEST(test_timeout)
         wait_for(2, q, E); /* looks again, too early */
         settle();
         ck_assert_uint_eq(n_done, 1);
+        quota_tick(q); /* also too early */
+        settle();
+        ck_assert_uint_eq(n_done, 1);
         usleep(60000);
-        wait_for(3, q, E);
+        quota_tick(q);
         settle();
         assert_done(1, -ENOMEM);
+        assert_done(2, -ENOMEM);
         ck_assert_uint_ge(q->n_refusals, 1);
+        ck_assert_uint_eq(q->blocked_ms, 0);
+        wait_for(3, q, E); /* has its own time */
+        settle();
+        ck_assert_uint_eq(asks[3].n_done, 0);
         quota_closed(neighbour);
         settle();
-        assert_done(2, -ENOMEM);
         assert_done(3, -ENOMEM);
-        ck_assert_uint_eq(q->blocked_ms, 0);
 }
 END_TEST
 
