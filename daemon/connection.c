@@ -30,7 +30,8 @@
 #define CONNECTION_QUEUE_MAX         (1024u * 1024u)
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
 #define CONNECTION_CROWD_MS          20u
-#define CONNECTION_LINGER_MS         100u
+#define CONNECTION_LINGER_MAX_MS     128u
+#define CONNECTION_CLOSINGS_PER_TURN 64u
 #define CONNECTION_NEWCOMERS         1024u /* in all */
 #define CONNECTION_NEWCOMERS_OF_USER 32u
 
@@ -51,10 +52,11 @@ struct connection {
         bool in_batch; /* replies are flushed at its end */
         bool is_new;   /* has not said hello */
         bool is_ready, is_closing;
-        bool has_frames;  /* the reader may hold whole frames */
-        bool crowded;     /* no fds can be sent for a while */
-        bool dropped;     /* the socket is no longer used, though perhaps not closed */
-        char failure[96]; /* not empty: to be dropped for this */
+        bool has_frames;    /* the reader may hold whole frames */
+        bool crowded;       /* no fds can be sent for a while */
+        bool dropped;       /* the socket is no longer used, though perhaps not closed */
+        uint64_t linger_ms; /* until the next look, doubling */
+        char failure[96];   /* not empty: to be dropped for this */
         struct frame_reader *reader;
         struct frame_writer *writer;
         struct session *session;
@@ -218,7 +220,9 @@ static void on_linger(uv_timer_t *timer)
 static void connection_linger(struct connection *c)
 {
         if (socket_has_unread(c->fd)) {
-                uv_timer_start(&c->timer, on_linger, CONNECTION_LINGER_MS, 0);
+                uv_timer_start(&c->timer, on_linger, c->linger_ms, 0);
+                if (c->linger_ms < CONNECTION_LINGER_MAX_MS)
+                        c->linger_ms *= 2;
                 return;
         }
         session_let_go(c->session);
@@ -238,6 +242,7 @@ static void connection_leave(struct connection *c)
 static void connection_finish(struct connection *c)
 {
         connection_leave(c);
+        connection_is_known(c); /* a silent one counts until nothing of it is left */
         c->session = session_free(c->session);
         TAILQ_REMOVE(&c->host->all, c, of_all);
         c->host->n_connections[c->admin]--;
@@ -294,10 +299,9 @@ static void connection_drop(struct connection *c, const char *why)
         if (c->dropped)
                 return;
         c->dropped = true;
-        connection_is_known(c);
         uv_timer_stop(&c->timer);
         uv_close((uv_handle_t *)&c->poll, on_handle_closed);
-        if (s->n_unacked == 0) {
+        if (!s->in_flight) {
                 close(c->fd);
                 c->fd = -1;
         }
@@ -524,6 +528,7 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         c->admin = admin;
         c->fd = fd;
         c->pidfd = -1;
+        c->linger_ms = 1;
         r = peer_credentials(fd, &who);
         if (r < 0)
                 goto fail;
@@ -598,16 +603,14 @@ static void turn_ready(struct connection_host *host)
         }
 }
 
-/* One slice of one session; the others have their turn next time. */
-static void turn_closing(struct connection_host *host)
+/* One slice of the first session; it has its next turn after the others. */
+static void turn_closing_one(struct connection_host *host, size_t n_blocks)
 {
         struct connection *c = TAILQ_FIRST(&host->closing);
 
-        if (!c)
-                return;
         TAILQ_REMOVE(&host->closing, c, of_closing);
         c->is_closing = false;
-        switch (session_reap(c->session, SESSION_REAP_SLICE)) {
+        switch (session_reap(c->session, n_blocks)) {
         case SESSION_MORE:
                 connection_make_closing(c);
                 break;
@@ -617,6 +620,23 @@ static void turn_closing(struct connection_host *host)
                 break;
         default:
                 connection_finish(c);
+        }
+}
+
+/* More connections than a turn accepts, so that they cannot pile up; all of them
+ * share one slice of blocks. */
+static void turn_closing(struct connection_host *host)
+{
+        size_t n_blocks = SESSION_REAP_SLICE;
+
+        for (unsigned i = 0; i < CONNECTION_CLOSINGS_PER_TURN && n_blocks > 0; i++) {
+                struct connection *c = TAILQ_FIRST(&host->closing);
+                size_t n_held = c ? session_n_held(c->session) : 0;
+
+                if (!c)
+                        return;
+                turn_closing_one(host, n_blocks);
+                n_blocks -= n_held < n_blocks ? n_held : n_blocks;
         }
 }
 

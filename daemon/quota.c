@@ -12,8 +12,8 @@
 
 #include "daemon/clock.h"
 
-#define QUOTA_TURN         256u /* requests looked at in one turn */
-#define QUOTA_COST_OF_ROOM 8u   /* making room, or a refusal, counts as so many looks */
+#define QUOTA_LOOKS 256u /* requests looked at in one turn */
+#define QUOTA_ROOMS 32u  /* and for so many room is made, or a refusal written */
 
 static void quota_settle(struct quota *q);
 
@@ -420,9 +420,8 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
         while (!q->growing && q->n_releasing == 0 && (request = TAILQ_FIRST(&q->waiting))) {
                 int r;
 
-                if (*budget < QUOTA_COST_OF_ROOM)
+                if ((*budget)-- == 0)
                         return false;
-                *budget -= QUOTA_COST_OF_ROOM;
                 r = quota_make_room(q, request);
                 if (r == 0)
                         return true;
@@ -434,13 +433,17 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
 
 void quota_turn(struct quota *q)
 {
-        unsigned budget = QUOTA_TURN;
+        unsigned looks = QUOTA_LOOKS, rooms = QUOTA_ROOMS;
+        bool more;
 
-        if (q->look_again) {
+        /* A round is finished before the next begins: nobody at its end is starved. */
+        if (q->look_again && !q->next) {
                 q->look_again = false;
                 q->next = TAILQ_FIRST(&q->waiting);
         }
-        if (!quota_serve(q, &budget) || !quota_make_rooms(q, &budget) || q->look_again)
+        more = !quota_serve(q, &looks);
+        more |= !quota_make_rooms(q, &rooms);
+        if (more || q->look_again)
                 return;
         q->is_due = false;
         TAILQ_REMOVE(&q->partition->due, q, of_due);

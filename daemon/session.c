@@ -189,6 +189,7 @@ static int session_send_extents(struct session *s, struct session_share *share,
         if (batch.n > 0) {
                 s->sequence++;
                 s->n_unacked += (uint32_t)batch.n;
+                s->in_flight = true;
                 s->sent_counts[s->sequence % SESSION_MAX_UNACKED] = (uint8_t)batch.n;
         }
         return batch.more ? 1 : 0;
@@ -818,18 +819,21 @@ static void session_drop_pending(struct session *s)
         }
 }
 
-static bool session_holds_something(const struct session *s)
+size_t session_n_held(const struct session *s)
 {
-        const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+        const struct ledger_session *record;
 
-        return record->links.n_blocks > 0 || record->links.n_exports > 0;
+        if (s->index == LEDGER_NONE)
+                return 0;
+        record = ledger_session_at(s->broker->ledger, s->index);
+        return (size_t)record->links.n_blocks + record->links.n_exports;
 }
 
 int session_hang_up(struct session *s)
 {
         assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);
         session_drop_pending(s);
-        if (s->state == SESSION_NEW || !session_holds_something(s)) {
+        if (s->state == SESSION_NEW || session_n_held(s) == 0) {
                 session_close(s, "hung up");
                 return 0;
         }
@@ -914,7 +918,7 @@ int session_reap(struct session *s, size_t n_blocks)
         if (record->links.first_block != LEDGER_NONE || record->links.first_export != LEDGER_NONE)
                 return SESSION_MORE;
         session_is_closed(s);
-        lingers = s->n_unacked > 0;
+        lingers = s->in_flight;
         if (!lingers)
                 session_strike(s);
         if (s->goodbye)
@@ -925,7 +929,7 @@ int session_reap(struct session *s, size_t n_blocks)
 
 void session_let_go(struct session *s)
 {
-        s->n_unacked = 0;
+        s->in_flight = false;
 }
 
 struct session *session_free(struct session *s)

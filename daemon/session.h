@@ -77,7 +77,8 @@ struct session {
         struct session_delivery_list deliveries;
         uint64_t sequence; /* of the last Extents message */
         uint64_t acked_sequence;
-        uint32_t n_unacked;                       /* extents */
+        uint32_t n_unacked; /* extents */
+        bool in_flight;     /* extents were sent; whether they were read only the kernel knows */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
         uint64_t bytes_in_use;
         uint64_t peak_bytes_in_use;
@@ -109,10 +110,13 @@ enum {
 };
 
 /* Frees at most n_blocks. 0: all is gone. SESSION_LINGERS: extents that were
- * sent and not acknowledged may still be in the socket's queue, in flight,
- * where the kernel counts them against us; so the session keeps its place in
- * its quotas until session_let_go(). */
+ * sent may still be in the socket's queue, in flight, where the kernel counts
+ * them against us (an acknowledgement proves nothing: it can be sent unread); so
+ * the session keeps its place in its quotas until session_let_go(). */
 int session_reap(struct session *s, size_t n_blocks);
+
+/* Blocks and exports that it holds. */
+size_t session_n_held(const struct session *s);
 
 /* Nothing is in flight any more; reap again. */
 void session_let_go(struct session *s);
