@@ -368,6 +368,10 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
         r = arena_plan(q->arena, request->n_bytes, &plan);
         if (r < 0)
                 return r;
+        if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */
+                q->look_again = true;
+                return 0;
+        }
         r = quota_charge(q, plan.new_bytes, &charge, &missing);
         if (r == 0) {
                 r = arena_grow(q->arena, &plan, &charge, quota_grown, q);
@@ -434,16 +438,13 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
 void quota_turn(struct quota *q)
 {
         unsigned looks = QUOTA_LOOKS, rooms = QUOTA_ROOMS;
-        bool more;
 
         /* A round is finished before the next begins: nobody at its end is starved. */
         if (q->look_again && !q->next) {
                 q->look_again = false;
                 q->next = TAILQ_FIRST(&q->waiting);
         }
-        more = !quota_serve(q, &looks);
-        more |= !quota_make_rooms(q, &rooms);
-        if (more || q->look_again)
+        if (!quota_serve(q, &looks) || !quota_make_rooms(q, &rooms) || q->look_again)
                 return;
         q->is_due = false;
         TAILQ_REMOVE(&q->partition->due, q, of_due);
