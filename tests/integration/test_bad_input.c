@@ -734,6 +734,7 @@ START_TEST(more_extents_than_fds)
         ck_assert_ok(bfc_malloc(client, 2 * MIB, blocks));
         ck_assert_uint_eq(rig_figures(s.rig, "red", "train").bytes_in_use, n * 2 * MIB);
         bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_charge(s.rig, "red", "train") == 0, 5000)); /* their fds are back */
         scene_end(&s);
 }
 END_TEST
