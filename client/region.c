@@ -60,6 +60,7 @@ static struct region *regions_find(const struct regions *r, uint64_t id)
 static int regions_add(struct regions *r, uint64_t id, uint64_t n_bytes, struct region **ret)
 {
         struct region **items = realloc(r->items, (r->n_items + 1) * sizeof(struct region *));
+        const struct device_view host = { .share = DEVICE_SHARE_FD };
         struct region *region;
         int error;
 
@@ -71,7 +72,7 @@ static int regions_add(struct regions *r, uint64_t id, uint64_t n_bytes, struct 
                 return -ENOMEM;
         region->id = id;
         region->n_bytes = n_bytes;
-        error = device_host_range_new(n_bytes, &region->range);
+        error = device_range_new(&host, n_bytes, &region->range);
         if (error < 0) {
                 region_free(region);
                 return error == -EINVAL ? -EPROTO : error;
@@ -143,7 +144,8 @@ int regions_map(struct regions *r, const struct region_extent *extent, int fd)
         error = region_make_room(region);
         if (error < 0)
                 return error;
-        error = device_range_map(region->range, extent->offset, extent->n_bytes, fd);
+        error = device_range_map(region->range, extent->offset,
+                                 &(struct device_extent){ .fd = fd, .n_bytes = extent->n_bytes });
         if (error < 0)
                 return error == -EINVAL ? -EPROTO : error;
         r->n_bytes_mapped -= region_replace(region, extent);

@@ -312,7 +312,7 @@ static void growth_run(struct worker_job *job)
         for (size_t i = 0; i < op->n_items; i++) {
                 uint64_t n_bytes = op->items[i].memory.n_bytes;
 
-                op->result = device_make(device, n_bytes, &op->items[i].memory);
+                op->result = device_make(device, DEVICE_SHARE_FD, n_bytes, &op->items[i].memory);
                 if (op->result < 0) {
                         while (i-- > 0)
                                 op->items[i].escaped = device_destroy(device, &op->items[i].memory) < 0;
@@ -398,7 +398,7 @@ int arena_back(struct arena *a, struct charge *charge)
                 struct bfc_range range = arena_slot_range(a, slot);
                 struct device_extent memory = DEVICE_EXTENT_EMPTY;
 
-                r = device_make(a->o.device, range.end - range.begin, &memory);
+                r = device_make(a->o.device, DEVICE_SHARE_FD, range.end - range.begin, &memory);
                 if (r < 0)
                         return r;
                 arena_fill_slot(a, slot, memory, charge);

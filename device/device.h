@@ -1,7 +1,7 @@
 /* A device makes, shares, opens and destroys extents.
  *
  * An extent is one piece of memory that the device can share only as a whole.
- * Backends are const tables of functions: host.c (sealed memfds) now, CUDA
+ * Backends are const tables of functions: host.c (sealed memfds) and cuda.c
  * beside it. The daemon's end makes and destroys; the client's end reserves a
  * region's address space and maps extents into it. Calls of the daemon's end
  * take milliseconds (backing memory): they belong on a worker, never on an
@@ -12,6 +12,7 @@
 #ifndef BFC_DEVICE_DEVICE_H
 #define BFC_DEVICE_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,34 +20,66 @@
 
 struct device;
 
-/* An extent as its device made it. Empty: fd -1. */
+/* How others are given an extent. */
+enum device_share {
+        DEVICE_SHARE_FD,       /* by a file descriptor; mapped anywhere */
+        DEVICE_SHARE_CUDA_IPC, /* by a cudaIpcMemHandle_t; the driver chooses where it opens */
+};
+
+#define DEVICE_HANDLE_BYTES 64u
+#define DEVICE_UUID_BYTES   16u
+
+/* An extent as its device made it, or as a client was given it (then without
+ * `native`). Empty: n_bytes 0, fd -1. */
 struct device_extent {
-        int fd; /* what is shared; owned */
+        int fd; /* what is shared; owned; -1 where a handle is */
+        enum device_share share;
+        uint8_t handle[DEVICE_HANDLE_BYTES]; /* DEVICE_SHARE_CUDA_IPC */
         uint64_t n_bytes;
+        uint64_t native; /* the backend's own name for the memory */
 };
 #define DEVICE_EXTENT_EMPTY ((struct device_extent){ .fd = -1 })
+
+/* What a device says of itself. */
+struct device_facts {
+        char name[64]; /* the maker's */
+        uint8_t uuid[DEVICE_UUID_BYTES];
+        uint64_t bytes_total; /* 0: not bounded by the device (host) */
+        uint64_t bytes_free;  /* now, by the driver's word */
+};
 
 struct device_ops {
         const char *name;
         struct device *(*free)(struct device *d);
         /* Every extent's size is a multiple of this many bytes. */
         uint64_t (*granularity)(const struct device *d);
-        /* Makes an extent with memory behind every byte, zeroed. -ENOMEM (the
-         * machine has no more), -EMFILE, -EINVAL (size), -ENODEV (lost). */
-        int (*make)(struct device *d, uint64_t n_bytes, struct device_extent *ret);
-        /* Gives the memory back, also where others still hold fds or mappings
-         * of it, and closes. *e is empty afterwards whatever is returned; an
-         * error says that memory may not have come back. */
+        /* Makes an extent with memory behind every byte, zeroed, to be shared in
+         * that way. -ENOMEM (the machine has no more), -EMFILE, -EINVAL (size),
+         * -ENOTSUP (cannot share so), -ENODEV (the device is lost). */
+        int (*make)(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret);
+        /* Gives the memory back and closes. *e is empty afterwards whatever is
+         * returned; an error says that memory may not have come back (-ENODEV:
+         * the device is lost). */
         int (*destroy)(struct device *d, struct device_extent *e);
+        int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
 };
 
 /* Every backend's struct starts with this. */
 struct device {
         const struct device_ops *ops;
+        /* destroy() takes the memory also from those who still have it mapped. If
+         * not, nobody may have it mapped any more when destroy() is called. */
+        bool empties_mappings;
 };
 
 /* The host-memory device: sealed memfds filled by fallocate(). */
 int device_host_new(struct device **ret);
+
+/* A GPU by the config's id: "cuda:0", "GPU-<uuid>", "MIG-<uuid>". Loads the
+ * driver at the first call. On failure a sentence that says what is missing, for
+ * people: -ENODEV (no driver, no such device), -EBUSY (a compute mode, or MPS,
+ * in which it cannot be shared), -EINVAL (the id), -ENOTSUP, -ENOMEM. */
+int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
 
 static inline struct device *device_free(struct device *d)
 {
@@ -56,36 +89,57 @@ static inline uint64_t device_granularity(const struct device *d)
 {
         return d->ops->granularity(d);
 }
-static inline int device_make(struct device *d, uint64_t n_bytes, struct device_extent *ret)
+static inline int device_make(struct device *d, enum device_share share, uint64_t n_bytes,
+                              struct device_extent *ret)
 {
-        return d->ops->make(d, n_bytes, ret);
+        return d->ops->make(d, share, n_bytes, ret);
 }
 static inline int device_destroy(struct device *d, struct device_extent *e)
 {
         return d->ops->destroy(d, e);
 }
+static inline int device_facts(struct device *d, struct device_facts *ret)
+{
+        return d->ops->facts(d, ret);
+}
 
 /* ---- the client's end ---------------------------------------------------- */
 
-struct device_range; /* address space reserved for one region */
+/* Which device a region is on, as the daemon tells it. */
+struct device_view {
+        bool is_cuda; /* else the host */
+        uint8_t uuid[DEVICE_UUID_BYTES];
+        enum device_share share;
+};
+
+struct device_range; /* address space of one region */
 
 struct device_range_ops {
         const char *name;
         struct device_range *(*free)(struct device_range *r); /* unmaps everything */
+        /* Where the range begins in this process. Where the driver chooses the
+         * address (DEVICE_SHARE_CUDA_IPC): NULL before the one extent is mapped. */
         void *(*base)(const struct device_range *r);
-        /* Maps the extent behind fd at base + offset, over whatever was there;
-         * checks that the fd is what it should be (size, seals). The caller
-         * keeps fd. -EINVAL: outside of the range or misaligned; -EPROTO: not
-         * such an extent; -ENOMEM. */
-        int (*map)(struct device_range *r, uint64_t offset, uint64_t n_bytes, int fd);
+        /* Maps the extent at base + offset, over whatever was there; checks that
+         * it is what it should be (size, seals). The caller keeps the extent's
+         * fd. -EINVAL: outside of the range or misaligned; -EPROTO: not such an
+         * extent; -ENOMEM; -ENODEV. */
+        int (*map)(struct device_range *r, uint64_t offset, const struct device_extent *extent);
+        /* Takes away what map() put at exactly this place; the addresses stay
+         * reserved. -EINVAL: nothing was mapped so. */
+        int (*unmap)(struct device_range *r, uint64_t offset, uint64_t n_bytes);
+        /* Waits until no work that this process gave to the device can touch the
+         * range any more. */
+        int (*finish)(struct device_range *r);
 };
 
 struct device_range {
         const struct device_range_ops *ops;
 };
 
-/* Reserves address space without memory; a forked child does not inherit it. */
-int device_host_range_new(uint64_t n_bytes, struct device_range **ret);
+/* Reserves address space without memory; a forked child does not inherit it.
+ * -EINVAL (size), -ENOMEM, -ENODEV (this process does not see the device). */
+int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 
 static inline struct device_range *device_range_free(struct device_range *r)
 {
@@ -95,9 +149,18 @@ static inline void *device_range_base(const struct device_range *r)
 {
         return r->ops->base(r);
 }
-static inline int device_range_map(struct device_range *r, uint64_t offset, uint64_t n_bytes, int fd)
+static inline int device_range_map(struct device_range *r, uint64_t offset,
+                                   const struct device_extent *extent)
 {
-        return r->ops->map(r, offset, n_bytes, fd);
+        return r->ops->map(r, offset, extent);
+}
+static inline int device_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_bytes)
+{
+        return r->ops->unmap(r, offset, n_bytes);
+}
+static inline int device_range_finish(struct device_range *r)
+{
+        return r->ops->finish(r);
 }
 
 #endif

@@ -109,11 +109,13 @@ static uint64_t host_bytes_available(void)
         return found ? strtoull(found + strlen("MemAvailable:"), NULL, 10) * 1024 : UINT64_MAX;
 }
 
-static int host_make(struct device *d, uint64_t n_bytes, struct device_extent *ret)
+static int host_make(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret)
 {
         int fd, r;
 
         (void)d;
+        if (share != DEVICE_SHARE_FD)
+                return -ENOTSUP;
         if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > INT64_MAX)
                 return -EINVAL;
         if (n_bytes > host_bytes_available())
@@ -143,12 +145,20 @@ static int host_destroy(struct device *d, struct device_extent *e)
         return r;
 }
 
+static int host_facts(struct device *d, struct device_facts *ret)
+{
+        (void)d;
+        *ret = (struct device_facts){ .name = "host memory", .bytes_free = host_bytes_available() };
+        return 0;
+}
+
 static const struct device_ops host_ops = {
         .name = "host",
         .free = host_free,
         .granularity = host_granularity,
         .make = host_make,
         .destroy = host_destroy,
+        .facts = host_facts,
 };
 
 int device_host_new(struct device **ret)
@@ -157,7 +167,7 @@ int device_host_new(struct device **ret)
 
         if (!h)
                 return -ENOMEM;
-        h->device.ops = &host_ops;
+        h->device = (struct device){ .ops = &host_ops, .empties_mappings = true };
         *ret = &h->device;
         return 0;
 }
@@ -214,15 +224,20 @@ static int host_reserve(void *hint, uint64_t n_bytes, int flags, void **ret)
         return 0;
 }
 
-static int host_range_map(struct device_range *r, uint64_t offset, uint64_t n_bytes, int fd)
+static bool host_range_has(const struct host_range *h, uint64_t offset, uint64_t n_bytes)
+{
+        return n_bytes > 0 && offset <= h->n_bytes && n_bytes <= h->n_bytes - offset &&
+               offset % HOST_GRANULARITY == 0 && n_bytes % HOST_GRANULARITY == 0;
+}
+
+static int host_range_map(struct device_range *r, uint64_t offset, const struct device_extent *extent)
 {
         struct host_range *h = (struct host_range *)r;
+        uint64_t n_bytes = extent->n_bytes;
+        int fd = extent->fd, error;
         void *at;
-        int error;
 
-        if (n_bytes == 0 || offset > h->n_bytes || n_bytes > h->n_bytes - offset)
-                return -EINVAL;
-        if (offset % HOST_GRANULARITY != 0 || n_bytes % HOST_GRANULARITY != 0)
+        if (!host_range_has(h, offset, n_bytes))
                 return -EINVAL;
         error = host_check_extent(fd, n_bytes);
         if (error < 0)
@@ -238,17 +253,37 @@ static int host_range_map(struct device_range *r, uint64_t offset, uint64_t n_by
         return error;
 }
 
+static int host_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_bytes)
+{
+        struct host_range *h = (struct host_range *)r;
+        void *at = (char *)h->base + offset;
+
+        return host_range_has(h, offset, n_bytes) ? host_reserve(at, n_bytes, MAP_FIXED, &at) : -EINVAL;
+}
+
+/* Nobody but the processor works on host memory. */
+static int host_range_finish(struct device_range *r)
+{
+        (void)r;
+        return 0;
+}
+
 static const struct device_range_ops host_range_ops = {
         .name = "host",
         .free = host_range_free,
         .base = host_range_base,
         .map = host_range_map,
+        .unmap = host_range_unmap,
+        .finish = host_range_finish,
 };
 
-int device_host_range_new(uint64_t n_bytes, struct device_range **ret)
+int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
 {
         struct host_range *h;
         int r;
+
+        if (view->is_cuda)
+                return -ENODEV;
 
         if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > SIZE_MAX / 2)
                 return -EINVAL;

@@ -19,7 +19,7 @@ static uint64_t fake_granularity(const struct device *d)
         return ((const struct fake_device *)d)->granularity;
 }
 
-static int fake_make(struct device *d, uint64_t n_bytes, struct device_extent *ret)
+static int fake_make(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret)
 {
         struct fake_device *f = (struct fake_device *)d;
         int fd;
@@ -33,7 +33,7 @@ static int fake_make(struct device *d, uint64_t n_bytes, struct device_extent *r
                 return -errno;
         f->n_live++;
         f->live_bytes += n_bytes;
-        *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes };
+        *ret = (struct device_extent){ .fd = fd, .share = share, .n_bytes = n_bytes };
         return 0;
 }
 
@@ -49,17 +49,26 @@ static int fake_destroy(struct device *d, struct device_extent *e)
         return ++f->n_destroys == f->fail_destroy ? f->destroy_error : 0;
 }
 
+static int fake_facts(struct device *d, struct device_facts *ret)
+{
+        (void)d;
+        *ret = (struct device_facts){ .name = "fake" };
+        return 0;
+}
+
 static const struct device_ops fake_ops = {
         .name = "fake",
         .free = fake_free,
         .granularity = fake_granularity,
         .make = fake_make,
         .destroy = fake_destroy,
+        .facts = fake_facts,
 };
 
 void fake_device_init(struct fake_device *f, uint64_t granularity)
 {
-        *f = (struct fake_device){ .device = { &fake_ops }, .granularity = granularity };
+        *f = (struct fake_device){ .device = { .ops = &fake_ops, .empties_mappings = true },
+                                   .granularity = granularity };
 }
 
 void fake_device_fail_make(struct fake_device *f, unsigned nth, int error)

@@ -134,7 +134,7 @@ static void announce(struct session *s, unsigned first_unit, unsigned n_units)
 
         for (unsigned i = first_unit / EXTENT_UNITS; i <= (first_unit + n_units - 1) / EXTENT_UNITS; i++) {
                 if (f->extents[i].fd < 0) {
-                        int r = device_make(f->device, EXTENT_BYTES, &f->extents[i]);
+                        int r = device_make(f->device, DEVICE_SHARE_FD, EXTENT_BYTES, &f->extents[i]);
 
                         assert(r == 0);
                         f->extent_ids[i] = ++f->last_extent;

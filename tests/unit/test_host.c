@@ -21,6 +21,12 @@
 
 static struct device *device;
 static int n_fds_before;
+static const struct device_view here = { .share = DEVICE_SHARE_FD };
+
+static int map(struct device_range *range, uint64_t offset, uint64_t n_bytes, int fd)
+{
+        return device_range_map(range, offset, &(struct device_extent){ .fd = fd, .n_bytes = n_bytes });
+}
 
 static void setup(void)
 {
@@ -40,7 +46,7 @@ static struct device_extent make(uint64_t n_bytes)
 {
         struct device_extent e = DEVICE_EXTENT_EMPTY;
 
-        ck_assert_int_eq(device_make(device, n_bytes, &e), 0);
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, n_bytes, &e), 0);
         ck_assert_int_ge(e.fd, 0);
         ck_assert_uint_eq(e.n_bytes, n_bytes);
         return e;
@@ -93,7 +99,7 @@ START_TEST(sizes_refused)
         struct device_extent e = DEVICE_EXTENT_EMPTY;
 
         for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-                ck_assert_int_eq(device_make(device, bad[i], &e), -EINVAL);
+                ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, bad[i], &e), -EINVAL);
         ck_assert_int_eq(e.fd, -1);
 }
 END_TEST
@@ -117,10 +123,10 @@ START_TEST(refused_by_the_kernel)
         ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &tight), 0);
         tight.rlim_cur = 2 * MIB;
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &tight), 0);
-        ck_assert_int_eq(device_make(device, 4 * MIB, &e), -ENOMEM);
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 4 * MIB, &e), -ENOMEM);
         ck_assert_int_eq(n_signals, 1);
         /* More than the machine has is refused before the kernel is asked. */
-        ck_assert_int_eq(device_make(device, UINT64_C(1) << 62, &e), -ENOMEM);
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, UINT64_C(1) << 62, &e), -ENOMEM);
         ck_assert_int_eq(n_signals, 1);
         ck_assert_int_eq(e.fd, -1);
         e = make(2 * MIB);
@@ -167,14 +173,14 @@ START_TEST(range_maps_extents)
         struct device_range *range = NULL;
         char *base;
 
-        ck_assert_int_eq(device_host_range_new(64 * MIB, &range), 0);
+        ck_assert_int_eq(device_range_new(&here, 64 * MIB, &range), 0);
         base = device_range_base(range);
-        ck_assert_int_eq(device_range_map(range, 8 * MIB, a.n_bytes, a.fd), 0);
-        ck_assert_int_eq(device_range_map(range, 10 * MIB, b.n_bytes, b.fd), 0);
+        ck_assert_int_eq(map(range, 8 * MIB, a.n_bytes, a.fd), 0);
+        ck_assert_int_eq(map(range, 10 * MIB, b.n_bytes, b.fd), 0);
         memset(base + 8 * MIB, 'x', 6 * MIB); /* across both */
 
         /* The successor at the same place is another extent. */
-        ck_assert_int_eq(device_range_map(range, 8 * MIB, c.n_bytes, c.fd), 0);
+        ck_assert_int_eq(map(range, 8 * MIB, c.n_bytes, c.fd), 0);
         ck_assert_int_eq(base[8 * MIB], 0);
         ck_assert_int_eq(base[10 * MIB], 'x');
         base[8 * MIB] = 'y';
@@ -183,6 +189,15 @@ START_TEST(range_maps_extents)
         ck_assert_int_eq(byte, 'y');
         ck_assert_int_eq(pread(a.fd, &byte, 1, 0), 1);
         ck_assert_int_eq(byte, 'x');
+
+        ck_assert_int_eq(device_range_unmap(range, 8 * MIB, c.n_bytes), 0);
+        ck_assert_int_eq(device_range_unmap(range, 63 * MIB, c.n_bytes), -EINVAL);
+        ck_assert_int_eq(base[10 * MIB], 'x'); /* its neighbour stays, and so does what it held */
+        ck_assert_int_eq(pread(c.fd, &byte, 1, 0), 1);
+        ck_assert_int_eq(byte, 'y');
+        ck_assert_int_eq(map(range, 8 * MIB, a.n_bytes, a.fd), 0);
+        ck_assert_int_eq(base[8 * MIB], 'x');
+        ck_assert_int_eq(device_range_finish(range), 0);
 
         ck_assert_ptr_null(device_range_free(range));
         ck_assert_int_eq(msync(base, 4096, MS_ASYNC), -1); /* nothing is mapped there */
@@ -197,19 +212,19 @@ START_TEST(range_bounds)
         struct device_extent e = make(4 * MIB);
         struct device_range *range = NULL;
 
-        ck_assert_int_eq(device_host_range_new(0, &range), -EINVAL);
-        ck_assert_int_eq(device_host_range_new(MIB, &range), -EINVAL);
-        ck_assert_int_eq(device_host_range_new(UINT64_MAX - 2 * MIB + 1, &range), -EINVAL);
-        ck_assert_int_eq(device_host_range_new(UINT64_C(1) << 60, &range), -ENOMEM);
+        ck_assert_int_eq(device_range_new(&here, 0, &range), -EINVAL);
+        ck_assert_int_eq(device_range_new(&here, MIB, &range), -EINVAL);
+        ck_assert_int_eq(device_range_new(&here, UINT64_MAX - 2 * MIB + 1, &range), -EINVAL);
+        ck_assert_int_eq(device_range_new(&here, UINT64_C(1) << 60, &range), -ENOMEM);
         ck_assert_ptr_null(range);
-        ck_assert_int_eq(device_host_range_new(8 * MIB, &range), 0);
-        ck_assert_int_eq(device_range_map(range, 0, 0, e.fd), -EINVAL);
-        ck_assert_int_eq(device_range_map(range, 6 * MIB, 4 * MIB, e.fd), -EINVAL);
-        ck_assert_int_eq(device_range_map(range, 10 * MIB, 4 * MIB, e.fd), -EINVAL);
-        ck_assert_int_eq(device_range_map(range, UINT64_MAX - 2 * MIB + 1, 4 * MIB, e.fd), -EINVAL);
-        ck_assert_int_eq(device_range_map(range, 1, 4 * MIB, e.fd), -EINVAL);
-        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB + 4096, e.fd), -EINVAL);
-        ck_assert_int_eq(device_range_map(range, 4 * MIB, 4 * MIB, e.fd), 0);
+        ck_assert_int_eq(device_range_new(&here, 8 * MIB, &range), 0);
+        ck_assert_int_eq(map(range, 0, 0, e.fd), -EINVAL);
+        ck_assert_int_eq(map(range, 6 * MIB, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(map(range, 10 * MIB, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(map(range, UINT64_MAX - 2 * MIB + 1, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(map(range, 1, 4 * MIB, e.fd), -EINVAL);
+        ck_assert_int_eq(map(range, 0, 2 * MIB + 4096, e.fd), -EINVAL);
+        ck_assert_int_eq(map(range, 4 * MIB, 4 * MIB, e.fd), 0);
         device_range_free(range);
         device_destroy(device, &e);
 }
@@ -228,13 +243,13 @@ START_TEST(range_refuses_what_is_no_extent)
         ck_assert_int_eq(ftruncate(readonly, (off_t)(2 * MIB)), 0);
         ck_assert_int_eq(
                 fcntl(readonly, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_WRITE | F_SEAL_SEAL), 0);
-        ck_assert_int_eq(device_host_range_new(8 * MIB, &range), 0);
-        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, unsealed), -EPROTO);
-        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, readonly), -EPROTO);
-        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, pipes[0]), -EPROTO);
-        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, -1), -EPROTO);
-        ck_assert_int_eq(device_range_map(range, 0, 4 * MIB, e.fd), -EPROTO); /* larger than it is */
-        ck_assert_int_eq(device_range_map(range, 0, 2 * MIB, e.fd), 0);
+        ck_assert_int_eq(device_range_new(&here, 8 * MIB, &range), 0);
+        ck_assert_int_eq(map(range, 0, 2 * MIB, unsealed), -EPROTO);
+        ck_assert_int_eq(map(range, 0, 2 * MIB, readonly), -EPROTO);
+        ck_assert_int_eq(map(range, 0, 2 * MIB, pipes[0]), -EPROTO);
+        ck_assert_int_eq(map(range, 0, 2 * MIB, -1), -EPROTO);
+        ck_assert_int_eq(map(range, 0, 4 * MIB, e.fd), -EPROTO); /* larger than it is */
+        ck_assert_int_eq(map(range, 0, 2 * MIB, e.fd), 0);
         device_range_free(range);
         close(unsealed);
         close(readonly);
@@ -267,9 +282,9 @@ START_TEST(child_inherits_nothing)
         unsigned char present;
         char *base;
 
-        ck_assert_int_eq(device_host_range_new(8 * MIB, &range), 0);
+        ck_assert_int_eq(device_range_new(&here, 8 * MIB, &range), 0);
         base = device_range_base(range);
-        ck_assert_int_eq(device_range_map(range, 2 * MIB, 2 * MIB, e.fd), 0);
+        ck_assert_int_eq(map(range, 2 * MIB, 2 * MIB, e.fd), 0);
         base[2 * MIB] = 1;
         /* Not mapped at all, which mincore() tells without a fault to survive. */
         pid_t pid = fork();

@@ -39,7 +39,7 @@ static int map(uint64_t region_id, uint64_t offset, uint64_t n_bytes)
         struct device_extent e = DEVICE_EXTENT_EMPTY;
         int r;
 
-        ck_assert_int_eq(device_make(device, n_bytes, &e), 0);
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, n_bytes, &e), 0);
         r = regions_map(&regions, &extent, e.fd);
         close(e.fd); /* the mapping holds it */
         return r;
@@ -111,7 +111,7 @@ START_TEST(nonsense_is_refused)
         struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB };
         struct device_extent e = DEVICE_EXTENT_EMPTY;
 
-        ck_assert_int_eq(device_make(device, 2 * MIB, &e), 0);
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
         extent.region_bytes = 0;
         ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
         extent.region_bytes = 3 * MIB;
