@@ -1,8 +1,8 @@
 /* A device makes, shares, opens and destroys extents.
  *
  * An extent is one piece of memory that the device can share only as a whole.
- * Backends are const tables of functions: host.c (sealed memfds) and cuda.c
- * beside it. The daemon's end makes and destroys; the client's end reserves a
+ * Backends are const tables of functions: host.c (sealed memfds), and cuda.c with
+ * cuda_range.c beside it. The daemon's end makes and destroys; the client's end reserves a
  * region's address space and maps extents into it. Calls of the daemon's end
  * take milliseconds (backing memory): they belong on a worker, never on an
  * event loop. They are thread-safe for different extents. Nothing here logs or
@@ -55,11 +55,12 @@ struct device_ops {
         uint64_t (*granularity)(const struct device *d);
         /* Makes an extent with memory behind every byte, zeroed, to be shared in
          * that way. -ENOMEM (the machine has no more), -EMFILE, -EINVAL (size),
-         * -ENOTSUP (cannot share so), -ENODEV (the device is lost). */
+         * -ENOTSUP (cannot share so), -ENODEV (the device is lost), -EIO (what nobody
+         * expects of it). */
         int (*make)(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret);
         /* Gives the memory back and closes. *e is empty afterwards whatever is
          * returned; an error says that memory may not have come back (-ENODEV:
-         * the device is lost). */
+         * the device is lost; -EBUSY: somebody still holds it, so it escaped). */
         int (*destroy)(struct device *d, struct device_extent *e);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
 };
@@ -76,8 +77,8 @@ struct device {
 int device_host_new(struct device **ret);
 
 /* A GPU by the config's id: "cuda:0", "GPU-<uuid>", "MIG-<uuid>". Loads the
- * driver at the first call. On failure a sentence that says what is missing, for
- * people: -ENODEV (no driver, no such device), -EBUSY (a compute mode, or MPS,
+ * driver at the first call, which sets environment variables: not beside other
+ * threads. On failure a sentence that says what is missing, for people: -ENODEV (no driver, no such device), -EBUSY (a compute mode, or MPS,
  * in which it cannot be shared), -EINVAL (the id), -ENOTSUP, -ENOMEM. */
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
 
@@ -123,13 +124,20 @@ struct device_range_ops {
         /* Maps the extent at base + offset, over whatever was there; checks that
          * it is what it should be (size, seals). The caller keeps the extent's
          * fd. -EINVAL: outside of the range or misaligned; -EPROTO: not such an
-         * extent; -ENOMEM; -ENODEV. */
+         * extent; -ENOMEM; -ENODEV. CUDA: -EBUSY (a stream is being captured and
+         * something was mapped there, or an older extent of the same address is
+         * still open: later); -ENOTSUP (no handle that this process can open: it
+         * made it itself, or who made it is in another PID namespace, or gone);
+         * -EIO. */
         int (*map)(struct device_range *r, uint64_t offset, const struct device_extent *extent);
         /* Takes away what map() put at exactly this place; the addresses stay
-         * reserved. -EINVAL: nothing was mapped so. */
+         * reserved. Waits for no work: finish() does. -EINVAL: nothing was mapped
+         * so. */
         int (*unmap)(struct device_range *r, uint64_t offset, uint64_t n_bytes);
         /* Waits until no work that this process gave to the device can touch the
-         * range any more. */
+         * range any more. -EBUSY: that cannot be known now, because a stream is
+         * being captured into a graph (the capture goes on): later. -ENODEV: the
+         * device is lost, or this process's context is broken. */
         int (*finish)(struct device_range *r);
 };
 
@@ -140,6 +148,10 @@ struct device_range {
 /* Reserves address space without memory; a forked child does not inherit it.
  * -EINVAL (size), -ENOMEM, -ENODEV (this process does not see the device). */
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
+
+/* The UUID of what this process knows as CUDA device `ordinal`. -ENODEV: it sees
+ * no such device, or has no driver. */
+int device_cuda_ordinal_uuid(int ordinal, uint8_t ret[static DEVICE_UUID_BYTES]);
 
 static inline struct device_range *device_range_free(struct device_range *r)
 {

@@ -25,6 +25,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device/backend.h"
+
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -277,13 +279,10 @@ static const struct device_range_ops host_range_ops = {
         .finish = host_range_finish,
 };
 
-int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
+int host_range_new(uint64_t n_bytes, struct device_range **ret)
 {
         struct host_range *h;
         int r;
-
-        if (view->is_cuda)
-                return -ENODEV;
 
         if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > SIZE_MAX / 2)
                 return -EINVAL;

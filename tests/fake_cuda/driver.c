@@ -36,7 +36,7 @@ API CUresult cuDriverGetVersion(int *ret_version)
 
 #define F(symbol, base, version, arguments) (void (*)(void)) symbol,
 static void (*const addresses[N_FUNCTIONS])(void) = {
-#include "tests/fake_cuda/cuda_functions.h"
+#include "device/cuda_functions.h"
 };
 #undef F
 

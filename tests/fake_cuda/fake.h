@@ -27,7 +27,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "tests/fake_cuda/cuda_api.h"
+#include "device/cuda_api.h"
 
 #define API              __attribute__((visibility("default")))
 #define FAKE_GRANULARITY ((size_t)2 << 20)
@@ -37,7 +37,7 @@
 
 #define F(symbol, base, version, arguments) FN_##symbol,
 enum fake_function {
-#include "tests/fake_cuda/cuda_functions.h"
+#include "device/cuda_functions.h"
         N_FUNCTIONS
 };
 #undef F

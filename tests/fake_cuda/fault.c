@@ -44,7 +44,7 @@ struct rule {
 
 #define F(symbol, base, version, arguments) { #symbol, base, version },
 const struct fake_function_name fake_functions[N_FUNCTIONS] = {
-#include "tests/fake_cuda/cuda_functions.h"
+#include "device/cuda_functions.h"
 };
 #undef F
 

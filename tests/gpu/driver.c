@@ -49,7 +49,7 @@ int gpu_load(const char **ret_why)
         *(void **)&proc_address = dlsym(library, "cuGetProcAddress_v2");
         *(void **)&proc_address_old = dlsym(library, "cuGetProcAddress");
 #define F(symbol, base, version, arguments) *(void **)&cu.symbol = find(#symbol, base, version);
-#include "tests/fake_cuda/cuda_functions.h"
+#include "device/cuda_functions.h"
 #undef F
         *(void **)&cu.cuModuleLoadData = find("cuModuleLoadData", "cuModuleLoadData", 2000);
         *(void **)&cu.cuModuleUnload = find("cuModuleUnload", "cuModuleUnload", 2000);

@@ -10,11 +10,11 @@
 
 #include <stdbool.h>
 
-#include "tests/fake_cuda/cuda_api.h"
+#include "device/cuda_api.h"
 
 #define F(symbol, base, version, arguments) CUresult(*symbol) arguments;
 struct gpu_driver {
-#include "tests/fake_cuda/cuda_functions.h"
+#include "device/cuda_functions.h"
         /* These the fake has not: nothing here could run a kernel. */
         CUresult (*cuModuleLoadData)(CUmodule *ret, const void *image);
         CUresult (*cuModuleUnload)(CUmodule module);

@@ -1,21 +1,26 @@
-/* The part of CUDA's driver API that the tests speak: types, numbers, layouts.
+/* The part of CUDA's driver API that bfcd and its tests speak: types, numbers,
+ * layouts.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * Written from the public API, so that nothing here needs the toolkit. Names,
- * values and layouts are the API's own and may not change; abi.c asserts each
- * of them, here against literals and, where a toolkit is present, against its
- * cuda.h as well (FAKE_CUDA_REAL_HEADER makes this file include that instead).
- * Only what CUDA 12 has is used, and only as far as the tests need it. */
-#ifndef FAKE_CUDA_API_H
-#define FAKE_CUDA_API_H
+ * values and layouts are the API's own and may not change; cuda_abi.c asserts
+ * each of them, here against literals and, where a toolkit is present, against
+ * its cuda.h as well (BFC_CUDA_REAL_HEADER makes this file include that
+ * instead). Only what CUDA 12 has is used, and only as far as it is needed.
+ * The functions are declared and not linked: cuda_driver.h finds them. */
+#ifndef BFC_DEVICE_CUDA_API_H
+#define BFC_DEVICE_CUDA_API_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef FAKE_CUDA_REAL_HEADER
+#ifdef BFC_CUDA_REAL_HEADER
 #include <cuda.h>
 #undef cuGetProcAddress /* the one name that we need in both its versions */
+#if CUDA_VERSION < 12030
+#define CU_DEVICE_ATTRIBUTE_MPS_ENABLED ((CUdevice_attribute)133)
+#endif
 #else
 
 typedef enum {
@@ -25,6 +30,7 @@ typedef enum {
         CUDA_ERROR_NOT_INITIALIZED = 3,
         CUDA_ERROR_DEINITIALIZED = 4,
         CUDA_ERROR_STUB_LIBRARY = 34,
+        CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
         CUDA_ERROR_NO_DEVICE = 100,
         CUDA_ERROR_INVALID_DEVICE = 101,
         CUDA_ERROR_INVALID_IMAGE = 200,
@@ -36,6 +42,7 @@ typedef enum {
         CUDA_ERROR_ECC_UNCORRECTABLE = 214,
         CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
         CUDA_ERROR_INVALID_PTX = 218,
+        CUDA_ERROR_NVLINK_UNCORRECTABLE = 220,
         CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
         CUDA_ERROR_OPERATING_SYSTEM = 304,
         CUDA_ERROR_INVALID_HANDLE = 400,
@@ -43,15 +50,27 @@ typedef enum {
         CUDA_ERROR_NOT_FOUND = 500,
         CUDA_ERROR_NOT_READY = 600,
         CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+        CUDA_ERROR_LAUNCH_TIMEOUT = 702,
         CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708,
         CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+        CUDA_ERROR_ASSERT = 710,
+        CUDA_ERROR_HARDWARE_STACK_ERROR = 714,
+        CUDA_ERROR_ILLEGAL_INSTRUCTION = 715,
+        CUDA_ERROR_MISALIGNED_ADDRESS = 716,
+        CUDA_ERROR_INVALID_ADDRESS_SPACE = 717,
+        CUDA_ERROR_INVALID_PC = 718,
         CUDA_ERROR_LAUNCH_FAILED = 719,
         CUDA_ERROR_NOT_PERMITTED = 800,
         CUDA_ERROR_NOT_SUPPORTED = 801,
         CUDA_ERROR_SYSTEM_NOT_READY = 802,
+        CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803,
         CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
         CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+        CUDA_ERROR_STREAM_CAPTURE_MERGE = 902,
         CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+        CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
+        CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+        CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
         CUDA_ERROR_CAPTURED_EVENT = 907,
         CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908,
         CUDA_ERROR_UNKNOWN = 999,
@@ -209,9 +228,9 @@ typedef enum {
 
 /* ---- functions: one list, from which everyone makes what they need -------- */
 
-#define FAKE_CUDA_DECLARE(symbol, base, version, arguments) CUresult symbol arguments;
-#define F                                                   FAKE_CUDA_DECLARE
-#include "tests/fake_cuda/cuda_functions.h"
+#define CUDA_DECLARE(symbol, base, version, arguments) CUresult symbol arguments;
+#define F                                              CUDA_DECLARE
+#include "device/cuda_functions.h"
 #undef F
 
 CUresult cuModuleLoadData(CUmodule *ret_module, const void *image);
@@ -220,7 +239,7 @@ CUresult cuModuleGetFunction(CUfunction *ret_function, CUmodule module, const ch
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                         unsigned int block_x, unsigned int block_y, unsigned int block_z,
                         unsigned int n_shared, CUstream stream, void **parameters, void **extra);
-#endif /* not FAKE_CUDA_REAL_HEADER */
+#endif /* not BFC_CUDA_REAL_HEADER */
 
 /* The version of 11.3 to 11.8, for drivers that have no other. */
 CUresult cuGetProcAddress(const char *name, void **ret_function, int version, cuuint64_t flags);

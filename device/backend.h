@@ -1,0 +1,12 @@
+/* What device.c chooses between; see device.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_DEVICE_BACKEND_H
+#define BFC_DEVICE_BACKEND_H
+
+#include "device/device.h"
+
+int host_range_new(uint64_t n_bytes, struct device_range **ret);
+int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
+
+#endif

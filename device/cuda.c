@@ -1,0 +1,447 @@
+/* The daemon's end of a CUDA device: see device.h, and docs/cuda.md for what a
+ * driver is taken to do.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * An extent is an allocation of its own, in both ways of sharing, because what
+ * one handle or one fd opens is all of an allocation. Fresh memory of a driver
+ * holds anything, so it is zeroed before anybody else can know of it.
+ *
+ * The driver does not say who still has an extent mapped. What it says is how
+ * much of the device is free, so destroy() looks before and after, and memory
+ * that does not show up is held by a fugitive: escaped. Others use the device as
+ * well, so this can err, in both directions: what another process takes in these
+ * microseconds looks like an escape (a new context is the largest such thing),
+ * and what another process frees hides one. A first look that is short is
+ * repeated for a while, since memory may return late.
+ *
+ * One call at a time: two at once would disturb each other's look. A device that
+ * was lost once stays lost, and is left alone from then on.
+ *
+ * Invariant: the primary context is retained for the device's life, and no call
+ * leaves it current, or anything mapped. */
+#include "device/device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "device/cuda_driver.h"
+#include "device/cuda_open.h"
+
+#define PIECE    (UINT64_C(2) << 20) /* in which a driver shares out legacy memory */
+#define LOOKS    7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
+#define N_SHARES 2
+
+struct cuda_device {
+        struct device device; /* first: a device is cast to it */
+        struct cuda_context context;
+        struct device_facts facts; /* without what changes */
+        uint64_t granularity;
+        bool shares_fds, shares_rdma;
+        bool shows_returns[N_SHARES]; /* memory given back is free at once, as seen when it was opened */
+        bool is_lost;
+        pthread_mutex_t one_call;
+};
+
+/* ---- calls --------------------------------------------------------------- */
+
+static int note(struct cuda_device *d, CUresult result)
+{
+        int r = cuda_driver_errno(result);
+
+        if (r == -ENODEV)
+                __atomic_store_n(&d->is_lost, true, __ATOMIC_RELAXED);
+        return r;
+}
+
+static int enter(struct cuda_device *d)
+{
+        int r;
+
+        if (__atomic_load_n(&d->is_lost, __ATOMIC_RELAXED))
+                return -ENODEV;
+        r = cuda_context_enter(&d->context);
+        if (r == -ENODEV)
+                __atomic_store_n(&d->is_lost, true, __ATOMIC_RELAXED);
+        return r;
+}
+
+static void leave(struct cuda_device *d)
+{
+        cuda_context_leave(&d->context);
+}
+
+static int cuda_bytes(struct cuda_device *d, uint64_t *ret_free, uint64_t *ret_total)
+{
+        size_t n_free, n_total;
+        int r = note(d, d->context.cu->cuMemGetInfo_v2(&n_free, &n_total));
+
+        if (r < 0)
+                return r;
+        *ret_free = n_free;
+        *ret_total = n_total;
+        return 0;
+}
+
+/* ---- making -------------------------------------------------------------- */
+
+static int zero(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
+{
+        const struct cuda_driver *cu = d->context.cu;
+        int r = note(d, cu->cuMemsetD8_v2(at, 0, n_bytes));
+
+        return r < 0 ? r : note(d, cu->cuCtxSynchronize());
+}
+
+/* The handle opens exactly this memory, and no neighbour's? */
+static int check_whole(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
+{
+        CUdeviceptr base;
+        size_t n_whole;
+        int r = note(d, d->context.cu->cuMemGetAddressRange_v2(&base, &n_whole, at));
+
+        if (r < 0)
+                return r;
+        return base == at && n_whole == n_bytes ? 0 : -ENOTSUP;
+}
+
+static int make_ipc(struct cuda_device *d, uint64_t n_bytes, struct device_extent *ret)
+{
+        struct device_extent e = { .fd = -1, .share = DEVICE_SHARE_CUDA_IPC, .n_bytes = n_bytes };
+        const struct cuda_driver *cu = d->context.cu;
+        CUipcMemHandle handle;
+        CUdeviceptr at;
+        int r;
+
+        r = note(d, cu->cuMemAlloc_v2(&at, n_bytes));
+        if (r < 0)
+                return r;
+        r = check_whole(d, at, n_bytes);
+        if (r == 0)
+                r = zero(d, at, n_bytes);
+        if (r == 0)
+                r = note(d, cu->cuIpcGetMemHandle(&handle, at));
+        if (r < 0) {
+                cu->cuMemFree_v2(at);
+                return r;
+        }
+        _Static_assert(sizeof(handle) == sizeof(e.handle), "a handle fits");
+        memcpy(e.handle, &handle, sizeof(handle));
+        e.native = at;
+        *ret = e;
+        return 0;
+}
+
+static CUmemAllocationProp fd_prop(const struct cuda_device *d)
+{
+        CUmemAllocationProp prop;
+
+        memset(&prop, 0, sizeof(prop)); /* the padding too: the driver sees it */
+        prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        prop.location.id = d->context.device;
+        prop.allocFlags.gpuDirectRDMACapable = d->shares_rdma;
+        return prop;
+}
+
+/* Such memory has no address: it gets one for the moment. */
+static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
+{
+        const CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, d->context.device },
+                                         .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        const struct cuda_driver *cu = d->context.cu;
+        CUdeviceptr at;
+        int r, r_unmap;
+
+        r = note(d, cu->cuMemAddressReserve(&at, n_bytes, 0, 0, 0));
+        if (r < 0)
+                return r;
+        r = note(d, cu->cuMemMap(at, n_bytes, 0, handle, 0));
+        if (r == 0) {
+                r = note(d, cu->cuMemSetAccess(at, n_bytes, &access, 1));
+                if (r == 0)
+                        r = zero(d, at, n_bytes);
+                r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
+                if (r_unmap < 0) /* once more: a mapping that stays keeps memory that nobody is charged for */
+                        r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
+                r = r < 0 ? r : r_unmap;
+        }
+        cu->cuMemAddressFree(at, n_bytes);
+        return r;
+}
+
+static int export_fd(struct cuda_device *d, CUmemGenericAllocationHandle handle, int *ret)
+{
+        CUresult result;
+        int fd = -1, r;
+
+        result = d->context.cu->cuMemExportToShareableHandle(&fd, handle,
+                                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        if (result == CUDA_ERROR_OPERATING_SYSTEM)
+                return -EMFILE; /* what else would it ask the system for */
+        r = note(d, result);
+        if (r < 0)
+                return r;
+        if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+                return -EIO; /* no fd came */
+        *ret = fd;
+        return 0;
+}
+
+static int make_fd(struct cuda_device *d, uint64_t n_bytes, struct device_extent *ret)
+{
+        const CUmemAllocationProp prop = fd_prop(d);
+        struct device_extent e = { .fd = -1, .share = DEVICE_SHARE_FD, .n_bytes = n_bytes };
+        CUmemGenericAllocationHandle handle;
+        int r;
+
+        r = note(d, d->context.cu->cuMemCreate(&handle, n_bytes, &prop, 0));
+        if (r < 0)
+                return r;
+        r = zero_by_handle(d, handle, n_bytes);
+        if (r == 0)
+                r = export_fd(d, handle, &e.fd);
+        if (r < 0) {
+                d->context.cu->cuMemRelease(handle);
+                return r;
+        }
+        e.native = handle;
+        *ret = e;
+        return 0;
+}
+
+static int cuda_make_locked(struct cuda_device *d, enum device_share share, uint64_t n_bytes,
+                            struct device_extent *ret)
+{
+        int r = enter(d);
+
+        if (r < 0)
+                return r;
+        r = share == DEVICE_SHARE_FD ? make_fd(d, n_bytes, ret) : make_ipc(d, n_bytes, ret);
+        leave(d);
+        return r;
+}
+
+static int cuda_make(struct device *device, enum device_share share, uint64_t n_bytes,
+                     struct device_extent *ret)
+{
+        struct cuda_device *d = (struct cuda_device *)device;
+        int r;
+
+        if (n_bytes == 0 || n_bytes % d->granularity != 0 || n_bytes > SIZE_MAX / 2)
+                return -EINVAL;
+        if (share == DEVICE_SHARE_FD ? !d->shares_fds : share != DEVICE_SHARE_CUDA_IPC)
+                return -ENOTSUP;
+        pthread_mutex_lock(&d->one_call);
+        r = cuda_make_locked(d, share, n_bytes, ret);
+        pthread_mutex_unlock(&d->one_call);
+        return r;
+}
+
+/* ---- destroying ---------------------------------------------------------- */
+
+static int give_back(struct cuda_device *d, struct device_extent *e)
+{
+        const struct cuda_driver *cu = d->context.cu;
+
+        if (e->fd >= 0)
+                close(e->fd);
+        e->fd = -1;
+        return note(d,
+                    e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
+}
+
+/* -EBUSY: not all of it is there after a while. */
+static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64_t n_bytes)
+{
+        uint64_t n_free, n_total;
+        int r;
+
+        for (int i = 0; i < LOOKS; i++) {
+                const struct timespec pause = { .tv_nsec = 500000L << i };
+
+                if (i > 0)
+                        nanosleep(&pause, NULL);
+                r = cuda_bytes(d, &n_free, &n_total);
+                if (r < 0)
+                        return r;
+                if (n_free >= n_free_before && n_free - n_free_before >= n_bytes)
+                        return 0;
+        }
+        return -EBUSY;
+}
+
+static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
+{
+        uint64_t n_free, n_total;
+        int r = enter(d), r_look;
+
+        if (r < 0)
+                return r;
+        r_look = cuda_bytes(d, &n_free, &n_total);
+        r = r_look == -ENODEV ? r_look : give_back(d, e);
+        if (r == 0)
+                r = r_look;
+        if (r == 0 && d->shows_returns[e->share])
+                r = wait_for_return(d, n_free, e->n_bytes);
+        leave(d);
+        return r;
+}
+
+static int cuda_destroy(struct device *device, struct device_extent *e)
+{
+        struct cuda_device *d = (struct cuda_device *)device;
+        int r;
+
+        if (e->n_bytes == 0)
+                return 0;
+        pthread_mutex_lock(&d->one_call);
+        r = cuda_destroy_locked(d, e);
+        pthread_mutex_unlock(&d->one_call);
+        if (e->fd >= 0)
+                close(e->fd);
+        *e = DEVICE_EXTENT_EMPTY;
+        return r;
+}
+
+/* ---- the rest ------------------------------------------------------------ */
+
+static uint64_t cuda_granularity(const struct device *device)
+{
+        return ((const struct cuda_device *)device)->granularity;
+}
+
+static int cuda_facts(struct device *device, struct device_facts *ret)
+{
+        struct cuda_device *d = (struct cuda_device *)device;
+        struct device_facts facts = d->facts;
+        int r = enter(d);
+
+        if (r < 0)
+                return r;
+        r = cuda_bytes(d, &facts.bytes_free, &facts.bytes_total);
+        leave(d);
+        if (r == 0)
+                *ret = facts;
+        return r;
+}
+
+static struct device *cuda_free(struct device *device)
+{
+        struct cuda_device *d = (struct cuda_device *)device;
+
+        cuda_context_close(&d->context);
+        pthread_mutex_destroy(&d->one_call);
+        free(d);
+        return NULL;
+}
+
+static const struct device_ops cuda_ops = {
+        .name = "cuda",
+        .free = cuda_free,
+        .granularity = cuda_granularity,
+        .make = cuda_make,
+        .destroy = cuda_destroy,
+        .facts = cuda_facts,
+};
+
+/* Does what is given back show up as free at once? Where it does not, destroy()
+ * cannot tell an escape, and does not try. A device without memory to try with
+ * is taken to behave. */
+static int try_share(struct cuda_device *d, enum device_share share)
+{
+        struct device_extent e;
+        int r;
+
+        for (int i = 0; i < 3; i++) { /* others may disturb the look */
+                r = cuda_make(&d->device, share, d->granularity, &e);
+                if (r < 0)
+                        return r == -ENODEV ? r : 0;
+                r = cuda_destroy(&d->device, &e);
+                if (r != -EBUSY)
+                        return r == -ENODEV ? r : 0;
+        }
+        d->shows_returns[share] = false;
+        return 0;
+}
+
+static int attribute(const struct cuda_device *d, CUdevice_attribute which)
+{
+        int value;
+
+        return d->context.cu->cuDeviceGetAttribute(&value, which, d->context.device) == CUDA_SUCCESS ? value
+                                                                                                     : 0;
+}
+
+static int learn(struct cuda_device *d)
+{
+        const struct cuda_driver *cu = d->context.cu;
+        CUmemAllocationProp prop;
+        size_t granularity;
+        CUuuid uuid;
+        int r;
+
+        r = note(d, cu->cuDeviceGetName(d->facts.name, (int)sizeof(d->facts.name), d->context.device));
+        if (r == 0)
+                r = note(d, cu->cuDeviceGetUuid_v2(&uuid, d->context.device));
+        if (r < 0)
+                return r;
+        memcpy(d->facts.uuid, uuid.bytes, sizeof(d->facts.uuid));
+        d->shares_fds = attribute(d, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) > 0 &&
+                        attribute(d, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) > 0;
+        d->shares_rdma = attribute(d, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) > 0;
+        d->granularity = PIECE;
+        if (!d->shares_fds)
+                return 0;
+        prop = fd_prop(d);
+        r = note(d, cu->cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+        if (r == 0 && granularity > d->granularity) /* both are powers of two */
+                d->granularity = granularity;
+        return r;
+}
+
+static int start(struct cuda_device *d)
+{
+        int r = enter(d);
+
+        if (r == 0) {
+                r = learn(d);
+                leave(d);
+        }
+        if (r == 0)
+                r = try_share(d, DEVICE_SHARE_CUDA_IPC);
+        return r == 0 && d->shares_fds ? try_share(d, DEVICE_SHARE_FD) : r;
+}
+
+int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
+{
+        struct cuda_device *d = malloc(sizeof(*d));
+        int r;
+
+        if (!d) {
+                snprintf(ret_sentence, n_sentence, "%s: out of memory", id);
+                return -ENOMEM;
+        }
+        *d = (struct cuda_device){ .device.ops = &cuda_ops, .shows_returns = { true, true } };
+        r = cuda_open(id, &d->context, ret_sentence, n_sentence);
+        if (r < 0) {
+                free(d);
+                return r;
+        }
+        pthread_mutex_init(&d->one_call, NULL);
+        r = start(d);
+        if (r < 0) {
+                snprintf(ret_sentence, n_sentence, "%s: the device does not work: %s", id, strerror(-r));
+                cuda_free(&d->device);
+                return r;
+        }
+        *ret = &d->device;
+        return 0;
+}

@@ -1,0 +1,405 @@
+/* The client's end of a CUDA device; see device.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Extents that come as fds are mapped side by side into addresses that were
+ * reserved once, so that blocks of a region stay contiguous however it grows. A
+ * legacy handle opens wherever the driver wants: such a range is one extent.
+ *
+ * The caller is somebody's program, with streams of its own at work and perhaps
+ * one of them being captured into a graph. Our calls are of the kind that would
+ * spoil a capture, so the thread tells the driver for their length that it knows
+ * what it does (relaxed mode): none of them has to do with a stream. To unmap
+ * what work may still touch breaks the program's context, so whatever unmaps
+ * waits first, or leaves it.
+ *
+ * Invariant: the list is what is mapped, all of it inside of the range, without
+ * overlaps. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/backend.h"
+#include "device/cuda_driver.h"
+
+#define PIECE           (UINT64_C(2) << 20)
+#define MAX_ACCESS_DESC 32
+
+struct mapping {
+        struct mapping *next;
+        uint64_t offset, n_bytes;
+};
+
+struct cuda_range {
+        struct device_range range; /* first: a range is cast to it */
+        struct cuda_context context;
+        enum device_share share;
+        CUdeviceptr base; /* 0: nothing opened yet */
+        uint64_t n_bytes;
+        struct mapping *mappings;
+        CUmemAccessDesc access[MAX_ACCESS_DESC]; /* this device, then its peers */
+        size_t n_access;
+};
+
+/* ---- calls --------------------------------------------------------------- */
+
+struct mode {
+        CUstreamCaptureMode before;
+        bool is_changed;
+};
+
+static int enter(const struct cuda_range *c, struct mode *ret)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        int r = cuda_context_enter(&c->context);
+
+        if (r < 0)
+                return r;
+        ret->is_changed = c->context.cu->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+        ret->before = mode;
+        return 0;
+}
+
+static void leave(const struct cuda_range *c, struct mode *mode)
+{
+        if (mode->is_changed)
+                c->context.cu->cuThreadExchangeStreamCaptureMode(&mode->before);
+        cuda_context_leave(&c->context);
+}
+
+/* To wait for a context is not legal while one of its streams is captured. Of
+ * streams that wait for the default stream that can be asked without harm. */
+static int finish_entered(const struct cuda_range *c)
+{
+        CUstreamCaptureStatus status;
+        CUresult result = c->context.cu->cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
+
+        if (result == CUDA_SUCCESS)
+                result = c->context.cu->cuCtxSynchronize();
+        return cuda_driver_errno(result);
+}
+
+/* ---- mapping fds --------------------------------------------------------- */
+
+static bool range_has(const struct cuda_range *c, uint64_t offset, uint64_t n_bytes)
+{
+        return n_bytes > 0 && offset <= c->n_bytes && n_bytes <= c->n_bytes - offset && offset % PIECE == 0 &&
+               n_bytes % PIECE == 0;
+}
+
+static int unmap_at(struct cuda_range *c, struct mapping **at)
+{
+        struct mapping *m = *at;
+        const struct cuda_driver *cu = c->context.cu;
+        CUresult result = c->share == DEVICE_SHARE_FD ? cu->cuMemUnmap(c->base + m->offset, m->n_bytes)
+                                                      : cu->cuIpcCloseMemHandle(c->base);
+
+        if (result != CUDA_SUCCESS)
+                return cuda_driver_errno(result);
+        if (c->share == DEVICE_SHARE_CUDA_IPC)
+                c->base = 0;
+        *at = m->next;
+        free(m);
+        return 0;
+}
+
+static bool overlaps(const struct mapping *m, uint64_t offset, uint64_t n_bytes)
+{
+        return m->offset < offset + n_bytes && offset < m->offset + m->n_bytes;
+}
+
+/* Old extents in the way go as a whole: the daemon has given them up. */
+static int clear_way(struct cuda_range *c, uint64_t offset, uint64_t n_bytes)
+{
+        bool is_finished = false;
+        int r = 0;
+
+        for (struct mapping **at = &c->mappings; *at && r == 0;) {
+                if (!overlaps(*at, offset, n_bytes)) {
+                        at = &(*at)->next;
+                        continue;
+                }
+                if (!is_finished)
+                        r = finish_entered(c);
+                is_finished = true;
+                if (r == 0)
+                        r = unmap_at(c, at);
+        }
+        return r;
+}
+
+/* A driver that knows no more peers lets at least the device itself in. */
+static CUresult set_access(struct cuda_range *c, CUdeviceptr at, uint64_t n_bytes)
+{
+        CUresult r = c->context.cu->cuMemSetAccess(at, n_bytes, c->access, c->n_access);
+
+        if (r != CUDA_SUCCESS && c->n_access > 1 && cuda_driver_errno(r) != -ENODEV)
+                r = c->context.cu->cuMemSetAccess(at, n_bytes, c->access, 1);
+        return r;
+}
+
+/* The mapping keeps the memory: the handle is not needed after it. */
+static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_extent *extent)
+{
+        const struct cuda_driver *cu = c->context.cu;
+        CUdeviceptr at = c->base + offset;
+        CUmemGenericAllocationHandle handle;
+        CUresult result;
+        int r;
+
+        result = cu->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)extent->fd,
+                                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        if (result != CUDA_SUCCESS)
+                return cuda_driver_errno(result);
+        r = clear_way(c, offset, extent->n_bytes);
+        if (r == 0)
+                r = cuda_driver_errno(cu->cuMemMap(at, extent->n_bytes, 0, handle, 0));
+        cu->cuMemRelease(handle);
+        if (r < 0)
+                return r;
+        r = cuda_driver_errno(set_access(c, at, extent->n_bytes));
+        if (r < 0)
+                cu->cuMemUnmap(at, extent->n_bytes);
+        return r;
+}
+
+/* ---- opening handles ----------------------------------------------------- */
+
+static int map_handle(struct cuda_range *c, const struct device_extent *extent)
+{
+        const struct cuda_driver *cu = c->context.cu;
+        CUdeviceptr at, base;
+        CUipcMemHandle handle;
+        CUresult result;
+        size_t n_whole;
+        int r;
+
+        if (extent->n_bytes != c->n_bytes)
+                return -EINVAL;
+        r = clear_way(c, 0, c->n_bytes);
+        if (r < 0)
+                return r;
+        memcpy(&handle, extent->handle, sizeof(handle));
+        result = cu->cuIpcOpenMemHandle_v2(&at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+        if (result == CUDA_ERROR_INVALID_CONTEXT)
+                return -ENOTSUP;
+        if (result == CUDA_ERROR_ALREADY_MAPPED)
+                return -EBUSY;
+        if (result != CUDA_SUCCESS)
+                return cuda_driver_errno(result);
+        result = cu->cuMemGetAddressRange_v2(&base, &n_whole, at);
+        if (result != CUDA_SUCCESS || base != at || n_whole != extent->n_bytes) {
+                cu->cuIpcCloseMemHandle(at);
+                return result == CUDA_SUCCESS ? -EPROTO : cuda_driver_errno(result);
+        }
+        c->base = at;
+        return 0;
+}
+
+static int cuda_range_map(struct device_range *r, uint64_t offset, const struct device_extent *extent)
+{
+        struct cuda_range *c = (struct cuda_range *)r;
+        struct mapping *m;
+        struct mode mode;
+        int error;
+
+        if (!range_has(c, offset, extent->n_bytes))
+                return -EINVAL;
+        if (extent->share != c->share || (c->share == DEVICE_SHARE_FD && extent->fd < 0))
+                return -EPROTO;
+        m = malloc(sizeof(*m));
+        if (!m)
+                return -ENOMEM;
+        error = enter(c, &mode);
+        if (error == 0) {
+                error = c->share == DEVICE_SHARE_FD ? map_fd(c, offset, extent) : map_handle(c, extent);
+                leave(c, &mode);
+                if (error == -EINVAL) /* the place was right, so the extent is not */
+                        error = -EPROTO;
+        }
+        if (error < 0) {
+                free(m);
+                return error;
+        }
+        *m = (struct mapping){ c->mappings, offset, extent->n_bytes };
+        c->mappings = m;
+        return 0;
+}
+
+/* ---- the rest ------------------------------------------------------------ */
+
+static int cuda_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_bytes)
+{
+        struct cuda_range *c = (struct cuda_range *)r;
+        struct mapping **at = &c->mappings;
+        struct mode mode;
+        int error;
+
+        while (*at && ((*at)->offset != offset || (*at)->n_bytes != n_bytes))
+                at = &(*at)->next;
+        if (!*at)
+                return -EINVAL;
+        error = enter(c, &mode);
+        if (error < 0)
+                return error;
+        error = unmap_at(c, at);
+        leave(c, &mode);
+        return error;
+}
+
+static int cuda_range_finish(struct device_range *r)
+{
+        const struct cuda_range *c = (struct cuda_range *)r;
+        struct mode mode;
+        int error;
+
+        if (!c->mappings)
+                return 0;
+        error = enter(c, &mode);
+        if (error < 0)
+                return error;
+        error = finish_entered(c);
+        leave(c, &mode);
+        return error;
+}
+
+/* Where nobody can wait for the work (a capture is under way), its memory stays
+ * mapped until the process ends: to take it away would break the program. */
+static void unmap_everything(struct cuda_range *c)
+{
+        struct mode mode;
+
+        if (enter(c, &mode) < 0)
+                return;
+        if (!c->mappings || finish_entered(c) != -EBUSY) {
+                for (struct mapping **at = &c->mappings; *at;)
+                        if (unmap_at(c, at) < 0)
+                                at = &(*at)->next;
+                if (!c->mappings && c->share == DEVICE_SHARE_FD && c->base)
+                        c->context.cu->cuMemAddressFree(c->base, c->n_bytes);
+        }
+        leave(c, &mode);
+}
+
+static struct device_range *cuda_range_free(struct device_range *r)
+{
+        struct cuda_range *c = (struct cuda_range *)r;
+
+        unmap_everything(c);
+        if (!c->mappings) /* the context's end would take it all away */
+                cuda_context_close(&c->context);
+        for (struct mapping *m = c->mappings, *next; m; m = next) {
+                next = m->next;
+                free(m);
+        }
+        free(c);
+        return NULL;
+}
+
+static void *cuda_range_base(const struct device_range *r)
+{
+        return (void *)(uintptr_t)((const struct cuda_range *)r)->base;
+}
+
+static const struct device_range_ops cuda_range_ops = {
+        .name = "cuda",
+        .free = cuda_range_free,
+        .base = cuda_range_base,
+        .map = cuda_range_map,
+        .unmap = cuda_range_unmap,
+        .finish = cuda_range_finish,
+};
+
+/* Whichever device of this process can reach the memory may. */
+static void find_access(struct cuda_range *c)
+{
+        const struct cuda_driver *cu = c->context.cu;
+        int n = 0, can;
+
+        c->access[c->n_access++] = (CUmemAccessDesc){
+                .location = { CU_MEM_LOCATION_TYPE_DEVICE, c->context.device },
+                .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        if (cu->cuDeviceGetCount(&n) != CUDA_SUCCESS)
+                return;
+        for (int i = 0; i < n && c->n_access < MAX_ACCESS_DESC; i++) {
+                CUdevice peer;
+
+                if (cu->cuDeviceGet(&peer, i) != CUDA_SUCCESS || peer == c->context.device ||
+                    cu->cuDeviceCanAccessPeer(&can, peer, c->context.device) != CUDA_SUCCESS || !can)
+                        continue;
+                c->access[c->n_access] = c->access[0];
+                c->access[c->n_access++].location.id = peer;
+        }
+}
+
+static int reserve(struct cuda_range *c)
+{
+        struct mode mode;
+        int r;
+
+        if (c->share != DEVICE_SHARE_FD)
+                return 0;
+        r = enter(c, &mode);
+        if (r < 0)
+                return r;
+        r = cuda_driver_errno(c->context.cu->cuMemAddressReserve(&c->base, c->n_bytes, 0, 0, 0));
+        leave(c, &mode);
+        if (r == 0)
+                find_access(c);
+        return r;
+}
+
+int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
+{
+        const struct cuda_driver *cu;
+        struct cuda_range *c;
+        const char *why;
+        CUdevice device;
+        int r;
+
+        if (n_bytes == 0 || n_bytes % PIECE != 0 || n_bytes > SIZE_MAX / 2)
+                return -EINVAL;
+        r = cuda_driver_get(&cu, &why);
+        if (r == 0)
+                r = cuda_driver_find(cu, view->uuid, &device);
+        if (r < 0)
+                return r;
+        c = calloc(1, sizeof(*c));
+        if (!c)
+                return -ENOMEM;
+        c->range.ops = &cuda_range_ops;
+        c->share = view->share;
+        c->n_bytes = n_bytes;
+        r = cuda_driver_errno(cuda_context_open(cu, device, &c->context));
+        if (r < 0) {
+                free(c);
+                return r;
+        }
+        r = reserve(c);
+        if (r < 0) {
+                cuda_range_free(&c->range);
+                return r;
+        }
+        *ret = &c->range;
+        return 0;
+}
+
+int device_cuda_ordinal_uuid(int ordinal, uint8_t ret[static DEVICE_UUID_BYTES])
+{
+        const struct cuda_driver *cu;
+        const char *why;
+        CUdevice device;
+        CUuuid uuid;
+        CUresult result;
+
+        if (cuda_driver_get(&cu, &why) < 0)
+                return -ENODEV;
+        result = cu->cuDeviceGet(&device, ordinal);
+        if (result == CUDA_SUCCESS)
+                result = cu->cuDeviceGetUuid_v2(&uuid, device);
+        if (result != CUDA_SUCCESS)
+                return cuda_driver_errno(result);
+        memcpy(ret, uuid.bytes, sizeof(uuid.bytes));
+        return 0;
+}
