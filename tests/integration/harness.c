@@ -106,17 +106,52 @@ static void put_filled_in(FILE *out, const char *text)
         }
 }
 
-/* The one place that names the device: a further kind of device is a further
- * branch here, and every test runs on it. */
-static void put_device(FILE *out, const char *size, const char *partitions)
+enum rig_device rig_device(void)
 {
+        static const char *const kinds[] = {
+                [ON_HOST] = "host", [ON_CUDA_IPC] = "cuda-ipc", [ON_CUDA_FD] = "cuda-fd"
+        };
         const char *kind = getenv("BFC_TEST_DEVICE");
 
-        if (kind && *kind && strcmp(kind, "host") != 0)
-                ck_abort_msg("BFC_TEST_DEVICE=%s: only 'host' is known", kind);
-        fprintf(out, "devices:\n  - id: host\n    size: %s\n    partitions:\n", size ? size : "256MiB");
-        put_filled_in(out,
-                      partitions ? partitions : "      - {name: train, limit: 128MiB, growth: on-demand}\n");
+        if (!kind || !*kind)
+                return ON_HOST;
+        for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+                if (strcmp(kind, kinds[i]) == 0)
+                        return (enum rig_device)i;
+        fprintf(stderr, "BFC_TEST_DEVICE=%s: host, cuda-ipc and cuda-fd are known\n", kind);
+        abort();
+}
+
+/* Every partition is shared as BFC_TEST_DEVICE says, unless the test says itself. */
+static void put_partitions(FILE *out, const char *partitions)
+{
+        const char *item = "- {name:", *rest = partitions, *found;
+
+        while (rig_device() != ON_HOST && (found = strstr(rest, item))) {
+                fprintf(out, "%.*s- {share: %s, name:", (int)(found - rest), rest,
+                        rig_device() == ON_CUDA_FD ? "fd" : "cuda-ipc");
+                rest = found + strlen(item);
+        }
+        put_filled_in(out, rest);
+}
+
+/* The one place that names the device. A CUDA device is the fake driver's, of the
+ * size that the test wants. */
+static void put_device(FILE *out, const char *size, const char *partitions)
+{
+        if (!size)
+                size = "256MiB";
+        if (rig_device() == ON_HOST) {
+                fprintf(out, "devices:\n  - id: host\n    size: %s\n    partitions:\n", size);
+        } else {
+                char devices[64];
+
+                snprintf(devices, sizeof(devices), "%s,96MiB", size);
+                setenv("FAKE_CUDA_DEVICES", devices, 1);
+                fprintf(out, "devices:\n  - id: cuda:0\n    headroom: 0\n    partitions:\n");
+        }
+        put_partitions(out,
+                       partitions ? partitions : "      - {name: train, limit: 128MiB, growth: on-demand}\n");
 }
 
 char *rig_config_text(const struct rig *rig, const struct rig_config *config)
@@ -294,6 +329,7 @@ const char *program_replay(void)
 struct rig *rig_folder(void)
 {
         static unsigned n_rigs;
+        char state[96];
         struct rig *rig = calloc(1, sizeof(*rig));
 
         ck_assert_ptr_nonnull(rig);
@@ -304,6 +340,9 @@ struct rig *rig_folder(void)
         snprintf(rig->admin_socket, sizeof(rig->admin_socket), "%s/admin.sock", rig->folder);
         snprintf(rig->config_path, sizeof(rig->config_path), "%s/bfcd.yaml", rig->folder);
         snprintf(rig->log_path, sizeof(rig->log_path), "%s/log", rig->folder);
+        /* The pretended machine's memory: gone with the folder. */
+        snprintf(state, sizeof(state), "%s/cuda", rig->folder);
+        setenv("FAKE_CUDA_STATE", state, 1);
         return rig;
 }
 

@@ -49,6 +49,11 @@ int64_t clock_ms(void);
 
 /* ---- rigs ----------------------------------------------------------------- */
 
+/* Where all memory comes from, by BFC_TEST_DEVICE. Tests say what they expect of
+ * any; where devices differ by nature they ask here. */
+enum rig_device { ON_HOST, ON_CUDA_IPC, ON_CUDA_FD };
+enum rig_device rig_device(void);
+
 /* YAML with @UID@, @GID@ (this process's), @OTHER@ and @ANOTHER@ (OTHER_UID and
  * ANOTHER_UID) filled in. A NULL member takes its default. */
 struct rig_config {
