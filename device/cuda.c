@@ -169,8 +169,6 @@ static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle ha
                 if (r == 0)
                         r = zero(d, at, n_bytes);
                 r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
-                if (r_unmap < 0) /* once more: a mapping that stays keeps memory that nobody is charged for */
-                        r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
                 r = r < 0 ? r : r_unmap;
         }
         cu->cuMemAddressFree(at, n_bytes);
@@ -363,10 +361,10 @@ static int try_share(struct cuda_device *d, enum device_share share)
         for (int i = 0; i < 3; i++) { /* others may disturb the look */
                 r = cuda_make(&d->device, share, d->granularity, &e);
                 if (r < 0)
-                        return r == -ENODEV ? r : 0;
+                        return r == -ENOMEM || r == -ENOTSUP ? 0 : r;
                 r = cuda_destroy(&d->device, &e);
                 if (r != -EBUSY)
-                        return r == -ENODEV ? r : 0;
+                        return r;
         }
         d->shows_returns[share] = false;
         return 0;

@@ -1,0 +1,322 @@
+/* See cuda_acts.h. State is a process's own.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/cuda_acts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/gpu/driver.h"
+#include "tests/suite.h"
+
+static struct device *device;
+static struct device_extent extents[16];
+static unsigned int n_extents;
+static struct device_range *range;
+static int kept_fd = -1;
+static CUstream stream;
+
+/* A current context for the test's own calls, and none afterwards. */
+static int with_context(int ordinal, int (*run)(struct message *m), struct message *m)
+{
+        CUcontext context;
+        CUdevice d;
+        const char *why;
+        int r;
+
+        if (gpu_load(&why) < 0 || cu.cuInit(0) != CUDA_SUCCESS ||
+            cu.cuDeviceGet(&d, ordinal) != CUDA_SUCCESS ||
+            cu.cuDevicePrimaryCtxRetain(&context, d) != CUDA_SUCCESS)
+                return -ENXIO;
+        cu.cuCtxPushCurrent_v2(context);
+        r = run(m);
+        cu.cuCtxPopCurrent_v2(&context);
+        cu.cuDevicePrimaryCtxRelease_v2(d);
+        return r;
+}
+
+/* ---- the daemon's part --------------------------------------------------- */
+
+int act_open(struct message *m)
+{
+        char id[64];
+
+        snprintf(id, sizeof(id), "%.63s", m->text);
+        m->text[0] = '\0';
+        return device_cuda_new(id, &device, m->text, sizeof(m->text));
+}
+
+int act_facts(struct message *m)
+{
+        return device_facts(device, &m->facts);
+}
+
+int act_make(struct message *m)
+{
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+        int r = device_make(device, m->extent.share, m->extent.n_bytes, &e);
+
+        m->fd = -1;
+        if (r < 0)
+                return r;
+        m->a = n_extents;
+        m->extent = extents[n_extents++] = e;
+        m->fd = e.fd < 0 ? -1 : dup(e.fd);
+        return 0;
+}
+
+int act_destroy(struct message *m)
+{
+        struct device_extent *e = &extents[m->a];
+        int r = device_destroy(device, e);
+
+        return e->n_bytes == 0 && e->fd == -1 && device_destroy(device, e) == 0 ? r : -EBADF;
+}
+
+int act_close(struct message *m)
+{
+        (void)m;
+        device = device_free(device);
+        return 0;
+}
+
+static int look(struct message *m)
+{
+        const struct device_extent *e = &extents[m->a];
+        CUmemGenericAllocationHandle handle = e->native;
+        struct gpu_mapping mapping;
+        CUdevice d;
+
+        if (e->share == DEVICE_SHARE_CUDA_IPC) {
+                m->c = gpu_count_other(e->native, (unsigned char)m->b, e->n_bytes);
+                return 0;
+        }
+        cu.cuCtxGetDevice(&d);
+        if (gpu_map(d, handle, e->n_bytes, &mapping) != CUDA_SUCCESS)
+                return -EIO;
+        m->c = gpu_count_other(mapping.at, (unsigned char)m->b, e->n_bytes);
+        cu.cuMemUnmap(mapping.at, mapping.n_bytes);
+        cu.cuMemAddressFree(mapping.at, mapping.n_bytes);
+        return 0;
+}
+
+int act_look(struct message *m)
+{
+        return with_context(0, look, m);
+}
+
+/* ---- a client's part ----------------------------------------------------- */
+
+int act_range(struct message *m)
+{
+        return device_range_new(&m->view, m->a, &range);
+}
+
+int act_map(struct message *m)
+{
+        int r;
+
+        m->extent.fd = m->fd;
+        r = device_range_map(range, m->a, &m->extent);
+        if (m->fd >= 0)
+                close(m->fd);
+        m->fd = -1;
+        return r;
+}
+
+int act_unmap(struct message *m)
+{
+        return device_range_unmap(range, m->a, m->b);
+}
+
+int act_finish(struct message *m)
+{
+        (void)m;
+        return device_range_finish(range);
+}
+
+int act_free(struct message *m)
+{
+        (void)m;
+        range = device_range_free(range);
+        return 0;
+}
+
+int act_base(struct message *m)
+{
+        m->a = (uintptr_t)device_range_base(range);
+        return 0;
+}
+
+static CUdeviceptr at(uint64_t offset)
+{
+        return (CUdeviceptr)(uintptr_t)device_range_base(range) + offset;
+}
+
+static int fill(struct message *m)
+{
+        return cu.cuMemsetD8_v2(at(m->a), (unsigned char)m->b, m->c) == CUDA_SUCCESS &&
+                               cu.cuCtxSynchronize() == CUDA_SUCCESS
+                       ? 0
+                       : -EFAULT;
+}
+
+int act_fill(struct message *m)
+{
+        return with_context(0, fill, m);
+}
+
+static int count_other(struct message *m)
+{
+        m->c = gpu_count_other(at(m->a), (unsigned char)m->b, m->c);
+        return 0;
+}
+
+int act_count_other(struct message *m)
+{
+        return with_context(0, count_other, m);
+}
+
+int act_ordinal(struct message *m)
+{
+        return device_cuda_ordinal_uuid((int)m->a, m->view.uuid);
+}
+
+/* ---- anybody's ----------------------------------------------------------- */
+
+int act_keep_fd(struct message *m)
+{
+        kept_fd = m->fd;
+        m->fd = -1;
+        return kept_fd >= 0 ? 0 : -EBADF;
+}
+
+int act_drop_fd(struct message *m)
+{
+        (void)m;
+        close(kept_fd);
+        kept_fd = -1;
+        return 0;
+}
+
+int act_setenv(struct message *m)
+{
+        char *value = strchr(m->text, '=');
+
+        if (!value)
+                return -EINVAL;
+        *value++ = '\0';
+        return setenv(m->text, value, 1);
+}
+
+int act_count_fds(struct message *m)
+{
+        m->a = (uint64_t)suite_count_fds();
+        return 0;
+}
+
+static int n_free(struct message *m)
+{
+        m->b = gpu_n_free();
+        return 0;
+}
+
+int act_n_free(struct message *m)
+{
+        return with_context((int)m->a, n_free, m);
+}
+
+int act_has_no_context(struct message *m)
+{
+        CUcontext context = NULL;
+        const char *why;
+
+        (void)m;
+        if (gpu_load(&why) < 0 || cu.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
+                return -ENXIO;
+        return context ? -EISCONN : 0;
+}
+
+static int child(void)
+{
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+        struct device_view view = { .is_cuda = true };
+        struct device_facts facts;
+        struct device *other;
+        char sentence[200];
+
+        if (device_cuda_new("cuda:0", &other, sentence, sizeof(sentence)) != -ENODEV || sentence[0] == '\0')
+                return 1;
+        if (device_cuda_ordinal_uuid(0, view.uuid) != -ENODEV)
+                return 2;
+        if (device &&
+            (device_make(device, DEVICE_SHARE_FD, 2 << 20, &e) != -ENODEV ||
+             device_facts(device, &facts) != -ENODEV || device_destroy(device, &extents[0]) != -ENODEV))
+                return 3;
+        device_free(device);
+        if (range && device_range_finish(range) != -ENODEV)
+                return 4;
+        if (range && device_range_unmap(range, 0, 2 << 20) != -ENODEV)
+                return 5;
+        device_range_free(range);
+        return device_range_new(&view, 2 << 20, &range) == -ENODEV ? 0 : 6;
+}
+
+int act_forked(struct message *m)
+{
+        int status = 0;
+        pid_t pid = fork();
+
+        (void)m;
+        if (pid == 0)
+                _exit(child());
+        waitpid(pid, &status, 0);
+        return status;
+}
+
+static int begin_capture(struct message *m)
+{
+        return cu.cuStreamCreate(&stream, (unsigned int)m->a) == CUDA_SUCCESS &&
+                               cu.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) ==
+                                       CUDA_SUCCESS
+                       ? 0
+                       : -EIO;
+}
+
+int act_begin_capture(struct message *m)
+{
+        return with_context(0, begin_capture, m);
+}
+
+static int end_capture(struct message *m)
+{
+        CUgraph graph = NULL;
+
+        (void)m;
+        if (cu.cuStreamEndCapture(stream, &graph) != CUDA_SUCCESS)
+                return -EIO;
+        cu.cuGraphDestroy(graph);
+        return cu.cuStreamDestroy_v2(stream) == CUDA_SUCCESS ? 0 : -EIO;
+}
+
+int act_end_capture(struct message *m)
+{
+        return with_context(0, end_capture, m);
+}
+
+static int busy(struct message *m)
+{
+        return cu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+                               cu.cuMemsetD8Async(at(m->a), 0x77, m->c, stream) == CUDA_SUCCESS
+                       ? 0
+                       : -EIO;
+}
+
+int act_busy(struct message *m)
+{
+        return with_context(0, busy, m);
+}

@@ -1,0 +1,528 @@
+/* The CUDA device on the fake driver: both ends, each in processes of its own.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The test itself never touches the driver: it tells an owner (the daemon's part)
+ * and jobs (a client's part) what to do. Every case has a machine of its own, and
+ * leaves no memory on it. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/suite.h"
+#include "tests/unit/cuda_acts.h"
+
+#define MIB      (UINT64_C(1) << 20)
+#define N_SHARES 2 /* DEVICE_SHARE_FD, DEVICE_SHARE_CUDA_IPC: the index of loop tests */
+
+static char folder[64];
+static int n_fds_before;
+
+/* The fake's UUIDs. */
+static const uint8_t uuid_0[16] = { 0xfa, 0x4e, 0xc0, 0xda, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 1 };
+static const uint8_t uuid_1[16] = { 0xfa, 0x4e, 0xc0, 0xda, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 2 };
+#define GPU_1 "GPU-fa4ec0da-0000-4000-8000-000000000002"
+
+static void setup(void)
+{
+        snprintf(folder, sizeof(folder), "/dev/shm/fake-cuda-unit-XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        setenv("FAKE_CUDA_STATE", folder, 1);
+        setenv("FAKE_CUDA_DEVICES", "64MiB,32MiB", 1);
+        n_fds_before = suite_count_fds();
+}
+
+static int count_objects(void)
+{
+        DIR *d = opendir(folder);
+        struct dirent *e;
+        int n = 0;
+
+        ck_assert_ptr_nonnull(d);
+        while ((e = readdir(d)))
+                n += strncmp(e->d_name, "mem-", 4) == 0;
+        closedir(d);
+        return n;
+}
+
+static void teardown(void)
+{
+        DIR *d = opendir(folder);
+        struct dirent *e;
+
+        ck_assert_int_eq(suite_count_fds(), n_fds_before + 1); /* d */
+        ck_assert_int_eq(count_objects(), 0);
+        while ((e = readdir(d)))
+                if (e->d_name[0] != '.')
+                        unlinkat(dirfd(d), e->d_name, 0);
+        closedir(d);
+        ck_assert_int_eq(rmdir(folder), 0);
+}
+
+/* ---- telling ------------------------------------------------------------- */
+
+static int tell(struct process *p, int (*run)(struct message *m))
+{
+        struct message m = { .fd = -1 };
+
+        return process_call(p, run, &m);
+}
+
+static void set(struct process *p, const char *setting)
+{
+        struct message m = { .fd = -1 };
+
+        snprintf(m.text, sizeof(m.text), "%s", setting);
+        ck_assert_int_eq(process_call(p, act_setenv, &m), 0);
+}
+
+static int open_device(struct process *p, const char *id)
+{
+        struct message m = { .fd = -1 };
+        int r;
+
+        snprintf(m.text, sizeof(m.text), "%s", id);
+        r = process_call(p, act_open, &m);
+        ck_assert_msg(r == 0 || (strncmp(m.text, id, strlen(id)) == 0 && !strchr(m.text, '\n')), "\"%s\"",
+                      m.text);
+        return r;
+}
+
+static struct process owner_start(void)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
+        return p;
+}
+
+static void owner_end(struct process *p)
+{
+        ck_assert_int_eq(tell(p, act_close), 0);
+        ck_assert_int_eq(tell(p, act_has_no_context), 0);
+        ck_assert_int_eq(process_end(p), 0);
+}
+
+static int make(struct process *p, enum device_share share, uint64_t n_bytes, struct message *ret)
+{
+        *ret = (struct message){ .fd = -1, .extent = { .share = share, .n_bytes = n_bytes } };
+        return process_call(p, act_make, ret);
+}
+
+static int destroy(struct process *p, const struct message *made)
+{
+        struct message m = { .fd = -1, .a = made->a };
+
+        return process_call(p, act_destroy, &m);
+}
+
+static uint64_t owner_sees_other(struct process *p, const struct message *made, unsigned char value)
+{
+        struct message m = { .fd = -1, .a = made->a, .b = value };
+
+        ck_assert_int_eq(process_call(p, act_look, &m), 0);
+        return m.c;
+}
+
+static int range(struct process *p, const uint8_t uuid[16], enum device_share share, uint64_t n_bytes)
+{
+        struct message m = { .fd = -1, .view = { .is_cuda = true, .share = share }, .a = n_bytes };
+
+        memcpy(m.view.uuid, uuid, 16);
+        return process_call(p, act_range, &m);
+}
+
+static struct process job_start(enum device_share share, uint64_t n_bytes)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(range(&p, uuid_0, share, n_bytes), 0);
+        return p;
+}
+
+static void job_end(struct process *p)
+{
+        ck_assert_int_eq(tell(p, act_free), 0);
+        ck_assert_int_eq(tell(p, act_has_no_context), 0);
+        ck_assert_int_eq(process_end(p), 0);
+}
+
+static int map(struct process *p, uint64_t offset, const struct message *made)
+{
+        struct message m = { .fd = made->fd, .a = offset, .extent = made->extent };
+
+        return process_call(p, act_map, &m);
+}
+
+static int unmap(struct process *p, uint64_t offset, uint64_t n_bytes)
+{
+        struct message m = { .fd = -1, .a = offset, .b = n_bytes };
+
+        return process_call(p, act_unmap, &m);
+}
+
+static void fill(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes)
+{
+        struct message m = { .fd = -1, .a = offset, .b = value, .c = n_bytes };
+
+        ck_assert_int_eq(process_call(p, act_fill, &m), 0);
+}
+
+static uint64_t sees_other(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes)
+{
+        struct message m = { .fd = -1, .a = offset, .b = value, .c = n_bytes };
+
+        ck_assert_int_eq(process_call(p, act_count_other, &m), 0);
+        return m.c;
+}
+
+static uint64_t n_free(struct process *p)
+{
+        struct message m = { .fd = -1 };
+
+        ck_assert_int_eq(process_call(p, act_n_free, &m), 0);
+        return m.b;
+}
+
+static int n_fds(struct process *p)
+{
+        struct message m = { .fd = -1 };
+
+        ck_assert_int_eq(process_call(p, act_count_fds, &m), 0);
+        return (int)m.a;
+}
+
+static void forget(struct message *made)
+{
+        if (made->fd >= 0)
+                close(made->fd);
+        made->fd = -1;
+}
+
+/* ---- making and sharing -------------------------------------------------- */
+
+START_TEST(made_zeroed_and_shared)
+{
+        struct process owner = owner_start(), a = job_start((enum device_share)_i, 4 * MIB),
+                       b = job_start((enum device_share)_i, 4 * MIB);
+        int n_fds_owner = n_fds(&owner), n_fds_a = n_fds(&a);
+        struct message made;
+
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 4 * MIB, &made), 0);
+        ck_assert_uint_eq(made.extent.n_bytes, 4 * MIB);
+        ck_assert_int_eq(made.extent.share, _i);
+        ck_assert_int_eq(made.extent.fd >= 0, _i == DEVICE_SHARE_FD);
+        ck_assert_uint_eq(owner_sees_other(&owner, &made, 0), 0);
+        ck_assert_uint_eq(n_free(&owner), 60 * MIB);
+        ck_assert_int_eq(map(&a, 0, &made), 0);
+        ck_assert_int_eq(map(&b, 0, &made), 0);
+        forget(&made);
+        ck_assert_uint_eq(sees_other(&a, 0, 0, 4 * MIB), 0);
+        fill(&a, 0, 0x5a, 4 * MIB);
+        ck_assert_uint_eq(sees_other(&b, 0, 0x5a, 4 * MIB), 0);
+        fill(&b, 1, 0x5b, 1);
+        ck_assert_uint_eq(sees_other(&a, 0, 0x5a, 4 * MIB), 1);
+        ck_assert_uint_eq(owner_sees_other(&owner, &made, 0x5a), 1);
+        ck_assert_int_eq(tell(&a, act_finish), 0);
+        ck_assert_int_eq(unmap(&a, 0, 4 * MIB), 0);
+        ck_assert_int_eq(unmap(&a, 0, 4 * MIB), -EINVAL);
+        ck_assert_int_eq(n_fds(&a), n_fds_a);
+        job_end(&b); /* unmaps what is mapped */
+        ck_assert_int_eq(destroy(&owner, &made), 0);
+        ck_assert_uint_eq(n_free(&owner), 64 * MIB);
+        ck_assert_int_eq(n_fds(&owner), n_fds_owner);
+        job_end(&a);
+        owner_end(&owner);
+}
+END_TEST
+
+/* What one tenant leaves there the next one must not see, and the fake hands out
+ * what it has lying about. */
+START_TEST(zeroed_each_time)
+{
+        struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
+        struct message made;
+
+        for (int i = 0; i < 3; i++) {
+                ck_assert_int_eq(make(&owner, (enum device_share)_i, 8 * MIB, &made), 0);
+                ck_assert_int_eq(map(&job, 0, &made), 0);
+                forget(&made);
+                ck_assert_uint_eq(sees_other(&job, 0, 0, 8 * MIB), 0);
+                fill(&job, 0, 0xee, 8 * MIB);
+                ck_assert_int_eq(unmap(&job, 0, 8 * MIB), 0);
+                ck_assert_int_eq(destroy(&owner, &made), 0);
+        }
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(fds_are_not_inherited)
+{
+        struct process owner = owner_start();
+        struct message made;
+
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 2 * MIB, &made), 0);
+        /* Looked up from outside: the fd's number is the owner's. */
+        char path[64], line[128];
+        unsigned int flags = 0;
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)owner.pid, made.extent.fd);
+        f = fopen(path, "r");
+        ck_assert_ptr_nonnull(f);
+        while (fgets(line, sizeof(line), f))
+                sscanf(line, "flags: %o", &flags);
+        fclose(f);
+        ck_assert_uint_eq(flags & O_CLOEXEC, O_CLOEXEC);
+        forget(&made);
+        ck_assert_int_eq(destroy(&owner, &made), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(sizes_and_capacity)
+{
+        struct process owner = owner_start();
+        enum device_share share = (enum device_share)_i;
+        struct message made, more;
+
+        ck_assert_int_eq(make(&owner, share, 0, &made), -EINVAL);
+        ck_assert_int_eq(make(&owner, share, MIB, &made), -EINVAL);
+        ck_assert_int_eq(make(&owner, share, 3 * MIB, &made), -EINVAL);
+        ck_assert_int_eq(make(&owner, share, UINT64_MAX - 2 * MIB + 1, &made), -EINVAL);
+        ck_assert_int_eq(make(&owner, (enum device_share)7, 2 * MIB, &made), -ENOTSUP);
+        ck_assert_int_eq(make(&owner, share, 66 * MIB, &made), -ENOMEM);
+        ck_assert_int_eq(make(&owner, share, 62 * MIB, &made), 0);
+        forget(&made);
+        ck_assert_int_eq(make(&owner, share, 4 * MIB, &more), -ENOMEM);
+        ck_assert_int_eq(make(&owner, share, 2 * MIB, &more), 0);
+        forget(&more);
+        ck_assert_uint_eq(n_free(&owner), 0);
+        ck_assert_int_eq(destroy(&owner, &more), 0);
+        ck_assert_int_eq(destroy(&owner, &made), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+static void expect_facts(struct process *p, const char *name, const uint8_t uuid[16], uint64_t n_bytes)
+{
+        struct message m = { .fd = -1 };
+
+        ck_assert_int_eq(process_call(p, act_facts, &m), 0);
+        ck_assert_str_eq(m.facts.name, name);
+        ck_assert_mem_eq(m.facts.uuid, uuid, 16);
+        ck_assert_uint_eq(m.facts.bytes_total, n_bytes);
+        ck_assert_uint_eq(m.facts.bytes_free, n_bytes);
+}
+
+START_TEST(two_devices)
+{
+        struct process a = owner_start(), b = process_start(), job = process_start();
+        struct message made, m = { .fd = -1 };
+
+        ck_assert_int_eq(open_device(&b, GPU_1), 0);
+        expect_facts(&a, "Fake CUDA Device 0", uuid_0, 64 * MIB);
+        expect_facts(&b, "Fake CUDA Device 1", uuid_1, 32 * MIB);
+        ck_assert_int_eq(make(&b, DEVICE_SHARE_FD, 32 * MIB, &made), 0);
+        expect_facts(&a, "Fake CUDA Device 0", uuid_0, 64 * MIB);
+
+        set(&job, "CUDA_VISIBLE_DEVICES=1");
+        ck_assert_int_eq(process_call(&job, act_ordinal, &m), 0);
+        ck_assert_mem_eq(m.view.uuid, uuid_1, 16);
+        m.a = 1;
+        ck_assert_int_eq(process_call(&job, act_ordinal, &m), -ENODEV);
+        m.a = (uint64_t)-1;
+        ck_assert_int_eq(process_call(&job, act_ordinal, &m), -ENODEV);
+        ck_assert_int_eq(range(&job, uuid_0, DEVICE_SHARE_FD, 32 * MIB), -ENODEV);
+        ck_assert_int_eq(range(&job, uuid_1, DEVICE_SHARE_FD, 32 * MIB), 0);
+        ck_assert_int_eq(map(&job, 0, &made), 0);
+        forget(&made);
+        ck_assert_uint_eq(sees_other(&job, 0, 0, 32 * MIB), 0);
+        job_end(&job);
+        ck_assert_int_eq(destroy(&b, &made), 0);
+        owner_end(&b);
+        owner_end(&a);
+}
+END_TEST
+
+/* The daemon's own environment hides nothing from it. */
+START_TEST(the_config_counts_and_not_the_environment)
+{
+        struct process p = process_start();
+
+        set(&p, "CUDA_VISIBLE_DEVICES=0");
+        ck_assert_int_eq(open_device(&p, "cuda:1"), 0);
+        expect_facts(&p, "Fake CUDA Device 1", uuid_1, 32 * MIB);
+        owner_end(&p);
+}
+END_TEST
+
+/* ---- a region's addresses ------------------------------------------------ */
+
+START_TEST(extents_side_by_side)
+{
+        struct process owner = owner_start(), job = job_start(DEVICE_SHARE_FD, 16 * MIB);
+        struct message e[3], m = { .fd = -1 };
+        uint64_t base;
+
+        ck_assert_int_eq(process_call(&job, act_base, &m), 0);
+        base = m.a;
+        ck_assert_uint_ne(base, 0);
+        for (int i = 0; i < 3; i++)
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &e[i]), 0);
+        ck_assert_int_eq(map(&job, 14 * MIB, &e[0]), -EINVAL);
+        ck_assert_int_eq(map(&job, 16 * MIB, &e[0]), -EINVAL);
+        ck_assert_int_eq(map(&job, UINT64_MAX - 2 * MIB + 1, &e[0]), -EINVAL);
+        ck_assert_int_eq(map(&job, MIB, &e[0]), -EINVAL);
+        ck_assert_int_eq(map(&job, 4 * MIB, &e[0]), 0);
+        ck_assert_int_eq(map(&job, 8 * MIB, &e[1]), 0);
+        fill(&job, 6 * MIB, 0x11, 4 * MIB); /* across the two */
+        ck_assert_uint_eq(sees_other(&job, 6 * MIB, 0x11, 4 * MIB), 0);
+        ck_assert_int_eq(unmap(&job, 4 * MIB, 8 * MIB), -EINVAL);
+        ck_assert_int_eq(unmap(&job, 4 * MIB, 2 * MIB), -EINVAL);
+        ck_assert_int_eq(unmap(&job, 6 * MIB, 4 * MIB), -EINVAL);
+
+        /* Over the halves of both: they go as a whole. */
+        ck_assert_int_eq(map(&job, 6 * MIB, &e[2]), 0);
+        ck_assert_uint_eq(sees_other(&job, 6 * MIB, 0, 4 * MIB), 0);
+        ck_assert_uint_ne(sees_other(&job, 4 * MIB, 0, 2 * MIB), 0);
+        for (int i = 0; i < 3; i++)
+                forget(&e[i]);
+        ck_assert_int_eq(destroy(&owner, &e[0]), 0);
+        ck_assert_int_eq(destroy(&owner, &e[1]), 0);
+        ck_assert_int_eq(process_call(&job, act_base, &m), 0);
+        ck_assert_uint_eq(m.a, base);
+        job_end(&job);
+        ck_assert_int_eq(destroy(&owner, &e[2]), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(a_handle_opens_one_extent)
+{
+        struct process owner = owner_start(), job = job_start(DEVICE_SHARE_CUDA_IPC, 4 * MIB);
+        struct message e, next, m = { .fd = -1 };
+
+        ck_assert_int_eq(process_call(&job, act_base, &m), 0);
+        ck_assert_uint_eq(m.a, 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 4 * MIB, &e), 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 4 * MIB, &next), 0);
+        ck_assert_int_eq(map(&job, 2 * MIB, &e), -EINVAL);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        ck_assert_int_eq(process_call(&job, act_base, &m), 0);
+        ck_assert_uint_ne(m.a, 0);
+        fill(&job, 0, 1, 4 * MIB);
+        ck_assert_int_eq(map(&job, 0, &next), 0);
+        ck_assert_uint_eq(sees_other(&job, 0, 0, 4 * MIB), 0);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        ck_assert_int_eq(unmap(&job, 0, 4 * MIB), 0);
+        ck_assert_int_eq(process_call(&job, act_base, &m), 0);
+        ck_assert_uint_eq(m.a, 0);
+        ck_assert_int_eq(destroy(&owner, &next), 0);
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(what_is_no_such_extent)
+{
+        struct process owner = owner_start(), by_fd = job_start(DEVICE_SHARE_FD, 8 * MIB),
+                       by_handle = job_start(DEVICE_SHARE_CUDA_IPC, 4 * MIB);
+        struct message fd, handle, wrong;
+        int memfd = memfd_create("no-extent", MFD_CLOEXEC), n_fds_before_job = n_fds(&by_fd);
+
+        ck_assert_int_eq(ftruncate(memfd, (off_t)(4 * MIB)), 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &fd), 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 2 * MIB, &handle), 0);
+        wrong = fd;
+        wrong.fd = memfd;
+        ck_assert_int_eq(map(&by_fd, 0, &wrong), -EPROTO);
+        wrong.fd = -1;
+        ck_assert_int_eq(map(&by_fd, 0, &wrong), -EPROTO);
+        wrong = fd;
+        wrong.extent.n_bytes = 2 * MIB; /* smaller, and larger than it is */
+        ck_assert_int_eq(map(&by_fd, 0, &wrong), -EPROTO);
+        wrong.extent.n_bytes = 8 * MIB;
+        ck_assert_int_eq(map(&by_fd, 0, &wrong), -EPROTO);
+        ck_assert_int_eq(map(&by_fd, 0, &handle), -EPROTO);
+        ck_assert_int_eq(map(&by_handle, 0, &fd), -EPROTO);
+        wrong = handle;
+        wrong.extent.n_bytes = 4 * MIB;
+        ck_assert_int_eq(map(&by_handle, 0, &wrong), -EPROTO);
+        wrong.extent.handle[20] ^= 1;
+        ck_assert_int_eq(map(&by_handle, 0, &wrong), -EPROTO);
+        ck_assert_int_eq(n_fds(&by_fd), n_fds_before_job);
+        close(memfd);
+        forget(&fd);
+        ck_assert_int_eq(destroy(&owner, &fd), 0);
+        ck_assert_int_eq(destroy(&owner, &handle), 0);
+        ck_assert_int_eq(range(&by_fd, uuid_0, DEVICE_SHARE_FD, 0), -EINVAL);
+        ck_assert_int_eq(range(&by_fd, uuid_0, DEVICE_SHARE_FD, MIB), -EINVAL);
+        job_end(&by_handle);
+        job_end(&by_fd);
+        owner_end(&owner);
+}
+END_TEST
+
+/* A driver opens no handle in the process that made it; an fd is opened anywhere. */
+START_TEST(the_maker_maps_its_own)
+{
+        struct process owner = owner_start();
+        struct message e;
+
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 4 * MIB, &e), 0);
+        ck_assert_int_eq(range(&owner, uuid_0, (enum device_share)_i, 4 * MIB), 0);
+        ck_assert_int_eq(map(&owner, 0, &e), _i == DEVICE_SHARE_FD ? 0 : -ENOTSUP);
+        forget(&e);
+        ck_assert_int_eq(tell(&owner, act_free), 0);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(a_forked_child_has_nothing)
+{
+        struct process owner = owner_start(), job = job_start((enum device_share)_i, 2 * MIB);
+        struct message e;
+
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 2 * MIB, &e), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(tell(&owner, act_forked), 0);
+        ck_assert_int_eq(tell(&job, act_forked), 0);
+        fill(&job, 0, 1, 2 * MIB); /* the parent's is whole */
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 1), 0);
+        job_end(&job);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+        Suite *s = suite_create("cuda");
+        TCase *t = tcase_create("cuda");
+
+        (void)argc;
+        (void)argv;
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_set_timeout(t, 120);
+        tcase_add_loop_test(t, made_zeroed_and_shared, 0, N_SHARES);
+        tcase_add_loop_test(t, zeroed_each_time, 0, N_SHARES);
+        tcase_add_test(t, fds_are_not_inherited);
+        tcase_add_loop_test(t, sizes_and_capacity, 0, N_SHARES);
+        tcase_add_test(t, two_devices);
+        tcase_add_test(t, the_config_counts_and_not_the_environment);
+        tcase_add_test(t, extents_side_by_side);
+        tcase_add_test(t, a_handle_opens_one_extent);
+        tcase_add_test(t, what_is_no_such_extent);
+        tcase_add_loop_test(t, the_maker_maps_its_own, 0, N_SHARES);
+        tcase_add_loop_test(t, a_forked_child_has_nothing, 0, N_SHARES);
+        suite_add_tcase(s, t);
+        return suite_run(s);
+}
