@@ -8,7 +8,10 @@
  * synchronising) as the modes say. A capture in global mode forbids them in all
  * threads, one in thread-local mode in its own, a relaxed one in none; a thread
  * may relax itself by cuThreadExchangeStreamCaptureMode. A forbidden call
- * answers 900 and spoils the capture that forbade it. */
+ * answers 900 and spoils the capture that forbade it. To wait for a context is
+ * refused to a relaxed thread too while one of its streams is captured, but
+ * spoils nothing then. Whether a blocking stream is captured can be asked of the
+ * default stream, without harm: 906. */
 #include "tests/fake_cuda/fake.h"
 
 #include <stdlib.h>
@@ -60,6 +63,19 @@ CUresult fake_capture_allows_unsafe(void)
         return r;
 }
 
+bool fake_capture_in(CUcontext c, bool blocking_only)
+{
+        bool is_capturing = false;
+
+        pthread_mutex_lock(&fake_stream_lock);
+        for (const struct CUstream_st *s = fake_streams; s; s = s->next)
+                if (s->context == c && s->capture != CU_STREAM_CAPTURE_STATUS_NONE &&
+                    !(blocking_only && (s->flags & CU_STREAM_NON_BLOCKING)))
+                        is_capturing = true;
+        pthread_mutex_unlock(&fake_stream_lock);
+        return is_capturing;
+}
+
 API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
         CUstreamCaptureMode before = own_mode;
@@ -83,6 +99,8 @@ API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *ret_sta
         r = fake_stream_get(stream, &s);
         if (r != CUDA_SUCCESS)
                 return r;
+        if (s != stream && fake_capture_in(s->context, true))
+                return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         pthread_mutex_lock(&fake_stream_lock);
         *ret_status = s->capture;
         pthread_mutex_unlock(&fake_stream_lock);

@@ -124,6 +124,8 @@ static const struct {
         E(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
         E(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
         E(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"),
+        E(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
         E(CUDA_ERROR_CAPTURED_EVENT,
           "operation not permitted on an event last recorded in a capturing stream"),
         E(CUDA_ERROR_UNKNOWN, "unknown error"),

@@ -229,5 +229,6 @@ bool fake_stream_is_capturing(CUstream s);
 /* CUDA_SUCCESS, or 900 and every capture that forbids the call is invalid. */
 CUresult fake_capture_allows_unsafe(void);
 void fake_capture_invalidate(CUstream s);
+bool fake_capture_in(CUcontext c, bool blocking_only);
 
 #endif

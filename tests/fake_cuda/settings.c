@@ -145,6 +145,17 @@ static void setup_visible(void)
         free(copy);
 }
 
+/* A process sees one MIG device, the first it may, and beside it no whole GPU. */
+static void setup_mig(void)
+{
+        for (unsigned int i = 0; i < fake.n_visible; i++) {
+                if (!fake.visible[i]->is_mig)
+                        continue;
+                fake.visible[0] = fake.visible[i];
+                fake.n_visible = 1;
+        }
+}
+
 static void setup_folder(void)
 {
         const char *text = getenv("FAKE_CUDA_STATE");
@@ -163,6 +174,7 @@ static void setup(void)
 {
         setup_devices();
         setup_visible();
+        setup_mig();
         setup_folder();
         fake.context_n_bytes = setting("FAKE_CUDA_CONTEXT_BYTES", 0);
         fake.poison_n_bytes = setting("FAKE_CUDA_POISON_BYTES", UINT64_MAX);

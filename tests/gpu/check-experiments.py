@@ -25,6 +25,7 @@ EXPECTED = {
     "vmm-fd-after-kill": {"import": "SUCCESS", "same_bytes": True},
     "vmm-returned": {"taken_by_create": 8 << 20, "taken_by_the_fd_alone": 8 << 20, "taken_after_close": 0},
     "context-memory": {"taken_by_each": [8 << 20] * 4, "all_returned": True},
+    "capture-wait": {"context_waited_for": "ERROR_STREAM_CAPTURE_UNSUPPORTED", "capture_then": "active"},
     "killed-returns": {"returned_at_pidfd": True},
 }
 

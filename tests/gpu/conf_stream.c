@@ -212,6 +212,25 @@ START_TEST(a_relaxed_thread_may_do_more)
 }
 END_TEST
 
+/* What a library may ask about streams that it does not know. */
+START_TEST(the_default_stream_tells_of_blocking_captures)
+{
+        CUstreamCaptureStatus status;
+        CUgraph graph = NULL;
+        CUstream blocking;
+
+        OK(cu.cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        expect_capture(CU_STREAM_LEGACY, CU_STREAM_CAPTURE_STATUS_NONE);
+        OK(cu.cuStreamBeginCapture_v2(blocking, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        IS(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, cu.cuStreamIsCapturing(CU_STREAM_LEGACY, &status));
+        expect_capture(blocking, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+        OK(cu.cuStreamEndCapture(blocking, &graph));
+        OK(cu.cuGraphDestroy(graph));
+        expect_capture(CU_STREAM_LEGACY, CU_STREAM_CAPTURE_STATUS_NONE);
+        OK(cu.cuStreamDestroy_v2(blocking));
+}
+END_TEST
+
 START_TEST(a_captured_event_cannot_be_asked)
 {
         CUgraph graph = NULL;
@@ -257,6 +276,7 @@ void conformance_stream(Suite *s, const struct conformance_machine *m)
         tcase_add_test(t, a_captured_stream_does_nothing_yet);
         tcase_add_test(t, global_capture_forbids_unsafe_calls);
         tcase_add_test(t, a_relaxed_thread_may_do_more);
+        tcase_add_test(t, the_default_stream_tells_of_blocking_captures);
         tcase_add_test(t, a_captured_event_cannot_be_asked);
         tcase_add_test(t, a_captured_stream_cannot_be_waited_for);
         suite_add_tcase(s, t);

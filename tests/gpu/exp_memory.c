@@ -268,6 +268,47 @@ static void fresh_vmm(void)
         say_close(']');
 }
 
+/* How long until cuMemGetInfo shows memory that was given back; -1: not within
+ * a second. */
+static double us_until_free(size_t n_free)
+{
+        double began = now_us();
+
+        while (now_us() - began < 1e6)
+                if (gpu_n_free() >= n_free)
+                        return now_us() - began;
+        return -1;
+}
+
+static void returned_at_once(void)
+{
+        static const size_t sizes[] = { 2 * MIB, 6 * MIB, 64 * MIB };
+        struct gpu_mapping mapping;
+        CUdeviceptr p;
+
+        start_here();
+        say_open("returned", '[');
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]) && sizes[i] <= max_n_bytes; i++) {
+                size_t n_free = gpu_n_free();
+
+                say_open(NULL, '{');
+                say_number("bytes", (double)sizes[i]);
+                if (cu.cuMemAlloc_v2(&p, sizes[i]) == CUDA_SUCCESS) {
+                        say_number("taken_by_alloc", (double)(n_free - gpu_n_free()));
+                        cu.cuMemFree_v2(p);
+                        say_number("alloc_us", us_until_free(n_free));
+                }
+                n_free = gpu_n_free();
+                if (gpu_create_and_map(0, sizes[i], &mapping) == CUDA_SUCCESS) {
+                        say_number("taken_by_create", (double)(n_free - gpu_n_free()));
+                        gpu_unmap(&mapping);
+                        say_number("create_us", us_until_free(n_free));
+                }
+                say_close('}');
+        }
+        say_close(']');
+}
+
 const struct experiment memory_experiments[] = {
         { "latency-alloc", "cuMemAlloc, cuMemFree and a fill, 2 MiB to 16 GiB", latency_alloc },
         { "latency-vmm", "cuMemCreate, export, import, map and access", latency_vmm },
@@ -275,6 +316,7 @@ const struct experiment memory_experiments[] = {
         { "latency-info", "cuMemGetInfo", latency_info },
         { "context-memory", "what a context takes", context_memory },
         { "context-memory-kernel", "and what its first kernel adds", context_memory_kernel },
+        { "returned-at-once", "when memory given back shows as free", returned_at_once },
         { "fresh-alloc", "is cuMemAlloc's memory zero: first, and after a free or a death", fresh_alloc },
         { "fresh-vmm", "is cuMemCreate's", fresh_vmm },
         { NULL, NULL, NULL },

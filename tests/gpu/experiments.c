@@ -151,7 +151,7 @@ void start_here(void)
 /* ---- running ------------------------------------------------------------- */
 
 static const struct experiment *const groups[] = { ipc_experiments, vmm_experiments, memory_experiments,
-                                                   death_experiments };
+                                                   death_experiments, capture_experiments };
 #define N_GROUPS (sizeof(groups) / sizeof(groups[0]))
 
 /* Looked at by a child, once: a case begins in a process without a context. */
