@@ -4,6 +4,7 @@
 #include "tests/unit/cuda_acts.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +14,8 @@
 #include "tests/gpu/driver.h"
 #include "tests/suite.h"
 
-static struct device *device;
-static struct device_extent extents[16];
+static struct device *device, *other;
+static struct device_extent extents[256];
 static unsigned int n_extents;
 static struct device_range *range;
 static int kept_fd = -1;
@@ -82,6 +83,45 @@ int act_close(struct message *m)
         (void)m;
         device = device_free(device);
         return 0;
+}
+
+int act_swap(struct message *m)
+{
+        struct device *d = device;
+
+        (void)m;
+        device = other;
+        other = d;
+        return 0;
+}
+
+static void *churn(void *data)
+{
+        enum device_share share = *(const enum device_share *)data;
+        struct device_extent e;
+        int r = 0;
+
+        for (int i = 0; i < 20 && r == 0; i++) {
+                r = device_make(device, share, (uint64_t)(2 + 2 * (i % 3)) << 20, &e);
+                if (r == 0)
+                        r = device_destroy(device, &e);
+        }
+        return (void *)(intptr_t)r;
+}
+
+int act_churn(struct message *m)
+{
+        static const enum device_share shares[] = { DEVICE_SHARE_FD, DEVICE_SHARE_CUDA_IPC };
+        pthread_t threads[2];
+        void *results[2];
+
+        (void)m;
+        for (int i = 0; i < 2; i++)
+                if (pthread_create(&threads[i], NULL, churn, (void *)(uintptr_t)&shares[i]) != 0)
+                        return -EAGAIN;
+        for (int i = 0; i < 2; i++)
+                pthread_join(threads[i], &results[i]);
+        return results[0] ? (int)(intptr_t)results[0] : (int)(intptr_t)results[1];
 }
 
 static int look(struct message *m)
@@ -195,11 +235,25 @@ int act_keep_fd(struct message *m)
         return kept_fd >= 0 ? 0 : -EBADF;
 }
 
-int act_drop_fd(struct message *m)
+static void *drop_fd(void *us)
 {
-        (void)m;
+        usleep((useconds_t)(uintptr_t)us);
         close(kept_fd);
         kept_fd = -1;
+        return NULL;
+}
+
+int act_drop_fd(struct message *m)
+{
+        pthread_t thread;
+
+        if (m->a == 0) {
+                drop_fd(NULL);
+                return 0;
+        }
+        if (pthread_create(&thread, NULL, drop_fd, (void *)(uintptr_t)(m->a * 1000)) != 0)
+                return -EAGAIN;
+        pthread_detach(thread);
         return 0;
 }
 
@@ -246,10 +300,10 @@ static int child(void)
         struct device_extent e = DEVICE_EXTENT_EMPTY;
         struct device_view view = { .is_cuda = true };
         struct device_facts facts;
-        struct device *other;
+        struct device *d;
         char sentence[200];
 
-        if (device_cuda_new("cuda:0", &other, sentence, sizeof(sentence)) != -ENODEV || sentence[0] == '\0')
+        if (device_cuda_new("cuda:0", &d, sentence, sizeof(sentence)) != -ENODEV || sentence[0] == '\0')
                 return 1;
         if (device_cuda_ordinal_uuid(0, view.uuid) != -ENODEV)
                 return 2;

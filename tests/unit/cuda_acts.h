@@ -15,7 +15,9 @@ int act_facts(struct message *m);   /* → facts */
 int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its number, extent, fd */
 int act_destroy(struct message *m); /* a: number */
 int act_close(struct message *m);
-int act_look(struct message *m); /* a: number, b: value → c: how many bytes are not that */
+int act_swap(struct message *m);  /* from now on it is about the other device */
+int act_churn(struct message *m); /* two threads make and destroy at once: 0, or the first error */
+int act_look(struct message *m);  /* a: number, b: value → c: how many bytes are not that */
 
 /* A client's part. */
 int act_range(struct message *m); /* view, a: bytes */
@@ -29,8 +31,8 @@ int act_count_other(struct message *m); /* a: offset, b: value, c: bytes → c: 
 int act_ordinal(struct message *m);     /* a: ordinal → view.uuid */
 
 /* Anybody's. */
-int act_keep_fd(struct message *m); /* fd */
-int act_drop_fd(struct message *m);
+int act_keep_fd(struct message *m);   /* fd */
+int act_drop_fd(struct message *m);   /* a: after so many ms, in a thread */
 int act_setenv(struct message *m);    /* text: "NAME=value" */
 int act_count_fds(struct message *m); /* → a */
 int act_n_free(struct message *m);    /* a: ordinal → b: by the driver's word */

@@ -15,193 +15,7 @@
 
 #include "tests/suite.h"
 #include "tests/unit/cuda_acts.h"
-
-#define MIB      (UINT64_C(1) << 20)
-#define N_SHARES 2 /* DEVICE_SHARE_FD, DEVICE_SHARE_CUDA_IPC: the index of loop tests */
-
-static char folder[64];
-static int n_fds_before;
-
-/* The fake's UUIDs. */
-static const uint8_t uuid_0[16] = { 0xfa, 0x4e, 0xc0, 0xda, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 1 };
-static const uint8_t uuid_1[16] = { 0xfa, 0x4e, 0xc0, 0xda, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 2 };
-#define GPU_1 "GPU-fa4ec0da-0000-4000-8000-000000000002"
-
-static void setup(void)
-{
-        snprintf(folder, sizeof(folder), "/dev/shm/fake-cuda-unit-XXXXXX");
-        ck_assert_ptr_nonnull(mkdtemp(folder));
-        setenv("FAKE_CUDA_STATE", folder, 1);
-        setenv("FAKE_CUDA_DEVICES", "64MiB,32MiB", 1);
-        n_fds_before = suite_count_fds();
-}
-
-static int count_objects(void)
-{
-        DIR *d = opendir(folder);
-        struct dirent *e;
-        int n = 0;
-
-        ck_assert_ptr_nonnull(d);
-        while ((e = readdir(d)))
-                n += strncmp(e->d_name, "mem-", 4) == 0;
-        closedir(d);
-        return n;
-}
-
-static void teardown(void)
-{
-        DIR *d = opendir(folder);
-        struct dirent *e;
-
-        ck_assert_int_eq(suite_count_fds(), n_fds_before + 1); /* d */
-        ck_assert_int_eq(count_objects(), 0);
-        while ((e = readdir(d)))
-                if (e->d_name[0] != '.')
-                        unlinkat(dirfd(d), e->d_name, 0);
-        closedir(d);
-        ck_assert_int_eq(rmdir(folder), 0);
-}
-
-/* ---- telling ------------------------------------------------------------- */
-
-static int tell(struct process *p, int (*run)(struct message *m))
-{
-        struct message m = { .fd = -1 };
-
-        return process_call(p, run, &m);
-}
-
-static void set(struct process *p, const char *setting)
-{
-        struct message m = { .fd = -1 };
-
-        snprintf(m.text, sizeof(m.text), "%s", setting);
-        ck_assert_int_eq(process_call(p, act_setenv, &m), 0);
-}
-
-static int open_device(struct process *p, const char *id)
-{
-        struct message m = { .fd = -1 };
-        int r;
-
-        snprintf(m.text, sizeof(m.text), "%s", id);
-        r = process_call(p, act_open, &m);
-        ck_assert_msg(r == 0 || (strncmp(m.text, id, strlen(id)) == 0 && !strchr(m.text, '\n')), "\"%s\"",
-                      m.text);
-        return r;
-}
-
-static struct process owner_start(void)
-{
-        struct process p = process_start();
-
-        ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
-        return p;
-}
-
-static void owner_end(struct process *p)
-{
-        ck_assert_int_eq(tell(p, act_close), 0);
-        ck_assert_int_eq(tell(p, act_has_no_context), 0);
-        ck_assert_int_eq(process_end(p), 0);
-}
-
-static int make(struct process *p, enum device_share share, uint64_t n_bytes, struct message *ret)
-{
-        *ret = (struct message){ .fd = -1, .extent = { .share = share, .n_bytes = n_bytes } };
-        return process_call(p, act_make, ret);
-}
-
-static int destroy(struct process *p, const struct message *made)
-{
-        struct message m = { .fd = -1, .a = made->a };
-
-        return process_call(p, act_destroy, &m);
-}
-
-static uint64_t owner_sees_other(struct process *p, const struct message *made, unsigned char value)
-{
-        struct message m = { .fd = -1, .a = made->a, .b = value };
-
-        ck_assert_int_eq(process_call(p, act_look, &m), 0);
-        return m.c;
-}
-
-static int range(struct process *p, const uint8_t uuid[16], enum device_share share, uint64_t n_bytes)
-{
-        struct message m = { .fd = -1, .view = { .is_cuda = true, .share = share }, .a = n_bytes };
-
-        memcpy(m.view.uuid, uuid, 16);
-        return process_call(p, act_range, &m);
-}
-
-static struct process job_start(enum device_share share, uint64_t n_bytes)
-{
-        struct process p = process_start();
-
-        ck_assert_int_eq(range(&p, uuid_0, share, n_bytes), 0);
-        return p;
-}
-
-static void job_end(struct process *p)
-{
-        ck_assert_int_eq(tell(p, act_free), 0);
-        ck_assert_int_eq(tell(p, act_has_no_context), 0);
-        ck_assert_int_eq(process_end(p), 0);
-}
-
-static int map(struct process *p, uint64_t offset, const struct message *made)
-{
-        struct message m = { .fd = made->fd, .a = offset, .extent = made->extent };
-
-        return process_call(p, act_map, &m);
-}
-
-static int unmap(struct process *p, uint64_t offset, uint64_t n_bytes)
-{
-        struct message m = { .fd = -1, .a = offset, .b = n_bytes };
-
-        return process_call(p, act_unmap, &m);
-}
-
-static void fill(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes)
-{
-        struct message m = { .fd = -1, .a = offset, .b = value, .c = n_bytes };
-
-        ck_assert_int_eq(process_call(p, act_fill, &m), 0);
-}
-
-static uint64_t sees_other(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes)
-{
-        struct message m = { .fd = -1, .a = offset, .b = value, .c = n_bytes };
-
-        ck_assert_int_eq(process_call(p, act_count_other, &m), 0);
-        return m.c;
-}
-
-static uint64_t n_free(struct process *p)
-{
-        struct message m = { .fd = -1 };
-
-        ck_assert_int_eq(process_call(p, act_n_free, &m), 0);
-        return m.b;
-}
-
-static int n_fds(struct process *p)
-{
-        struct message m = { .fd = -1 };
-
-        ck_assert_int_eq(process_call(p, act_count_fds, &m), 0);
-        return (int)m.a;
-}
-
-static void forget(struct message *made)
-{
-        if (made->fd >= 0)
-                close(made->fd);
-        made->fd = -1;
-}
+#include "tests/unit/cuda_case.h"
 
 /* ---- making and sharing -------------------------------------------------- */
 
@@ -325,7 +139,7 @@ START_TEST(two_devices)
         struct process a = owner_start(), b = process_start(), job = process_start();
         struct message made, m = { .fd = -1 };
 
-        ck_assert_int_eq(open_device(&b, GPU_1), 0);
+        ck_assert_int_eq(open_device(&b, "GPU-" UUID_1), 0);
         expect_facts(&a, "Fake CUDA Device 0", uuid_0, 64 * MIB);
         expect_facts(&b, "Fake CUDA Device 1", uuid_1, 32 * MIB);
         ck_assert_int_eq(make(&b, DEVICE_SHARE_FD, 32 * MIB, &made), 0);
@@ -503,15 +317,20 @@ START_TEST(a_forked_child_has_nothing)
 }
 END_TEST
 
-int main(int argc, char **argv)
+/* In a process that was started afresh: which driver is found is decided there. */
+static int open_and_say(const char *id)
 {
-        Suite *s = suite_create("cuda");
-        TCase *t = tcase_create("cuda");
+        struct device *device = NULL;
+        char sentence[400] = "";
+        int r = device_cuda_new(id, &device, sentence, sizeof(sentence));
 
-        (void)argc;
-        (void)argv;
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_set_timeout(t, 120);
+        printf("%d %s\n", r, sentence);
+        device_free(device);
+        return 0;
+}
+
+static void add_device_tests(TCase *t)
+{
         tcase_add_loop_test(t, made_zeroed_and_shared, 0, N_SHARES);
         tcase_add_loop_test(t, zeroed_each_time, 0, N_SHARES);
         tcase_add_test(t, fds_are_not_inherited);
@@ -523,6 +342,30 @@ int main(int argc, char **argv)
         tcase_add_test(t, what_is_no_such_extent);
         tcase_add_loop_test(t, the_maker_maps_its_own, 0, N_SHARES);
         tcase_add_loop_test(t, a_forked_child_has_nothing, 0, N_SHARES);
-        suite_add_tcase(s, t);
+}
+
+int main(int argc, char **argv)
+{
+        static const struct {
+                const char *name;
+                void (*add)(TCase *t);
+        } files[] = {
+                { "device", add_device_tests },
+                { "open", add_open_tests },
+                { "trouble", add_trouble_tests },
+                { "faults", add_fault_tests },
+        };
+        Suite *s = suite_create("cuda");
+
+        if (argc == 3 && strcmp(argv[1], "--open") == 0)
+                return open_and_say(argv[2]);
+        for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+                TCase *t = tcase_create(files[i].name);
+
+                tcase_add_checked_fixture(t, case_setup, case_teardown);
+                tcase_set_timeout(t, 120);
+                files[i].add(t);
+                suite_add_tcase(s, t);
+        }
         return suite_run(s);
 }

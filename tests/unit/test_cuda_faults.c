@@ -1,0 +1,234 @@
+/* Every single call of the driver fails once, with several errors: nothing
+ * crashes, and what was taken is given back.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A life is run once without a fault, to count its calls of each function; then
+ * again for each of them. Where the call that fails is one that gives back, or
+ * the device is lost, something may be left, and the life must know of it. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/suite.h"
+#include "tests/unit/cuda_acts.h"
+#include "tests/unit/cuda_case.h"
+
+/* In FAKE_CUDA_FAULT's words: out of memory, a wrong value, lost, broken for good. */
+static const char *const codes[] = { "2", "1", "214", "700!" };
+
+enum { LIFE_FAILED = 1, LIFE_MAY_HAVE_LEFT = 2 };
+
+/* → a: LIFE_..., c: pieces of memory that are left */
+static int act_owners_life(struct message *m)
+{
+        struct device_extent e[2] = { DEVICE_EXTENT_EMPTY, DEVICE_EXTENT_EMPTY };
+        struct device_facts facts;
+        struct device *d = NULL;
+        char sentence[400] = "";
+        int r = device_cuda_new("cuda:0", &d, sentence, sizeof(sentence)), n_fds = suite_count_fds();
+
+        m->a = r < 0 ? (uint64_t)LIFE_FAILED : 0;
+        if (r == -ENODEV)
+                m->a |= LIFE_MAY_HAVE_LEFT;
+        if ((r < 0) != (sentence[0] != '\0') || (r < 0) != (d == NULL))
+                return -1;
+        if (d) {
+                for (int i = 0; i < 2; i++)
+                        if (device_make(d, (enum device_share)i, 2 * MIB, &e[i]) < 0) {
+                                m->a |= LIFE_FAILED;
+                                if (e[i].n_bytes != 0 || e[i].fd != -1)
+                                        return -2;
+                        }
+                if (device_facts(d, &facts) < 0)
+                        m->a |= LIFE_FAILED;
+                for (int i = 0; i < 2; i++)
+                        if (device_destroy(d, &e[i]) < 0)
+                                m->a |= LIFE_FAILED | LIFE_MAY_HAVE_LEFT;
+                device_free(d);
+        }
+        m->c = (uint64_t)count_objects();
+        return suite_count_fds() == n_fds ? 0 : -3;
+}
+
+/* view, extent, fd: the same extent at two places → a: LIFE_... */
+static int act_jobs_life(struct message *m)
+{
+        const uint64_t n_bytes = m->extent.n_bytes,
+                       n_range = m->view.share == DEVICE_SHARE_FD ? 2 * n_bytes : n_bytes;
+        struct device_range *range = NULL;
+        int n_fds = suite_count_fds(), failed = 0;
+
+        m->extent.fd = m->fd;
+        if (device_range_new(&m->view, n_range, &range) < 0) {
+                failed = 1;
+        } else {
+                failed |= device_range_map(range, 0, &m->extent) < 0;
+                failed |= device_range_map(range, n_range - n_bytes, &m->extent) < 0;
+                failed |= device_range_map(range, 0, &m->extent) < 0; /* over itself */
+                failed |= device_range_finish(range) < 0;
+                failed |= device_range_unmap(range, 0, n_bytes) < 0;
+                device_range_free(range);
+        }
+        m->a = failed ? LIFE_FAILED : 0;
+        if (suite_count_fds() != n_fds)
+                return -3;
+        close(m->fd);
+        m->fd = -1;
+        return 0;
+}
+
+/* ---- counting ------------------------------------------------------------ */
+
+struct count {
+        char name[64];
+        unsigned int n;
+};
+
+static unsigned int read_counts(struct count ret[static 100])
+{
+        char path[128];
+        unsigned int n = 0;
+        FILE *f;
+
+        in_folder("counts", path);
+        f = fopen(path, "r");
+        ck_assert_ptr_nonnull(f);
+        while (n < 100 && fscanf(f, "%63s %u", ret[n].name, &ret[n].n) == 2)
+                if (strcmp(ret[n].name, "total") != 0 && ret[n].n > 0)
+                        n++;
+        fclose(f);
+        ck_assert_uint_gt(n, 10);
+        return n;
+}
+
+static bool gives_back(const char *function)
+{
+        static const char *const names[] = { "cuMemUnmap",         "cuMemRelease",
+                                             "cuMemAddressFree",   "cuDevicePrimaryCtxRelease_v2",
+                                             "cuMemFree_v2",       "cuIpcCloseMemHandle",
+                                             "cuCtxPushCurrent_v2" };
+
+        for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+                if (strcmp(function, names[i]) == 0)
+                        return true;
+        return false;
+}
+
+static void set_fault(struct process *p, const struct count *c, unsigned int nth, const char *code)
+{
+        char setting[128];
+
+        snprintf(setting, sizeof(setting), "FAKE_CUDA_FAULT=%.63s:%u:%s", c->name, nth, code);
+        set(p, setting);
+}
+
+static void count_calls(struct process *p)
+{
+        char path[128], setting[160];
+
+        in_folder("counts", path);
+        snprintf(setting, sizeof(setting), "FAKE_CUDA_COUNTS=%s", path);
+        set(p, setting);
+}
+
+/* ---- the owner ----------------------------------------------------------- */
+
+START_TEST(an_owners_every_call_fails)
+{
+        unsigned int n, n_failed = 0;
+        struct count counts[100];
+        struct message m = { .fd = -1 };
+        struct process p;
+
+        setenv("FAKE_CUDA_POISON_BYTES", "4096", 1);
+        p = process_start();
+        count_calls(&p);
+        ck_assert_int_eq(process_call(&p, act_owners_life, &m), 0);
+        ck_assert_uint_eq(m.a, 0);
+        ck_assert_uint_eq(m.c, 0);
+        ck_assert_int_eq(process_end(&p), 0);
+        n = read_counts(counts);
+        for (unsigned int i = 0; i < n; i++)
+                for (unsigned int nth = 1; nth <= counts[i].n; nth++) {
+                        p = process_start();
+                        set_fault(&p, &counts[i], nth, codes[_i]);
+                        m = (struct message){ .fd = -1 };
+                        ck_assert_msg(process_call(&p, act_owners_life, &m) == 0, "%s %u: %d", counts[i].name,
+                                      nth, m.result);
+                        ck_assert_msg(m.c == 0 || (m.a & LIFE_MAY_HAVE_LEFT) || gives_back(counts[i].name),
+                                      "%s %u: %d pieces are left", counts[i].name, nth, (int)m.c);
+                        n_failed += m.a != 0;
+                        ck_assert_int_eq(process_end(&p), 0);
+                        p = process_start(); /* who looks finds what the dead held free */
+                        ck_assert_uint_eq(n_free(&p), 64 * MIB);
+                        ck_assert_int_eq(process_end(&p), 0);
+                }
+        ck_assert_uint_ge(n_failed, 30);
+}
+END_TEST
+
+/* ---- a job --------------------------------------------------------------- */
+
+static int live(struct process *p, const struct message *made, struct message *ret)
+{
+        *ret = (struct message){ .fd = made->fd, .extent = made->extent };
+        ret->view = (struct device_view){ .is_cuda = true, .share = made->extent.share };
+        memcpy(ret->view.uuid, uuid_0, 16);
+        return process_call(p, act_jobs_life, ret);
+}
+
+/* The job first: a fork would inherit the extent's fd. */
+static struct process job_and_extent(struct process *owner, enum device_share share, struct message *ret)
+{
+        struct process job = process_start();
+
+        ck_assert_int_eq(make(owner, share, 2 * MIB, ret), 0);
+        return job;
+}
+
+START_TEST(a_jobs_every_call_fails)
+{
+        const enum device_share share = (enum device_share)(_i % 2);
+        const char *code = codes[_i / 2];
+        struct process owner, job;
+        unsigned int n, n_failed = 0;
+        struct count counts[100];
+        struct message made, m;
+
+        setenv("FAKE_CUDA_POISON_BYTES", "4096", 1);
+        owner = owner_start();
+        job = job_and_extent(&owner, share, &made);
+        count_calls(&job);
+        ck_assert_int_eq(live(&job, &made, &m), 0);
+        ck_assert_uint_eq(m.a, 0);
+        forget(&made);
+        ck_assert_int_eq(destroy(&owner, &made), 0);
+        ck_assert_int_eq(process_end(&job), 0);
+        n = read_counts(counts);
+        for (unsigned int i = 0; i < n; i++)
+                for (unsigned int nth = 1; nth <= counts[i].n; nth++) {
+                        int r;
+
+                        job = job_and_extent(&owner, share, &made);
+                        set_fault(&job, &counts[i], nth, code);
+                        ck_assert_msg(live(&job, &made, &m) == 0, "%s %u: %d", counts[i].name, nth, m.result);
+                        n_failed += m.a != 0;
+                        forget(&made);
+                        r = destroy(&owner, &made); /* the job lives on, and holds nothing */
+                        ck_assert_msg(
+                                r == 0 || (r == -EBUSY && (gives_back(counts[i].name) || strchr(code, '!'))),
+                                "%s %u: %d", counts[i].name, nth, r);
+                        ck_assert_int_eq(process_end(&job), 0);
+                }
+        ck_assert_uint_ge(n_failed, 10);
+        owner_end(&owner);
+}
+END_TEST
+
+void add_fault_tests(TCase *t)
+{
+        tcase_add_loop_test(t, an_owners_every_call_fails, 0, 4);
+        tcase_add_loop_test(t, a_jobs_every_call_fails, 0, 4 * N_SHARES);
+}

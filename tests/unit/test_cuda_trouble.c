@@ -1,0 +1,238 @@
+/* Escapes, lost devices, work that goes on, captures.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/suite.h"
+#include "tests/unit/cuda_acts.h"
+#include "tests/unit/cuda_case.h"
+
+/* ---- escapes ------------------------------------------------------------- */
+
+/* A job that does not let go. */
+START_TEST(a_mapping_is_an_escape)
+{
+        struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
+        int n_fds_owner = n_fds(&owner);
+        struct message e;
+
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 8 * MIB, &e), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(destroy(&owner, &e), -EBUSY);
+        ck_assert_int_eq(n_fds(&owner), n_fds_owner);
+        ck_assert_uint_eq(n_free(&owner), 56 * MIB);
+        process_kill(&job);
+        ck_assert_uint_eq(n_free(&owner), 64 * MIB); /* it returns in the end */
+        owner_end(&owner);
+}
+END_TEST
+
+/* Somebody to whom the fd was passed on, without any CUDA. */
+START_TEST(an_fd_is_an_escape)
+{
+        struct process owner = owner_start(), fugitive = process_start();
+        struct message e, m;
+
+        for (int late = 0; late < 2; late++) {
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 8 * MIB, &e), 0);
+                m = (struct message){ .fd = e.fd };
+                ck_assert_int_eq(process_call(&fugitive, act_keep_fd, &m), 0);
+                forget(&e);
+                m = (struct message){ .fd = -1, .a = 15 };
+                if (late) /* what returns after a while has not escaped */
+                        ck_assert_int_eq(process_call(&fugitive, act_drop_fd, &m), 0);
+                ck_assert_int_eq(destroy(&owner, &e), late ? 0 : -EBUSY);
+                if (!late)
+                        ck_assert_int_eq(tell(&fugitive, act_drop_fd), 0);
+                ck_assert_uint_eq(n_free(&owner), 64 * MIB);
+        }
+        ck_assert_int_eq(process_end(&fugitive), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+/* Others take memory and give it back: only what they do in the very moment counts. */
+START_TEST(others_on_the_device)
+{
+        struct process owner, job;
+        struct message e;
+
+        setenv("FAKE_CUDA_CONTEXT_BYTES", "8MiB", 1);
+        owner = owner_start();
+        ck_assert_uint_eq(n_free(&owner), 56 * MIB);
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 8 * MIB, &e), 0);
+        job = job_start((enum device_share)_i, 8 * MIB); /* a context that came between */
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        job_end(&job);
+        job = job_start((enum device_share)_i, 8 * MIB);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(two_threads_do_not_disturb_each_other)
+{
+        struct process owner = owner_start();
+
+        ck_assert_int_eq(tell(&owner, act_churn), 0);
+        ck_assert_uint_eq(n_free(&owner), 64 * MIB);
+        owner_end(&owner);
+}
+END_TEST
+
+/* ---- lost devices -------------------------------------------------------- */
+
+static void lose(unsigned int index, const char *code)
+{
+        char name[16], path[128];
+        FILE *f;
+
+        snprintf(name, sizeof(name), "lost-%u", index);
+        in_folder(name, path);
+        f = fopen(path, "w");
+        ck_assert_ptr_nonnull(f);
+        fputs(code, f);
+        fclose(f);
+}
+
+START_TEST(a_lost_device_stays_lost)
+{
+        static const char *const codes[] = { "214", "46", "719", "700", "999", "709", "220" };
+        struct process owner = owner_start(), job = job_start(DEVICE_SHARE_FD, 8 * MIB);
+        struct message e[2], kept, facts = { .fd = -1 };
+        int n_fds_owner = n_fds(&owner);
+        char path[128];
+
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(make(&owner, (enum device_share)i, 4 * MIB, &e[i]), 0);
+        ck_assert_int_eq(map(&job, 0, &e[0]), 0);
+
+        ck_assert_int_eq(tell(&owner, act_swap), 0);
+        ck_assert_int_eq(open_device(&owner, "cuda:1"), 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &kept), 0);
+        ck_assert_int_eq(tell(&owner, act_swap), 0);
+
+        lose(0, codes[_i]);
+        ck_assert_int_eq(process_call(&owner, act_facts, &facts), -ENODEV);
+        ck_assert_int_eq(map(&job, 4 * MIB, &e[0]), -ENODEV);
+        in_folder("lost-0", path);
+        unlink(path); /* a device that comes back is not trusted */
+        forget(&e[0]);
+        facts = (struct message){ .fd = -1 };
+        ck_assert_int_eq(process_call(&owner, act_facts, &facts), -ENODEV);
+        for (int i = 0; i < 2; i++) {
+                struct message more;
+
+                ck_assert_int_eq(make(&owner, (enum device_share)i, 2 * MIB, &more), -ENODEV);
+                ck_assert_int_eq(destroy(&owner, &e[i]), -ENODEV);
+        }
+        ck_assert_int_eq(n_fds(&owner), n_fds_owner + 1); /* the other device's */
+
+        ck_assert_int_eq(tell(&owner, act_swap), 0);
+        forget(&kept);
+        ck_assert_int_eq(destroy(&owner, &kept), 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 4 * MIB, &kept), 0);
+        ck_assert_int_eq(destroy(&owner, &kept), 0);
+        ck_assert_int_eq(tell(&owner, act_close), 0);
+        ck_assert_int_eq(tell(&owner, act_swap), 0);
+        ck_assert_int_eq(tell(&job, act_free), 0);
+        ck_assert_int_eq(process_end(&job), 0);
+        owner_end(&owner);
+        job = process_start(); /* who looks finds what the dead held free */
+        ck_assert_uint_eq(n_free(&job), 64 * MIB);
+        ck_assert_int_eq(process_end(&job), 0);
+}
+END_TEST
+
+/* ---- work and captures --------------------------------------------------- */
+
+START_TEST(finish_waits_for_the_work)
+{
+        struct process owner = owner_start(), job = process_start();
+        struct message e, m = { .fd = -1, .a = 2 * MIB, .c = 2 * MIB };
+
+        set(&job, "FAKE_CUDA_STREAM_DELAY_US=100000");
+        ck_assert_int_eq(range(&job, uuid_0, (enum device_share)_i, 4 * MIB), 0);
+        ck_assert_int_eq(tell(&job, act_finish), 0); /* nothing is mapped */
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 4 * MIB, &e), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
+        ck_assert_int_eq(process_call(&job, act_busy, &m), 0);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
+        ck_assert_int_eq(tell(&job, act_finish), 0);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 2 * MIB);
+        m = (struct message){ .fd = -1, .a = 0, .c = 2 * MIB };
+        ck_assert_int_eq(process_call(&job, act_busy, &m), 0);
+        ck_assert_int_eq(tell(&job, act_free), 0); /* waits as well */
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0x77), 0);
+        ck_assert_int_eq(range(&job, uuid_0, (enum device_share)_i, 4 * MIB), 0); /* the context is whole */
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+/* The caller's capture is its own: nothing that we do spoils it. */
+START_TEST(a_capture_goes_on)
+{
+        const enum device_share share = (enum device_share)(_i % 2);
+        struct process owner = owner_start(), job = job_start(share, 4 * MIB);
+        struct message e, next, m = { .fd = -1, .a = (uint64_t)(_i / 2) }; /* a blocking stream or not */
+
+        ck_assert_int_eq(make(&owner, share, 4 * MIB, &e), 0);
+        ck_assert_int_eq(make(&owner, share, 4 * MIB, &next), 0);
+        ck_assert_int_eq(process_call(&job, act_begin_capture, &m), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        ck_assert_int_eq(tell(&job, act_finish), -EBUSY);
+        ck_assert_int_eq(map(&job, 0, &next), -EBUSY);
+        ck_assert_int_eq(unmap(&job, 0, 4 * MIB), 0); /* who knows that nothing uses it */
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        ck_assert_int_eq(tell(&job, act_end_capture), 0);
+        ck_assert_int_eq(tell(&job, act_finish), 0);
+        ck_assert_int_eq(map(&job, 0, &next), 0);
+        forget(&e);
+        forget(&next);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        job_end(&job);
+        ck_assert_int_eq(destroy(&owner, &next), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+/* What cannot be waited for is not taken away: it stays until the process ends. */
+START_TEST(freed_while_captured)
+{
+        struct process owner = owner_start(), job = job_start((enum device_share)_i, 4 * MIB);
+        struct message e, m = { .fd = -1, .a = 1 };
+
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 4 * MIB, &e), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(process_call(&job, act_begin_capture, &m), 0);
+        ck_assert_int_eq(tell(&job, act_free), 0);
+        ck_assert_int_eq(tell(&job, act_end_capture), 0);
+        ck_assert_int_eq(destroy(&owner, &e), -EBUSY);
+        ck_assert_int_eq(process_end(&job), 0);
+        ck_assert_uint_eq(n_free(&owner), 64 * MIB);
+        owner_end(&owner);
+}
+END_TEST
+
+void add_trouble_tests(TCase *t)
+{
+        tcase_add_loop_test(t, a_mapping_is_an_escape, 0, N_SHARES);
+        tcase_add_test(t, an_fd_is_an_escape);
+        tcase_add_loop_test(t, others_on_the_device, 0, N_SHARES);
+        tcase_add_test(t, two_threads_do_not_disturb_each_other);
+        tcase_add_loop_test(t, a_lost_device_stays_lost, 0, 7);
+        tcase_add_loop_test(t, finish_waits_for_the_work, 0, N_SHARES);
+        tcase_add_loop_test(t, a_capture_goes_on, 0, 2 * N_SHARES);
+        tcase_add_loop_test(t, freed_while_captured, 0, N_SHARES);
+}
