@@ -9,9 +9,9 @@
  * threads, one in thread-local mode in its own, a relaxed one in none; a thread
  * may relax itself by cuThreadExchangeStreamCaptureMode. A forbidden call
  * answers 900 and spoils the capture that forbade it. To wait for a context is
- * refused to a relaxed thread too while one of its streams is captured, but
- * spoils nothing then. Whether a blocking stream is captured can be asked of the
- * default stream, without harm: 906. */
+ * refused to a relaxed thread too while one of its streams is captured, and
+ * spoils it if it is a blocking one (what drivers do is not known). Whether such
+ * a one is captured can be asked of the default stream without harm: 906. */
 #include "tests/fake_cuda/fake.h"
 
 #include <stdlib.h>
@@ -63,17 +63,33 @@ CUresult fake_capture_allows_unsafe(void)
         return r;
 }
 
-bool fake_capture_in(CUcontext c, bool blocking_only)
+bool fake_capture_of_blocking(CUcontext c)
 {
         bool is_capturing = false;
 
         pthread_mutex_lock(&fake_stream_lock);
         for (const struct CUstream_st *s = fake_streams; s; s = s->next)
                 if (s->context == c && s->capture != CU_STREAM_CAPTURE_STATUS_NONE &&
-                    !(blocking_only && (s->flags & CU_STREAM_NON_BLOCKING)))
+                    !(s->flags & CU_STREAM_NON_BLOCKING))
                         is_capturing = true;
         pthread_mutex_unlock(&fake_stream_lock);
         return is_capturing;
+}
+
+CUresult fake_capture_allows_wait(CUcontext c)
+{
+        CUresult r = CUDA_SUCCESS;
+
+        pthread_mutex_lock(&fake_stream_lock);
+        for (struct CUstream_st *s = fake_streams; s; s = s->next) {
+                if (s->context != c || s->capture == CU_STREAM_CAPTURE_STATUS_NONE)
+                        continue;
+                r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+                if (!(s->flags & CU_STREAM_NON_BLOCKING))
+                        s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        }
+        pthread_mutex_unlock(&fake_stream_lock);
+        return r;
 }
 
 API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
@@ -99,7 +115,7 @@ API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *ret_sta
         r = fake_stream_get(stream, &s);
         if (r != CUDA_SUCCESS)
                 return r;
-        if (s != stream && fake_capture_in(s->context, true))
+        if (s != stream && fake_capture_of_blocking(s->context))
                 return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         pthread_mutex_lock(&fake_stream_lock);
         *ret_status = s->capture;

@@ -267,7 +267,7 @@ API CUresult cuCtxSynchronize(void)
         if (r != CUDA_SUCCESS)
                 return r;
         r = fake_capture_allows_unsafe();
-        if (r == CUDA_SUCCESS && fake_capture_in(c, false))
-                r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        if (r == CUDA_SUCCESS)
+                r = fake_capture_allows_wait(c);
         return r != CUDA_SUCCESS ? r : fake_streams_wait(c);
 }

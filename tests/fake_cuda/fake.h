@@ -229,6 +229,7 @@ bool fake_stream_is_capturing(CUstream s);
 /* CUDA_SUCCESS, or 900 and every capture that forbids the call is invalid. */
 CUresult fake_capture_allows_unsafe(void);
 void fake_capture_invalidate(CUstream s);
-bool fake_capture_in(CUcontext c, bool blocking_only);
+bool fake_capture_of_blocking(CUcontext c);
+CUresult fake_capture_allows_wait(CUcontext c); /* for all its work; a relaxed thread too */
 
 #endif

@@ -95,33 +95,45 @@ int act_swap(struct message *m)
         return 0;
 }
 
-static void *churn(void *data)
+#define N_CHURN 8
+
+/* Makes and keeps, while the other thread destroys. */
+static void *make_some(void *ret)
 {
-        enum device_share share = *(const enum device_share *)data;
-        struct device_extent e;
+        struct device_extent *e = ret;
         int r = 0;
 
-        for (int i = 0; i < 20 && r == 0; i++) {
-                r = device_make(device, share, (uint64_t)(2 + 2 * (i % 3)) << 20, &e);
-                if (r == 0)
-                        r = device_destroy(device, &e);
-        }
+        for (int i = 0; i < N_CHURN && r == 0; i++)
+                r = device_make(device, i % 2 ? DEVICE_SHARE_FD : DEVICE_SHARE_CUDA_IPC, 2 << 20, &e[i]);
         return (void *)(intptr_t)r;
+}
+
+static int destroy_some(struct device_extent *e)
+{
+        int r = 0;
+
+        for (int i = 0; i < N_CHURN && r == 0; i++)
+                r = device_destroy(device, &e[i]);
+        return r;
 }
 
 int act_churn(struct message *m)
 {
-        static const enum device_share shares[] = { DEVICE_SHARE_FD, DEVICE_SHARE_CUDA_IPC };
-        pthread_t threads[2];
-        void *results[2];
+        struct device_extent e[2][N_CHURN];
+        int r = (int)(intptr_t)make_some(e[0]);
 
         (void)m;
-        for (int i = 0; i < 2; i++)
-                if (pthread_create(&threads[i], NULL, churn, (void *)(uintptr_t)&shares[i]) != 0)
+        for (int i = 0; i < 5 && r == 0; i++) {
+                pthread_t thread;
+                void *result;
+
+                if (pthread_create(&thread, NULL, make_some, e[(i + 1) % 2]) != 0)
                         return -EAGAIN;
-        for (int i = 0; i < 2; i++)
-                pthread_join(threads[i], &results[i]);
-        return results[0] ? (int)(intptr_t)results[0] : (int)(intptr_t)results[1];
+                r = destroy_some(e[i % 2]);
+                pthread_join(thread, &result);
+                r = r < 0 ? r : (int)(intptr_t)result;
+        }
+        return r < 0 ? r : destroy_some(e[1]);
 }
 
 static int look(struct message *m)

@@ -16,7 +16,7 @@ int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its n
 int act_destroy(struct message *m); /* a: number */
 int act_close(struct message *m);
 int act_swap(struct message *m);  /* from now on it is about the other device */
-int act_churn(struct message *m); /* two threads make and destroy at once: 0, or the first error */
+int act_churn(struct message *m); /* one thread makes, another destroys: 0, or the first error */
 int act_look(struct message *m);  /* a: number, b: value → c: how many bytes are not that */
 
 /* A client's part. */

@@ -20,36 +20,40 @@ static const char *const codes[] = { "2", "1", "214", "700!" };
 
 enum { LIFE_FAILED = 1, LIFE_MAY_HAVE_LEFT = 2 };
 
-/* → a: LIFE_..., c: pieces of memory that are left */
+static void note(struct message *m, int r, bool is_destroy)
+{
+        if (r < 0)
+                m->a |= LIFE_FAILED;
+        if (r == -ENODEV || (r < 0 && is_destroy))
+                m->a |= LIFE_MAY_HAVE_LEFT;
+}
+
+/* → a: LIFE_..., c: pieces of memory that are left before the device is closed */
 static int act_owners_life(struct message *m)
 {
         struct device_extent e[2] = { DEVICE_EXTENT_EMPTY, DEVICE_EXTENT_EMPTY };
         struct device_facts facts;
         struct device *d = NULL;
         char sentence[400] = "";
-        int r = device_cuda_new("cuda:0", &d, sentence, sizeof(sentence)), n_fds = suite_count_fds();
+        int r = device_cuda_new("cuda:0", &d, sentence, sizeof(sentence)), n_fds_open = suite_count_fds();
 
-        m->a = r < 0 ? (uint64_t)LIFE_FAILED : 0;
-        if (r == -ENODEV)
-                m->a |= LIFE_MAY_HAVE_LEFT;
+        m->a = 0;
+        note(m, r, false);
         if ((r < 0) != (sentence[0] != '\0') || (r < 0) != (d == NULL))
                 return -1;
+        for (int i = 0; d && i < 2; i++) {
+                note(m, device_make(d, (enum device_share)i, 2 * MIB, &e[i]), false);
+                if ((e[i].n_bytes == 0) != (e[i].fd == -1 && e[i].native == 0))
+                        return -2;
+        }
         if (d) {
+                note(m, device_facts(d, &facts), false);
                 for (int i = 0; i < 2; i++)
-                        if (device_make(d, (enum device_share)i, 2 * MIB, &e[i]) < 0) {
-                                m->a |= LIFE_FAILED;
-                                if (e[i].n_bytes != 0 || e[i].fd != -1)
-                                        return -2;
-                        }
-                if (device_facts(d, &facts) < 0)
-                        m->a |= LIFE_FAILED;
-                for (int i = 0; i < 2; i++)
-                        if (device_destroy(d, &e[i]) < 0)
-                                m->a |= LIFE_FAILED | LIFE_MAY_HAVE_LEFT;
-                device_free(d);
+                        note(m, device_destroy(d, &e[i]), true);
         }
         m->c = (uint64_t)count_objects();
-        return suite_count_fds() == n_fds ? 0 : -3;
+        device_free(d);
+        return suite_count_fds() == n_fds_open ? 0 : -3;
 }
 
 /* view, extent, fd: the same extent at two places → a: LIFE_... */

@@ -150,6 +150,35 @@ START_TEST(a_lost_device_stays_lost)
 }
 END_TEST
 
+/* One bad answer is enough, though the driver would work again: whatever is asked
+ * then, it is not asked of the driver. */
+START_TEST(one_answer_is_enough)
+{
+        struct process owner = process_start();
+        struct message e[2], facts = { .fd = -1 };
+
+        /* Opening looks four times. */
+        set(&owner, "FAKE_CUDA_FAULT=cuMemGetInfo:5:214");
+        ck_assert_int_eq(open_device(&owner, "cuda:0"), 0);
+        for (int i = 0; i < 2; i++) {
+                ck_assert_int_eq(make(&owner, (enum device_share)i, 2 * MIB, &e[i]), 0);
+                forget(&e[i]);
+        }
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(process_call(&owner, act_facts, &facts), -ENODEV);
+        for (int i = 0; i < 2; i++) {
+                struct message more;
+
+                ck_assert_int_eq(make(&owner, (enum device_share)i, 2 * MIB, &more), -ENODEV);
+                ck_assert_int_eq(destroy(&owner, &e[i]), -ENODEV);
+        }
+        owner_end(&owner);
+        owner = process_start();
+        ck_assert_uint_eq(n_free(&owner), 64 * MIB);
+        ck_assert_int_eq(process_end(&owner), 0);
+}
+END_TEST
+
 /* ---- work and captures --------------------------------------------------- */
 
 START_TEST(finish_waits_for_the_work)
@@ -232,6 +261,7 @@ void add_trouble_tests(TCase *t)
         tcase_add_loop_test(t, others_on_the_device, 0, N_SHARES);
         tcase_add_test(t, two_threads_do_not_disturb_each_other);
         tcase_add_loop_test(t, a_lost_device_stays_lost, 0, 7);
+        tcase_add_test(t, one_answer_is_enough);
         tcase_add_loop_test(t, finish_waits_for_the_work, 0, N_SHARES);
         tcase_add_loop_test(t, a_capture_goes_on, 0, 2 * N_SHARES);
         tcase_add_loop_test(t, freed_while_captured, 0, N_SHARES);
