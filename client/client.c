@@ -39,8 +39,10 @@ struct bfc_client {
         const volatile char *alive; /* 0 in a forked child */
         size_t alive_bytes;
         struct call_connection *connection;
-        Bfcd__Reply *hello; /* what the daemon said of us; constant */
-        uint32_t partition; /* index into its partitions */
+        Bfcd__Reply *hello;         /* what the daemon said of us; constant */
+        struct device_view *places; /* where its partitions are, one each; constant */
+        bool *is_seen;              /* of a GPU's: it is one that this process sees; atomic */
+        uint32_t partition;         /* index into its partitions */
 
         pthread_mutex_t lock; /* everything below; never held across a call */
         struct regions regions;
@@ -148,11 +150,14 @@ static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *
         pthread_mutex_lock(&client->lock);
         for (size_t i = 0; i < extents->n_extents; i++) {
                 const Bfcd__Extent *e = extents->extents[i];
-                struct region_extent extent = { e->extent_id, e->region_id, e->region_bytes, e->offset,
-                                                e->n_bytes };
+                struct region_extent extent = { e->extent_id, e->region_id, e->region_bytes,
+                                                e->offset,    e->n_bytes,   e->partition };
 
+                /* Before the hello's reply there are no partitions. */
+                if (r == 0 && (!client->places || e->partition >= client->hello->hello->n_partitions))
+                        r = -EPROTO;
                 if (r == 0) {
-                        r = regions_map(&client->regions, &extent, fds[i]);
+                        r = regions_map(&client->regions, &extent, &client->places[e->partition], fds[i]);
                         if (r < 0)
                                 snprintf(client->map_error, sizeof(client->map_error),
                                          "an extent of %llu bytes could not be mapped: %s",
@@ -235,6 +240,8 @@ static void *client_free(bfc_client *client)
         call_free(client->connection);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
+        free(client->places);
+        free(client->is_seen);
         if (client->hello)
                 bfcd__reply__free_unpacked(client->hello, NULL);
         if (client->alive)
@@ -268,6 +275,48 @@ static int client_new(bfc_client **ret)
         }
         page[0] = 1;
         *ret = client;
+        return 0;
+}
+
+static int place_read(const Bfcd__PartitionInfo *info, struct device_view *ret)
+{
+        struct device_view place = { .is_cuda = info->device_uuid.len > 0 };
+
+        if (place.is_cuda) {
+                if (info->device_uuid.len != sizeof(place.uuid))
+                        return -EPROTO;
+                memcpy(place.uuid, info->device_uuid.data, sizeof(place.uuid));
+        }
+        if (place.is_cuda && strcmp(info->share, "cuda-ipc") == 0)
+                place.share = DEVICE_SHARE_CUDA_IPC;
+        else if (info->share[0] == '\0' || strcmp(info->share, "fd") == 0)
+                place.share = DEVICE_SHARE_FD;
+        else
+                return -EPROTO;
+        *ret = place;
+        return 0;
+}
+
+static int client_read_places(bfc_client *client)
+{
+        const Bfcd__HelloReply *hello = client->hello->hello;
+        struct device_view *places = calloc(hello->n_partitions + 1, sizeof(*places));
+
+        client->is_seen = calloc(hello->n_partitions + 1, sizeof(*client->is_seen));
+        if (!places || !client->is_seen) {
+                free(places);
+                return error_set(-ENOMEM, "this process is out of memory");
+        }
+        for (size_t i = 0; i < hello->n_partitions; i++) {
+                if (place_read(hello->partitions[i], &places[i]) == 0)
+                        continue;
+                free(places);
+                return error_set(-EPROTO,
+                                 "the daemon shares partition %s in a way that this library, %s, "
+                                 "does not know",
+                                 hello->partitions[i]->name, bfc_version());
+        }
+        client->places = places;
         return 0;
 }
 
@@ -305,6 +354,8 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
         request.body_case = BFCD__REQUEST__BODY_HELLO;
         request.hello = &hello;
         r = client_ask(client, &request, BFCD__REPLY__BODY_HELLO, &client->hello);
+        if (r == 0)
+                r = client_read_places(client);
         if (r < 0)
                 return r;
         return client_check_hello(client, options->partition);
@@ -351,7 +402,9 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 call_forget(client->connection);
                 return;
         }
-        /* Unmapped before it is said: then the daemon may release at once. */
+        /* Unmapped before it is said: then the daemon may release at once. Where a
+         * device cannot be waited for, it does nothing any more. */
+        (void)regions_finish(&client->regions);
         regions_clear(&client->regions);
         request.body_case = BFCD__REQUEST__BODY_GOODBYE;
         request.goodbye = &goodbye;
@@ -433,6 +486,29 @@ static int client_malloc_failed(bfc_client *client, int error)
         return error;
 }
 
+/* An extent that cannot be mapped would end the session, so this is found out
+ * before one is asked for. Looked up once for each partition. */
+static int client_check_place(bfc_client *client, uint32_t partition)
+{
+        const struct device_view *place = &client->places[partition];
+        uint8_t uuid[DEVICE_UUID_BYTES];
+        int r = 0;
+
+        if (!place->is_cuda || __atomic_load_n(&client->is_seen[partition], __ATOMIC_RELAXED))
+                return 0;
+        for (int ordinal = 0; (r = device_cuda_ordinal_uuid(ordinal, uuid)) == 0; ordinal++) {
+                if (memcmp(uuid, place->uuid, sizeof(uuid)) != 0)
+                        continue;
+                __atomic_store_n(&client->is_seen[partition], true, __ATOMIC_RELAXED);
+                return 0;
+        }
+        return error_set(-ENODEV,
+                         "partition %s is on device %s, which this process does not see: look at "
+                         "CUDA_VISIBLE_DEVICES and at the devices of the container",
+                         client->hello->hello->partitions[partition]->name,
+                         client->hello->hello->partitions[partition]->device);
+}
+
 BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
@@ -447,6 +523,8 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
         if (n_bytes == 0)
                 return error_set(-EINVAL, "0 bytes: ask for at least 1");
         r = client_partition_index(client, partition, &body.partition);
+        if (r == 0)
+                r = client_check_place(client, body.partition);
         if (r < 0)
                 return r;
         body.n_bytes = n_bytes;
@@ -474,8 +552,34 @@ BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
         return bfc_malloc_in(client, NULL, n_bytes, ret_ptr);
 }
 
+/* Writes down again a block whose free did not come about. */
+static void client_keep_on(bfc_client *client, const struct block *block)
+{
+        pthread_mutex_lock(&client->lock);
+        if (blocks_add(&client->blocks, block) == 0) {
+                count_alloc(&client->stats, block);
+                client->stats.num_allocs--;
+                client->stats.num_frees--;
+        }
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* The next owner of the block must not meet our kernels in it. The block is
+ * still ours at the daemon, so its region stays. */
+static int client_finish(struct device_range *range)
+{
+        int r = device_range_finish(range);
+
+        if (r == -EBUSY)
+                return error_set(r, "a stream is being captured, and whether a kernel still uses the block "
+                                    "cannot be known: free it after the capture");
+        /* Otherwise the context is broken, and does nothing any more. */
+        return 0;
+}
+
 BFC_API int bfc_free(bfc_client *client, void *ptr)
 {
+        struct device_range *range = NULL;
         struct block block;
         int r = client_check(client);
 
@@ -485,23 +589,19 @@ BFC_API int bfc_free(bfc_client *client, void *ptr)
                 return 0;
         pthread_mutex_lock(&client->lock);
         r = blocks_take(&client->blocks, ptr, &block);
-        if (r == 0)
+        if (r == 0) {
                 count_free(&client->stats, &block);
+                range = regions_range(&client->regions, block.region_id);
+        }
         pthread_mutex_unlock(&client->lock);
         if (r < 0)
                 return error_set(-EINVAL, "%p is not a block of this client: never given, or freed already",
                                  ptr);
-        r = client_give_back(client, block.block_id);
-        if (r == -ECONNRESET) {
-                /* It stays what it was: mapped, and this process's, as long as it lasts. */
-                pthread_mutex_lock(&client->lock);
-                if (blocks_add(&client->blocks, &block) == 0) {
-                        count_alloc(&client->stats, &block);
-                        client->stats.num_allocs--;
-                        client->stats.num_frees--;
-                }
-                pthread_mutex_unlock(&client->lock);
-        }
+        r = client_finish(range);
+        if (r == 0)
+                r = client_give_back(client, block.block_id);
+        if (r == -ECONNRESET || r == -EBUSY) /* mapped, and this process's, as long as it lasts */
+                client_keep_on(client, &block);
         return r;
 }
 
@@ -626,6 +726,30 @@ BFC_API const char *bfc_tenant(const bfc_client *client)
 BFC_API const char *bfc_partition(const bfc_client *client)
 {
         return client ? client->hello->hello->partitions[client->partition]->name : "";
+}
+
+BFC_API int bfc_partition_for_device(bfc_client *client, int ordinal, const char **ret_name)
+{
+        uint8_t uuid[DEVICE_UUID_BYTES];
+        const Bfcd__HelloReply *hello;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ret_name)
+                return error_set(-EINVAL, "bfc_partition_for_device: ret_name is NULL");
+        if (ordinal < 0 || device_cuda_ordinal_uuid(ordinal, uuid) < 0)
+                return error_set(-ENOENT, "this process sees no CUDA device %d: look at CUDA_VISIBLE_DEVICES",
+                                 ordinal);
+        hello = client->hello->hello;
+        for (size_t i = 0; i < hello->n_partitions; i++) {
+                if (client->places[i].is_cuda && memcmp(client->places[i].uuid, uuid, sizeof(uuid)) == 0) {
+                        *ret_name = hello->partitions[i]->name;
+                        return 0;
+                }
+        }
+        return error_set(-ENOENT, "tenant %s has no quota in a partition on CUDA device %d", hello->tenant,
+                         ordinal);
 }
 
 BFC_API const char *bfc_last_error(void)

@@ -14,8 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/device.h"
-
 struct mapped {
         uint64_t offset;
         uint64_t n_bytes;
@@ -25,6 +23,7 @@ struct mapped {
 struct region {
         uint64_t id;
         uint64_t n_bytes;
+        uint32_t partition;
         struct device_range *range;
         struct mapped *extents;
         size_t n_extents;
@@ -57,10 +56,10 @@ static struct region *regions_find(const struct regions *r, uint64_t id)
         return NULL;
 }
 
-static int regions_add(struct regions *r, uint64_t id, uint64_t n_bytes, struct region **ret)
+static int regions_add(struct regions *r, const struct region_extent *extent, const struct device_view *view,
+                       struct region **ret)
 {
         struct region **items = realloc(r->items, (r->n_items + 1) * sizeof(struct region *));
-        const struct device_view host = { .share = DEVICE_SHARE_FD };
         struct region *region;
         int error;
 
@@ -70,9 +69,10 @@ static int regions_add(struct regions *r, uint64_t id, uint64_t n_bytes, struct 
         region = calloc(1, sizeof(*region));
         if (!region)
                 return -ENOMEM;
-        region->id = id;
-        region->n_bytes = n_bytes;
-        error = device_range_new(&host, n_bytes, &region->range);
+        region->id = extent->region_id;
+        region->n_bytes = extent->region_bytes;
+        region->partition = extent->partition;
+        error = device_range_new(view, extent->region_bytes, &region->range);
         if (error < 0) {
                 region_free(region);
                 return error == -EINVAL ? -EPROTO : error;
@@ -130,14 +130,14 @@ static uint64_t region_replace(struct region *region, const struct region_extent
         return n_bytes_gone;
 }
 
-int regions_map(struct regions *r, const struct region_extent *extent, int fd)
+int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view, int fd)
 {
         struct region *region = regions_find(r, extent->region_id);
         int error = 0;
 
         if (!region)
-                error = regions_add(r, extent->region_id, extent->region_bytes, &region);
-        else if (region->n_bytes != extent->region_bytes)
+                error = regions_add(r, extent, view, &region);
+        else if (region->n_bytes != extent->region_bytes || region->partition != extent->partition)
                 error = -EPROTO;
         if (error < 0)
                 return error;
@@ -151,6 +151,26 @@ int regions_map(struct regions *r, const struct region_extent *extent, int fd)
         r->n_bytes_mapped -= region_replace(region, extent);
         r->n_bytes_mapped += extent->n_bytes;
         return 0;
+}
+
+struct device_range *regions_range(const struct regions *r, uint64_t region_id)
+{
+        const struct region *region = regions_find(r, region_id);
+
+        return region ? region->range : NULL;
+}
+
+int regions_finish(const struct regions *r)
+{
+        int result = 0;
+
+        for (size_t i = 0; i < r->n_items; i++) {
+                int error = device_range_finish(r->items[i]->range);
+
+                if (error < 0 && result == 0)
+                        result = error;
+        }
+        return result;
 }
 
 int regions_resolve(const struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes,

@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device/device.h"
+
 struct region;
 
 /* Zero-initialised is empty. */
@@ -27,15 +29,24 @@ struct region_extent {
         uint64_t region_bytes;
         uint64_t offset;
         uint64_t n_bytes;
+        uint32_t partition;
 };
 
 void regions_clear(struct regions *r); /* unmaps everything; back to empty */
 
-/* Maps an extent, making its region when it is the first of it. Extents that lay
- * there before are gone at the daemon, and so forgotten here. The caller keeps
- * fd. -EPROTO: it makes no sense (bounds, another size for the same region, not
- * an extent). -ENOMEM. */
-int regions_map(struct regions *r, const struct region_extent *extent, int fd);
+/* Maps an extent of its partition, which is on the device of `view`, making its
+ * region when it is the first of it. Extents that lay there before are gone at
+ * the daemon, and so forgotten here. The caller keeps fd. -EPROTO: it makes no
+ * sense (bounds, another size or partition for the same region, not an extent).
+ * -ENOMEM. -ENODEV: this process does not see the device. */
+int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view,
+                int fd);
+
+/* The range of a region, NULL: no such. It lives as long as the region. */
+struct device_range *regions_range(const struct regions *r, uint64_t region_id);
+
+/* Waits for the work that may still touch any of them; the first error. */
+int regions_finish(const struct regions *r);
 
 /* The address of a block. -EPROTO: no such region, or not every byte of the
  * block lies in an extent. */

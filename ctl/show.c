@@ -36,6 +36,7 @@ static const struct table_column tenant_columns[] = {
         { "TENANT", false },  { "PARTITION", false },    { "IN-USE", true },   { "PEAK", true },
         { "RESERVED", true }, { "PEAK-RESERVED", true }, { "LIMIT", true },    { "USE%", true },
         { "BLOCKS", true },   { "SESSIONS", true },      { "REFUSALS", true }, { "FRAG%", true },
+        { "ESCAPED", true },
 };
 
 static void add_tenants(struct table *t, const struct list *l)
@@ -55,6 +56,7 @@ static void add_tenants(struct table *t, const struct list *l)
                 table_number(t, f->num_sessions);
                 table_number(t, f->num_refusals);
                 table_percent(t, scattered(f), f->bytes_free);
+                table_size(t, f->bytes_escaped);
         }
 }
 
@@ -62,7 +64,7 @@ static const struct table_column partition_columns[] = {
         { "PARTITION", false },    { "DEVICE", false },    { "GROWTH", false },  { "SHARE", false },
         { "TENANTS", true },       { "IN-USE", true },     { "PEAK", true },     { "RESERVED", true },
         { "PEAK-RESERVED", true }, { "GUARANTEED", true }, { "LIMIT", true },    { "USE%", true },
-        { "BLOCKS", true },        { "SESSIONS", true },   { "REFUSALS", true },
+        { "BLOCKS", true },        { "SESSIONS", true },   { "REFUSALS", true }, { "ESCAPED", true },
 };
 
 static void add_partitions(struct table *t, const struct list *l)
@@ -86,6 +88,7 @@ static void add_partitions(struct table *t, const struct list *l)
                 table_number(t, f->num_blocks);
                 table_number(t, f->num_sessions);
                 table_number(t, f->num_refusals);
+                table_size(t, f->bytes_escaped);
         }
 }
 
@@ -183,9 +186,28 @@ static void add_status(struct table *t, const struct list *l)
         table_number(t, s->num_extents);
 }
 
+#define UUID_BYTES 16u
+#define UUID_TEXT  48u
+
+/* As nvidia-smi writes it; "" where there is none. */
+static const char *uuid_text(const Bfcd__DeviceRow *row, char text[UUID_TEXT])
+{
+        size_t n = 0;
+
+        text[0] = '\0';
+        if (row->uuid.len != UUID_BYTES)
+                return text;
+        n = (size_t)snprintf(text, UUID_TEXT, "%s", strncmp(row->id, "MIG-", 4) == 0 ? "MIG-" : "GPU-");
+        for (size_t i = 0; i < UUID_BYTES; i++)
+                n += (size_t)snprintf(text + n, UUID_TEXT - n, "%s%02x",
+                                      i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", row->uuid.data[i]);
+        return text;
+}
+
 static const struct table_column device_columns[] = {
-        { "DEVICE", false }, { "STATE", false }, { "RESERVED", true },
-        { "PENDING", true }, { "TOTAL", true },  { "RESERVED%", true },
+        { "DEVICE", false },   { "STATE", false },  { "RESERVED", true },
+        { "PENDING", true },   { "ESCAPED", true }, { "TOTAL", true },
+        { "RESERVED%", true }, { "NAME", false },   { "UUID", false },
 };
 
 static int show_devices(FILE *out, const Bfcd__Status *s)
@@ -197,13 +219,17 @@ static int show_devices(FILE *out, const Bfcd__Status *s)
                 return r;
         for (size_t i = 0; i < s->n_devices; i++) {
                 const Bfcd__DeviceRow *row = s->devices[i];
+                char uuid[UUID_TEXT];
 
                 table_text(t, row->id);
                 table_text(t, row->state);
                 table_size(t, row->bytes_reserved);
                 table_size(t, row->bytes_pending);
+                table_size(t, row->bytes_escaped);
                 table_size(t, row->bytes_total);
                 table_percent(t, row->bytes_reserved, row->bytes_total);
+                table_text(t, row->name);
+                table_text(t, uuid_text(row, uuid));
         }
         fputc('\n', out);
         r = table_print(t, out);
@@ -392,12 +418,17 @@ static json_t *json_devices(const Bfcd__Status *s)
         for (size_t i = 0; i < s->n_devices; i++) {
                 const Bfcd__DeviceRow *d = s->devices[i];
                 json_t *row = json_object();
+                char uuid[UUID_TEXT];
 
+                uuid_text(d, uuid);
                 set(&row, "device", show_string(d->id));
                 set(&row, "state", show_string(d->state));
+                set(&row, "name", show_string(d->name));
+                set(&row, "uuid", uuid[0] ? json_string(uuid) : json_null());
                 set(&row, "bytes_total", number(d->bytes_total));
                 set(&row, "bytes_reserved", number(d->bytes_reserved));
                 set(&row, "bytes_pending", number(d->bytes_pending));
+                set(&row, "bytes_escaped", number(d->bytes_escaped));
                 push(&ret, row);
         }
         return ret;

@@ -40,6 +40,7 @@ struct arena {
         size_t n_slots;
         uint64_t pending_bytes;
         uint32_t n_extents;
+        bool is_lost;          /* the device said so */
         struct charge escaped; /* for memory that the device did not take back */
 };
 
@@ -60,6 +61,7 @@ struct operation {
         size_t n_ranges;
         uint64_t n_bytes;
         int result;
+        bool is_lost; /* the device said so */
         arena_grown_fn grown;
         arena_released_fn released;
         void *userdata;
@@ -303,6 +305,15 @@ static struct operation *operation_new(struct arena *a, size_t n_items)
         return op;
 }
 
+/* On the worker. */
+static void operation_destroy(struct operation *op, struct operation_item *item)
+{
+        int r = device_destroy(op->arena->o.device, &item->memory);
+
+        item->escaped = r < 0;
+        op->is_lost = op->is_lost || r == -ENODEV;
+}
+
 /* On the worker: all extents or none. */
 static void growth_run(struct worker_job *job)
 {
@@ -314,8 +325,9 @@ static void growth_run(struct worker_job *job)
 
                 op->result = device_make(device, DEVICE_SHARE_FD, n_bytes, &op->items[i].memory);
                 if (op->result < 0) {
+                        op->is_lost = op->result == -ENODEV;
                         while (i-- > 0)
-                                op->items[i].escaped = device_destroy(device, &op->items[i].memory) < 0;
+                                operation_destroy(op, &op->items[i]);
                         return;
                 }
         }
@@ -328,6 +340,7 @@ static void growth_done(struct worker_job *job)
         int r;
 
         a->pending_bytes -= op->n_bytes;
+        a->is_lost = a->is_lost || op->is_lost;
         if (op->result < 0) {
                 for (size_t i = 0; i < op->n_items; i++) {
                         struct charge charge;
@@ -420,7 +433,7 @@ static void release_run(struct worker_job *job)
         for (size_t i = 0; i < op->n_items; i++) {
                 struct operation_item *item = &op->items[i];
 
-                item->escaped = device_destroy(op->arena->o.device, &item->memory) < 0;
+                operation_destroy(op, item);
         }
 }
 
@@ -430,6 +443,7 @@ static void release_done(struct worker_job *job)
         struct arena *a = op->arena;
 
         a->pending_bytes -= op->n_bytes;
+        a->is_lost = a->is_lost || op->is_lost;
         for (size_t i = 0; i < op->n_items; i++)
                 arena_empty_slot(a, op->items[i].slot, op->items[i].escaped);
         for (size_t i = 0; i < op->n_ranges; i++) {
@@ -507,6 +521,11 @@ uint64_t arena_escaped_bytes(const struct arena *a)
 uint32_t arena_n_extents(const struct arena *a)
 {
         return a->n_extents;
+}
+
+bool arena_is_lost(const struct arena *a)
+{
+        return a->is_lost;
 }
 
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret)

@@ -78,6 +78,9 @@ uint64_t arena_pending_bytes(const struct arena *a);
 uint64_t arena_escaped_bytes(const struct arena *a);
 uint32_t arena_n_extents(const struct arena *a);
 
+/* A device call said that the device is lost (-ENODEV). */
+bool arena_is_lost(const struct arena *a);
+
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret);
 
 /* A place in a region, as clients know it. */

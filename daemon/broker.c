@@ -64,29 +64,45 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
         return ledger_new(&limits, &b->ledger);
 }
 
-static int broker_open_devices(struct broker *b, const struct broker_options *options)
+static int broker_open_device(struct devices *opened, const struct broker_options *options,
+                              struct broker_device *d, char *ret_sentence, size_t n_sentence)
+{
+        char why[256] = "";
+        struct device_facts facts;
+        int r;
+
+        r = devices_open(opened, d->config->id, &d->device, why, sizeof(why));
+        if (r == 0)
+                r = device_facts(d->device, &facts);
+        if (r < 0) {
+                snprintf(ret_sentence, n_sentence, "device '%s' cannot be used: %s", d->config->id,
+                         why[0] ? why : strerror(-r));
+                return r;
+        }
+        snprintf(d->name, sizeof(d->name), "%s", facts.name);
+        return options->inline_workers ? worker_new_inline(&d->worker)
+                                       : worker_new(options->notify, options->userdata, &d->worker);
+}
+
+static int broker_open_devices(struct broker *b, const struct broker_options *options, char *ret_sentence,
+                               size_t n_sentence)
 {
         const struct config *c = b->config;
+        int r = options->devices ? 0 : devices_new(&b->opened);
 
+        if (r < 0)
+                return r;
         b->devices = calloc(c->n_devices, sizeof(*b->devices));
         if (!b->devices)
                 return -ENOMEM;
-        for (; b->n_devices < c->n_devices; b->n_devices++) {
+        for (; r == 0 && b->n_devices < c->n_devices; b->n_devices++) {
                 struct broker_device *d = &b->devices[b->n_devices];
-                int r;
 
                 d->config = &c->devices[b->n_devices];
-                r = device_host_new(&d->device);
-                if (r < 0)
-                        return r;
-                r = options->inline_workers ? worker_new_inline(&d->worker)
-                                            : worker_new(options->notify, options->userdata, &d->worker);
-                if (r < 0) {
-                        d->device = device_free(d->device);
-                        return r;
-                }
+                r = broker_open_device(b->opened ? b->opened : options->devices, options, d, ret_sentence,
+                                       n_sentence);
         }
-        return 0;
+        return r;
 }
 
 static int broker_open_partitions(struct broker *b, const struct broker_options *options)
@@ -104,7 +120,10 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->device_id = c->devices[from->device].id;
                 p->preallocate = from->growth == CONFIG_GROWTH_PREALLOCATE;
                 p->growth = p->preallocate ? "preallocate" : "on-demand";
-                p->share = from->share == CONFIG_SHARE_FD ? "fd" : "cuda-ipc";
+                p->share = from->share == CONFIG_SHARE_FD ? DEVICE_SHARE_FD : DEVICE_SHARE_CUDA_IPC;
+                p->share_name = from->share == CONFIG_SHARE_FD ? "fd" : "cuda-ipc";
+                p->is_cuda = c->devices[from->device].is_cuda;
+                memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));
                 p->device = b->devices[from->device].device;
                 p->worker = b->devices[from->device].worker;
                 pool_init(&p->pool, from->limit_bytes);
@@ -179,7 +198,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->config_text = config_format(b->config);
         r = b->config_text ? broker_open_ledger(b, ret_sentence, n_sentence) : -ENOMEM;
         if (r == 0)
-                r = broker_open_devices(b, options);
+                r = broker_open_devices(b, options, ret_sentence, n_sentence);
         if (r == 0)
                 r = broker_open_partitions(b, options);
         if (r == 0)
@@ -209,10 +228,9 @@ struct broker *broker_free(struct broker *b)
                         quota_free(b->tenants[i].quotas[k]);
                 free(b->tenants[i].quotas);
         }
-        for (size_t i = 0; i < b->n_devices; i++) {
+        for (size_t i = 0; i < b->n_devices; i++)
                 worker_free(b->devices[i].worker);
-                device_free(b->devices[i].device);
-        }
+        devices_free(b->opened);
         free(b->tenants);
         free(b->partitions);
         free(b->devices);
@@ -230,9 +248,28 @@ static void quota_log_escape(struct quota *q)
         if (n_bytes == q->logged_escaped_bytes)
                 return;
         q->logged_escaped_bytes = n_bytes;
-        log_error("device '%s' did not take back memory of tenant '%s' in partition '%s': %" PRIu64
-                  " bytes have escaped and stay charged",
-                  q->partition->device_id, q->tenant, q->partition->name, n_bytes);
+        if (!q->partition->is_lost) /* then that says it all */
+                log_error("device '%s' did not take back memory of tenant '%s' in partition '%s': %" PRIu64
+                          " bytes have escaped and stay charged",
+                          q->partition->device_id, q->tenant, q->partition->name, n_bytes);
+}
+
+/* Whoever waits is served ENODEV at the next turn. */
+static void broker_lose_device(struct broker *b, const struct device *device)
+{
+        for (size_t i = 0; i < b->n_devices; i++) {
+                struct broker_device *d = &b->devices[i];
+
+                if (d->device != device || d->is_lost)
+                        continue;
+                d->is_lost = true;
+                log_error("device '%s' (%s) is lost: its partitions refuse everything until bfcd is started "
+                          "again; the kernel's log may say why",
+                          d->config->id, d->name);
+        }
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (b->partitions[i].device == device)
+                        partition_lose(&b->partitions[i]);
 }
 
 void broker_poll(struct broker *b)
@@ -241,9 +278,15 @@ void broker_poll(struct broker *b)
 
         for (size_t i = 0; i < b->n_devices; i++)
                 n += worker_poll(b->devices[i].worker);
-        for (size_t i = 0; n > 0 && i < b->n_tenants; i++)
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        quota_log_escape(b->tenants[i].quotas[k]);
+        for (size_t i = 0; n > 0 && i < b->n_tenants; i++) {
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        struct quota *q = b->tenants[i].quotas[k];
+
+                        if (arena_is_lost(q->arena) && !q->partition->is_lost)
+                                broker_lose_device(b, q->partition->device);
+                        quota_log_escape(q);
+                }
+        }
 }
 
 /* Each quota that is due has one turn. */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "daemon/config.h"
+#include "daemon/devices.h"
 #include "daemon/ledger.h"
 #include "daemon/log.h"
 #include "daemon/partition.h"
@@ -27,12 +28,15 @@ struct broker_device {
         const struct config_device *config;
         struct device *device;
         struct worker *worker;
+        char name[sizeof(((struct device_facts *)0)->name)]; /* the maker's */
+        bool is_lost;
 };
 
 struct broker {
         const struct config *config; /* borrowed, outlives the broker */
         char *config_text;           /* as YAML, for the operators */
         struct ledger *ledger;
+        struct devices *opened; /* the broker's own; NULL: it was given them */
         struct broker_device *devices;
         size_t n_devices;
         struct partition *partitions;
@@ -50,6 +54,7 @@ struct broker {
 
 struct broker_options {
         const struct config *config;
+        struct devices *devices;        /* borrowed, outlive the broker; NULL: it opens its own */
         bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
         void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() soon */
@@ -64,7 +69,8 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
 /* No session may be left. Takes NULL. Destroys every extent. */
 struct broker *broker_free(struct broker *b);
 
-/* Delivers what the workers have finished. */
+/* Delivers what the workers have finished, and notes what it says of the devices:
+ * one that is lost fails all of its partitions, those who wait there too. */
 void broker_poll(struct broker *b);
 
 /* One turn for requests that wait; and whether any are to be looked at. */

@@ -167,6 +167,7 @@ static void read_files(struct config_reader *r, const struct file *files)
         config_read_default_tenant(r, of_default);
         config_check_matches(r, root && (!of_default || r->c->default_tenant >= 0));
         config_check_partition_sums(r);
+        config_check_gpus(r);
 }
 
 static struct config *config_new(void)
@@ -212,20 +213,22 @@ struct config *config_free(struct config *c)
 static int finish(struct config_reader *r, const struct file *files, struct config **ret)
 {
         read_files(r, files);
+        free(r->devices);
         free(r->partitions);
         free(r->tenants);
-        if (r->is_out_of_memory || r->has_failed) {
+        if (r->is_out_of_memory || r->has_failed || r->lacks_gpu) {
                 r->c = config_free(r->c);
-                return r->is_out_of_memory ? -ENOMEM : -EINVAL;
+                return r->is_out_of_memory ? -ENOMEM : r->has_failed ? -EINVAL : -ENODEV;
         }
         *ret = r->c;
         r->c = NULL;
         return 0;
 }
 
-int config_parse(const char *name, const char *text, size_t n_bytes, FILE *errors, struct config **ret)
+int config_parse(const char *name, const char *text, size_t n_bytes, const struct config_machine *machine,
+                 FILE *errors, struct config **ret)
 {
-        struct config_reader r = { .errors = errors, .c = config_new() };
+        struct config_reader r = { .errors = errors, .machine = machine, .c = config_new() };
         struct file *f = calloc(1, sizeof(*f));
         int result = -ENOMEM;
 
@@ -355,9 +358,9 @@ static void load_folder(struct config_reader *r, const char *main_path, struct f
         free(folder);
 }
 
-int config_load(const char *path, FILE *errors, struct config **ret)
+int config_load(const char *path, const struct config_machine *machine, FILE *errors, struct config **ret)
 {
-        struct config_reader r = { .errors = errors, .c = config_new() };
+        struct config_reader r = { .errors = errors, .machine = machine, .c = config_new() };
         struct file *files = NULL;
         int result;
 

@@ -18,6 +18,8 @@
 enum config_growth { CONFIG_GROWTH_ON_DEMAND, CONFIG_GROWTH_PREALLOCATE };
 enum config_share { CONFIG_SHARE_FD, CONFIG_SHARE_CUDA_IPC };
 
+#define CONFIG_UUID_BYTES 16u
+
 struct config_partition {
         char *name; /* unique over all devices */
         uint64_t limit_bytes;
@@ -27,8 +29,10 @@ struct config_partition {
 };
 
 struct config_device {
-        char *id; /* "host" */
-        uint64_t size_bytes;
+        char *id; /* "host", "cuda:0", "GPU-<uuid>", "MIG-<uuid>" */
+        bool is_cuda;
+        uint8_t uuid[CONFIG_UUID_BYTES]; /* of a GPU */
+        uint64_t size_bytes;             /* a GPU's: as it says */
         uint64_t headroom_bytes;
 };
 
@@ -72,18 +76,40 @@ struct config {
         ssize_t default_tenant; /* index of the tenant for users whom none matches; -1: refuse them */
 };
 
+/* What a config must know of a GPU that it names. */
+struct config_gpu {
+        uint8_t uuid[CONFIG_UUID_BYTES];
+        uint64_t bytes_total;
+        uint64_t bytes_free; /* now */
+};
+
+/* Who knows the machine's GPUs. */
+struct config_machine {
+        /* A negative errno with a sentence that says what is missing, for people. */
+        int (*look)(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
+                    size_t n_sentence);
+        void *userdata;
+        /* The config is about to be served: what it needs at the start must be free
+         * now. If not, too little is a warning. */
+        bool serves;
+};
+
 /* Reads path and, where the folder conf.d stands beside it, the files
  * conf.d/<name>.yaml in name order. Every error goes to `errors` as one line
  * "FILE:LINE:COLUMN: what is wrong; what would be right". -EINVAL: there were
  * errors. -ENOENT and the like: the file could not be read (said in `errors`
- * too); a file of conf.d that cannot be read is one of the errors. -ENOMEM: said
- * nowhere. On success *ret is owned by the caller. Warnings (as
- * "FILE:LINE:COLUMN: warning: ...") go there too and do not fail. */
-int config_load(const char *path, FILE *errors, struct config **ret);
+ * too); a file of conf.d that cannot be read is one of the errors. -ENODEV: all
+ * that is wrong is that the machine lacks a GPU, or memory in it, now; said in
+ * `errors` too. -ENOMEM: said nowhere. On success *ret is owned by the caller.
+ * Warnings (as "FILE:LINE:COLUMN: warning: ...") go there too and do not fail.
+ * machine may be NULL: then there are no GPUs. It is asked once for each GPU
+ * that is named, and not kept. */
+int config_load(const char *path, const struct config_machine *machine, FILE *errors, struct config **ret);
 
 /* The same from memory, as a file of that name without conf.d; for tests and
  * fuzzers. */
-int config_parse(const char *name, const char *text, size_t n_bytes, FILE *errors, struct config **ret);
+int config_parse(const char *name, const char *text, size_t n_bytes, const struct config_machine *machine,
+                 FILE *errors, struct config **ret);
 
 /* The command line's word on where the sockets are; NULL: as it was. Each path
  * is held to the config's rules. -EINVAL: it is not, or the two are the same,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices and partitions: the grammar below the key `devices`, and what is
  * summed over a device or a partition. See config_reader.h. */
+#include "daemon/config_gpu.h"
 #include "daemon/config_reader.h"
 #include "daemon/config_value.h"
 
@@ -43,7 +44,7 @@ static struct config_partition *add_partition(struct config_reader *r, const cha
 /* What the partitions of a device share. */
 struct device_state {
         size_t index;
-        bool is_host;
+        enum device_kind kind;
         uint64_t room; /* size - headroom */
         bool room_known;
         uint64_t sum_of_limits;
@@ -61,13 +62,14 @@ static void read_growth_and_share(struct config_reader *r, const struct device_s
                 if (word == 1)
                         p->growth = CONFIG_GROWTH_PREALLOCATE;
         }
+        p->share = d->kind >= DEVICE_KIND_GPU ? CONFIG_SHARE_CUDA_IPC : CONFIG_SHARE_FD;
         if (!share)
                 return;
         word = config_read_word(r, share, "share", "fd", "cuda-ipc");
-        if (word == 1 && d->is_host)
+        if (word == 1 && d->kind == DEVICE_KIND_HOST)
                 config_fail(r, share, "share cuda-ipc is not for the host device; write fd");
-        else if (word == 1)
-                p->share = CONFIG_SHARE_CUDA_IPC;
+        else if (word >= 0)
+                p->share = word == 1 ? CONFIG_SHARE_CUDA_IPC : CONFIG_SHARE_FD;
 }
 
 static void read_partition(struct config_reader *r, const struct yamltree_node *n, struct device_state *d)
@@ -108,7 +110,9 @@ static void read_partition(struct config_reader *r, const struct yamltree_node *
         else
                 note.limit_known = config_read_size(r, v[1], &rule, &p->limit_bytes);
         read_growth_and_share(r, d, p, v[2], v[3]);
+        note.node = n;
         note.growth = v[2] ? v[2] : n;
+        note.share_said = v[3] != NULL;
         if (note.limit_known && __builtin_add_overflow(d->sum_of_limits, p->limit_bytes, &d->sum_of_limits))
                 d->sum_of_limits = UINT64_MAX;
         if (note.limit_known && d->sum_of_limits > d->room && !d->limit_too_much)
@@ -129,11 +133,20 @@ static void read_partitions(struct config_reader *r, const struct yamltree_node 
         }
         for (const struct yamltree_node *p = n->first_child; p; p = p->next)
                 read_partition(r, p, d);
-        if (d->room_known && d->limit_too_much)
+        if (!d->room_known || !d->limit_too_much)
+                return;
+        if (d->kind == DEVICE_KIND_HOST)
                 config_fail(
                         r, d->limit_too_much,
                         "the partitions' limits sum to %s; the device has %s (its size minus its headroom)",
                         SIZE(d->sum_of_limits), SIZE(d->room));
+        else
+                config_fail(
+                        r, d->limit_too_much,
+                        "the partitions' limits sum to %lluMiB; device '%s' has %lluMiB to share out (%lluMiB minus a headroom of %s)",
+                        MIB(d->sum_of_limits), r->c->devices[d->index].id, MIB(d->room),
+                        MIB(r->c->devices[d->index].size_bytes),
+                        SIZE(r->c->devices[d->index].headroom_bytes));
 }
 
 /* ---- devices -------------------------------------------------------------- */
@@ -141,27 +154,25 @@ static void read_partitions(struct config_reader *r, const struct yamltree_node 
 static void read_device_id(struct config_reader *r, const struct yamltree_node *n, struct device_state *d)
 {
         struct config_device *device = &r->c->devices[d->index];
+        enum device_kind kind = DEVICE_KIND_HOST;
 
         if (!config_want(r, n, YAMLTREE_SCALAR, "id"))
                 return;
-        if (strncmp(n->text, "cuda:", 5) == 0 || strncmp(n->text, "GPU-", 4) == 0 ||
-            strncmp(n->text, "MIG-", 4) == 0) {
-                config_fail(r, n, "device '%s': this version serves only the host device; write id: host",
-                            SHOW(n));
+        r->devices[d->index].node = r->devices[d->index].headroom = n;
+        if (!config_is_text(n, "host"))
+                kind = config_read_gpu_id(r, n);
+        d->kind = r->devices[d->index].kind = kind;
+        if (kind == DEVICE_KIND_UNKNOWN)
                 return;
-        }
-        d->is_host = config_is_text(n, "host");
-        if (!d->is_host) {
-                config_fail(r, n, "device '%s' is not known; write id: host", SHOW(n));
-                return;
-        }
-        for (size_t i = 0; i < d->index; i++)
-                if (r->c->devices[i].id && strcmp(r->c->devices[i].id, "host") == 0) {
-                        config_fail(r, n,
-                                    "device 'host' is there already; put all its partitions in one place");
+        device->is_cuda = kind != DEVICE_KIND_HOST;
+        for (size_t i = 0; i < d->index; i++) {
+                if (r->c->devices[i].id && strcmp(r->c->devices[i].id, n->text) == 0) {
+                        config_fail(r, n, "device '%s' is there already; put all its partitions in one place",
+                                    SHOW(n));
                         return;
                 }
-        device->id = config_copy_text(r, "host");
+        }
+        device->id = config_copy_text(r, n->text);
 }
 
 /* Swapping or the OOM killer would be the price, some time later. */
@@ -179,35 +190,56 @@ static void check_memory(struct config_reader *r, const struct yamltree_node *n,
                             (unsigned long long)(memory_bytes >> 20));
 }
 
+static void read_host_size(struct config_reader *r, const struct yamltree_node *n,
+                           const struct yamltree_node *size_node, struct device_state *d)
+{
+        struct config_device *device = &r->c->devices[d->index];
+
+        if (!size_node) {
+                if (d->kind == DEVICE_KIND_HOST)
+                        config_fail(r, n, "device 'host' lacks its size; write it as in size: 4GiB");
+                return;
+        }
+        d->room_known =
+                config_read_size(r, size_node, &(struct size_rule){ .what = "size" }, &device->size_bytes);
+        if (d->room_known)
+                check_memory(r, size_node, device->size_bytes);
+}
+
+/* How much there is to share out. */
 static void read_device_size(struct config_reader *r, const struct yamltree_node *n,
                              const struct yamltree_node *size_node, const struct yamltree_node *headroom_node,
                              struct device_state *d)
 {
         struct config_device *device = &r->c->devices[d->index];
-        bool size_known = false;
-        bool headroom_known = true;
 
-        if (size_node) {
-                size_known = config_read_size(r, size_node, &(struct size_rule){ .what = "size" },
-                                              &device->size_bytes);
-                if (size_known)
-                        check_memory(r, size_node, device->size_bytes);
-        } else if (d->is_host) {
-                config_fail(r, n, "device 'host' lacks its size; write it as in size: 4GiB");
+        if (d->kind < DEVICE_KIND_GPU) {
+                read_host_size(r, n, size_node, d);
+        } else {
+                if (size_node)
+                        config_fail(r, size_node, "size is for the host device; a GPU has the size it has");
+                d->room_known = device->id && config_look_at_gpu(r, d->index);
         }
-        if (headroom_node)
-                headroom_known = config_read_size(
-                        r, headroom_node, &(struct size_rule){ .what = "headroom", .zero_allowed = true },
-                        &device->headroom_bytes);
-        if (!size_known || !headroom_known)
+        if (headroom_node) {
+                r->devices[d->index].headroom = headroom_node;
+                if (!config_read_size(r, headroom_node,
+                                      &(struct size_rule){ .what = "headroom", .zero_allowed = true },
+                                      &device->headroom_bytes))
+                        d->room_known = false;
+        }
+        if (!d->room_known)
                 return;
-        if (device->headroom_bytes >= device->size_bytes) {
+        d->room_known = device->headroom_bytes < device->size_bytes;
+        if (d->room_known)
+                d->room = (device->size_bytes - device->headroom_bytes) / CONFIG_GRANULARITY *
+                          CONFIG_GRANULARITY;
+        else if (d->kind >= DEVICE_KIND_GPU)
+                config_fail(r, r->devices[d->index].headroom,
+                            "headroom %s leaves nothing of device '%s', which has %lluMiB",
+                            SIZE(device->headroom_bytes), device->id, MIB(device->size_bytes));
+        else
                 config_fail(r, headroom_node, "headroom %s leaves nothing of the device's size, %s",
                             SIZE(device->headroom_bytes), SIZE(device->size_bytes));
-                return;
-        }
-        d->room = device->size_bytes - device->headroom_bytes;
-        d->room_known = true;
 }
 
 static void read_device(struct config_reader *r, const struct yamltree_node *n)
@@ -220,13 +252,14 @@ static void read_device(struct config_reader *r, const struct yamltree_node *n)
                 r->lacks_partitions = true;
                 return;
         }
-        if (!config_grow(r, (void **)&r->c->devices, d.index, sizeof(r->c->devices[0])))
+        if (!config_grow(r, (void **)&r->c->devices, d.index, sizeof(r->c->devices[0])) ||
+            !config_grow(r, (void **)&r->devices, d.index, sizeof(r->devices[0])))
                 return;
         r->c->n_devices++;
         if (v[0])
                 read_device_id(r, v[0], &d);
         else
-                config_fail(r, n, "a device lacks its id; write id: host");
+                config_fail(r, n, "a device lacks its id; write host, cuda:N, GPU-UUID or MIG-UUID");
         read_device_size(r, n, v[1], v[2], &d);
         if (v[3]) {
                 read_partitions(r, v[3], &d);
@@ -249,7 +282,7 @@ void config_read_devices(struct config_reader *r, const struct yamltree_node *ro
                 return;
         }
         if (!n->first_child) {
-                config_fail(r, n, "devices is empty; write at least id: host");
+                config_fail(r, n, "devices is empty; there must be at least one");
                 r->lacks_partitions = true;
         }
         for (const struct yamltree_node *d = n->first_child; d; d = d->next)

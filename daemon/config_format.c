@@ -35,8 +35,10 @@ static void put_device(FILE *f, const struct config *c, size_t device)
 
         fputs("  - id: ", f);
         put_string(f, d->id);
-        fputs("\n    size: ", f);
-        fputs(SIZE(d->size_bytes), f);
+        if (!d->is_cuda) {
+                fputs("\n    size: ", f);
+                fputs(SIZE(d->size_bytes), f);
+        }
         fputs("\n    headroom: ", f);
         fputs(SIZE(d->headroom_bytes), f);
         fputs("\n    partitions:\n", f);

@@ -48,28 +48,44 @@ static void put_place(struct config_reader *r, const char *file, size_t line, si
         fprintf(r->errors, ":%zu:%zu: ", line, column);
 }
 
+static void put_sentence(struct config_reader *r, const struct yamltree_node *at, const char *kind,
+                         const char *format, va_list args) __attribute__((format(printf, 4, 0)));
+static void put_sentence(struct config_reader *r, const struct yamltree_node *at, const char *kind,
+                         const char *format, va_list args)
+{
+        put_place(r, at->file, at->line, at->column);
+        fputs(kind, r->errors);
+        vfprintf(r->errors, format, args);
+        fputc('\n', r->errors);
+}
+
 void config_fail(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
 {
         va_list args;
 
         r->has_failed = true;
-        put_place(r, at->file, at->line, at->column);
         va_start(args, format);
-        vfprintf(r->errors, format, args);
+        put_sentence(r, at, "", format, args);
         va_end(args);
-        fputc('\n', r->errors);
+}
+
+void config_fail_machine(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
+{
+        va_list args;
+
+        r->lacks_gpu = true;
+        va_start(args, format);
+        put_sentence(r, at, "", format, args);
+        va_end(args);
 }
 
 void config_warn(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
 {
         va_list args;
 
-        put_place(r, at->file, at->line, at->column);
-        fputs("warning: ", r->errors);
         va_start(args, format);
-        vfprintf(r->errors, format, args);
+        put_sentence(r, at, "warning: ", format, args);
         va_end(args);
-        fputc('\n', r->errors);
 }
 
 void config_fail_tree(void *userdata, const char *file, size_t line, size_t column, const char *sentence)

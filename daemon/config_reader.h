@@ -5,8 +5,8 @@
  * an error leaves unknown (a limit, a name) is marked so, and checks that would
  * need it are silent: one mistake gives one message.
  *
- * Invariant: notes of partitions and tenants are as many as those in the
- * config, index by index.
+ * Invariant: notes of devices, partitions and tenants are as many as those in
+ * the config, index by index.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CONFIG_READER_H
@@ -18,7 +18,20 @@
 #define CONFIG_MAX_KEYS     8 /* of one mapping, the NULL at the end included */
 #define CONFIG_MAX_SESSIONS 65536
 
+enum device_kind { DEVICE_KIND_UNKNOWN, DEVICE_KIND_HOST, DEVICE_KIND_GPU, DEVICE_KIND_MIG };
+
+struct device_note {
+        const struct yamltree_node *node; /* its id */
+        enum device_kind kind;
+        const struct yamltree_node *headroom; /* where it was said, or the id */
+        bool is_seen;                         /* a GPU: the machine has it */
+        uint64_t bytes_free;
+};
+
 struct partition_note {
+        const struct yamltree_node *node;
+        bool share_said;
+        uint64_t n_sessions; /* that the quotas allow */
         bool limit_known;
         const struct yamltree_node *growth; /* where it was said, or the partition */
         uint64_t sum_of_reserves;
@@ -33,11 +46,14 @@ struct tenant_note {
 
 struct config_reader {
         FILE *errors;
+        const struct config_machine *machine; /* may be NULL */
         bool has_failed;
+        bool lacks_gpu; /* the config may be right, the machine is not */
         bool is_out_of_memory;
         bool lacks_partitions; /* some could not be read: names may be theirs */
         bool lacks_tenants;
         struct config *c;
+        struct device_note *devices;
         struct partition_note *partitions;
         struct tenant_note *tenants;
         const struct yamltree_node *socket_path;
@@ -61,7 +77,13 @@ const char *config_show_size(struct config_shown *s, uint64_t n_bytes);
 #define SHOW(node)    config_show_bytes(&(struct config_shown){ { 0 } }, (node)->text, (node)->n_text)
 #define SIZE(n_bytes) config_show_size(&(struct config_shown){ { 0 } }, n_bytes)
 
+/* For sizes that nobody chose, such as a GPU's: whole MiB. */
+#define MIB(n_bytes) ((unsigned long long)((n_bytes) >> 20))
+
 void config_fail(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
+        __attribute__((format(printf, 3, 4)));
+/* What the machine lacks now, which another day may have. */
+void config_fail_machine(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 void config_warn(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
@@ -98,6 +120,7 @@ struct config_partition *config_find_partition(const struct config *c, const cha
 
 /* Once all tenants are read. */
 void config_check_partition_sums(struct config_reader *r);
+void config_check_gpus(struct config_reader *r);
 
 /* ---- tenants (config_tenant.c) -------------------------------------------- */
 

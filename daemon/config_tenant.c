@@ -14,6 +14,7 @@
 #define DEFAULT_QUOTA_MAX_SESSIONS 1024
 #define MAX_BLOCKS                 16777216
 #define DEFAULT_MAX_BLOCKS         100000
+#define SMALL_IPC_LIMIT            (UINT64_C(256) << 20) /* less than eight pieces of 32 MiB */
 
 /* ---- whom a tenant matches ------------------------------------------------ */
 
@@ -122,6 +123,11 @@ static void check_quota(struct config_reader *r, const struct yamltree_node *n,
                         SIZE(q->limit_bytes));
         else if (__builtin_add_overflow(note->sum_of_limits, q->limit_bytes, &note->sum_of_limits))
                 note->sum_of_limits = UINT64_MAX;
+        if (p->share == CONFIG_SHARE_CUDA_IPC && q->limit_bytes < SMALL_IPC_LIMIT)
+                config_warn(
+                        r, limit_node ? limit_node : n,
+                        "limit %s in partition '%s' is made of pieces of 32MiB, because it shares by cuda-ipc; one small block holds a whole piece; with share: fd they would have 2MiB",
+                        SIZE(q->limit_bytes), p->name);
         if (!reserve_known)
                 return;
         if (q->reserve_bytes > q->limit_bytes) {
@@ -207,6 +213,7 @@ static void read_quota(struct config_reader *r, const struct yamltree_node *n, s
         config_read_count(r, v[4], "max_blocks", MAX_BLOCKS, &q.max_blocks);
         if (!is_known)
                 return;
+        r->partitions[q.partition].n_sessions += q.max_sessions;
         slot = config_grow(r, (void **)&t->quotas, t->n_quotas, sizeof(*slot));
         if (!slot)
                 return;

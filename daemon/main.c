@@ -12,6 +12,7 @@
 
 #include "daemon/broker.h"
 #include "daemon/config.h"
+#include "daemon/devices.h"
 #include "daemon/log.h"
 #include "daemon/server.h"
 
@@ -149,9 +150,14 @@ static void on_ready(void)
         log_info("bfcd %s serves", BFCD_VERSION);
 }
 
-static int serve(const struct config *config)
+static int serve(const struct config *config, struct devices *devices)
 {
-        struct broker_options options = { .config = config, .notify = server_notify, .wake = server_wake };
+        struct broker_options options = {
+                .config = config,
+                .devices = devices,
+                .notify = server_notify,
+                .wake = server_wake,
+        };
         struct server *server = NULL;
         struct broker *broker = NULL;
         char sentence[512] = "out of memory";
@@ -183,11 +189,17 @@ static int serve(const struct config *config)
         return r;
 }
 
-/* An exit status; whatever failed has been said. */
-static int read_config(const struct options *options, struct config **ret)
+/* An exit status; whatever failed has been said. A GPU that is not there is no
+ * error in the config: trying again may help. */
+static int read_config(const struct options *options, struct devices *devices, struct config **ret)
 {
         const char *path = options->check ? options->check : options->config;
-        int r = config_load(path, stderr, ret);
+        struct config_machine machine = {
+                .look = devices_look,
+                .userdata = devices,
+                .serves = !options->check,
+        };
+        int r = config_load(path, &machine, stderr, ret);
 
         if (r == -ENOMEM)
                 log_error("%s could not be read: out of memory", path);
@@ -196,7 +208,7 @@ static int read_config(const struct options *options, struct config **ret)
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-static int run(const struct options *options, struct config *config)
+static int run(const struct options *options, struct config *config, struct devices *devices)
 {
         int r = config_set_sockets(config, options->socket, options->admin_socket, stderr);
 
@@ -206,12 +218,13 @@ static int run(const struct options *options, struct config *config)
                 log_error("the sockets' paths could not be kept: %s", strerror(-r));
                 return EXIT_FAILURE;
         }
-        return serve(config) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+        return serve(config, devices) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)
 {
         struct config *config = NULL;
+        struct devices *devices = NULL;
         struct options options;
         int status;
         int r;
@@ -221,9 +234,14 @@ int main(int argc, char **argv)
                 return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
         log_open(options.log_level);
 
-        status = read_config(&options, &config);
+        if (devices_new(&devices) < 0) {
+                log_error("out of memory");
+                return EXIT_FAILURE;
+        }
+        status = read_config(&options, devices, &config);
         if (status == EXIT_SUCCESS && !options.check)
-                status = run(&options, config);
+                status = run(&options, config, devices);
         config_free(config);
+        devices_free(devices);
         return status;
 }

@@ -21,7 +21,11 @@ struct partition {
         const char *name;      /* the config's */
         const char *device_id; /* the config's */
         const char *growth;    /* "on-demand", "preallocate" */
-        const char *share;     /* "fd" */
+        const char *share_name;
+        enum device_share share;
+        bool is_cuda;
+        uint8_t uuid[DEVICE_UUID_BYTES]; /* of the GPU */
+        bool is_lost;                    /* the device is: every request is refused */
         bool preallocate;
         struct device *device;
         struct worker *worker;

@@ -173,6 +173,8 @@ static int quota_try(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, 
 {
         int r;
 
+        if (q->partition->is_lost)
+                return -ENODEV;
         if (q->n_blocks >= q->max_blocks)
                 return -EDQUOT;
         r = arena_alloc(q->arena, n_bytes, ret_handle, ret_offset);
@@ -192,7 +194,9 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint6
 
         if (n_bytes == 0)
                 return -EINVAL;
-        if (n_bytes > q->account.limit_bytes)
+        if (q->partition->is_lost)
+                r = -ENODEV;
+        else if (n_bytes > q->account.limit_bytes)
                 r = -EDQUOT;
         else if (q->is_due)
                 r = QUOTA_WAIT; /* those who came before are looked at first */
@@ -245,6 +249,12 @@ static void partition_make_due(struct partition *p)
 
         TAILQ_FOREACH(q, &p->quotas, of_partition)
         quota_make_due(q);
+}
+
+void partition_lose(struct partition *p)
+{
+        p->is_lost = true;
+        partition_make_due(p);
 }
 
 static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
@@ -515,7 +525,12 @@ void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf
         struct bfc_stats stats;
 
         arena_read_stats(q->arena, &stats);
-        if (error == -EDQUOT && q->n_blocks >= q->max_blocks)
+        if (error == -ENODEV)
+                snprintf(buf, n_buf,
+                         "device '%s' of partition '%s' is lost, and its memory with it, until the daemon is "
+                         "started again",
+                         q->partition->device_id, q->partition->name);
+        else if (error == -EDQUOT && q->n_blocks >= q->max_blocks)
                 snprintf(buf, n_buf,
                          "tenant '%s' holds %" PRIu32
                          " blocks in partition '%s': its limit max_blocks is %" PRIu32,

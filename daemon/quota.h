@@ -96,7 +96,7 @@ enum {
 };
 
 /* A block at once: 0, QUOTA_WAIT, or a refusal: -EINVAL (0 bytes), -EDQUOT
- * (max_blocks, or more than the limit). */
+ * (max_blocks, or more than the limit), -ENODEV (the device is lost). */
 int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 
 /* Queues a request (quota, n_bytes and done are set). */
@@ -128,6 +128,10 @@ void quota_closed(struct quota *q);
 void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf, size_t n_buf);
 
 void quota_clear_peaks(struct quota *q);
+
+/* The partition's device is lost: who waits in it is refused at the next turn,
+ * and everybody from now on. */
+void partition_lose(struct partition *p);
 
 /* Charges, blocks and figures agree; slow. 0, or -EBADMSG and a sentence. */
 int quota_check(const struct quota *q, const char **ret_why);

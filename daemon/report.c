@@ -107,6 +107,32 @@ static Bfcd__Figures *report_figures(struct report *r)
 
 /* ---- the lists ----------------------------------------------------------- */
 
+static void report_device(const struct broker *b, const struct broker_device *d, Bfcd__DeviceRow *row)
+{
+        bfcd__device_row__init(row);
+        row->id = borrow(d->config->id);
+        row->name = borrow(d->name);
+        if (d->config->is_cuda) {
+                row->uuid.data = (uint8_t *)(uintptr_t)d->config->uuid;
+                row->uuid.len = sizeof(d->config->uuid);
+        }
+        row->bytes_total = d->config->size_bytes;
+        row->state = borrow(d->is_lost ? "lost" : "ok");
+        for (size_t k = 0; k < b->n_partitions; k++)
+                if (b->partitions[k].device == d->device)
+                        row->bytes_reserved += b->partitions[k].pool.charged_bytes;
+        for (size_t k = 0; k < b->n_tenants; k++) {
+                for (size_t m = 0; m < b->tenants[k].n_quotas; m++) {
+                        const struct quota *q = b->tenants[k].quotas[m];
+
+                        if (q->partition->device != d->device)
+                                continue;
+                        row->bytes_pending += arena_pending_bytes(q->arena);
+                        row->bytes_escaped += arena_escaped_bytes(q->arena);
+                }
+        }
+}
+
 static void report_devices(const struct session *viewer, struct report *r)
 {
         const struct broker *b = viewer->broker;
@@ -114,18 +140,7 @@ static void report_devices(const struct session *viewer, struct report *r)
         for (size_t i = 0; i < b->n_devices && !report_is_full(r); i++) {
                 Bfcd__DeviceRow *row = &r->rows.devices[r->n_rows];
 
-                bfcd__device_row__init(row);
-                row->id = borrow(b->devices[i].config->id);
-                row->bytes_total = b->devices[i].config->size_bytes;
-                row->state = borrow("ok");
-                for (size_t k = 0; k < b->n_partitions; k++)
-                        if (b->partitions[k].device == b->devices[i].device)
-                                row->bytes_reserved += b->partitions[k].pool.charged_bytes;
-                for (size_t k = 0; k < b->n_tenants; k++)
-                        for (size_t m = 0; m < b->tenants[k].n_quotas; m++)
-                                if (b->tenants[k].quotas[m]->partition->device == b->devices[i].device)
-                                        row->bytes_pending +=
-                                                arena_pending_bytes(b->tenants[k].quotas[m]->arena);
+                report_device(b, &b->devices[i], row);
                 r->pointers[r->n_rows++] = row;
         }
         r->status.n_devices = r->n_rows;
@@ -185,7 +200,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->name = borrow(p->name);
                 row->device = borrow(p->device_id);
                 row->growth = borrow(p->growth);
-                row->share = borrow(p->share);
+                row->share = borrow(p->share_name);
                 row->num_tenants = p->n_quotas;
                 row->figures = report_figures(r);
                 report_partition_figures(viewer, p, row->figures);

@@ -105,7 +105,7 @@ struct extent_batch {
         uint32_t exports[SESSION_MAX_UNACKED]; /* in the ledger */
 };
 
-static void batch_add(struct extent_batch *batch, const struct arena *arena,
+static void batch_add(struct extent_batch *batch, const struct arena *arena, uint32_t partition,
                       const struct ledger_extent *extent, size_t slot, uint32_t export)
 {
         Bfcd__Extent *e = &batch->extents[batch->n];
@@ -118,6 +118,7 @@ static void batch_add(struct extent_batch *batch, const struct arena *arena,
         e->region_bytes = place.region_bytes;
         e->offset = place.offset;
         e->n_bytes = extent->n_bytes;
+        e->partition = partition;
         batch->pointers[batch->n] = e;
         batch->fds[batch->n] = extent->fd;
         batch->slots[batch->n] = slot;
@@ -149,7 +150,7 @@ static int session_collect_extents(struct session *s, struct session_share *shar
                 if (r < 0)
                         return r;
                 share->seen[slot] = extent->id;
-                batch_add(ret, arena, extent, slot, export);
+                batch_add(ret, arena, (uint32_t)(share - s->shares), extent, slot, export);
         }
         return 0;
 }
@@ -299,7 +300,8 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
         char sentence[SESSION_SENTENCE_BYTES];
         int reason = error;
 
-        if (device_failed && error != -ENODEV)
+        device_failed = device_failed && error != -ENODEV;
+        if (device_failed)
                 error = -ENOMEM; /* whatever the device lacked */
         if (device_failed)
                 snprintf(sentence, sizeof(sentence),
@@ -654,6 +656,22 @@ static int session_write_down(struct session *s, uint8_t *ret_secret)
         return 0;
 }
 
+/* protobuf-c's strings and bytes are not const; nobody writes there. */
+static void session_describe_partition(const struct quota *q, Bfcd__PartitionInfo *ret)
+{
+        const struct partition *p = q->partition;
+
+        bfcd__partition_info__init(ret);
+        ret->name = (char *)(uintptr_t)p->name;
+        ret->device = (char *)(uintptr_t)p->device_id;
+        ret->bytes_limit = q->account.limit_bytes;
+        ret->share = (char *)(uintptr_t)p->share_name;
+        if (p->is_cuda) {
+                ret->device_uuid.data = (uint8_t *)(uintptr_t)p->uuid;
+                ret->device_uuid.len = sizeof(p->uuid);
+        }
+}
+
 static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret)
 {
         size_t n = s->tenant ? s->tenant->n_quotas : 0;
@@ -667,12 +685,7 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_
                 goto out;
         }
         for (size_t i = 0; i < n; i++) {
-                const struct quota *q = s->tenant->quotas[i];
-
-                bfcd__partition_info__init(&infos[i]);
-                infos[i].name = (char *)(uintptr_t)q->partition->name;
-                infos[i].device = (char *)(uintptr_t)q->partition->device_id;
-                infos[i].bytes_limit = q->account.limit_bytes;
+                session_describe_partition(s->tenant->quotas[i], &infos[i]);
                 pointers[i] = &infos[i];
         }
         hello.version = SESSION_PROTOCOL_VERSION;

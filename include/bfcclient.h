@@ -17,7 +17,8 @@
  *                at that path
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
- *   -ENODEV      the device is lost
+ *   -ENODEV      the device is lost, or this process does not see it
+ *   -EBUSY       a CUDA stream is being captured (bfc_free)
  *   -ECONNRESET  the daemon ended the session, or is gone
  *   -EPROTO      the other end does not speak the protocol
  *   -ECHILD      the client belongs to the parent of this forked process
@@ -59,7 +60,8 @@ void bfc_disconnect(bfc_client *client);
 
 /* A block of at least n_bytes in the client's partition, aligned to 256 bytes.
  * On the host device the pointer is ordinary memory, shared with nobody outside
- * the tenant. Its contents are not defined. The caller owns the block and gives
+ * the tenant. On a GPU it is a device pointer, good for kernels and every call
+ * of the CUDA runtime; this process must see that GPU. Its contents are not defined. The caller owns the block and gives
  * it back with bfc_free(). */
 int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr);
 
@@ -67,7 +69,10 @@ int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr);
 int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr);
 
 /* Gives a block back. ptr: as bfc_malloc() returned it; NULL does nothing.
- * -EINVAL for anything else, also for a second free. */
+ * -EINVAL for anything else, also for a second free. On a GPU it waits, as
+ * cudaFree does, for all work that this process has given to the device; -EBUSY
+ * while that cannot be known, because a stream is being captured: the block
+ * stays. */
 int bfc_free(bfc_client *client, void *ptr);
 
 /* What this client itself has: bytes as TensorFlow's AllocatorStats names them.
@@ -117,6 +122,12 @@ int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *r
  * bfc_malloc() uses. Valid until bfc_disconnect(). */
 const char *bfc_tenant(const bfc_client *client);
 const char *bfc_partition(const bfc_client *client);
+
+/* The partition on the GPU that this process knows as CUDA device `ordinal`, so
+ * CUDA_VISIBLE_DEVICES counts: the first one, in the order of the tenant's
+ * quotas. -ENOENT: there is no such GPU, or no such partition. The name is valid
+ * until bfc_disconnect(); pass it to bfc_malloc_in(). */
+int bfc_partition_for_device(bfc_client *client, int ordinal, const char **ret_name);
 
 /* The sentence for the last failure in the calling thread, of any client; ""
  * when there was none. Valid until the thread's next call. */

@@ -28,7 +28,7 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config)
         char sentence[512];
 
         log_open(LOG_LEVEL_ERROR);
-        MUST(config_parse("test.yaml", config_text, strlen(config_text), stderr, ret_config) == 0);
+        MUST(config_parse("test.yaml", config_text, strlen(config_text), NULL, stderr, ret_config) == 0);
         options.config = *ret_config;
         MUST(broker_new(&options, &b, sentence, sizeof(sentence)) == 0);
         return b;

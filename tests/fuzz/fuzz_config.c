@@ -15,6 +15,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
                         abort();                                                                             \
         } while (0)
 
+/* A machine with every GPU; ids of one length and last byte are the same one. */
+static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+{
+        (void)userdata;
+        (void)ret_sentence;
+        (void)n_sentence;
+        *ret = (struct config_gpu){
+                .uuid = { (uint8_t)strlen(id), (uint8_t)id[strlen(id) - 1] },
+                .bytes_total = (UINT64_C(1) << 30) + 1,
+                .bytes_free = UINT64_C(1) << 28,
+        };
+        return 0;
+}
+
+static const struct config_machine machine = { .look = look };
+
 static int parse(const void *text, size_t n_bytes, struct config **ret)
 {
         size_t n_errors = 0;
@@ -23,7 +39,7 @@ static int parse(const void *text, size_t n_bytes, struct config **ret)
         int r;
 
         REQUIRE(f);
-        r = config_parse("fuzz.yaml", text, n_bytes, f, ret);
+        r = config_parse("fuzz.yaml", text, n_bytes, &machine, f, ret);
         REQUIRE(fclose(f) == 0);
         REQUIRE(r == 0 || n_errors > 0);
         REQUIRE(strlen(errors) == n_errors);

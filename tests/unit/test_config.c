@@ -37,11 +37,42 @@ static char *errors;
 static size_t n_errors;
 static char folder[64];
 
+/* ---- a machine with GPUs --------------------------------------------------- */
+
+/* "cuda:0" and GPU_0 are one GPU of 8 GiB and a bit, "cuda:1" has 1 GiB; "cuda:2" is broken. */
+#define GPU_0 "GPU-00112233-4455-6677-8899-aabbccddeeff"
+#define GPU_9 "GPU-99112233-4455-6677-8899-aabbccddeeff"
+#define MIG_0 "MIG-00aabb33-4455-6677-8899-aabbccddeeff"
+#define MIG_1 "MIG-11aabb33-4455-6677-8899-aabbccddeeff"
+
+static unsigned int n_looks;
+
+static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+{
+        (void)userdata;
+        n_looks++;
+        if (strcmp(id, "cuda:0") == 0 || strcmp(id, GPU_0) == 0)
+                *ret = (struct config_gpu){ { 1 }, 8 * GIB + 12345, 7 * GIB };
+        else if (strcmp(id, "cuda:1") == 0)
+                *ret = (struct config_gpu){ { 2 }, 1 * GIB, 512 * MIB };
+        else if (strcmp(id, MIG_0) == 0)
+                *ret = (struct config_gpu){ { 3 }, 4 * GIB, 4 * GIB };
+        else
+                return snprintf(ret_sentence, n_sentence, "the driver knows no %s", id), -ENODEV;
+        return 0;
+}
+
+static struct config_machine machine = { .look = look };
+
+/* ---- parsing ----------------------------------------------------------- */
+
 static void setup(void)
 {
         n_fds_before = suite_count_fds();
         errors = NULL;
         folder[0] = '\0';
+        n_looks = 0;
+        machine.serves = false;
 }
 
 static void teardown(void)
@@ -64,7 +95,7 @@ static FILE *open_errors(void)
 static int parse_bytes(const char *text, size_t n_bytes, struct config **ret)
 {
         FILE *f = open_errors();
-        int r = config_parse("c.yaml", text, n_bytes, f, ret);
+        int r = config_parse("c.yaml", text, n_bytes, &machine, f, ret);
 
         fclose(f);
         return r;
@@ -300,20 +331,16 @@ static const struct {
         { "max_sessions: 100", "socket: {group: 4294967295}", 1, 17, "group 4294967295 is out of range" },
         { "max_sessions: 100", "socket: {group: [a]}", 1, 17, "a group must be a single value" },
         /* devices and partitions */
-        { "id: host", "id: cuda:0", 3, 9,
-          "device 'cuda:0': this version serves only the host device; write id: host" },
-        { "id: host", "id: GPU-12ab", 3, 9, "device 'GPU-12ab': this version serves only the host device" },
-        { "id: host", "id: MIG-12ab", 3, 9, "device 'MIG-12ab': this version serves only the host device" },
-        { "id: host", "id: tpu", 3, 9, "device 'tpu' is not known; write id: host" },
+        { "id: host", "id: tpu", 3, 9,
+          "device 'tpu' is not known; write host, cuda:N, GPU-UUID or MIG-UUID" },
+        { "id: host", "id: Host", 3, 9, "device 'Host' is not known" },
         { "id: host", "id: [host]", 3, 9, "id must be a single value" },
-        { "id: host\n    size", "size", 3, 5, "a device lacks its id; write id: host" },
+        { "id: host\n    size", "size", 3, 5, "a device lacks its id; write host, cuda:N" },
         { "    size: 1GiB\n    partitions", "    partitions", 3, 5,
           "device 'host' lacks its size; write it as in size: 4GiB" },
         { "tenants:\n", "  - {id: host, size: 4MiB, partitions: [{name: c, limit: 100%}]}\ntenants:\n", 8, 10,
           "device 'host' is there already" },
         { "tenants:\n", "  - host\ntenants:\n", 8, 5, "a device must be a mapping" },
-        { "tenants:\n", "  - {id: cuda:1, partitions: [{name: g, limit: 4MiB}]}\ntenants:\n", 8, 10,
-          "this version serves only" },
         { "name: train, limit: 512MiB", "name: train", 6, 9, "a partition lacks its limit" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, growth: fast}", 6, 46,
           "growth 'fast' is not known; write on-demand or preallocate" },
@@ -458,7 +485,7 @@ START_TEST(test_all_at_once)
                                    "timeouts: {reclaim: 200}\n"                                /* 2 */
                                    "max_sessions: 0\n"                                         /* 3 */
                                    "devices:\n"                                                /* 4 */
-                                   "  - id: cuda:0\n"                                          /* 5 */
+                                   "  - id: cuda:7\n"                                          /* 5 */
                                    "    size: 4G\n"                                            /* 6 */
                                    "    partitions:\n"                                         /* 7 */
                                    "      - {name: train, limit: 50%, growth: preallocate}\n"  /* 8 */
@@ -476,14 +503,270 @@ START_TEST(test_all_at_once)
         assert_line("c.yaml", 1, 32, "mode '666'");
         assert_line("c.yaml", 2, 21, "reclaim '200'");
         assert_line("c.yaml", 3, 15, "max_sessions 0");
-        assert_line("c.yaml", 5, 9, "device 'cuda:0'");
-        assert_line("c.yaml", 6, 11, "size '4G' is not a size; write 4GiB");
+        assert_line("c.yaml", 5, 9, "device 'cuda:7' cannot be used: the driver knows no cuda:7");
+        assert_line("c.yaml", 6, 11, "size is for the host device");
         assert_line("c.yaml", 9, 16, "name 'tr ain'");
         assert_line("c.yaml", 9, 31, "limit 3MiB");
         assert_line("c.yaml", 11, 5, "tenant 'vision' lacks match");
         assert_line("c.yaml", 14, 54, "max_blocks 'x'");
         assert_line("c.yaml", 15, 1, "unknown key 'unknown'");
         ck_assert_msg(count_lines(errors) == 11, "%s", errors);
+}
+END_TEST
+
+/* ---- GPUs ----------------------------------------------------------------- */
+
+static const char GPUS[] = "max_sessions: 100\n"                                          /* 1 */
+                           "devices:\n"                                                   /* 2 */
+                           "  - id: cuda:0\n"                                             /* 3 */
+                           "    headroom: 2GiB\n"                                         /* 4 */
+                           "    partitions:\n"                                            /* 5 */
+                           "      - {name: train, limit: 50%, share: cuda-ipc}\n"         /* 6 */
+                           "      - {name: infer, limit: 3GiB, share: fd}\n"              /* 7 */
+                           "  - id: cuda:1\n"                                             /* 8 */
+                           "    headroom: 24MiB\n"                                        /* 9 */
+                           "    partitions: [{name: small, limit: 100%, share: fd}]\n"    /* 10 */
+                           "tenants:\n"                                                   /* 11 */
+                           "  - name: vision\n"                                           /* 12 */
+                           "    match: {uid: 1000}\n"                                     /* 13 */
+                           "    quotas:\n"                                                /* 14 */
+                           "      - {partition: train, reserve: 1GiB, max_sessions: 1}\n" /* 15 */
+                           "      - {partition: infer, max_sessions: 1}\n"                /* 16 */
+                           "      - {partition: small, limit: 300MiB}\n";                 /* 17 */
+
+/* What the warnings are about that GPUS always has: 9:15, contexts of cuda:1. */
+#define GPUS_WARNINGS 1
+
+static char *edit_gpus(const char *old, const char *new)
+{
+        const char *at = strstr(GPUS, old);
+        char *text = NULL;
+
+        ck_assert_msg(at != NULL, "GPUS has no '%s'", old);
+        ck_assert_int_gt(asprintf(&text, "%.*s%s%s", (int)(at - GPUS), GPUS, new, at + strlen(old)), 0);
+        return text;
+}
+
+START_TEST(test_gpus)
+{
+        struct config *c = parse_good(GPUS);
+
+        ck_assert_uint_eq(n_looks, 2); /* each once */
+        ck_assert_uint_eq(c->n_devices, 2);
+        ck_assert(c->devices[0].is_cuda && c->devices[0].uuid[0] == 1);
+        ck_assert_uint_eq(c->devices[0].size_bytes, 8 * GIB + 12345);
+        ck_assert_uint_eq(c->devices[0].headroom_bytes, 2 * GIB);
+        ck_assert_uint_eq(c->partitions[0].limit_bytes, 3 * GIB); /* of whole pieces */
+        ck_assert_int_eq(c->partitions[0].share, CONFIG_SHARE_CUDA_IPC);
+        ck_assert_int_eq(c->partitions[1].share, CONFIG_SHARE_FD);
+        ck_assert_uint_eq(c->partitions[2].limit_bytes, 1000 * MIB);
+        ck_assert_uint_eq(c->tenants[0].quotas[0].limit_bytes, 3 * GIB);
+        assert_line("c.yaml", 9, 15, "warning: device 'cuda:1': max_sessions lets 100 processes in");
+        ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
+        config_free(c);
+}
+END_TEST
+
+/* As said in bfcd.yaml(5). */
+START_TEST(test_gpu_defaults)
+{
+        static const char text[] = "devices:\n"
+                                   "  - {id: cuda:0, partitions: [{name: p, limit: 100%}]}\n"
+                                   "  - {id: cuda:1, partitions: [{name: q, limit: 100%}]}\n"
+                                   "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p}]}]\n";
+        struct config *c = parse_good(text);
+
+        ck_assert_uint_eq(c->devices[0].headroom_bytes, 1 * GIB + 2 * MIB); /* an eighth, in whole pieces */
+        ck_assert_uint_eq(c->devices[1].headroom_bytes, 128 * MIB);
+        ck_assert_uint_eq(c->partitions[0].limit_bytes, 7 * GIB - 2 * MIB);
+        ck_assert_int_eq(c->partitions[0].share, CONFIG_SHARE_CUDA_IPC);
+        assert_line("c.yaml", 2, 31, "warning: partition 'p' shares by cuda-ipc, the default");
+        assert_line("c.yaml", 3, 31, "warning: partition 'q' shares by cuda-ipc");
+        assert_line(
+                "c.yaml", 2, 10,
+                "1024 processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its "
+                "context, 102500MiB to 563750MiB in all; the headroom is 1026MiB");
+        ck_assert_msg(count_lines(errors) == 3, "%s", errors); /* nobody can come to cuda:1 */
+        config_free(c);
+}
+END_TEST
+
+static const struct {
+        const char *old;
+        const char *new;
+        unsigned int line;
+        unsigned int column;
+        const char *part;
+} gpu_mistakes[] = {
+        { "cuda:0", "\"cuda:\"", 3, 9, "device 'cuda:' has no number of a GPU; write it as in cuda:0" },
+        { "cuda:0", "cuda:01", 3, 9, "device 'cuda:01' has no number" },
+        { "cuda:0", "cuda:-1", 3, 9, "device 'cuda:-1' has no number" },
+        { "cuda:0", "cuda:1000", 3, 9, "device 'cuda:1000' has no number" },
+        { "cuda:0", "\"cuda:0\\0\"", 3, 9, "is not known" },
+        { "cuda:0", "GPU-12ab", 3, 9, "device 'GPU-12ab' has no UUID; write it as nvidia-smi -L prints it" },
+        { "cuda:0", GPU_0 "0", 3, 9, "has no UUID" },
+        { "cuda:0", "GPU-0011223344-5566-7788-99aa-bbccddeeff", 3, 9, "has no UUID" },
+        { "cuda:0", "MIG-x0112233-4455-6677-8899-aabbccddeeff", 3, 9, "has no UUID" },
+        { "cuda:1", "cuda:0", 8, 9, "device 'cuda:0' is there already; put all its partitions in one place" },
+        { "cuda:1", GPU_0, 8, 9,
+          "device '" GPU_0
+          "' is the GPU that is named 'cuda:0' on line 3; put all its partitions in one place" },
+        { "cuda:1", MIG_0, 8, 9, "device '" MIG_0 "' cannot be served beside 'cuda:0'" },
+        { "headroom: 2GiB", "size: 4GiB", 4, 11, "size is for the host device; a GPU has the size it has" },
+        { "headroom: 2GiB", "headroom: 10%", 4, 15, "headroom '10%': a percentage has no meaning here" },
+        { "headroom: 2GiB", "headroom: 9GiB", 4, 15,
+          "headroom 9GiB leaves nothing of device 'cuda:0', which has 8192MiB" },
+        { "limit: 3GiB", "limit: 3074MiB", 7, 30,
+          "the partitions' limits sum to 6146MiB; device 'cuda:0' has 6144MiB to share out (8192MiB minus a "
+          "headroom of 2GiB)" },
+        { "limit: 300MiB", "limit: 1002MiB", 17, 35,
+          "limit 1002MiB is more than the limit of partition 'small'" },
+        { "share: cuda-ipc", "share: nfs", 6, 42, "share 'nfs' is not known; write fd or cuda-ipc" },
+};
+
+START_TEST(test_gpu_mistake)
+{
+        char *text = edit_gpus(gpu_mistakes[_i].old, gpu_mistakes[_i].new);
+
+        expect_only(text, gpu_mistakes[_i].line, gpu_mistakes[_i].column, gpu_mistakes[_i].part);
+        free(text);
+}
+END_TEST
+
+/* Two MIG devices are one too many; one alone is served. */
+START_TEST(test_mig)
+{
+        static const char format[] =
+                "devices:\n"
+                "  - {id: %s, headroom: 2GiB, partitions: [{name: p, limit: 2GiB, share: fd}]}\n"
+                "  - {id: %s, size: 4MiB, partitions: [{name: q, limit: 4MiB}]}\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 2}]}]\n";
+        struct config *c = NULL;
+        char *text = NULL;
+
+        ck_assert_int_gt(asprintf(&text, format, MIG_0, "host"), 0);
+        c = parse_good(text);
+        ck_assert_str_eq(errors, "");
+        config_free(c);
+        free(text);
+        ck_assert_int_gt(asprintf(&text, format, MIG_0, MIG_1), 0);
+        ck_assert_int_eq(parse(text, &c), -EINVAL);
+        assert_line("c.yaml", 3, 10, "cannot be served beside '" MIG_0 "'");
+        free(text);
+}
+END_TEST
+
+/* The config may be right and the machine not: told apart, and told once. */
+START_TEST(test_gpu_is_not_there)
+{
+        char *text = edit_gpus("cuda:1", GPU_9);
+        struct config *c = NULL;
+        FILE *f;
+
+        ck_assert_int_eq(parse(text, &c), -ENODEV);
+        assert_line("c.yaml", 8, 9, "device '" GPU_9 "' cannot be used: the driver knows no " GPU_9);
+        ck_assert_msg(count_lines(errors) == 1, "%s", errors);
+        free(text);
+
+        text = edit_gpus("limit: 3GiB", "limit: 3");
+        f = open_errors();
+        ck_assert_int_eq(config_parse("c.yaml", text, strlen(text), NULL, f, &c), -EINVAL);
+        fclose(f);
+        assert_line("c.yaml", 3, 9, "device 'cuda:0' cannot be used: this program serves no GPUs");
+        assert_line("c.yaml", 7, 30, "limit '3'");
+        ck_assert_msg(count_lines(errors) == 3, "%s", errors);
+        ck_assert_ptr_null(c);
+        free(text);
+}
+END_TEST
+
+/* Memory that is needed at the start: a warning, and an error where it is the start. */
+START_TEST(test_gpu_is_full)
+{
+        char *text = edit_gpus("share: fd}]", "share: fd, growth: preallocate}]");
+        char *more = NULL;
+        struct config *c = parse_good(text);
+
+        ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
+        config_free(c);
+        c = NULL;
+        ck_assert_int_gt(
+                asprintf(&more, "%.*s%s", (int)(strlen(text) - strlen("300MiB}\n")), text, "600MiB}\n"), 0);
+        c = parse_good(more);
+        assert_line(
+                "c.yaml", 8, 9,
+                "warning: device 'cuda:1' has 512MiB free now; its reserves and preallocating partitions need "
+                "600MiB when bfcd starts");
+        config_free(c);
+        c = NULL;
+        machine.serves = true;
+        ck_assert_int_eq(parse(more, &c), -ENODEV);
+        assert_line("c.yaml", 8, 9,
+                    "device 'cuda:1' has 512MiB free now; its reserves and preallocating "
+                    "partitions need 600MiB: see who uses it with nvidia-smi");
+        ck_assert_ptr_null(c);
+        free(more);
+        free(text);
+}
+END_TEST
+
+/* What cuda-ipc costs is told to who chose it for a small tenant. */
+START_TEST(test_small_limits_by_cuda_ipc)
+{
+        char *text = edit_gpus("{partition: train, reserve: 1GiB", "{partition: train, limit: 254MiB");
+        struct config *c = parse_good(text);
+
+        assert_line("c.yaml", 15, 35,
+                    "warning: limit 254MiB in partition 'train' is made of pieces of 32MiB");
+        ck_assert_msg(count_lines(errors) == GPUS_WARNINGS + 1, "%s", errors);
+        config_free(c);
+        free(text);
+        text = edit_gpus("{partition: train, reserve: 1GiB", "{partition: train, limit: 256MiB");
+        c = parse_good(text);
+        ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
+        config_free(c);
+        free(text);
+}
+END_TEST
+
+START_TEST(test_contexts_fit)
+{
+        char *text = edit_gpus("limit: 300MiB", "limit: 2MiB, max_sessions: 1");
+        char *roomy = NULL;
+        const char *at = strstr(text, "headroom: 24MiB");
+        struct config *c = NULL;
+
+        ck_assert_int_gt(asprintf(&roomy, "%.*s%s%s", (int)(at - text), text, "headroom: 1000MiB",
+                                  at + strlen("headroom: 24MiB")),
+                         0);
+        c = parse_good(roomy); /* bfcd's and one other, 1100MiB */
+        assert_line("c.yaml", 9, 15, "lets 1 processes in, and each, like bfcd itself, takes");
+        config_free(c);
+        free(roomy);
+        free(text);
+        c = parse_good(
+                "devices:\n"
+                "  - {id: cuda:0, headroom: 1100MiB, partitions: [{name: p, limit: 1GiB, share: fd}]}\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 1}]}]\n");
+        ck_assert_str_eq(errors, "");
+        config_free(c);
+}
+END_TEST
+
+START_TEST(test_gpus_come_back)
+{
+        struct config *c = parse_good(GPUS);
+        char *text = config_format(c);
+        struct config *again = parse_good(text);
+        char *text_again = config_format(again);
+
+        ck_assert_str_eq(text, text_again);
+        ck_assert_ptr_nonnull(strstr(text, "headroom: 2GiB"));
+        ck_assert_ptr_null(strstr(text, "size:"));
+        free(text);
+        free(text_again);
+        config_free(c);
+        config_free(again);
 }
 END_TEST
 
@@ -837,7 +1120,7 @@ static void put_file(const char *name, const char *text)
 static int load(const char *name, struct config **ret)
 {
         FILE *f = open_errors();
-        int r = config_load(in_folder(name), f, ret);
+        int r = config_load(in_folder(name), &machine, f, ret);
 
         fclose(f);
         return r;
@@ -894,7 +1177,7 @@ START_TEST(test_load_beside)
         here = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         ck_assert_int_eq(chdir(folder), 0);
         f = open_errors();
-        ck_assert_int_eq(config_load("bfcd.yaml", f, &c), 0);
+        ck_assert_int_eq(config_load("bfcd.yaml", &machine, f, &c), 0);
         fclose(f);
         ck_assert_int_eq(fchdir(here), 0);
         close(here);
@@ -998,6 +1281,15 @@ int main(void)
         tcase_add_test(t, test_limit_of_one_quota);
         tcase_add_test(t, test_percentage_too_small);
         tcase_add_test(t, test_all_at_once);
+        tcase_add_test(t, test_gpus);
+        tcase_add_test(t, test_gpu_defaults);
+        tcase_add_loop_test(t, test_gpu_mistake, 0, (int)(sizeof(gpu_mistakes) / sizeof(gpu_mistakes[0])));
+        tcase_add_test(t, test_mig);
+        tcase_add_test(t, test_gpu_is_not_there);
+        tcase_add_test(t, test_gpu_is_full);
+        tcase_add_test(t, test_small_limits_by_cuda_ipc);
+        tcase_add_test(t, test_contexts_fit);
+        tcase_add_test(t, test_gpus_come_back);
         tcase_add_test(t, test_defaults);
         tcase_add_test(t, test_everything_said);
         tcase_add_test(t, test_format_comes_back);

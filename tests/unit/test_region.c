@@ -16,6 +16,7 @@ static struct device *device;
 static struct regions regions;
 static uint64_t last_id;
 static int n_fds_before;
+static const struct device_view host = { .share = DEVICE_SHARE_FD };
 
 static void setup(void)
 {
@@ -35,12 +36,12 @@ static void teardown(void)
 /* Maps a new extent into a region of 64 MiB. */
 static int map(uint64_t region_id, uint64_t offset, uint64_t n_bytes)
 {
-        struct region_extent extent = { ++last_id, region_id, 64 * MIB, offset, n_bytes };
+        struct region_extent extent = { ++last_id, region_id, 64 * MIB, offset, n_bytes, 0 };
         struct device_extent e = DEVICE_EXTENT_EMPTY;
         int r;
 
         ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, n_bytes, &e), 0);
-        r = regions_map(&regions, &extent, e.fd);
+        r = regions_map(&regions, &extent, &host, e.fd);
         close(e.fd); /* the mapping holds it */
         return r;
 }
@@ -108,29 +109,44 @@ END_TEST
 
 START_TEST(nonsense_is_refused)
 {
-        struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB };
+        struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB, 0 };
         struct device_extent e = DEVICE_EXTENT_EMPTY;
 
         ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
         extent.region_bytes = 0;
-        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
         extent.region_bytes = 3 * MIB;
-        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
         extent.region_bytes = UINT64_C(1) << 60;
-        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -ENOMEM);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -ENOMEM);
         extent.region_bytes = 64 * MIB;
-        ck_assert_int_eq(regions_map(&regions, &extent, -1), -EPROTO);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, -1), -EPROTO);
         extent.offset = 64 * MIB;
-        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
         extent.offset = 1;
-        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
         extent.offset = 0;
-        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), 0);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), 0);
         extent.region_bytes = 32 * MIB; /* it was told otherwise before */
-        ck_assert_int_eq(regions_map(&regions, &extent, e.fd), -EPROTO);
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
+        extent.region_bytes = 64 * MIB;
+        extent.partition = 1;
+        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
         ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
         ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
         ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+START_TEST(ranges_are_found_and_waited_for)
+{
+        ck_assert_int_eq(regions_finish(&regions), 0);
+        ck_assert_ptr_null(regions_range(&regions, 1));
+        ck_assert_int_eq(map(1, 0, 2 * MIB), 0);
+        ck_assert_int_eq(map(2, 0, 2 * MIB), 0);
+        ck_assert_ptr_nonnull(regions_range(&regions, 1));
+        ck_assert_ptr_ne(regions_range(&regions, 1), regions_range(&regions, 2));
+        ck_assert_int_eq(regions_finish(&regions), 0);
 }
 END_TEST
 
@@ -144,6 +160,7 @@ int main(void)
         tcase_add_test(t, blocks_lie_in_extents);
         tcase_add_test(t, successors_replace);
         tcase_add_test(t, nonsense_is_refused);
+        tcase_add_test(t, ranges_are_found_and_waited_for);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }

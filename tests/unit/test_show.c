@@ -89,14 +89,15 @@ static void fill_figures(Bfcd__Figures *f)
         f->lifetime_peak_bytes_reserved = 310u << 20;
         f->bytes_guaranteed = 64u << 20;
         f->peak_bytes_requested = 190u << 20;
+        f->bytes_escaped = 4u << 20;
 }
 
-#define FIGURES_JSON                                                                                                           \
-        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                            \
-        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                        \
-        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                     \
-        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                          \
-        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_escaped\":0,\"fragmentation\":0.25," \
+#define FIGURES_JSON                                                                                                                 \
+        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                                  \
+        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                              \
+        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                           \
+        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                \
+        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_escaped\":4194304,\"fragmentation\":0.25," \
         "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200"
 
 #define REQUESTED_JSON "\"peak_bytes_requested\":199229440"
@@ -143,11 +144,11 @@ START_TEST(tenants)
         text = table_of(BFCD__LIST__KIND__TENANTS, l);
         ck_assert_str_eq(
                 text, "TENANT        PARTITION     IN-USE       PEAK   RESERVED  PEAK-RESERVED      LIMIT  "
-                      "USE%  BLOCKS  SESSIONS  REFUSALS  FRAG%\n"
+                      "USE%  BLOCKS  SESSIONS  REFUSALS  FRAG%  ESCAPED\n"
                       "vision        train      128.0 MiB  192.0 MiB  256.0 MiB      300.0 MiB  512.0 MiB  "
-                      "25.0      17         3         5   25.0\n"
+                      "25.0      17         3         5   25.0  4.0 MiB\n"
                       "\\x1b[31m\\xff  dev              0 B        0 B        0 B            0 B        0 B  "
-                      "   -       0         0         0      -\n");
+                      "   -       0         0         0      -      0 B\n");
         free(text);
         list_free(l);
 }
@@ -178,6 +179,8 @@ START_TEST(partitions)
                    "\"growth\":\"on-demand\",\"share\":\"fd\",\"num_tenants\":2," FIGURES_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__PARTITIONS, l);
         ck_assert_ptr_nonnull(strstr(text, "train      host    on-demand  fd           2  128.0 MiB"));
+        ck_assert_ptr_nonnull(strstr(text, "REFUSALS  ESCAPED\n"));
+        ck_assert_ptr_nonnull(strstr(text, "       5  4.0 MiB\n"));
         free(text);
         list_free(l);
 }
@@ -297,7 +300,10 @@ START_TEST(status)
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__Status s = BFCD__STATUS__INIT;
         Bfcd__DeviceRow device = BFCD__DEVICE_ROW__INIT;
-        Bfcd__DeviceRow *devices[] = { &device };
+        Bfcd__DeviceRow gpu = BFCD__DEVICE_ROW__INIT;
+        Bfcd__DeviceRow *devices[] = { &device, &gpu };
+        uint8_t uuid[] = { 0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77,
+                           0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff };
         struct list *l;
         char *text;
 
@@ -316,7 +322,15 @@ START_TEST(status)
         device.bytes_total = 1u << 30;
         device.bytes_reserved = 1u << 28;
         device.bytes_pending = 2u << 20;
-        s.n_devices = 1;
+        device.name = (char[]){ "host memory" };
+        gpu.id = (char[]){ "MIG-00112233-4455-6677-8899-aabbccddeeff" };
+        gpu.state = (char[]){ "lost" };
+        gpu.name = (char[]){ "NVIDIA H200" };
+        gpu.bytes_total = 1u << 30;
+        gpu.bytes_escaped = 2u << 20;
+        gpu.uuid.data = uuid;
+        gpu.uuid.len = sizeof(uuid);
+        s.n_devices = 2;
         s.devices = devices;
         page.status = &s;
         ck_assert_int_eq(list_new(&l), 0);
@@ -326,11 +340,22 @@ START_TEST(status)
                 "{\"schema\":1,\"status\":{\"version\":\"0.1.0\",\"protocol_version\":1,\"uptime_ms\":1500,"
                 "\"pid\":10,\"num_sessions\":1,\"max_sessions\":4096,\"num_blocks\":2,\"num_extents\":3,"
                 "\"num_tenants\":5,\"num_quarantined\":6,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
-                "\"bytes_total\":1073741824,\"bytes_reserved\":268435456,\"bytes_pending\":2097152}]}}");
+                "\"name\":\"host memory\",\"uuid\":null,\"bytes_total\":1073741824,"
+                "\"bytes_reserved\":268435456,\"bytes_pending\":2097152,\"bytes_escaped\":0},"
+                "{\"device\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\",\"state\":\"lost\","
+                "\"name\":\"NVIDIA H200\",\"uuid\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\","
+                "\"bytes_total\":1073741824,\"bytes_reserved\":0,\"bytes_pending\":0,\"bytes_escaped\":2097152}"
+                "]}}");
         text = table_of(BFCD__LIST__KIND__STATUS, l);
         ck_assert_ptr_nonnull(strstr(text, "Uptime       1.5 s\n"));
-        ck_assert_ptr_nonnull(strstr(text, "\nDEVICE  STATE   RESERVED  PENDING    TOTAL  RESERVED%\n"
-                                           "host    ok     256.0 MiB  2.0 MiB  1.0 GiB       25.0\n"));
+        ck_assert_ptr_nonnull(
+                strstr(text, "  RESERVED  PENDING  ESCAPED    TOTAL  RESERVED%  NAME         UUID\n"));
+        ck_assert_ptr_nonnull(
+                strstr(text, "  ok     256.0 MiB  2.0 MiB      0 B  1.0 GiB       25.0  host memory  "));
+        ck_assert_ptr_nonnull(strstr(
+                text,
+                "\nMIG-00112233-4455-6677-8899-aabbccddeeff  lost         0 B      0 B  2.0 MiB  1.0 GiB"
+                "        0.0  NVIDIA H200  MIG-00112233-4455-6677-8899-aabbccddeeff\n"));
         free(text);
         list_free(l);
 }

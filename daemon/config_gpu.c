@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPUs in a config: how they are named, what the machine says of them, and what
+ * sharing one costs. A config can be read where there is none; what would need
+ * one is then reported once, at its id, and nothing that follows from it. */
+#include "daemon/config_gpu.h"
+#include "daemon/config_value.h"
+
+#include <string.h>
+
+#define MAX_ORDINAL_DIGITS 3
+
+/* What a process pays for a context, as reported: see docs/cuda.md. */
+#define CONTEXT_BYTES_MIN (UINT64_C(100) << 20)
+#define CONTEXT_BYTES_MAX (UINT64_C(550) << 20)
+
+/* ---- ids ------------------------------------------------------------------ */
+
+static bool is_ordinal(const char *text)
+{
+        size_t n = strspn(text, "0123456789");
+
+        return n > 0 && n <= MAX_ORDINAL_DIGITS && text[n] == '\0' && (n == 1 || text[0] != '0');
+}
+
+static bool is_uuid(const char *text)
+{
+        static const char form[] = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+
+        if (strlen(text) != sizeof(form) - 1)
+                return false;
+        for (size_t i = 0; form[i]; i++)
+                if (form[i] == 'x' ? !strchr("0123456789abcdefABCDEF", text[i]) : text[i] != form[i])
+                        return false;
+        return true;
+}
+
+enum device_kind config_read_gpu_id(struct config_reader *r, const struct yamltree_node *n)
+{
+        bool is_text = strlen(n->text) == n->n_text;
+
+        if (is_text && strncmp(n->text, "cuda:", 5) == 0) {
+                if (is_ordinal(n->text + 5))
+                        return DEVICE_KIND_GPU;
+                config_fail(r, n, "device '%s' has no number of a GPU; write it as in cuda:0", SHOW(n));
+                return DEVICE_KIND_UNKNOWN;
+        }
+        if (is_text && (strncmp(n->text, "GPU-", 4) == 0 || strncmp(n->text, "MIG-", 4) == 0)) {
+                if (is_uuid(n->text + 4))
+                        return n->text[0] == 'G' ? DEVICE_KIND_GPU : DEVICE_KIND_MIG;
+                config_fail(r, n, "device '%s' has no UUID; write it as nvidia-smi -L prints it", SHOW(n));
+                return DEVICE_KIND_UNKNOWN;
+        }
+        config_fail(r, n, "device '%s' is not known; write host, cuda:N, GPU-UUID or MIG-UUID", SHOW(n));
+        return DEVICE_KIND_UNKNOWN;
+}
+
+/* ---- what the machine says ------------------------------------------------ */
+
+/* A process can use one MIG device and nothing beside it. */
+static bool check_mig(struct config_reader *r, size_t device)
+{
+        const struct device_note *note = &r->devices[device];
+
+        for (size_t i = 0; i < device; i++) {
+                enum device_kind other = r->devices[i].kind;
+
+                if (other < DEVICE_KIND_GPU || (note->kind == DEVICE_KIND_GPU && other == DEVICE_KIND_GPU))
+                        continue;
+                config_fail(
+                        r, note->node,
+                        "device '%s' cannot be served beside '%s': the driver shows a process one MIG device and no other GPU; run one bfcd for each",
+                        SHOW(note->node), SHOW(r->devices[i].node));
+                return false;
+        }
+        return true;
+}
+
+static bool check_is_new(struct config_reader *r, size_t device, const uint8_t *uuid)
+{
+        const struct device_note *note = &r->devices[device];
+
+        for (size_t i = 0; i < device; i++) {
+                const struct device_note *other = &r->devices[i];
+
+                if (!other->is_seen || memcmp(r->c->devices[i].uuid, uuid, CONFIG_UUID_BYTES) != 0)
+                        continue;
+                config_fail(
+                        r, note->node,
+                        "device '%s' is the GPU that is named '%s' on line %zu; put all its partitions in one place",
+                        SHOW(note->node), SHOW(other->node), other->node->line);
+                return false;
+        }
+        return true;
+}
+
+/* 2 GiB, for bfcd's own context and those of a few clients; less of a small GPU
+ * or a MIG slice, where it would be most of what there is. */
+static uint64_t default_headroom(uint64_t bytes_total)
+{
+        uint64_t bytes = bytes_total / 8;
+
+        if (bytes > UINT64_C(2) << 30)
+                bytes = UINT64_C(2) << 30;
+        return (bytes + CONFIG_GRANULARITY - 1) / CONFIG_GRANULARITY * CONFIG_GRANULARITY;
+}
+
+bool config_look_at_gpu(struct config_reader *r, size_t device)
+{
+        struct config_device *d = &r->c->devices[device];
+        struct device_note *note = &r->devices[device];
+        char sentence[256] = "this program serves no GPUs";
+        struct config_gpu gpu;
+
+        if (!check_mig(r, device))
+                return false;
+        if (!r->machine ||
+            r->machine->look(r->machine->userdata, d->id, &gpu, sentence, sizeof(sentence)) < 0) {
+                config_fail_machine(r, note->node, "device '%s' cannot be used: %s", d->id, sentence);
+                return false;
+        }
+        if (!check_is_new(r, device, gpu.uuid))
+                return false;
+        memcpy(d->uuid, gpu.uuid, sizeof(d->uuid));
+        d->size_bytes = gpu.bytes_total;
+        d->headroom_bytes = default_headroom(gpu.bytes_total);
+        note->bytes_free = gpu.bytes_free;
+        note->is_seen = true;
+        return true;
+}
+
+/* ---- what only the whole config shows ------------------------------------- */
+
+/* What is taken from the device before the first client comes. */
+static void check_free(struct config_reader *r, size_t device)
+{
+        const struct device_note *note = &r->devices[device];
+        const char *id = r->c->devices[device].id;
+        uint64_t need = 0;
+
+        for (size_t i = 0; i < r->c->n_partitions; i++) {
+                const struct config_partition *p = &r->c->partitions[i];
+                const struct partition_note *sums = &r->partitions[i];
+
+                if (p->device == device)
+                        need += p->growth == CONFIG_GROWTH_PREALLOCATE ? sums->sum_of_limits
+                                                                       : sums->sum_of_reserves;
+        }
+        if (need <= note->bytes_free)
+                return;
+        if (r->machine->serves)
+                config_fail_machine(
+                        r, note->node,
+                        "device '%s' has %lluMiB free now; its reserves and preallocating partitions need %s: see who uses it with nvidia-smi",
+                        id, MIB(note->bytes_free), SIZE(need));
+        else
+                config_warn(
+                        r, note->node,
+                        "device '%s' has %lluMiB free now; its reserves and preallocating partitions need %s when bfcd starts",
+                        id, MIB(note->bytes_free), SIZE(need));
+}
+
+/* Contexts are outside of all limits: too many of them and the memory that the
+ * limits promise is not there. */
+static void check_contexts(struct config_reader *r, size_t device)
+{
+        const struct config_device *d = &r->c->devices[device];
+        uint64_t n = 0;
+
+        for (size_t i = 0; i < r->c->n_partitions; i++)
+                if (r->c->partitions[i].device == device)
+                        n += r->partitions[i].n_sessions;
+        if (n > r->c->max_sessions)
+                n = r->c->max_sessions;
+        if (n == 0 || d->headroom_bytes >= (n + 1) * CONTEXT_BYTES_MAX)
+                return;
+        config_warn(
+                r, r->devices[device].headroom,
+                "device '%s': max_sessions lets %llu processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its context, %lluMiB to %lluMiB in all; the headroom is %s: lower max_sessions, or raise headroom to what they need",
+                d->id, (unsigned long long)n, MIB((n + 1) * CONTEXT_BYTES_MIN),
+                MIB((n + 1) * CONTEXT_BYTES_MAX), SIZE(d->headroom_bytes));
+}
+
+/* The default is what most libraries can take; who did not choose it is told
+ * its price. */
+static void check_share(struct config_reader *r, size_t partition)
+{
+        const struct config_partition *p = &r->c->partitions[partition];
+
+        if (p->share == CONFIG_SHARE_CUDA_IPC && !r->partitions[partition].share_said)
+                config_warn(
+                        r, r->partitions[partition].node,
+                        "partition '%s' shares by cuda-ipc, the default: no block spans two extents, so free pieces of several serve no large request, and clients in a container need the host's PID namespace; with share: fd neither holds, but no cudaIpcMemHandle_t can be had; write the one that is meant",
+                        p->name);
+}
+
+void config_check_gpus(struct config_reader *r)
+{
+        if (r->has_failed || r->lacks_gpu)
+                return;
+        for (size_t i = 0; i < r->c->n_devices; i++) {
+                if (!r->devices[i].is_seen)
+                        continue;
+                check_free(r, i);
+                check_contexts(r, i);
+        }
+        for (size_t i = 0; i < r->c->n_partitions; i++)
+                check_share(r, i);
+}
