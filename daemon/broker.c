@@ -67,16 +67,16 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
 static int broker_open_device(struct devices *opened, const struct broker_options *options,
                               struct broker_device *d, char *ret_sentence, size_t n_sentence)
 {
-        char why[256] = "";
         struct device_facts facts;
+        char why[400];
         int r;
 
+        snprintf(why, sizeof(why), "%s: it does not answer", d->config->id);
         r = devices_open(opened, d->config->id, &d->device, why, sizeof(why));
         if (r == 0)
                 r = device_facts(d->device, &facts);
         if (r < 0) {
-                snprintf(ret_sentence, n_sentence, "device '%s' cannot be used: %s", d->config->id,
-                         why[0] ? why : strerror(-r));
+                snprintf(ret_sentence, n_sentence, "device %s", why);
                 return r;
         }
         snprintf(d->name, sizeof(d->name), "%s", facts.name);

@@ -85,7 +85,7 @@ struct config_gpu {
 
 /* Who knows the machine's GPUs. */
 struct config_machine {
-        /* A negative errno with a sentence that says what is missing, for people. */
+        /* A negative errno with a sentence, "ID: what is missing", for people. */
         int (*look)(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
                     size_t n_sentence);
         void *userdata;

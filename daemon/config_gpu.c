@@ -108,14 +108,15 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
 {
         struct config_device *d = &r->c->devices[device];
         struct device_note *note = &r->devices[device];
-        char sentence[256] = "this program serves no GPUs";
+        char sentence[512] = "";
         struct config_gpu gpu;
 
         if (!check_mig(r, device))
                 return false;
         if (!r->machine ||
             r->machine->look(r->machine->userdata, d->id, &gpu, sentence, sizeof(sentence)) < 0) {
-                config_fail_machine(r, note->node, "device '%s' cannot be used: %s", d->id, sentence);
+                config_fail_machine(r, note->node, "device %s%s", sentence[0] ? sentence : d->id,
+                                    sentence[0] ? "" : ": this program serves no GPUs");
                 return false;
         }
         if (!check_is_new(r, device, gpu.uuid))

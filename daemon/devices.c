@@ -76,7 +76,7 @@ static int open_by_id(const char *id, struct device **ret, char *ret_sentence, s
                 return device_cuda_new(id, ret, ret_sentence, n_sentence);
         r = device_host_new(ret);
         if (r < 0)
-                snprintf(ret_sentence, n_sentence, "%s", strerror(-r));
+                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
         return r;
 }
 
@@ -96,13 +96,13 @@ int devices_open(struct devices *d, const char *id, struct device **ret, char *r
         /* All that the config promises is in these pieces. */
         if (CONFIG_GRANULARITY % device_granularity(device) != 0) {
                 snprintf(ret_sentence, n_sentence,
-                         "its memory comes in pieces of %" PRIu64 " bytes, not of 2MiB",
+                         "%s: its memory comes in pieces of %" PRIu64 " bytes, not of 2MiB", id,
                          device_granularity(device));
                 r = -ENOTSUP;
         } else {
                 r = devices_put(d, id, device);
                 if (r < 0)
-                        snprintf(ret_sentence, n_sentence, "%s", strerror(-r));
+                        snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
         }
         if (r < 0) {
                 device_free(device);
@@ -123,7 +123,7 @@ int devices_look(void *userdata, const char *id, struct config_gpu *ret, char *r
                 return r;
         r = device_facts(device, &facts);
         if (r < 0) {
-                snprintf(ret_sentence, n_sentence, "it does not answer: %s", strerror(-r));
+                snprintf(ret_sentence, n_sentence, "%s: it does not answer: %s", id, strerror(-r));
                 return r;
         }
         *ret = (struct config_gpu){ .bytes_total = facts.bytes_total, .bytes_free = facts.bytes_free };

@@ -18,7 +18,7 @@ int devices_new(struct devices **ret);
 struct devices *devices_free(struct devices *d);
 
 /* The device of that id (the config's), opened if it is not yet. It stays with
- * `d`. On failure a sentence for people says what is missing. */
+ * `d`. On failure a sentence for people, "ID: what is missing". */
 int devices_open(struct devices *d, const char *id, struct device **ret, char *ret_sentence,
                  size_t n_sentence);
 

@@ -58,7 +58,7 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
         else if (strcmp(id, MIG_0) == 0)
                 *ret = (struct config_gpu){ { 3 }, 4 * GIB, 4 * GIB };
         else
-                return snprintf(ret_sentence, n_sentence, "the driver knows no %s", id), -ENODEV;
+                return snprintf(ret_sentence, n_sentence, "%s: no such device", id), -ENODEV;
         return 0;
 }
 
@@ -503,7 +503,7 @@ START_TEST(test_all_at_once)
         assert_line("c.yaml", 1, 32, "mode '666'");
         assert_line("c.yaml", 2, 21, "reclaim '200'");
         assert_line("c.yaml", 3, 15, "max_sessions 0");
-        assert_line("c.yaml", 5, 9, "device 'cuda:7' cannot be used: the driver knows no cuda:7");
+        assert_line("c.yaml", 5, 9, "device cuda:7: no such device");
         assert_line("c.yaml", 6, 11, "size is for the host device");
         assert_line("c.yaml", 9, 16, "name 'tr ain'");
         assert_line("c.yaml", 9, 31, "limit 3MiB");
@@ -664,7 +664,7 @@ START_TEST(test_gpu_is_not_there)
         FILE *f;
 
         ck_assert_int_eq(parse(text, &c), -ENODEV);
-        assert_line("c.yaml", 8, 9, "device '" GPU_9 "' cannot be used: the driver knows no " GPU_9);
+        assert_line("c.yaml", 8, 9, "device " GPU_9 ": no such device");
         ck_assert_msg(count_lines(errors) == 1, "%s", errors);
         free(text);
 
@@ -672,7 +672,7 @@ START_TEST(test_gpu_is_not_there)
         f = open_errors();
         ck_assert_int_eq(config_parse("c.yaml", text, strlen(text), NULL, f, &c), -EINVAL);
         fclose(f);
-        assert_line("c.yaml", 3, 9, "device 'cuda:0' cannot be used: this program serves no GPUs");
+        assert_line("c.yaml", 3, 9, "device cuda:0: this program serves no GPUs");
         assert_line("c.yaml", 7, 30, "limit '3'");
         ck_assert_msg(count_lines(errors) == 3, "%s", errors);
         ck_assert_ptr_null(c);
