@@ -95,14 +95,16 @@ static int broker_open_devices(struct broker *b, const struct broker_options *op
         b->devices = calloc(c->n_devices, sizeof(*b->devices));
         if (!b->devices)
                 return -ENOMEM;
-        for (; r == 0 && b->n_devices < c->n_devices; b->n_devices++) {
+        for (; b->n_devices < c->n_devices; b->n_devices++) {
                 struct broker_device *d = &b->devices[b->n_devices];
 
                 d->config = &c->devices[b->n_devices];
                 r = broker_open_device(b->opened ? b->opened : options->devices, options, d, ret_sentence,
                                        n_sentence);
+                if (r < 0)
+                        return r;
         }
-        return r;
+        return 0;
 }
 
 static int broker_open_partitions(struct broker *b, const struct broker_options *options)

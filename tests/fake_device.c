@@ -7,6 +7,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* A device that is lost stays so. */
+static int fake_fail(struct fake_device *f, int error)
+{
+        f->is_lost = f->is_lost || error == -ENODEV;
+        return error;
+}
+
 /* It is embedded in its test, so there is nothing to free. */
 static struct device *fake_free(struct device *d)
 {
@@ -25,7 +32,9 @@ static int fake_make(struct device *d, enum device_share share, uint64_t n_bytes
         int fd;
 
         if (++f->n_makes == f->fail_make)
-                return f->make_error;
+                return fake_fail(f, f->make_error);
+        if (f->is_lost)
+                return -ENODEV;
         if (n_bytes == 0 || n_bytes % f->granularity != 0)
                 return -EINVAL;
         fd = memfd_create("fake", MFD_CLOEXEC);
@@ -46,12 +55,15 @@ static int fake_destroy(struct device *d, struct device_extent *e)
         f->n_live--;
         f->live_bytes -= e->n_bytes;
         *e = DEVICE_EXTENT_EMPTY;
-        return ++f->n_destroys == f->fail_destroy ? f->destroy_error : 0;
+        if (++f->n_destroys == f->fail_destroy)
+                return fake_fail(f, f->destroy_error);
+        return f->is_lost ? -ENODEV : 0;
 }
 
 static int fake_facts(struct device *d, struct device_facts *ret)
 {
-        (void)d;
+        if (((const struct fake_device *)d)->is_lost)
+                return -ENODEV;
         *ret = (struct device_facts){ .name = "fake" };
         return 0;
 }

@@ -23,12 +23,18 @@
 
 struct broker *peer_broker(const char *config_text, struct config **ret_config)
 {
-        struct broker_options options = { .inline_workers = true };
+        return peer_broker_on(config_text, NULL, NULL, ret_config);
+}
+
+struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
+                              struct devices *devices, struct config **ret_config)
+{
+        struct broker_options options = { .inline_workers = true, .devices = devices };
         struct broker *b;
         char sentence[512];
 
         log_open(LOG_LEVEL_ERROR);
-        MUST(config_parse("test.yaml", config_text, strlen(config_text), NULL, stderr, ret_config) == 0);
+        MUST(config_parse("test.yaml", config_text, strlen(config_text), machine, stderr, ret_config) == 0);
         options.config = *ret_config;
         MUST(broker_new(&options, &b, sentence, sizeof(sentence)) == 0);
         return b;

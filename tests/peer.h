@@ -28,6 +28,9 @@ struct peer {
 
 /* A broker with inline workers from a config text; asserts that it works. */
 struct broker *peer_broker(const char *config_text, struct config **ret_config);
+/* The same on devices of the caller's. */
+struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
+                              struct devices *devices, struct config **ret_config);
 struct broker *peer_broker_free(struct broker *b, struct config *c); /* asserts that nothing is left */
 
 /* Runs what the workers have to do until nothing is left. */

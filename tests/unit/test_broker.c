@@ -1,0 +1,356 @@
+/* What sessions of one daemon meet when a device fails: it is lost for all of its
+ * partitions and for no other's, and memory that it keeps stays charged, is
+ * shown and told. On devices that fail on command.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/fake_device.h"
+#include "tests/peer.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static const char config_text[] =
+        "devices:\n"
+        "  - id: cuda:0\n"
+        "    headroom: 0\n"
+        "    partitions:\n"
+        "      - {name: one, limit: 50%, share: fd}\n"
+        "      - {name: two, limit: 50%, share: cuda-ipc}\n"
+        "  - id: cuda:1\n"
+        "    headroom: 0\n"
+        "    partitions: [{name: other, limit: 100%, share: fd}]\n"
+        "  - id: host\n"
+        "    size: 8MiB\n"
+        "    partitions: [{name: main, limit: 100%}]\n"
+        "tenants:\n"
+        "  - name: a\n"
+        "    match: {uid: 1}\n"
+        "    quotas: [{partition: one}, {partition: two}, {partition: other}, {partition: main}]\n"
+        "  - name: b\n"
+        "    match: {uid: 2}\n"
+        "    quotas: [{partition: other}, {partition: one}]\n";
+
+static struct fake_device gpus[2];
+static struct devices *devices;
+static struct config *config;
+static struct broker *b;
+static struct peer *a1, *b1, *admin;
+static int n_fds_before, saved_stderr, log_fd;
+
+static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
+{
+        (void)userdata;
+        (void)ret_sentence;
+        (void)n_sentence;
+        *ret = (struct config_gpu){ { 0xaa, (uint8_t)id[5] }, 1024 * MIB, 1024 * MIB };
+        return 0;
+}
+
+/* Warnings of the config are of no interest here: the log begins behind them. */
+static void open_log(void)
+{
+        log_fd = memfd_create("log", MFD_CLOEXEC);
+        saved_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+        ck_assert(log_fd >= 0 && saved_stderr >= 0);
+        ck_assert_int_eq(dup2(log_fd, STDERR_FILENO), STDERR_FILENO);
+}
+
+/* How many lines of the log say this. */
+static unsigned count_log(const char *part)
+{
+        static char text[65536];
+        ssize_t n = pread(log_fd, text, sizeof(text) - 1, 0);
+        unsigned count = 0;
+
+        ck_assert_int_ge(n, 0);
+        text[n] = '\0';
+        for (const char *at = text; (at = strstr(at, part)); at++)
+                count++;
+        return count;
+}
+
+static struct peer *come_in(uid_t uid, bool is_admin)
+{
+        struct peer *p = peer_new(b, uid, is_admin);
+
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        return p;
+}
+
+static void setup(void)
+{
+        const struct config_machine machine = { .look = look };
+
+        n_fds_before = suite_count_fds();
+        open_log();
+        ck_assert_int_eq(devices_new(&devices), 0);
+        for (size_t i = 0; i < 2; i++) {
+                fake_device_init(&gpus[i], 2 * MIB);
+                ck_assert_int_eq(devices_put(devices, i == 0 ? "cuda:0" : "cuda:1", &gpus[i].device), 0);
+        }
+        b = peer_broker_on(config_text, &machine, devices, &config);
+        a1 = come_in(1, false);
+        b1 = come_in(2, false);
+        admin = come_in(0, true);
+}
+
+static void teardown(void)
+{
+        const char *why = "";
+
+        a1 = peer_free(a1);
+        b1 = peer_free(b1);
+        admin = peer_free(admin);
+        peer_settle(b);
+        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
+        broker_free(b);
+        config_free(config);
+        devices = devices_free(devices);
+        for (size_t i = 0; i < 2; i++)
+                ck_assert_uint_eq(gpus[i].n_live, 0);
+        dup2(saved_stderr, STDERR_FILENO);
+        close(saved_stderr);
+        close(log_fd);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static const Bfcd__ListReply *list(Bfcd__List__Kind kind)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__List body = BFCD__LIST__INIT;
+        uint64_t id;
+
+        body.kind = kind;
+        r.body_case = BFCD__REQUEST__BODY_LIST;
+        r.list = &body;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        return peer_reply(admin, id)->list;
+}
+
+static const Bfcd__DeviceRow *device_row(size_t i)
+{
+        const Bfcd__Status *s = list(BFCD__LIST__KIND__STATUS)->status;
+
+        ck_assert_uint_eq(s->n_devices, 3);
+        return s->devices[i];
+}
+
+/* A block, once the workers have done what they must. */
+static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t id = peer_malloc(p, partition, n_bytes);
+        const Bfcd__Reply *reply;
+
+        peer_settle(b);
+        reply = peer_reply(p, id);
+        ck_assert(reply && reply->body_case == BFCD__REPLY__BODY_BLOCK);
+        return reply->block->block_id;
+}
+
+static void assert_lost(const struct peer *p, uint64_t id, const char *sentence)
+{
+        ck_assert_int_eq(peer_error(p, id), ENODEV);
+        ck_assert_str_eq(peer_reply(p, id)->refusal->message, sentence);
+}
+
+#define ONE_IS_LOST                                                                                          \
+        "device 'cuda:0' of partition 'one' is lost, and its memory with it, until the daemon is started "   \
+        "again"
+#define TWO_IS_LOST                                                                                          \
+        "device 'cuda:0' of partition 'two' is lost, and its memory with it, until the daemon is started "   \
+        "again"
+
+/* ---- what is told of devices ---------------------------------------------- */
+
+START_TEST(each_device_is_opened_once)
+{
+        ck_assert_uint_eq(b->n_devices, 3);
+        ck_assert_ptr_eq(b->partitions[0].device, &gpus[0].device);
+        ck_assert_ptr_eq(b->partitions[1].device, &gpus[0].device);
+        ck_assert_ptr_eq(b->partitions[0].worker, b->partitions[1].worker);
+        ck_assert_ptr_eq(b->partitions[2].device, &gpus[1].device);
+        ck_assert_ptr_ne(b->partitions[0].worker, b->partitions[2].worker);
+        ck_assert_int_eq(b->partitions[0].share, DEVICE_SHARE_FD);
+        ck_assert_int_eq(b->partitions[1].share, DEVICE_SHARE_CUDA_IPC);
+        ck_assert_int_eq(devices_put(devices, "host", &gpus[0].device), -EEXIST);
+}
+END_TEST
+
+START_TEST(a_client_is_told_where_its_partitions_are)
+{
+        const Bfcd__HelloReply *hello = peer_reply(a1, 1)->hello;
+        const Bfcd__DeviceRow *row = device_row(0);
+
+        ck_assert_uint_eq(hello->n_partitions, 4);
+        ck_assert_str_eq(hello->partitions[0]->share, "fd");
+        ck_assert_str_eq(hello->partitions[1]->share, "cuda-ipc");
+        ck_assert_uint_eq(hello->partitions[1]->device_uuid.len, 16);
+        ck_assert_uint_eq(hello->partitions[1]->device_uuid.data[1], '0');
+        ck_assert_uint_eq(hello->partitions[2]->device_uuid.data[1], '1');
+        ck_assert_uint_eq(hello->partitions[3]->device_uuid.len, 0);
+        ck_assert_str_eq(hello->partitions[3]->share, "fd");
+        ck_assert_str_eq(row->name, "fake");
+        ck_assert_uint_eq(row->uuid.len, 16);
+        ck_assert_uint_eq(row->bytes_total, 1024 * MIB);
+        ck_assert_str_eq(row->state, "ok");
+        ck_assert_uint_eq(device_row(2)->uuid.len, 0);
+}
+END_TEST
+
+/* The index is the tenant's own: `one` is a's first and b's second. */
+START_TEST(an_extent_says_its_partition)
+{
+        struct {
+                struct peer *peer;
+                uint32_t partition;
+        } cases[] = { { a1, 0 }, { a1, 2 }, { a1, 3 }, { b1, 1 }, { b1, 0 } };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                struct peer *p = cases[i].peer;
+                size_t n_before = p->n_replies, n_seen = 0;
+
+                must_malloc(p, cases[i].partition, 5 * MIB);
+                for (size_t k = n_before; k < p->n_replies; k++) {
+                        const Bfcd__Reply *reply = p->replies[k];
+
+                        for (size_t e = 0;
+                             reply->body_case == BFCD__REPLY__BODY_EXTENTS && e < reply->extents->n_extents;
+                             e++, n_seen++)
+                                ck_assert_uint_eq(reply->extents->extents[e]->partition, cases[i].partition);
+                }
+                ck_assert_uint_gt(n_seen, 0);
+        }
+}
+END_TEST
+
+START_TEST(a_device_that_is_not_there)
+{
+        struct broker_options options = { .config = config, .devices = devices, .inline_workers = true };
+        struct broker *none = NULL;
+        char sentence[512] = "";
+
+        gpus[1].is_lost = true;
+        ck_assert_int_eq(broker_new(&options, &none, sentence, sizeof(sentence)), -ENODEV);
+        gpus[1].is_lost = false;
+        ck_assert_ptr_null(none);
+        ck_assert_str_eq(sentence, "device cuda:1: it does not answer");
+}
+END_TEST
+
+/* ---- lost ------------------------------------------------------------------ */
+
+/* The nth memory that the device is asked for, while others wait for theirs. */
+START_TEST(lost_while_growing)
+{
+        uint64_t first, second, third, fourth, fifth;
+
+        fake_device_fail_make(&gpus[0], (unsigned)_i + 1, -ENODEV);
+        first = peer_malloc(a1, 0, 12 * MIB); /* six extents of 2 MiB, or three of 4 */
+        second = peer_malloc(a1, 0, 12 * MIB);
+        third = peer_malloc(b1, 1, 12 * MIB);
+        fourth = peer_malloc(a1, 1, 12 * MIB);
+        fifth = peer_malloc(a1, 2, 12 * MIB);
+        peer_settle(b);
+        assert_lost(a1, first, ONE_IS_LOST);
+        assert_lost(a1, second, ONE_IS_LOST);
+        assert_lost(b1, third, ONE_IS_LOST);
+        assert_lost(a1, fourth, TWO_IS_LOST);
+        ck_assert_int_eq(peer_error(a1, fifth), 0);
+
+        assert_lost(b1, peer_malloc(b1, 1, 1), ONE_IS_LOST); /* at once */
+        must_malloc(b1, 0, MIB);
+        must_malloc(a1, 3, MIB);
+        ck_assert_str_eq(device_row(0)->state, "lost");
+        ck_assert_str_eq(device_row(1)->state, "ok");
+        ck_assert_str_eq(device_row(2)->state, "ok");
+        ck_assert_uint_eq(count_log("is lost: its partitions refuse everything"), 1);
+        ck_assert_uint_eq(count_log("device 'cuda:0' (fake) is lost"), 1);
+        ck_assert_uint_eq(count_log("have escaped"), 0); /* that goes without saying */
+}
+END_TEST
+
+/* Blocks that are there stay, and can be given back. */
+START_TEST(lost_while_giving_back)
+{
+        uint64_t kept = must_malloc(a1, 1, MIB), id;
+
+        (void)must_malloc(b1, 1, 6 * MIB);
+        fake_device_fail_destroy(&gpus[0], 2, -ENODEV);
+        b1 = peer_free(b1); /* the last of its quota: its extents go back */
+        id = peer_malloc(a1, 0, 64 * MIB);
+        ck_assert_int_eq(peer_error(a1, id), -1);
+        peer_settle(b);
+        assert_lost(a1, id, ONE_IS_LOST);
+        assert_lost(a1, peer_malloc(a1, 1, 256), TWO_IS_LOST);
+        ck_assert_str_eq(device_row(0)->state, "lost");
+        ck_assert_uint_gt(device_row(0)->bytes_escaped, 0);
+        ck_assert_int_eq(peer_error(a1, peer_free_block(a1, kept)), 0);
+        peer_settle(b);
+        ck_assert_uint_eq(count_log("is lost: its partitions"), 1);
+        b1 = come_in(2, false);
+        must_malloc(b1, 0, MIB);
+}
+END_TEST
+
+/* ---- escaped --------------------------------------------------------------- */
+
+START_TEST(escaped_memory_stays_charged_and_is_shown)
+{
+        const Bfcd__ListReply *rows;
+        uint64_t extent_bytes;
+
+        (void)must_malloc(b1, 1, 6 * MIB);
+        extent_bytes = gpus[0].live_bytes / gpus[0].n_live;
+        fake_device_fail_destroy(&gpus[0], 1, -EBUSY);
+        b1 = peer_free(b1);
+        peer_settle(b);
+        ck_assert_uint_eq(gpus[0].n_live, 0);
+        ck_assert_uint_eq(device_row(0)->bytes_escaped, extent_bytes);
+        ck_assert_uint_eq(device_row(0)->bytes_reserved, extent_bytes);
+        ck_assert_uint_eq(device_row(1)->bytes_escaped, 0);
+        ck_assert_str_eq(device_row(0)->state, "ok");
+        rows = list(BFCD__LIST__KIND__PARTITIONS);
+        ck_assert_uint_eq(rows->partitions[0]->figures->bytes_escaped, extent_bytes);
+        ck_assert_uint_eq(rows->partitions[1]->figures->bytes_escaped, 0);
+        rows = list(BFCD__LIST__KIND__TENANTS);
+        ck_assert_uint_eq(rows->n_tenants, 6);
+        for (size_t i = 0; i < rows->n_tenants; i++) {
+                bool is_its = strcmp(rows->tenants[i]->tenant, "b") == 0 &&
+                              strcmp(rows->tenants[i]->partition, "one") == 0;
+
+                ck_assert_uint_eq(rows->tenants[i]->figures->bytes_escaped, is_its ? extent_bytes : 0);
+                ck_assert_uint_eq(rows->tenants[i]->figures->bytes_reserved, is_its ? extent_bytes : 0);
+        }
+        (void)must_malloc(a1, 0, MIB);
+        ck_assert_uint_eq(count_log("device 'cuda:0' did not take back memory of tenant 'b' in partition "
+                                    "'one'"),
+                          1);
+        b1 = come_in(2, false);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("broker");
+        TCase *t = tcase_create("devices");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, each_device_is_opened_once);
+        tcase_add_test(t, a_client_is_told_where_its_partitions_are);
+        tcase_add_test(t, an_extent_says_its_partition);
+        tcase_add_test(t, a_device_that_is_not_there);
+        tcase_add_loop_test(t, lost_while_growing, 0, 3);
+        tcase_add_test(t, lost_while_giving_back);
+        tcase_add_test(t, escaped_memory_stays_charged_and_is_shown);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
