@@ -262,7 +262,7 @@ static void broker_lose_device(struct broker *b, const struct device *device)
         for (size_t i = 0; i < b->n_devices; i++) {
                 struct broker_device *d = &b->devices[i];
 
-                if (d->device != device || d->is_lost)
+                if (d->device != device)
                         continue;
                 d->is_lost = true;
                 log_error("device '%s' (%s) is lost: its partitions refuse everything until bfcd is started "

@@ -50,7 +50,7 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
         (void)userdata;
         (void)ret_sentence;
         (void)n_sentence;
-        *ret = (struct config_gpu){ { 0xaa, (uint8_t)id[5] }, 1024 * MIB, 1024 * MIB };
+        *ret = (struct config_gpu){ { 0xaa, (uint8_t)id[5] }, 128 * MIB, 128 * MIB };
         return 0;
 }
 
@@ -199,7 +199,7 @@ START_TEST(a_client_is_told_where_its_partitions_are)
         ck_assert_str_eq(hello->partitions[3]->share, "fd");
         ck_assert_str_eq(row->name, "fake");
         ck_assert_uint_eq(row->uuid.len, 16);
-        ck_assert_uint_eq(row->bytes_total, 1024 * MIB);
+        ck_assert_uint_eq(row->bytes_total, 128 * MIB);
         ck_assert_str_eq(row->state, "ok");
         ck_assert_uint_eq(device_row(2)->uuid.len, 0);
 }
@@ -280,23 +280,42 @@ END_TEST
 /* Blocks that are there stay, and can be given back. */
 START_TEST(lost_while_giving_back)
 {
-        uint64_t kept = must_malloc(a1, 1, MIB), id;
+        uint64_t kept = must_malloc(a1, 1, MIB);
 
         (void)must_malloc(b1, 1, 6 * MIB);
         fake_device_fail_destroy(&gpus[0], 2, -ENODEV);
         b1 = peer_free(b1); /* the last of its quota: its extents go back */
-        id = peer_malloc(a1, 0, 64 * MIB);
-        ck_assert_int_eq(peer_error(a1, id), -1);
         peer_settle(b);
-        assert_lost(a1, id, ONE_IS_LOST);
-        assert_lost(a1, peer_malloc(a1, 1, 256), TWO_IS_LOST);
         ck_assert_str_eq(device_row(0)->state, "lost");
+        assert_lost(a1, peer_malloc(a1, 0, 64 * MIB), ONE_IS_LOST);
+        assert_lost(a1, peer_malloc(a1, 1, 256), TWO_IS_LOST);
         ck_assert_uint_gt(device_row(0)->bytes_escaped, 0);
         ck_assert_int_eq(peer_error(a1, peer_free_block(a1, kept)), 0);
         peer_settle(b);
         ck_assert_uint_eq(count_log("is lost: its partitions"), 1);
         b1 = come_in(2, false);
         must_malloc(b1, 0, MIB);
+}
+END_TEST
+
+/* Who waits for a session that is closing is told without a wait. */
+START_TEST(lost_while_others_wait)
+{
+        struct peer *closing = come_in(1, false);
+        uint64_t waiting, growing;
+
+        (void)must_malloc(closing, 1, 50 * MIB);
+        ck_assert_int_eq(session_hang_up(closing->session), 1);
+        session_close(closing->session, "test");
+        waiting = peer_malloc(a1, 1, 50 * MIB);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(a1, waiting), -1);
+        fake_device_fail_make(&gpus[0], 1, -ENODEV);
+        growing = peer_malloc(a1, 0, MIB);
+        peer_settle(b);
+        assert_lost(a1, growing, ONE_IS_LOST);
+        assert_lost(a1, waiting, TWO_IS_LOST);
+        closing = peer_free(closing);
 }
 END_TEST
 
@@ -350,6 +369,7 @@ int main(void)
         tcase_add_test(t, a_device_that_is_not_there);
         tcase_add_loop_test(t, lost_while_growing, 0, 3);
         tcase_add_test(t, lost_while_giving_back);
+        tcase_add_test(t, lost_while_others_wait);
         tcase_add_test(t, escaped_memory_stays_charged_and_is_shown);
         suite_add_tcase(suite, t);
         return suite_run(suite);
