@@ -148,6 +148,9 @@ static void announce(struct session *s, unsigned first_unit, unsigned n_units)
                 rows[n].region_bytes = (uint64_t)N_UNITS * UNIT;
                 rows[n].offset = i * EXTENT_BYTES;
                 rows[n].n_bytes = EXTENT_BYTES;
+                rows[n].partition = f->mood == FAKE_BAD_PARTITION    ? 2
+                                    : f->mood == FAKE_TWO_PARTITIONS ? 1
+                                                                     : 0;
                 list[n] = &rows[n];
                 fds[n++] = f->extents[i].fd;
         }
@@ -272,6 +275,25 @@ static void on_free(struct session *s, uint64_t id, uint64_t block_id)
         done(s, id);
 }
 
+/* The second partition. */
+static void tell_infer(enum fake_mood mood, Bfcd__PartitionInfo *infer)
+{
+        static uint8_t second_gpu[] = { 0xfa, 0x4e, 0xc0, 0xda, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 2 };
+
+        infer->name = (char *)(uintptr_t) "infer";
+        infer->device = (char *)(uintptr_t) "host";
+        infer->share = (char *)(uintptr_t) "fd";
+        if (mood == FAKE_HELLO_GPUS || mood == FAKE_HELLO_ODD_UUID) {
+                infer->device = (char *)(uintptr_t) "cuda:1";
+                infer->device_uuid.data = second_gpu;
+                infer->device_uuid.len = mood == FAKE_HELLO_GPUS ? 16 : 8;
+        }
+        if (mood == FAKE_HELLO_ODD_SHARE)
+                infer->share = (char *)(uintptr_t) "telepathy";
+        if (mood == FAKE_HELLO_IPC_ON_HOST)
+                infer->share = (char *)(uintptr_t) "cuda-ipc";
+}
+
 static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
 {
         struct fake_counts *counts = &s->server->counts;
@@ -292,7 +314,7 @@ static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
                 return false;
         }
         train.name = (char *)(uintptr_t) "train";
-        infer.name = (char *)(uintptr_t) "infer";
+        tell_infer(mood, &infer);
         body.version = mood == FAKE_HELLO_VERSION_0 ? 0 : mood == FAKE_HELLO_VERSION_2 ? 2 : 1;
         body.tenant = (char *)(uintptr_t) "vision";
         body.n_partitions = mood == FAKE_HELLO_NO_PARTITION ? 0 : 2;

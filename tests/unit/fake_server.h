@@ -18,22 +18,28 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_HELLO_BAD_DEFAULT,
                  FAKE_HELLO_NO_PARTITION,
                  FAKE_HELLO_HANG_UP,
-                 FAKE_REFUSE,       /* EDQUOT with a sentence */
-                 FAKE_WRONG_BODY,   /* Done instead of a Block */
-                 FAKE_WRONG_ID,     /* a reply to nothing */
-                 FAKE_GARBAGE,      /* a frame that is no message */
-                 FAKE_BAD_LENGTH,   /* a frame of 4 GiB */
-                 FAKE_HANG_UP,      /* closes at once */
-                 FAKE_BAD_REGION,   /* a block in a region never announced */
-                 FAKE_BAD_OFFSET,   /* a block beyond the extents */
-                 FAKE_TOO_SMALL,    /* a block smaller than asked for */
-                 FAKE_SAME_PLACE,   /* a block where one is already */
-                 FAKE_UNSEALED,     /* an extent that is not sealed */
-                 FAKE_NO_FD,        /* an extent without its fd */
-                 FAKE_HOLD,         /* collects `n_hold` mallocs, then answers the last first */
-                 FAKE_ONE_BY_ONE,   /* the same, but the first first, and some time between */
-                 FAKE_FREE_REFUSED, /* EINVAL to a Free */
-                 FAKE_DEAF,         /* never answers a Goodbye */
+                 FAKE_HELLO_GPUS,      /* infer is on the fake driver's second GPU, by fd */
+                 FAKE_HELLO_ODD_SHARE, /* infer is shared in a way of the future */
+                 FAKE_HELLO_ODD_UUID,  /* infer's device has half a UUID */
+                 FAKE_HELLO_IPC_ON_HOST,
+                 FAKE_REFUSE,         /* EDQUOT with a sentence */
+                 FAKE_WRONG_BODY,     /* Done instead of a Block */
+                 FAKE_WRONG_ID,       /* a reply to nothing */
+                 FAKE_GARBAGE,        /* a frame that is no message */
+                 FAKE_BAD_LENGTH,     /* a frame of 4 GiB */
+                 FAKE_HANG_UP,        /* closes at once */
+                 FAKE_BAD_REGION,     /* a block in a region never announced */
+                 FAKE_BAD_OFFSET,     /* a block beyond the extents */
+                 FAKE_TOO_SMALL,      /* a block smaller than asked for */
+                 FAKE_SAME_PLACE,     /* a block where one is already */
+                 FAKE_UNSEALED,       /* an extent that is not sealed */
+                 FAKE_NO_FD,          /* an extent without its fd */
+                 FAKE_BAD_PARTITION,  /* an extent of a partition that was never told of */
+                 FAKE_TWO_PARTITIONS, /* a region's next extent of another partition */
+                 FAKE_HOLD,           /* collects `n_hold` mallocs, then answers the last first */
+                 FAKE_ONE_BY_ONE,     /* the same, but the first first, and some time between */
+                 FAKE_FREE_REFUSED,   /* EINVAL to a Free */
+                 FAKE_DEAF,           /* never answers a Goodbye */
 };
 
 struct fake_server;

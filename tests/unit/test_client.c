@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "device/device.h"
 #include "tests/suite.h"
 #include "tests/unit/fake_server.h"
 
@@ -379,10 +380,106 @@ START_TEST(hello_answers)
         expect_error(connect_now(), -ENOENT, "no quota");
         fake_server_set_mood(server, FAKE_HELLO_HANG_UP, 0);
         expect_error(connect_now(), -ECONNRESET, "gone");
+        fake_server_set_mood(server, FAKE_HELLO_ODD_SHARE, 0);
+        expect_error(connect_now(), -EPROTO, "partition infer in a way that this library");
+        fake_server_set_mood(server, FAKE_HELLO_ODD_UUID, 0);
+        expect_error(connect_now(), -EPROTO, "partition infer");
+        fake_server_set_mood(server, FAKE_HELLO_IPC_ON_HOST, 0);
+        expect_error(connect_now(), -EPROTO, "partition infer");
         fake_server_set_mood(server, FAKE_GOOD, 0);
         o.partition = "elsewhere";
         expect_error(bfc_connect(&o, &client), -ENOENT, "train, infer");
         ck_assert_ptr_null(client);
+}
+END_TEST
+
+/* ---- GPUs: the fake driver shows two, and infer is on the second ----------- */
+
+static char gpu_state[64];
+
+static void setup_gpus(const char *visible)
+{
+        uint8_t uuid[DEVICE_UUID_BYTES];
+
+        snprintf(gpu_state, sizeof(gpu_state), "/tmp/bfc-client-gpus-%d", (int)getpid());
+        setenv("FAKE_CUDA_STATE", gpu_state, 1);
+        setenv("FAKE_CUDA_DEVICES", "64MiB,32MiB", 1);
+        if (visible)
+                setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+        else
+                unsetenv("CUDA_VISIBLE_DEVICES");
+        /* The driver keeps fds of its own: they count as there before. */
+        (void)device_cuda_ordinal_uuid(0, uuid);
+        setup();
+        fake_server_set_mood(server, FAKE_HELLO_GPUS, 0);
+        ck_assert_int_eq(connect_now(), 0);
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+}
+
+static void setup_two_gpus(void)
+{
+        setup_gpus(NULL);
+}
+
+static void setup_second_gpu(void)
+{
+        setup_gpus("1");
+}
+
+static void setup_first_gpu(void)
+{
+        setup_gpus("0");
+}
+
+static void teardown_gpus(void)
+{
+        char path[80];
+
+        teardown();
+        snprintf(path, sizeof(path), "%s/lock", gpu_state);
+        unlink(path);
+        ck_assert_int_eq(rmdir(gpu_state), 0);
+}
+
+START_TEST(partition_for_device)
+{
+        const char *name = NULL;
+
+        ck_assert_int_eq(bfc_partition_for_device(client, 1, &name), 0);
+        ck_assert_str_eq(name, "infer");
+        name = NULL;
+        expect_error(bfc_partition_for_device(client, 0, &name), -ENOENT,
+                     "tenant vision has no quota in a partition on CUDA device 0");
+        expect_error(bfc_partition_for_device(client, 2, &name), -ENOENT, "sees no CUDA device 2");
+        expect_error(bfc_partition_for_device(client, -1, &name), -ENOENT, "sees no CUDA device -1");
+        ck_assert_ptr_null(name);
+        expect_error(bfc_partition_for_device(client, 1, NULL), -EINVAL, "ret_name");
+        expect_error(bfc_partition_for_device(NULL, 1, &name), -EINVAL, "NULL");
+}
+END_TEST
+
+/* CUDA_VISIBLE_DEVICES=1: the second GPU is this process's first. */
+START_TEST(partition_for_visible_device)
+{
+        const char *name = NULL;
+
+        ck_assert_int_eq(bfc_partition_for_device(client, 0, &name), 0);
+        ck_assert_str_eq(name, "infer");
+        expect_error(bfc_partition_for_device(client, 1, &name), -ENOENT, "sees no CUDA device 1");
+}
+END_TEST
+
+/* Not asked of the daemon, whose extents could not be mapped here. */
+START_TEST(invisible_gpu)
+{
+        void *q = NULL;
+
+        expect_error(bfc_malloc_in(client, "infer", 100, &q), -ENODEV,
+                     "partition infer is on device cuda:1, which this process does not see: look at "
+                     "CUDA_VISIBLE_DEVICES");
+        ck_assert_ptr_null(q);
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
+        ck_assert_int_eq(bfc_free(client, get(100)), 0); /* the session goes on */
 }
 END_TEST
 
@@ -412,12 +509,13 @@ static const struct lie {
         int error;
         bool ends; /* the session */
 } lies[] = {
-        { FAKE_WRONG_BODY, -EPROTO, false }, { FAKE_WRONG_ID, -EPROTO, true },
-        { FAKE_GARBAGE, -EPROTO, true },     { FAKE_BAD_LENGTH, -EPROTO, true },
-        { FAKE_HANG_UP, -ECONNRESET, true }, { FAKE_BAD_REGION, -EPROTO, false },
-        { FAKE_BAD_OFFSET, -EPROTO, false }, { FAKE_TOO_SMALL, -EPROTO, false },
-        { FAKE_SAME_PLACE, -EPROTO, false }, { FAKE_UNSEALED, -EPROTO, true },
-        { FAKE_NO_FD, -EPROTO, true },
+        { FAKE_WRONG_BODY, -EPROTO, false },    { FAKE_WRONG_ID, -EPROTO, true },
+        { FAKE_GARBAGE, -EPROTO, true },        { FAKE_BAD_LENGTH, -EPROTO, true },
+        { FAKE_HANG_UP, -ECONNRESET, true },    { FAKE_BAD_REGION, -EPROTO, false },
+        { FAKE_BAD_OFFSET, -EPROTO, false },    { FAKE_TOO_SMALL, -EPROTO, false },
+        { FAKE_SAME_PLACE, -EPROTO, false },    { FAKE_UNSEALED, -EPROTO, true },
+        { FAKE_NO_FD, -EPROTO, true },          { FAKE_BAD_PARTITION, -EPROTO, true },
+        { FAKE_TWO_PARTITIONS, -EPROTO, true },
 };
 
 START_TEST(lying_daemon)
@@ -752,6 +850,24 @@ int main(void)
         tcase_add_test(t, forked_child);
         tcase_add_test(t, fork_under_threads);
         suite_add_tcase(suite, t);
+
+        for (size_t i = 0; i < 3; i++) {
+                static const struct {
+                        const char *name;
+                        void (*setup)(void);
+                        const TTest *const *test;
+                } cases[] = {
+                        { "two gpus", setup_two_gpus, &partition_for_device },
+                        { "second gpu", setup_second_gpu, &partition_for_visible_device },
+                        { "first gpu", setup_first_gpu, &invisible_gpu },
+                };
+                TCase *v = tcase_create(cases[i].name);
+
+                tcase_set_timeout(v, 60);
+                tcase_add_checked_fixture(v, cases[i].setup, teardown_gpus);
+                tcase_add_test(v, *cases[i].test);
+                suite_add_tcase(suite, v);
+        }
 
         tcase_set_timeout(u, 60);
         tcase_add_checked_fixture(u, setup, teardown);
