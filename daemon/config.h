@@ -90,7 +90,7 @@ struct config_machine {
                     size_t n_sentence);
         void *userdata;
         /* The config is about to be served: what it needs at the start must be free
-         * now. If not, too little is a warning. */
+         * now. If not, too little is a warning, and costs are warned of. */
         bool serves;
 };
 

@@ -174,7 +174,7 @@ static void check_contexts(struct config_reader *r, size_t device)
                 n = r->c->max_sessions;
         if (n == 0 || d->headroom_bytes >= (n + 1) * CONTEXT_BYTES_MAX)
                 return;
-        config_warn(
+        config_advise(
                 r, r->devices[device].headroom,
                 "device '%s': max_sessions lets %llu processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its context, %lluMiB to %lluMiB in all; the headroom is %s: lower max_sessions, or raise headroom to what they need",
                 d->id, (unsigned long long)n, MIB((n + 1) * CONTEXT_BYTES_MIN),
@@ -188,7 +188,7 @@ static void check_share(struct config_reader *r, size_t partition)
         const struct config_partition *p = &r->c->partitions[partition];
 
         if (p->share == CONFIG_SHARE_CUDA_IPC && !r->partitions[partition].share_said)
-                config_warn(
+                config_advise(
                         r, r->partitions[partition].node,
                         "partition '%s' shares by cuda-ipc, the default: no block spans two extents, so free pieces of several serve no large request, and clients in a container need the host's PID namespace; with share: fd neither holds, but no cudaIpcMemHandle_t can be had; write the one that is meant",
                         p->name);

@@ -88,6 +88,17 @@ void config_warn(struct config_reader *r, const struct yamltree_node *at, const 
         va_end(args);
 }
 
+void config_advise(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
+{
+        va_list args;
+
+        if (r->has_failed || r->lacks_gpu || (r->machine && r->machine->serves))
+                return;
+        va_start(args, format);
+        put_sentence(r, at, "warning: ", format, args);
+        va_end(args);
+}
+
 void config_fail_tree(void *userdata, const char *file, size_t line, size_t column, const char *sentence)
 {
         struct config_reader *r = userdata;

@@ -87,6 +87,10 @@ void config_fail_machine(struct config_reader *r, const struct yamltree_node *at
         __attribute__((format(printf, 3, 4)));
 void config_warn(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
+/* A warning of what a choice costs: for who checks a config and has nothing
+ * else to mend, and not at every start. */
+void config_advise(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
+        __attribute__((format(printf, 3, 4)));
 
 /* A yamltree_report; userdata is the reader. */
 void config_fail_tree(void *userdata, const char *file, size_t line, size_t column, const char *sentence);

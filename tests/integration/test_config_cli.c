@@ -45,6 +45,16 @@ static int start_in_vain(const char *path, char **ret_errors)
         return program_run(argv, NULL, ret_errors);
 }
 
+static bool all_lines_have(const char *text, const char *part)
+{
+        for (size_t n; *text; text += n + (text[n] == '\n')) {
+                n = strcspn(text, "\n");
+                if (!memmem(text, n, part, strlen(part)))
+                        return false;
+        }
+        return true;
+}
+
 /* ---- --check -------------------------------------------------------------- */
 
 START_TEST(a_good_file_passes)
@@ -54,7 +64,10 @@ START_TEST(a_good_file_passes)
 
         rig_write_config(rig, text);
         ck_assert_int_eq(check_config(rig->config_path, &errors), 0);
-        ck_assert_str_eq(errors, "");
+        if (rig_device() == ON_HOST)
+                ck_assert_str_eq(errors, "");
+        else
+                ck_assert_msg(all_lines_have(errors, ": warning: "), "%s", errors);
         ck_assert_msg(access(rig->socket, F_OK) < 0, "--check made a socket");
         free(errors);
         free(text);
@@ -153,6 +166,165 @@ START_TEST(what_cannot_be_read)
         assert_unreadable(path, "not a regular file");
         assert_erroneous(rig, "", 1);
         assert_erroneous(rig, "devices: [unclosed\n", 2);
+        rig_discard(rig);
+}
+END_TEST
+
+/* ---- GPUs ------------------------------------------------------------------ */
+
+/* Two of the fake driver's, of different size. */
+static const char gpu_config[] = "devices:\n"                                              /* 1 */
+                                 "  - id: cuda:0\n"                                        /* 2 */
+                                 "    headroom: 16MiB\n"                                   /* 3 */
+                                 "    partitions:\n"                                       /* 4 */
+                                 "      - {name: train, limit: 50%, share: fd}\n"          /* 5 */
+                                 "      - {name: infer, limit: 56MiB, share: fd}\n"        /* 6 */
+                                 "  - id: cuda:1\n"                                        /* 7 */
+                                 "    partitions: [{name: small, limit: 100%}]\n"          /* 8 */
+                                 "tenants:\n"                                              /* 9 */
+                                 "  - name: red\n"                                         /* 10 */
+                                 "    match: {uid: 0}\n"                                   /* 11 */
+                                 "    quotas:\n"                                           /* 12 */
+                                 "      - {partition: train, limit: 50%, reserve: 8MiB}\n" /* 13 */
+                                 "      - {partition: small, max_sessions: 1}\n";          /* 14 */
+
+static void set_gpus(const char *devices, const char *context_bytes)
+{
+        setenv("FAKE_CUDA_DEVICES", devices, 1);
+        setenv("FAKE_CUDA_CONTEXT_BYTES", context_bytes, 1);
+}
+
+static void assert_says(const char *errors, const char *path, const char *line)
+{
+        char text[768];
+
+        snprintf(text, sizeof(text), "%s:%s", path, line);
+        ck_assert_msg(strstr(errors, text) != NULL, "no '%s' in:\n%s", text, errors);
+}
+
+/* What is wrong with the config for these GPUs: --check fails, and so does the
+ * start, with a status that says whether trying again is of use. */
+static void assert_gpus_fail(struct rig *rig, const char *text, int start_status, const char *line)
+{
+        char *errors;
+
+        rig_write_config(rig, text);
+        ck_assert_int_eq(check_config(rig->config_path, &errors), 1);
+        assert_says(errors, rig->config_path, line);
+        ck_assert_msg(all_lines_have(errors, rig->config_path), "%s", errors);
+        free(errors);
+        ck_assert_int_eq(start_in_vain(rig->config_path, &errors), start_status);
+        assert_says(errors, rig->config_path, line);
+        free(errors);
+}
+
+/* The text with one piece replaced; the caller frees. */
+static char *edit(const char *text, const char *old, const char *new)
+{
+        const char *at = strstr(text, old);
+        char *edited;
+
+        ck_assert_ptr_nonnull(at);
+        ck_assert_int_gt(asprintf(&edited, "%.*s%s%s", (int)(at - text), text, new, at + strlen(old)), 0);
+        return edited;
+}
+
+START_TEST(gpus_are_checked)
+{
+        struct rig *rig = rig_folder();
+        char *errors, *text;
+
+        set_gpus("128MiB,48MiB", "0");
+        rig_write_config(rig, gpu_config);
+        ck_assert_int_eq(check_config(rig->config_path, &errors), 0);
+        assert_says(errors, rig->config_path,
+                    "3:15: warning: device 'cuda:0': max_sessions lets 1024 processes in");
+        assert_says(errors, rig->config_path,
+                    "7:9: warning: device 'cuda:1': max_sessions lets 1 processes in");
+        assert_says(errors, rig->config_path,
+                    "8:18: warning: partition 'small' shares by cuda-ipc, the default");
+        assert_says(errors, rig->config_path,
+                    "14:9: warning: limit 42MiB in partition 'small' is made of pieces");
+        ck_assert_msg(all_lines_have(errors, ": warning: "), "%s", errors);
+        free(errors);
+
+        text = edit(gpu_config, "limit: 56MiB", "limit: 58MiB");
+        assert_gpus_fail(
+                rig, text, 78,
+                "6:30: the partitions' limits sum to 114MiB; device 'cuda:0' has 112MiB to share out "
+                "(128MiB minus a headroom of 16MiB)\n");
+        free(text);
+        text = edit(gpu_config, "cuda:1", "GPU-fa4ec0da-0000-4000-8000-000000000001");
+        assert_gpus_fail(
+                rig, text, 78,
+                "7:9: device 'GPU-fa4ec0da-0000-4000-8000-000000000001' is the GPU that is named 'cuda:0' "
+                "on line 2; ");
+        free(text);
+        rig_discard(rig);
+}
+END_TEST
+
+/* The config is right, the machine is not, for now: not status 78. */
+START_TEST(gpus_are_missing)
+{
+        struct rig *rig = rig_folder();
+
+        set_gpus("128MiB", "0");
+        assert_gpus_fail(rig, gpu_config, 1, "7:9: device cuda:1: no such device: the CUDA driver shows 1\n");
+        set_gpus("", "0");
+        assert_gpus_fail(rig, gpu_config, 1, "2:9: device cuda:0: the CUDA driver finds no GPU\n");
+        rig_discard(rig);
+}
+END_TEST
+
+/* One device, one line, and nothing that follows from it. */
+START_TEST(no_driver)
+{
+        const char *argv[] = {
+                "/usr/bin/env", "-u", "LD_LIBRARY_PATH", program_bfcd(), "--check", NULL, NULL
+        };
+        struct rig *rig = rig_folder();
+        char *errors, *text;
+        int status;
+
+        text = edit(gpu_config, "  - id: cuda:1\n    partitions: [{name: small, limit: 100%}]\n", "");
+        *strstr(text, "      - {partition: small") = '\0';
+        rig_write_config(rig, text);
+        free(text);
+        argv[5] = rig->config_path;
+        status = program_run(argv, NULL, &errors);
+        if (status != 0) { /* else this machine has a GPU */
+                ck_assert_int_eq(status, 1);
+                assert_says(errors, rig->config_path, "2:9: device cuda:0: ");
+                ck_assert_ptr_eq(strchr(errors, '\n'), errors + strlen(errors) - 1);
+        }
+        free(errors);
+        rig_discard(rig);
+}
+END_TEST
+
+/* bfcd's own context takes its share before anything is promised. */
+START_TEST(gpus_are_full)
+{
+        char *text = edit(gpu_config, "name: small,", "name: small, growth: preallocate,");
+        struct rig *rig = rig_folder();
+        char *errors;
+
+        set_gpus("128MiB,48MiB", "8MiB");
+        rig_write_config(rig, text);
+        ck_assert_int_eq(check_config(rig->config_path, &errors), 0);
+        assert_says(
+                errors, rig->config_path,
+                "7:9: warning: device 'cuda:1' has 40MiB free now; its reserves and preallocating partitions "
+                "need 42MiB when bfcd starts\n");
+        free(errors);
+        ck_assert_int_eq(start_in_vain(rig->config_path, &errors), 1);
+        assert_says(
+                errors, rig->config_path,
+                "7:9: device 'cuda:1' has 40MiB free now; its reserves and preallocating partitions need 42MiB: "
+                "see who uses it with nvidia-smi\n");
+        free(errors);
+        free(text);
         rig_discard(rig);
 }
 END_TEST
@@ -483,6 +655,10 @@ int main(void)
                 a_good_file_passes,
                 a_bad_file_is_reported_all_at_once,
                 what_cannot_be_read,
+                gpus_are_checked,
+                gpus_are_missing,
+                no_driver,
+                gpus_are_full,
                 options_that_do_not_exist,
                 options_name_bad_sockets,
                 tenants_come_from_a_folder_too,

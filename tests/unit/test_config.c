@@ -710,6 +710,18 @@ START_TEST(test_gpu_is_full)
 }
 END_TEST
 
+/* Costs are told to who checks, not at every start. */
+START_TEST(test_no_advice_at_the_start)
+{
+        struct config *c;
+
+        machine.serves = true;
+        c = parse_good(GPUS);
+        ck_assert_str_eq(errors, "");
+        config_free(c);
+}
+END_TEST
+
 /* What cuda-ipc costs is told to who chose it for a small tenant. */
 START_TEST(test_small_limits_by_cuda_ipc)
 {
@@ -1287,6 +1299,7 @@ int main(void)
         tcase_add_test(t, test_mig);
         tcase_add_test(t, test_gpu_is_not_there);
         tcase_add_test(t, test_gpu_is_full);
+        tcase_add_test(t, test_no_advice_at_the_start);
         tcase_add_test(t, test_small_limits_by_cuda_ipc);
         tcase_add_test(t, test_contexts_fit);
         tcase_add_test(t, test_gpus_come_back);
