@@ -1,0 +1,296 @@
+/* Two GPUs of different size (the fake driver's): which partition is on which,
+ * when memory of one may be given back, and one that is lost. For CUDA devices
+ * only, unlike the other programs here.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda_api.h"
+#include "tests/integration/harness.h"
+
+#define STREAM_DELAY_US "300000"
+
+/* The second device has 96 MiB, see harness.c. */
+static const struct rig_config two_gpus = {
+        .size = "128MiB",
+        .partitions = "      - {name: train, limit: 50%}\n"
+                      "      - {name: infer, limit: 50%}\n"
+                      "  - id: cuda:1\n"
+                      "    headroom: 32MiB\n"
+                      "    partitions:\n"
+                      "      - {name: other, limit: 100%}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: @UID@}\n"
+                   "    quotas: [{partition: train}, {partition: infer}, {partition: other}]\n",
+};
+
+/* ---- the driver, as a job has it ------------------------------------------ */
+
+#define F(symbol, base, version, arguments) static CUresult(*p_##symbol) arguments;
+#include "device/cuda_functions.h"
+#undef F
+
+static void load_driver(void)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+        ck_assert_msg(library != NULL, "%s", dlerror());
+#define F(symbol, base, version, arguments) *(void **)&p_##symbol = dlsym(library, #symbol);
+#include "device/cuda_functions.h"
+#undef F
+}
+
+/* The same context as the library's: a device has one primary context. */
+static void enter_context(int ordinal)
+{
+        CUcontext context;
+        CUdevice device;
+
+        ck_assert_int_eq(p_cuDeviceGet(&device, ordinal), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuDevicePrimaryCtxRetain(&context, device), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuCtxSetCurrent(context), CUDA_SUCCESS);
+}
+
+/* ---- which is which -------------------------------------------------------- */
+
+static void assert_partition(bfc_client *client, int ordinal, const char *expected)
+{
+        const char *name = NULL;
+
+        REQUIRE(bfc_partition_for_device(client, ordinal, &name) == 0, "%s", bfc_last_error());
+        REQUIRE(strcmp(name, expected) == 0, "%s", name);
+}
+
+/* A job that sees the second GPU alone: it is device 0 there. */
+static void job_on_second_gpu(void *socket)
+{
+        const char *name = NULL;
+        bfc_client *client;
+        void *p;
+
+        setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+        client = child_client_open(socket, NULL);
+        assert_partition(client, 0, "other");
+        REQUIRE(bfc_partition_for_device(client, 1, &name) == -ENOENT, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_in(client, "other", 5 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 5 * MIB, 1);
+        REQUIRE(pattern_holds(p, 5 * MIB, 1), "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_in(client, "train", MIB, &p) == -ENODEV, "%s", bfc_last_error());
+        REQUIRE(strstr(bfc_last_error(), "CUDA_VISIBLE_DEVICES"), "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_in(client, "other", MIB, &p) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+START_TEST(each_device_has_its_partitions)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client;
+        void *p, *q;
+
+        child_join(child_start(job_on_second_gpu, rig->socket));
+        client = client_open(rig, NULL, NULL);
+        assert_partition(client, 0, "train"); /* the first of two there */
+        assert_partition(client, 1, "other");
+        ck_assert_uint_eq(client_usage(client, "train").bytes_limit, 64 * MIB);
+        ck_assert_uint_eq(client_usage(client, "other").bytes_limit, 64 * MIB);
+        ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &p));
+        ck_assert_ok(bfc_malloc_in(client, "train", 3 * MIB, &q));
+        pattern_write(p, 3 * MIB, 7);
+        pattern_write(q, 3 * MIB, 8);
+        ck_assert(pattern_holds(p, 3 * MIB, 7) && pattern_holds(q, 3 * MIB, 8));
+        ck_assert_uint_gt(client_usage(client, "other").bytes_reserved, 0);
+        ck_assert_uint_eq(client_usage(client, "infer").bytes_reserved, 0);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- giving back ----------------------------------------------------------- */
+
+/* As cudaFree does: what the device still does with the block is done before
+ * anybody else can have it. */
+START_TEST(free_waits_for_the_work)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        CUstream stream;
+        uint8_t *p;
+
+        setenv("FAKE_CUDA_STREAM_DELAY_US", STREAM_DELAY_US, 1);
+        load_driver();
+        ck_assert_ok(bfc_malloc(client, MIB, (void **)&p));
+        enter_context(0);
+        ck_assert_int_eq(p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuMemsetD8Async((CUdeviceptr)p, 0x77, MIB, stream), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_int_eq(p_cuStreamQuery(stream), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(disconnect_waits_for_the_work)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        CUstream stream;
+        void *p;
+
+        setenv("FAKE_CUDA_STREAM_DELAY_US", STREAM_DELAY_US, 1);
+        load_driver();
+        ck_assert_ok(bfc_malloc(client, MIB, &p));
+        enter_context(0);
+        ck_assert_int_eq(p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuMemsetD8Async((CUdeviceptr)p, 0x77, MIB, stream), CUDA_SUCCESS);
+        bfc_disconnect(client);
+        ck_assert_int_eq(p_cuStreamQuery(stream), CUDA_SUCCESS);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Nobody can wait during a capture: the block stays, and the capture is not spoiled. */
+START_TEST(free_during_a_capture)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        CUstream stream;
+        CUgraph graph;
+        void *p;
+
+        load_driver();
+        ck_assert_ok(bfc_malloc(client, MIB, &p));
+        enter_context(0);
+        ck_assert_int_eq(p_cuStreamCreate(&stream, CU_STREAM_DEFAULT), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+        ck_assert_int_eq(bfc_free(client, p), -EBUSY);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "captured"));
+        ck_assert_ok(bfc_stats(client, &stats));
+        ck_assert_uint_eq(stats.num_blocks, 1);
+        ck_assert_uint_eq(stats.num_frees, 0);
+        ck_assert_int_eq(p_cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+        ck_assert_int_eq(p_cuGraphDestroy(graph), CUDA_SUCCESS);
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_int_eq(p_cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- lost ------------------------------------------------------------------ */
+
+static void lose_device(int ordinal)
+{
+        char path[128];
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/lost-%d", getenv("FAKE_CUDA_STATE"), ordinal);
+        fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+        ck_assert_int_ge(fd, 0);
+        close(fd);
+}
+
+static unsigned count(const char *text, const char *part)
+{
+        unsigned n = 0;
+
+        for (const char *at = text; (at = strstr(at, part)); at++)
+                n++;
+        return n;
+}
+
+static void assert_status(const struct rig *rig, const char *const *states)
+{
+        const char *argv[] = { program_bfcctl(), "--socket", rig->admin_socket, "status", NULL };
+        char *out, row[64];
+
+        ck_assert_int_eq(program_run(argv, &out, NULL), 0);
+        for (int i = 0; i < 2; i++) {
+                snprintf(row, sizeof(row), "\ncuda:%d  %s ", i, states[i]);
+                ck_assert_msg(strstr(out, row) != NULL, "no '%s' in:%s", row, out);
+        }
+        free(out);
+}
+
+/* Its partitions fail, the other device's go on, and the daemon ends well. */
+START_TEST(a_lost_device)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        void *p = NULL, *other;
+        char *log;
+
+        rig->forgiven = "device 'cuda:0' (Fake CUDA Device 0) is lost";
+        assert_status(rig, (const char *const[]){ "ok", "ok" });
+        ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &other));
+        lose_device(0);
+        ck_assert_int_eq(bfc_malloc(client, MIB, &p), -ENODEV);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "device 'cuda:0' of partition 'train' is lost"));
+        ck_assert_int_eq(bfc_malloc_in(client, "infer", MIB, &p), -ENODEV);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "device 'cuda:0' of partition 'infer' is lost"));
+        ck_assert_ptr_null(p);
+        assert_status(rig, (const char *const[]){ "lost", "ok  " });
+
+        pattern_write(other, 3 * MIB, 3);
+        ck_assert(pattern_holds(other, 3 * MIB, 3));
+        ck_assert_ok(bfc_malloc_in(client, "other", 20 * MIB, &p));
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_ok(bfc_free(client, other));
+        log = rig_log(rig);
+        ck_assert_uint_eq(count(log, "is lost: its partitions refuse everything"), 1);
+        free(log);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Blocks that are there stay the job's, who can give them back and leave. What
+ * the device does not take back stays charged and is shown. */
+START_TEST(blocks_of_a_lost_device)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        void *p, *q;
+
+        ck_assert_ok(bfc_malloc(client, 5 * MIB, &p));
+        ck_assert_ok(bfc_malloc_in(client, "other", MIB, &q));
+        lose_device(0);
+        ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_count(rig).bytes_pending == 0, SETTLE_MS));
+        ck_assert_uint_eq(rig_figures(rig, "red", "other").bytes_reserved, 0);
+        ck_assert_uint_gt(rig_figures(rig, "red", "train").bytes_escaped, 0);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_escaped,
+                          rig_figures(rig, "red", "train").bytes_reserved);
+        assert_status(rig, (const char *const[]){ "lost", "ok  " });
+        rig->forgiven = "device 'cuda:0' (Fake CUDA Device 0) is lost";
+        rig_terminate(rig);
+        rig_discard(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                each_device_has_its_partitions,
+                free_waits_for_the_work,
+                disconnect_waits_for_the_work,
+                free_during_a_capture,
+                a_lost_device,
+                blocks_of_a_lost_device,
+                NULL,
+        };
+
+        if (rig_device() == ON_HOST) {
+                printf("1..0 # SKIP for CUDA devices only\n");
+                return 0;
+        }
+        return harness_main(harness_suite("gpu", tests));
+}
