@@ -68,3 +68,9 @@ Bfcd__Reply *message_unpack_reply(struct message_arena *a, const uint8_t *payloa
         a->n_used = 0;
         return bfcd__reply__unpack(&a->allocator, n_bytes, payload);
 }
+
+Bfcd__EventReply *message_unpack_event_reply(struct message_arena *a, const uint8_t *payload, size_t n_bytes)
+{
+        a->n_used = 0;
+        return bfcd__event_reply__unpack(&a->allocator, n_bytes, payload);
+}

@@ -29,5 +29,6 @@ struct message_arena *message_arena_free(struct message_arena *a);
  * the caller's business. */
 Bfcd__Request *message_unpack_request(struct message_arena *a, const uint8_t *payload, size_t n_bytes);
 Bfcd__Reply *message_unpack_reply(struct message_arena *a, const uint8_t *payload, size_t n_bytes);
+Bfcd__EventReply *message_unpack_event_reply(struct message_arena *a, const uint8_t *payload, size_t n_bytes);
 
 #endif
