@@ -4,7 +4,9 @@
  * about. While one is under way the memory that it makes or destroys belongs to
  * the operation, and the allocator keeps everybody else off those offsets
  * (pending, retiring). The loop's side alone touches slots, ledger and
- * allocator.
+ * allocator. The operation of an extent that is retired waits in its slot until
+ * nobody has the extent any more; it is made beforehand, so that nothing can
+ * fail then.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/arena.h"
@@ -16,12 +18,14 @@
 
 #define ARENA_MIN_EXTENT_BYTES  (UINT64_C(2) << 20)
 #define ARENA_EXTENTS_PER_LIMIT 256u
-#define ARENA_MAX_RANGES        512u /* more than there are extents */
+#define ARENA_MAX_RANGES        512u /* more than there are extents, so than ranges of them */
 
 struct arena_slot {
         uint32_t extent; /* in the ledger; LEDGER_NONE: unbacked */
         struct device_extent memory;
         struct charge charge;
+        struct operation *retired; /* not NULL: to be destroyed without exports */
+        bool late;
 };
 
 struct arena_region {
@@ -38,7 +42,9 @@ struct arena {
         size_t n_regions;
         struct arena_slot *slots; /* of all regions, in order */
         size_t n_slots;
-        uint64_t pending_bytes;
+        uint64_t pending_bytes; /* >= leaving + awaited + late */
+        uint64_t leaving_bytes; /* the worker destroys them */
+        uint64_t awaited_bytes; /* of retired extents that are not late */
         uint32_t n_extents;
         bool is_lost;          /* the device said so */
         struct charge escaped; /* for memory that the device did not take back */
@@ -57,8 +63,6 @@ struct operation {
         struct charge charge; /* growth: for all items */
         bfc_handle handle;
         struct bfc_growth plan;
-        struct bfc_range ranges[ARENA_MAX_RANGES]; /* release */
-        size_t n_ranges;
         uint64_t n_bytes;
         int result;
         bool is_lost; /* the device said so */
@@ -177,7 +181,8 @@ static int arena_add_region(struct arena *a)
 
         regions[a->n_regions++] = (struct arena_region){ base, n_bytes, first, a->n_slots };
         for (size_t i = 0; i < n_slots; i++)
-                slots[a->n_slots++] = (struct arena_slot){ LEDGER_NONE, DEVICE_EXTENT_EMPTY, { NULL, 0 } };
+                slots[a->n_slots++] =
+                        (struct arena_slot){ .extent = LEDGER_NONE, .memory = DEVICE_EXTENT_EMPTY };
         return 0;
 }
 
@@ -444,56 +449,143 @@ static void release_done(struct worker_job *job)
 
         a->pending_bytes -= op->n_bytes;
         a->is_lost = a->is_lost || op->is_lost;
-        for (size_t i = 0; i < op->n_items; i++)
-                arena_empty_slot(a, op->items[i].slot, op->items[i].escaped);
-        for (size_t i = 0; i < op->n_ranges; i++) {
-                int r = bfc_release_commit(a->bfc, op->ranges[i]);
+        a->leaving_bytes -= op->n_bytes;
+        for (size_t i = 0; i < op->n_items; i++) {
+                int r = bfc_release_commit(a->bfc, arena_slot_range(a, op->items[i].slot));
 
                 assert(r == 0);
                 (void)r;
+                arena_empty_slot(a, op->items[i].slot, op->items[i].escaped);
         }
         op->released(op->userdata);
         free(op);
+}
+
+static struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata)
+{
+        struct operation *op = operation_new(a, n_items);
+
+        if (op) {
+                op->released = done;
+                op->userdata = userdata;
+                op->job.run = release_run;
+                op->job.done = release_done;
+        }
+        return op;
+}
+
+/* From here on the memory is the operation's. */
+static void release_add(struct operation *op, size_t slot)
+{
+        struct device_extent *memory = &op->arena->slots[slot].memory;
+
+        op->items[op->n_items++] = (struct operation_item){ slot, *memory, false };
+        op->n_bytes += memory->n_bytes;
+        *memory = DEVICE_EXTENT_EMPTY;
+}
+
+static void release_submit(struct operation *op)
+{
+        op->arena->leaving_bytes += op->n_bytes;
+        worker_submit(op->arena->o.worker, &op->job);
+}
+
+/* Others may still have this extent mapped, where the device cannot help it. */
+static bool arena_must_retire(const struct arena *a, size_t slot)
+{
+        return !a->o.device->empties_mappings &&
+               ledger_extent_at(a->o.ledger, a->slots[slot].extent)->links.n_exports > 0;
+}
+
+/* Begins to give back one extent, with the others in `op` or by an operation of
+ * its own. Less comes back where memory is short. */
+static void arena_release_slot(struct arena *a, size_t slot, struct operation *op, uint32_t *retired,
+                               size_t *n_retired)
+{
+        struct arena_slot *s = &a->slots[slot];
+        struct operation *own = NULL;
+
+        if (arena_must_retire(a, slot)) {
+                own = release_new(a, 1, op->released, op->userdata);
+                if (!own)
+                        return;
+        }
+        if (bfc_release_begin(a->bfc, arena_slot_range(a, slot)) < 0) {
+                free(own);
+                return;
+        }
+        a->pending_bytes += s->memory.n_bytes;
+        if (own) {
+                a->awaited_bytes += s->memory.n_bytes;
+                s->retired = own;
+                s->late = false;
+                retired[(*n_retired)++] = s->extent;
+                own = NULL;
+        } else {
+                release_add(op, slot);
+        }
 }
 
 uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
                        arena_released_fn done, void *userdata)
 {
         struct bfc_range ranges[ARENA_MAX_RANGES];
-        struct operation *op;
-        uint64_t n_bytes;
+        uint32_t retired[ARENA_MAX_RANGES];
+        uint64_t n_bytes, pending_before = a->pending_bytes;
+        size_t n_retired = 0;
         size_t n_ranges = bfc_plan_release(a->bfc, want_bytes, keep, ranges, ARENA_MAX_RANGES, &n_bytes);
+        struct operation *op;
 
         if (n_ranges == 0)
                 return 0;
-        op = operation_new(a, (size_t)(n_bytes / a->o.extent_bytes) + 1 + a->n_regions);
+        op = release_new(a, a->n_extents, done, userdata);
         if (!op)
                 return 0;
         for (size_t i = 0; i < n_ranges; i++) {
                 size_t slot = arena_slot_at(a, ranges[i].begin), last = arena_slot_at(a, ranges[i].end - 1);
 
-                if (bfc_release_begin(a->bfc, ranges[i]) < 0)
-                        continue; /* the allocator is out of memory: less comes back */
-                for (; slot <= last; slot++) {
-                        op->items[op->n_items++] =
-                                (struct operation_item){ slot, a->slots[slot].memory, false };
-                        op->n_bytes += a->slots[slot].memory.n_bytes;
-                        a->slots[slot].memory = DEVICE_EXTENT_EMPTY;
-                }
-                op->ranges[op->n_ranges++] = ranges[i];
+                for (; slot <= last; slot++)
+                        arena_release_slot(a, slot, op, retired, &n_retired);
         }
-        if (op->n_ranges == 0) {
+        n_bytes = a->pending_bytes - pending_before;
+        if (op->n_items > 0)
+                release_submit(op);
+        else
                 free(op);
-                return 0;
-        }
-        op->released = done;
-        op->userdata = userdata;
-        op->job.run = release_run;
-        op->job.done = release_done;
-        a->pending_bytes += op->n_bytes;
-        n_bytes = op->n_bytes;
-        worker_submit(a->o.worker, &op->job);
+        if (n_retired > 0)
+                a->o.retire(a->o.userdata, retired, n_retired);
         return n_bytes;
+}
+
+static struct arena_slot *arena_slot_of_extent(const struct arena *a, uint32_t extent)
+{
+        return &a->slots[arena_slot_at(a, ledger_extent_at(a->o.ledger, extent)->offset)];
+}
+
+void arena_extent_is_free(struct arena *a, uint32_t extent)
+{
+        struct arena_slot *s = arena_slot_of_extent(a, extent);
+        struct operation *op = s->retired;
+
+        assert(s->extent == extent);
+        if (!op || ledger_extent_at(a->o.ledger, extent)->links.n_exports > 0)
+                return;
+        s->retired = NULL;
+        if (!s->late)
+                a->awaited_bytes -= s->memory.n_bytes;
+        release_add(op, (size_t)(s - a->slots));
+        release_submit(op);
+}
+
+void arena_extent_is_late(struct arena *a, uint32_t extent)
+{
+        struct arena_slot *s = arena_slot_of_extent(a, extent);
+
+        assert(s->extent == extent && s->retired);
+        if (s->late)
+                return;
+        s->late = true;
+        a->awaited_bytes -= s->memory.n_bytes;
 }
 
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)
@@ -511,6 +603,16 @@ uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)
 uint64_t arena_pending_bytes(const struct arena *a)
 {
         return a->pending_bytes;
+}
+
+uint64_t arena_leaving_bytes(const struct arena *a)
+{
+        return a->leaving_bytes;
+}
+
+uint64_t arena_awaited_bytes(const struct arena *a)
+{
+        return a->awaited_bytes;
 }
 
 uint64_t arena_escaped_bytes(const struct arena *a)
@@ -560,16 +662,43 @@ size_t arena_n_slots(const struct arena *a)
         return a->n_slots;
 }
 
+static const char *arena_check_retired(const struct arena *a)
+{
+        uint64_t n_awaited = 0, n_late = 0;
+
+        for (size_t i = 0; i < a->n_slots; i++) {
+                const struct arena_slot *s = &a->slots[i];
+
+                if (!s->retired)
+                        continue;
+                if (a->o.device->empties_mappings || s->extent == LEDGER_NONE ||
+                    ledger_extent_at(a->o.ledger, s->extent)->links.n_exports == 0)
+                        return "an extent is retired that nobody has";
+                *(s->late ? &n_late : &n_awaited) += s->memory.n_bytes;
+        }
+        if (n_awaited != a->awaited_bytes)
+                return "the retired extents are not what is awaited";
+        if (a->leaving_bytes + n_awaited + n_late > a->pending_bytes)
+                return "more is given back than is pending";
+        return NULL;
+}
+
 int arena_check(const struct arena *a, const char **ret_why)
 {
         struct bfc_stats stats;
         uint64_t n_backed = 0;
         uint32_t n_extents = 0;
+        const char *why;
         int r;
 
         r = bfc_check(a->bfc, ret_why);
         if (r < 0)
                 return r;
+        why = arena_check_retired(a);
+        if (why) {
+                *ret_why = why;
+                return -EBADMSG;
+        }
         for (size_t i = 0; i < a->n_slots; i++) {
                 const struct arena_slot *s = &a->slots[i];
 

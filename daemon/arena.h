@@ -5,9 +5,13 @@
  * The arena's space is one line of offsets; regions lie in it one after the
  * other. Clients know a region by its id and offsets inside it.
  *
+ * Where a device cannot empty the mappings of an extent, one that sessions were
+ * given is retired before it is released: it stays charged until the last of
+ * them has let go of it, and only then the device is told to destroy it.
+ *
  * Invariants: a slot of a region holds an extent exactly where the allocator
  * has backed (or retiring) space; each extent carries its charge; no extent
- * ever leaves the arena it was made for.
+ * ever leaves the arena it was made for; an extent that is retired has an export.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ARENA_H
@@ -32,6 +36,12 @@ struct arena_options {
         uint32_t quota;        /* index in the ledger */
         uint64_t limit_bytes;  /* how much may be backed; twice that is the first region */
         uint64_t extent_bytes; /* the grid */
+        /* Sessions must let go of these extents (indexes in the ledger), each of
+         * which has an export: arena_extent_is_free() is called when it has none
+         * any more. Called inside arena_release(); it may call no more than
+         * arena_extent_is_late(). */
+        void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents);
+        void *userdata;
 };
 
 /* max(2 MiB, granularity, limit/256 rounded up): at most 256 extents back a limit. */
@@ -64,13 +74,26 @@ int arena_back(struct arena *a, struct charge *charge);
 
 /* Gives back wholly free extents, at least want_bytes if there are as many;
  * none that `keep` (may be NULL) counts on. Returns the bytes under way (0:
- * none). done() is called once when they are gone and uncharged. */
+ * none). done() is called from worker_poll() each time that some of them are
+ * gone and uncharged: what sessions hold goes extent by extent. */
 typedef void (*arena_released_fn)(void *userdata);
 uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
                        arena_released_fn done, void *userdata);
 
 /* How many bytes arena_release() could give back. */
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep);
+
+/* An export of an extent was cleared. If it was the last one and the extent is
+ * retired, it is destroyed. */
+void arena_extent_is_free(struct arena *a, uint32_t extent);
+
+/* Of a retired extent: nobody knows when its last export goes. */
+void arena_extent_is_late(struct arena *a, uint32_t extent);
+
+/* Of the bytes given back now, those that the device is destroying, and those
+ * that sessions have been asked for and are not late with. */
+uint64_t arena_leaving_bytes(const struct arena *a);
+uint64_t arena_awaited_bytes(const struct arena *a);
 
 /* Bytes being made or given back now; bytes that the device did not take back,
  * which stay charged; and extents the arena has. */

@@ -49,7 +49,7 @@ static int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, u
         return r;
 }
 
-static int quota_open_arena(struct quota *q)
+static int quota_open_arena(struct quota *q, const struct quota_options *from)
 {
         struct partition *p = q->partition;
         uint64_t limit_bytes = q->account.limit_bytes;
@@ -59,6 +59,8 @@ static int quota_open_arena(struct quota *q)
                 .worker = p->worker,
                 .limit_bytes = limit_bytes,
                 .extent_bytes = arena_extent_bytes(limit_bytes, device_granularity(p->device)),
+                .retire = from->retire,
+                .userdata = from->userdata,
         };
         struct ledger_quota facts = { .extent_bytes = options.extent_bytes };
         struct charge charge;
@@ -101,7 +103,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
 
         r = account_init(&q->account, &q->partition->pool, options->limit_bytes, options->reserve_bytes);
         if (r == 0)
-                r = quota_open_arena(q);
+                r = quota_open_arena(q, options);
         if (r < 0) {
                 quota_free(q);
                 return r;
@@ -115,7 +117,7 @@ struct quota *quota_free(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->n_sessions == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->waiting));
-        assert(!q->growing && q->n_releasing == 0);
+        assert(!q->growing);
         q->arena = arena_free(q->arena);
         if (q->index != LEDGER_NONE)
                 ledger_quota_clear(q->ledger, q->index);
@@ -285,50 +287,70 @@ static void quota_released(void *userdata)
 {
         struct quota *q = userdata;
 
-        q->n_releasing--;
         quota_settle(q);
         partition_make_due(q->partition);
 }
 
-/* Starts giving back; false: there is nothing. */
-static bool quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep)
+/* Starts giving back; returns how many bytes. */
+static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep)
 {
         if (q->partition->preallocate)
-                return false;
-        if (arena_release(q->arena, want_bytes, keep, quota_released, q) == 0)
-                return false;
-        q->n_releasing++;
-        return true;
+                return 0;
+        return arena_release(q->arena, want_bytes, keep, quota_released, q);
 }
 
 /* A tenant without blocks whose last session has left holds nothing: its extents
  * go back. */
 static void quota_settle(struct quota *q)
 {
-        if (q->n_sessions == 0 && !q->growing && q->n_releasing == 0)
+        if (q->n_sessions == 0 && !q->growing)
                 (void)quota_release(q, UINT64_MAX, NULL);
 }
 
-/* Is memory of this partition on its way back? */
-static bool partition_is_releasing(const struct partition *p)
+/* Bytes of this quota on their way back, late ones not counted. */
+static uint64_t quota_coming(const struct quota *q)
+{
+        return arena_leaving_bytes(q->arena) + arena_awaited_bytes(q->arena);
+}
+
+static bool partition_is_closing(const struct partition *p)
 {
         struct quota *q;
 
         TAILQ_FOREACH(q, &p->quotas, of_partition)
-        if (q->n_releasing > 0 || q->n_closing > 0)
+        if (q->n_closing > 0)
                 return true;
         return false;
 }
 
-/* What a quota could return to its pool by giving back what is wholly free: not
- * what its reserve keeps anyway. */
-static uint64_t quota_yield(const struct quota *q, const struct bfc_growth *keep)
+/* What a quota holds beyond what its reserve keeps anyway: only that can come
+ * back to its pool. */
+static uint64_t quota_surplus(const struct quota *q)
 {
         const struct account *a = &q->account;
 
-        if (q->partition->preallocate || a->charged_bytes <= a->reserve_bytes)
+        return a->charged_bytes > a->reserve_bytes ? a->charged_bytes - a->reserve_bytes : 0;
+}
+
+static uint64_t partition_coming(const struct partition *p)
+{
+        struct quota *q;
+        uint64_t n_bytes = 0;
+
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        n_bytes += min_u64(quota_coming(q), quota_surplus(q));
+        return n_bytes;
+}
+
+/* What a quota could return to its pool by giving back what is wholly free, not
+ * counting what comes anyway. */
+static uint64_t quota_yield(const struct quota *q, const struct bfc_growth *keep)
+{
+        uint64_t surplus = quota_surplus(q), coming = min_u64(quota_coming(q), surplus);
+
+        if (q->partition->preallocate || surplus == coming)
                 return 0;
-        return min_u64(arena_releasable(q->arena, keep), a->charged_bytes - a->reserve_bytes);
+        return min_u64(arena_releasable(q->arena, keep), surplus - coming);
 }
 
 /* The partition misses so many bytes: gives back what nobody uses, the tenant's
@@ -344,16 +366,16 @@ static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, cons
         if (sum < missing)
                 return false;
 
-        if (own > 0 && quota_release(q, min_u64(missing, own), keep))
+        if (own > 0 && quota_release(q, min_u64(missing, own), keep) > 0)
                 missing -= min_u64(missing, own);
         TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
         {
                 uint64_t yield = other == q || missing == 0 ? 0 : quota_yield(other, NULL);
 
-                if (yield > 0 && quota_release(other, min_u64(missing, yield), NULL))
+                if (yield > 0 && quota_release(other, min_u64(missing, yield), NULL) > 0)
                         missing -= min_u64(missing, yield);
         }
-        return partition_is_releasing(q->partition);
+        return partition_coming(q->partition) > 0;
 }
 
 /* Waits for what others give back, for so long and no longer. */
@@ -364,6 +386,30 @@ static int quota_wait_for_others(struct quota *q, int refusal)
         if (q->blocked_ms == 0)
                 q->blocked_ms = now;
         return now - q->blocked_ms > q->partition->reclaim_timeout_ms ? refusal : 0;
+}
+
+/* Its own limit misses so many bytes. 0: they are on their way. */
+static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *keep)
+{
+        uint64_t coming = quota_coming(q);
+
+        if (coming < missing && arena_releasable(q->arena, keep) >= missing - coming)
+                coming += quota_release(q, missing - coming, keep);
+        if (coming < missing && q->n_closing == 0)
+                return -EDQUOT;
+        /* The device gives back in its own time; sessions get a limited one. */
+        return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, -EDQUOT);
+}
+
+/* The partition misses so many bytes. 0: they are on their way. */
+static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *keep)
+{
+        uint64_t coming = partition_coming(q->partition);
+
+        if (coming >= missing || partition_is_closing(q->partition) ||
+            quota_reclaim_from_partition(q, missing - coming, keep))
+                return quota_wait_for_others(q, -ENOMEM);
+        return -ENOMEM;
 }
 
 /* Makes room for the first in line. 0: something is under way, wait for it.
@@ -395,14 +441,8 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
                 q->growing_for = request;
                 return 0;
         }
-        if (r == -EDQUOT) {
-                if (arena_releasable(q->arena, &plan) >= missing && quota_release(q, missing, &plan))
-                        return 0;
-                return q->n_closing > 0 ? quota_wait_for_others(q, r) : r;
-        }
-        if (partition_is_releasing(q->partition) || quota_reclaim_from_partition(q, missing, &plan))
-                return quota_wait_for_others(q, r);
-        return r;
+        return r == -EDQUOT ? quota_reclaim(q, missing, &plan)
+                            : quota_reclaim_in_partition(q, missing, &plan);
 }
 
 /* Gives those who wait what fits; false: the budget is used up. */
@@ -431,7 +471,7 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
 {
         struct quota_request *request;
 
-        while (!q->growing && q->n_releasing == 0 && (request = TAILQ_FIRST(&q->waiting))) {
+        while (!q->growing && (request = TAILQ_FIRST(&q->waiting))) {
                 int r;
 
                 if ((*budget)-- == 0)

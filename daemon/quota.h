@@ -8,7 +8,8 @@
  * own first and, where the partition is short, those of its neighbours. When
  * nothing of that helps, or what is on its way back does not come within the
  * reclaim time-out, the request is refused. One growth is under way at a time,
- * so that many small requests share one extent.
+ * so that many small requests share one extent; what is given back holds up
+ * nobody who does not need just that.
  *
  * Those who wait are looked at in turns, a bounded number in each, and only
  * there: so no request, however many wait, holds up the others, and done() is
@@ -63,7 +64,6 @@ struct quota {
         uint64_t peak_bytes_requested;
         uint64_t n_refusals;
         uint64_t logged_escaped_bytes; /* the broker's: what it has told of */
-        uint32_t n_releasing;          /* operations under way */
         bool growing;
         struct quota_request *growing_for; /* NULL: it was cancelled */
         struct quota_request_list waiting;
@@ -82,6 +82,8 @@ struct quota_options {
         uint64_t reserve_bytes;
         uint32_t max_sessions;
         uint32_t max_blocks;
+        void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents); /* see arena.h */
+        void *userdata;
 };
 
 /* -ENOMEM, or the device's error where a preallocating partition could not be

@@ -383,7 +383,7 @@ START_TEST(test_sessions)
         settle();
         ck_assert_uint_eq(q->account.charged_bytes, 2 * E); /* kept for the one that is left */
         quota_leave(q);
-        ck_assert_uint_eq(q->n_releasing, 1);
+        ck_assert_uint_eq(arena_leaving_bytes(q->arena), 2 * E);
         settle();
         ck_assert_uint_eq(q->account.charged_bytes, 0);
         ck_assert_int_eq(quota_join(q), 0);
