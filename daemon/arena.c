@@ -654,6 +654,7 @@ size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, siz
 
 uint32_t arena_slot_extent(const struct arena *a, size_t slot)
 {
+        assert(!a->slots[slot].retired); /* nobody is given it any more */
         return a->slots[slot].extent;
 }
 

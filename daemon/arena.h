@@ -118,7 +118,8 @@ void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *re
  * regions. Returns the slot of the first, and the last by *ret_last. */
 size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, size_t *ret_last);
 
-/* The ledger's index of a slot's extent, or LEDGER_NONE. */
+/* The ledger's index of a slot's extent, or LEDGER_NONE. The extent must not be
+ * retired: no block lies in it. */
 uint32_t arena_slot_extent(const struct arena *a, size_t slot);
 
 /* Slots in all; grows with regions. */

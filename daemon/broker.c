@@ -138,6 +138,13 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
         return 0;
 }
 
+static void on_retire(void *userdata, const uint32_t *extents, size_t n_extents)
+{
+        struct broker *b = userdata;
+
+        b->retire(b, extents, n_extents);
+}
+
 static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
 {
         t->quotas = calloc(t->config->n_quotas + 1, sizeof(*t->quotas));
@@ -153,6 +160,8 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
                         .reserve_bytes = from->reserve_bytes,
                         .max_sessions = from->max_sessions,
                         .max_blocks = from->max_blocks,
+                        .retire = on_retire,
+                        .userdata = b,
                 };
                 int r = quota_new(&options, &t->quotas[t->n_quotas]);
 
@@ -195,6 +204,8 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         if (!b)
                 return -ENOMEM;
         b->config = options->config;
+        b->retire = options->retire;
+        TAILQ_INIT(&b->retirements);
         b->started_ms = clock_ms();
         ret_sentence[0] = '\0';
         b->config_text = config_format(b->config);
@@ -220,7 +231,7 @@ struct broker *broker_free(struct broker *b)
 {
         if (!b)
                 return NULL;
-        assert(b->n_sessions == 0);
+        assert(b->n_sessions == 0 && TAILQ_EMPTY(&b->retirements));
         /* What workers still have to deliver refers to arenas. */
         while (broker_n_pending(b) > 0)
                 for (size_t i = 0; i < b->n_devices; i++)
@@ -314,6 +325,8 @@ bool broker_is_due(const struct broker *b)
 
 bool broker_is_blocked(const struct broker *b)
 {
+        if (!TAILQ_EMPTY(&b->retirements))
+                return true;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         if (b->tenants[i].quotas[k]->blocked_ms != 0)

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/queue.h>
 
 #include "daemon/config.h"
 #include "daemon/devices.h"
@@ -23,6 +24,8 @@
 #include "device/device.h"
 
 struct session;
+struct retirement; /* the session floor's, see retire.h */
+TAILQ_HEAD(retirement_list, retirement);
 
 struct broker_device {
         const struct config_device *config;
@@ -46,10 +49,12 @@ struct broker {
         struct tenant *default_tenant; /* NULL: none */
         struct session **sessions;     /* by index in the ledger; NULL: no such */
         size_t n_session_slots;
-        size_t n_sessions;        /* that have said hello, quarantined and closing ones included */
-        size_t n_client_sessions; /* of these, those that are no admin's */
+        size_t n_sessions;                  /* that have said hello, quarantined and closing ones included */
+        size_t n_client_sessions;           /* of these, those that are no admin's */
+        struct retirement_list retirements; /* of all sessions, the oldest first */
         uint64_t started_ms;
         struct log_limit stranger_log; /* refused hellos */
+        void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
 };
 
 struct broker_options {
@@ -59,6 +64,9 @@ struct broker_options {
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
         void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() soon */
         void *userdata;
+        /* Sessions must let go of these extents: retire_extents(), or NULL where
+         * every device empties mappings by itself. See arena.h. */
+        void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
 };
 
 /* Makes everything, and backs preallocating partitions (this may take its
@@ -77,8 +85,9 @@ void broker_poll(struct broker *b);
 void broker_turn(struct broker *b);
 bool broker_is_due(const struct broker *b);
 
-/* Requests that wait for others are refused when their time is up: call
- * broker_tick() now and then while there are any. */
+/* Requests that wait for others are refused when their time is up, and sessions
+ * that do not let go are ended: call broker_tick() and retire_tick() now and then
+ * while there are any. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
 

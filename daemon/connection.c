@@ -21,6 +21,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/events.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 #include "proto/frame.h"
@@ -48,7 +49,7 @@ struct connection {
         uv_poll_t pid_poll;
         uv_timer_t timer; /* for the hello, while crowded, for the quarantine, while lingering */
         unsigned n_handles;
-        int events;    /* that poll waits for */
+        int awaited;   /* events that poll waits for */
         bool in_batch; /* replies are flushed at its end */
         bool is_new;   /* has not said hello */
         bool is_ready, is_closing;
@@ -60,6 +61,7 @@ struct connection {
         struct frame_reader *reader;
         struct frame_writer *writer;
         struct session *session;
+        struct events *events; /* NULL: none */
         TAILQ_ENTRY(connection) of_all, of_newcomers, of_ready, of_closing;
 };
 
@@ -300,6 +302,7 @@ static void connection_drop(struct connection *c, const char *why)
                 return;
         c->dropped = true;
         uv_timer_stop(&c->timer);
+        c->events = events_close(c->events);
         uv_close((uv_handle_t *)&c->poll, on_handle_closed);
         if (!s->in_flight) {
                 close(c->fd);
@@ -351,9 +354,9 @@ static void connection_update(struct connection *c)
                 events |= UV_READABLE;
         if (frame_writer_n_queued(c->writer) > 0 && !c->crowded)
                 events |= UV_WRITABLE;
-        if (events == c->events)
+        if (events == c->awaited)
                 return;
-        c->events = events;
+        c->awaited = events;
         uv_poll_start(&c->poll, events, on_socket);
 }
 
@@ -413,8 +416,55 @@ static void on_session_abort(void *userdata, const char *why)
         connection_fail(userdata, why);
 }
 
-static const struct session_ops connection_session_ops = { on_session_send, on_session_resume,
-                                                           on_session_abort };
+/* ---- events -------------------------------------------------------------- */
+
+static int on_event_reply(void *userdata, const Bfcd__EventReply *reply, const char **ret_why)
+{
+        const struct connection *c = userdata;
+
+        if (c->failure[0] != '\0')
+                return 0;
+        return session_handle_event(c->session, reply, ret_why);
+}
+
+/* A process that ends may be heard here first. One that closed only this socket
+ * hangs up too: it could let go of nothing any more. */
+static void on_events_end(void *userdata, const char *why)
+{
+        struct connection *c = userdata;
+
+        if (why)
+                connection_fail(c, why);
+        else if (c->session->state != SESSION_CLOSING)
+                connection_drop(c, NULL);
+}
+
+static const struct events_ops connection_events_ops = { on_event_reply, on_events_end };
+
+/* Anew for each hello: one before may have been refused. */
+static int on_session_open_events(void *userdata, int *ret_fd)
+{
+        struct connection *c = userdata;
+
+        c->events = events_close(c->events);
+        return events_new(c->host->loop, c->host->arena, &connection_events_ops, c, &c->events, ret_fd);
+}
+
+static void on_session_send_event(void *userdata, const Bfcd__Event *event)
+{
+        struct connection *c = userdata;
+
+        if (!c->dropped && c->failure[0] == '\0')
+                events_send(c->events, event);
+}
+
+static const struct session_ops connection_session_ops = {
+        .send = on_session_send,
+        .resume = on_session_resume,
+        .abort = on_session_abort,
+        .open_events = on_session_open_events,
+        .send_event = on_session_send_event,
+};
 
 /* ---- reading ------------------------------------------------------------- */
 

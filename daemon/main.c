@@ -14,6 +14,7 @@
 #include "daemon/config.h"
 #include "daemon/devices.h"
 #include "daemon/log.h"
+#include "daemon/retire.h"
 #include "daemon/server.h"
 
 #ifdef HAVE_SYSTEMD
@@ -157,6 +158,7 @@ static int serve(const struct config *config, struct devices *devices)
                 .devices = devices,
                 .notify = server_notify,
                 .wake = server_wake,
+                .retire = retire_extents,
         };
         struct server *server = NULL;
         struct broker *broker = NULL;

@@ -16,8 +16,10 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/clock.h"
 #include "daemon/connection.h"
 #include "daemon/log.h"
+#include "daemon/retire.h"
 #include "proto/message.h"
 
 #define SERVER_ACCEPTS_PER_TURN 16
@@ -200,7 +202,9 @@ static void on_tick(uv_timer_t *timer)
 {
         struct server *s = timer->data;
 
-        broker_tick(s->broker); /* what is due wakes the loop, and that starts the timer again */
+        broker_tick(s->broker);
+        retire_tick(s->broker, clock_ms());
+        server_wake(s); /* which starts the timer again where that is needed */
 }
 
 static void on_idle(uv_idle_t *handle)

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
@@ -433,6 +434,7 @@ static int handle_ack(struct session *s, const Bfcd__Request *r, const char **re
         while (s->acked_sequence < sequence)
                 s->n_unacked -= s->sent_counts[++s->acked_sequence % SESSION_MAX_UNACKED];
         session_deliver(s);
+        retire_flush(s);
         return 0;
 }
 
@@ -672,7 +674,43 @@ static void session_describe_partition(const struct quota *q, Bfcd__PartitionInf
         }
 }
 
-static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret)
+/* -1 for a session that did not ask for events; operators hold nothing that
+ * events are about. */
+static int session_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd)
+{
+        *ret_fd = -1;
+        if (s->admin || !s->ops->open_events ||
+            !(r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS))
+                return 0;
+        return s->ops->open_events(s->userdata, ret_fd);
+}
+
+/* Writes the session down, which begins with that. Refuses where it fails. */
+static int session_enter(struct session *s, const Bfcd__Request *r, uint8_t *ret_secret, int *ret_events_fd)
+{
+        int fd, result = session_open_events(s, r, &fd);
+
+        if (result == 0)
+                result = session_write_down(s, ret_secret);
+        if (result == 0) {
+                *ret_events_fd = fd;
+                return 0;
+        }
+        if (fd >= 0)
+                close(fd);
+        session_forget_tenant(s);
+        if (result == -ENOSPC)
+                session_refuse(s, r->id, -EDQUOT, "the daemon's table of sessions is full");
+        else if (result == -EMFILE || result == -ENFILE)
+                session_refuse(s, r->id, -ENOMEM, "the daemon has no fds left for an events socket");
+        else
+                session_refuse(s, r->id, result, strerror(-result));
+        return result;
+}
+
+/* events_fd: the client's end of the events socket, or -1. */
+static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret,
+                            int events_fd)
 {
         size_t n = s->tenant ? s->tenant->n_quotas : 0;
         Bfcd__PartitionInfo *infos = calloc(n + 1, sizeof(*infos)),
@@ -700,7 +738,12 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_HELLO;
         reply.hello = &hello;
-        session_send(s, &reply);
+        s->has_events = events_fd >= 0;
+        s->in_flight = s->has_events;
+        if (s->has_events)
+                hello.capabilities = BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        if (s->ops->send(s->userdata, &reply, &events_fd, s->has_events) < 0)
+                s->ops->abort(s->userdata, "the daemon has no fds left");
 out:
         free(infos);
         free(pointers);
@@ -711,7 +754,7 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
         char sentence[SESSION_SENTENCE_BYTES];
         uint8_t secret[16];
         size_t share = 0;
-        int result;
+        int events_fd = -1;
 
         if (s->state != SESSION_NEW) {
                 *ret_why = "it said hello twice";
@@ -737,15 +780,11 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
                 session_forget_tenant(s);
                 return 0;
         }
-        result = session_write_down(s, secret);
-        if (result < 0) {
-                session_forget_tenant(s);
-                session_refuse(s, r->id, result == -ENOSPC ? -EDQUOT : result,
-                               result == -ENOSPC ? "the daemon's table of sessions is full"
-                                                 : strerror(-result));
+        if (session_enter(s, r, secret, &events_fd) < 0)
                 return 0;
-        }
-        session_welcome(s, r->id, share, secret, sizeof(secret));
+        session_welcome(s, r->id, share, secret, sizeof(secret), events_fd);
+        if (events_fd >= 0)
+                close(events_fd);
         log_debug("session %" PRIu64 " began: tenant '%s', uid %u, pid %d, %s", s->id,
                   s->tenant ? s->tenant->name : "(admin)", (unsigned)s->who.uid, (int)s->who.pid, s->name);
         return 0;
@@ -788,6 +827,17 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
         return handler(s, request, ret_why);
 }
 
+int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why)
+{
+        if (s->state != SESSION_LIVE)
+                return 0;
+        if (reply->body_case != BFCD__EVENT_REPLY__BODY_RETIRED) {
+                *ret_why = "it answered an event in a way that this version does not know";
+                return -EPROTO;
+        }
+        return retire_confirm(s, reply->retired->sequence, ret_why);
+}
+
 /* ---- life ---------------------------------------------------------------- */
 
 int session_new(struct broker *b, bool admin, struct credentials *who, const struct session_ops *ops,
@@ -810,16 +860,18 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         s->born_ms = clock_ms();
         TAILQ_INIT(&s->requests);
         TAILQ_INIT(&s->deliveries);
+        retire_init(&s->retire);
         *ret = s;
         return 0;
 }
 
-/* Nobody waits for answers any more. */
+/* Nobody waits for answers any more, and nobody gives any. */
 static void session_drop_pending(struct session *s)
 {
         struct session_request *request;
         struct session_delivery *d;
 
+        retire_end(s);
         while ((request = TAILQ_FIRST(&s->requests))) {
                 quota_cancel(&request->wait);
                 TAILQ_REMOVE(&s->requests, request, link);
@@ -927,7 +979,7 @@ int session_reap(struct session *s, size_t n_blocks)
         for (; n_blocks > 0 && record->links.first_block != LEDGER_NONE; n_blocks--)
                 session_free_block(s, record->links.first_block);
         for (; n_blocks > 0 && record->links.first_export != LEDGER_NONE; n_blocks--)
-                ledger_export_clear(ledger, record->links.first_export);
+                retire_clear_export(s, record->links.first_export);
         if (record->links.first_block != LEDGER_NONE || record->links.first_export != LEDGER_NONE)
                 return SESSION_MORE;
         session_is_closed(s);

@@ -20,6 +20,7 @@
 #include <sys/queue.h>
 
 #include "daemon/broker.h"
+#include "daemon/retire.h"
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
@@ -35,11 +36,15 @@ enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLO
  * connection's own business, and 0. It is
  * called inside session_handle(), broker_poll() and broker_turn(). resume():
  * fewer requests wait than before, the connection may read on. abort(): the
- * session cannot go on, close the connection (later, not inside this call). */
+ * session cannot go on, close the connection (later, not inside this call).
+ * open_events(), may be NULL: makes the events socket and returns the client's
+ * end, which is then the caller's. send_event() sends on it; called as send() is. */
 struct session_ops {
         int (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
         void (*resume)(void *userdata);
         void (*abort)(void *userdata, const char *why);
+        int (*open_events)(void *userdata, int *ret_fd);
+        void (*send_event)(void *userdata, const Bfcd__Event *event);
 };
 
 /* What a session has to do with one quota. */
@@ -78,7 +83,9 @@ struct session {
         uint64_t sequence; /* of the last Extents message */
         uint64_t acked_sequence;
         uint32_t n_unacked; /* extents */
-        bool in_flight;     /* extents were sent; whether they were read only the kernel knows */
+        struct retire retire;
+        bool has_events; /* it takes events, and answers them */
+        bool in_flight;  /* fds were sent; whether they were read only the kernel knows */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
         uint64_t bytes_in_use;
         uint64_t peak_bytes_in_use;
@@ -95,6 +102,10 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
  * or later. 0; a negative errno is a violation of the protocol: end the
  * session; *ret_why says which. After a goodbye the session is CLOSING: reap it. */
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why);
+
+/* The same for its word on the events socket; nothing happens where the session
+ * is over. */
+int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why);
 
 /* The connection of a NEW or LIVE session is gone. 0: nothing is held, the
  * session is CLOSING. 1: QUARANTINED: call session_close() when the process has

@@ -29,7 +29,9 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config)
 struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
                               struct devices *devices, struct config **ret_config)
 {
-        struct broker_options options = { .inline_workers = true, .devices = devices };
+        struct broker_options options = { .inline_workers = true,
+                                          .retire = retire_extents,
+                                          .devices = devices };
         struct broker *b;
         char sentence[512];
 

@@ -54,7 +54,13 @@ static void on_wake(void *userdata)
 static int open_quota(const char *tenant, uint64_t limit, uint64_t reserve, uint32_t max_blocks,
                       struct quota **ret)
 {
-        struct quota_options o = { tenant, &p, ledger, limit, reserve, 2, max_blocks };
+        struct quota_options o = { .tenant = tenant,
+                                   .partition = &p,
+                                   .ledger = ledger,
+                                   .limit_bytes = limit,
+                                   .reserve_bytes = reserve,
+                                   .max_sessions = 2,
+                                   .max_blocks = max_blocks };
 
         return quota_new(&o, ret);
 }

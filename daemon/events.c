@@ -1,0 +1,159 @@
+/* The events socket; see events.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/events.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "proto/frame.h"
+
+#define EVENTS_QUEUE_MAX (64u * 1024u)
+
+struct events {
+        uv_poll_t poll;
+        int fd;
+        bool ended; /* ops->end() was called */
+        const struct events_ops *ops;
+        void *userdata;
+        struct message_arena *arena;
+        struct frame_reader *reader;
+        struct frame_writer *writer;
+};
+
+static void on_events(uv_poll_t *handle, int status, int events);
+
+static void events_end(struct events *e, const char *why)
+{
+        if (e->ended)
+                return;
+        e->ended = true;
+        uv_poll_stop(&e->poll);
+        e->ops->end(e->userdata, why);
+}
+
+/* Sends what the socket takes. A client that hung up is heard when it is read. */
+static void events_flush(struct events *e)
+{
+        int r = frame_writer_flush(e->writer, e->fd);
+
+        if (!e->ended)
+                uv_poll_start(&e->poll, UV_READABLE | (r == FRAME_AGAIN ? UV_WRITABLE : 0), on_events);
+}
+
+static void events_handle_frames(struct events *e)
+{
+        const uint8_t *payload;
+        size_t n_bytes;
+        int r = 0;
+
+        while (!e->ended && (r = frame_reader_next(e->reader, &payload, &n_bytes)) == 0) {
+                const Bfcd__EventReply *reply = message_unpack_event_reply(e->arena, payload, n_bytes);
+                const char *why = "it sent a frame that is no answer to an event";
+
+                if (!reply || e->ops->reply(e->userdata, reply, &why) < 0)
+                        events_end(e, why);
+        }
+        if (r < 0)
+                events_end(e, "it sent a frame of an impossible length on its events socket");
+}
+
+static void on_events(uv_poll_t *handle, int status, int events)
+{
+        struct events *e = handle->data;
+        int r = status;
+
+        if (r == 0 && (events & UV_WRITABLE))
+                events_flush(e);
+        if (r == 0 && !(events & UV_READABLE))
+                return;
+        if (r == 0)
+                r = frame_reader_receive(e->reader, e->fd, MSG_DONTWAIT);
+        if (r == 0)
+                events_handle_frames(e);
+        else if (r == -EPROTO)
+                events_end(e, "it sent fds; clients never do");
+        else if (r != FRAME_AGAIN)
+                events_end(e, NULL);
+}
+
+static void on_closed(uv_handle_t *handle)
+{
+        struct events *e = handle->data;
+
+        close(e->fd);
+        frame_reader_free(e->reader);
+        frame_writer_free(e->writer);
+        free(e);
+}
+
+struct events *events_close(struct events *e)
+{
+        if (!e)
+                return NULL;
+        e->ended = true;
+        uv_close((uv_handle_t *)&e->poll, on_closed);
+        return NULL;
+}
+
+static int events_open(struct events *e, struct uv_loop_s *loop, int *ret_fd)
+{
+        int fds[2], r;
+
+        r = frame_reader_new(false, &e->reader);
+        if (r == 0)
+                r = frame_writer_new(EVENTS_QUEUE_MAX, &e->writer);
+        if (r < 0)
+                return r;
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
+                return -errno;
+        r = uv_poll_init(loop, &e->poll, fds[0]); /* makes this end non-blocking, and no other */
+        if (r < 0) {
+                close(fds[0]);
+                close(fds[1]);
+                return r;
+        }
+        e->poll.data = e;
+        e->fd = fds[0];
+        *ret_fd = fds[1];
+        return 0;
+}
+
+int events_new(struct uv_loop_s *loop, struct message_arena *arena, const struct events_ops *ops,
+               void *userdata, struct events **ret, int *ret_fd)
+{
+        struct events *e = calloc(1, sizeof(*e));
+        int r;
+
+        if (!e)
+                return -ENOMEM;
+        e->ops = ops;
+        e->userdata = userdata;
+        e->arena = arena;
+        r = events_open(e, loop, ret_fd);
+        if (r < 0) {
+                frame_reader_free(e->reader);
+                frame_writer_free(e->writer);
+                free(e);
+                return r;
+        }
+        uv_poll_start(&e->poll, UV_READABLE, on_events);
+        *ret = e;
+        return 0;
+}
+
+void events_send(struct events *e, const Bfcd__Event *event)
+{
+        uint8_t *payload;
+
+        /* No room: whoever waits for the answer has a time-out. */
+        if (e->ended ||
+            frame_writer_add(e->writer, bfcd__event__get_packed_size(event), NULL, 0, &payload) < 0)
+                return;
+        bfcd__event__pack(event, payload);
+        events_flush(e);
+}

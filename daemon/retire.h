@@ -1,0 +1,61 @@
+/* Retirement: where a device cannot empty the mappings of an extent, every
+ * session that was given it is told to let go of it, and the extent is destroyed
+ * when the last one has confirmed, or is gone.
+ *
+ * A session is told by Retire events of 64 extents at most, of which 16 may be
+ * unanswered; what is more waits here. It is told of an extent only after it has
+ * acknowledged all Extents sent so far, so it never has to let go of what it has
+ * not seen. Who has not confirmed within the release time-out, or has no events,
+ * is ended; its memory then comes back as after any hang-up.
+ *
+ * Invariants: n_open == retirements of the session that were sent; each of their
+ * exports is the session's and of a retired extent; only a LIVE session has any.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_RETIRE_H
+#define BFCD_RETIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/broker.h"
+
+#define RETIRE_MAX_EXTENTS 64u /* in one event */
+#define RETIRE_MAX_OPEN    16u /* events sent and not confirmed */
+
+struct session;
+
+/* A session's part. */
+struct retire {
+        struct retirement_list open; /* in order; those that were sent come first */
+        unsigned n_open;
+        uint64_t sequence; /* of the last Retire */
+};
+
+void retire_init(struct retire *r);
+
+/* For broker_options.retire. */
+void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents);
+
+/* The session has acknowledged more extents. */
+void retire_flush(struct session *s);
+
+/* Its confirmation. -EPROTO: of nothing that it was told, or not for the first
+ * time; *ret_why says so. */
+int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why);
+
+/* It confirms nothing any more; what it holds is late. */
+void retire_end(struct session *s);
+
+/* The session has one extent less; the way in which every export ends. */
+void retire_clear_export(struct session *s, uint32_t export);
+
+/* Ends the sessions whose time is up. */
+void retire_tick(struct broker *b, uint64_t now_ms);
+
+/* Every invariant; slow. 0, or -EBADMSG and a sentence. */
+int retire_check(const struct broker *b, const char **ret_why);
+
+#endif
