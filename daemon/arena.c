@@ -25,7 +25,7 @@ struct arena_slot {
         struct device_extent memory;
         struct charge charge;
         struct operation *retired; /* not NULL: to be destroyed without exports */
-        bool late;
+        uint32_t n_late;           /* of its exports; while it is retired */
 };
 
 struct arena_region {
@@ -518,7 +518,7 @@ static void arena_release_slot(struct arena *a, size_t slot, struct operation *o
         if (own) {
                 a->awaited_bytes += s->memory.n_bytes;
                 s->retired = own;
-                s->late = false;
+                s->n_late = 0;
                 retired[(*n_retired)++] = s->extent;
                 own = NULL;
         } else {
@@ -562,30 +562,34 @@ static struct arena_slot *arena_slot_of_extent(const struct arena *a, uint32_t e
         return &a->slots[arena_slot_at(a, ledger_extent_at(a->o.ledger, extent)->offset)];
 }
 
-void arena_extent_is_free(struct arena *a, uint32_t extent)
+void arena_export_is_late(struct arena *a, uint32_t extent)
+{
+        struct arena_slot *s = arena_slot_of_extent(a, extent);
+
+        assert(s->extent == extent && s->retired);
+        if (s->n_late++ == 0)
+                a->awaited_bytes -= s->memory.n_bytes;
+}
+
+void arena_export_is_gone(struct arena *a, uint32_t extent, bool was_late)
 {
         struct arena_slot *s = arena_slot_of_extent(a, extent);
         struct operation *op = s->retired;
 
         assert(s->extent == extent);
-        if (!op || ledger_extent_at(a->o.ledger, extent)->links.n_exports > 0)
+        if (!op)
                 return;
+        assert(s->n_late >= was_late);
+        s->n_late -= was_late;
+        if (was_late && s->n_late == 0)
+                a->awaited_bytes += s->memory.n_bytes;
+        if (ledger_extent_at(a->o.ledger, extent)->links.n_exports > 0)
+                return;
+        assert(s->n_late == 0);
         s->retired = NULL;
-        if (!s->late)
-                a->awaited_bytes -= s->memory.n_bytes;
+        a->awaited_bytes -= s->memory.n_bytes;
         release_add(op, (size_t)(s - a->slots));
         release_submit(op);
-}
-
-void arena_extent_is_late(struct arena *a, uint32_t extent)
-{
-        struct arena_slot *s = arena_slot_of_extent(a, extent);
-
-        assert(s->extent == extent && s->retired);
-        if (s->late)
-                return;
-        s->late = true;
-        a->awaited_bytes -= s->memory.n_bytes;
 }
 
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)
@@ -675,7 +679,9 @@ static const char *arena_check_retired(const struct arena *a)
                 if (a->o.device->empties_mappings || s->extent == LEDGER_NONE ||
                     ledger_extent_at(a->o.ledger, s->extent)->links.n_exports == 0)
                         return "an extent is retired that nobody has";
-                *(s->late ? &n_late : &n_awaited) += s->memory.n_bytes;
+                if (s->n_late > ledger_extent_at(a->o.ledger, s->extent)->links.n_exports)
+                        return "more exports of an extent are late than there are";
+                *(s->n_late > 0 ? &n_late : &n_awaited) += s->memory.n_bytes;
         }
         if (n_awaited != a->awaited_bytes)
                 return "the retired extents are not what is awaited";

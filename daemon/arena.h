@@ -37,9 +37,8 @@ struct arena_options {
         uint64_t limit_bytes;  /* how much may be backed; twice that is the first region */
         uint64_t extent_bytes; /* the grid */
         /* Sessions must let go of these extents (indexes in the ledger), each of
-         * which has an export: arena_extent_is_free() is called when it has none
-         * any more. Called inside arena_release(); it may call no more than
-         * arena_extent_is_late(). */
+         * which has an export: arena_export_is_gone() tells when. Called inside
+         * arena_release(); it may call no more than arena_export_is_late(). */
         void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents);
         void *userdata;
 };
@@ -83,15 +82,16 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
 /* How many bytes arena_release() could give back. */
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep);
 
-/* An export of an extent was cleared. If it was the last one and the extent is
- * retired, it is destroyed. */
-void arena_extent_is_free(struct arena *a, uint32_t extent);
+/* Of a retired extent, one of its exports: nobody knows when it goes. */
+void arena_export_is_late(struct arena *a, uint32_t extent);
 
-/* Of a retired extent: nobody knows when its last export goes. */
-void arena_extent_is_late(struct arena *a, uint32_t extent);
+/* An export of an extent was cleared. If it was the last one and the extent is
+ * retired, it is destroyed. was_late: arena_export_is_late() was said of it; only
+ * looked at where the extent is retired. */
+void arena_export_is_gone(struct arena *a, uint32_t extent, bool was_late);
 
 /* Of the bytes given back now, those that the device is destroying, and those
- * that sessions have been asked for and are not late with. */
+ * that sessions have been asked for and nobody is late with. */
 uint64_t arena_leaving_bytes(const struct arena *a);
 uint64_t arena_awaited_bytes(const struct arena *a);
 

@@ -26,6 +26,13 @@ struct retirement {
 void retire_init(struct retire *r)
 {
         TAILQ_INIT(&r->open);
+        r->silent = true;
+}
+
+void retire_begin(struct session *s, bool has_events)
+{
+        s->has_events = has_events;
+        s->retire.silent = !has_events;
 }
 
 static struct arena *extent_arena(const struct session *s, uint32_t extent)
@@ -49,7 +56,7 @@ void retire_clear_export(struct session *s, uint32_t export)
         struct arena *arena = extent_arena(s, extent);
 
         ledger_export_clear(s->broker->ledger, export);
-        arena_extent_is_free(arena, extent);
+        arena_export_is_gone(arena, extent, s->retire.silent);
 }
 
 static void retirement_free(struct retirement *r)
@@ -89,18 +96,18 @@ static void retire_export(struct session *s, uint32_t export, uint64_t now_ms)
         uint32_t extent = export_extent(s, export);
         struct retirement *r;
 
-        if (s->state == SESSION_CLOSING)
-                return; /* its exports go with it, soon */
-        if (s->state == SESSION_QUARANTINED || !s->has_events)
-                arena_extent_is_late(extent_arena(s, extent), extent);
-        if (s->state == SESSION_QUARANTINED)
-                return;
+        if (s->retire.silent)
+                arena_export_is_late(extent_arena(s, extent), extent);
+        if (s->state != SESSION_LIVE)
+                return; /* its exports go with it */
         r = retirement_for(s, now_ms);
         if (r) {
                 r->exports[r->n_exports++] = export;
                 return;
         }
-        arena_extent_is_late(extent_arena(s, extent), extent);
+        if (!s->retire.silent)
+                arena_export_is_late(extent_arena(s, extent), extent);
+        retire_silence(s);
         s->ops->abort(s->userdata, "out of memory");
 }
 
@@ -127,7 +134,7 @@ void retire_flush(struct session *s)
 {
         struct retirement *r;
 
-        if (!s->has_events)
+        if (s->retire.silent)
                 return;
         TAILQ_FOREACH(r, &s->retire.open, of_session)
         {
@@ -183,18 +190,27 @@ int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why)
         return 0;
 }
 
+void retire_silence(struct session *s)
+{
+        const struct retirement *r;
+
+        if (s->retire.silent)
+                return;
+        s->retire.silent = true;
+        TAILQ_FOREACH(r, &s->retire.open, of_session)
+        for (size_t i = 0; i < r->n_exports; i++) {
+                uint32_t extent = export_extent(s, r->exports[i]);
+
+                arena_export_is_late(extent_arena(s, extent), extent);
+        }
+}
+
 void retire_end(struct session *s)
 {
         struct retirement *r;
 
-        while ((r = TAILQ_FIRST(&s->retire.open))) {
-                for (size_t i = 0; i < r->n_exports; i++) {
-                        uint32_t extent = export_extent(s, r->exports[i]);
-
-                        arena_extent_is_late(extent_arena(s, extent), extent);
-                }
+        while ((r = TAILQ_FIRST(&s->retire.open)))
                 retirement_free(r);
-        }
 }
 
 void retire_tick(struct broker *b, uint64_t now_ms)
@@ -204,6 +220,7 @@ void retire_tick(struct broker *b, uint64_t now_ms)
         while ((r = TAILQ_FIRST(&b->retirements)) && now_ms - r->since_ms >= b->config->release_timeout_ms) {
                 struct session *s = r->session;
 
+                retire_silence(s);
                 retire_end(s);
                 s->ops->abort(s->userdata, s->has_events
                                                    ? "it did not let go of memory within timeouts.release"

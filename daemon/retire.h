@@ -10,6 +10,7 @@
  *
  * Invariants: n_open == retirements of the session that were sent; each of their
  * exports is the session's and of a retired extent; only a LIVE session has any.
+ * Of a retired extent, the late exports are those of sessions that are silent.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_RETIRE_H
@@ -32,9 +33,12 @@ struct retire {
         struct retirement_list open; /* in order; those that were sent come first */
         unsigned n_open;
         uint64_t sequence; /* of the last Retire */
+        bool silent;       /* it answers none: without events, ended, or late */
 };
 
+/* Of a new session; and once it has said hello, whether it takes events. */
 void retire_init(struct retire *r);
+void retire_begin(struct session *s, bool has_events);
 
 /* For broker_options.retire. */
 void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents);
@@ -46,7 +50,9 @@ void retire_flush(struct session *s);
  * time; *ret_why says so. */
 int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why);
 
-/* It confirms nothing any more; what it holds is late. */
+/* It hung up; what it holds is late. And: it closes, so that what it holds is on
+ * its way back. */
+void retire_silence(struct session *s);
 void retire_end(struct session *s);
 
 /* The session has one extent less; the way in which every export ends. */

@@ -738,7 +738,7 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_HELLO;
         reply.hello = &hello;
-        s->has_events = events_fd >= 0;
+        retire_begin(s, events_fd >= 0);
         s->in_flight = s->has_events;
         if (s->has_events)
                 hello.capabilities = BFCD__CAPABILITY__CAPABILITY_EVENTS;
@@ -897,6 +897,8 @@ size_t session_n_held(const struct session *s)
 int session_hang_up(struct session *s)
 {
         assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);
+        if (session_n_held(s) > 0)
+                retire_silence(s);
         session_drop_pending(s);
         if (s->state == SESSION_NEW || session_n_held(s) == 0) {
                 session_close(s, "hung up");

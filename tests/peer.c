@@ -42,6 +42,67 @@ struct broker *peer_broker_on(const char *config_text, const struct config_machi
         return b;
 }
 
+/* ---- a device that does not empty mappings -------------------------------- */
+
+#define STICKY_FDS 4096
+
+static const struct device_ops *real_ops; /* NULL: there is no such device now */
+static struct device_ops sticky_ops;
+static unsigned n_holders[STICKY_FDS]; /* by the extent's fd in the daemon */
+
+static int sticky_destroy(struct device *d, struct device_extent *e)
+{
+        MUST(n_holders[e->fd] == 0);
+        return real_ops->destroy(d, e);
+}
+
+struct broker *peer_broker_sticky(const char *config_text, struct config **ret_config)
+{
+        struct broker *b = peer_broker(config_text, ret_config);
+        struct device *d = b->devices[0].device;
+
+        MUST(b->n_devices == 1 && !real_ops);
+        real_ops = d->ops;
+        sticky_ops = *real_ops;
+        sticky_ops.destroy = sticky_destroy;
+        d->ops = &sticky_ops;
+        d->empties_mappings = false;
+        return b;
+}
+
+static void peer_hold(struct peer *p, uint64_t id, int fd)
+{
+        MUST(fd < STICKY_FDS);
+        p->holds = realloc(p->holds, (p->n_holds + 1) * sizeof(*p->holds));
+        MUST(p->holds);
+        p->holds[p->n_holds++] = (struct peer_hold){ id, fd };
+        n_holders[fd]++;
+}
+
+static size_t peer_find_hold(const struct peer *p, uint64_t id)
+{
+        size_t i = 0;
+
+        while (i < p->n_holds && p->holds[i].id != id)
+                i++;
+        return i;
+}
+
+static void peer_let_go(struct peer *p, size_t i)
+{
+        MUST(n_holders[p->holds[i].fd] > 0);
+        n_holders[p->holds[i].fd]--;
+        p->holds[i] = p->holds[--p->n_holds];
+}
+
+static void peer_let_go_all(struct peer *p)
+{
+        while (p->n_holds > 0)
+                peer_let_go(p, 0);
+}
+
+/* ---- brokers -------------------------------------------------------------- */
+
 struct broker *peer_broker_free(struct broker *b, struct config *c)
 {
         struct ledger_counts counts;
@@ -59,7 +120,9 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
                 MUST(b->tenants[i].n_sessions == 0 && b->tenants[i].n_quarantined == 0);
         for (size_t i = 0; i < b->n_partitions; i++)
                 MUST(b->partitions[i].preallocate || b->partitions[i].pool.charged_bytes == 0);
+        MUST(retire_check(b, &why) == 0);
         broker_free(b);
+        real_ops = NULL;
         config_free(c);
         return NULL;
 }
@@ -87,14 +150,51 @@ static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, siz
         free(bytes);
         if (reply->body_case == BFCD__REPLY__BODY_EXTENTS) {
                 MUST(n_fds == reply->extents->n_extents && n_fds <= 64);
-                for (size_t i = 0; i < n_fds; i++)
+                for (size_t i = 0; i < n_fds; i++) {
                         MUST(fcntl(fds[i], F_GETFD) >= 0);
+                        if (real_ops)
+                                peer_hold(p, reply->extents->extents[i]->extent_id, fds[i]);
+                }
                 p->n_extents += n_fds;
                 p->to_ack = reply->extents->sequence;
+        } else if (reply->body_case == BFCD__REPLY__BODY_HELLO) {
+                MUST(n_fds == (reply->hello->capabilities == BFCD__CAPABILITY__CAPABILITY_EVENTS));
         } else {
                 MUST(n_fds == 0);
         }
         return 0;
+}
+
+/* Nothing is ever sent there. */
+static int on_open_events(void *userdata, int *ret_fd)
+{
+        const struct peer *p = userdata;
+
+        MUST(p->wants_events);
+        *ret_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        return *ret_fd < 0 ? -errno : 0;
+}
+
+/* What a correct client relies on: it is told in order, never of too much at
+ * once, and only of what it has acknowledged. */
+static void on_send_event(void *userdata, const Bfcd__Event *event)
+{
+        struct peer *p = userdata;
+        const Bfcd__Retire *retire = event->retire;
+        struct peer_retire *r = &p->retires[p->n_retires];
+
+        MUST(event->body_case == BFCD__EVENT__BODY_RETIRE && p->wants_events && real_ops);
+        MUST(p->n_retires < RETIRE_MAX_OPEN);
+        MUST(retire->sequence == ++p->retire_sequence);
+        MUST(retire->n_extent_ids > 0 && retire->n_extent_ids <= RETIRE_MAX_EXTENTS);
+        r->sequence = retire->sequence;
+        r->n_ids = retire->n_extent_ids;
+        for (size_t i = 0; i < r->n_ids; i++) {
+                r->ids[i] = retire->extent_ids[i];
+                MUST(peer_find_hold(p, r->ids[i]) < p->n_holds);
+        }
+        p->n_retires++;
+        p->n_retired += r->n_ids;
 }
 
 static void on_abort(void *userdata, const char *why)
@@ -110,7 +210,13 @@ static void on_resume(void *userdata)
         (void)userdata;
 }
 
-static const struct session_ops ops = { on_send, on_resume, on_abort };
+static const struct session_ops ops = {
+        .send = on_send,
+        .resume = on_resume,
+        .abort = on_abort,
+        .open_events = on_open_events,
+        .send_event = on_send_event,
+};
 
 struct peer *peer_new(struct broker *b, uid_t uid, bool admin)
 {
@@ -133,13 +239,18 @@ struct peer *peer_free(struct peer *p)
 {
         if (!p)
                 return NULL;
-        if (p->session->state != SESSION_CLOSING && session_hang_up(p->session) > 0)
+        if (p->session->state == SESSION_QUARANTINED ||
+            (p->session->state != SESSION_CLOSING && session_hang_up(p->session) > 0)) {
+                peer_let_go_all(p);
                 session_close(p->session, "test");
+        }
         while (session_reap(p->session, 3) == SESSION_MORE)
                 ;
         session_let_go(p->session);
         MUST(session_reap(p->session, 1) == 0);
         session_free(p->session);
+        MUST(p->n_holds == 0);
+        free(p->holds);
         peer_forget_replies(p);
         free(p);
         return NULL;
@@ -185,6 +296,7 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         uint64_t id;
 
         hello.version = 1;
+        hello.capabilities = p->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0;
         hello.name = (char *)(uintptr_t) "peer";
         hello.tenant = (char *)(uintptr_t)tenant;
         hello.partition = (char *)(uintptr_t)partition;
@@ -219,6 +331,49 @@ uint64_t peer_free_block(struct peer *p, uint64_t block_id)
         r.free = &f;
         MUST(peer_send(p, &r, &id) == 0);
         return id;
+}
+
+uint64_t peer_goodbye(struct peer *p)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+        uint64_t id;
+
+        peer_let_go_all(p);
+        p->n_retires = 0;
+        r.body_case = BFCD__REQUEST__BODY_GOODBYE;
+        r.goodbye = &goodbye;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+int peer_retired(struct peer *p, uint64_t sequence)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Retired retired = BFCD__RETIRED__INIT;
+        const char *why = NULL;
+        int r;
+
+        for (size_t i = 0; i < p->n_retires; i++) {
+                if (p->retires[i].sequence != sequence)
+                        continue;
+                for (size_t k = 0; k < p->retires[i].n_ids; k++)
+                        peer_let_go(p, peer_find_hold(p, p->retires[i].ids[k]));
+                p->retires[i] = p->retires[--p->n_retires];
+                break;
+        }
+        retired.sequence = sequence;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_RETIRED;
+        reply.retired = &retired;
+        r = session_handle_event(p->session, &reply, &why);
+        MUST((r < 0) == (why != NULL));
+        return r;
+}
+
+void peer_retired_all(struct peer *p)
+{
+        while (p->n_retires > 0)
+                MUST(peer_retired(p, p->retires[0].sequence) == 0);
 }
 
 int peer_ack(struct peer *p, uint64_t sequence)

@@ -15,6 +15,19 @@
 
 #define PEER_MAX_REPLIES 4096
 
+/* What it was told to let go of and has not confirmed. */
+struct peer_retire {
+        uint64_t sequence;
+        size_t n_ids;
+        uint64_t ids[RETIRE_MAX_EXTENTS];
+};
+
+/* An extent that it has mapped, as far as anybody else can know. */
+struct peer_hold {
+        uint64_t id;
+        int fd; /* the daemon's */
+};
+
 struct peer {
         struct session *session;
         Bfcd__Reply *replies[PEER_MAX_REPLIES]; /* unpacked copies, owned */
@@ -24,6 +37,13 @@ struct peer {
         bool aborted;
         bool auto_ack; /* acknowledge extents as they come */
         uint64_t to_ack;
+        bool wants_events; /* set before the hello */
+        struct peer_retire retires[RETIRE_MAX_OPEN];
+        size_t n_retires;
+        size_t n_retired; /* extents, in all Retires so far */
+        uint64_t retire_sequence;
+        struct peer_hold *holds; /* on a device that does not empty mappings */
+        size_t n_holds;
 };
 
 /* A broker with inline workers from a config text; asserts that it works. */
@@ -31,6 +51,9 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config);
 /* The same on devices of the caller's. */
 struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
                               struct devices *devices, struct config **ret_config);
+/* On a device that does not empty mappings, and asserts that no peer has an extent
+ * mapped when it is destroyed. One such broker at a time. */
+struct broker *peer_broker_sticky(const char *config_text, struct config **ret_config);
 struct broker *peer_broker_free(struct broker *b, struct config *c); /* asserts that nothing is left */
 
 /* Runs what the workers have to do until nothing is left. */
@@ -51,7 +74,11 @@ void peer_forget_replies(struct peer *p);
 uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition);
 uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes);
 uint64_t peer_free_block(struct peer *p, uint64_t block_id);
+uint64_t peer_goodbye(struct peer *p);
 int peer_ack(struct peer *p, uint64_t sequence);
+/* Lets go of what the Retire named, if there is such a one, and says so. */
+int peer_retired(struct peer *p, uint64_t sequence);
+void peer_retired_all(struct peer *p);
 
 /* The errno of a refusal, 0 for another reply, -1 for none yet. */
 int peer_error(const struct peer *p, uint64_t id);

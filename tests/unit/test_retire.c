@@ -1,0 +1,662 @@
+/* Retirement: sessions on a device that cannot empty their mappings are told to
+ * let go, and no extent is destroyed before the last of them has. The device
+ * asserts that at each destroy (peer_broker_sticky()).
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "tests/peer.h"
+#include "tests/suite.h"
+
+#define MIB        (UINT64_C(1) << 20)
+#define E          (2 * MIB) /* the grid of all quotas */
+#define RELEASE_MS 5000u
+
+static const char config_text[] = "timeouts: {reclaim: 40ms, release: 5s}\n"
+                                  "devices:\n"
+                                  "  - id: host\n"
+                                  "    size: 320MiB\n"
+                                  "    partitions:\n"
+                                  "      - {name: p, limit: 16MiB}\n"
+                                  "      - {name: q, limit: 300MiB}\n"
+                                  "tenants:\n"
+                                  "  - name: a\n"
+                                  "    match: {uid: 1}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: p}\n"
+                                  "      - {partition: q}\n"
+                                  "  - name: b\n"
+                                  "    match: {uid: 2}\n"
+                                  "    quotas: [{partition: p, reserve: 2MiB}]\n";
+
+static struct broker *b;
+static struct config *config;
+static struct quota *qa, *qb;
+static int n_fds_before;
+static unsigned n_released;
+static size_t n_walk_retired;
+
+static void check(void)
+{
+        const char *why = "";
+
+        if (broker_check(b, &why) < 0 || retire_check(b, &why) < 0)
+                ck_abort_msg("%s", why);
+}
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        b = peer_broker_sticky(config_text, &config);
+        qa = b->tenants[0].quotas[0];
+        qb = b->tenants[1].quotas[0];
+        n_released = 0;
+}
+
+static void teardown(void)
+{
+        check();
+        b = peer_broker_free(b, config);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static struct peer *come_in(uid_t uid, bool wants_events)
+{
+        struct peer *p = peer_new(b, uid, false);
+
+        p->wants_events = wants_events;
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        return p;
+}
+
+static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t id = peer_malloc(p, partition, n_bytes);
+
+        peer_settle(b);
+        while (!peer_reply(p, id) && p->to_ack > p->session->acked_sequence)
+                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
+        if (p->auto_ack && p->to_ack > p->session->acked_sequence)
+                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
+        ck_assert_int_eq(peer_error(p, id), 0);
+        return peer_reply(p, id)->block->block_id;
+}
+
+static void must_free(struct peer *p, uint64_t block_id)
+{
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, block_id)), 0);
+}
+
+/* So much backed and free, of which the peer has every extent. */
+static void have_free(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        must_free(p, must_malloc(p, partition, n_bytes));
+}
+
+static void on_released(void *userdata)
+{
+        (void)userdata;
+        n_released++;
+}
+
+static uint64_t release(struct quota *q, uint64_t n_bytes)
+{
+        uint64_t n = arena_release(q->arena, n_bytes, NULL, on_released, NULL);
+
+        peer_settle(b);
+        check();
+        return n;
+}
+
+static void close_and_reap(struct peer *p)
+{
+        session_close(p->session, "test");
+        while (session_reap(p->session, 3) == SESSION_MORE)
+                ;
+        peer_settle(b);
+        check();
+}
+
+/* A process that is gone has nothing mapped. */
+static void die(struct peer *p)
+{
+        while (p->n_retires > 0)
+                p->n_retires--;
+        peer_free(p);
+        peer_settle(b);
+        check();
+}
+
+static void assert_pending(uint64_t awaited, uint64_t pending)
+{
+        peer_settle(b);
+        check();
+        ck_assert_uint_eq(arena_awaited_bytes(qa->arena), awaited);
+        ck_assert_uint_eq(arena_pending_bytes(qa->arena), pending);
+}
+
+/* ---- one and many --------------------------------------------------------- */
+
+START_TEST(test_capability)
+{
+        struct peer *p = come_in(1, true), *q = come_in(1, false), *admin = peer_new(b, 0, true);
+
+        admin->wants_events = true;
+        ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
+        ck_assert_uint_eq(p->replies[0]->hello->capabilities, BFCD__CAPABILITY__CAPABILITY_EVENTS);
+        ck_assert_uint_eq(q->replies[0]->hello->capabilities, 0);
+        ck_assert_uint_eq(admin->replies[0]->hello->capabilities, 0);
+        ck_assert(p->session->has_events && p->session->in_flight);
+        ck_assert(!q->session->has_events && !q->session->in_flight);
+        peer_free(p);
+        peer_free(q);
+        peer_free(admin);
+}
+END_TEST
+
+START_TEST(test_one)
+{
+        struct peer *a = come_in(1, true), *other = come_in(2, true);
+        size_t n_extents;
+        uint64_t id;
+
+        have_free(a, 0, 16 * MIB - E);
+        id = peer_malloc(other, 0, 2 * E);
+        assert_pending(E, E); /* of 2, one is its reserve */
+        ck_assert_int_eq(peer_error(other, id), -1);
+        ck_assert_uint_eq(a->n_retires, 1);
+        ck_assert_uint_eq(a->retires[0].n_ids, 1);
+        ck_assert_uint_eq(qa->account.charged_bytes, 16 * MIB - E);
+        ck_assert_uint_eq(arena_n_extents(qa->arena), 7);
+
+        ck_assert_int_eq(peer_retired(a, 1), 0);
+        ck_assert_uint_eq(arena_leaving_bytes(qa->arena), E);
+        assert_pending(0, 0);
+        ck_assert_int_eq(peer_error(other, id), 0);
+        ck_assert_uint_eq(qa->account.charged_bytes, 12 * MIB);
+        ck_assert_uint_eq(arena_n_extents(qa->arena), 6);
+
+        /* A new extent at the old place is sent again. */
+        must_malloc(a, 0, 12 * MIB);
+        must_free(other, peer_reply(other, id)->block->block_id);
+        n_extents = a->n_extents;
+        id = peer_malloc(a, 0, E);
+        peer_settle(b);
+        ck_assert_uint_eq(other->n_retires, 1);
+        peer_retired_all(other);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(a, id), 0);
+        ck_assert_uint_eq(a->n_extents, n_extents + 1);
+        peer_free(a);
+        peer_free(other);
+}
+END_TEST
+
+/* The last of them decides, in whatever order they answer. */
+START_TEST(test_many)
+{
+        struct peer *p[3];
+        uint64_t ids[3];
+
+        for (unsigned i = 0; i < 3; i++)
+                p[i] = come_in(1, true);
+        for (unsigned i = 0; i < 3; i++)
+                ids[i] = must_malloc(p[i], 0, MIB / 2);
+        for (unsigned i = 0; i < 3; i++)
+                must_free(p[i], ids[i]);
+        ck_assert_uint_eq(release(qa, UINT64_MAX), E);
+        for (unsigned i = 0; i < 3; i++)
+                ck_assert_uint_eq(p[i]->n_retires, 1);
+        ck_assert_int_eq(peer_retired(p[1], 1), 0);
+        assert_pending(E, E);
+        die(p[2]);
+        assert_pending(E, E);
+        ck_assert_int_eq(peer_retired(p[0], 1), 0);
+        assert_pending(0, 0);
+        ck_assert_uint_eq(n_released, 1);
+        ck_assert_uint_eq(qa->account.charged_bytes, 0);
+        peer_free(p[0]);
+        peer_free(p[1]);
+}
+END_TEST
+
+/* What nobody was given goes at once; so does what everybody has let go of. */
+START_TEST(test_no_exports)
+{
+        struct peer *p = come_in(1, true), *keeper = come_in(1, true);
+
+        have_free(p, 0, 2 * E);
+        have_free(keeper, 0, E);
+        peer_goodbye(p);
+        close_and_reap(p);
+        ck_assert_uint_eq(release(qa, UINT64_MAX), 2 * E); /* one of them is keeper's */
+        assert_pending(E, E);
+        ck_assert_uint_eq(n_released, 1);
+        peer_retired_all(keeper);
+        assert_pending(0, 0);
+        ck_assert_uint_eq(n_released, 2);
+        peer_free(p);
+        peer_free(keeper);
+}
+END_TEST
+
+START_TEST(test_out_of_order)
+{
+        struct peer *p = come_in(1, true);
+
+        have_free(p, 0, 4 * E);
+        for (unsigned i = 0; i < 4; i++)
+                ck_assert_uint_eq(release(qa, E), E);
+        ck_assert_uint_eq(p->n_retires, 4);
+        ck_assert_int_eq(peer_retired(p, 3), 0);
+        assert_pending(3 * E, 3 * E);
+        ck_assert_int_eq(peer_retired(p, 4), 0);
+        ck_assert_int_eq(peer_retired(p, 1), 0);
+        assert_pending(E, E);
+        ck_assert_int_eq(peer_retired(p, 2), 0);
+        assert_pending(0, 0);
+        peer_free(p);
+}
+END_TEST
+
+START_TEST(test_wrong_confirmations)
+{
+        struct peer *p = come_in(1, true), *q = come_in(1, false);
+        Bfcd__EventReply nothing = BFCD__EVENT_REPLY__INIT;
+        const char *why = NULL;
+
+        have_free(p, 0, 2 * E);
+        ck_assert_int_eq(peer_retired(p, 1), -EPROTO); /* not sent yet */
+        ck_assert_uint_eq(release(qa, E), E);
+        ck_assert_int_eq(peer_retired(p, 0), -EPROTO);
+        ck_assert_int_eq(peer_retired(p, 2), -EPROTO);
+        ck_assert_int_eq(peer_retired(p, UINT64_MAX), -EPROTO);
+        ck_assert_int_eq(peer_retired(q, 1), -EPROTO);
+        ck_assert_int_eq(session_handle_event(p->session, &nothing, &why), -EPROTO);
+        ck_assert_ptr_nonnull(why);
+        assert_pending(E, E);
+        ck_assert_int_eq(peer_retired(p, 1), 0);
+        ck_assert_int_eq(peer_retired(p, 1), -EPROTO); /* twice */
+        assert_pending(0, 0);
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+/* ---- bounds --------------------------------------------------------------- */
+
+START_TEST(test_message_and_window)
+{
+        struct peer *p = come_in(1, true);
+        struct quota *q = b->tenants[0].quotas[1];
+
+        have_free(p, 1, 100 * E);
+        ck_assert_uint_eq(release(q, UINT64_MAX), 100 * E);
+        ck_assert_uint_eq(p->n_retires, 2);
+        ck_assert_uint_eq(p->retires[0].n_ids, 64);
+        ck_assert_uint_eq(p->retires[1].n_ids, 36);
+        peer_retired_all(p);
+        peer_settle(b);
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+
+        have_free(p, 1, 20 * E);
+        for (unsigned i = 0; i < 20; i++) {
+                ck_assert_uint_eq(release(q, E), E);
+                usleep(2000); /* what comes in one millisecond shares an event */
+        }
+        ck_assert_uint_eq(p->n_retires, RETIRE_MAX_OPEN);
+        ck_assert_uint_eq(p->n_retired, 116);
+        ck_assert_int_eq(peer_retired(p, 19), -EPROTO); /* it waits here */
+        ck_assert_int_eq(peer_retired(p, 7), 0);
+        ck_assert_uint_eq(p->n_retired, 117);
+        ck_assert_uint_eq(p->n_retires, RETIRE_MAX_OPEN);
+        peer_retired_all(p);
+        peer_settle(b);
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        peer_free(p);
+}
+END_TEST
+
+/* A Retire never passes the Extents that it is about. */
+START_TEST(test_after_the_ack)
+{
+        struct peer *p = come_in(1, true);
+        uint64_t block;
+
+        p->auto_ack = false;
+        block = must_malloc(p, 0, E);
+        must_free(p, block);
+        ck_assert_uint_eq(release(qa, E), E);
+        ck_assert_uint_eq(p->n_retires, 0);
+        ck_assert_int_eq(peer_ack(p, 1), 0);
+        ck_assert_uint_eq(p->n_retires, 1);
+        peer_retired_all(p);
+        assert_pending(0, 0);
+        peer_free(p);
+}
+END_TEST
+
+/* ---- ends ----------------------------------------------------------------- */
+
+START_TEST(test_goodbye)
+{
+        struct peer *p = come_in(1, true);
+
+        have_free(p, 0, 2 * E);
+        release(qa, UINT64_MAX);
+        peer_goodbye(p);
+        check();
+        close_and_reap(p);
+        assert_pending(0, 0);
+        peer_free(p);
+}
+END_TEST
+
+START_TEST(test_quarantine)
+{
+        struct peer *p = come_in(1, true), *later = come_in(1, true), *q = come_in(1, true);
+
+        have_free(p, 0, E);
+        have_free(later, 0, E);
+        have_free(q, 0, E); /* all three have it */
+        release(qa, UINT64_MAX);
+        ck_assert_int_eq(session_hang_up(p->session), 1);
+        assert_pending(0, E);                    /* nobody knows when it comes */
+        ck_assert_int_eq(peer_retired(p, 1), 0); /* too late to mean anything */
+        peer_retired_all(q);
+        peer_retired_all(later);
+        assert_pending(0, E);
+        ck_assert_uint_eq(qa->account.charged_bytes, E);
+        die(p);
+        assert_pending(0, 0);
+        ck_assert_uint_eq(qa->account.charged_bytes, 0);
+
+        /* And what is asked of one that is quarantined already. */
+        have_free(q, 0, E);
+        ck_assert_int_eq(session_hang_up(q->session), 1);
+        release(qa, UINT64_MAX);
+        assert_pending(0, E);
+        ck_assert(TAILQ_EMPTY(&b->retirements));
+        die(q);
+        assert_pending(0, 0);
+        peer_free(later);
+}
+END_TEST
+
+START_TEST(test_time_out)
+{
+        struct peer *p = come_in(1, true), *deaf = come_in(1, false);
+
+        have_free(p, 0, E);
+        release(qa, UINT64_MAX);
+        ck_assert(broker_is_blocked(b));
+        retire_tick(b, clock_ms() + RELEASE_MS - 100);
+        ck_assert(!p->aborted);
+        retire_tick(b, clock_ms() + RELEASE_MS);
+        ck_assert(p->aborted);
+        ck_assert(!broker_is_blocked(b));
+        assert_pending(0, E); /* revoked is not gone */
+        ck_assert_int_eq(session_hang_up(p->session), 1);
+        assert_pending(0, E);
+        die(p);
+        assert_pending(0, 0);
+
+        have_free(deaf, 0, E);
+        release(qa, UINT64_MAX);
+        assert_pending(0, E);
+        ck_assert(!deaf->aborted);
+        retire_tick(b, clock_ms() + RELEASE_MS);
+        ck_assert(deaf->aborted);
+        die(deaf);
+        assert_pending(0, 0);
+}
+END_TEST
+
+/* ---- those who want memory ------------------------------------------------ */
+
+/* Other ranges come and go while one release waits. */
+START_TEST(test_others_proceed)
+{
+        struct peer *p = come_in(1, true), *q = come_in(1, true);
+        uint64_t held, id;
+
+        held = must_malloc(p, 0, 2 * E);
+        have_free(p, 0, E);
+        release(qa, E);
+        assert_pending(E, E);
+        must_malloc(q, 0, 2 * E); /* grows */
+        have_free(q, 0, E);
+        ck_assert_uint_eq(release(qa, E), E);
+        assert_pending(2 * E, 2 * E);
+        peer_retired_all(q);
+        assert_pending(E, E);
+
+        /* Of 8 extents 2 are in use, 1 is awaited and 2 are free: 2 are lacking. */
+        must_free(p, held);
+        id = peer_malloc(q, 0, 5 * E);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(q, id), -1);
+        assert_pending(2 * E, 2 * E); /* no more than it lacks */
+        peer_retired_all(p);
+        assert_pending(E, E); /* and then the partition lacks one */
+        peer_retired_all(p);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(q, id), 0);
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+/* A request waits for timeouts.reclaim and no longer; the release goes on. */
+START_TEST(test_reclaim_timeout)
+{
+        struct peer *a = come_in(1, true), *other = come_in(2, true);
+        uint64_t ids[4], id;
+
+        have_free(a, 0, 16 * MIB - E);
+        id = peer_malloc(other, 0, 2 * E);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(other, id), -1);
+        broker_tick(b);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(other, id), -1);
+        usleep(60000);
+        broker_tick(b);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(other, id), ENOMEM);
+        assert_pending(E, E);
+        peer_retired_all(a);
+        assert_pending(0, 0);
+        must_malloc(other, 0, 2 * E);
+        peer_free(other);
+        peer_settle(b);
+
+        /* The same within one quota. */
+        have_free(a, 0, 12 * MIB);
+        for (unsigned i = 0; i < 4; i++)
+                ids[i] = must_malloc(a, 0, (2 - i % 2) * E);
+        must_free(a, ids[0]);
+        must_free(a, ids[2]);
+        id = peer_malloc(a, 0, 5 * E);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(a, id), -1);
+        usleep(60000);
+        broker_tick(b);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(a, id), EDQUOT);
+        peer_retired_all(a);
+        peer_free(a);
+}
+END_TEST
+
+/* Nobody waits for what is late. */
+START_TEST(test_late_is_not_waited_for)
+{
+        struct peer *a = come_in(1, true), *other = come_in(2, true);
+        uint64_t id;
+
+        have_free(a, 0, 16 * MIB - E);
+        ck_assert_int_eq(session_hang_up(a->session), 1);
+        id = peer_malloc(other, 0, 2 * E);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(other, id), ENOMEM);
+        assert_pending(0, E); /* it was worth a try */
+        must_malloc(other, 0, E);
+        die(a);
+        must_malloc(other, 0, 7 * E);
+        peer_free(other);
+}
+END_TEST
+
+/* A session that waits for memory can let go of some. */
+START_TEST(test_lets_go_while_waiting)
+{
+        struct peer *p = come_in(1, true);
+        uint64_t ids[4], id;
+
+        for (unsigned i = 0; i < 4; i++)
+                ids[i] = must_malloc(p, 0, 3 * MIB);
+        must_malloc(p, 0, MIB);
+        must_free(p, ids[0]);
+        must_free(p, ids[2]);
+        id = peer_malloc(p, 0, 3 * E);
+        peer_settle(b);
+        if (peer_error(p, id) == -1) {
+                ck_assert_uint_gt(p->n_retires, 0);
+                peer_retired_all(p);
+                peer_settle(b);
+        }
+        ck_assert_int_ne(peer_error(p, id), -1);
+        peer_free(p);
+}
+END_TEST
+
+/* ---- a random walk -------------------------------------------------------- */
+
+#define WALK_PEERS  6
+#define WALK_BLOCKS 24
+
+struct walker {
+        struct peer *peer;
+        uint64_t blocks[WALK_BLOCKS];
+        size_t n_blocks;
+        uint64_t waiting; /* a malloc without an answer */
+};
+
+static void walker_collect(struct walker *w)
+{
+        const Bfcd__Reply *reply = w->waiting ? peer_reply(w->peer, w->waiting) : NULL;
+
+        if (!reply)
+                return;
+        if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                w->blocks[w->n_blocks++] = reply->block->block_id;
+        w->waiting = 0;
+        peer_forget_replies(w->peer);
+}
+
+static void walker_end(struct walker *w)
+{
+        n_walk_retired += w->peer ? w->peer->n_retired : 0;
+        w->peer = peer_free(w->peer);
+        *w = (struct walker){ 0 };
+}
+
+static void walker_step(struct walker *w, unsigned *seed)
+{
+        unsigned dice = (unsigned)rand_r(seed) % 100;
+        struct peer *p = w->peer;
+
+        if (!p) {
+                w->peer = p = peer_new(b, 1 + (uid_t)rand_r(seed) % 2, false);
+                p->wants_events = dice < 90;
+                p->auto_ack = dice % 2;
+                (void)peer_hello(p, "", "");
+                return;
+        }
+        if (p->aborted && p->session->state == SESSION_LIVE)
+                (void)session_hang_up(p->session);
+        if (p->session->state != SESSION_LIVE) {
+                if (dice < 20)
+                        walker_end(w);
+                return;
+        }
+        walker_collect(w);
+        if (dice < 1) {
+                (void)session_hang_up(p->session); /* and lives on for a while */
+        } else if (dice < 2) {
+                (void)peer_goodbye(p);
+        } else if (dice < 40 && !w->waiting && w->n_blocks < WALK_BLOCKS) {
+                w->waiting = peer_malloc(p, 0, 1 + (uint64_t)rand_r(seed) % (dice < 30 ? MIB : 4 * E));
+        } else if (dice < 75 && w->n_blocks > 0) {
+                size_t i = (size_t)rand_r(seed) % w->n_blocks;
+
+                must_free(p, w->blocks[i]);
+                w->blocks[i] = w->blocks[--w->n_blocks];
+        } else if (dice < 95 && p->n_retires > 0) {
+                size_t i = (size_t)rand_r(seed) % p->n_retires;
+
+                ck_assert_int_eq(peer_retired(p, p->retires[i].sequence), 0);
+        }
+}
+
+START_TEST(test_random_walk)
+{
+        struct walker walkers[WALK_PEERS] = { 0 };
+        unsigned seed = 815;
+
+        for (unsigned step = 0; step < 150000; step++) {
+                struct walker *w = &walkers[(unsigned)rand_r(&seed) % WALK_PEERS];
+
+                walker_step(w, &seed);
+                if (rand_r(&seed) % 3 == 0) {
+                        broker_turn(b);
+                        broker_poll(b);
+                }
+                if (rand_r(&seed) % 5 == 0)
+                        broker_tick(b);
+                if (rand_r(&seed) % 500 == 0)
+                        retire_tick(b, clock_ms() + RELEASE_MS);
+                if (w->peer && w->peer->session->state == SESSION_LIVE &&
+                    w->peer->to_ack > w->peer->session->acked_sequence)
+                        ck_assert_int_eq(peer_ack(w->peer, w->peer->to_ack), 0);
+                if (step % 16 == 0)
+                        check();
+        }
+        for (unsigned i = 0; i < WALK_PEERS; i++)
+                walker_end(&walkers[i]);
+        printf("# %zu extents were retired\n", n_walk_retired);
+        ck_assert_uint_gt(n_walk_retired, 1000);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("retire");
+        TCase *tc = tcase_create("retire");
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 240);
+        tcase_add_test(tc, test_capability);
+        tcase_add_test(tc, test_one);
+        tcase_add_test(tc, test_many);
+        tcase_add_test(tc, test_no_exports);
+        tcase_add_test(tc, test_out_of_order);
+        tcase_add_test(tc, test_wrong_confirmations);
+        tcase_add_test(tc, test_message_and_window);
+        tcase_add_test(tc, test_after_the_ack);
+        tcase_add_test(tc, test_goodbye);
+        tcase_add_test(tc, test_quarantine);
+        tcase_add_test(tc, test_time_out);
+        tcase_add_test(tc, test_others_proceed);
+        tcase_add_test(tc, test_reclaim_timeout);
+        tcase_add_test(tc, test_late_is_not_waited_for);
+        tcase_add_test(tc, test_lets_go_while_waiting);
+        tcase_add_test(tc, test_random_walk);
+        suite_add_tcase(suite, tc);
+        return suite_run(suite);
+}
