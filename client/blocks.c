@@ -80,6 +80,18 @@ const struct block *blocks_find(const struct blocks *b, const void *ptr)
         return b->slots[i].ptr ? &b->slots[i] : NULL;
 }
 
+bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
+{
+        for (size_t i = 0; i < b->n_slots; i++) {
+                const struct block *block = &b->slots[i];
+
+                if (block->ptr && block->region_id == region_id && block->offset < offset + n_bytes &&
+                    offset < block->offset + block->n_bytes)
+                        return true;
+        }
+        return false;
+}
+
 /* Closes the gap at i: a later block of the same run moves in if its way from
  * home leads over the gap. */
 static void blocks_close_gap(struct blocks *b, size_t i)

@@ -6,6 +6,7 @@
 #ifndef BFC_CLIENT_BLOCKS_H
 #define BFC_CLIENT_BLOCKS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,6 +35,10 @@ int blocks_add(struct blocks *b, const struct block *block);
 
 /* The block that starts at ptr, or NULL. Valid until the next change. */
 const struct block *blocks_find(const struct blocks *b, const void *ptr);
+
+/* Whether any block has bytes in [offset, offset + n_bytes) of the region. Looks at
+ * all of them. */
+bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
 /* Takes it out. -ENOENT. */
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret);

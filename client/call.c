@@ -43,7 +43,8 @@ struct call_waiter {
 
 struct call_connection {
         int fd;
-        int error; /* 0, or what every call returns from now on */
+        int events_fd; /* the leader's until it is taken; -1: none */
+        int error;     /* 0, or what every call returns from now on */
         int timeout_ms;
         bool has_leader;
         call_extents_fn on_extents;
@@ -87,6 +88,7 @@ int call_connect(const char *path, call_extents_fn on_extents, void *userdata, s
         if (!c)
                 return -ENOMEM;
         c->fd = -1;
+        c->events_fd = -1;
         c->timeout_ms = -1;
         c->on_extents = on_extents;
         c->userdata = userdata;
@@ -111,11 +113,21 @@ struct call_connection *call_free(struct call_connection *c)
                 return NULL;
         if (c->fd >= 0)
                 close(c->fd);
+        if (c->events_fd >= 0)
+                close(c->events_fd);
         frame_reader_free(c->reader);
         frame_writer_free(c->writer);
         pthread_mutex_destroy(&c->lock);
         free(c);
         return NULL;
+}
+
+int call_take_events_fd(struct call_connection *c)
+{
+        int fd = c->events_fd;
+
+        c->events_fd = -1;
+        return fd;
 }
 
 void call_forget(struct call_connection *c)
@@ -234,6 +246,16 @@ static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
         return r;
 }
 
+/* Before the reply is delivered, so that its caller finds the socket. */
+static int take_events_socket(struct call_connection *c, const Bfcd__HelloReply *hello)
+{
+        if (!(hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS))
+                return 0;
+        if (c->events_fd >= 0)
+                return -EPROTO;
+        return frame_reader_take_fds(c->reader, &c->events_fd, 1);
+}
+
 static int dispatch(struct call_connection *c, const uint8_t *payload, size_t n_bytes)
 {
         Bfcd__Reply *reply = bfcd__reply__unpack(NULL, n_bytes, payload);
@@ -246,7 +268,9 @@ static int dispatch(struct call_connection *c, const uint8_t *payload, size_t n_
                 bfcd__reply__free_unpacked(reply, NULL);
                 return r;
         }
-        r = deliver(c, reply);
+        r = reply->body_case == BFCD__REPLY__BODY_HELLO ? take_events_socket(c, reply->hello) : 0;
+        if (r == 0)
+                r = deliver(c, reply);
         if (r < 0)
                 bfcd__reply__free_unpacked(reply, NULL);
         return r;
@@ -359,4 +383,11 @@ int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **r
         pthread_mutex_unlock(&c->lock);
         pthread_setcancelstate(cancel_state, NULL);
         return r;
+}
+
+void call_end(struct call_connection *c, int error)
+{
+        pthread_mutex_lock(&c->lock);
+        call_fail(c, error);
+        pthread_mutex_unlock(&c->lock);
 }

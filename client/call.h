@@ -33,6 +33,14 @@ struct call_connection *call_free(struct call_connection *c); /* no call may be 
  * so too. -EPROTO: what it sent makes no sense. */
 int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
 
+/* The events socket that came with the reply to the hello; the caller's. -1: none
+ * came. */
+int call_take_events_fd(struct call_connection *c);
+
+/* Ends the session for this error, -EPROTO or -ECONNRESET: calls under way and
+ * all later ones return it. From any thread. */
+void call_end(struct call_connection *c, int error);
+
 /* From now on a daemon that is silent for so long counts as gone. 0: wait for
  * ever, as at first. No call may be under way. */
 void call_set_timeout(struct call_connection *c, unsigned timeout_ms);

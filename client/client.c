@@ -7,6 +7,9 @@
  * lock is taken that a thread of the parent may have held. Then it asks the
  * daemon without any lock, and last writes down the answer under `lock`.
  *
+ * What the daemon tells unasked is handled by the client's own thread, also under
+ * `lock`, and confirmed without it.
+ *
  * Extents are mapped by whichever thread reads, before it hands out the reply
  * whose block lies in them. A block's pointer is removed before the daemon is
  * told, so a second free of it, or another thread's, finds nothing, and the
@@ -28,17 +31,21 @@
 #include "client/blocks.h"
 #include "client/call.h"
 #include "client/error.h"
+#include "client/events.h"
 #include "client/region.h"
+#include "device/device.h"
 
 #define PROTOCOL_VERSION   1u
 #define DEFAULT_SOCKET     "/run/bfcd/bfcd.sock"
 #define GOODBYE_TIMEOUT_MS 5000u
+#define OPTIONS_MIN_BYTES  offsetof(struct bfc_options, flags) /* the first version's */
 #define BFC_API            __attribute__((visibility("default")))
 
 struct bfc_client {
         const volatile char *alive; /* 0 in a forked child */
         size_t alive_bytes;
         struct call_connection *connection;
+        struct events *events;      /* NULL: no thread */
         Bfcd__Reply *hello;         /* what the daemon said of us; constant */
         struct device_view *places; /* where its partitions are, one each; constant */
         bool *is_seen;              /* of a GPU's: it is one that this process sees; atomic */
@@ -48,7 +55,7 @@ struct bfc_client {
         struct regions regions;
         struct blocks blocks;
         struct bfc_client_stats stats;
-        char map_error[160]; /* why an extent could not be mapped, which ended the session */
+        char end_reason[160]; /* why this end ended the session */
 };
 
 /* ---- shared pieces ------------------------------------------------------- */
@@ -66,10 +73,10 @@ static int client_check(const bfc_client *client)
 
 static int client_lost(bfc_client *client, int error)
 {
-        char why[sizeof(client->map_error)];
+        char why[sizeof(client->end_reason)];
 
         pthread_mutex_lock(&client->lock);
-        memcpy(why, client->map_error, sizeof(why));
+        memcpy(why, client->end_reason, sizeof(why));
         pthread_mutex_unlock(&client->lock);
         if (why[0])
                 return error_set(error, "the session ended: %s", why);
@@ -159,7 +166,7 @@ static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *
                 if (r == 0) {
                         r = regions_map(&client->regions, &extent, &client->places[e->partition], fds[i]);
                         if (r < 0)
-                                snprintf(client->map_error, sizeof(client->map_error),
+                                snprintf(client->end_reason, sizeof(client->end_reason),
                                          "an extent of %llu bytes could not be mapped: %s",
                                          (unsigned long long)e->n_bytes, strerror(-r));
                 }
@@ -168,6 +175,88 @@ static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *
         client->stats.bytes_mapped = client->regions.n_bytes_mapped;
         pthread_mutex_unlock(&client->lock);
         return r;
+}
+
+/* ---- the client's thread -------------------------------------------------- */
+
+static int client_end(bfc_client *client, int error, const char *why)
+{
+        pthread_mutex_lock(&client->lock);
+        if (!client->end_reason[0])
+                snprintf(client->end_reason, sizeof(client->end_reason), "%s", why);
+        pthread_mutex_unlock(&client->lock);
+        call_end(client->connection, error);
+        return error;
+}
+
+/* The range of an extent that the daemon takes back. The lock is held. */
+static int client_retired_range(const bfc_client *client, uint64_t extent_id, struct device_range **ret)
+{
+        struct region_place place;
+
+        if (regions_find_extent(&client->regions, extent_id, &place) < 0 ||
+            blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes))
+                return -EPROTO;
+        *ret = place.range;
+        return 0;
+}
+
+static int client_unmap(bfc_client *client, const uint64_t *extent_ids, size_t n_extent_ids)
+{
+        int r = 0;
+
+        pthread_mutex_lock(&client->lock);
+        for (size_t i = 0; r == 0 && i < n_extent_ids; i++)
+                r = regions_unmap(&client->regions, extent_ids[i]);
+        client->stats.bytes_mapped = client->regions.n_bytes_mapped;
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+/* Nothing of this client lies in these extents, so no new work can touch them;
+ * what is under way may take long, and nobody is held up by waiting for it. */
+static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n_extent_ids)
+{
+        bfc_client *client = userdata;
+        struct device_range *range, *last = NULL;
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
+                pthread_mutex_lock(&client->lock);
+                r = client_retired_range(client, extent_ids[i], &range);
+                pthread_mutex_unlock(&client->lock);
+                if (r == 0 && range != last)
+                        r = device_range_finish(range);
+                last = range;
+        }
+        if (r == -EBUSY)
+                return r; /* a stream is being captured: asked again */
+        if (r == -EPROTO)
+                return client_end(client, r, "the daemon takes back memory that is in use");
+        if (r == 0)
+                r = client_unmap(client, extent_ids, n_extent_ids);
+        return r < 0 ? client_end(client, -ECONNRESET, "memory could not be unmapped") : 0;
+}
+
+static void client_events_failed(void *userdata, int error)
+{
+        client_end(userdata, error, "the events socket failed");
+}
+
+static const struct events_ops client_events_ops = { client_on_retire, client_events_failed };
+
+static int client_start_thread(bfc_client *client, const struct bfc_options *options)
+{
+        bool granted = client->hello->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        int r;
+
+        if (!granted)
+                return 0;
+        if (options->flags & BFC_NO_THREAD)
+                return error_set(-EPROTO, "the daemon has events, which it was not asked for");
+        r = events_start(call_take_events_fd(client->connection), &client_events_ops, client,
+                         &client->events);
+        return r < 0 ? error_set(r, "the client's thread cannot be started: %s", strerror(-r)) : 0;
 }
 
 /* ---- connecting ---------------------------------------------------------- */
@@ -182,7 +271,8 @@ static const char *pick(const char *option, const char *variable, const char *fa
 }
 
 /* The options as this library knows them. A caller built against a later header
- * may have more, as long as it asks for nothing there. */
+ * may have more, as long as it asks for nothing there; one built against an
+ * earlier header has fewer. */
 static int options_read(const struct bfc_options *options, struct bfc_options *ret)
 {
         struct bfc_options known = { .struct_size = sizeof(known) };
@@ -190,7 +280,7 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
         if (options) {
                 const unsigned char *bytes = (const unsigned char *)options;
 
-                if (options->struct_size < sizeof(known))
+                if (options->struct_size < OPTIONS_MIN_BYTES)
                         return error_set(-EINVAL,
                                          "bfc_options.struct_size is %zu: set it to sizeof(struct "
                                          "bfc_options), %zu",
@@ -201,7 +291,12 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
                                                  "bfc_options has an option that this library, %s, "
                                                  "does not know",
                                                  bfc_version());
-                known = *options;
+                memcpy(&known, options,
+                       options->struct_size < sizeof(known) ? options->struct_size : sizeof(known));
+                if (known.flags & ~BFC_NO_THREAD)
+                        return error_set(-EINVAL,
+                                         "bfc_options.flags has bits that this library, %s, does not know",
+                                         bfc_version());
         }
         known.socket = pick(known.socket, "BFC_SOCKET", DEFAULT_SOCKET);
         known.partition = pick(known.partition, "BFC_PARTITION", "");
@@ -237,6 +332,8 @@ static void *client_free(bfc_client *client)
 {
         if (!client)
                 return NULL;
+        events_stop(client->events);
+        events_free(client->events);
         call_free(client->connection);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
@@ -348,6 +445,8 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
 
         snprintf(name, sizeof(name), "%s", options->name);
         hello.version = PROTOCOL_VERSION;
+        if (!(options->flags & BFC_NO_THREAD))
+                hello.capabilities = BFCD__CAPABILITY__CAPABILITY_EVENTS;
         hello.name = name;
         hello.tenant = (char *)(uintptr_t)options->tenant;
         hello.partition = (char *)(uintptr_t)options->partition;
@@ -380,6 +479,8 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 r = connect_failed(r, known.socket);
         else
                 r = client_say_hello(client, &known);
+        if (r == 0)
+                r = client_start_thread(client, &known);
         if (r < 0) {
                 client_free(client);
                 return r;
@@ -400,8 +501,10 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 /* The mappings are not here; the rest is memory that a thread of the
                  * parent may have been changing, so it is left alone. */
                 call_forget(client->connection);
+                events_forget(client->events);
                 return;
         }
+        events_stop(client->events);
         /* Unmapped before it is said: then the daemon may release at once. Where a
          * device cannot be waited for, it does nothing any more. */
         (void)regions_finish(&client->regions);

@@ -173,6 +173,53 @@ int regions_finish(const struct regions *r)
         return result;
 }
 
+static const struct mapped *regions_find_mapped(const struct regions *r, uint64_t extent_id,
+                                                struct region **ret)
+{
+        for (size_t i = 0; i < r->n_items; i++) {
+                struct region *region = r->items[i];
+
+                for (size_t k = 0; k < region->n_extents; k++) {
+                        if (region->extents[k].extent_id != extent_id)
+                                continue;
+                        *ret = region;
+                        return &region->extents[k];
+                }
+        }
+        return NULL;
+}
+
+int regions_find_extent(const struct regions *r, uint64_t extent_id, struct region_place *ret)
+{
+        struct region *region;
+        const struct mapped *m = regions_find_mapped(r, extent_id, &region);
+
+        if (!m)
+                return -ENOENT;
+        *ret = (struct region_place){ region->id, m->offset, m->n_bytes, region->range };
+        return 0;
+}
+
+int regions_unmap(struct regions *r, uint64_t extent_id)
+{
+        struct region *region;
+        const struct mapped *m = regions_find_mapped(r, extent_id, &region);
+        size_t i;
+        int error;
+
+        if (!m)
+                return -ENOENT;
+        error = device_range_unmap(region->range, m->offset, m->n_bytes);
+        if (error < 0)
+                return error;
+        r->n_bytes_mapped -= m->n_bytes;
+        i = (size_t)(m - region->extents);
+        region->n_extents--;
+        memmove(region->extents + i, region->extents + i + 1,
+                (region->n_extents - i) * sizeof(*region->extents));
+        return 0;
+}
+
 int regions_resolve(const struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes,
                     void **ret)
 {

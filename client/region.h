@@ -48,6 +48,21 @@ struct device_range *regions_range(const struct regions *r, uint64_t region_id);
 /* Waits for the work that may still touch any of them; the first error. */
 int regions_finish(const struct regions *r);
 
+/* Where an extent is mapped; `range` lives until regions_clear(). */
+struct region_place {
+        uint64_t region_id;
+        uint64_t offset;
+        uint64_t n_bytes;
+        struct device_range *range;
+};
+
+/* -ENOENT: there is no such extent here. */
+int regions_find_extent(const struct regions *r, uint64_t extent_id, struct region_place *ret);
+
+/* Takes the extent away and forgets it; the region stays. No work of this process
+ * may touch it any more. -ENOENT, or what the device says. */
+int regions_unmap(struct regions *r, uint64_t extent_id);
+
 /* The address of a block. -EPROTO: no such region, or not every byte of the
  * block lies in an extent. */
 int regions_resolve(const struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes,

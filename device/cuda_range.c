@@ -253,8 +253,6 @@ static int cuda_range_finish(struct device_range *r)
         struct mode mode;
         int error;
 
-        if (!c->mappings)
-                return 0;
         error = enter(c, &mode);
         if (error < 0)
                 return error;

@@ -137,7 +137,8 @@ struct device_range_ops {
         /* Waits until no work that this process gave to the device can touch the
          * range any more. -EBUSY: that cannot be known now, because a stream is
          * being captured into a graph (the capture goes on): later. -ENODEV: the
-         * device is lost, or this process's context is broken. */
+         * device is lost, or this process's context is broken. Another thread may
+         * map and unmap meanwhile. */
         int (*finish)(struct device_range *r);
 };
 

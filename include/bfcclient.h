@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A client is one process's session with the daemon. Every function may be
- * called from any thread; calls on one client run side by side. Sizes are in
- * bytes. Functions return 0 or a negative errno:
+ * called from any thread; calls on one client run side by side. A client has one
+ * thread of its own, which takes no signals. Sizes are in bytes. Functions return 0 or a negative errno:
  *
  *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block)
  *   -EDQUOT      the tenant's own limit does not hold the request, or it has
@@ -47,7 +47,13 @@ struct bfc_options {
         const char *partition; /* default: the first in which the tenant has a quota */
         const char *tenant;    /* which tenant, where the user matches several */
         const char *name;      /* what bfcctl shows; default: the program's name */
+        uint64_t flags;        /* BFC_NO_THREAD */
 };
+
+/* Without the thread that answers the daemon's events. Then the daemon cannot
+ * have memory of a GPU back from this client while it lives: where it needs such
+ * memory, it ends the session. On the host device nothing is lost. */
+#define BFC_NO_THREAD UINT64_C(1)
 
 /* Connects and says hello. options may be NULL. The caller owns *ret_client and
  * ends it with bfc_disconnect(). */

@@ -1,0 +1,38 @@
+/* Events: what the daemon tells this client unasked, on a socket of its own,
+ * read by one thread. The thread knows frames and confirmations; what an event
+ * means is its owner's.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CLIENT_EVENTS_H
+#define BFC_CLIENT_EVENTS_H
+
+#include "proto/bfcd.pb-c.h"
+
+struct events;
+
+/* Called by the thread; may take its time. */
+struct events_ops {
+        /* Unmap these extents; 0 is confirmed to the daemon. -EBUSY: it cannot be done
+         * now; called again soon. Another negative errno ends the thread, and with it
+         * what the daemon expects of a session. */
+        int (*retire)(void *userdata, const uint64_t *extent_ids, size_t n_extent_ids);
+        /* The thread ends by itself: what the daemon sent makes no sense (-EPROTO), or
+         * the socket failed (-ECONNRESET). */
+        void (*failed)(void *userdata, int error);
+};
+
+/* Starts the thread, which takes no signals. fd: taken over, also on failure.
+ * -ENOMEM, -EAGAIN (no thread can be had). */
+int events_start(int fd, const struct events_ops *ops, void *userdata, struct events **ret);
+
+/* Ends the thread. The daemon sees nothing of it before events_free(). Takes NULL. */
+void events_stop(struct events *e);
+
+/* It must be stopped. Takes NULL. */
+struct events *events_free(struct events *e);
+
+/* For a forked child, in which there is no thread: closes its copy of the socket
+ * and touches nothing else. Takes NULL. */
+void events_forget(struct events *e);
+
+#endif
