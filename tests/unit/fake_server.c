@@ -29,6 +29,7 @@
 #define MAX_SESSIONS 64
 #define MAX_HELD     64
 #define REGION_ID    7
+#define RETIRING     UINT32_MAX /* in place of a block's id */
 
 struct session {
         struct fake_server *server;
@@ -39,6 +40,10 @@ struct session {
         struct message_arena *arena;
         uint64_t extents[N_EXTENTS]; /* the id that it was given */
         uint64_t sequence;
+        uint64_t acked_sequence;
+        int events_fd; /* -1: none */
+        struct frame_reader *events_reader;
+        uint64_t event_sequence;
         struct {
                 uint64_t id;
                 uint64_t n_bytes;
@@ -294,6 +299,36 @@ static void tell_infer(enum fake_mood mood, Bfcd__PartitionInfo *infer)
                 infer->share = (char *)(uintptr_t) "cuda-ipc";
 }
 
+/* The client's end goes with the reply. */
+static int open_events(struct session *s)
+{
+        int fds[2], r;
+
+        r = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds);
+        r |= frame_reader_new(false, &s->events_reader);
+        assert(r == 0);
+        s->events_fd = fds[0];
+        return fds[1];
+}
+
+static void put_hello(struct session *s, uint64_t capabilities, Bfcd__Reply *reply)
+{
+        enum fake_mood mood = s->server->mood;
+        bool granted = capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        int fd = -1;
+
+        if (mood == FAKE_HELLO_NO_EVENTS)
+                granted = false;
+        if (mood == FAKE_HELLO_UNASKED_EVENTS)
+                granted = true;
+        reply->hello->capabilities = granted ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0;
+        if (granted && mood != FAKE_HELLO_NO_EVENTS_FD)
+                fd = open_events(s);
+        put(s, reply, &fd, fd >= 0);
+        if (fd >= 0)
+                close(fd);
+}
+
 static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
 {
         struct fake_counts *counts = &s->server->counts;
@@ -303,6 +338,7 @@ static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
         Bfcd__PartitionInfo train = BFCD__PARTITION_INFO__INIT, infer = BFCD__PARTITION_INFO__INIT;
         Bfcd__PartitionInfo *list[] = { &train, &infer };
 
+        counts->capabilities = hello->capabilities;
         snprintf(counts->name, sizeof(counts->name), "%s", hello->name);
         snprintf(counts->tenant, sizeof(counts->tenant), "%s", hello->tenant);
         snprintf(counts->partition, sizeof(counts->partition), "%s", hello->partition);
@@ -323,7 +359,7 @@ static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_HELLO;
         reply.hello = &body;
-        put(s, &reply, NULL, 0);
+        put_hello(s, hello->capabilities, &reply);
         return true;
 }
 
@@ -356,7 +392,10 @@ static bool on_request(struct session *s, const Bfcd__Request *request)
                 return true;
         case BFCD__REQUEST__BODY_ACK:
                 f->counts.n_acks++;
-                return request->ack->sequence == s->sequence;
+                if (request->ack->sequence <= s->acked_sequence || request->ack->sequence > s->sequence)
+                        return false;
+                s->acked_sequence = request->ack->sequence;
+                return true;
         case BFCD__REQUEST__BODY_USAGE:
                 on_usage(s, request->id, request->usage->partition);
                 return true;
@@ -406,6 +445,7 @@ static void session_start(struct fake_server *f, int fd)
         s = &f->sessions[f->n_sessions_ever++];
         s->server = f;
         s->fd = fd;
+        s->events_fd = -1;
         r |= frame_reader_new(false, &s->reader);
         r |= frame_writer_new(16u << 20, &s->writer);
         r |= message_arena_new(MESSAGE_ARENA_BYTES, &s->arena);
@@ -475,6 +515,9 @@ struct fake_server *fake_server_free(struct fake_server *f)
 
                 pthread_join(s->thread, NULL);
                 close(s->fd);
+                if (s->events_fd >= 0)
+                        close(s->events_fd);
+                frame_reader_free(s->events_reader);
                 frame_reader_free(s->reader);
                 frame_writer_free(s->writer);
                 message_arena_free(s->arena);
@@ -516,6 +559,170 @@ void fake_server_renew_extents(struct fake_server *f)
                         device_destroy(f->device, &f->extents[i]);
         }
         pthread_mutex_unlock(&f->lock);
+}
+
+/* ---- events -------------------------------------------------------------- */
+
+static void send_event(struct session *s, const Bfcd__Event *event, int fd)
+{
+        struct frame_writer *w = NULL;
+        uint8_t *payload;
+        int r = frame_writer_new(65536, &w);
+
+        r |= frame_writer_add(w, bfcd__event__get_packed_size(event), &fd, fd >= 0, &payload);
+        assert(r == 0);
+        bfcd__event__pack(event, payload);
+        (void)frame_writer_flush(w, s->events_fd);
+        frame_writer_free(w);
+}
+
+static void send_retire(struct session *s, uint64_t *ids, size_t n_ids, int fd)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Retire retire = BFCD__RETIRE__INIT;
+
+        retire.sequence = ++s->event_sequence;
+        retire.n_extent_ids = n_ids;
+        retire.extent_ids = ids;
+        event.body_case = BFCD__EVENT__BODY_RETIRE;
+        event.retire = &retire;
+        send_event(s, &event, fd);
+}
+
+/* Whether the answer is the right one. Waits for it. */
+static bool receive_retired(struct session *s)
+{
+        Bfcd__EventReply *reply;
+        const uint8_t *payload;
+        size_t n_bytes;
+        bool good;
+        int r;
+
+        while ((r = frame_reader_next(s->events_reader, &payload, &n_bytes)) > 0)
+                if (frame_reader_receive(s->events_reader, s->events_fd, 0) != 0)
+                        return false;
+        assert(r == 0);
+        reply = bfcd__event_reply__unpack(NULL, n_bytes, payload);
+        assert(reply && reply->body_case == BFCD__EVENT_REPLY__BODY_RETIRED);
+        good = reply->retired->sequence == s->event_sequence;
+        bfcd__event_reply__free_unpacked(reply, NULL);
+        return good;
+}
+
+static bool extent_is_used(const struct fake_server *f, unsigned i)
+{
+        for (unsigned u = i * EXTENT_UNITS; u < (i + 1) * EXTENT_UNITS; u++)
+                if (f->units[u] != 0)
+                        return true;
+        return false;
+}
+
+static void extent_set_units(struct fake_server *f, unsigned i, uint32_t value)
+{
+        for (unsigned u = i * EXTENT_UNITS; u < (i + 1) * EXTENT_UNITS; u++)
+                f->units[u] = value;
+}
+
+/* Marks what is not used and was acknowledged by everybody, so that no block comes
+ * to lie there meanwhile. */
+static unsigned retire_begin(struct fake_server *f, bool *ret_retiring)
+{
+        unsigned n = 0;
+
+        for (unsigned k = 0; k < f->n_sessions_ever; k++)
+                if (f->sessions[k].acked_sequence < f->sessions[k].sequence)
+                        return 0;
+        for (unsigned i = 0; i < N_EXTENTS; i++) {
+                ret_retiring[i] = f->extents[i].fd >= 0 && !extent_is_used(f, i);
+                if (!ret_retiring[i])
+                        continue;
+                extent_set_units(f, i, RETIRING);
+                n++;
+        }
+        return n;
+}
+
+static void retire_ask(struct session *s, const bool *retiring)
+{
+        uint64_t ids[N_EXTENTS];
+        size_t n = 0;
+
+        for (unsigned i = 0; i < N_EXTENTS; i++)
+                if (retiring[i] && s->extents[i] == s->server->extent_ids[i])
+                        ids[n++] = s->extents[i];
+        if (n == 0)
+                return;
+        send_retire(s, ids, n, -1);
+        if (!receive_retired(s))
+                assert(!"a Retire was not confirmed");
+}
+
+static unsigned retire(struct fake_server *f)
+{
+        bool retiring[N_EXTENTS] = { false };
+        unsigned n;
+
+        pthread_mutex_lock(&f->lock);
+        n = retire_begin(f, retiring);
+        pthread_mutex_unlock(&f->lock);
+        for (unsigned k = 0; n > 0 && k < f->n_sessions_ever; k++)
+                if (f->sessions[k].events_fd >= 0)
+                        retire_ask(&f->sessions[k], retiring);
+        pthread_mutex_lock(&f->lock);
+        for (unsigned i = 0; i < N_EXTENTS; i++) {
+                if (!retiring[i])
+                        continue;
+                device_destroy(f->device, &f->extents[i]);
+                extent_set_units(f, i, 0);
+        }
+        pthread_mutex_unlock(&f->lock);
+        return n;
+}
+
+static void lie(struct session *s, enum fake_event event)
+{
+        uint64_t used = 0, unknown = 4711;
+
+        for (unsigned i = 0; i < N_EXTENTS; i++)
+                if (s->extents[i] != 0 && extent_is_used(s->server, i))
+                        used = s->extents[i];
+        switch (event) {
+        case FAKE_RETIRE_USED:
+                send_retire(s, &used, 1, -1);
+                break;
+        case FAKE_RETIRE_UNKNOWN:
+                send_retire(s, &unknown, 1, -1);
+                break;
+        case FAKE_RETIRE_NOTHING:
+                send_retire(s, NULL, 0, -1);
+                break;
+        case FAKE_EVENT_FD:
+                send_retire(s, &used, 1, s->fd);
+                break;
+        case FAKE_EVENT_UNKNOWN:
+                send(s->events_fd, "\2\0\0\0\170\1", 6, MSG_NOSIGNAL);
+                break;
+        case FAKE_EVENT_GARBAGE:
+                send(s->events_fd, "\2\0\0\0\xff\xff", 6, MSG_NOSIGNAL);
+                break;
+        case FAKE_EVENT_LENGTH:
+                send(s->events_fd, "\xff\xff\xff\xff", 4, MSG_NOSIGNAL);
+                break;
+        default:
+                shutdown(s->events_fd, SHUT_RDWR);
+        }
+}
+
+unsigned fake_server_event(struct fake_server *f, enum fake_event event)
+{
+        if (event == FAKE_RETIRE)
+                return retire(f);
+        pthread_mutex_lock(&f->lock);
+        for (unsigned i = 0; i < f->n_sessions_ever; i++)
+                if (f->sessions[i].events_fd >= 0)
+                        lie(&f->sessions[i], event);
+        pthread_mutex_unlock(&f->lock);
+        return 0;
 }
 
 struct fake_counts fake_server_count(struct fake_server *f)

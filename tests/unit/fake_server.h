@@ -22,24 +22,27 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_HELLO_ODD_SHARE, /* infer is shared in a way of the future */
                  FAKE_HELLO_ODD_UUID,  /* infer's device has half a UUID */
                  FAKE_HELLO_IPC_ON_HOST,
-                 FAKE_REFUSE,         /* EDQUOT with a sentence */
-                 FAKE_WRONG_BODY,     /* Done instead of a Block */
-                 FAKE_WRONG_ID,       /* a reply to nothing */
-                 FAKE_GARBAGE,        /* a frame that is no message */
-                 FAKE_BAD_LENGTH,     /* a frame of 4 GiB */
-                 FAKE_HANG_UP,        /* closes at once */
-                 FAKE_BAD_REGION,     /* a block in a region never announced */
-                 FAKE_BAD_OFFSET,     /* a block beyond the extents */
-                 FAKE_TOO_SMALL,      /* a block smaller than asked for */
-                 FAKE_SAME_PLACE,     /* a block where one is already */
-                 FAKE_UNSEALED,       /* an extent that is not sealed */
-                 FAKE_NO_FD,          /* an extent without its fd */
-                 FAKE_BAD_PARTITION,  /* an extent of a partition that was never told of */
-                 FAKE_TWO_PARTITIONS, /* a region's next extent of another partition */
-                 FAKE_HOLD,           /* collects `n_hold` mallocs, then answers the last first */
-                 FAKE_ONE_BY_ONE,     /* the same, but the first first, and some time between */
-                 FAKE_FREE_REFUSED,   /* EINVAL to a Free */
-                 FAKE_DEAF,           /* never answers a Goodbye */
+                 FAKE_HELLO_NO_EVENTS,      /* grants none */
+                 FAKE_HELLO_UNASKED_EVENTS, /* grants them to everybody */
+                 FAKE_HELLO_NO_EVENTS_FD,   /* grants them and sends no socket */
+                 FAKE_REFUSE,               /* EDQUOT with a sentence */
+                 FAKE_WRONG_BODY,           /* Done instead of a Block */
+                 FAKE_WRONG_ID,             /* a reply to nothing */
+                 FAKE_GARBAGE,              /* a frame that is no message */
+                 FAKE_BAD_LENGTH,           /* a frame of 4 GiB */
+                 FAKE_HANG_UP,              /* closes at once */
+                 FAKE_BAD_REGION,           /* a block in a region never announced */
+                 FAKE_BAD_OFFSET,           /* a block beyond the extents */
+                 FAKE_TOO_SMALL,            /* a block smaller than asked for */
+                 FAKE_SAME_PLACE,           /* a block where one is already */
+                 FAKE_UNSEALED,             /* an extent that is not sealed */
+                 FAKE_NO_FD,                /* an extent without its fd */
+                 FAKE_BAD_PARTITION,        /* an extent of a partition that was never told of */
+                 FAKE_TWO_PARTITIONS,       /* a region's next extent of another partition */
+                 FAKE_HOLD,                 /* collects `n_hold` mallocs, then answers the last first */
+                 FAKE_ONE_BY_ONE,           /* the same, but the first first, and some time between */
+                 FAKE_FREE_REFUSED,         /* EINVAL to a Free */
+                 FAKE_DEAF,                 /* never answers a Goodbye */
 };
 
 struct fake_server;
@@ -55,13 +58,30 @@ void fake_server_hang_up(struct fake_server *s); /* on everybody */
  * extent at the same place. */
 void fake_server_renew_extents(struct fake_server *s);
 
+enum fake_event {
+        FAKE_RETIRE,         /* of the extents in which no block lies */
+        FAKE_RETIRE_USED,    /* of one in which there is a block */
+        FAKE_RETIRE_UNKNOWN, /* of one that was never given */
+        FAKE_RETIRE_NOTHING, /* of no extent */
+        FAKE_EVENT_UNKNOWN,  /* without a body */
+        FAKE_EVENT_GARBAGE,  /* a frame that is no message */
+        FAKE_EVENT_LENGTH,   /* a frame of 4 GiB */
+        FAKE_EVENT_FD,       /* with an fd */
+        FAKE_EVENT_HANG_UP,  /* closes its end */
+};
+
+/* Sends it to everybody who has events. With FAKE_RETIRE waits for the answers and
+ * then destroys those extents; returns how many. */
+unsigned fake_server_event(struct fake_server *s, enum fake_event event);
+
 struct fake_counts {
         unsigned n_sessions; /* connected now */
         unsigned n_blocks;
         unsigned n_extents_sent;
         unsigned n_acks;
         unsigned n_goodbyes;
-        char name[64]; /* of the last Hello */
+        uint64_t capabilities; /* of the last Hello */
+        char name[64];         /* of the last Hello */
         char tenant[64];
         char partition[64];
 };

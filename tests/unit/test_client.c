@@ -4,10 +4,13 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <bfcclient.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -15,6 +18,7 @@
 #include <unistd.h>
 
 #include "device/device.h"
+#include "proto/bfcd.pb-c.h"
 #include "tests/suite.h"
 #include "tests/unit/fake_server.h"
 
@@ -742,6 +746,7 @@ static void child(char *p)
         struct bfc_block_info i = { .struct_size = sizeof(i) };
         unsigned char present;
         void *q = NULL;
+        int n_fds;
 
         alarm(20);
         CHILD_CHECK(bfc_malloc(client, 1, &q) == -ECHILD);
@@ -752,7 +757,9 @@ static void child(char *p)
         CHILD_CHECK(bfc_block_info(client, p, &i) == -ECHILD);
         CHILD_CHECK(mincore((void *)((uintptr_t)p & ~(uintptr_t)4095), 4096, &present) < 0 &&
                     errno == ENOMEM);
+        n_fds = suite_count_fds();
         bfc_disconnect(client);
+        CHILD_CHECK(suite_count_fds() == n_fds - 2);
         /* A session of its own works. */
         CHILD_CHECK(connect_now() == 0);
         CHILD_CHECK(bfc_malloc(client, 100, &q) == 0);
@@ -789,6 +796,209 @@ static void *churn_on(void *userdata)
                         ck_abort_msg("free: %s", bfc_last_error());
         return NULL;
 }
+
+/* ---- events --------------------------------------------------------------- */
+
+/* Finds the client's thread: its id, or 0. */
+static int find_thread(void)
+{
+        struct dirent *entry;
+        DIR *folder = opendir("/proc/self/task");
+        char path[300], name[32];
+        int id = 0;
+
+        ck_assert_ptr_nonnull(folder);
+        while ((entry = readdir(folder))) {
+                FILE *f;
+
+                snprintf(path, sizeof(path), "/proc/self/task/%s/comm", entry->d_name);
+                f = fopen(path, "re");
+                if (!f)
+                        continue;
+                if (fgets(name, sizeof(name), f) && strcmp(name, "bfc-events\n") == 0)
+                        id = atoi(entry->d_name);
+                fclose(f);
+        }
+        closedir(folder);
+        return id;
+}
+
+/* What a thread says of itself in its status. */
+static unsigned long long thread_mask(int id, const char *key)
+{
+        unsigned long long mask = 0;
+        char path[64], line[256];
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%d/status", id);
+        f = fopen(path, "re");
+        ck_assert_ptr_nonnull(f);
+        while (fgets(line, sizeof(line), f))
+                if (strncmp(line, key, strlen(key)) == 0)
+                        mask = strtoull(line + strlen(key), NULL, 16);
+        fclose(f);
+        return mask;
+}
+
+static uint64_t bytes_mapped(void)
+{
+        return stats().bytes_mapped;
+}
+
+START_TEST(retired_is_unmapped)
+{
+        char *kept = get(100), *p = get(6 * MIB);
+        unsigned char present;
+
+        memset(p, 1, 6 * MIB);
+        ck_assert_uint_eq(bytes_mapped(), 8 * MIB);
+        ck_assert_uint_eq(fake_server_event(server, FAKE_RETIRE), 0); /* all are in use */
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        ck_assert_uint_eq(fake_server_event(server, FAKE_RETIRE), 3);
+        ck_assert_uint_eq(bytes_mapped(), 2 * MIB);
+        /* Reserved as before, so that nothing else comes there, and not accessible. */
+        ck_assert_int_eq(mincore((void *)((uintptr_t)(p + 4 * MIB) & ~(uintptr_t)4095), 4096, &present), 0);
+        strcpy(kept, "kept");
+        p = get(6 * MIB);
+        memset(p, 2, 6 * MIB);
+        ck_assert_uint_eq(bytes_mapped(), 8 * MIB);
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        ck_assert_str_eq(kept, "kept");
+        ck_assert_int_eq(bfc_free(client, kept), 0);
+        ck_assert_uint_eq(fake_server_event(server, FAKE_RETIRE), 4);
+        ck_assert_uint_eq(bytes_mapped(), 0);
+        memset(get(100), 3, 100);
+}
+END_TEST
+
+START_TEST(thread_takes_no_signals)
+{
+        int id = find_thread();
+        unsigned long long blocked;
+
+        ck_assert_int_ne(id, 0);
+        blocked = thread_mask(id, "SigBlk:");
+        for (int i = 1; i < 32; i++)
+                if (i != SIGKILL && i != SIGSTOP)
+                        ck_assert_msg(blocked >> (i - 1) & 1, "signal %d is not blocked", i);
+        ck_assert_uint_eq(thread_mask(getpid(), "SigBlk:"), 0);
+        bfc_disconnect(client);
+        client = NULL;
+        ck_assert_int_eq(find_thread(), 0);
+        ck_assert_int_eq(connect_now(), 0);
+        ck_assert_int_ne(find_thread(), 0);
+}
+END_TEST
+
+START_TEST(without_a_thread)
+{
+        struct bfc_options o = options();
+
+        o.flags = BFC_NO_THREAD;
+        ck_assert_int_eq(bfc_connect(&o, &client), 0);
+        ck_assert_uint_eq(fake_server_count(server).capabilities, 0);
+        ck_assert_int_eq(find_thread(), 0);
+        memset(get(3 * MIB), 1, 3 * MIB);
+        bfc_disconnect(client);
+
+        fake_server_set_mood(server, FAKE_HELLO_UNASKED_EVENTS, 0);
+        expect_error(bfc_connect(&o, &client), -EPROTO, "not asked for");
+        o.flags = 0;
+        fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS_FD, 0);
+        expect_error(bfc_connect(&o, &client), -EPROTO, "makes no sense");
+        fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS, 0);
+        ck_assert_int_eq(bfc_connect(&o, &client), 0);
+        ck_assert_uint_eq(fake_server_count(server).capabilities, BFCD__CAPABILITY__CAPABILITY_EVENTS);
+        ck_assert_int_eq(find_thread(), 0);
+        memset(get(3 * MIB), 1, 3 * MIB);
+        bfc_disconnect(client);
+
+        o.flags = 2;
+        expect_error(bfc_connect(&o, &client), -EINVAL, "flags");
+        o.struct_size = offsetof(struct bfc_options, flags); /* an older header's */
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+        ck_assert_int_eq(bfc_connect(&o, &client), 0);
+        ck_assert_int_ne(find_thread(), 0);
+}
+END_TEST
+
+static const struct {
+        enum fake_event event;
+        int error;
+        const char *part;
+} event_lies[] = {
+        { FAKE_RETIRE_USED, -EPROTO, "in use" },           { FAKE_RETIRE_UNKNOWN, -EPROTO, "in use" },
+        { FAKE_RETIRE_NOTHING, -EPROTO, "events socket" }, { FAKE_EVENT_UNKNOWN, -EPROTO, "events socket" },
+        { FAKE_EVENT_GARBAGE, -EPROTO, "events socket" },  { FAKE_EVENT_LENGTH, -EPROTO, "events socket" },
+        { FAKE_EVENT_FD, -EPROTO, "events socket" },
+};
+
+/* A daemon that takes back what is in use is not obeyed: the session ends, and the
+ * memory stays. */
+START_TEST(lying_events)
+{
+        char *p = get(100);
+        void *q;
+
+        strcpy(p, "mine");
+        fake_server_event(server, event_lies[_i].event);
+        for (int i = 0; i < 2000 && bfc_malloc(client, 1, &q) == 0; i++)
+                usleep(1000);
+        expect_error(bfc_malloc(client, 1, &q), event_lies[_i].error, event_lies[_i].part);
+        ck_assert_str_eq(p, "mine");
+}
+END_TEST
+
+/* That the other socket is gone too tells itself; until then everything works. */
+START_TEST(events_hang_up)
+{
+        char *p = get(100);
+
+        fake_server_event(server, FAKE_EVENT_HANG_UP);
+        for (int i = 0; i < 2000 && find_thread() != 0; i++)
+                usleep(1000);
+        ck_assert_int_eq(find_thread(), 0);
+        strcpy(p, "mine");
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        get(100);
+}
+END_TEST
+
+static void *churn_large(void *userdata)
+{
+        unsigned n = 0;
+
+        (void)userdata;
+        while (!__atomic_load_n(&stop_churning, __ATOMIC_SEQ_CST)) {
+                size_t n_bytes = (1 + n++ % 5) * MIB;
+                char *p = get(n_bytes);
+
+                p[0] = p[n_bytes - 1] = 'x';
+                if (bfc_free(client, p) != 0)
+                        ck_abort_msg("free: %s", bfc_last_error());
+        }
+        return NULL;
+}
+
+START_TEST(retired_under_threads)
+{
+        pthread_t threads[4];
+        unsigned n = 0;
+
+        for (int i = 0; i < 4; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, churn_large, NULL), 0);
+        for (int i = 0; i < 3000 && n < 300; i++) {
+                n += fake_server_event(server, FAKE_RETIRE);
+                usleep(500);
+        }
+        __atomic_store_n(&stop_churning, 1, __ATOMIC_SEQ_CST);
+        for (int i = 0; i < 4; i++)
+                pthread_join(threads[i], NULL);
+        ck_assert_uint_ge(n, 300);
+        n = fake_server_event(server, FAKE_RETIRE);
+        ck_assert_uint_eq(bytes_mapped(), 0);
+}
+END_TEST
 
 /* A child forked while other threads hold any of the locks is still answered. */
 START_TEST(fork_under_threads)
@@ -847,6 +1057,11 @@ int main(void)
         tcase_add_test(t, daemon_gone_under_threads);
         tcase_add_test(t, double_free_from_threads);
         tcase_add_test(t, last_error_is_the_threads_own);
+        tcase_add_test(t, retired_is_unmapped);
+        tcase_add_test(t, thread_takes_no_signals);
+        tcase_add_loop_test(t, lying_events, 0, sizeof(event_lies) / sizeof(event_lies[0]));
+        tcase_add_test(t, events_hang_up);
+        tcase_add_test(t, retired_under_threads);
         tcase_add_test(t, forked_child);
         tcase_add_test(t, fork_under_threads);
         suite_add_tcase(suite, t);
@@ -874,6 +1089,7 @@ int main(void)
         tcase_add_test(u, no_daemon);
         tcase_add_test(u, environment);
         tcase_add_test(u, hello_answers);
+        tcase_add_test(u, without_a_thread);
         suite_add_tcase(suite, u);
 
         return suite_run(suite);

@@ -107,6 +107,38 @@ START_TEST(successors_replace)
 }
 END_TEST
 
+START_TEST(extents_are_taken_back)
+{
+        struct region_place place;
+
+        for (uint64_t i = 0; i < 4; i++)
+                ck_assert_int_eq(map(1 + i / 3, i % 3 * 2 * MIB, 2 * MIB), 0);
+        ck_assert_int_eq(regions_find_extent(&regions, 5, &place), -ENOENT);
+        ck_assert_int_eq(regions_unmap(&regions, 5), -ENOENT);
+        ck_assert_int_eq(regions_find_extent(&regions, 2, &place), 0);
+        ck_assert_uint_eq(place.region_id, 1);
+        ck_assert_uint_eq(place.offset, 2 * MIB);
+        ck_assert_uint_eq(place.n_bytes, 2 * MIB);
+        ck_assert_int_eq(device_range_finish(place.range), 0);
+
+        ck_assert_int_eq(regions_unmap(&regions, 2), 0);
+        ck_assert_int_eq(regions_unmap(&regions, 2), -ENOENT);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 6 * MIB);
+        ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
+        ck_assert_int_eq(resolves(1, 2 * MIB, 1), -EPROTO);
+        ck_assert_int_eq(resolves(1, 0, 6 * MIB), -EPROTO);
+        ck_assert_int_eq(resolves(1, 4 * MIB, 2 * MIB), 0);
+        ck_assert_int_eq(regions_unmap(&regions, 4), 0); /* its region's only one */
+        ck_assert_uint_eq(regions.n_items, 2);
+        ck_assert_int_eq(resolves(2, 0, 1), -EPROTO);
+
+        ck_assert_int_eq(map(1, 2 * MIB, 2 * MIB), 0);
+        ck_assert_int_eq(map(2, 0, 2 * MIB), 0);
+        ck_assert_int_eq(resolves(1, 0, 6 * MIB), 0);
+        ck_assert_int_eq(resolves(2, 0, 2 * MIB), 0);
+}
+END_TEST
+
 START_TEST(nonsense_is_refused)
 {
         struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB, 0 };
@@ -159,6 +191,7 @@ int main(void)
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_add_test(t, blocks_lie_in_extents);
         tcase_add_test(t, successors_replace);
+        tcase_add_test(t, extents_are_taken_back);
         tcase_add_test(t, nonsense_is_refused);
         tcase_add_test(t, ranges_are_found_and_waited_for);
         suite_add_tcase(suite, t);
