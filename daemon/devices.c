@@ -53,7 +53,6 @@ static struct device *devices_find(const struct devices *d, const char *id)
 int devices_put(struct devices *d, const char *id, struct device *device)
 {
         struct opened *items;
-        char *copy;
 
         if (devices_find(d, id))
                 return -EEXIST;
@@ -61,10 +60,10 @@ int devices_put(struct devices *d, const char *id, struct device *device)
         if (!items)
                 return -ENOMEM;
         d->items = items;
-        copy = strdup(id);
-        if (!copy)
+        items[d->n_items] = (struct opened){ .id = strdup(id), .device = device };
+        if (!items[d->n_items].id)
                 return -ENOMEM;
-        d->items[d->n_items++] = (struct opened){ copy, device };
+        d->n_items++;
         return 0;
 }
 
