@@ -7,10 +7,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* A device that is lost stays so. */
 static int fake_fail(struct fake_device *f, int error)
 {
-        f->is_lost = f->is_lost || error == -ENODEV;
+        f->is_lost = f->is_lost || (f->stays_lost && error == -ENODEV);
         return error;
 }
 

@@ -23,13 +23,13 @@ struct fake_device {
         int make_error;     /* negative errno */
         unsigned fail_destroy;
         int destroy_error;
-        bool is_lost; /* a call failed with -ENODEV: every later one does */
+        bool stays_lost; /* once a call failed with -ENODEV, as a real one; set it at will */
+        bool is_lost;
 };
 
 void fake_device_init(struct fake_device *f, uint64_t granularity);
 
-/* The nth make (destroy) from now fails with that error, once (-ENODEV: and all
- * calls after it); 1 is the next. */
+/* The nth make (destroy) from now fails with that error, once; 1 is the next. */
 void fake_device_fail_make(struct fake_device *f, unsigned nth, int error);
 void fake_device_fail_destroy(struct fake_device *f, unsigned nth, int error);
 

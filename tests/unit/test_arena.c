@@ -274,6 +274,7 @@ START_TEST(test_make_fails_at_each_position)
                 ck_assert_uint_eq(worker_poll(worker), 1);
                 ck_assert_uint_eq(g.n_calls, 1);
                 ck_assert_int_eq(g.result, nth % 2 ? -ENOMEM : -ENODEV);
+                ck_assert(arena_is_lost(a) == (nth >= 2)); /* and remembers it */
                 ck_assert_uint_eq(g.handle, 0);
                 ck_assert_uint_eq(device.n_makes, before + nth);
                 ck_assert_uint_eq(device.n_live, 0);

@@ -94,6 +94,7 @@ static void setup(void)
         ck_assert_int_eq(devices_new(&devices), 0);
         for (size_t i = 0; i < 2; i++) {
                 fake_device_init(&gpus[i], 2 * MIB);
+                gpus[i].stays_lost = true;
                 ck_assert_int_eq(devices_put(devices, i == 0 ? "cuda:0" : "cuda:1", &gpus[i].device), 0);
         }
         b = peer_broker_on(config_text, &machine, devices, &config);
