@@ -614,10 +614,23 @@ struct rig_counts rig_count(struct rig *rig)
 
 /* ---- clients -------------------------------------------------------------- */
 
-static int client_connect(const char *socket, const char *tenant, const char *partition, bfc_client **ret)
+/* TSan's book of threads does not survive a fork beside threads, which is how
+ * children are made. */
+#ifdef __SANITIZE_THREAD__
+#define CHILD_FLAGS BFC_NO_THREAD
+#else
+#define CHILD_FLAGS 0
+#endif
+
+static int client_connect(const char *socket, const char *tenant, const char *partition, uint64_t flags,
+                          bfc_client **ret)
 {
         struct bfc_options options = {
-                .struct_size = sizeof(options), .socket = socket, .partition = partition, .tenant = tenant
+                .struct_size = sizeof(options),
+                .socket = socket,
+                .partition = partition,
+                .tenant = tenant,
+                .flags = flags,
         };
 
         return bfc_connect(&options, ret);
@@ -627,7 +640,7 @@ bfc_client *client_open(const struct rig *rig, const char *tenant, const char *p
 {
         bfc_client *client = NULL;
 
-        ck_assert_ok(client_connect(rig->socket, tenant, partition, &client));
+        ck_assert_ok(client_connect(rig->socket, tenant, partition, 0, &client));
         ck_assert_ptr_nonnull(client);
         return client;
 }
@@ -636,14 +649,14 @@ bfc_client *child_client_open(const char *socket, const char *tenant)
 {
         bfc_client *client = NULL;
 
-        REQUIRE(client_connect(socket, tenant, NULL, &client) == 0, "%s", bfc_last_error());
+        REQUIRE(client_connect(socket, tenant, NULL, CHILD_FLAGS, &client) == 0, "%s", bfc_last_error());
         return client;
 }
 
 int client_refused(const struct rig *rig, const char *tenant, const char *partition)
 {
         bfc_client *client = NULL;
-        int r = client_connect(rig->socket, tenant, partition, &client);
+        int r = client_connect(rig->socket, tenant, partition, 0, &client);
 
         if (r == 0)
                 bfc_disconnect(client);
