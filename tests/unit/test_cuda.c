@@ -355,10 +355,11 @@ int main(int argc, char **argv)
                 { "trouble", add_trouble_tests },
                 { "faults", add_fault_tests },
         };
-        Suite *s = suite_create("cuda");
+        Suite *s;
 
         if (argc == 3 && strcmp(argv[1], "--open") == 0)
                 return open_and_say(argv[2]);
+        s = suite_create("cuda");
         for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
                 TCase *t = tcase_create(files[i].name);
 
