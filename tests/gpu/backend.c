@@ -1,0 +1,252 @@
+/* bfcd's own CUDA device, on whatever driver there is: what tests/unit/test_cuda.c
+ * asserts on the fake, as far as it holds for any GPU.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * usage: backend            TAP; device cuda:0 */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/gpu/driver.h"
+#include "tests/suite.h"
+#include "tests/unit/cuda_acts.h"
+#include "tests/unit/cuda_case.h"
+
+static struct message facts_of(struct process *owner)
+{
+        struct message m = { .fd = -1 };
+
+        ck_assert_int_eq(process_call(owner, act_facts, &m), 0);
+        return m;
+}
+
+static struct process job_on(const struct message *facts, enum device_share share, uint64_t n_bytes)
+{
+        struct process p = process_start();
+
+        ck_assert_int_eq(range(&p, facts->facts.uuid, share, n_bytes), 0);
+        return p;
+}
+
+START_TEST(it_describes_itself)
+{
+        struct process owner = owner_start(), job = process_start();
+        struct message facts = facts_of(&owner), m = { .fd = -1 };
+
+        ck_assert_int_ne(facts.facts.name[0], '\0');
+        ck_assert_uint_gt(facts.facts.bytes_free, 0);
+        ck_assert_uint_ge(facts.facts.bytes_total, facts.facts.bytes_free);
+        ck_assert_int_eq(process_call(&job, act_ordinal, &m), 0);
+        ck_assert_mem_eq(m.view.uuid, facts.facts.uuid, 16);
+        ck_assert_int_eq(process_end(&job), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(two_jobs_share_an_extent)
+{
+        const enum device_share share = (enum device_share)_i;
+        struct process owner = owner_start(), a, b;
+        struct message facts = facts_of(&owner), e;
+
+        a = job_on(&facts, share, 16 * MIB);
+        b = job_on(&facts, share, 16 * MIB);
+        ck_assert_int_eq(make(&owner, share, 16 * MIB, &e), 0);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
+        ck_assert_int_eq(map(&a, 0, &e), 0);
+        ck_assert_int_eq(map(&b, 0, &e), 0);
+        forget(&e);
+        ck_assert_uint_eq(sees_other(&a, 0, 0, 16 * MIB), 0);
+        fill(&a, 0, 0x5a, 16 * MIB);
+        ck_assert_uint_eq(sees_other(&b, 0, 0x5a, 16 * MIB), 0);
+        fill(&b, 1, 0x5b, 1);
+        ck_assert_uint_eq(sees_other(&a, 0, 0x5a, 16 * MIB), 1);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0x5a), 1);
+        ck_assert_int_eq(tell(&a, act_finish), 0);
+        ck_assert_int_eq(unmap(&a, 0, 16 * MIB), 0);
+        process_kill(&b); /* which gives it back as well */
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        job_end(&a);
+        owner_end(&owner);
+}
+END_TEST
+
+/* One job's bytes are nothing to the next. */
+START_TEST(zeroed_each_time)
+{
+        const enum device_share share = (enum device_share)_i;
+        struct process owner = owner_start(), job;
+        struct message facts = facts_of(&owner), e;
+
+        job = job_on(&facts, share, 8 * MIB);
+        for (int i = 0; i < 3; i++) {
+                ck_assert_int_eq(make(&owner, share, 8 * MIB, &e), 0);
+                ck_assert_int_eq(map(&job, 0, &e), 0);
+                forget(&e);
+                ck_assert_uint_eq(sees_other(&job, 0, 0, 8 * MIB), 0);
+                fill(&job, 0, 0xee, 8 * MIB);
+                ck_assert_int_eq(unmap(&job, 0, 8 * MIB), 0);
+                ck_assert_int_eq(destroy(&owner, &e), 0);
+        }
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(extents_side_by_side)
+{
+        struct process owner = owner_start(), job;
+        struct message facts = facts_of(&owner), e[2];
+
+        job = job_on(&facts, DEVICE_SHARE_FD, 16 * MIB);
+        for (int i = 0; i < 2; i++) {
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &e[i]), 0);
+                ck_assert_int_eq(map(&job, (uint64_t)(i + 1) * 4 * MIB, &e[i]), 0);
+        }
+        fill(&job, 6 * MIB, 0x11, 4 * MIB); /* across the two */
+        ck_assert_uint_eq(sees_other(&job, 6 * MIB, 0x11, 4 * MIB), 0);
+        ck_assert_int_eq(map(&job, 6 * MIB, &e[0]), 0); /* over the halves of both */
+        ck_assert_uint_eq(sees_other(&job, 6 * MIB, 0, 2 * MIB), 0);
+        ck_assert_int_eq(unmap(&job, 6 * MIB, 4 * MIB), 0);
+        for (int i = 0; i < 2; i++) {
+                forget(&e[i]);
+                ck_assert_int_eq(destroy(&owner, &e[i]), 0);
+        }
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+/* By an fd only: what a driver does to a handle's openers is not documented. */
+START_TEST(an_escape_is_noticed)
+{
+        struct process owner = owner_start(), fugitive = process_start();
+        struct message e, m;
+
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 8 * MIB, &e), 0);
+        m = (struct message){ .fd = e.fd };
+        ck_assert_int_eq(process_call(&fugitive, act_keep_fd, &m), 0);
+        forget(&e);
+        ck_assert_int_eq(destroy(&owner, &e), -EBUSY);
+        process_kill(&fugitive);
+        (void)n_free(&owner); /* the fake clears away at a look */
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(what_is_no_such_extent)
+{
+        struct process owner = owner_start(), by_fd, by_handle;
+        struct message facts = facts_of(&owner), fd, handle, wrong;
+
+        by_fd = job_on(&facts, DEVICE_SHARE_FD, 8 * MIB);
+        by_handle = job_on(&facts, DEVICE_SHARE_CUDA_IPC, 4 * MIB);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &fd), 0);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 2 * MIB, &handle), 0);
+        wrong = fd;
+        wrong.extent.n_bytes = 8 * MIB; /* larger than it is */
+        ck_assert_int_lt(map(&by_fd, 0, &wrong), 0);
+        wrong = handle;
+        wrong.extent.n_bytes = 4 * MIB;
+        ck_assert_int_eq(map(&by_handle, 0, &wrong), -EPROTO);
+        forget(&fd);
+        ck_assert_int_eq(range(&owner, facts.facts.uuid, DEVICE_SHARE_CUDA_IPC, 2 * MIB), 0);
+        ck_assert_int_eq(map(&owner, 0, &handle), -ENOTSUP); /* its own */
+        ck_assert_int_eq(tell(&owner, act_free), 0);
+        ck_assert_int_eq(destroy(&owner, &fd), 0);
+        ck_assert_int_eq(destroy(&owner, &handle), 0);
+        job_end(&by_handle);
+        job_end(&by_fd);
+        owner_end(&owner);
+}
+END_TEST
+
+START_TEST(a_forked_child_has_nothing)
+{
+        struct process owner = owner_start();
+        struct message e;
+
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 2 * MIB, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(tell(&owner, act_forked), 0);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+/* A capture of the caller's goes on, whatever is mapped meanwhile; i: is the
+ * stream a blocking one. */
+START_TEST(a_capture_goes_on)
+{
+        struct process owner = owner_start(), job;
+        struct message facts = facts_of(&owner), e, m = { .fd = -1, .a = (uint64_t)_i };
+
+        job = job_on(&facts, DEVICE_SHARE_FD, 4 * MIB);
+        ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 4 * MIB, &e), 0);
+        ck_assert_int_eq(process_call(&job, act_begin_capture, &m), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        ck_assert_int_eq(tell(&job, act_finish), -EBUSY);
+        ck_assert_int_eq(unmap(&job, 0, 4 * MIB), 0);
+        ck_assert_int_eq(tell(&job, act_end_capture), 0);
+        ck_assert_int_eq(tell(&job, act_finish), 0);
+        forget(&e);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+/* Asked in a child: Check's forks must begin without a driver. */
+static bool has_device(void)
+{
+        char sentence[400];
+        struct device *d;
+        int status = 1;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                if (device_cuda_new("cuda:0", &d, sentence, sizeof(sentence)) == 0) {
+                        device_free(d);
+                        _exit(0);
+                }
+                printf("1..0 # SKIP %s\n", sentence);
+                fflush(stdout);
+                _exit(1);
+        }
+        return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+int main(void)
+{
+        Suite *s;
+        TCase *t;
+        int status;
+
+        unsetenv("CUDA_VISIBLE_DEVICES"); /* so that cuda:0 is a job's device 0 */
+        setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 1);
+        gpu_machine_new();
+        if (!has_device()) {
+                gpu_machine_remove();
+                return EXIT_SUCCESS;
+        }
+        s = suite_create("backend");
+        t = tcase_create("backend");
+        tcase_add_checked_fixture(t, case_setup, case_teardown);
+        tcase_set_timeout(t, 120);
+        tcase_add_test(t, it_describes_itself);
+        tcase_add_loop_test(t, two_jobs_share_an_extent, 0, N_SHARES);
+        tcase_add_loop_test(t, zeroed_each_time, 0, N_SHARES);
+        tcase_add_test(t, extents_side_by_side);
+        tcase_add_test(t, an_escape_is_noticed);
+        tcase_add_test(t, what_is_no_such_extent);
+        tcase_add_loop_test(t, a_forked_child_has_nothing, 0, N_SHARES);
+        tcase_add_loop_test(t, a_capture_goes_on, 0, 2);
+        suite_add_tcase(s, t);
+        status = suite_run(s);
+        gpu_machine_remove();
+        return status;
+}
