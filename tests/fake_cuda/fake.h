@@ -79,7 +79,7 @@ struct fake_settings {
         uint64_t context_n_bytes, poison_n_bytes;
         unsigned int stream_delay_us;
         int version;
-        bool ipc_same_uid, peer_access;
+        bool ipc_same_uid, peer_access, forked_dies;
         const char *attributes; /* "20=3,1/102=0" */
         const char *missing;    /* functions that cuGetProcAddress shall not know */
 };

@@ -241,8 +241,11 @@ CUresult fake_enter(enum fake_function f)
 
         fake_setup();
         /* What a fork()ed child inherits of the driver is of no use to it. */
-        if (__atomic_load_n(&initialised_by, __ATOMIC_ACQUIRE) != 0 && initialised_by != getpid())
+        if (__atomic_load_n(&initialised_by, __ATOMIC_ACQUIRE) != 0 && initialised_by != getpid()) {
+                if (fake.forked_dies)
+                        fake_die("%s in a forked child", fake_functions[f].symbol);
                 return works_before_init(f) && f != FN_cuInit ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+        }
         count_call(f, &n, &n_total);
         r = apply_rules(f, n, n_total);
         if (r != CUDA_SUCCESS)

@@ -14,6 +14,8 @@
  *   FAKE_CUDA_VERSION       the driver's (12040)
  *   FAKE_CUDA_IPC_SAME_UID  1: handles open for the exporter's user only (0)
  *   FAKE_CUDA_PEER_ACCESS   0: no device can access another (1)
+ *   FAKE_CUDA_FORKED_DIES   1: a forked child that calls a driver which its parent
+ *                           has initialised ends there, instead of being told (0)
  *   FAKE_CUDA_FAULT, FAKE_CUDA_COUNTS  see fault.c
  *   CUDA_VISIBLE_DEVICES    as ever
  *
@@ -182,6 +184,7 @@ static void setup(void)
         fake.version = (int)setting("FAKE_CUDA_VERSION", 12040);
         fake.ipc_same_uid = setting("FAKE_CUDA_IPC_SAME_UID", 0) != 0;
         fake.peer_access = setting("FAKE_CUDA_PEER_ACCESS", 1) != 0;
+        fake.forked_dies = setting("FAKE_CUDA_FORKED_DIES", 0) != 0;
         fake.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
         fake.missing = getenv("FAKE_CUDA_MISSING");
         fault_setup();
