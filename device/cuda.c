@@ -352,7 +352,7 @@ static const struct device_ops cuda_ops = {
 
 /* Does what is given back show up as free at once? Where it does not, destroy()
  * cannot tell an escape, and does not try. A device without memory to try with
- * is taken to behave. */
+ * is taken to behave. One that promises RDMA and cannot keep it does without. */
 static int try_share(struct cuda_device *d, enum device_share share)
 {
         struct device_extent e;
@@ -360,8 +360,14 @@ static int try_share(struct cuda_device *d, enum device_share share)
 
         for (int i = 0; i < 3; i++) { /* others may disturb the look */
                 r = cuda_make(&d->device, share, d->granularity, &e);
+                if (r == -ENOMEM)
+                        return 0;
+                if (r < 0 && r != -ENODEV && share == DEVICE_SHARE_FD && d->shares_rdma) {
+                        d->shares_rdma = false;
+                        continue;
+                }
                 if (r < 0)
-                        return r == -ENOMEM || r == -ENOTSUP ? 0 : r;
+                        return r == -ENOTSUP ? 0 : r;
                 r = cuda_destroy(&d->device, &e);
                 if (r != -EBUSY)
                         return r;

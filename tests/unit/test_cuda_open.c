@@ -226,7 +226,7 @@ START_TEST(mps_is_noticed)
 END_TEST
 
 /* What a device cannot do is refused when it is asked for, and the rest works. */
-START_TEST(a_device_without_fds)
+START_TEST(a_device_that_can_less)
 {
         struct process p = process_start();
         struct message e;
@@ -244,6 +244,13 @@ START_TEST(a_device_without_fds)
         forget(&e);
         ck_assert_int_eq(destroy(&p, &e), 0);
         owner_end(&p);
+        p = process_start();
+        set(&p, "FAKE_CUDA_FAULT=cuMemCreate:1:1"); /* the driver promised RDMA, and refuses */
+        ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
+        ck_assert_int_eq(make(&p, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(destroy(&p, &e), 0);
+        owner_end(&p);
 }
 END_TEST
 
@@ -256,5 +263,5 @@ void add_open_tests(TCase *t)
         tcase_add_test(t, mig_devices_are_alone);
         tcase_add_test(t, modes_in_which_nothing_can_be_shared);
         tcase_add_test(t, mps_is_noticed);
-        tcase_add_test(t, a_device_without_fds);
+        tcase_add_test(t, a_device_that_can_less);
 }
