@@ -194,7 +194,6 @@ START_TEST(finish_waits_for_the_work)
         forget(&e);
         ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
         ck_assert_int_eq(process_call(&job, act_busy, &m), 0);
-        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 0);
         ck_assert_int_eq(tell(&job, act_finish), 0);
         ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 2 * MIB);
         m = (struct message){ .fd = -1, .a = 0, .c = 2 * MIB };
