@@ -247,6 +247,7 @@ static int cuda_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_
         return error;
 }
 
+/* Looks at nothing that map() and unmap() change: another thread may do these. */
 static int cuda_range_finish(struct device_range *r)
 {
         const struct cuda_range *c = (struct cuda_range *)r;

@@ -2,10 +2,10 @@
  *
  * An extent is one piece of memory that the device can share only as a whole.
  * Backends are const tables of functions: host.c (sealed memfds), and cuda.c with
- * cuda_range.c beside it. The daemon's end makes and destroys; the client's end reserves a
- * region's address space and maps extents into it. Calls of the daemon's end
- * take milliseconds (backing memory): they belong on a worker, never on an
- * event loop. They are thread-safe for different extents. Nothing here logs or
+ * cuda_range.c beside it. The daemon's end makes and destroys; the client's end
+ * reserves a region's address space and maps extents into it. Calls of the
+ * daemon's end take milliseconds (backing memory): they belong on a worker, never
+ * on an event loop. They are thread-safe for different extents. Nothing here logs or
  * decides.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -78,8 +78,9 @@ int device_host_new(struct device **ret);
 
 /* A GPU by the config's id: "cuda:0", "GPU-<uuid>", "MIG-<uuid>". Loads the
  * driver at the first call, which sets environment variables: not beside other
- * threads. On failure a sentence that says what is missing, for people: -ENODEV (no driver, no such device), -EBUSY (a compute mode, or MPS,
- * in which it cannot be shared), -EINVAL (the id), -ENOTSUP, -ENOMEM. */
+ * threads. On failure a sentence that says what is missing, for people: -ENODEV
+ * (no driver, no such device), -EBUSY (a compute mode, or MPS, in which it cannot
+ * be shared), -EINVAL (the id), -ENOTSUP, -ENOMEM, -EIO. */
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
 
 static inline struct device *device_free(struct device *d)
