@@ -1,16 +1,22 @@
 /* Sessions fed with anything: raw frames as a hostile client sends them, and
  * well-formed requests in any order, with the device answering when the input
- * says so. After each input nothing may be left and every invariant holds.
+ * says so. Some inputs are played on a device that cannot empty mappings: there
+ * sessions are told to let go of extents, and answer, or lie, or do not answer.
+ * After each input nothing may be left and every invariant holds.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/clock.h"
 #include "proto/message.h"
 #include "tests/peer.h"
 
-#define N_PEERS 4
+#define N_PEERS     4
+#define STICKY      0x80 /* in the first byte: a device that cannot empty mappings */
+#define EVENTS      0x40 /* in the byte that begins a peer: it asks for events */
+#define ANSWER_FROM 0xe0 /* a generation that no block has */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data);
 
@@ -60,6 +66,15 @@ static int send_raw(struct peer *p, struct message_arena *arena, struct input *i
         return request ? session_handle(p->session, request, &why) : -1;
 }
 
+/* What a client may say on its events socket: the answer to an open Retire (low
+ * numbers), or anything. The session's word. */
+static int answer_event(struct peer *p, uint64_t what)
+{
+        if (what < p->n_retires)
+                return peer_retired(p, p->retires[what].sequence);
+        return peer_retired(p, what);
+}
+
 static int act(struct broker *b, struct peer *p, struct message_arena *arena, struct input *in)
 {
         uint64_t generation = take(in, 1);
@@ -76,11 +91,15 @@ static int act(struct broker *b, struct peer *p, struct message_arena *arena, st
                         (void)peer_free_block(p, generation << 32 | take(in, 1));
                 return 0;
         case 3:
+                if (generation >= ANSWER_FROM)
+                        return p->wants_events ? answer_event(p, take(in, 1)) : 0;
                 return peer_ack(p, take(in, 1));
         case 4:
+                if (generation >= ANSWER_FROM)
+                        retire_tick(b, clock_ms() + b->config->release_timeout_ms);
                 broker_poll(b);
                 broker_turn(b);
-                return 0;
+                return p->aborted ? -1 : 0;
         case 5:
                 if (p->session->n_hellos == SESSION_MAX_HELLOS)
                         return -1;
@@ -96,7 +115,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
 {
         struct input in = { data, n_data };
         struct config *config;
-        struct broker *b = peer_broker(config_text, &config);
+        bool sticky = n_data > 0 && data[0] & STICKY;
+        struct broker *b =
+                sticky ? peer_broker_sticky(config_text, &config) : peer_broker(config_text, &config);
         struct peer *peers[N_PEERS] = { NULL };
         struct message_arena *arena;
         const char *why = "";
@@ -110,12 +131,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
                 if (!*p) {
                         *p = peer_new(b, (uid_t)(who >> 4) % 4, who & 8);
                         (*p)->auto_ack = who & 4;
+                        (*p)->wants_events = who & EVENTS;
                 }
                 if (act(b, *p, arena, &in) < 0 || (*p)->session->state == SESSION_CLOSING ||
                     (*p)->n_replies > PEER_MAX_REPLIES / 2)
                         *p = peer_free(*p);
-                if (broker_check(b, &why) < 0) {
-                        fprintf(stderr, "broker_check: %s\n", why);
+                if (broker_check(b, &why) < 0 || retire_check(b, &why) < 0) {
+                        fprintf(stderr, "check: %s\n", why);
                         abort();
                 }
         }
