@@ -75,6 +75,16 @@ static int answer_event(struct peer *p, uint64_t what)
         return peer_retired(p, what);
 }
 
+/* One statement each: the order in which arguments are evaluated is the compiler's. */
+static void ask_for_block(struct peer *p, struct input *in)
+{
+        uint32_t partition = (uint32_t)take(in, 1) % 3;
+        uint64_t n = take(in, 1);
+
+        n <<= take(in, 1) % 56;
+        (void)peer_malloc(p, partition, n);
+}
+
 static int act(struct broker *b, struct peer *p, struct message_arena *arena, struct input *in)
 {
         uint64_t generation = take(in, 1);
@@ -84,7 +94,7 @@ static int act(struct broker *b, struct peer *p, struct message_arena *arena, st
                 return send_raw(p, arena, in);
         case 1:
                 if (p->session->state == SESSION_LIVE)
-                        (void)peer_malloc(p, (uint32_t)take(in, 1) % 3, take(in, 1) << take(in, 1) % 56);
+                        ask_for_block(p, in);
                 return 0;
         case 2: /* ids are generation << 32 | index: this meets real ones */
                 if (p->session->state == SESSION_LIVE)
