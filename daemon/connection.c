@@ -304,7 +304,9 @@ static void connection_drop(struct connection *c, const char *why)
         uv_timer_stop(&c->timer);
         c->events = events_close(c->events);
         uv_close((uv_handle_t *)&c->poll, on_handle_closed);
-        if (!s->in_flight) {
+        if (s->in_flight) {
+                shutdown(c->fd, SHUT_RDWR); /* what was sent can still be read */
+        } else {
                 close(c->fd);
                 c->fd = -1;
         }

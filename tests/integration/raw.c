@@ -45,6 +45,7 @@ int raw_open(const char *path, struct raw **ret)
                 return -ENOMEM;
         raw->next_id = 1;
         raw->ack = true;
+        raw->events_fd = -1;
         raw->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (raw->fd < 0 || connect(raw->fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
                 r = -errno;
@@ -61,6 +62,8 @@ struct raw *raw_close(struct raw *raw)
                 return NULL;
         if (raw->fd >= 0)
                 close(raw->fd);
+        if (raw->events_fd >= 0)
+                close(raw->events_fd);
         for (size_t i = 0; i < raw->n_extents; i++) {
                 if (raw->extents[i].fd >= 0)
                         close(raw->extents[i].fd);
@@ -345,6 +348,7 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         int r;
 
         hello.version = 1;
+        hello.capabilities = raw->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0;
         hello.name = (char *)(uintptr_t) "raw";
         if (tenant)
                 hello.tenant = (char *)(uintptr_t)tenant;
@@ -353,8 +357,14 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         request.body_case = BFCD__REQUEST__BODY_HELLO;
         request.hello = &hello;
         r = call_expecting(raw, &request, BFCD__REPLY__BODY_HELLO, &reply);
-        if (r == 0)
-                bfcd__reply__free_unpacked(reply, NULL);
+        if (r < 0)
+                return r;
+        if (reply->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS) {
+                r = raw->n_fds == 1 ? 0 : -EPROTO;
+                if (r == 0)
+                        raw->events_fd = raw->fds[--raw->n_fds];
+        }
+        bfcd__reply__free_unpacked(reply, NULL);
         return r;
 }
 
@@ -445,6 +455,73 @@ struct raw *raw_connect(const char *path, const char *tenant)
         if (raw_hello(raw, tenant, NULL) < 0)
                 return raw_close(raw);
         return raw;
+}
+
+/* ---- events --------------------------------------------------------------- */
+
+static int event_bytes(struct raw *raw, int timeout_ms, uint8_t *bytes, size_t n_bytes)
+{
+        struct pollfd poll_fd = { .fd = raw->events_fd, .events = POLLIN };
+
+        while (n_bytes > 0) {
+                ssize_t n;
+
+                if (poll(&poll_fd, 1, timeout_ms) == 0)
+                        return RAW_TIMEOUT;
+                n = recv(raw->events_fd, bytes, n_bytes, 0);
+                if (n <= 0)
+                        return RAW_HUNG_UP;
+                bytes += n;
+                n_bytes -= (size_t)n;
+        }
+        return 0;
+}
+
+int raw_event(struct raw *raw, int timeout_ms, Bfcd__Event **ret)
+{
+        uint8_t header[4], payload[RAW_MAX_PAYLOAD];
+        uint32_t n_bytes;
+        int r = event_bytes(raw, timeout_ms, header, sizeof(header));
+
+        if (r != 0)
+                return r;
+        n_bytes = (uint32_t)header[0] | (uint32_t)header[1] << 8 | (uint32_t)header[2] << 16 |
+                  (uint32_t)header[3] << 24;
+        if (n_bytes == 0 || n_bytes > sizeof(payload))
+                return -EPROTO;
+        r = event_bytes(raw, timeout_ms, payload, n_bytes);
+        if (r != 0)
+                return r;
+        *ret = bfcd__event__unpack(NULL, n_bytes, payload);
+        return *ret ? 0 : -EPROTO;
+}
+
+int raw_retired(struct raw *raw, uint64_t sequence)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Retired retired = BFCD__RETIRED__INIT;
+        uint8_t frame[64];
+        size_t n;
+
+        retired.sequence = sequence;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_RETIRED;
+        reply.retired = &retired;
+        n = bfcd__event_reply__pack(&reply, frame + 4);
+        put_length(frame, n);
+        return send(raw->events_fd, frame, n + 4, MSG_NOSIGNAL) == (ssize_t)(n + 4) ? 0 : -errno;
+}
+
+int raw_let_go(struct raw *raw, uint64_t extent_id)
+{
+        for (size_t i = 0; i < raw->n_extents; i++) {
+                if (raw->extents[i].id != extent_id)
+                        continue;
+                if (raw->extents[i].fd >= 0)
+                        close(raw->extents[i].fd);
+                raw->extents[i] = raw->extents[--raw->n_extents];
+                return 0;
+        }
+        return -ENOENT;
 }
 
 const struct raw_extent *raw_find(const struct raw *raw, uint64_t region_id, uint64_t offset)

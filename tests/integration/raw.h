@@ -37,6 +37,8 @@ struct raw {
         bool ack; /* acknowledge extents as they come (the default) */
         uint64_t next_id;
         uint64_t last_sequence; /* of the Extents messages */
+        bool wants_events;      /* set before the hello */
+        int events_fd;          /* -1: none */
         struct raw_extent *extents;
         size_t n_extents;
         size_t n_used; /* bytes in the buffer */
@@ -90,6 +92,16 @@ const char *raw_refusal(void);
 
 /* Opens and says hello; NULL when anything went wrong. */
 struct raw *raw_connect(const char *path, const char *tenant);
+
+/* ---- events --------------------------------------------------------------- */
+
+/* The next event; free it with bfcd__event__free_unpacked(). 0, RAW_TIMEOUT,
+ * RAW_HUNG_UP, -EPROTO. */
+int raw_event(struct raw *raw, int timeout_ms, Bfcd__Event **ret);
+/* Says that the extents of a Retire are unmapped. */
+int raw_retired(struct raw *raw, uint64_t sequence);
+/* Closes what it has of an extent; -ENOENT. */
+int raw_let_go(struct raw *raw, uint64_t extent_id);
 
 /* The extent that backs an offset of a region; NULL when there is none. */
 const struct raw_extent *raw_find(const struct raw *raw, uint64_t region_id, uint64_t offset);

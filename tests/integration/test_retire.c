@@ -1,0 +1,267 @@
+/* Memory that a device cannot take back under those who have it mapped: real
+ * clients let go of it by themselves, and others are held to it. On the host
+ * device, where nobody is asked, the events socket itself is tested.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tests/integration/harness.h"
+#include "tests/integration/raw.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+/* Who wants memory waits longer than who has it may take. */
+static const struct rig_config two_tenants = {
+        .top = "timeouts: {reclaim: 3s, release: 400ms, quarantine: 60s}\n",
+        .partitions = "      - {name: train, limit: 16MiB, growth: on-demand}\n",
+        .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 16MiB}]}\n"
+                   "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 16MiB}]}\n",
+};
+
+/* ---- children -------------------------------------------------------------- */
+
+enum kind { LIBRARY, DEAF, WITHOUT_EVENTS };
+
+struct scene {
+        const char *socket;
+        enum kind kind;
+        struct gate up, go;
+};
+
+static struct scene *scene_new(const struct rig *rig, enum kind kind)
+{
+        struct scene *s = shared_memory(sizeof(*s));
+
+        *s = (struct scene){ rig->socket, kind, gate_new(), gate_new() };
+        return s;
+}
+
+static void scene_free(struct scene *s)
+{
+        gate_free(&s->up);
+        gate_free(&s->go);
+        munmap(s, sizeof(*s));
+}
+
+/* Has had 12 MiB, uses nothing of it, and sleeps. */
+static void have_and_sleep(void *arg)
+{
+        struct scene *s = arg;
+        bfc_client *client = child_client_open(s->socket, "red");
+        void *p;
+
+        REQUIRE(bfc_malloc(client, 12 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 12 * MIB, 1);
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        gate_open(&s->up);
+        REQUIRE(gate_wait(&s->go, 60000), "nobody woke us");
+        REQUIRE(bfc_malloc(client, 12 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 12 * MIB, 2);
+        REQUIRE(pattern_holds(p, 12 * MIB, 2), "memory that came back");
+        bfc_disconnect(client);
+}
+
+static void have_and_stay_away(void *arg)
+{
+        struct scene *s = arg;
+        struct raw *raw = NULL;
+        Bfcd__Block block;
+
+        REQUIRE(raw_open(s->socket, &raw) == 0, "no connection");
+        raw->wants_events = s->kind == DEAF;
+        REQUIRE(raw_hello(raw, "red", NULL) == 0, "%s", raw_refusal());
+        REQUIRE(raw_malloc(raw, 0, 12 * MIB, &block) == 0, "%s", raw_refusal());
+        REQUIRE(raw_free(raw, block.block_id) == 0, "%s", raw_refusal());
+        gate_open(&s->up);
+        REQUIRE(raw_wait_hang_up(raw, 20000) == 0, "the daemon did not mind");
+        gate_open(&s->go);
+        pause();
+}
+
+static int blue_malloc(struct rig *rig, uint64_t n_bytes)
+{
+        struct raw *raw = raw_connect(rig->socket, "blue");
+        Bfcd__Block block;
+        int r;
+
+        ck_assert_ptr_nonnull(raw);
+        r = raw_malloc(raw, 0, n_bytes, &block);
+        if (r == 0) /* what it was given is not mapped, so this is all */
+                ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        return r;
+}
+
+/* ---- tests ------------------------------------------------------------------ */
+
+START_TEST(a_sleeping_client_lets_go)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, LIBRARY);
+        pid_t pid = child_start(have_and_sleep, s);
+        int64_t start;
+
+        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 12 * MIB);
+        start = clock_ms();
+        ck_assert_int_eq(blue_malloc(rig, 16 * MIB), 0);
+        ck_assert_int_lt(clock_ms() - start, 2000);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        gate_open(&s->go);
+        child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* It is disconnected, and its memory comes back when its process is gone. */
+static void stays_away(enum kind kind, const char *line)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, kind);
+        pid_t pid = child_start(have_and_stay_away, s);
+        char *log;
+
+        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert_int_eq(blue_malloc(rig, 16 * MIB), -ENOMEM);
+        ck_assert(gate_wait(&s->go, 20000));
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, 2000));
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 12 * MIB);
+        ck_assert_uint_eq(rig_count(rig).bytes_pending, 12 * MIB);
+        log = rig_log(rig);
+        ck_assert_msg(strstr(log, line) != NULL, "no \"%s\" in the log:\n%s", line, log);
+        free(log);
+        ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* others go on */
+        child_kill(pid);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 5000));
+        ck_assert_int_eq(blue_malloc(rig, 16 * MIB), 0);
+        scene_free(s);
+        rig_stop(rig);
+}
+
+START_TEST(a_deaf_client_is_disconnected)
+{
+        stays_away(DEAF, "did not let go of memory");
+}
+END_TEST
+
+START_TEST(a_client_without_events_is_disconnected)
+{
+        stays_away(WITHOUT_EVENTS, "takes no events");
+}
+END_TEST
+
+static void want(void *arg)
+{
+        struct scene *s = arg;
+        bfc_client *client;
+        void *p;
+
+        REQUIRE(gate_wait(&s->go, 20000), "nobody woke us");
+        client = child_client_open(s->socket, "blue");
+        REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 16 * MIB, 3);
+        bfc_disconnect(client);
+}
+
+/* By the book, without the library. */
+START_TEST(a_retire_by_hand)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, LIBRARY);
+        struct raw *raw = NULL;
+        Bfcd__Block block;
+        Bfcd__Event *event;
+        pid_t pid = child_start(want, s); /* before there are fds that it would inherit */
+
+        ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+        raw->wants_events = true;
+        ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
+        ck_assert_int_ge(raw->events_fd, 0);
+        ck_assert_int_eq(raw_malloc(raw, 0, 12 * MIB, &block), 0);
+        ck_assert_int_eq(raw_free(raw, block.block_id), 0);
+        ck_assert_int_eq(raw_event(raw, 100, &event), RAW_TIMEOUT); /* nobody wants anything */
+        gate_open(&s->go);
+        while (raw->n_extents > 0) {
+                ck_assert_int_eq(raw_event(raw, 5000, &event), 0);
+                ck_assert_int_eq(event->body_case, BFCD__EVENT__BODY_RETIRE);
+                for (size_t i = 0; i < event->retire->n_extent_ids; i++)
+                        ck_assert_int_eq(raw_let_go(raw, event->retire->extent_ids[i]), 0);
+                ck_assert_int_eq(raw_retired(raw, event->retire->sequence), 0);
+                bfcd__event__free_unpacked(event, NULL);
+        }
+        child_join(pid);
+        ck_assert_int_eq(raw_malloc(raw, 0, 2 * MIB, &block), 0);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+static const struct {
+        const char *bytes;
+        size_t n_bytes;
+} lies[] = {
+        { "\4\0\0\0\022\2\010\1", 8 }, /* Retired {1}, which was never sent */
+        { "\2\0\0\0\022\0", 6 },       /* Retired {0} */
+        { "\2\0\0\0\170\1", 6 },       /* a body that nobody knows */
+        { "\2\0\0\0\377\377", 6 },     /* no message */
+        { "\0\0\0\0", 4 },             /* an empty frame */
+        { "\377\377\377\377", 4 },     /* an endless one */
+};
+
+START_TEST(lies_on_the_events_socket)
+{
+        struct rig *rig = rig_start(&two_tenants);
+
+        for (size_t i = 0; i <= sizeof(lies) / sizeof(lies[0]) + 1; i++) {
+                struct raw *raw = NULL;
+                Bfcd__Block block;
+
+                ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+                raw->wants_events = true;
+                ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
+                ck_assert_int_eq(raw_malloc(raw, 0, 1, &block), 0);
+                ck_assert_int_eq(raw_free(raw, block.block_id), 0);
+                if (i < sizeof(lies) / sizeof(lies[0])) {
+                        ck_assert_int_eq(send(raw->events_fd, lies[i].bytes, lies[i].n_bytes, MSG_NOSIGNAL),
+                                         (ssize_t)lies[i].n_bytes);
+                } else if (i == sizeof(lies) / sizeof(lies[0])) {
+                        int fd = raw->fd; /* the same frame with an fd beside it */
+
+                        raw->fd = raw->events_fd;
+                        ck_assert_int_eq(raw_send_fds(raw, lies[0].bytes, lies[0].n_bytes, &fd, 1), 0);
+                        raw->fd = fd;
+                } else {
+                        close(raw->events_fd);
+                        raw->events_fd = -1;
+                }
+                ck_assert_msg(raw_wait_hang_up(raw, 5000) == 0, "number %zu was believed", i);
+                raw_close(raw);
+        }
+        /* This process lives on: nobody else gets what it was given before. */
+        rig_terminate(rig);
+        rig_discard(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const on_gpus[] = {
+                a_sleeping_client_lets_go,
+                a_deaf_client_is_disconnected,
+                a_client_without_events_is_disconnected,
+                a_retire_by_hand,
+                lies_on_the_events_socket,
+                NULL,
+        };
+        const TTest *const on_host[] = { a_sleeping_client_lets_go, lies_on_the_events_socket, NULL };
+
+        return harness_main(harness_suite("retire", rig_device() == ON_HOST ? on_host : on_gpus));
+}
