@@ -227,6 +227,11 @@ static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n
                 pthread_mutex_unlock(&client->lock);
                 if (r == 0 && range != last)
                         r = device_range_finish(range);
+                /* On a device that is lost there is nothing to wait for, and the session
+                 * goes on for what it has elsewhere. But memory that a broken context
+                 * has mapped comes back with the process only: so the session ends. */
+                if (r == -ENODEV)
+                        r = 0;
                 last = range;
         }
         if (r == -EBUSY)
@@ -607,7 +612,8 @@ static int client_check_place(bfc_client *client, uint32_t partition)
         }
         return error_set(-ENODEV,
                          "partition %s is on device %s, which this process does not see: look at "
-                         "CUDA_VISIBLE_DEVICES and at the devices of the container",
+                         "CUDA_VISIBLE_DEVICES and at the devices of the container (and who was forked by a "
+                         "process that used CUDA sees none)",
                          client->hello->hello->partitions[partition]->name,
                          client->hello->hello->partitions[partition]->device);
 }

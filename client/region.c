@@ -209,8 +209,9 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
 
         if (!m)
                 return -ENOENT;
+        /* What was mapped on a device that is lost is gone with it. */
         error = device_range_unmap(region->range, m->offset, m->n_bytes);
-        if (error < 0)
+        if (error < 0 && error != -ENODEV)
                 return error;
         r->n_bytes_mapped -= m->n_bytes;
         i = (size_t)(m - region->extents);

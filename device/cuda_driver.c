@@ -128,8 +128,29 @@ int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence)
 
 /* ---- errors -------------------------------------------------------------- */
 
+bool cuda_driver_broke_context(CUresult result)
+{
+        switch (result) {
+        case CUDA_ERROR_ILLEGAL_ADDRESS:
+        case CUDA_ERROR_LAUNCH_TIMEOUT:
+        case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+        case CUDA_ERROR_ASSERT:
+        case CUDA_ERROR_HARDWARE_STACK_ERROR:
+        case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+        case CUDA_ERROR_MISALIGNED_ADDRESS:
+        case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+        case CUDA_ERROR_INVALID_PC:
+        case CUDA_ERROR_LAUNCH_FAILED:
+                return true;
+        default:
+                return false;
+        }
+}
+
 int cuda_driver_errno(CUresult result)
 {
+        if (cuda_driver_broke_context(result))
+                return -ENODEV; /* to this process */
         switch (result) {
         case CUDA_SUCCESS:
                 return 0;
@@ -157,17 +178,6 @@ int cuda_driver_errno(CUresult result)
         case CUDA_ERROR_ECC_UNCORRECTABLE:
         case CUDA_ERROR_NVLINK_UNCORRECTABLE:
         case CUDA_ERROR_UNKNOWN:
-        /* The context is broken, for good. */
-        case CUDA_ERROR_ILLEGAL_ADDRESS:
-        case CUDA_ERROR_LAUNCH_TIMEOUT:
-        case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-        case CUDA_ERROR_ASSERT:
-        case CUDA_ERROR_HARDWARE_STACK_ERROR:
-        case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-        case CUDA_ERROR_MISALIGNED_ADDRESS:
-        case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-        case CUDA_ERROR_INVALID_PC:
-        case CUDA_ERROR_LAUNCH_FAILED:
                 return -ENODEV;
         case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
         case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:

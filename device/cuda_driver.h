@@ -36,6 +36,9 @@ int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence);
  * nobody expects. */
 int cuda_driver_errno(CUresult result);
 
+/* This process's context is broken for good; the device goes on without it. */
+bool cuda_driver_broke_context(CUresult result);
+
 /* For people: "out of memory (CUDA_ERROR_OUT_OF_MEMORY)". */
 void cuda_driver_describe(const struct cuda_driver *cu, CUresult result, char *ret, size_t n_bytes);
 

@@ -76,7 +76,7 @@ static int finish_entered(const struct cuda_range *c)
 
         if (result == CUDA_SUCCESS)
                 result = c->context.cu->cuCtxSynchronize();
-        return cuda_driver_errno(result);
+        return cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
 }
 
 /* ---- mapping fds --------------------------------------------------------- */

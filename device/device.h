@@ -138,7 +138,8 @@ struct device_range_ops {
         /* Waits until no work that this process gave to the device can touch the
          * range any more. -EBUSY: that cannot be known now, because a stream is
          * being captured into a graph (the capture goes on): later. -ENODEV: the
-         * device is lost, or this process's context is broken. Another thread may
+         * device is lost. -EIO: this process's context is broken; the device goes on.
+         * In both cases no work of this process does. Another thread may
          * map and unmap meanwhile. */
         int (*finish)(struct device_range *r);
 };

@@ -251,6 +251,68 @@ START_TEST(a_lost_device)
 }
 END_TEST
 
+/* The job is asked for extents that it has mapped on a device that is lost by
+ * then. It keeps its session, and what it has on the other one. */
+START_TEST(a_device_lost_while_memory_goes_back)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client = client_open(rig, NULL, "train");
+        void *p, *q, *other, *none;
+
+        rig->forgiven = "device 'cuda:0' (Fake CUDA Device 0) is lost";
+        ck_assert_ok(bfc_malloc_in(client, "other", 3 * MIB, &other));
+        ck_assert_ok(bfc_malloc(client, 40 * MIB, &p));
+        ck_assert_ok(bfc_malloc(client, 20 * MIB, &q));
+        ck_assert_ok(bfc_free(client, p));
+        lose_device(0);
+        ck_assert_int_eq(bfc_malloc(client, 44 * MIB, &none), -ENODEV);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "is lost"));
+        assert_status(rig, (const char *const[]){ "lost", "ok  " });
+        pattern_write(other, 3 * MIB, 3);
+        ck_assert(pattern_holds(other, 3 * MIB, 3));
+        ck_assert_ok(bfc_free(client, q));
+        ck_assert_ok(bfc_malloc_in(client, "other", MIB, &p));
+        bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_count(rig).bytes_pending == 0, SETTLE_MS));
+        ck_assert_uint_eq(rig_figures(rig, "red", "other").bytes_reserved, 0);
+        rig_terminate(rig);
+        rig_discard(rig);
+}
+END_TEST
+
+/* A kernel of the job goes astray, and with it all that the job has on the device.
+ * What it has mapped there cannot be unmapped: it comes back with the process. */
+static void job_that_breaks_its_context(void *socket)
+{
+        bfc_client *client;
+        void *p, *q, *none;
+
+        setenv("FAKE_CUDA_FAULT", "cuMemsetD8:1:700!", 1);
+        client = child_client_open(socket, NULL);
+        REQUIRE(bfc_malloc(client, 40 * MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(client, 20 * MIB, &q) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        load_driver();
+        enter_context(0);
+        REQUIRE(p_cuMemsetD8_v2((CUdeviceptr)q, 0, 16) == CUDA_ERROR_ILLEGAL_ADDRESS, "the fault");
+        REQUIRE(bfc_malloc(client, 44 * MIB, &none) == -ECONNRESET, "%s", bfc_last_error());
+        REQUIRE(strstr(bfc_last_error(), "unmapped"), "%s", bfc_last_error());
+}
+
+START_TEST(a_broken_context)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        bfc_client *client;
+        void *p;
+
+        child_join(child_start(job_that_breaks_its_context, rig->socket));
+        client = client_open(rig, NULL, "train");
+        ck_assert_ok(bfc_malloc(client, 60 * MIB, &p));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 /* Blocks that are there stay the job's, who can give them back and leave. What
  * the device does not take back stays charged and is shown. */
 START_TEST(blocks_of_a_lost_device)
@@ -284,6 +346,8 @@ int main(void)
                 disconnect_waits_for_the_work,
                 free_during_a_capture,
                 a_lost_device,
+                a_device_lost_while_memory_goes_back,
+                a_broken_context,
                 blocks_of_a_lost_device,
                 NULL,
         };
