@@ -510,9 +510,8 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 return;
         }
         events_stop(client->events);
-        /* Unmapped before it is said: then the daemon may release at once. Where a
-         * device cannot be waited for, it does nothing any more. */
-        (void)regions_finish(&client->regions);
+        /* Unmapped before it is said (a range waits for the work in it): then the
+         * daemon may release at once. */
         regions_clear(&client->regions);
         request.body_case = BFCD__REQUEST__BODY_GOODBYE;
         request.goodbye = &goodbye;

@@ -160,19 +160,6 @@ struct device_range *regions_range(const struct regions *r, uint64_t region_id)
         return region ? region->range : NULL;
 }
 
-int regions_finish(const struct regions *r)
-{
-        int result = 0;
-
-        for (size_t i = 0; i < r->n_items; i++) {
-                int error = device_range_finish(r->items[i]->range);
-
-                if (error < 0 && result == 0)
-                        result = error;
-        }
-        return result;
-}
-
 static const struct mapped *regions_find_mapped(const struct regions *r, uint64_t extent_id,
                                                 struct region **ret)
 {

@@ -654,7 +654,7 @@ static void retire_ask(struct session *s, const bool *retiring)
                 return;
         send_retire(s, ids, n, -1);
         if (!receive_retired(s))
-                assert(!"a Retire was not confirmed");
+                assert(false && "a Retire was not confirmed");
 }
 
 static unsigned retire(struct fake_server *f)

@@ -170,15 +170,13 @@ START_TEST(nonsense_is_refused)
 }
 END_TEST
 
-START_TEST(ranges_are_found_and_waited_for)
+START_TEST(ranges_are_found)
 {
-        ck_assert_int_eq(regions_finish(&regions), 0);
         ck_assert_ptr_null(regions_range(&regions, 1));
         ck_assert_int_eq(map(1, 0, 2 * MIB), 0);
         ck_assert_int_eq(map(2, 0, 2 * MIB), 0);
         ck_assert_ptr_nonnull(regions_range(&regions, 1));
         ck_assert_ptr_ne(regions_range(&regions, 1), regions_range(&regions, 2));
-        ck_assert_int_eq(regions_finish(&regions), 0);
 }
 END_TEST
 
@@ -193,7 +191,7 @@ int main(void)
         tcase_add_test(t, successors_replace);
         tcase_add_test(t, extents_are_taken_back);
         tcase_add_test(t, nonsense_is_refused);
-        tcase_add_test(t, ranges_are_found_and_waited_for);
+        tcase_add_test(t, ranges_are_found);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }
