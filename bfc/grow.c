@@ -90,12 +90,33 @@ struct place {
         uint32_t chunk; /* at or before the offset, in the same stretch; 0: no place */
         uint32_t offset;
         uint32_t n_new;
+        uint32_t n_touched; /* extents that the block would lie in; 0: it does not matter */
 };
 
-static void place_better(struct place *best, uint32_t chunk, uint32_t offset, uint32_t n_new)
+/* How many extents [x, y) lies in. */
+static uint32_t n_touched(const struct bfc *b, const struct region *r, uint32_t x, uint32_t y)
 {
-        if (best->chunk == 0 || n_new < best->n_new || (n_new == best->n_new && offset < best->offset))
-                *best = (struct place){ chunk, offset, n_new };
+        uint32_t body = r->base + r->first;
+        uint32_t low = x < body ? 0 : 1 + (x - body) / b->extent;
+        uint32_t high = y <= body ? 0 : 1 + (y - 1 - body) / b->extent;
+
+        return high - low + 1;
+}
+
+/* The fewest new bytes; of these, for a block of half an extent and more, the fewest extents
+ * touched; of these the lowest offset. A large block so begins in the rest of a partly used
+ * extent only where that saves an extent, lies in whole extents else, and leaves whole extents
+ * when it is freed; a small one fills up rests. */
+static void place_better(const struct bfc *b, const struct region *r, struct place *best, struct place p,
+                         uint32_t n)
+{
+        if (n >= b->extent - b->extent / 2)
+                p.n_touched = n_touched(b, r, p.offset, p.offset + n);
+        if (best->chunk == 0 || p.n_new < best->n_new)
+                *best = p;
+        else if (p.n_new == best->n_new && (p.n_touched < best->n_touched ||
+                                            (p.n_touched == best->n_touched && p.offset < best->offset)))
+                *best = p;
 }
 
 /* A position that moves upwards through a stretch. */
@@ -136,7 +157,10 @@ static uint32_t free_moves(const struct bfc *b, const struct region *r, const st
  * ends at `end`.
  *
  * The new bytes of a block at x fall, as x rises, only where x becomes the end of an unbacked
- * extent, so the lowest best x is the stretch's begin or such an end. Of the ends in one
+ * extent. The extents that it touches become fewer only where x becomes a grid point, and
+ * when x rises by a whole extent they remain as many. So the best x is the stretch's begin,
+ * the first grid point in it, or the end of an unbacked extent; other grid points are no better
+ * than a lower one of these. Of the ends in one
  * hole, X the largest at which the block still fits: from one end to the next lower one, the
  * block gains a full extent below (only a region's first and last extent have other sizes,
  * and they have no lower end or no higher one inside the region) and leaves at most one
@@ -146,13 +170,20 @@ static uint32_t free_moves(const struct bfc *b, const struct region *r, const st
 static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t first, uint32_t end,
                          uint32_t n, struct place *best)
 {
-        uint32_t begin = b->chunk[first].addr, n_below = 0;
+        uint32_t begin = b->chunk[first].addr, grid = grid_up(b, r, begin), n_below = 0;
         struct cursor upper = { first, 0 };
+        struct place p = { .chunk = first, .offset = begin };
 
-        place_better(best, first, begin, cursor_to(b, r, &upper, begin + n));
+        p.n_new = cursor_to(b, r, &upper, begin + n);
+        place_better(b, r, best, p, n);
+        if (grid <= end - n) {
+                p.offset = grid;
+                p.n_new = cursor_to(b, r, &upper, grid + n);
+                place_better(b, r, best, p, n);
+        }
         for (uint32_t i = first; i != r->edge && end - b->chunk[i].addr > n; i = b->chunk[i].next) {
                 const struct chunk *c = &b->chunk[i];
-                uint32_t lowest, x, n_new, moves;
+                uint32_t lowest, x, moves;
 
                 VISIT();
                 if (chunk_kind(c) != KIND_HOLE)
@@ -160,11 +191,13 @@ static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t f
                 lowest = grid_up(b, r, c->addr + 1);
                 x = chunk_end(c) <= end - n ? chunk_end(c) : grid_down(b, r, end - n);
                 if (x >= lowest) {
-                        n_new = cursor_to(b, r, &upper, x + n) - n_below - (x - c->addr);
+                        p.n_new = cursor_to(b, r, &upper, x + n) - n_below - (x - c->addr);
                         moves = free_moves(b, r, &b->chunk[upper.chunk], x + n);
                         if (moves > (x - lowest) / b->extent)
                                 moves = (x - lowest) / b->extent;
-                        place_better(best, i, x - moves * b->extent, n_new);
+                        p.chunk = i;
+                        p.offset = x - moves * b->extent;
+                        place_better(b, r, best, p, n);
                 }
                 n_below += c->size;
         }
@@ -181,7 +214,7 @@ static bool in_stretch(const struct chunk *c)
  * fewest new bytes. */
 static struct place find_place(const struct bfc *b, uint32_t n)
 {
-        struct place best = { index_find(b, n), 0, 0 };
+        struct place best = { .chunk = index_find(b, n) };
 
         if (best.chunk != 0) {
                 best.offset = b->chunk[best.chunk].addr;
@@ -284,6 +317,26 @@ static uint32_t take_piece(struct bfc *b, uint32_t i, uint32_t y)
         return piece;
 }
 
+/* Splits a free chunk or a hole at x; returns the upper part. */
+static uint32_t split_at(struct bfc *b, uint32_t i, uint32_t x)
+{
+        bool free = b->chunk[i].slot != 0;
+        uint32_t upper;
+
+        if (free) {
+                index_remove(b, i);
+                chunk_set_meta(&b->chunk[i], KIND_NONE, 0);
+        }
+        upper = cut(b, i, x);
+        if (free) {
+                index_insert(b, i);
+                index_insert(b, upper);
+        } else {
+                list_put(b, upper, KIND_HOLE);
+        }
+        return upper;
+}
+
 /* Makes [x, y) pending; `i` is at or before x. At most three new records. */
 static uint32_t take_place(struct bfc *b, uint32_t i, uint32_t x, uint32_t y)
 {
@@ -291,10 +344,8 @@ static uint32_t take_place(struct bfc *b, uint32_t i, uint32_t x, uint32_t y)
 
         while (chunk_end(&b->chunk[i]) <= x)
                 i = b->chunk[i].next;
-        if (b->chunk[i].addr < x) {
-                i = cut(b, i, x);
-                list_put(b, i, KIND_HOLE);
-        }
+        if (b->chunk[i].addr < x)
+                i = split_at(b, i, x);
         for (;;) {
                 uint32_t next = b->chunk[i].next;
                 bool last = chunk_end(&b->chunk[i]) >= y;

@@ -118,6 +118,9 @@ int arena_sim_alloc(struct arena_sim *a, uint64_t n_bytes, bfc_handle *ret_handl
         if (r == 0 && a->thrifty && reserved(a) + plan.new_bytes > peak_reserved(a)) {
                 r = release(a, reserved(a) + plan.new_bytes - peak_reserved(a), &plan);
                 r = r == BFC_OVER_BUDGET ? 0 : r; /* as much as there is */
+                /* What was given back may make another place the better one. */
+                if (r == 0 && bfc_plan_growth(a->b, n_bytes, a->limit_bytes - reserved(a), &plan) != 0)
+                        return -EBADMSG;
         }
         return r == 0 ? grow(a, &plan, ret_handle, ret_offset) : r;
 }

@@ -258,8 +258,10 @@ int oracle_dealloc(struct oracle *o, uint32_t id)
 
 /* ---- growth --------------------------------------------------------------------------- */
 
-/* The new bytes of a block at `range`; UINT64_MAX: it cannot lie there. Fills in the span. */
-static uint64_t cost(const struct oracle *o, struct bfc_range range, struct bfc_range *ret_span)
+/* The new bytes of a block at `range`; UINT64_MAX: it cannot lie there. Fills in the span
+ * and how many extents it lies in. */
+static uint64_t cost(const struct oracle *o, struct bfc_range range, struct bfc_range *ret_span,
+                     uint64_t *ret_touched)
 {
         uint64_t sum = 0, covered = 0;
 
@@ -277,9 +279,11 @@ static uint64_t cost(const struct oracle *o, struct bfc_range range, struct bfc_
                                 sum += length(o->extents[k].range);
         }
         ret_span->end = 0;
+        *ret_touched = 0;
         for (size_t k = 0; k < o->n_extents; k++) {
                 if (!overlap(o->extents[k].range, range))
                         continue;
+                ++*ret_touched;
                 if (ret_span->end == 0)
                         ret_span->begin = o->extents[k].range.begin;
                 ret_span->end = o->extents[k].range.end;
@@ -291,6 +295,8 @@ int oracle_plan_growth(const struct oracle *o, uint64_t n_bytes, uint64_t max_ne
 {
         uint64_t n = round_up(n_bytes);
         struct bfc_growth plan = { .n_bytes = n, .n_requested = n_bytes, .new_bytes = UINT64_MAX };
+        bool large = 2 * n >= o->extent_bytes;
+        uint64_t n_touched = 0;
         const struct segment *fit;
 
         if (n_bytes == 0 || n_bytes > BFC_MAX_SPACE)
@@ -299,14 +305,18 @@ int oracle_plan_growth(const struct oracle *o, uint64_t n_bytes, uint64_t max_ne
         for (size_t i = 0; i < o->n_regions; i++)
                 for (uint64_t x = o->regions[i].begin; x + n <= o->regions[i].end; x += BFC_GRANULE) {
                         struct bfc_range range = { x, x + n }, span = { 0, 0 };
-                        uint64_t c;
+                        uint64_t c, touched = 0;
 
                         if (fit && x != fit->range.begin)
                                 continue;
-                        c = cost(o, range, &span);
+                        c = cost(o, range, &span, &touched);
+                        if (!large)
+                                touched = 0;
                         if (c < plan.new_bytes ||
-                            (c == plan.new_bytes && c != UINT64_MAX && x < plan.offset)) {
+                            (c == plan.new_bytes && c != UINT64_MAX &&
+                             (touched < n_touched || (touched == n_touched && x < plan.offset)))) {
                                 plan.new_bytes = c;
+                                n_touched = touched;
                                 plan.offset = x;
                                 plan.span = span;
                         }

@@ -167,7 +167,7 @@ static const struct extent *extent_at(const struct oracle *o, uint64_t offset)
 static const char *judge_release(const struct pair *p, const struct bfc_range *ranges, size_t n,
                                  uint64_t want, uint64_t sum, struct bfc_range span)
 {
-        uint64_t n_bytes = 0, all = releasable(&p->o, span), smallest = UINT64_MAX, regular = 0;
+        uint64_t n_bytes = 0, all = releasable(&p->o, span), smallest = UINT64_MAX, regular = 0, other = 0;
 
         for (size_t i = 0; i < n; i++) {
                 if (!oracle_is_whole(&p->o, ranges[i]) || !oracle_is_free(&p->o, ranges[i]))
@@ -183,6 +183,7 @@ static const char *judge_release(const struct pair *p, const struct bfc_range *r
 
                         smallest = size < smallest ? size : smallest;
                         regular += size == p->o.extent_bytes;
+                        other += size != p->o.extent_bytes;
                         at = e->range.end;
                 }
         }
@@ -192,8 +193,9 @@ static const char *judge_release(const struct pair *p, const struct bfc_range *r
                 return "not enough to release was found";
         if (want <= all && n > 0 && n_bytes - smallest >= want)
                 return "more than needed is to be released";
-        /* Among extents of the usual size, the highest ones. */
-        for (size_t i = p->o.n_extents; want <= all && i-- > 0 && regular > 0;) {
+        /* Of extents of the usual size the highest ones; where another is needed too, what its size
+         * makes superfluous is given up at either end of a range. */
+        for (size_t i = p->o.n_extents; other == 0 && want <= all && i-- > 0 && regular > 0;) {
                 const struct bfc_range e = p->o.extents[i].range;
                 bool chosen = false;
 

@@ -381,7 +381,7 @@ static void grow_with(const struct script *s, uint64_t extent, const struct opti
 
 static void grow_of(const struct script *s, const struct options *o, json_t *ret)
 {
-        static const uint64_t extents[] = { 2 * MIB, 16 * MIB, 64 * MIB };
+        static const uint64_t extents[] = { 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB };
 
         for (size_t i = 0; i < sizeof(extents) / sizeof(extents[0]); i++)
                 grow_with(s, extents[i], o, ret);
@@ -431,7 +431,7 @@ static void usage(FILE *f)
               "\n"
               "  --trace FILE.csv  a trace (id,lower,upper,size) instead of the built-in workloads\n"
               "  --pack            the smallest capacity over peak live that replays it, not the speed\n"
-              "  --grow            growth on demand with extents of 2, 16 and 64 MiB: peak backed over peak\n"
+              "  --grow            growth on demand with extents of 2, 4, 8, 16 and 64 MiB: peak backed over peak\n"
               "                    live without a limit (thrifty: giving back what is wholly free before\n"
               "                    backing more than ever before), the smallest limit over peak live\n"
               "                    with backings per 1,000 allocations, releases at 5 % more\n"

@@ -236,19 +236,19 @@ START_TEST(test_growth)
         ck_assert_int_eq(bfc_grow_begin(b, &plan, &p), 0);
         ck_assert_int_eq(bfc_grow_commit(b, p), 0);
         ck_drawing(b, "u6 f2 -24 ");
-        /* The new block begins in the rest of the extent. */
-        ck_assert_int_eq(bfc_plan_growth(b, 1024, 2048, &second), 0);
+        /* The new block begins in the rest of the extent, which saves one. */
+        ck_assert_int_eq(bfc_plan_growth(b, 1280, 2048, &second), 0);
         ck_assert_uint_eq(second.offset, 1536);
         ck_assert_uint_eq(second.new_bytes, 1024);
         ck_assert_uint_eq(second.span.begin, 1024);
         ck_assert_uint_eq(second.span.end, 3072);
         ck_assert_int_eq(bfc_grow_begin(b, &second, &h), 0);
-        ck_drawing(b, "u6 p2 p2 p2 -20 ");
+        ck_drawing(b, "u6 p2 p3 p1 -20 ");
         ck_assert_int_eq(bfc_grow_cancel(b, h), 0);
         ck_drawing(b, "u6 f2 -24 ");
         ck_assert_int_eq(bfc_grow_begin(b, &second, &h), 0);
         ck_assert_int_eq(bfc_grow_commit(b, h), 0);
-        ck_drawing(b, "u6 u4 f2 -20 ");
+        ck_drawing(b, "u6 u5 f1 -20 ");
         ck_assert_int_eq(bfc_dealloc(b, h), 0);
         ck_assert_int_eq(bfc_dealloc(b, p), 0);
         ck_drawing(b, "f12 -20 ");
@@ -258,6 +258,49 @@ START_TEST(test_growth)
         ck_assert_int_eq(bfc_back(b, (struct bfc_range){ 4096, 5120 }), 0);
         ck_assert_int_eq(bfc_back(b, (struct bfc_range){ 0, 8192 }), 0);
         ck_drawing(b, "f32 ");
+        b = unmake(b);
+}
+END_TEST
+
+/* A large block lies in whole extents where that costs no more; a small one fills up rests. */
+START_TEST(test_growth_alignment)
+{
+        struct bfc *b = make(2048, 16 * 1024, false);
+        struct bfc_growth plan;
+        bfc_handle h, low, p;
+        uint64_t offset;
+
+        ck_assert_int_eq(bfc_plan_growth(b, 1280, UINT64_MAX, &plan), 0);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &low), 0);
+        ck_assert_int_eq(bfc_grow_commit(b, low), 0);
+        ck_drawing(b, "u5 f3 -56 ");
+        ck_assert_int_eq(bfc_plan_growth(b, 2048, UINT64_MAX, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 2048);
+        ck_assert_uint_eq(plan.new_bytes, 2048);
+        ck_assert_int_eq(bfc_plan_growth(b, 1024, UINT64_MAX, &plan), 0); /* half: the rest has no room */
+        ck_assert_uint_eq(plan.offset, 2048);
+        ck_assert_int_eq(bfc_plan_growth(b, 2816, UINT64_MAX, &plan), 0); /* saves an extent */
+        ck_assert_uint_eq(plan.offset, 1280);
+        ck_assert_uint_eq(plan.new_bytes, 2048);
+        ck_assert_int_eq(bfc_alloc(b, 512, &h, &offset), 0);
+        ck_assert_int_eq(bfc_plan_growth(b, 768, UINT64_MAX, &plan), 0); /* less than half */
+        ck_assert_uint_eq(plan.offset, 1792);
+        ck_assert_int_eq(bfc_dealloc(b, h), 0);
+
+        /* Whole free extents before the hole are used, the rest before them is not. */
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ 2048, 6144 }), 0);
+        ck_drawing(b, "u5 f19 -40 ");
+        ck_assert_int_eq(bfc_plan_growth(b, 5120, UINT64_MAX, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 2048);
+        ck_assert_uint_eq(plan.new_bytes, 2048);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &p), 0);
+        ck_drawing(b, "u5 f3 p16 p4 p4 -32 ");
+        ck_assert_int_eq(bfc_grow_cancel(b, p), 0);
+        ck_drawing(b, "u5 f19 -40 ");
+        ck_assert_int_eq(bfc_plan_growth(b, 5120, UINT64_MAX, &plan), 0);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &p), 0);
+        ck_assert_int_eq(bfc_grow_commit(b, p), 0);
+        ck_drawing(b, "u5 f3 u20 f4 -32 ");
         b = unmake(b);
 }
 END_TEST
@@ -525,6 +568,7 @@ int main(void)
         tcase_add_test(basic, test_handles_are_safe);
         tcase_add_test(basic, test_regions);
         tcase_add_test(basic, test_growth);
+        tcase_add_test(basic, test_growth_alignment);
         tcase_add_test(basic, test_release);
         tcase_add_test(basic, test_stats);
         if (!IS_SANITIZED)
