@@ -143,7 +143,7 @@ int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret);
 
 /* Finds the stretch (a maximal run of adjacent free and unbacked chunks of one
  * region) and the place in it where a block of n_bytes needs the fewest new
- * bytes; on ties, for a block of half an extent and more, the one that lies in the
+ * bytes; on ties, for a block of a multiple of the extent, the one that lies in the
  * fewest extents; then the lowest offset. Where a free chunk is large enough, it is the
  * place that bfc_alloc() would take, with no new bytes. Changes nothing.
  * BFC_NO_FIT: no stretch of the address space is long enough (add a region, or

@@ -103,14 +103,13 @@ static uint32_t n_touched(const struct bfc *b, const struct region *r, uint32_t 
         return high - low + 1;
 }
 
-/* The fewest new bytes; of these, for a block of half an extent and more, the fewest extents
- * touched; of these the lowest offset. A large block so begins in the rest of a partly used
- * extent only where that saves an extent, lies in whole extents else, and leaves whole extents
- * when it is freed; a small one fills up rests. */
+/* The fewest new bytes; of these, for a block that is as large as some extents, the fewest
+ * extents touched; of these the lowest offset. Such a block so begins in the rest of a partly
+ * used extent only where that saves one, and leaves whole extents when it is freed. */
 static void place_better(const struct bfc *b, const struct region *r, struct place *best, struct place p,
                          uint32_t n)
 {
-        if (n >= b->extent - b->extent / 2)
+        if (n % b->extent == 0)
                 p.n_touched = n_touched(b, r, p.offset, p.offset + n);
         if (best->chunk == 0 || p.n_new < best->n_new)
                 *best = p;
@@ -157,20 +156,20 @@ static uint32_t free_moves(const struct bfc *b, const struct region *r, const st
  * ends at `end`.
  *
  * The new bytes of a block at x fall, as x rises, only where x becomes the end of an unbacked
- * extent. The extents that it touches become fewer only where x becomes a grid point, and
- * when x rises by a whole extent they remain as many. So the best x is the stretch's begin,
- * the first grid point in it, or the end of an unbacked extent; other grid points are no better
- * than a lower one of these. Of the ends in one
- * hole, X the largest at which the block still fits: from one end to the next lower one, the
- * block gains a full extent below (only a region's first and last extent have other sizes,
- * and they have no lower end or no higher one inside the region) and leaves at most one
- * extent above, which is at most a full one. So no lower end is better than X, and those
- * that are as good follow X directly, one for each move that leaves a full unbacked extent.
+ * extent. The extents that it touches become fewer only where x becomes a grid point; from one
+ * grid point to the next they are as many, but for a region's first extent, which may have
+ * another size. So the best x is the stretch's begin, the first grid point above it, or the end
+ * of an unbacked extent. Of the ends in one hole, X the largest at which the block still fits:
+ * from one end to the next lower one, the block gains a full extent below (only a region's first
+ * and last extent have other sizes, and they have no lower end or no higher one inside the
+ * region) and leaves at most one extent above, which is at most a full one. So no lower end is
+ * better than X, and those that are as good follow X directly, one for each move that leaves a
+ * full unbacked extent.
  * Thus one look per hole, and a second cursor for the upper end, which never moves back. */
 static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t first, uint32_t end,
                          uint32_t n, struct place *best)
 {
-        uint32_t begin = b->chunk[first].addr, grid = grid_up(b, r, begin), n_below = 0;
+        uint32_t begin = b->chunk[first].addr, grid = grid_up(b, r, begin + 1), n_below = 0;
         struct cursor upper = { first, 0 };
         struct place p = { .chunk = first, .offset = begin };
 

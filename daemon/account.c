@@ -44,9 +44,9 @@ void account_deinit(struct account *a)
         a->pool = NULL;
 }
 
-int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
+int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes)
 {
-        struct pool *p = a->pool;
+        const struct pool *p = a->pool;
         uint64_t more;
 
         if (n_bytes > a->limit_bytes - a->charged_bytes) {
@@ -58,11 +58,21 @@ int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_
                 *ret_missing_bytes = more - (p->limit_bytes - p->committed_bytes);
                 return -ENOMEM;
         }
+        return 0;
+}
 
+int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
+{
+        struct pool *p = a->pool;
+        int r = account_probe(a, n_bytes, ret_missing_bytes);
+
+        if (r < 0)
+                return r;
+        p->committed_bytes +=
+                account_committed(a, a->charged_bytes + n_bytes) - account_committed(a, a->charged_bytes);
         a->charged_bytes += n_bytes;
         a->peak_charged_bytes = max_u64(a->peak_charged_bytes, a->charged_bytes);
         a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
-        p->committed_bytes += more;
         p->charged_bytes += n_bytes;
         p->peak_charged_bytes = max_u64(p->peak_charged_bytes, p->charged_bytes);
         p->lifetime_peak_charged_bytes = max_u64(p->lifetime_peak_charged_bytes, p->charged_bytes);
@@ -70,6 +80,15 @@ int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_
         assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->limit_bytes);
         *ret = (struct charge){ .account = a, .n_bytes = n_bytes };
         return 0;
+}
+
+void charge_join(struct charge *c, struct charge *from)
+{
+        assert(!c->account || !from->account || c->account == from->account);
+        if (from->account)
+                c->account = from->account;
+        c->n_bytes += from->n_bytes;
+        *from = (struct charge){ .account = NULL };
 }
 
 void charge_split(struct charge *c, uint64_t n_bytes, struct charge *ret)

@@ -44,9 +44,15 @@ int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64
 /* Leaves the pool; nothing may be charged any more (asserted). */
 void account_deinit(struct account *a);
 
+/* Whether n_bytes could be charged now; fails as charge_take() does. */
+int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes);
+
 /* Charges n_bytes. -EDQUOT: the account's limit; -ENOMEM: the pool's. A failure
  * changes nothing and says by how many bytes it failed. */
 int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);
+
+/* Adds what `from`, of the same account, holds; `from` is empty afterwards. */
+void charge_join(struct charge *c, struct charge *from);
 
 /* Takes n_bytes out of a charge into one of their own. */
 void charge_split(struct charge *c, uint64_t n_bytes, struct charge *ret);

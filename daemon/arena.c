@@ -457,7 +457,7 @@ static void release_done(struct worker_job *job)
                 (void)r;
                 arena_empty_slot(a, op->items[i].slot, op->items[i].escaped);
         }
-        op->released(op->userdata);
+        op->released(op->userdata, op->n_bytes);
         free(op);
 }
 

@@ -74,8 +74,9 @@ int arena_back(struct arena *a, struct charge *charge);
 /* Gives back wholly free extents, at least want_bytes if there are as many;
  * none that `keep` (may be NULL) counts on. Returns the bytes under way (0:
  * none). done() is called from worker_poll() each time that some of them are
- * gone and uncharged: what sessions hold goes extent by extent. */
-typedef void (*arena_released_fn)(void *userdata);
+ * gone and uncharged: what sessions hold goes extent by extent. n_bytes: how many,
+ * those that have escaped, which stay charged, included. */
+typedef void (*arena_released_fn)(void *userdata, uint64_t n_bytes);
 uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
                        arena_released_fn done, void *userdata);
 

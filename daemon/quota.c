@@ -41,12 +41,14 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
 /* The only way to charge: the ledger learns of the peak. */
 static int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
 {
+        bool empty = q->account.charged_bytes == 0;
         int r = charge_take(&q->account, n_bytes, ret, ret_missing_bytes);
 
-        if (r == 0)
-                ledger_quota_at(q->ledger, q->index)->lifetime_peak_reserved =
-                        q->account.lifetime_peak_charged_bytes;
-        return r;
+        if (r < 0)
+                return r;
+        q->high_bytes = empty ? n_bytes : max_u64(q->high_bytes, q->account.charged_bytes);
+        ledger_quota_at(q->ledger, q->index)->lifetime_peak_reserved = q->account.lifetime_peak_charged_bytes;
+        return 0;
 }
 
 static int quota_open_arena(struct quota *q, const struct quota_options *from)
@@ -117,7 +119,7 @@ struct quota *quota_free(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->n_sessions == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->waiting));
-        assert(!q->growing);
+        assert(!q->growing && q->held.n_bytes == 0);
         q->arena = arena_free(q->arena);
         if (q->index != LEDGER_NONE)
                 ledger_quota_clear(q->ledger, q->index);
@@ -226,24 +228,6 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
 
 /* ---- the ladder ---------------------------------------------------------- */
 
-static void quota_unqueue(struct quota_request *request)
-{
-        struct quota *q = request->quota;
-
-        if (q->next == request)
-                q->next = TAILQ_NEXT(request, link);
-        TAILQ_REMOVE(&q->waiting, request, link);
-        if (TAILQ_EMPTY(&q->waiting))
-                q->blocked_ms = 0;
-}
-
-static void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
-{
-        if (quota_is_refusal(result))
-                request->quota->n_refusals++;
-        request->done(request, result, handle, offset);
-}
-
 /* Everybody in the partition who waits may now have what others gave back. */
 static void partition_make_due(struct partition *p)
 {
@@ -251,6 +235,36 @@ static void partition_make_due(struct partition *p)
 
         TAILQ_FOREACH(q, &p->quotas, of_partition)
         quota_make_due(q);
+}
+
+/* Nobody grows with what is held. */
+static void quota_unhold(struct quota *q)
+{
+        q->trade_bytes = 0;
+        if (q->held.n_bytes == 0)
+                return;
+        charge_drop(&q->held);
+        partition_make_due(q->partition);
+}
+
+static void quota_unqueue(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        if (q->next == request)
+                q->next = TAILQ_NEXT(request, link);
+        TAILQ_REMOVE(&q->waiting, request, link);
+        if (!TAILQ_EMPTY(&q->waiting))
+                return;
+        q->blocked_ms = 0;
+        quota_unhold(q);
+}
+
+static void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
+{
+        if (quota_is_refusal(result))
+                request->quota->n_refusals++;
+        request->done(request, result, handle, offset);
 }
 
 void partition_lose(struct partition *p)
@@ -283,10 +297,29 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         quota_settle(q);
 }
 
-static void quota_released(void *userdata)
+/* Holds at least n_bytes for the growth of the first in line; false: they are not there. */
+static bool quota_hold(struct quota *q, uint64_t n_bytes)
+{
+        struct charge more;
+        uint64_t missing;
+
+        if (n_bytes <= q->held.n_bytes)
+                return true;
+        if (quota_charge(q, n_bytes - q->held.n_bytes, &more, &missing) < 0)
+                return false;
+        charge_join(&q->held, &more);
+        return true;
+}
+
+/* What was given back is uncharged by now, in this very turn of the loop: nobody else had it.
+ * Less than n_bytes is where the device did not take all of it back. */
+static void quota_released(void *userdata, uint64_t n_bytes)
 {
         struct quota *q = userdata;
+        uint64_t traded = min_u64(n_bytes, q->trade_bytes);
 
+        q->trade_bytes -= traded;
+        (void)quota_hold(q, q->held.n_bytes + traded);
         quota_settle(q);
         partition_make_due(q->partition);
 }
@@ -332,93 +365,158 @@ static uint64_t quota_surplus(const struct quota *q)
         return a->charged_bytes > a->reserve_bytes ? a->charged_bytes - a->reserve_bytes : 0;
 }
 
-static uint64_t partition_coming(const struct partition *p)
+/* Of what the first in line is given back for, what is still on its way. */
+static uint64_t quota_traded(const struct quota *q)
 {
-        struct quota *q;
+        return min_u64(q->trade_bytes, quota_coming(q));
+}
+
+/* What comes back to the pool, but for what q trades. */
+static uint64_t partition_coming(const struct quota *q)
+{
+        const struct quota *each;
         uint64_t n_bytes = 0;
 
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
-        n_bytes += min_u64(quota_coming(q), quota_surplus(q));
+        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
+        n_bytes += min_u64(quota_coming(each) - (each == q ? quota_traded(q) : 0), quota_surplus(each));
         return n_bytes;
 }
 
 /* What a quota could return to its pool by giving back what is wholly free, not
  * counting what comes anyway. */
-static uint64_t quota_yield(const struct quota *q, const struct bfc_growth *keep)
+static uint64_t quota_yield(const struct quota *q)
 {
         uint64_t surplus = quota_surplus(q), coming = min_u64(quota_coming(q), surplus);
 
         if (q->partition->preallocate || surplus == coming)
                 return 0;
-        return min_u64(arena_releasable(q->arena, keep), surplus - coming);
+        return min_u64(arena_releasable(q->arena, NULL), surplus - coming);
+}
+
+/* Starts giving back for a growth, which gets the room; returns how many bytes. */
+static uint64_t quota_give_for(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
+{
+        uint64_t n_bytes = quota_release(q, want_bytes, plan);
+
+        q->trade_bytes = min_u64(q->trade_bytes + n_bytes,
+                                 plan->new_bytes - min_u64(plan->new_bytes, q->held.n_bytes));
+        return n_bytes;
+}
+
+/* Trades wholly free extents, so many bytes more of them or as many as there are, for those of
+ * the plan. What they do not pay for is charged now. False: nothing to trade, or not enough. */
+static bool quota_trade(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
+{
+        uint64_t n_bytes = q->partition->preallocate ? 0 : arena_releasable(q->arena, plan);
+        uint64_t traded;
+
+        n_bytes = min_u64(n_bytes, want_bytes);
+        traded = min_u64(plan->new_bytes, quota_traded(q) + n_bytes);
+        return n_bytes > 0 && quota_hold(q, plan->new_bytes - traded) && quota_give_for(q, plan, n_bytes) > 0;
 }
 
 /* The partition misses so many bytes: gives back what nobody uses, the tenant's
  * own first, then its neighbours'. False: it would not be enough. */
-static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *keep)
+static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
 {
         struct quota *other;
-        uint64_t own = quota_yield(q, keep), sum = own;
+        /* Its own comes back to it, also what its reserve keeps. */
+        uint64_t own = q->partition->preallocate ? 0 : arena_releasable(q->arena, plan), sum = own;
+        uint64_t n_begun = 0;
 
         TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
         if (other != q)
-                sum += quota_yield(other, NULL);
+                sum += quota_yield(other);
         if (sum < missing)
                 return false;
 
-        if (own > 0 && quota_release(q, min_u64(missing, own), keep) > 0)
-                missing -= min_u64(missing, own);
+        if (own > 0)
+                n_begun = quota_give_for(q, plan, min_u64(missing, own));
         TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
         {
-                uint64_t yield = other == q || missing == 0 ? 0 : quota_yield(other, NULL);
+                uint64_t yield = other == q || n_begun >= missing ? 0 : quota_yield(other);
 
-                if (yield > 0 && quota_release(other, min_u64(missing, yield), NULL) > 0)
-                        missing -= min_u64(missing, yield);
+                if (yield > 0)
+                        n_begun += quota_release(other, min_u64(missing - n_begun, yield), NULL);
         }
-        return partition_coming(q->partition) > 0;
+        return quota_traded(q) + partition_coming(q) > 0; /* none where all are late */
 }
 
-/* Waits for what others give back, for so long and no longer. */
-static int quota_wait_for_others(struct quota *q, int refusal)
+/* The first in line waits for others; true: for longer than it is to. */
+static bool quota_is_late(struct quota *q)
 {
         uint64_t now = clock_ms();
 
         if (q->blocked_ms == 0)
                 q->blocked_ms = now;
-        return now - q->blocked_ms > q->partition->reclaim_timeout_ms ? refusal : 0;
+        return now - q->blocked_ms > q->partition->reclaim_timeout_ms;
+}
+
+/* Waits for what others give back, for so long and no longer. */
+static int quota_wait_for_others(struct quota *q, int refusal)
+{
+        return quota_is_late(q) ? refusal : 0;
+}
+
+/* So many bytes are missing, and on their way. */
+static int quota_wait_for_own(struct quota *q, uint64_t missing, int refusal)
+{
+        /* The device gives back in its own time; sessions get a limited one. */
+        return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, refusal);
 }
 
 /* Its own limit misses so many bytes. 0: they are on their way. */
-static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *keep)
+static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
 {
         uint64_t coming = quota_coming(q);
 
-        if (coming < missing && arena_releasable(q->arena, keep) >= missing - coming)
-                coming += quota_release(q, missing - coming, keep);
+        if (coming < missing && arena_releasable(q->arena, plan) >= missing - coming)
+                coming += quota_give_for(q, plan, missing - coming);
         if (coming < missing && q->n_closing == 0)
                 return -EDQUOT;
-        /* The device gives back in its own time; sessions get a limited one. */
-        return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, -EDQUOT);
+        return quota_wait_for_own(q, missing, -EDQUOT);
 }
 
-/* The partition misses so many bytes. 0: they are on their way. */
-static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *keep)
+/* The partition misses so many bytes, beyond those that are traded. 0: they are on their way. */
+static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
 {
-        uint64_t coming = partition_coming(q->partition);
+        uint64_t coming = partition_coming(q);
 
         if (coming >= missing || partition_is_closing(q->partition) ||
-            quota_reclaim_from_partition(q, missing - coming, keep))
+            quota_reclaim_from_partition(q, missing - coming, plan))
                 return quota_wait_for_others(q, -ENOMEM);
         return -ENOMEM;
+}
+
+/* Starts the growth, for which the limits have room; the request is not in line any more. */
+static int quota_grow(struct quota *q, struct quota_request *request, const struct bfc_growth *plan)
+{
+        struct charge charge;
+        uint64_t missing;
+        int r;
+
+        quota_unhold(q);
+        r = quota_charge(q, plan->new_bytes, &charge, &missing);
+        if (r < 0)
+                return r;
+        r = arena_grow(q->arena, plan, &charge, quota_grown, q);
+        if (r < 0) {
+                charge_drop(&charge);
+                return r;
+        }
+        quota_unqueue(request);
+        q->blocked_ms = 0;
+        q->growing = true;
+        q->growing_for = request;
+        return 0;
 }
 
 /* Makes room for the first in line. 0: something is under way, wait for it.
  * Negative: it is refused. */
 static int quota_make_room(struct quota *q, struct quota_request *request)
 {
+        uint64_t need, after, want, traded = quota_traded(q), missing = 0;
         struct bfc_growth plan;
-        struct charge charge;
-        uint64_t missing;
         int r;
 
         r = arena_plan(q->arena, request->n_bytes, &plan);
@@ -428,21 +526,19 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
                 q->look_again = true;
                 return 0;
         }
-        r = quota_charge(q, plan.new_bytes, &charge, &missing);
-        if (r == 0) {
-                r = arena_grow(q->arena, &plan, &charge, quota_grown, q);
-                if (r < 0) {
-                        charge_drop(&charge);
-                        return r;
-                }
-                quota_unqueue(request);
-                q->blocked_ms = 0;
-                q->growing = true;
-                q->growing_for = request;
-                return 0;
-        }
-        return r == -EDQUOT ? quota_reclaim(q, missing, &plan)
-                            : quota_reclaim_in_partition(q, missing, &plan);
+        need = plan.new_bytes - min_u64(plan.new_bytes, q->held.n_bytes);
+        after = q->account.charged_bytes + need;
+        r = account_probe(&q->account, need, &missing);
+        want = max_u64(missing, after > q->high_bytes ? after - q->high_bytes : 0);
+        if (want > traded && (r < 0 || !quota_is_late(q)) && quota_trade(q, &plan, want - traded))
+                return quota_wait_for_others(q, 0); /* from now on */
+        if (r == 0)
+                return traded > 0 && !quota_is_late(q) ? 0 : quota_grow(q, request, &plan);
+        if (r == -EDQUOT)
+                return quota_reclaim(q, missing, &plan);
+        if (traded >= missing)
+                return quota_wait_for_own(q, missing, r);
+        return quota_reclaim_in_partition(q, missing - traded, &plan);
 }
 
 /* Gives those who wait what fits; false: the budget is used up. */

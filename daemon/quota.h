@@ -11,6 +11,12 @@
  * so that many small requests share one extent; what is given back holds up
  * nobody who does not need just that.
  *
+ * Before a growth would take more than the tenant ever had, it gives back what
+ * is wholly free: it trades extents. The room for the growth is charged before
+ * they go, as far as they do not make it, and what they leave is charged again in
+ * the same turn of the loop: no neighbour can come between, and the tenant never
+ * has more charged than before or after.
+ *
  * Those who wait are looked at in turns, a bounded number in each, and only
  * there: so no request, however many wait, holds up the others, and done() is
  * never called inside another call.
@@ -64,6 +70,9 @@ struct quota {
         uint64_t peak_bytes_requested;
         uint64_t n_refusals;
         uint64_t logged_escaped_bytes; /* the broker's: what it has told of */
+        uint64_t high_bytes;           /* most that was charged since nothing was */
+        struct charge held;            /* for the growth of the first in line */
+        uint64_t trade_bytes;          /* to be held too, as they come back */
         bool growing;
         struct quota_request *growing_for; /* NULL: it was cancelled */
         struct quota_request_list waiting;

@@ -295,7 +295,7 @@ int oracle_plan_growth(const struct oracle *o, uint64_t n_bytes, uint64_t max_ne
 {
         uint64_t n = round_up(n_bytes);
         struct bfc_growth plan = { .n_bytes = n, .n_requested = n_bytes, .new_bytes = UINT64_MAX };
-        bool large = 2 * n >= o->extent_bytes;
+        bool whole = n % o->extent_bytes == 0;
         uint64_t n_touched = 0;
         const struct segment *fit;
 
@@ -310,7 +310,7 @@ int oracle_plan_growth(const struct oracle *o, uint64_t n_bytes, uint64_t max_ne
                         if (fit && x != fit->range.begin)
                                 continue;
                         c = cost(o, range, &span, &touched);
-                        if (!large)
+                        if (!whole)
                                 touched = 0;
                         if (c < plan.new_bytes ||
                             (c == plan.new_bytes && c != UINT64_MAX &&

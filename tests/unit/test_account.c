@@ -11,7 +11,7 @@ START_TEST(test_limits)
 {
         struct pool pool;
         struct account a, b;
-        struct charge x, y, z;
+        struct charge w, x, y, z;
         uint64_t missing = 0;
 
         pool_init(&pool, 100);
@@ -31,9 +31,26 @@ START_TEST(test_limits)
         ck_assert_uint_eq(pool.committed_bytes, 100);
         ck_assert_uint_eq(pool.charged_bytes, 100);
 
+        ck_assert_int_eq(account_probe(&a, 10, &missing), -ENOMEM);
+        ck_assert_uint_eq(missing, 10);
+        ck_assert_int_eq(account_probe(&a, 11, &missing), -EDQUOT);
+        ck_assert_uint_eq(missing, 1);
+        ck_assert_int_eq(account_probe(&a, 0, &missing), 0);
+        ck_assert_uint_eq(a.charged_bytes, 70); /* asking takes nothing */
+
         charge_split(&x, 20, &z);
         ck_assert_uint_eq(x.n_bytes, 50);
-        charge_drop(&z);
+        charge_split(&z, 5, &w);
+        charge_join(&z, &w);
+        charge_join(&z, &w); /* empty by now */
+        ck_assert_uint_eq(z.n_bytes, 20);
+        charge_drop(&w);
+        charge_join(&w, &z);
+        ck_assert_uint_eq(w.n_bytes, 20);
+        ck_assert_ptr_eq(w.account, &a);
+        ck_assert_ptr_null(z.account);
+        ck_assert_uint_eq(a.charged_bytes, 70);
+        charge_drop(&w);
         ck_assert_uint_eq(a.charged_bytes, 50);
         ck_assert_uint_eq(a.peak_charged_bytes, 70);
         account_clear_peaks(&a);

@@ -112,8 +112,9 @@ static void on_grown(void *userdata, int result, bfc_handle handle, uint64_t off
         g->offset = offset;
 }
 
-static void on_released(void *userdata)
+static void on_released(void *userdata, uint64_t n_bytes)
 {
+        ck_assert_uint_gt(n_bytes, 0);
         ++*(unsigned *)userdata;
 }
 

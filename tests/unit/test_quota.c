@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/fake_device.h"
+#include "tests/random.h"
 #include "tests/suite.h"
 
 #define MIB    (UINT64_C(1) << 20)
@@ -127,7 +128,7 @@ static void teardown(void)
         while (neighbour && neighbour->n_sessions > 0)
                 quota_leave(neighbour);
         settle();
-        ck_assert(p.preallocate || p.pool.charged_bytes == 0); /* not even before the end */
+        ck_assert(p.preallocate || p.pool.charged_bytes == (q ? arena_escaped_bytes(q->arena) : 0));
         q = quota_free(q);
         neighbour = quota_free(neighbour);
         ck_assert_ptr_null(quota_free(NULL));
@@ -432,6 +433,312 @@ START_TEST(test_own_fragments_go_back)
 }
 END_TEST
 
+/* More than ever before is backed only when nothing whole is free. */
+START_TEST(test_trade)
+{
+        open_one(8 * E, 100);
+        for (unsigned i = 0; i < 4; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        take(4, q, 2 * E);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        ck_assert_uint_eq(q->account.lifetime_peak_charged_bytes, 4 * E); /* not even in between */
+        ck_assert_uint_eq(device.n_destroys, 2);
+        take(5, q, 2 * E); /* now there is nothing to give */
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        ck_assert_uint_eq(device.n_destroys, 2);
+        give_back(1);
+        take(6, q, 2 * E); /* lies in what is free and the hole beside it */
+        ck_assert_uint_eq(q->account.charged_bytes, 7 * E);
+        ck_assert_uint_eq(device.n_destroys, 2);
+        give_back(3);
+        take(7, q, 2 * E);
+        ck_assert_uint_eq(q->account.charged_bytes, 8 * E);
+        ck_assert_uint_eq(q->account.lifetime_peak_charged_bytes, 8 * E);
+        ck_assert_uint_eq(q->held.n_bytes, 0);
+}
+END_TEST
+
+/* Below what it had there is no trade. */
+START_TEST(test_no_trade_below_the_peak)
+{
+        open_both(8 * E, 8 * E, 0);
+        for (unsigned i = 0; i < 6; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        give_back(4);
+        take(6, neighbour, 4 * E); /* takes two of them */
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        ck_assert_uint_eq(device.n_destroys, 2);
+        give_back(6);
+        quota_leave(neighbour);
+        settle();
+        device.n_destroys = 0;
+        take(7, q, 2 * E); /* one is free, elsewhere */
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        ck_assert_uint_eq(device.n_destroys, 0);
+        give_back(1);
+        give_back(3);
+        give_back(5);
+        give_back(7);
+        settle();
+        quota_leave(q); /* all goes, and the peak with it */
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        ck_assert_int_eq(quota_join(q), 0);
+        take(0, q, E);
+        take(1, q, E);
+        take(2, q, E);
+        give_back(0);
+        give_back(2);
+        device.n_destroys = 0;
+        take(3, q, 2 * E); /* above the peak since then: in one of the free ones and a new one */
+        ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
+        ck_assert_uint_eq(device.n_destroys, 1);
+}
+END_TEST
+
+/* Two extents given back for two: the neighbour, who is looked at first, does not get them. */
+START_TEST(test_trade_holds_the_room)
+{
+        open_both(4 * E, 4 * E, 0);
+        take(0, q, E);
+        take(1, q, E);
+        take(2, q, E);
+        take(3, q, E);
+        give_back(0);
+        give_back(2);
+        wait_for(4, q, 2 * E);
+        quota_turn(q);
+        ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        wait_for(5, neighbour, E);
+        quota_turn(neighbour);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        quota_turn(neighbour);
+        settle();
+        assert_done(4, 0);
+        assert_done(5, -ENOMEM);
+        ck_assert_uint_eq(p.pool.peak_charged_bytes, 4 * E);
+}
+END_TEST
+
+START_TEST(test_trade_cancelled)
+{
+        open_both(4 * E, 4 * E, 0);
+        for (unsigned i = 0; i < 4; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        for (unsigned i = 0; i < 2; i++) {
+                wait_for(4, q, 2 * E);
+                quota_turn(q);
+                ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
+                if (i == 1)
+                        worker_poll(worker); /* room is held by now */
+                quota_cancel(&asks[4].request);
+                ck_assert_uint_eq(q->held.n_bytes, 0);
+                settle();
+                ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
+                ck_assert_uint_eq(asks[4].n_done, 0);
+                take(5, neighbour, 2 * E); /* it is anybody's now */
+                give_back(5);
+                take(0, q, E);
+                take(2, q, E);
+                give_back(0);
+                give_back(2);
+        }
+}
+END_TEST
+
+/* What others wait for inside of the same tenant goes on with what was held. */
+START_TEST(test_trade_for_the_next)
+{
+        open_one(4 * E, 100);
+        for (unsigned i = 0; i < 4; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        wait_for(4, q, 2 * E);
+        wait_for(5, q, 2 * E);
+        quota_turn(q);
+        quota_cancel(&asks[4].request);
+        settle();
+        assert_done(5, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        ck_assert_uint_eq(q->held.n_bytes, 0);
+}
+END_TEST
+
+/* A trade that takes its time is not waited for where the limits allow it. */
+START_TEST(test_trade_too_slow)
+{
+        open_one(8 * E, 100);
+        p.reclaim_timeout_ms = 40;
+        for (unsigned i = 0; i < 3; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        wait_for(3, q, 2 * E);
+        quota_turn(q);
+        ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
+        quota_tick(q);
+        quota_turn(q);
+        ck_assert(!q->growing);
+        usleep(60000);
+        quota_tick(q);
+        quota_turn(q);
+        ck_assert(q->growing);
+        ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        settle();
+        assert_done(3, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
+        ck_assert_uint_eq(q->held.n_bytes, 0);
+}
+END_TEST
+
+/* At the limit it is: there is nothing else. */
+START_TEST(test_trade_too_slow_at_the_limit)
+{
+        open_one(4 * E, 100);
+        p.reclaim_timeout_ms = 40;
+        for (unsigned i = 0; i < 4; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        wait_for(4, q, 2 * E);
+        quota_turn(q);
+        usleep(60000);
+        quota_tick(q);
+        quota_turn(q);
+        ck_assert(!q->growing);
+        ck_assert_uint_eq(asks[4].n_done, 0);
+        settle();
+        assert_done(4, 0);
+}
+END_TEST
+
+START_TEST(test_trade_that_escapes)
+{
+        open_one(5 * E, 100);
+        for (unsigned i = 0; i < 4; i++)
+                take(i, q, E);
+        give_back(0);
+        give_back(2);
+        fake_device_fail_destroy(&device, 1, -EIO);
+        take(4, q, 2 * E); /* there was an extent's room above */
+        ck_assert_uint_eq(arena_escaped_bytes(q->arena), E);
+        ck_assert_uint_eq(q->account.charged_bytes, 5 * E);
+        ck_assert_uint_eq(q->held.n_bytes, 0);
+        wait_for(5, q, E);
+        settle();
+        assert_done(5, -EDQUOT);
+}
+END_TEST
+
+/* Own and the neighbour's: what is one's own stays so while the other's comes. */
+START_TEST(test_trade_with_the_neighbour)
+{
+        open_both(4 * E, 4 * E, 0);
+        take(0, q, E);
+        take(1, q, E);
+        take(2, neighbour, E);
+        take(3, neighbour, E);
+        give_back(0);
+        give_back(3);
+        take(4, q, 2 * E);
+        ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
+        ck_assert_uint_eq(neighbour->account.charged_bytes, E);
+        ck_assert_uint_eq(p.pool.peak_charged_bytes, 4 * E);
+}
+END_TEST
+
+static uint64_t below(uint64_t *seed, uint64_t n)
+{
+        return random_next(seed) % n;
+}
+
+static uint64_t to_extents(uint64_t n_bytes)
+{
+        return (n_bytes + E - 1) / E * E;
+}
+
+/* What a quota's pool regains when it gives back all that is wholly free. */
+static uint64_t can_yield(const struct quota *of)
+{
+        uint64_t above = of->account.charged_bytes > of->account.reserve_bytes
+                                 ? of->account.charged_bytes - of->account.reserve_bytes
+                                 : 0;
+        uint64_t whole = arena_releasable(of->arena, NULL);
+
+        return whole < above ? whole : above;
+}
+
+/* A refusal is right only where whole extents, the free ones and those that the limits still
+ * allow, could not have held the block. */
+static void judge_refusal(unsigned i)
+{
+        const struct quota *of = asks[i].request.quota;
+        const struct account *a = &of->account;
+        uint64_t need = to_extents(asks[i].request.n_bytes), own = arena_releasable(of->arena, NULL);
+        uint64_t after = a->charged_bytes - (own < need ? own : need) + need; /* traded as far as it goes */
+        const struct quota *other = of == q ? neighbour : q;
+        uint64_t before = a->charged_bytes > a->reserve_bytes ? a->charged_bytes : a->reserve_bytes;
+        uint64_t more = after > before ? after - before : 0;
+
+        if (asks[i].result == -EDQUOT)
+                ck_assert_uint_gt(after, a->limit_bytes);
+        else
+                ck_assert_uint_gt(more, p.pool.limit_bytes - p.pool.committed_bytes + can_yield(other));
+}
+
+/* The property through the daemon's ladder: two tenants, random blocks, the limit of each and of
+ * both in the way. */
+START_TEST(test_never_for_lack_of_place)
+{
+        static const struct {
+                uint64_t pool, limit, reserve, largest;
+        } kinds[] = {
+                { 24 * E, 12 * E, 0, 3 * E },
+                { 16 * E, 14 * E, 0, 6 * E },
+                { 16 * E, 16 * E, 6 * E, 4 * E },
+        };
+        unsigned n_refusals = 0, n_served = 0;
+        uint64_t seed = 7;
+
+        open_both(kinds[_i].pool, kinds[_i].limit, kinds[_i].reserve);
+        for (unsigned step = 0; step < 6000; step++) {
+                unsigned i = (unsigned)below(&seed, 40);
+                uint64_t n = 256 * (1 + below(&seed, kinds[_i].largest / 256 / (1 + step % 3 * 3)));
+
+                if (asks[i].n_done == 1 && asks[i].result == 0) {
+                        give_back(i);
+                        continue;
+                }
+                asks[i].n_done = 0;
+                wait_for(i, below(&seed, 2) == 0 ? q : neighbour, n);
+                while (!TAILQ_EMPTY(&p.due) || worker_n_pending(worker) > 0) {
+                        if (!TAILQ_EMPTY(&p.due))
+                                quota_turn(TAILQ_FIRST(&p.due));
+                        worker_poll(worker);
+                }
+                ck_assert_uint_eq(asks[i].n_done, 1);
+                n_served += asks[i].result == 0;
+                if (asks[i].result == 0)
+                        continue;
+                n_refusals++;
+                judge_refusal(i);
+        }
+        ck_assert_uint_gt(n_refusals, 50);
+        ck_assert_uint_gt(n_served, 2000);
+        check();
+}
+END_TEST
+
 START_TEST(test_neighbour)
 {
         open_both(4 * E, 4 * E, 0);
@@ -621,6 +928,16 @@ int main(void)
         tcase_add_test(tc, test_sessions);
         tcase_add_test(tc, test_closing);
         tcase_add_test(tc, test_own_fragments_go_back);
+        tcase_add_test(tc, test_trade);
+        tcase_add_test(tc, test_no_trade_below_the_peak);
+        tcase_add_test(tc, test_trade_holds_the_room);
+        tcase_add_test(tc, test_trade_cancelled);
+        tcase_add_test(tc, test_trade_for_the_next);
+        tcase_add_test(tc, test_trade_too_slow);
+        tcase_add_test(tc, test_trade_too_slow_at_the_limit);
+        tcase_add_test(tc, test_trade_that_escapes);
+        tcase_add_test(tc, test_trade_with_the_neighbour);
+        tcase_add_loop_test(tc, test_never_for_lack_of_place, 0, 3);
         tcase_add_test(tc, test_neighbour);
         tcase_add_test(tc, test_reserve_of_the_neighbour);
         tcase_add_test(tc, test_timeout);

@@ -97,9 +97,10 @@ static void have_free(struct peer *p, uint32_t partition, uint64_t n_bytes)
         must_free(p, must_malloc(p, partition, n_bytes));
 }
 
-static void on_released(void *userdata)
+static void on_released(void *userdata, uint64_t n_bytes)
 {
         (void)userdata;
+        ck_assert_uint_gt(n_bytes, 0);
         n_released++;
 }
 
