@@ -186,6 +186,40 @@ int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t firs
         return 0;
 }
 
+int bfc_remove_region(struct bfc *b, uint64_t base)
+{
+        uint32_t at, edge, next;
+
+        if (base % BFC_GRANULE != 0 || base > BFC_MAX_SPACE)
+                return -EINVAL;
+        at = regions_up_to(b, (uint32_t)(base >> GRANULE_SHIFT));
+        if (at == 0 || to_bytes(b->regions[--at].base) != base)
+                return -EINVAL;
+        edge = b->regions[at].edge;
+        for (uint32_t i = b->chunk[edge].next; i != edge; i = b->chunk[i].next) {
+                enum kind kind = chunk_kind(&b->chunk[i]);
+
+                VISIT();
+                if (kind != KIND_FREE && kind != KIND_HOLE)
+                        return -EBUSY;
+        }
+        for (uint32_t i = b->chunk[edge].next; i != edge; i = next) {
+                VISIT();
+                next = b->chunk[i].next;
+                if (b->chunk[i].slot != 0) {
+                        b->reserved -= b->chunk[i].size;
+                        index_remove(b, i);
+                } else {
+                        bfc_hole_take(b, i);
+                }
+                record_release(b, i);
+        }
+        record_release(b, edge);
+        b->n_regions--;
+        memmove(b->regions + at, b->regions + at + 1, (b->n_regions - at) * sizeof(b->regions[0]));
+        return 0;
+}
+
 /* ---- blocks ---------------------------------------------------------------------- */
 
 int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)

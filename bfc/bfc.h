@@ -127,6 +127,11 @@ struct bfc *bfc_destroy(struct bfc *b);
  * -ENOMEM. */
 int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t first_extent_bytes, bool backed);
 
+/* Takes a region away, of which every byte is free or unbacked: what was backed
+ * is no longer counted as reserved, and bfc_add_region() may use the offsets
+ * again. -EINVAL: no region begins at base. -EBUSY: something else lies in it. */
+int bfc_remove_region(struct bfc *b, uint64_t base);
+
 /* A block of n_bytes among the free chunks.
  * BFC_NO_FIT; -EINVAL for 0 bytes or more than BFC_MAX_SPACE; -ENOMEM when the
  * instance's own table cannot grow. */

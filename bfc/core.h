@@ -286,6 +286,9 @@ static inline void count_reserved(struct bfc *b, uint32_t size)
                 b->peak_reserved = b->reserved;
 }
 
+/* Takes hole i out of the list of holes. */
+void bfc_hole_take(struct bfc *b, uint32_t i);
+
 /* Chunk i (in its ring, not free) becomes a hole and merges with holes beside it. */
 void bfc_hole_put(struct bfc *b, uint32_t i);
 

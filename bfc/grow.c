@@ -47,6 +47,11 @@ static void list_take(struct bfc *b, uint32_t i)
         *(hole ? &b->n_holes : &b->n_retiring) -= 1;
 }
 
+void bfc_hole_take(struct bfc *b, uint32_t i)
+{
+        list_take(b, i);
+}
+
 void bfc_hole_put(struct bfc *b, uint32_t i)
 {
         struct chunk *c = &b->chunk[i];

@@ -181,6 +181,38 @@ int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_
         return 0;
 }
 
+int oracle_remove_region(struct oracle *o, uint64_t base)
+{
+        size_t k = 0, n = 0;
+        struct bfc_range r;
+
+        while (k < o->n_regions && o->regions[k].begin != base)
+                k++;
+        if (k == o->n_regions)
+                return -EINVAL;
+        r = o->regions[k];
+        for (size_t i = 0; i < o->n_segments; i++)
+                if (overlap(o->segments[i].range, r) && o->segments[i].kind != 'f' &&
+                    o->segments[i].kind != '-')
+                        return -EBUSY;
+        for (size_t i = 0; i < o->n_segments; i++)
+                if (!overlap(o->segments[i].range, r))
+                        o->segments[n++] = o->segments[i];
+        o->n_segments = n;
+        n = 0;
+        for (size_t i = 0; i < o->n_extents; i++) {
+                if (o->extents[i].region == k)
+                        continue;
+                o->extents[n] = o->extents[i];
+                o->extents[n].region -= o->extents[n].region > k;
+                n++;
+        }
+        o->n_extents = n;
+        o->n_regions--;
+        memmove(o->regions + k, o->regions + k + 1, (o->n_regions - k) * sizeof(*o->regions));
+        return 0;
+}
+
 bool oracle_is_whole(const struct oracle *o, struct bfc_range range)
 {
         for (size_t i = 0; i < o->n_extents; i++) {

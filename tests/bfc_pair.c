@@ -27,6 +27,8 @@ const char *pair_add_region(struct pair *p, uint64_t base, uint64_t n_bytes, uin
 {
         int r = oracle_add_region(&p->o, base, n_bytes, first, backed);
 
+        if (r == 0 && p->n_regions < PAIR_N_REGIONS)
+                p->regions[p->n_regions++] = (struct pair_region){ base, n_bytes, first, false };
         return bfc_add_region(p->b, base, n_bytes, first, backed) == r ? NULL : "adding a region differs";
 }
 
@@ -307,6 +309,33 @@ static const char *step_stale(struct pair *p, uint64_t value)
         return NULL;
 }
 
+static const char *step_region(struct pair *p, uint64_t value)
+{
+        struct pair_region *region = &p->regions[value % p->n_regions];
+        int r;
+
+        if (bfc_remove_region(p->b, region->base + BFC_GRANULE) !=
+            oracle_remove_region(&p->o, region->base + BFC_GRANULE))
+                return "a region was removed that is none";
+        if (region->away) {
+                bool backed = (value >> 16 & 1) != 0;
+
+                r = oracle_add_region(&p->o, region->base, region->n_bytes, region->first, backed);
+                if (bfc_add_region(p->b, region->base, region->n_bytes, region->first, backed) != r)
+                        return "adding a region again differs";
+                region->away = r != 0;
+                return NULL;
+        }
+        if (p->o.n_regions == 1)
+                return NULL; /* others expect an extent */
+        r = oracle_remove_region(&p->o, region->base);
+        if (bfc_remove_region(p->b, region->base) != r)
+                return "removing a region differs";
+        region->away = r == 0;
+        p->n_ok[PAIR_REGION] += r == 0;
+        return NULL;
+}
+
 const char *pair_step(struct pair *p, enum pair_op op, uint64_t value)
 {
         switch (op) {
@@ -329,6 +358,8 @@ const char *pair_step(struct pair *p, enum pair_op op, uint64_t value)
                 return step_back(p, value);
         case PAIR_STALE:
                 return step_stale(p, value);
+        case PAIR_REGION:
+                return step_region(p, value);
         case PAIR_CLEAR_PEAKS:
                 bfc_clear_peaks(p->b);
                 oracle_clear_peaks(&p->o);

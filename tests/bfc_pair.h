@@ -21,6 +21,7 @@ enum pair_op {
         PAIR_BACK,        /* value: which extents */
         PAIR_STALE,       /* value: a handle from anywhere, or which old one */
         PAIR_CLEAR_PEAKS,
+        PAIR_REGION, /* value: which region; takes it away, or adds it again */
         PAIR_N_OPS,
 };
 
@@ -31,6 +32,12 @@ struct pair_block {
 
 #define PAIR_MAX_RANGES 64
 #define PAIR_N_STALE    64
+#define PAIR_N_REGIONS  8
+
+struct pair_region {
+        uint64_t base, n_bytes, first;
+        bool away;
+};
 
 struct pair {
         struct bfc *b;
@@ -42,6 +49,8 @@ struct pair {
         size_t n_pending;
         struct bfc_range retiring[PAIR_MAX_RANGES];
         size_t n_retiring;
+        struct pair_region regions[PAIR_N_REGIONS];
+        size_t n_regions;
         bfc_handle stale[PAIR_N_STALE];
         size_t n_stale;
         uint64_t n_ok[PAIR_N_OPS]; /* how often each operation did something */

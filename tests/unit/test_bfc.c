@@ -200,6 +200,47 @@ START_TEST(test_regions)
 }
 END_TEST
 
+START_TEST(test_remove_region)
+{
+        struct bfc *b = make(1024, 4096, true);
+        struct bfc_growth plan;
+        bfc_handle h;
+
+        ck_assert_int_eq(bfc_add_region(b, 4096, 2048, 0, false), 0);
+        ck_assert_int_eq(bfc_remove_region(b, 256), -EINVAL);
+        ck_assert_int_eq(bfc_remove_region(b, 1), -EINVAL);
+        ck_assert_int_eq(bfc_remove_region(b, 6144), -EINVAL);
+        ck_assert_int_eq(bfc_remove_region(b, UINT64_MAX - 255), -EINVAL);
+        ck_assert_uint_eq(take(b, 256, &h), 0);
+        ck_assert_int_eq(bfc_remove_region(b, 0), -EBUSY);
+        ck_assert_int_eq(bfc_add_region(b, 1024, 1024, 0, true), -EINVAL);
+        ck_assert_int_eq(bfc_dealloc(b, h), 0);
+        ck_assert_int_eq(bfc_release_begin(b, (struct bfc_range){ 1024, 2048 }), 0);
+        ck_assert_int_eq(bfc_remove_region(b, 0), -EBUSY);
+        ck_assert_int_eq(bfc_release_commit(b, (struct bfc_range){ 1024, 2048 }), 0);
+        ck_drawing(b, "f4 -4 f8 -8 ");
+        ck_assert_uint_eq(stats(b).bytes_reserved, 3072);
+        ck_assert_int_eq(bfc_remove_region(b, 0), 0);
+        ck_drawing(b, "-8 ");
+        ck_assert_uint_eq(stats(b).bytes_reserved, 0);
+        ck_assert_uint_eq(stats(b).bytes_free, 0);
+        ck_assert_int_eq(bfc_remove_region(b, 0), -EINVAL);
+        ck_assert_int_eq(bfc_add_region(b, 1024, 1024, 0, true), 0);
+        ck_assert_uint_eq(take(b, 1024, &h), 1024);
+        ck_assert_int_eq(bfc_plan_growth(b, 512, UINT64_MAX, &plan), 0);
+        ck_assert_int_eq(bfc_dealloc(b, h), 0);
+        ck_assert_int_eq(bfc_plan_growth(b, 2048, UINT64_MAX, &plan), 0);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &h), 0);
+        ck_assert_int_eq(bfc_remove_region(b, 4096), -EBUSY);
+        ck_assert_int_eq(bfc_grow_cancel(b, h), 0);
+        ck_assert_int_eq(bfc_remove_region(b, 4096), 0);
+        ck_assert_int_eq(bfc_remove_region(b, 1024), 0); /* none is left */
+        ck_assert_int_eq(bfc_alloc(b, 256, &h, &plan.offset), BFC_NO_FIT);
+        ck_assert_int_eq(bfc_plan_growth(b, 256, UINT64_MAX, &plan), BFC_NO_FIT);
+        b = unmake(b);
+}
+END_TEST
+
 START_TEST(test_growth)
 {
         struct bfc *b = make(1024, 8 * 1024, false);
@@ -431,8 +472,8 @@ struct walk {
 #define ONLY_BLOCKS { [PAIR_ALLOC] = 50, [PAIR_FREE] = 49, [PAIR_STALE] = 1 }
 #define EVERYTHING                                                                                 \
         { [PAIR_ALLOC] = 40, [PAIR_FREE] = 40, [PAIR_GROW] = 10, [PAIR_COMMIT] = 6,                \
-          [PAIR_CANCEL] = 3, [PAIR_RELEASE] = 2, [PAIR_RELEASE_ANY] = 3, [PAIR_RETIRED] = 6,       \
-          [PAIR_BACK] = 1, [PAIR_STALE] = 1, [PAIR_CLEAR_PEAKS] = 1 }
+          [PAIR_CANCEL] = 3, [PAIR_RELEASE] = 2, [PAIR_RELEASE_ANY] = 6, [PAIR_RETIRED] = 6,       \
+          [PAIR_BACK] = 1, [PAIR_STALE] = 1, [PAIR_CLEAR_PEAKS] = 1, [PAIR_REGION] = 2 }
 
 static const struct walk walks[] = {
         /* All sizes, a thousand live. */
@@ -478,6 +519,9 @@ START_TEST(test_oracle)
         ck_assert_ptr_null(pair_add_region(&p, w->base, w->n_bytes, w->first, w->backed));
         if (w->second_bytes > 0)
                 ck_assert_ptr_null(pair_add_region(&p, w->base + w->n_bytes, w->second_bytes, 0, false));
+        for (unsigned i = 0; w->weights[PAIR_REGION] > 0 && i < 2; i++) /* two that come and go */
+                ck_assert_ptr_null(
+                        pair_add_region(&p, MIB + i * w->extent_bytes, w->extent_bytes, 0, i == 0));
         for (unsigned step = 0; step < w->n_steps; step++) {
                 enum pair_op op = choose_op(w, &p, &state);
                 uint64_t value = random_next(&state);
@@ -563,6 +607,7 @@ int main(void)
         tcase_add_test(basic, test_merges_both_sides);
         tcase_add_test(basic, test_handles_are_safe);
         tcase_add_test(basic, test_regions);
+        tcase_add_test(basic, test_remove_region);
         tcase_add_test(basic, test_growth);
         tcase_add_test(basic, test_growth_alignment);
         tcase_add_test(basic, test_release);
