@@ -34,6 +34,7 @@ struct options {
         unsigned n_runs;
         size_t n_timed;
         uint32_t n_live_max;
+        const char *workload; /* how its name begins */
         bool pack, grow, json;
         char **traces;
         size_t n_traces;
@@ -391,6 +392,11 @@ static void grow_of(const struct script *s, const struct options *o, json_t *ret
 
 typedef void (*measurement)(const struct script *s, const struct options *o, json_t *ret);
 
+static bool is_wanted(const struct script *s, const struct options *o)
+{
+        return strncmp(s->name, o->workload, strlen(o->workload)) == 0;
+}
+
 /* Runs the traces, or the built-in workloads where no trace is given. */
 static int for_all(measurement measure, bool steady, const struct options *o, json_t *ret)
 {
@@ -410,7 +416,8 @@ static int for_all(measurement measure, bool steady, const struct options *o, js
         if (o->n_traces > 0)
                 return 0;
         script_transformer(&s, steady ? 200 : 3);
-        measure(&s, o, ret);
+        if (is_wanted(&s, o))
+                measure(&s, o, ret);
         script_done(&s);
         for (size_t m = 0; m < 3; m++)
                 for (size_t i = 0; i < 5; i++) {
@@ -418,7 +425,8 @@ static int for_all(measurement measure, bool steady, const struct options *o, js
                         if (lives[i] > o->n_live_max || (!steady && lives[i] != 1000))
                                 continue;
                         makers[m](&s, lives[i], steady ? o->n_timed : 20000);
-                        measure(&s, o, ret);
+                        if (is_wanted(&s, o))
+                                measure(&s, o, ret);
                         script_done(&s);
                 }
         return 0;
@@ -426,10 +434,11 @@ static int for_all(measurement measure, bool steady, const struct options *o, js
 
 static void usage(FILE *f)
 {
-        fputs("usage: bench-bfc [--trace FILE.csv]... [--pack] [--grow] [--json]\n"
+        fputs("usage: bench-bfc [--trace FILE.csv]... [--workload NAME] [--pack] [--grow] [--json]\n"
               "                 [--runs N] [--operations N] [--max-live N]\n"
               "\n"
               "  --trace FILE.csv  a trace (id,lower,upper,size) instead of the built-in workloads\n"
+              "  --workload NAME   only the built-in workloads whose names begin with NAME\n"
               "  --pack            the smallest capacity over peak live that replays it, not the speed\n"
               "  --grow            growth on demand with extents of 2, 4, 8, 16 and 64 MiB: peak backed over peak\n"
               "                    live without a limit (thrifty: giving back what is wholly free before\n"
@@ -445,6 +454,7 @@ static int parse(int argc, char **argv, struct options *o)
 {
         static const struct option longs[] = {
                 { "trace", required_argument, NULL, 't' },
+                { "workload", required_argument, NULL, 'w' },
                 { "pack", no_argument, NULL, 'p' },
                 { "grow", no_argument, NULL, 'g' },
                 { "json", no_argument, NULL, 'j' },
@@ -460,6 +470,9 @@ static int parse(int argc, char **argv, struct options *o)
                 switch (c) {
                 case 't':
                         o->traces[o->n_traces++] = optarg;
+                        break;
+                case 'w':
+                        o->workload = optarg;
                         break;
                 case 'p':
                         o->pack = true;
@@ -501,7 +514,7 @@ static int measure_part(const char *name, const char *heading, measurement measu
 
 int main(int argc, char **argv)
 {
-        struct options o = { .n_runs = 7, .n_timed = 1000000, .n_live_max = 1000000 };
+        struct options o = { .n_runs = 7, .n_timed = 1000000, .n_live_max = 1000000, .workload = "" };
         json_t *root = json_pack("{s:i}", "schema", 1);
         int r;
 
