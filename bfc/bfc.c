@@ -3,6 +3,7 @@
  *
  * An allocation finds the best chunk, takes its low part and rekeys the
  * remainder in place; a free looks at both neighbours by address and merges.
+ * What they rarely need is in functions of their own, see index.h.
  * Neither scans, copies or calls the system, except that a new record beyond
  * the highest one so far now and then makes further records usable (mprotect).
  *
@@ -70,7 +71,7 @@ int bfc_new(uint64_t extent_bytes, struct bfc **ret)
         }
         b->n_reserved = n_reserved;
         b->n_ready = FIRST_READY;
-        b->n_records = FIRST_CHUNK;
+        b->n_records = FIRST_RECORD;
         b->extent = (uint32_t)(extent_bytes >> GRANULE_SHIFT);
         *ret = b;
         return 0;
@@ -130,7 +131,7 @@ static int regions_make_room(struct bfc *b)
 static uint32_t new_edge(struct bfc *b)
 {
         uint32_t i = record_new(b);
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
 
         c->addr = 0;
         c->size = 0;
@@ -175,8 +176,8 @@ int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t firs
         b->n_regions++;
         i = record_new(b);
         link_before(b, i, r.edge);
-        b->chunk[i].addr = r.base;
-        b->chunk[i].size = r.size;
+        chunk_at(b, i)->addr = r.base;
+        chunk_at(b, i)->size = r.size;
         if (backed) {
                 index_insert(b, i);
                 count_reserved(b, r.size);
@@ -196,18 +197,18 @@ int bfc_remove_region(struct bfc *b, uint64_t base)
         if (at == 0 || to_bytes(b->regions[--at].base) != base)
                 return -EINVAL;
         edge = b->regions[at].edge;
-        for (uint32_t i = b->chunk[edge].next; i != edge; i = b->chunk[i].next) {
-                enum kind kind = chunk_kind(&b->chunk[i]);
+        for (uint32_t i = chunk_at(b, edge)->next; i != edge; i = chunk_at(b, i)->next) {
+                enum kind kind = chunk_kind(chunk_at(b, i));
 
                 VISIT();
                 if (kind != KIND_FREE && kind != KIND_HOLE)
                         return -EBUSY;
         }
-        for (uint32_t i = b->chunk[edge].next; i != edge; i = next) {
+        for (uint32_t i = chunk_at(b, edge)->next; i != edge; i = next) {
                 VISIT();
-                next = b->chunk[i].next;
-                if (b->chunk[i].slot != 0) {
-                        b->reserved -= b->chunk[i].size;
+                next = chunk_at(b, i)->next;
+                if (chunk_at(b, i)->slot != 0) {
+                        b->reserved -= chunk_at(b, i)->size;
                         index_remove(b, i);
                 } else {
                         bfc_hole_take(b, i);
@@ -222,30 +223,12 @@ int bfc_remove_region(struct bfc *b, uint64_t base)
 
 /* ---- blocks ---------------------------------------------------------------------- */
 
-int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+/* Chunk i, of n granules and not free, becomes a block of n_bytes. */
+BFC_INLINE void block_begin(struct bfc *b, uint32_t i, uint32_t n, uint64_t n_bytes, bfc_handle *ret_handle,
+                            uint64_t *ret_offset)
 {
-        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT), i, best;
-        struct chunk *c;
+        struct chunk *c = chunk_at(b, i);
 
-        if (n_bytes - 1 >= BFC_MAX_SPACE)
-                return -EINVAL;
-        best = index_find(b, n);
-        if (best == 0)
-                return BFC_NO_FIT;
-        c = &b->chunk[best];
-        if (c->size == n) {
-                i = best;
-                index_remove(b, i);
-        } else {
-                if (records_reserve(b, 1) < 0)
-                        return -ENOMEM;
-                i = record_new(b);
-                link_before(b, i, best);
-                b->chunk[i].addr = c->addr;
-                b->chunk[i].size = n;
-                index_rekey(b, best, c->addr + n, c->size - n);
-                c = &b->chunk[i];
-        }
         c->stamp = next_stamp(b);
         chunk_set_meta(c, KIND_USED, (uint32_t)(to_bytes(n) - n_bytes));
         count_used(b, n, n_bytes);
@@ -254,13 +237,64 @@ int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t 
                 b->largest = n;
         *ret_handle = chunk_handle(c, i);
         *ret_offset = to_bytes(c->addr);
+}
+
+/* Takes the free chunk i as it is. */
+BFC_OUTLINE int alloc_whole(struct bfc *b, uint32_t i, uint64_t n_bytes, bfc_handle *ret_handle,
+                            uint64_t *ret_offset)
+{
+        index_remove(b, i);
+        block_begin(b, i, chunk_at(b, i)->size, n_bytes, ret_handle, ret_offset);
         return 0;
+}
+
+/* Takes n granules of the free chunk `best`; where they are not all, a spare record is there. */
+BFC_INLINE int alloc_from(struct bfc *b, uint32_t best, uint32_t n, uint64_t n_bytes, bfc_handle *ret_handle,
+                          uint64_t *ret_offset)
+{
+        struct chunk *rest = chunk_at(b, best), *c;
+        uint32_t i, addr = rest->addr;
+
+        if (rest->size == n)
+                return alloc_whole(b, best, n_bytes, ret_handle, ret_offset);
+        i = record_new(b);
+        c = chunk_at(b, i);
+        link_before(b, i, best);
+        c->addr = addr;
+        c->size = n;
+        block_begin(b, i, n, n_bytes, ret_handle, ret_offset);
+        index_rekey(b, best, addr + n, rest->size - n);
+        return 0;
+}
+
+/* bfc_alloc() where one look at the index and the spare records is not enough. */
+BFC_OUTLINE int alloc_slowly(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT), best = index_find(b, n);
+
+        if (best == 0)
+                return BFC_NO_FIT;
+        if (chunk_at(b, best)->size != n && records_reserve(b, 1) < 0)
+                return -ENOMEM;
+        return alloc_from(b, best, n, n_bytes, ret_handle, ret_offset);
+}
+
+int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT), best;
+
+        if (n_bytes - 1 >= BFC_MAX_SPACE)
+                return -EINVAL;
+        best = index_look(b, n);
+        if (best == 0 || b->n_spare == 0)
+                return alloc_slowly(b, n_bytes, ret_handle, ret_offset);
+        return alloc_from(b, best, n, n_bytes, ret_handle, ret_offset);
 }
 
 int bfc_dealloc(struct bfc *b, bfc_handle h)
 {
         uint32_t i = handle_chunk(b, h, KIND_USED);
-        const struct chunk *c = &b->chunk[i];
+        const struct chunk *c = chunk_at(b, i);
 
         if (i == 0)
                 return -EINVAL;
@@ -280,7 +314,7 @@ int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret)
                 i = handle_chunk(b, h, KIND_PENDING);
         if (i == 0)
                 return -EINVAL;
-        c = &b->chunk[i];
+        c = chunk_at(b, i);
         ret->offset = to_bytes(c->addr);
         ret->n_bytes = to_bytes(pending ? c->link : c->size);
         ret->n_requested = ret->n_bytes - chunk_waste(c);
@@ -292,11 +326,11 @@ int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret)
 
 uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i)
 {
-        const uint32_t *words = bfc_words_const(b);
+        const uint32_t *words = b->words;
         uint32_t slot;
 
         if (i != 0) {
-                const struct chunk *c = &b->chunk[i];
+                const struct chunk *c = chunk_at(b, i);
 
                 if (c->child[0] != 0)
                         return c->child[0];
@@ -305,8 +339,8 @@ uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i)
                 if (c->equal != 0 && (c->equal & EQUAL_TAG) == 0)
                         return c->equal;
                 /* Up, until there is a link behind the one that we came from. */
-                for (slot = c->slot; slot >= END_OF_HEADS; slot = b->chunk[slot / WORDS_PER_REC].slot) {
-                        uint32_t up = slot / WORDS_PER_REC;
+                for (slot = c->slot; slot >= END_OF_HEADS; slot = chunk_at(b, SLOT_OWNER(slot))->slot) {
+                        uint32_t up = SLOT_OWNER(slot);
                         uint32_t equal = words[SLOT_EQUAL(up)];
 
                         if (slot == SLOT_CHILD(up, 0) && words[SLOT_CHILD(up, 1)] != 0)
@@ -329,17 +363,17 @@ static uint32_t largest_free(const struct bfc *b)
                 return 0;
         word = 63u - (uint32_t)__builtin_clzll(b->map_top);
         bin = word * 64 + 63u - (uint32_t)__builtin_clzll(b->map[word]);
-        below = bfc_words_const(b)[FIRST_HEAD + bin];
+        below = b->words[FIRST_HEAD + bin];
         do {
                 i = below;
-                below = b->chunk[i].child[b->chunk[i].child[1] != 0];
+                below = chunk_at(b, i)->child[chunk_at(b, i)->child[1] != 0];
         } while (below != 0);
-        return b->chunk[i].size;
+        return chunk_at(b, i)->size;
 }
 
 void bfc_read_stats(const struct bfc *b, struct bfc_stats *ret)
 {
-        uint64_t n_chunks = b->n_records - FIRST_CHUNK - b->n_spare - b->n_regions;
+        uint64_t n_chunks = b->n_records - FIRST_RECORD - b->n_spare - b->n_regions;
         uint64_t n_blocks = b->n_allocs - b->n_frees + b->n_pending;
 
         *ret = (struct bfc_stats){

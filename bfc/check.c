@@ -19,8 +19,8 @@ int bfc_walk(const struct bfc *b, int (*fn)(void *userdata, char kind, struct bf
         for (uint32_t k = 0; k < b->n_regions; k++) {
                 uint32_t edge = b->regions[k].edge;
 
-                for (uint32_t i = b->chunk[edge].next; i != edge; i = b->chunk[i].next) {
-                        const struct chunk *c = &b->chunk[i];
+                for (uint32_t i = chunk_at(b, edge)->next; i != edge; i = chunk_at(b, i)->next) {
+                        const struct chunk *c = chunk_at(b, i);
                         struct bfc_range range = { to_bytes(c->addr), to_bytes(chunk_end(c)) };
                         int r = fn(userdata, letters[chunk_kind(c)], range);
 
@@ -48,15 +48,15 @@ struct tally {
 
 static bool check_pending(const struct bfc *b, uint32_t head, struct tally *t)
 {
-        const struct chunk *c = &b->chunk[head];
+        const struct chunk *c = chunk_at(b, head);
         uint64_t size = c->size;
 
         REQUIRE(t, c->stamp != 0, "a pending block has a stamp");
-        for (uint32_t i = c->next; chunk_kind(&b->chunk[i]) == KIND_PIECE && b->chunk[i].link == head;
-             i = b->chunk[i].next) {
+        for (uint32_t i = c->next; chunk_kind(chunk_at(b, i)) == KIND_PIECE && chunk_at(b, i)->link == head;
+             i = chunk_at(b, i)->next) {
                 REQUIRE(t, size <= c->link, "only a tail lies beyond a pending block");
-                if ((b->chunk[i].meta & PIECE_TAIL) == 0)
-                        size += b->chunk[i].size;
+                if ((chunk_at(b, i)->meta & PIECE_TAIL) == 0)
+                        size += chunk_at(b, i)->size;
                 else
                         REQUIRE(t, size == c->link, "a tail lies at the end of its block");
         }
@@ -68,11 +68,11 @@ static bool check_pending(const struct bfc *b, uint32_t head, struct tally *t)
 
 static bool check_piece(const struct bfc *b, uint32_t i, struct tally *t)
 {
-        const struct chunk *c = &b->chunk[i], *p = &b->chunk[c->prev];
+        const struct chunk *c = chunk_at(b, i), *p = chunk_at(b, c->prev);
         bool follows = c->prev == c->link || (chunk_kind(p) == KIND_PIECE && p->link == c->link);
 
         REQUIRE(t, follows && (p->meta & PIECE_TAIL) == 0, "pieces follow their block's first one");
-        REQUIRE(t, chunk_kind(&b->chunk[c->link]) == KIND_PENDING, "a piece names a pending block");
+        REQUIRE(t, chunk_kind(chunk_at(b, c->link)) == KIND_PENDING, "a piece names a pending block");
         if ((c->meta & PIECE_TAIL) != 0)
                 t->n_idle += c->size;
         return true;
@@ -80,26 +80,26 @@ static bool check_piece(const struct bfc *b, uint32_t i, struct tally *t)
 
 static bool check_hole(const struct bfc *b, const struct region *r, uint32_t i, struct tally *t)
 {
-        const struct chunk *c = &b->chunk[i];
+        const struct chunk *c = chunk_at(b, i);
         enum kind kind = chunk_kind(c);
         uint32_t head = kind == KIND_HOLE ? b->holes : b->retiring;
 
         REQUIRE(t, grid_has(b, r, c->addr) && grid_has(b, r, chunk_end(c)), "holes are whole extents");
-        REQUIRE(t, c->link != 0 ? b->chunk[c->link].stamp == i : head == i, "lists lead back");
+        REQUIRE(t, c->link != 0 ? chunk_at(b, c->link)->stamp == i : head == i, "lists lead back");
         if (kind == KIND_RETIRING)
                 t->n_idle += c->size;
         else
-                REQUIRE(t, chunk_kind(&b->chunk[c->prev]) != KIND_HOLE, "two holes never touch");
+                REQUIRE(t, chunk_kind(chunk_at(b, c->prev)) != KIND_HOLE, "two holes never touch");
         return true;
 }
 
 static bool check_chunk(const struct bfc *b, const struct region *r, uint32_t i, struct tally *t)
 {
-        const struct chunk *c = &b->chunk[i];
+        const struct chunk *c = chunk_at(b, i);
         enum kind kind = chunk_kind(c);
 
         REQUIRE(t, c->size > 0, "no chunk is empty");
-        REQUIRE(t, b->chunk[c->next].prev == i, "next and prev agree");
+        REQUIRE(t, chunk_at(b, c->next)->prev == i, "next and prev agree");
         t->n_chunks++;
         t->n_of[kind]++;
         switch (kind) {
@@ -109,8 +109,8 @@ static bool check_chunk(const struct bfc *b, const struct region *r, uint32_t i,
                 t->n_requested += to_bytes(c->size) - chunk_waste(c);
                 return true;
         case KIND_FREE:
-                REQUIRE(t, bfc_words_const(b)[c->slot] == i, "words[chunk[i].slot] == i");
-                REQUIRE(t, b->chunk[c->prev].slot == 0, "two free chunks never touch");
+                REQUIRE(t, b->words[c->slot] == i, "words[chunk_at(i)->slot] == i");
+                REQUIRE(t, chunk_at(b, c->prev)->slot == 0, "two free chunks never touch");
                 t->n_free += c->size;
                 return true;
         case KIND_PENDING:
@@ -135,13 +135,13 @@ static bool check_regions(const struct bfc *b, struct tally *t)
                 const struct region *r = &b->regions[k];
 
                 REQUIRE(t, r->base >= end, "regions are sorted and do not overlap");
-                REQUIRE(t, chunk_kind(&b->chunk[r->edge]) == KIND_EDGE, "a region has its edge");
+                REQUIRE(t, chunk_kind(chunk_at(b, r->edge)) == KIND_EDGE, "a region has its edge");
                 end = r->base;
-                for (uint32_t i = b->chunk[r->edge].next; i != r->edge; i = b->chunk[i].next) {
-                        REQUIRE(t, b->chunk[i].addr == end, "chunks tile their region");
+                for (uint32_t i = chunk_at(b, r->edge)->next; i != r->edge; i = chunk_at(b, i)->next) {
+                        REQUIRE(t, chunk_at(b, i)->addr == end, "chunks tile their region");
                         if (!check_chunk(b, r, i, t))
                                 return false;
-                        end += b->chunk[i].size;
+                        end += chunk_at(b, i)->size;
                 }
                 REQUIRE(t, end == region_end(r), "chunks tile their region");
         }
@@ -151,8 +151,8 @@ static bool check_regions(const struct bfc *b, struct tally *t)
 /* One of the equals of a node. */
 static bool check_equal(const struct bfc *b, uint32_t i, struct tally *t)
 {
-        const struct chunk *c = &b->chunk[i];
-        const struct chunk *up = &b->chunk[c->slot / WORDS_PER_REC];
+        const struct chunk *c = chunk_at(b, i);
+        const struct chunk *up = chunk_at(b, SLOT_OWNER(c->slot));
         uint64_t weight = equal_weight(b, i), left = equal_weight(b, c->child[0]);
         uint64_t right = equal_weight(b, c->child[1]);
 
@@ -166,13 +166,13 @@ static bool check_equal(const struct bfc *b, uint32_t i, struct tally *t)
 /* A node of a trie: the bits of its size are those of the path to it. */
 static bool check_node(const struct bfc *b, uint32_t i, uint32_t bin, struct tally *t)
 {
-        const struct chunk *c = &b->chunk[i];
+        const struct chunk *c = chunk_at(b, i);
         uint32_t slot = c->slot, level = 0, path = 0;
 
         if (slot >= END_OF_HEADS)
-                REQUIRE(t, b->chunk[slot / WORDS_PER_REC].size < c->size, "the smallest size is on top");
-        for (; slot >= END_OF_HEADS; slot = b->chunk[slot / WORDS_PER_REC].slot, level++)
-                path |= (slot - SLOT_CHILD(slot / WORDS_PER_REC, 0)) << level;
+                REQUIRE(t, chunk_at(b, SLOT_OWNER(slot))->size < c->size, "the smallest size is on top");
+        for (; slot >= END_OF_HEADS; slot = chunk_at(b, SLOT_OWNER(slot))->slot, level++)
+                path |= (slot - SLOT_CHILD(SLOT_OWNER(slot), 0)) << level;
         REQUIRE(t, slot == FIRST_HEAD + bin && bin == bin_of(c->size), "a chunk is in the bin of its size");
         REQUIRE(t, level <= bin_shift(c->size), "a trie is as deep as its bin is wide");
         REQUIRE(t,
@@ -189,22 +189,21 @@ static bool check_index(const struct bfc *b, struct tally *t)
                 REQUIRE(t, (b->map[w] != 0) == (b->map_top >> w & 1u), "map_top tells which words are not 0");
         REQUIRE(t, b->map[N_MAP_WORDS] == 0, "the map ends");
         for (uint32_t bin = 0; bin < N_BINS; bin++)
-                REQUIRE(t,
-                        (bfc_words_const(b)[FIRST_HEAD + bin] != 0) ==
-                                (b->map[bin / 64] >> bin % 64 & UINT64_C(1)),
+                REQUIRE(t, (b->words[FIRST_HEAD + bin] != 0) == (b->map[bin / 64] >> bin % 64 & UINT64_C(1)),
                         "the map tells which bins are not empty");
         /* Every free chunk has one slot that holds it, so as many as there are means each once. */
         for (uint32_t i = bfc_index_next(b, 0, 0); i != 0; i = bfc_index_next(b, 0, i)) {
-                const struct chunk *c = &b->chunk[i];
+                const struct chunk *c = chunk_at(b, i);
 
                 REQUIRE(t, ++n <= t->n_of[KIND_FREE], "the index holds free chunks only");
-                REQUIRE(t, c->slot != 0 && bfc_words_const(b)[c->slot] == i, "words[chunk[i].slot] == i");
+                REQUIRE(t, c->slot != 0 && b->words[c->slot] == i, "words[chunk_at(i)->slot] == i");
                 if ((c->equal & EQUAL_TAG) != 0 ? !check_equal(b, i, t)
                                                 : !check_node(b, i, bin_of(c->size), t))
                         return false;
         }
         REQUIRE(t, n == t->n_of[KIND_FREE], "every free chunk is in the index");
-        REQUIRE(t, b->chunk[0].child[0] == 0 && b->chunk[0].child[1] == 0 && b->chunk[0].equal == 0,
+        REQUIRE(t,
+                chunk_at(b, 0)->child[0] == 0 && chunk_at(b, 0)->child[1] == 0 && chunk_at(b, 0)->equal == 0,
                 "the scratch record has no links");
         return true;
 }
@@ -213,13 +212,13 @@ static bool check_records(const struct bfc *b, struct tally *t)
 {
         uint32_t n_spare = 0;
 
-        for (uint32_t i = b->spare; i != 0; i = b->chunk[i].next) {
+        for (uint32_t i = b->spare; i != 0; i = chunk_at(b, i)->next) {
                 REQUIRE(t, ++n_spare <= b->n_spare, "the spare records are counted");
-                REQUIRE(t, chunk_kind(&b->chunk[i]) == KIND_NONE, "a spare record is nothing else");
+                REQUIRE(t, chunk_kind(chunk_at(b, i)) == KIND_NONE, "a spare record is nothing else");
         }
         REQUIRE(t, n_spare == b->n_spare, "the spare records are counted");
         REQUIRE(t, b->n_records <= b->n_ready && b->n_ready <= b->n_reserved, "memory stands behind records");
-        REQUIRE(t, n_spare + b->n_regions + t->n_chunks == b->n_records - FIRST_CHUNK, "no record is lost");
+        REQUIRE(t, n_spare + b->n_regions + t->n_chunks == b->n_records - FIRST_RECORD, "no record is lost");
         return true;
 }
 

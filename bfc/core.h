@@ -1,21 +1,21 @@
 /* The allocator's own view of itself: chunks, regions, records. Internal to bfc/.
  *
- * All chunks live in one array of 32-byte records, reserved as address space at
- * the start and made usable in steps, so that growth never copies and a record
- * never moves. A chunk is named by its index in the array (u32).
+ * All chunks live in one array of 32-bit words, eight to a record, reserved as
+ * address space at the start and made usable in steps, so that growth never
+ * copies and a record never moves. A chunk is named by the number of its first
+ * word (u32, a multiple of 8): a processor scales an index by 4 while it loads,
+ * but not by 32.
  *
- * The array is at the same time an array of 32-bit words, 8 per record. A
- * "slot" is the number of a word that holds the index of a chunk: the head of a
- * bin, or a link in another free chunk. A free chunk knows the slot that holds
- * it, so that it is replaced or unlinked by one store, wherever it hangs.
+ * A "slot" is the number of a word that holds such a name: the head of a bin,
+ * or a link in another free chunk. A free chunk knows the slot that holds it, so
+ * that it is replaced or unlinked by one store, wherever it hangs.
  *
- *   words[chunk[i].slot] == i        for every free chunk i
- *   chunk[i].slot == 0               for everything that is not free
+ *   words[chunk_at(i)->slot] == i    for every free chunk i
+ *   chunk_at(i)->slot == 0           for everything that is not free
  *
  * Record 0 is a scratch record: link 0 means "none", and stores through it are
  * harmless, which saves branches. Nothing reads its `slot`, and its children
- * and `equal` stay 0. Records 1 to N_HEAD_RECORDS are the heads of the bins;
- * chunks follow.
+ * and `equal` stay 0. Then come the heads of the bins, a word each; then chunks.
  *
  * Every region has one edge record, which closes its chunks to a ring:
  * edge.next is the lowest chunk, edge.prev the highest. It is never free, so
@@ -35,15 +35,15 @@
 
 /* 128 bins per octave: one per size below 256 granules, then ever wider ones.
  * bin_of(2^32 - 1) == N_BINS - 1. */
-#define N_BINS         3328u
-#define N_MAP_WORDS    (N_BINS / 64u)
-#define WORDS_PER_REC  8u
-#define N_HEAD_RECORDS (N_BINS / WORDS_PER_REC)
-#define FIRST_HEAD     WORDS_PER_REC         /* slot of bin 0 */
-#define END_OF_HEADS   (FIRST_HEAD + N_BINS) /* slots below are heads */
-#define FIRST_CHUNK    (1u + N_HEAD_RECORDS) /* index of the first chunk */
-#define MAX_RECORDS    (UINT32_C(1) << 26)   /* 2 GiB of address space */
-#define MIN_RECORDS    (UINT32_C(1) << 12)   /* where address space is scarce */
+#define N_BINS        3328u
+#define N_MAP_WORDS   (N_BINS / 64u)
+#define WORDS_PER_REC 8u
+#define FIRST_HEAD    WORDS_PER_REC         /* slot of bin 0 */
+#define END_OF_HEADS  (FIRST_HEAD + N_BINS) /* slots below are heads */
+#define FIRST_CHUNK   END_OF_HEADS
+#define FIRST_RECORD  (FIRST_CHUNK / WORDS_PER_REC)
+#define MAX_RECORDS   (UINT32_C(1) << 26) /* 2 GiB of address space */
+#define MIN_RECORDS   (UINT32_C(1) << 12) /* where address space is scarce */
 
 enum kind {
         KIND_NONE, /* a spare record */
@@ -81,10 +81,12 @@ struct chunk {
 };
 
 static_assert(sizeof(struct chunk) == WORDS_PER_REC * sizeof(uint32_t), "a record is eight words");
+static_assert(FIRST_CHUNK % WORDS_PER_REC == 0, "heads fill records");
 static_assert(BFC_GRANULE == 1u << GRANULE_SHIFT, "the granule is a power of two");
 
-#define SLOT_CHILD(i, k) ((i)*WORDS_PER_REC + 4u + (k))
-#define SLOT_EQUAL(i)    ((i)*WORDS_PER_REC + 7u)
+#define SLOT_CHILD(i, k) ((i) + 4u + (k))
+#define SLOT_EQUAL(i)    ((i) + 7u)
+#define SLOT_OWNER(slot) ((slot) & ~(WORDS_PER_REC - 1u)) /* of a link: the chunk that it is in */
 
 struct region {
         uint32_t base;
@@ -128,7 +130,7 @@ struct bfc {
         uint32_t n_regions_room;
         struct region *regions; /* by base */
 
-        struct chunk chunk[] __attribute__((aligned(64)));
+        uint32_t words[] __attribute__((aligned(64)));
 };
 
 /* How many nodes the calls have looked at; only test builds count, and define it. */
@@ -139,14 +141,10 @@ extern uint64_t bfc_n_visits;
 #define VISIT() ((void)0)
 #endif
 
-static inline uint32_t *bfc_words(struct bfc *b)
+/* As strchr(): what it returns is as constant as what the caller has. */
+static inline struct chunk *chunk_at(const struct bfc *b, uint32_t i)
 {
-        return (uint32_t *)(void *)b->chunk;
-}
-
-static inline const uint32_t *bfc_words_const(const struct bfc *b)
-{
-        return (const uint32_t *)(const void *)b->chunk;
+        return (struct chunk *)(uintptr_t)(b->words + i);
 }
 
 static inline enum kind chunk_kind(const struct chunk *c)
@@ -193,16 +191,16 @@ static inline uint32_t record_new(struct bfc *b)
         uint32_t i = b->spare;
 
         if (i != 0) {
-                b->spare = b->chunk[i].next;
+                b->spare = chunk_at(b, i)->next;
                 b->n_spare--;
                 return i;
         }
-        return b->n_records++;
+        return b->n_records++ * WORDS_PER_REC;
 }
 
 static inline void record_release(struct bfc *b, uint32_t i)
 {
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
 
         chunk_set_meta(c, KIND_NONE, 0);
         c->next = b->spare;
@@ -213,21 +211,21 @@ static inline void record_release(struct bfc *b, uint32_t i)
 /* Puts record i between its new neighbour `next` and the one before that. */
 static inline void link_before(struct bfc *b, uint32_t i, uint32_t next)
 {
-        struct chunk *c = &b->chunk[i], *n = &b->chunk[next];
+        struct chunk *c = chunk_at(b, i), *n = chunk_at(b, next);
 
         c->prev = n->prev;
         c->next = next;
-        b->chunk[n->prev].next = i;
+        chunk_at(b, n->prev)->next = i;
         n->prev = i;
 }
 
 /* Takes record i out of its region's ring and gives it back. */
 static inline void unlink_release(struct bfc *b, uint32_t i)
 {
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
 
-        b->chunk[c->prev].next = c->next;
-        b->chunk[c->next].prev = c->prev;
+        chunk_at(b, c->prev)->next = c->next;
+        chunk_at(b, c->next)->prev = c->prev;
         record_release(b, i);
 }
 
@@ -260,18 +258,18 @@ static inline uint32_t next_stamp(struct bfc *b)
 
 static inline bfc_handle chunk_handle(const struct chunk *c, uint32_t i)
 {
-        return (uint64_t)c->stamp << 32 | i;
+        return (uint64_t)c->stamp << 32 | i / WORDS_PER_REC;
 }
 
 /* The chunk of this kind (used or pending) that a handle names; 0: none. Any number is safe. */
 static inline uint32_t handle_chunk(const struct bfc *b, bfc_handle h, enum kind kind)
 {
-        uint32_t i = (uint32_t)h;
+        uint32_t record = (uint32_t)h, i = record * WORDS_PER_REC;
         const struct chunk *c;
 
-        if (i - FIRST_CHUNK >= b->n_records - FIRST_CHUNK)
+        if (record - FIRST_RECORD >= b->n_records - FIRST_RECORD)
                 return 0;
-        c = &b->chunk[i];
+        c = chunk_at(b, i);
         if (c->slot != 0 || c->stamp != (uint32_t)(h >> 32) || (c->meta >> 8 & 0xffu) != (uint32_t)kind)
                 return 0;
         return i;

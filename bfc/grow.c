@@ -22,28 +22,28 @@
 static void list_put(struct bfc *b, uint32_t i, enum kind kind)
 {
         uint32_t *head = kind == KIND_HOLE ? &b->holes : &b->retiring;
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
 
         c->stamp = *head;
         c->link = 0;
         chunk_set_meta(c, kind, 0);
         if (*head != 0)
-                b->chunk[*head].link = i;
+                chunk_at(b, *head)->link = i;
         *head = i;
         *(kind == KIND_HOLE ? &b->n_holes : &b->n_retiring) += 1;
 }
 
 static void list_take(struct bfc *b, uint32_t i)
 {
-        const struct chunk *c = &b->chunk[i];
+        const struct chunk *c = chunk_at(b, i);
         bool hole = chunk_kind(c) == KIND_HOLE;
 
         if (c->link != 0)
-                b->chunk[c->link].stamp = c->stamp;
+                chunk_at(b, c->link)->stamp = c->stamp;
         else
                 *(hole ? &b->holes : &b->retiring) = c->stamp;
         if (c->stamp != 0)
-                b->chunk[c->stamp].link = c->link;
+                chunk_at(b, c->stamp)->link = c->link;
         *(hole ? &b->n_holes : &b->n_retiring) -= 1;
 }
 
@@ -54,17 +54,17 @@ void bfc_hole_take(struct bfc *b, uint32_t i)
 
 void bfc_hole_put(struct bfc *b, uint32_t i)
 {
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
         uint32_t prev = c->prev, next = c->next;
 
         VISIT();
-        if (chunk_kind(&b->chunk[next]) == KIND_HOLE) {
-                c->size += b->chunk[next].size;
+        if (chunk_kind(chunk_at(b, next)) == KIND_HOLE) {
+                c->size += chunk_at(b, next)->size;
                 list_take(b, next);
                 unlink_release(b, next);
         }
-        if (chunk_kind(&b->chunk[prev]) == KIND_HOLE) {
-                b->chunk[prev].size += c->size;
+        if (chunk_kind(chunk_at(b, prev)) == KIND_HOLE) {
+                chunk_at(b, prev)->size += c->size;
                 unlink_release(b, i);
         } else {
                 list_put(b, i, KIND_HOLE);
@@ -75,7 +75,7 @@ void bfc_hole_put(struct bfc *b, uint32_t i)
 static uint32_t cut(struct bfc *b, uint32_t i, uint32_t at)
 {
         uint32_t upper = record_new(b);
-        struct chunk *c = &b->chunk[i], *u = &b->chunk[upper];
+        struct chunk *c = chunk_at(b, i), *u = chunk_at(b, upper);
 
         link_before(b, upper, c->next);
         u->addr = at;
@@ -133,14 +133,14 @@ struct cursor {
  * stretch below y, those of a begun extent wholly. */
 static uint32_t cursor_to(const struct bfc *b, const struct region *r, struct cursor *cur, uint32_t y)
 {
-        const struct chunk *c = &b->chunk[cur->chunk];
+        const struct chunk *c = chunk_at(b, cur->chunk);
 
         while (chunk_end(c) < y) {
                 VISIT();
                 if (chunk_kind(c) == KIND_HOLE)
                         cur->n_below += c->size;
                 cur->chunk = c->next;
-                c = &b->chunk[cur->chunk];
+                c = chunk_at(b, cur->chunk);
         }
         return cur->n_below + (chunk_kind(c) == KIND_HOLE ? grid_up(b, r, y) - c->addr : 0);
 }
@@ -174,7 +174,7 @@ static uint32_t free_moves(const struct bfc *b, const struct region *r, const st
 static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t first, uint32_t end,
                          uint32_t n, struct place *best)
 {
-        uint32_t begin = b->chunk[first].addr, grid = grid_up(b, r, begin + 1), n_below = 0;
+        uint32_t begin = chunk_at(b, first)->addr, grid = grid_up(b, r, begin + 1), n_below = 0;
         struct cursor upper = { first, 0 };
         struct place p = { .chunk = first, .offset = begin };
 
@@ -185,8 +185,8 @@ static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t f
                 p.n_new = cursor_to(b, r, &upper, grid + n);
                 place_better(b, r, best, p, n);
         }
-        for (uint32_t i = first; i != r->edge && end - b->chunk[i].addr > n; i = b->chunk[i].next) {
-                const struct chunk *c = &b->chunk[i];
+        for (uint32_t i = first; i != r->edge && end - chunk_at(b, i)->addr > n; i = chunk_at(b, i)->next) {
+                const struct chunk *c = chunk_at(b, i);
                 uint32_t lowest, x, moves;
 
                 VISIT();
@@ -196,7 +196,7 @@ static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t f
                 x = chunk_end(c) <= end - n ? chunk_end(c) : grid_down(b, r, end - n);
                 if (x >= lowest) {
                         p.n_new = cursor_to(b, r, &upper, x + n) - n_below - (x - c->addr);
-                        moves = free_moves(b, r, &b->chunk[upper.chunk], x + n);
+                        moves = free_moves(b, r, chunk_at(b, upper.chunk), x + n);
                         if (moves > (x - lowest) / b->extent)
                                 moves = (x - lowest) / b->extent;
                         p.chunk = i;
@@ -221,26 +221,26 @@ static struct place find_place(const struct bfc *b, uint32_t n)
         struct place best = { .chunk = index_find(b, n) };
 
         if (best.chunk != 0) {
-                best.offset = b->chunk[best.chunk].addr;
+                best.offset = chunk_at(b, best.chunk)->addr;
                 return best;
         }
-        for (uint32_t i = b->holes; i != 0; i = b->chunk[i].stamp) {
-                const struct chunk *c = &b->chunk[i];
+        for (uint32_t i = b->holes; i != 0; i = chunk_at(b, i)->stamp) {
+                const struct chunk *c = chunk_at(b, i);
                 uint32_t first = i, end = chunk_end(c);
 
                 VISIT();
                 /* Free chunks and holes take turns; only the stretch's first hole goes on. */
-                if (chunk_kind(&b->chunk[c->prev]) == KIND_FREE) {
+                if (chunk_kind(chunk_at(b, c->prev)) == KIND_FREE) {
                         first = c->prev;
-                        if (chunk_kind(&b->chunk[b->chunk[first].prev]) == KIND_HOLE)
+                        if (chunk_kind(chunk_at(b, chunk_at(b, first)->prev)) == KIND_HOLE)
                                 continue;
                 }
-                for (c = &b->chunk[c->next]; in_stretch(c); c = &b->chunk[c->next]) {
+                for (c = chunk_at(b, c->next); in_stretch(c); c = chunk_at(b, c->next)) {
                         VISIT();
                         end = chunk_end(c);
                 }
-                if (end - b->chunk[first].addr >= n)
-                        plan_stretch(b, bfc_region_at(b, b->chunk[first].addr), first, end, n, &best);
+                if (end - chunk_at(b, first)->addr >= n)
+                        plan_stretch(b, bfc_region_at(b, chunk_at(b, first)->addr), first, end, n, &best);
         }
         return best;
 }
@@ -277,14 +277,14 @@ int bfc_plan_growth(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_byte
 
 static bool is_piece_of(const struct bfc *b, uint32_t i, uint32_t head)
 {
-        return chunk_kind(&b->chunk[i]) == KIND_PIECE && b->chunk[i].link == head;
+        return chunk_kind(chunk_at(b, i)) == KIND_PIECE && chunk_at(b, i)->link == head;
 }
 
 /* Turns the part of chunk i below y into a piece of a pending block; what is above y stays
  * what it was, but for the rest of a begun extent, which becomes the tail. Returns the piece. */
 static uint32_t take_piece(struct bfc *b, uint32_t i, uint32_t y)
 {
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
         uint32_t piece = i, rest;
 
         VISIT();
@@ -298,9 +298,9 @@ static uint32_t take_piece(struct bfc *b, uint32_t i, uint32_t y)
                 }
                 if (y < chunk_end(c)) {
                         rest = cut(b, i, y);
-                        b->idle += b->chunk[rest].size;
-                        count_reserved(b, b->chunk[rest].size);
-                        chunk_set_meta(&b->chunk[rest], KIND_PIECE, PIECE_NEW | PIECE_TAIL);
+                        b->idle += chunk_at(b, rest)->size;
+                        count_reserved(b, chunk_at(b, rest)->size);
+                        chunk_set_meta(chunk_at(b, rest), KIND_PIECE, PIECE_NEW | PIECE_TAIL);
                         b->n_pieces++;
                 }
                 count_reserved(b, c->size);
@@ -308,15 +308,15 @@ static uint32_t take_piece(struct bfc *b, uint32_t i, uint32_t y)
         } else if (y < chunk_end(c)) {
                 piece = record_new(b);
                 link_before(b, piece, i);
-                b->chunk[piece].addr = c->addr;
-                b->chunk[piece].size = y - c->addr;
+                chunk_at(b, piece)->addr = c->addr;
+                chunk_at(b, piece)->size = y - c->addr;
                 index_rekey(b, i, y, chunk_end(c) - y);
-                chunk_set_meta(&b->chunk[piece], KIND_PIECE, 0);
+                chunk_set_meta(chunk_at(b, piece), KIND_PIECE, 0);
         } else {
                 index_remove(b, i);
                 chunk_set_meta(c, KIND_PIECE, 0);
         }
-        b->chunk[piece].stamp = 0;
+        chunk_at(b, piece)->stamp = 0;
         b->n_pieces++;
         return piece;
 }
@@ -324,12 +324,12 @@ static uint32_t take_piece(struct bfc *b, uint32_t i, uint32_t y)
 /* Splits a free chunk or a hole at x; returns the upper part. */
 static uint32_t split_at(struct bfc *b, uint32_t i, uint32_t x)
 {
-        bool free = b->chunk[i].slot != 0;
+        bool free = chunk_at(b, i)->slot != 0;
         uint32_t upper;
 
         if (free) {
                 index_remove(b, i);
-                chunk_set_meta(&b->chunk[i], KIND_NONE, 0);
+                chunk_set_meta(chunk_at(b, i), KIND_NONE, 0);
         }
         upper = cut(b, i, x);
         if (free) {
@@ -346,25 +346,25 @@ static uint32_t take_place(struct bfc *b, uint32_t i, uint32_t x, uint32_t y)
 {
         uint32_t head = 0;
 
-        while (chunk_end(&b->chunk[i]) <= x)
-                i = b->chunk[i].next;
-        if (b->chunk[i].addr < x)
+        while (chunk_end(chunk_at(b, i)) <= x)
+                i = chunk_at(b, i)->next;
+        if (chunk_at(b, i)->addr < x)
                 i = split_at(b, i, x);
         for (;;) {
-                uint32_t next = b->chunk[i].next;
-                bool last = chunk_end(&b->chunk[i]) >= y;
+                uint32_t next = chunk_at(b, i)->next;
+                bool last = chunk_end(chunk_at(b, i)) >= y;
 
-                i = take_piece(b, i, y < chunk_end(&b->chunk[i]) ? y : chunk_end(&b->chunk[i]));
+                i = take_piece(b, i, y < chunk_end(chunk_at(b, i)) ? y : chunk_end(chunk_at(b, i)));
                 if (head == 0)
                         head = i;
-                b->chunk[i].link = head;
+                chunk_at(b, i)->link = head;
                 if (last)
                         break;
                 i = next;
         }
-        i = b->chunk[i].next;
+        i = chunk_at(b, i)->next;
         if (is_piece_of(b, i, 0)) /* the tail, not yet named */
-                b->chunk[i].link = head;
+                chunk_at(b, i)->link = head;
         return head;
 }
 
@@ -389,7 +389,7 @@ int bfc_grow_begin(struct bfc *b, const struct bfc_growth *plan, bfc_handle *ret
         if (records_reserve(b, 3) < 0)
                 return -ENOMEM;
         head = take_place(b, p.chunk, p.offset, p.offset + n);
-        c = &b->chunk[head];
+        c = chunk_at(b, head);
         chunk_set_meta(c, KIND_PENDING, (c->meta & PIECE_NEW) | (uint32_t)(now.n_bytes - plan->n_requested));
         c->stamp = next_stamp(b);
         c->link = n;
@@ -403,15 +403,15 @@ int bfc_grow_begin(struct bfc *b, const struct bfc_growth *plan, bfc_handle *ret
 int bfc_grow_commit(struct bfc *b, bfc_handle h)
 {
         uint32_t head = handle_chunk(b, h, KIND_PENDING), i;
-        struct chunk *c = &b->chunk[head];
+        struct chunk *c = chunk_at(b, head);
 
         if (head == 0)
                 return -EINVAL;
         while (is_piece_of(b, i = c->next, head)) {
                 VISIT();
                 b->n_pieces--;
-                if ((b->chunk[i].meta & PIECE_TAIL) != 0) {
-                        b->idle -= b->chunk[i].size;
+                if ((chunk_at(b, i)->meta & PIECE_TAIL) != 0) {
+                        b->idle -= chunk_at(b, i)->size;
                         chunk_make_free(b, i);
                         break;
                 }
@@ -433,11 +433,11 @@ int bfc_grow_cancel(struct bfc *b, bfc_handle h)
 
         if (head == 0)
                 return -EINVAL;
-        count_unused(b, b->chunk[head].link, chunk_waste(&b->chunk[head]));
+        count_unused(b, chunk_at(b, head)->link, chunk_waste(chunk_at(b, head)));
         b->n_pending--;
         b->n_pieces++; /* the head, counted down below */
         do {
-                const struct chunk *c = &b->chunk[i];
+                const struct chunk *c = chunk_at(b, i);
                 uint32_t next = c->next;
 
                 /* Pieces are neither free nor holes, so the next one outlives this one's merging. */
@@ -484,7 +484,7 @@ int bfc_back(struct bfc *b, struct bfc_range range)
         if (records_reserve(b, 2) < 0)
                 return -ENOMEM;
         for (uint32_t i = b->holes; i != 0; i = next) {
-                struct chunk *c = &b->chunk[i];
+                struct chunk *c = chunk_at(b, i);
 
                 VISIT();
                 next = c->stamp;
@@ -499,7 +499,7 @@ int bfc_back(struct bfc *b, struct bfc_range range)
                         list_put(b, i, KIND_HOLE);
                         i = upper;
                 }
-                count_reserved(b, b->chunk[i].size);
+                count_reserved(b, chunk_at(b, i)->size);
                 chunk_make_free(b, i);
         }
         return 0;
@@ -512,17 +512,17 @@ static uint32_t free_chunk_around(const struct bfc *b, const struct region *r, u
         uint32_t i = 0;
 
         if (begin == r->base)
-                i = b->chunk[r->edge].next;
+                i = chunk_at(b, r->edge)->next;
         else if (end == region_end(r))
-                i = b->chunk[r->edge].prev;
+                i = chunk_at(b, r->edge)->prev;
         else
                 for (i = bfc_index_next(b, bin_of(end - begin), 0); i != 0; i = bfc_index_next(b, 0, i)) {
                         VISIT();
-                        if (b->chunk[i].addr <= begin && end <= chunk_end(&b->chunk[i]))
+                        if (chunk_at(b, i)->addr <= begin && end <= chunk_end(chunk_at(b, i)))
                                 return i;
                 }
-        if (i != 0 && chunk_kind(&b->chunk[i]) == KIND_FREE && b->chunk[i].addr <= begin &&
-            end <= chunk_end(&b->chunk[i]))
+        if (i != 0 && chunk_kind(chunk_at(b, i)) == KIND_FREE && chunk_at(b, i)->addr <= begin &&
+            end <= chunk_end(chunk_at(b, i)))
                 return i;
         return 0;
 }
@@ -540,7 +540,7 @@ int bfc_release_begin(struct bfc *b, struct bfc_range range)
                 return -EINVAL;
         if (records_reserve(b, 2) < 0)
                 return -ENOMEM;
-        c = &b->chunk[i];
+        c = chunk_at(b, i);
         index_remove(b, i);
         chunk_set_meta(c, KIND_NONE, 0);
         if (end < chunk_end(c)) {
@@ -552,7 +552,7 @@ int bfc_release_begin(struct bfc *b, struct bfc_range range)
                 index_insert(b, i);
                 i = upper;
         }
-        b->idle += b->chunk[i].size;
+        b->idle += chunk_at(b, i)->size;
         list_put(b, i, KIND_RETIRING);
         return 0;
 }
@@ -563,8 +563,8 @@ int bfc_release_commit(struct bfc *b, struct bfc_range range)
 
         if (!whole_extents(b, range, &begin, &end))
                 return -EINVAL;
-        for (uint32_t i = b->retiring; i != 0; i = b->chunk[i].stamp) {
-                const struct chunk *c = &b->chunk[i];
+        for (uint32_t i = b->retiring; i != 0; i = chunk_at(b, i)->stamp) {
+                const struct chunk *c = chunk_at(b, i);
 
                 VISIT();
                 if (c->addr != begin || chunk_end(c) != end)
@@ -687,12 +687,12 @@ size_t bfc_plan_release(const struct bfc *b, uint64_t want_bytes, const struct b
         if (max_ranges == 0 || want_bytes == 0)
                 return 0;
         for (uint32_t i = bfc_index_next(b, bin_of(b->extent), 0); i != 0; i = bfc_index_next(b, 0, i))
-                if (b->chunk[i].size >= b->extent)
-                        found_add_chunk(b, &f, &b->chunk[i], span);
+                if (chunk_at(b, i)->size >= b->extent)
+                        found_add_chunk(b, &f, chunk_at(b, i), span);
         /* Smaller chunks contain no whole extent but a region's first or last one. */
         for (uint32_t k = 0; k < b->n_regions; k++) {
-                const struct chunk *edge = &b->chunk[b->regions[k].edge];
-                const struct chunk *low = &b->chunk[edge->next], *high = &b->chunk[edge->prev];
+                const struct chunk *edge = chunk_at(b, b->regions[k].edge);
+                const struct chunk *low = chunk_at(b, edge->next), *high = chunk_at(b, edge->prev);
 
                 VISIT();
                 if (low->slot != 0 && low->size < b->extent)

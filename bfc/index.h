@@ -28,8 +28,7 @@
  * No removal compares keys: a chunk's size and address may change between
  * index_remove() and index_insert().
  *
- * Included by the files of bfc/ that change the index; the functions are meant
- * to be inlined into bfc_alloc() and bfc_dealloc().
+ * Included by the files of bfc/ that change or read the index.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_INDEX_H
@@ -37,8 +36,11 @@
 
 #include "bfc/core.h"
 
-/* The compiler's own choice costs up to a fifth on traces. */
-#define BFC_INLINE static inline __attribute__((always_inline))
+/* What one look settles is inlined into the two hot calls; the rest is in functions of their own,
+ * called last where possible, so that the hot calls save and spill few registers. The compiler's
+ * own choice costs up to a fifth. */
+#define BFC_INLINE  static inline __attribute__((always_inline))
+#define BFC_OUTLINE static __attribute__((noinline, unused))
 
 #define EQUAL_TAG  UINT32_C(0x80000000)
 #define MAX_WEIGHT UINT32_C(0x7fffffff)
@@ -88,65 +90,49 @@ static inline uint32_t map_next(const struct bfc *b, uint32_t bin)
 /* Lets the slot hold chunk i (0: nothing; the second store then goes to the scratch record). */
 static inline void slot_put(struct bfc *b, uint32_t slot, uint32_t i)
 {
-        bfc_words(b)[slot] = i;
-        b->chunk[i].slot = slot;
+        b->words[slot] = i;
+        chunk_at(b, i)->slot = slot;
 }
 
 /* ---- equal sizes: a heap by address, its right sides light ------------------------ */
 
 static inline uint32_t equal_weight(const struct bfc *b, uint32_t i)
 {
-        return b->chunk[i].equal & ~EQUAL_TAG;
+        return chunk_at(b, i)->equal & ~EQUAL_TAG;
 }
 
 /* Melts the heaps x and y (0: empty) and puts the result into the slot, in one pass down.
  *
  * On the way, x with the right side r takes in y: w(r) + w(y) come together on one side, and
  * l, of at most w(x) - 1 - w(r), is the other. The lighter one becomes the right side, so
- * 2 w(right) + 1 <= w(x) + w(y), the new weight. */
+ * 2 w(right) + 1 <= w(x) + w(y), the new weight. Which one that is, nobody can foretell, so
+ * the body has no branch. */
 static inline void equal_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t slot)
 {
         while (x != 0 && y != 0) {
-                uint32_t right, weight, light, heavy;
+                uint32_t swap = -(uint32_t)(chunk_at(b, y)->addr < chunk_at(b, x)->addr) & (x ^ y);
+                uint32_t top = x ^ swap, other = y ^ swap;
+                struct chunk *t = chunk_at(b, top);
+                uint32_t left = t->child[0], right = t->child[1];
+                uint32_t weight = equal_weight(b, top) + equal_weight(b, other);
+                uint32_t together = equal_weight(b, right) + equal_weight(b, other);
+                uint32_t side = together > weight - 1 - together ? 0 : 1; /* where they come together */
 
                 VISIT();
-                if (b->chunk[y].addr < b->chunk[x].addr) {
-                        uint32_t t = x;
-
-                        x = y;
-                        y = t;
-                }
-                right = b->chunk[x].child[1];
-                weight = equal_weight(b, x) + equal_weight(b, y);
-                light = equal_weight(b, right) + equal_weight(b, y);
-                heavy = weight - 1 - light;
-                slot_put(b, slot, x);
-                b->chunk[x].equal = weight > MAX_WEIGHT ? EQUAL_TAG | MAX_WEIGHT : EQUAL_TAG | weight;
-                slot = SLOT_CHILD(x, 1);
-                if (light > heavy) {
-                        slot_put(b, slot, b->chunk[x].child[0]);
-                        slot = SLOT_CHILD(x, 0);
-                }
+                slot_put(b, slot, top);
+                t->equal = EQUAL_TAG | (weight < MAX_WEIGHT ? weight : MAX_WEIGHT);
+                slot_put(b, SLOT_CHILD(top, 1 - side), left);
+                slot = SLOT_CHILD(top, side);
                 x = right;
+                y = other;
         }
         slot_put(b, slot, x | y);
-}
-
-/* Chunk i becomes one of the equals of a node. */
-static inline void equal_insert(struct bfc *b, uint32_t node, uint32_t i)
-{
-        struct chunk *c = &b->chunk[i];
-
-        c->child[0] = 0;
-        c->child[1] = 0;
-        c->equal = EQUAL_TAG | 1u;
-        equal_merge(b, b->chunk[node].equal, i, SLOT_EQUAL(node));
 }
 
 /* Takes one of the equals of a node out. Weights above it stay as they are. */
 static inline void equal_remove(struct bfc *b, uint32_t i)
 {
-        const struct chunk *c = &b->chunk[i];
+        const struct chunk *c = chunk_at(b, i);
 
         equal_merge(b, c->child[0], c->child[1], c->slot);
 }
@@ -159,7 +145,7 @@ static inline uint32_t trie_find(const struct bfc *b, uint32_t i, uint32_t n)
         uint32_t larger = 0; /* root of the nearest subtree whose sizes are all above n */
 
         for (unsigned bit = bin_shift(n); bit-- > 0;) {
-                const struct chunk *c = &b->chunk[i];
+                const struct chunk *c = chunk_at(b, i);
 
                 if ((n >> bit & 1u) != 0) {
                         i = c->child[1];
@@ -170,60 +156,74 @@ static inline uint32_t trie_find(const struct bfc *b, uint32_t i, uint32_t n)
                 if (i == 0)
                         break;
                 VISIT();
-                if (b->chunk[i].size >= n)
+                if (chunk_at(b, i)->size >= n)
                         return i;
         }
         return larger;
 }
 
-/* The smallest free chunk of at least n granules, the lowest address on ties; 0: none. */
-BFC_INLINE uint32_t index_find(const struct bfc *b, uint32_t n)
+/* index_find() where one look is enough; 0: it is not, or nothing is large enough. */
+BFC_INLINE uint32_t index_look(const struct bfc *b, uint32_t n)
 {
-        uint32_t bin = bin_of(n), i = bfc_words_const(b)[FIRST_HEAD + bin];
+        uint32_t bin = bin_of(n), i = b->words[FIRST_HEAD + bin];
 
         VISIT();
-        if (i != 0) {
-                if (b->chunk[i].size >= n)
-                        return i;
-                i = trie_find(b, i, n);
-                if (i != 0)
-                        return i;
-        }
+        if (i != 0)
+                return chunk_at(b, i)->size >= n ? i : 0;
         bin = map_next(b, bin + 1);
-        return bin == N_BINS ? 0 : bfc_words_const(b)[FIRST_HEAD + bin];
+        return bin == N_BINS ? 0 : b->words[FIRST_HEAD + bin];
 }
 
-/* Chunk i takes the place of node `old`, which keeps its own equals. */
+/* The smallest free chunk of at least n granules, the lowest address on ties; 0: none. */
+static inline uint32_t index_find(const struct bfc *b, uint32_t n)
+{
+        uint32_t i = index_look(b, n), bin = bin_of(n), head = b->words[FIRST_HEAD + bin];
+
+        if (i != 0 || head == 0)
+                return i;
+        i = trie_find(b, head, n);
+        if (i != 0)
+                return i;
+        bin = map_next(b, bin + 1);
+        return bin == N_BINS ? 0 : b->words[FIRST_HEAD + bin];
+}
+
+/* Chunk i takes the place of node `old`, which keeps its own equals. i == old: nothing changes. */
 static inline void trie_replace(struct bfc *b, uint32_t old, uint32_t i)
 {
-        const struct chunk *o = &b->chunk[old];
+        const struct chunk *o = chunk_at(b, old);
+        uint32_t low = o->child[0], high = o->child[1];
 
         slot_put(b, o->slot, i);
-        slot_put(b, SLOT_CHILD(i, 0), o->child[0]);
-        slot_put(b, SLOT_CHILD(i, 1), o->child[1]);
+        slot_put(b, SLOT_CHILD(i, 0), low);
+        slot_put(b, SLOT_CHILD(i, 1), high);
 }
 
-/* Chunk i joins the node of its size. */
+/* Chunk i joins the node of its size: the one with the lower address stays or becomes the node,
+ * the other one goes to the heap. No branch, as in equal_merge(). */
 static inline void index_insert_equal(struct bfc *b, uint32_t node, uint32_t i)
 {
-        if (b->chunk[i].addr > b->chunk[node].addr) {
-                equal_insert(b, node, i);
-                return;
-        }
-        trie_replace(b, node, i);
-        slot_put(b, SLOT_EQUAL(i), b->chunk[node].equal);
-        equal_insert(b, i, node);
+        uint32_t equal = chunk_at(b, node)->equal;
+        uint32_t swap = -(uint32_t)(chunk_at(b, i)->addr < chunk_at(b, node)->addr) & (i ^ node);
+        uint32_t low = node ^ swap, high = i ^ swap;
+        struct chunk *h = chunk_at(b, high);
+
+        trie_replace(b, node, low);
+        h->child[0] = 0;
+        h->child[1] = 0;
+        h->equal = EQUAL_TAG | 1u;
+        equal_merge(b, equal, high, SLOT_EQUAL(low));
 }
 
 /* Chunk i goes below the root `at` of its bin. */
-static inline void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
+BFC_OUTLINE void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
 {
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
         unsigned bit = bin_shift(c->size);
         uint32_t slot;
 
         do {
-                struct chunk *a = &b->chunk[at];
+                struct chunk *a = chunk_at(b, at);
 
                 VISIT();
                 if (a->size == c->size) {
@@ -241,7 +241,7 @@ static inline void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
                 }
                 bit--;
                 slot = SLOT_CHILD(at, c->size >> bit & 1u);
-                at = bfc_words(b)[slot];
+                at = b->words[slot];
         } while (at != 0);
         slot_put(b, slot, i);
         c->child[0] = 0;
@@ -250,8 +250,8 @@ static inline void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
 
 BFC_INLINE void index_insert(struct bfc *b, uint32_t i)
 {
-        struct chunk *c = &b->chunk[i];
-        uint32_t bin = bin_of(c->size), at = bfc_words(b)[FIRST_HEAD + bin];
+        struct chunk *c = chunk_at(b, i);
+        uint32_t bin = bin_of(c->size), at = b->words[FIRST_HEAD + bin];
 
         c->equal = 0;
         if (at != 0) {
@@ -267,7 +267,7 @@ BFC_INLINE void index_insert(struct bfc *b, uint32_t i)
 /* Fills the place of node i, which has no equals, from below. */
 static inline void trie_remove(struct bfc *b, uint32_t i)
 {
-        const struct chunk *c = &b->chunk[i];
+        const struct chunk *c = chunk_at(b, i);
         uint32_t slot = c->slot, low = c->child[0], high = c->child[1];
 
         if (slot < END_OF_HEADS && (low | high) == 0)
@@ -275,7 +275,7 @@ static inline void trie_remove(struct bfc *b, uint32_t i)
         for (;;) {
                 /* Every size on the low side is below every one on the high side. */
                 uint32_t up = low != 0 ? low : high, side = low != 0 ? 0 : 1;
-                uint32_t next_low = b->chunk[up].child[0], next_high = b->chunk[up].child[1];
+                uint32_t next_low = chunk_at(b, up)->child[0], next_high = chunk_at(b, up)->child[1];
 
                 slot_put(b, slot, up);
                 if (up == 0)
@@ -285,7 +285,7 @@ static inline void trie_remove(struct bfc *b, uint32_t i)
                 if (side == 0)
                         slot_put(b, SLOT_CHILD(up, 1), high);
                 else
-                        b->chunk[up].child[0] = 0;
+                        chunk_at(b, up)->child[0] = 0;
                 slot = SLOT_CHILD(up, side);
                 low = next_low;
                 high = next_high;
@@ -293,9 +293,9 @@ static inline void trie_remove(struct bfc *b, uint32_t i)
 }
 
 /* Takes a free chunk out. It looks free until the caller sets its slot. */
-BFC_INLINE void index_remove(struct bfc *b, uint32_t i)
+BFC_OUTLINE void index_remove(struct bfc *b, uint32_t i)
 {
-        uint32_t heir = b->chunk[i].equal;
+        uint32_t heir = chunk_at(b, i)->equal;
 
         VISIT();
         if (heir == 0) {
@@ -303,34 +303,60 @@ BFC_INLINE void index_remove(struct bfc *b, uint32_t i)
         } else if ((heir & EQUAL_TAG) != 0) {
                 equal_remove(b, i);
         } else {
-                const struct chunk *h = &b->chunk[heir];
+                const struct chunk *h = chunk_at(b, heir);
 
                 equal_merge(b, h->child[0], h->child[1], SLOT_EQUAL(heir));
                 trie_replace(b, i, heir);
         }
 }
 
+/* index_rekey() of a chunk that is alone in its bin and joins others. */
+BFC_OUTLINE void index_join(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
+{
+        struct chunk *c = chunk_at(b, i);
+
+        b->words[c->slot] = 0;
+        map_clear(b, c->slot - FIRST_HEAD);
+        c->addr = addr;
+        c->size = size;
+        trie_insert(b, b->words[FIRST_HEAD + bin_of(size)], i);
+}
+
+/* index_rekey() of any other one. */
+BFC_OUTLINE void index_move(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
+{
+        struct chunk *c = chunk_at(b, i);
+
+        index_remove(b, i);
+        c->addr = addr;
+        c->size = size;
+        index_insert(b, i);
+}
+
 /* Gives a free chunk another address and size. Often it is alone in its bin
  * before and after, as the last large chunk of a region is. */
 BFC_INLINE void index_rekey(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
 {
-        struct chunk *c = &b->chunk[i];
+        struct chunk *c = chunk_at(b, i);
+        uint32_t old = c->slot, slot = FIRST_HEAD + bin_of(size);
 
         VISIT();
-        if (c->slot < END_OF_HEADS && (c->child[0] | c->child[1] | c->equal) == 0) {
-                if (c->slot == FIRST_HEAD + bin_of(size)) {
-                        c->addr = addr;
-                        c->size = size;
+        if (old >= END_OF_HEADS || (c->child[0] | c->child[1] | c->equal) != 0) {
+                index_move(b, i, addr, size);
+                return;
+        }
+        if (slot != old) {
+                if (b->words[slot] != 0) {
+                        index_join(b, i, addr, size);
                         return;
                 }
-                bfc_words(b)[c->slot] = 0;
-                map_clear(b, c->slot - FIRST_HEAD);
-        } else {
-                index_remove(b, i);
+                b->words[old] = 0;
+                map_clear(b, old - FIRST_HEAD);
+                map_set(b, slot - FIRST_HEAD);
+                slot_put(b, slot, i);
         }
         c->addr = addr;
         c->size = size;
-        index_insert(b, i);
 }
 
 /* The next free chunk in the order: bin, node, children, equals. i == 0: the first one of
@@ -339,29 +365,44 @@ uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i);
 
 /* ---- chunks that become free ------------------------------------------------------ */
 
+/* Chunk i merges with its two neighbours, which are free. */
+BFC_OUTLINE void chunk_merge_both(struct bfc *b, uint32_t i)
+{
+        const struct chunk *c = chunk_at(b, i);
+        uint32_t prev = c->prev, next = c->next;
+        struct chunk *p = chunk_at(b, prev), *n = chunk_at(b, next);
+        uint32_t size = p->size + c->size + n->size;
+
+        index_remove(b, next);
+        unlink_release(b, next);
+        unlink_release(b, i);
+        index_rekey(b, prev, p->addr, size);
+}
+
 /* Chunk i (in its ring, not free, in no list) becomes free and merges with free neighbours. */
 BFC_INLINE void chunk_make_free(struct bfc *b, uint32_t i)
 {
-        struct chunk *c = &b->chunk[i];
-        uint32_t prev = c->prev, next = c->next, size = c->size, addr = c->addr;
-        struct chunk *p = &b->chunk[prev], *n = &b->chunk[next];
+        const struct chunk *c = chunk_at(b, i);
+        uint32_t keep = c->prev, next = c->next, addr = c->addr, size = c->size;
+        const struct chunk *p = chunk_at(b, keep), *n = chunk_at(b, next);
 
         VISIT();
         if (p->slot != 0) {
-                size += p->size;
                 if (n->slot != 0) {
-                        size += n->size;
-                        index_remove(b, next);
-                        unlink_release(b, next);
+                        chunk_merge_both(b, i);
+                        return;
                 }
-                unlink_release(b, i);
-                index_rekey(b, prev, p->addr, size);
+                addr = p->addr;
+                size += p->size;
         } else if (n->slot != 0) {
-                unlink_release(b, i);
-                index_rekey(b, next, addr, size + n->size);
+                keep = next;
+                size += n->size;
         } else {
                 index_insert(b, i);
+                return;
         }
+        unlink_release(b, i);
+        index_rekey(b, keep, addr, size);
 }
 
 #endif
