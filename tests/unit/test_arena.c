@@ -15,6 +15,8 @@
 #define E     (2 * MIB) /* the grid */
 #define SHORT MIB       /* what the grid leaves of the limit */
 
+static void on_retire(void *userdata, const uint32_t *extents, size_t n_extents);
+
 static struct fake_device device;
 static struct worker *worker;
 static struct ledger *ledger;
@@ -22,6 +24,7 @@ static struct pool pool;
 static struct account account;
 static struct arena *a;
 static uint32_t quota;
+static uint32_t asked[64], n_asked; /* extents that sessions are to let go of */
 static int n_fds_before;
 
 static void check(void)
@@ -49,6 +52,8 @@ static void open_arena(uint64_t limit_bytes)
                 .quota = quota,
                 .limit_bytes = limit_bytes,
                 .extent_bytes = E,
+                .retire = on_retire,
+                .userdata = &n_asked,
         };
 
         pool_init(&pool, limit_bytes);
@@ -145,6 +150,19 @@ static struct grown grow(uint64_t n_bytes)
         ck_assert_int_eq(g.result, 0);
         ck_assert_uint_eq(g.offset, plan.offset);
         ck_assert_uint_eq(arena_pending_bytes(a), 0);
+        check();
+        return g;
+}
+
+/* The same while something is being given back. */
+static struct grown grow_beside(uint64_t n_bytes)
+{
+        struct bfc_growth plan;
+        struct grown g;
+
+        begin(n_bytes, &plan, &g);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, 0);
         check();
         return g;
 }
@@ -622,6 +640,106 @@ START_TEST(test_back_fails)
 }
 END_TEST
 
+/* ---- retirement ------------------------------------------------------------ */
+
+static void on_retire(void *userdata, const uint32_t *extents, size_t n_extents)
+{
+        ck_assert_ptr_eq(userdata, &n_asked);
+        for (size_t i = 0; i < n_extents; i++)
+                asked[n_asked++] = extents[i];
+}
+
+/* Four free extents on a device that cannot empty mappings; the session was given
+ * those of slots 1 and 2. */
+static void open_with_exports(uint32_t *ret_session, uint32_t *ret_exports)
+{
+        struct ledger_session facts = { .tenant = "t" };
+        struct grown g;
+
+        n_asked = 0;
+        device.device.empties_mappings = false;
+        open_arena(8 * E);
+        ck_assert_int_eq(ledger_session_add(ledger, &facts, ret_session), 0);
+        g = grow(4 * E);
+        for (unsigned i = 0; i < 2; i++)
+                ck_assert_int_eq(
+                        ledger_export_add(ledger, *ret_session, arena_slot_extent(a, 1 + i), &ret_exports[i]),
+                        0);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+}
+
+static void clear_export(uint32_t export, bool was_late)
+{
+        uint32_t extent = ledger_export_at(ledger, export)->extent;
+
+        ledger_export_clear(ledger, export);
+        arena_export_is_gone(a, extent, was_late);
+}
+
+START_TEST(test_retired_one_by_one)
+{
+        uint32_t session, exports[2];
+        unsigned n_released = 0;
+        bfc_handle handle;
+        uint64_t offset;
+
+        open_with_exports(&session, exports);
+        ck_assert_uint_eq(arena_release(a, UINT64_MAX, NULL, on_released, &n_released), 4 * E);
+        check();
+        ck_assert_uint_eq(n_asked, 2);
+        ck_assert_uint_eq(arena_leaving_bytes(a), 2 * E);
+        ck_assert_uint_eq(arena_awaited_bytes(a), 2 * E);
+        ck_assert_uint_eq(arena_releasable(a, NULL), 0);
+        ck_assert_int_eq(arena_alloc(a, 256, &handle, &offset), BFC_NO_FIT);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(n_released, 1);
+        ck_assert_uint_eq(device.n_destroys, 2);
+        ck_assert_uint_eq(account.charged_bytes, 2 * E);
+        check();
+
+        arena_export_is_late(a, asked[0]);
+        ck_assert_uint_eq(arena_awaited_bytes(a), E);
+        ck_assert_uint_eq(arena_pending_bytes(a), 2 * E);
+        check();
+        /* Another range grows and goes meanwhile. */
+        ck_assert_int_eq(arena_dealloc(a, grow_beside(E).handle), 0);
+        ck_assert_uint_eq(arena_release(a, UINT64_MAX, NULL, on_released, &n_released), E);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(n_released, 2);
+
+        clear_export(exports[1], false);
+        ck_assert_uint_eq(arena_leaving_bytes(a), E);
+        check();
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        clear_export(exports[0], true);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(n_released, 4);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        ck_assert_uint_eq(arena_awaited_bytes(a) + arena_leaving_bytes(a) + arena_pending_bytes(a), 0);
+        ledger_session_clear(ledger, session);
+}
+END_TEST
+
+START_TEST(test_retired_escapes)
+{
+        uint32_t session, exports[2];
+        unsigned n_released = 0;
+
+        open_with_exports(&session, exports);
+        arena_release(a, UINT64_MAX, NULL, on_released, &n_released);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        fake_device_fail_destroy(&device, 1, -EIO);
+        clear_export(exports[0], false);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(arena_escaped_bytes(a), E);
+        ck_assert_uint_eq(account.charged_bytes, 2 * E); /* the other one is still out */
+        clear_export(exports[1], false);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(account.charged_bytes, E);
+        ledger_session_clear(ledger, session);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("arena");
@@ -647,6 +765,8 @@ int main(void)
         tcase_add_test(tc, test_release_clears_exports);
         tcase_add_test(tc, test_back);
         tcase_add_test(tc, test_back_fails);
+        tcase_add_test(tc, test_retired_one_by_one);
+        tcase_add_test(tc, test_retired_escapes);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
 }
