@@ -333,6 +333,7 @@ START_TEST(test_after_the_ack)
         must_free(p, block);
         ck_assert_uint_eq(release(qa, E), E);
         ck_assert_uint_eq(p->n_retires, 0);
+        ck_assert_int_eq(peer_retired(p, 0), -EPROTO); /* what waits has no number yet */
         ck_assert_int_eq(peer_ack(p, 1), 0);
         ck_assert_uint_eq(p->n_retires, 1);
         peer_retired_all(p);
