@@ -499,6 +499,7 @@ BFC_API void bfc_disconnect(bfc_client *client)
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
         Bfcd__Reply *reply = NULL;
+        int r;
 
         if (!client)
                 return;
@@ -510,14 +511,18 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 return;
         }
         events_stop(client->events);
-        /* Unmapped before it is said (a range waits for the work in it): then the
-         * daemon may release at once. */
+        /* Unmapped before it is said: then the daemon may release at once. What cannot
+         * be unmapped goes with the process, so there the daemon is left to see that
+         * end; a device that is lost holds nothing. */
+        r = regions_unmap_all(&client->regions);
         regions_clear(&client->regions);
-        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
-        request.goodbye = &goodbye;
-        call_set_timeout(client->connection, GOODBYE_TIMEOUT_MS);
-        if (call_send(client->connection, &request, &reply) == 0)
-                bfcd__reply__free_unpacked(reply, NULL);
+        if (r == 0 || r == -ENODEV) {
+                request.body_case = BFCD__REQUEST__BODY_GOODBYE;
+                request.goodbye = &goodbye;
+                call_set_timeout(client->connection, GOODBYE_TIMEOUT_MS);
+                if (call_send(client->connection, &request, &reply) == 0)
+                        bfcd__reply__free_unpacked(reply, NULL);
+        }
         client_free(client);
 }
 

@@ -208,6 +208,33 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
         return 0;
 }
 
+int regions_unmap_all(struct regions *r)
+{
+        int result = 0;
+
+        for (size_t i = 0; i < r->n_items; i++) {
+                struct region *region = r->items[i];
+                int error = device_range_finish(region->range);
+                bool is_idle = error == 0;
+                size_t n_kept = 0;
+
+                for (size_t k = 0; k < region->n_extents; k++) {
+                        struct mapped m = region->extents[k];
+
+                        if (is_idle)
+                                error = device_range_unmap(region->range, m.offset, m.n_bytes);
+                        if (error == 0) {
+                                r->n_bytes_mapped -= m.n_bytes;
+                                continue;
+                        }
+                        region->extents[n_kept++] = m;
+                        result = result < 0 ? result : error;
+                }
+                region->n_extents = n_kept;
+        }
+        return result;
+}
+
 int regions_resolve(const struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes,
                     void **ret)
 {

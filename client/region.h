@@ -45,6 +45,10 @@ int regions_map(struct regions *r, const struct region_extent *extent, const str
 /* The range of a region, NULL: no such. It lives as long as the region. */
 struct device_range *regions_range(const struct regions *r, uint64_t region_id);
 
+/* Waits for the work in them, takes all extents away and forgets those that went;
+ * the first error. */
+int regions_unmap_all(struct regions *r);
+
 /* Where an extent is mapped; `range` lives until regions_clear(). */
 struct region_place {
         uint64_t region_id;

@@ -154,7 +154,8 @@ static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_ext
         r = clear_way(c, offset, extent->n_bytes);
         if (r == 0)
                 r = cuda_driver_errno(cu->cuMemMap(at, extent->n_bytes, 0, handle, 0));
-        cu->cuMemRelease(handle);
+        if (cu->cuMemRelease(handle) != CUDA_SUCCESS)
+                cu->cuMemRelease(handle); /* one that stays would keep the memory when all is unmapped */
         if (r < 0)
                 return r;
         r = cuda_driver_errno(set_access(c, at, extent->n_bytes));

@@ -49,13 +49,50 @@ static int lock_fd(int fd, int how)
         return r;
 }
 
+/* A real driver's books need no fds of the process: here a few are kept for the
+ * time when it has none left. */
+static int spares[3] = { -1, -1, -1 };
+
+static void fill_spares(void)
+{
+        for (size_t i = 0; i < sizeof(spares) / sizeof(spares[0]); i++)
+                if (__atomic_load_n(&spares[i], __ATOMIC_RELAXED) < 0) {
+                        int fd = open("/dev/null", O_RDONLY | O_CLOEXEC), none = -1;
+
+                        if (fd >= 0 && !__atomic_compare_exchange_n(&spares[i], &none, fd, false,
+                                                                    __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+                                close(fd);
+                }
+}
+
+static int open_anyway(const char *path, int flags)
+{
+        int fd = open(path, flags, 0666);
+
+        for (size_t i = 0; fd < 0 && errno == EMFILE && i < sizeof(spares) / sizeof(spares[0]); i++) {
+                int spare = __atomic_exchange_n(&spares[i], -1, __ATOMIC_RELAXED);
+
+                if (spare >= 0)
+                        close(spare);
+                fd = open(path, flags, 0666);
+        }
+        return fd;
+}
+
+static void folder_unlock(int lock)
+{
+        close(lock);
+        fill_spares();
+}
+
 static int folder_lock(void)
 {
         char path[320];
         int fd;
 
+        fill_spares();
         snprintf(path, sizeof(path), "%s/lock", fake_folder);
-        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        fd = open_anyway(path, O_RDWR | O_CREAT | O_CLOEXEC);
         if (fd < 0)
                 fake_die("cannot open %s: %m", path);
         fchmod(fd, 0666);
@@ -67,7 +104,7 @@ static int folder_lock(void)
 /* With the folder locked: unlinks an object that nobody uses. */
 static bool object_reap(const char *path)
 {
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        int fd = open_anyway(path, O_RDONLY | O_CLOEXEC);
         bool is_dead;
 
         if (fd < 0)
@@ -81,7 +118,8 @@ static bool object_reap(const char *path)
 
 static uint64_t in_use_locked(unsigned int device)
 {
-        DIR *dir = opendir(fake_folder);
+        int fd = open_anyway(fake_folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        DIR *dir = fd < 0 ? NULL : fdopendir(fd);
         uint64_t n_bytes = 0;
         struct dirent *e;
 
@@ -107,7 +145,7 @@ uint64_t fake_in_use(unsigned int device)
         int lock = folder_lock();
         uint64_t n = in_use_locked(device);
 
-        close(lock);
+        folder_unlock(lock);
         return n;
 }
 
@@ -166,7 +204,7 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
                 r = CUDA_ERROR_OUT_OF_MEMORY;
         else
                 r = object_create_locked(&o, n_backed, &fd);
-        close(lock);
+        folder_unlock(lock);
         if (r != CUDA_SUCCESS)
                 return r;
         if (!poison(fd, n_backed < fake.poison_n_bytes ? n_backed : fake.poison_n_bytes)) {
@@ -182,16 +220,17 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
 CUresult fake_object_open(const struct fake_object *o, int *ret_fd)
 {
         char path[400];
-        int lock, fd;
+        int lock, fd, error;
 
         object_path(o, path);
         lock = folder_lock();
         fd = open(path, O_RDWR | O_CLOEXEC);
+        error = errno;
         if (fd >= 0)
                 lock_fd(fd, LOCK_SH);
-        close(lock);
+        folder_unlock(lock);
         if (fd < 0)
-                return errno == ENOENT ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_OPERATING_SYSTEM;
+                return error == ENOENT ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_OPERATING_SYSTEM;
         *ret_fd = fd;
         return CUDA_SUCCESS;
 }
@@ -223,7 +262,7 @@ void fake_object_disown(struct fake_object *o)
         object_path(o, to);
         if (rename(from, to) < 0)
                 fake_die("cannot rename %s: %m", from);
-        close(lock);
+        folder_unlock(lock);
 }
 
 /* After a reference was given up: was it the last? */
@@ -234,5 +273,5 @@ void fake_object_drop(const struct fake_object *o)
 
         object_path(o, path);
         object_reap(path);
-        close(lock);
+        folder_unlock(lock);
 }

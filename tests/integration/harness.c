@@ -122,6 +122,16 @@ enum rig_device rig_device(void)
         abort();
 }
 
+const char *rig_device_id(void)
+{
+        return rig_device() == ON_HOST ? "host" : "cuda:0";
+}
+
+const char *rig_extent_mark(void)
+{
+        return rig_device() == ON_HOST ? "memfd:bfcd-extent" : "/cuda/mem-0-";
+}
+
 /* Every partition is shared as BFC_TEST_DEVICE says, unless the test says itself. */
 static void put_partitions(FILE *out, const char *partitions)
 {
@@ -468,12 +478,24 @@ static uint64_t charged_on_demand(struct rig *rig)
                         const Bfcd__PartitionRow *p = partitions->list->partitions[j];
 
                         if (strcmp(p->name, row->partition) == 0 && strcmp(p->growth, "on-demand") == 0)
-                                charged += row->figures->bytes_reserved;
+                                charged += row->figures->bytes_reserved - row->figures->bytes_escaped;
                 }
         }
         bfcd__reply__free_unpacked(partitions, NULL);
         bfcd__reply__free_unpacked(tenants, NULL);
         return charged;
+}
+
+static uint64_t count_escaped(struct rig *rig)
+{
+        uint64_t n_bytes = 0;
+        Bfcd__Reply *tenants;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__TENANTS, 0, &tenants), 0);
+        for (size_t i = 0; i < tenants->list->n_tenants; i++)
+                n_bytes += tenants->list->tenants[i]->figures->bytes_escaped;
+        bfcd__reply__free_unpacked(tenants, NULL);
+        return n_bytes;
 }
 
 static bool is_empty(struct rig *rig, struct rig_counts *ret)
@@ -495,6 +517,7 @@ void rig_assert_empty(struct rig *rig)
         ck_assert_uint_eq(n.n_extents, rig->n_extents);
         ck_assert_uint_eq(n.bytes_pending, 0);
         ck_assert_uint_eq(charged_on_demand(rig), 0);
+        ck_assert_uint_eq(count_escaped(rig), rig->escaped_bytes);
         if (!WAIT_FOR((n_fds = count_fds(rig->pid, NULL)) == rig->n_fds, SETTLE_MS)) {
                 (void)count_fds(rig->pid, stderr);
                 ck_abort_msg("the daemon has %u fds open and had %u at the start; they are on stderr", n_fds,

@@ -53,6 +53,10 @@ int64_t clock_ms(void);
  * any; where devices differ by nature they ask here. */
 enum rig_device { ON_HOST, ON_CUDA_IPC, ON_CUDA_FD };
 enum rig_device rig_device(void);
+const char *rig_device_id(void); /* in the config and in lists */
+
+/* In the names of what extents are, in /proc/PID/maps and /proc/PID/fd. */
+const char *rig_extent_mark(void);
 
 /* YAML with @UID@, @GID@ (this process's), @OTHER@ and @ANOTHER@ (OTHER_UID and
  * ANOTHER_UID) filled in. A NULL member takes its default. */
@@ -71,11 +75,12 @@ struct rig {
         char config_path[96];
         char log_path[96];
         pid_t pid;
-        unsigned max_fds;     /* as configured; 0: as it is */
-        struct raw *admin;    /* our one session on the admin socket */
-        unsigned n_fds;       /* the daemon's, with that session */
-        uint64_t n_extents;   /* at the start: those made in advance */
-        const char *forgiven; /* log lines with this in them are no failure */
+        unsigned max_fds;       /* as configured; 0: as it is */
+        struct raw *admin;      /* our one session on the admin socket */
+        unsigned n_fds;         /* the daemon's, with that session */
+        uint64_t n_extents;     /* at the start: those made in advance */
+        uint64_t escaped_bytes; /* that the test made a device not take back: they stay charged */
+        const char *forgiven;   /* log lines with this in them are no failure */
 };
 
 /* Starts a daemon and waits until it answers and has made what it makes in advance. */

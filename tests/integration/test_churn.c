@@ -280,7 +280,7 @@ static struct inodes daemons_extents(const struct rig *rig)
                 if (n <= 0)
                         continue;
                 target[n] = '\0';
-                if (!strstr(target, "memfd:bfcd-extent") || fstatat(dirfd(folder), entry->d_name, &st, 0) < 0)
+                if (!strstr(target, rig_extent_mark()) || fstatat(dirfd(folder), entry->d_name, &st, 0) < 0)
                         continue;
                 ck_assert_uint_lt(inodes.n, MAX_EXTENTS);
                 if (!contains(&inodes, st.st_ino))
