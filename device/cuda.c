@@ -245,15 +245,24 @@ static int cuda_make(struct device *device, enum device_share share, uint64_t n_
 
 /* ---- destroying ---------------------------------------------------------- */
 
-static int give_back(struct cuda_device *d, struct device_extent *e)
+static int give_back_once(struct cuda_device *d, const struct device_extent *e)
 {
         const struct cuda_driver *cu = d->context.cu;
+
+        return note(d,
+                    e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
+}
+
+/* Tried twice: what is not given back now never is. */
+static int give_back(struct cuda_device *d, struct device_extent *e)
+{
+        int r;
 
         if (e->fd >= 0)
                 close(e->fd);
         e->fd = -1;
-        return note(d,
-                    e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
+        r = give_back_once(d, e);
+        return r < 0 && r != -ENODEV ? give_back_once(d, e) : r;
 }
 
 /* -EBUSY: not all of it is there after a while. */
