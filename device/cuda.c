@@ -169,6 +169,8 @@ static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle ha
                 if (r == 0)
                         r = zero(d, at, n_bytes);
                 r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
+                if (r_unmap < 0) /* once more: a mapping that stays keeps memory that nobody is charged for */
+                        r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
                 r = r < 0 ? r : r_unmap;
         }
         cu->cuMemAddressFree(at, n_bytes);
@@ -277,9 +279,9 @@ static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64
                 if (i > 0)
                         nanosleep(&pause, NULL);
                 r = cuda_bytes(d, &n_free, &n_total);
-                if (r < 0)
+                if (r == -ENODEV)
                         return r;
-                if (n_free >= n_free_before && n_free - n_free_before >= n_bytes)
+                if (r == 0 && n_free >= n_free_before && n_free - n_free_before >= n_bytes)
                         return 0;
         }
         return -EBUSY;
@@ -290,9 +292,13 @@ static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
         uint64_t n_free, n_total;
         int r = enter(d), r_look;
 
+        if (r < 0 && r != -ENODEV)
+                r = enter(d);
         if (r < 0)
                 return r;
         r_look = cuda_bytes(d, &n_free, &n_total);
+        if (r_look < 0 && r_look != -ENODEV)
+                r_look = cuda_bytes(d, &n_free, &n_total);
         r = r_look == -ENODEV ? r_look : give_back(d, e);
         if (r == 0)
                 r = r_look;

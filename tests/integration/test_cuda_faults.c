@@ -210,6 +210,7 @@ START_TEST(every_call_of_the_daemon_fails_once)
                 if (!rig)
                         continue;
                 n_served++;
+                printf("# call %u of the daemon\n", n);
                 life = life_new(rig);
                 run_life(&life);
                 assert_books_balance(rig);
