@@ -227,13 +227,18 @@ static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
-        int fds[FRAME_MAX_FDS], r;
+        int fds[FRAME_MAX_FDS], taken[FRAME_MAX_FDS], r;
+        size_t n_fds = 0;
 
         if (!c->on_extents || extents->n_extents > FRAME_MAX_FDS)
                 return -EPROTO;
-        r = frame_reader_take_fds(c->reader, fds, extents->n_extents);
+        for (size_t i = 0; i < extents->n_extents; i++)
+                n_fds += extents->extents[i]->handle.len == 0;
+        r = frame_reader_take_fds(c->reader, taken, n_fds);
         if (r < 0)
                 return r;
+        for (size_t i = extents->n_extents; i-- > 0;)
+                fds[i] = extents->extents[i]->handle.len == 0 ? taken[--n_fds] : -1;
         r = c->on_extents(c->userdata, extents, fds);
         if (r < 0)
                 return r;

@@ -35,11 +35,12 @@
 #include "client/region.h"
 #include "device/device.h"
 
-#define PROTOCOL_VERSION   1u
-#define DEFAULT_SOCKET     "/run/bfcd/bfcd.sock"
-#define GOODBYE_TIMEOUT_MS 5000u
-#define OPTIONS_MIN_BYTES  offsetof(struct bfc_options, flags) /* the first version's */
-#define BFC_API            __attribute__((visibility("default")))
+#define PROTOCOL_VERSION     1u
+#define DEFAULT_SOCKET       "/run/bfcd/bfcd.sock"
+#define GOODBYE_TIMEOUT_MS   5000u
+#define OPTIONS_MIN_BYTES    offsetof(struct bfc_options, flags) /* the first version's */
+#define BLOCK_INFO_MIN_BYTES offsetof(struct bfc_block_info, share)
+#define BFC_API              __attribute__((visibility("default")))
 
 struct bfc_client {
         const volatile char *alive; /* 0 in a forked child */
@@ -148,6 +149,18 @@ static int client_partition_index(const bfc_client *client, const char *name, ui
         return client_find_partition(client->hello->hello, name, ret_index);
 }
 
+/* An extent has the handle that its partition's are opened by, or none. */
+static int extent_handle(const Bfcd__Extent *e, const struct device_view *view, struct device_extent *ret)
+{
+        ret->share = view->share;
+        if (view->share == DEVICE_SHARE_FD)
+                return e->handle.len == 0 ? 0 : -EPROTO;
+        if (e->handle.len != sizeof(ret->handle))
+                return -EPROTO;
+        memcpy(ret->handle, e->handle.data, sizeof(ret->handle));
+        return 0;
+}
+
 /* Called by the reading thread, in the order of the stream. */
 static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
 {
@@ -159,18 +172,22 @@ static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *
                 const Bfcd__Extent *e = extents->extents[i];
                 struct region_extent extent = { e->extent_id, e->region_id, e->region_bytes,
                                                 e->offset,    e->n_bytes,   e->partition };
+                struct device_extent memory = { .fd = fds[i], .n_bytes = e->n_bytes };
 
                 /* Before the hello's reply there are no partitions. */
                 if (r == 0 && (!client->places || e->partition >= client->hello->hello->n_partitions))
                         r = -EPROTO;
+                if (r == 0)
+                        r = extent_handle(e, &client->places[e->partition], &memory);
                 if (r == 0) {
-                        r = regions_map(&client->regions, &extent, &client->places[e->partition], fds[i]);
+                        r = regions_map(&client->regions, &extent, &client->places[e->partition], &memory);
                         if (r < 0)
                                 snprintf(client->end_reason, sizeof(client->end_reason),
                                          "an extent of %llu bytes could not be mapped: %s",
                                          (unsigned long long)e->n_bytes, strerror(-r));
                 }
-                close(fds[i]);
+                if (fds[i] >= 0)
+                        close(fds[i]);
         }
         client->stats.bytes_mapped = client->regions.n_bytes_mapped;
         pthread_mutex_unlock(&client->lock);
@@ -730,9 +747,11 @@ static int check_struct(const char *function, const void *ret, size_t struct_siz
         return 0;
 }
 
-/* Fills a caller's structure, which may be of a later header: the rest is 0. */
+/* Fills a caller's structure, which may be of an earlier header, or of a later one: then the
+ * rest is 0. */
 static void fill_struct(void *ret, size_t struct_size, const void *known, size_t n_bytes)
 {
+        n_bytes = n_bytes < struct_size ? n_bytes : struct_size;
         memcpy((char *)ret + sizeof(size_t), (const char *)known + sizeof(size_t), n_bytes - sizeof(size_t));
         memset((char *)ret + n_bytes, 0, struct_size - n_bytes);
 }
@@ -802,6 +821,19 @@ BFC_API int bfc_usage(bfc_client *client, const char *partition, struct bfc_tena
         return 0;
 }
 
+/* The lock is held. */
+static void info_add_origin(const bfc_client *client, struct bfc_block_info *info)
+{
+        struct region_origin origin;
+
+        if (regions_origin(&client->regions, info->region_id, info->offset, &origin) < 0)
+                return; /* cannot be: the block was resolved there */
+        info->share = origin.share == DEVICE_SHARE_FD ? BFC_SHARE_FD : BFC_SHARE_CUDA_IPC;
+        info->extent_bytes = origin.n_bytes;
+        info->extent_offset = info->offset - origin.offset;
+        memcpy(info->handle, origin.handle, sizeof(info->handle));
+}
+
 BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret)
 {
         struct bfc_block_info info = { 0 };
@@ -809,7 +841,7 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
         int r = client_check(client);
 
         if (r == 0)
-                r = check_struct("bfc_block_info", ret, ret ? ret->struct_size : 0, sizeof(info));
+                r = check_struct("bfc_block_info", ret, ret ? ret->struct_size : 0, BLOCK_INFO_MIN_BYTES);
         if (r < 0)
                 return r;
         pthread_mutex_lock(&client->lock);
@@ -822,6 +854,8 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
                         .n_bytes = block->n_bytes,
                         .n_requested = block->n_requested,
                 };
+        if (block)
+                info_add_origin(client, &info);
         pthread_mutex_unlock(&client->lock);
         if (!block)
                 return error_set(-EINVAL, "%p is not a block of this client", ptr);

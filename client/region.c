@@ -25,6 +25,8 @@ struct region {
         uint64_t n_bytes;
         uint32_t partition;
         struct device_range *range;
+        bool by_handle; /* then it is one extent */
+        uint8_t handle[DEVICE_HANDLE_BYTES];
         struct mapped *extents;
         size_t n_extents;
         size_t n_room;
@@ -130,26 +132,72 @@ static uint64_t region_replace(struct region *region, const struct region_extent
         return n_bytes_gone;
 }
 
-int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view, int fd)
+/* Back to before a region whose extent is not there, or no more. */
+static void regions_remove(struct regions *r, struct region *region)
+{
+        size_t i = 0;
+
+        while (r->items[i] != region)
+                i++;
+        r->items[i] = r->items[--r->n_items];
+        region_free(region);
+}
+
+static int region_map(struct region *region, const struct region_extent *extent,
+                      const struct device_extent *memory)
+{
+        int error = region_make_room(region);
+
+        if (error == 0)
+                error = device_range_map(region->range, extent->offset, memory);
+        if (error == 0 && !device_range_base(region->range))
+                error = -EPROTO;
+        return error == -EINVAL ? -EPROTO : error;
+}
+
+int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view,
+                const struct device_extent *memory)
 {
         struct region *region = regions_find(r, extent->region_id);
+        bool by_handle = view->share == DEVICE_SHARE_CUDA_IPC;
         int error = 0;
 
+        /* The driver chooses the address of such an extent: it is alone, and stays. */
+        if (by_handle && (region || extent->offset != 0 || extent->n_bytes != extent->region_bytes))
+                return -EPROTO;
         if (!region)
                 error = regions_add(r, extent, view, &region);
         else if (region->n_bytes != extent->region_bytes || region->partition != extent->partition)
                 error = -EPROTO;
         if (error < 0)
                 return error;
-        error = region_make_room(region);
-        if (error < 0)
+        error = region_map(region, extent, memory);
+        if (error < 0) {
+                if (by_handle)
+                        regions_remove(r, region);
                 return error;
-        error = device_range_map(region->range, extent->offset,
-                                 &(struct device_extent){ .fd = fd, .n_bytes = extent->n_bytes });
-        if (error < 0)
-                return error == -EINVAL ? -EPROTO : error;
+        }
+        region->by_handle = by_handle;
+        memcpy(region->handle, memory->handle, sizeof(region->handle));
         r->n_bytes_mapped -= region_replace(region, extent);
         r->n_bytes_mapped += extent->n_bytes;
+        return 0;
+}
+
+int regions_origin(const struct regions *r, uint64_t region_id, uint64_t offset, struct region_origin *ret)
+{
+        const struct region *region = regions_find(r, region_id);
+        size_t i = region ? region_first_behind(region, offset) : 0;
+
+        if (!region || i == region->n_extents || region->extents[i].offset > offset)
+                return -ENOENT;
+        *ret = (struct region_origin){
+                .offset = region->extents[i].offset,
+                .n_bytes = region->extents[i].n_bytes,
+                .share = region->by_handle ? DEVICE_SHARE_CUDA_IPC : DEVICE_SHARE_FD,
+        };
+        if (region->by_handle)
+                memcpy(ret->handle, region->handle, sizeof(ret->handle));
         return 0;
 }
 
@@ -205,6 +253,8 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
         region->n_extents--;
         memmove(region->extents + i, region->extents + i + 1,
                 (region->n_extents - i) * sizeof(*region->extents));
+        if (region->by_handle)
+                regions_remove(r, region);
         return 0;
 }
 

@@ -36,11 +36,23 @@ void regions_clear(struct regions *r); /* unmaps everything; back to empty */
 
 /* Maps an extent of its partition, which is on the device of `view`, making its
  * region when it is the first of it. Extents that lay there before are gone at
- * the daemon, and so forgotten here. The caller keeps fd. -EPROTO: it makes no
+ * the daemon, and so forgotten here. The caller keeps memory->fd. One that is
+ * opened by a handle is all of its region, and nothing takes its place. -EPROTO: it makes no
  * sense (bounds, another size or partition for the same region, not an extent).
  * -ENOMEM. -ENODEV: this process does not see the device. */
 int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view,
-                int fd);
+                const struct device_extent *memory);
+
+/* The extent in which a byte of a region lies. */
+struct region_origin {
+        uint64_t offset; /* where the extent begins in the region */
+        uint64_t n_bytes;
+        enum device_share share;
+        uint8_t handle[DEVICE_HANDLE_BYTES]; /* DEVICE_SHARE_CUDA_IPC; else zeros */
+};
+
+/* -ENOENT: there is none. */
+int regions_origin(const struct regions *r, uint64_t region_id, uint64_t offset, struct region_origin *ret);
 
 /* The range of a region, NULL: no such. It lives as long as the region. */
 struct device_range *regions_range(const struct regions *r, uint64_t region_id);
@@ -49,7 +61,7 @@ struct device_range *regions_range(const struct regions *r, uint64_t region_id);
  * the first error. */
 int regions_unmap_all(struct regions *r);
 
-/* Where an extent is mapped; `range` lives until regions_clear(). */
+/* Where an extent is mapped; `range` lives until the extent is unmapped, or regions_clear(). */
 struct region_place {
         uint64_t region_id;
         uint64_t offset;
@@ -60,7 +72,8 @@ struct region_place {
 /* -ENOENT: there is no such extent here. */
 int regions_find_extent(const struct regions *r, uint64_t extent_id, struct region_place *ret);
 
-/* Takes the extent away and forgets it; the region stays. No work of this process
+/* Takes the extent away and forgets it; the region stays, but for one that had it
+ * by a handle. No work of this process
  * may touch it any more. -ENOENT, or what the device says. */
 int regions_unmap(struct regions *r, uint64_t extent_id);
 

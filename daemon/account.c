@@ -61,6 +61,15 @@ int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missi
         return 0;
 }
 
+uint64_t account_room(const struct account *a)
+{
+        uint64_t own = a->limit_bytes - a->charged_bytes;
+        uint64_t pool = a->pool->limit_bytes - a->pool->committed_bytes +
+                        (account_committed(a, a->charged_bytes) - a->charged_bytes);
+
+        return own < pool ? own : pool;
+}
+
 int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
 {
         struct pool *p = a->pool;

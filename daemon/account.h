@@ -47,6 +47,9 @@ void account_deinit(struct account *a);
 /* Whether n_bytes could be charged now; fails as charge_take() does. */
 int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes);
 
+/* The most that could be charged now. */
+uint64_t account_room(const struct account *a);
+
 /* Charges n_bytes. -EDQUOT: the account's limit; -ENOMEM: the pool's. A failure
  * changes nothing and says by how many bytes it failed. */
 int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);

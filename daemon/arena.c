@@ -18,10 +18,16 @@
 
 #define ARENA_MIN_EXTENT_BYTES  (UINT64_C(2) << 20)
 #define ARENA_EXTENTS_PER_LIMIT 256u
-#define ARENA_MAX_RANGES        512u /* more than there are extents, so than ranges of them */
+/* cuda-ipc: who asks for so much has an extent for himself; others share one. */
+#define ARENA_OWN_EXTENT_BYTES    (UINT64_C(16) << 20)
+#define ARENA_SHARED_EXTENT_BYTES (UINT64_C(32) << 20)
+#define ARENA_SMALL_EXTENTS       64u /* so many may be smaller than either */
+
+#define ARENA_NO_SLOT SIZE_MAX
 
 struct arena_slot {
-        uint32_t extent; /* in the ledger; LEDGER_NONE: unbacked */
+        struct bfc_range range; /* empty: not in use (cuda-ipc) */
+        uint32_t extent;        /* in the ledger; LEDGER_NONE: unbacked */
         struct device_extent memory;
         struct charge charge;
         struct operation *retired; /* not NULL: to be destroyed without exports */
@@ -31,17 +37,23 @@ struct arena_slot {
 struct arena_region {
         uint64_t base;
         uint64_t n_bytes;
-        uint64_t first_extent_bytes;
+        uint64_t first_extent_bytes; /* cuda-ipc: all of it */
         size_t first_slot;
+        uint32_t number;
 };
 
 struct arena {
         struct arena_options o;
         struct bfc *bfc;
-        struct arena_region *regions;
-        size_t n_regions;
-        struct arena_slot *slots; /* of all regions, in order */
-        size_t n_slots;
+        struct arena_region *regions; /* by base */
+        size_t n_regions, n_regions_room;
+        struct arena_slot *slots; /* fd: of all regions, in order */
+        size_t n_slots, n_slots_room;
+        uint32_t n_numbers;       /* regions ever made */
+        size_t planned;           /* cuda-ipc: the slot that was made for a plan, or none */
+        struct bfc_range *ranges; /* to plan a release in */
+        uint32_t *retired;
+        size_t n_ranges_max;    /* of both: as many as there may be extents */
         uint64_t pending_bytes; /* >= leaving + awaited + late */
         uint64_t leaving_bytes; /* the worker destroys them */
         uint64_t awaited_bytes; /* of retired extents that are not late */
@@ -78,25 +90,42 @@ static uint64_t round_up(uint64_t n, uint64_t to)
         return (n + to - 1) / to * to;
 }
 
-uint64_t arena_extent_bytes(uint64_t limit_bytes, uint64_t granularity)
+uint64_t arena_extent_bytes(enum device_share share, uint64_t limit_bytes, uint64_t granularity)
 {
         uint64_t unit = round_up(ARENA_MIN_EXTENT_BYTES, granularity);
-        uint64_t share =
-                round_up((limit_bytes + ARENA_EXTENTS_PER_LIMIT - 1) / ARENA_EXTENTS_PER_LIMIT, unit);
+        uint64_t part = round_up((limit_bytes + ARENA_EXTENTS_PER_LIMIT - 1) / ARENA_EXTENTS_PER_LIMIT, unit);
 
-        return share > unit ? share : unit;
+        return share == DEVICE_SHARE_FD && part > unit ? part : unit;
+}
+
+uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, uint64_t extent_bytes)
+{
+        if (share == DEVICE_SHARE_FD)
+                return limit_bytes / extent_bytes + 1;
+        return limit_bytes / ARENA_OWN_EXTENT_BYTES + ARENA_SMALL_EXTENTS;
+}
+
+static bool arena_has_grid(const struct arena *a)
+{
+        return a->o.share == DEVICE_SHARE_FD;
 }
 
 /* ---- slots and regions --------------------------------------------------- */
 
 static const struct arena_region *arena_region_at(const struct arena *a, uint64_t offset)
 {
-        size_t i = a->n_regions;
+        size_t low = 0, high = a->n_regions;
 
-        while (i > 0 && a->regions[i - 1].base > offset)
-                i--;
-        assert(i > 0 && offset - a->regions[i - 1].base < a->regions[i - 1].n_bytes);
-        return &a->regions[i - 1];
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (a->regions[middle].base <= offset)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        assert(low > 0 && offset - a->regions[low - 1].base < a->regions[low - 1].n_bytes);
+        return &a->regions[low - 1];
 }
 
 static size_t arena_slot_at(const struct arena *a, uint64_t offset)
@@ -109,33 +138,48 @@ static size_t arena_slot_at(const struct arena *a, uint64_t offset)
         return r->first_slot + 1 + (size_t)((in_region - r->first_extent_bytes) / a->o.extent_bytes);
 }
 
-static const struct arena_region *arena_region_of_slot(const struct arena *a, size_t slot)
-{
-        size_t i = a->n_regions;
-
-        while (a->regions[i - 1].first_slot > slot)
-                i--;
-        return &a->regions[i - 1];
-}
-
 static struct bfc_range arena_slot_range(const struct arena *a, size_t slot)
 {
-        const struct arena_region *r = arena_region_of_slot(a, slot);
-        size_t n = slot - r->first_slot;
-
-        if (n == 0)
-                return (struct bfc_range){ r->base, r->base + r->first_extent_bytes };
-        return (struct bfc_range){
-                r->base + r->first_extent_bytes + (n - 1) * a->o.extent_bytes,
-                r->base + r->first_extent_bytes + n * a->o.extent_bytes,
-        };
+        return a->slots[slot].range;
 }
 
 static uint64_t arena_slot_bytes(const struct arena *a, size_t slot)
 {
-        struct bfc_range range = arena_slot_range(a, slot);
+        return a->slots[slot].range.end - a->slots[slot].range.begin;
+}
 
-        return range.end - range.begin;
+static int arena_reserve(struct arena *a, size_t n_regions, size_t n_slots)
+{
+        size_t regions_room = a->n_regions + n_regions, slots_room = a->n_slots + n_slots;
+        struct arena_region *regions;
+        struct arena_slot *slots;
+
+        if (regions_room > a->n_regions_room) {
+                regions_room += regions_room / 2;
+                regions = realloc(a->regions, regions_room * sizeof(*regions));
+                if (!regions)
+                        return -ENOMEM;
+                a->regions = regions;
+                a->n_regions_room = regions_room;
+        }
+        if (slots_room > a->n_slots_room) {
+                slots_room += arena_has_grid(a) ? 0 : slots_room / 2;
+                slots = realloc(a->slots, slots_room * sizeof(*slots));
+                if (!slots)
+                        return -ENOMEM;
+                a->slots = slots;
+                a->n_slots_room = slots_room;
+        }
+        return 0;
+}
+
+static void arena_add_slot(struct arena *a, uint64_t begin, uint64_t n_bytes)
+{
+        a->slots[a->n_slots++] = (struct arena_slot){
+                .range = { begin, begin + n_bytes },
+                .extent = LEDGER_NONE,
+                .memory = DEVICE_EXTENT_EMPTY,
+        };
 }
 
 /* What the grid leaves of the limit is the first extent of the first region, so
@@ -155,9 +199,6 @@ static int arena_add_region(struct arena *a)
         uint64_t e = a->o.extent_bytes, first = arena_first_extent_bytes(a);
         uint64_t n_bytes = first + round_up(2 * a->o.limit_bytes - first, e);
         uint64_t base = 0;
-        struct arena_region *regions;
-        struct arena_slot *slots;
-        size_t n_slots;
         int r;
 
         if (a->n_regions > 0)
@@ -166,25 +207,102 @@ static int arena_add_region(struct arena *a)
                 return -ENOMEM;
         if (n_bytes > BFC_MAX_SPACE - base)
                 n_bytes = first + (BFC_MAX_SPACE - base - first) / e * e;
-        n_slots = 1 + (size_t)((n_bytes - first) / e);
-        regions = realloc(a->regions, (a->n_regions + 1) * sizeof(*regions));
-        if (!regions)
-                return -ENOMEM;
-        a->regions = regions;
-        slots = realloc(a->slots, (a->n_slots + n_slots) * sizeof(*slots));
-        if (!slots)
-                return -ENOMEM;
-        a->slots = slots;
-        r = bfc_add_region(a->bfc, base, n_bytes, first, false);
+        r = arena_reserve(a, 1, 1 + (size_t)((n_bytes - first) / e));
+        if (r == 0)
+                r = bfc_add_region(a->bfc, base, n_bytes, first, false);
         if (r < 0)
                 return r;
 
-        regions[a->n_regions++] = (struct arena_region){ base, n_bytes, first, a->n_slots };
-        for (size_t i = 0; i < n_slots; i++)
-                slots[a->n_slots++] =
-                        (struct arena_slot){ .extent = LEDGER_NONE, .memory = DEVICE_EXTENT_EMPTY };
+        a->regions[a->n_regions++] =
+                (struct arena_region){ base, n_bytes, first, a->n_slots, a->n_numbers++ };
+        arena_add_slot(a, base, first);
+        for (uint64_t at = first; at < n_bytes; at += e)
+                arena_add_slot(a, base + at, e);
         return 0;
 }
+
+/* ---- regions of one extent (cuda-ipc) -------------------------------------------- */
+
+/* The lowest gap between regions that is large enough; its index in regions. */
+static int arena_find_gap(const struct arena *a, uint64_t n_bytes, size_t *ret_index, uint64_t *ret_base)
+{
+        uint64_t base = 0;
+        size_t i;
+
+        for (i = 0; i < a->n_regions && a->regions[i].base - base < n_bytes; i++)
+                base = a->regions[i].base + a->regions[i].n_bytes;
+        if (n_bytes > BFC_MAX_SPACE - base)
+                return -ENOMEM;
+        *ret_index = i;
+        *ret_base = base;
+        return 0;
+}
+
+static int arena_add_extent_region(struct arena *a, uint64_t n_bytes, size_t *ret_slot)
+{
+        size_t index, slot = 0;
+        uint64_t base;
+        int r = a->n_numbers == UINT32_MAX ? -ENOMEM : arena_find_gap(a, n_bytes, &index, &base);
+
+        if (r == 0)
+                r = arena_reserve(a, 1, 1);
+        if (r == 0)
+                r = bfc_add_region(a->bfc, base, n_bytes, n_bytes, false);
+        if (r < 0)
+                return r;
+        while (slot < a->n_slots && arena_slot_bytes(a, slot) > 0)
+                slot++;
+        if (slot == a->n_slots)
+                arena_add_slot(a, base, n_bytes);
+        a->slots[slot].range = (struct bfc_range){ base, base + n_bytes };
+        memmove(a->regions + index + 1, a->regions + index, (a->n_regions - index) * sizeof(a->regions[0]));
+        a->regions[index] = (struct arena_region){ base, n_bytes, n_bytes, slot, a->n_numbers++ };
+        a->n_regions++;
+        *ret_slot = slot;
+        return 0;
+}
+
+/* Of an extent that is gone, or was never made. */
+static void arena_remove_extent_region(struct arena *a, size_t slot)
+{
+        uint64_t base = arena_slot_range(a, slot).begin;
+        size_t index = (size_t)(arena_region_at(a, base) - a->regions);
+        int r = bfc_remove_region(a->bfc, base);
+
+        assert(r == 0 && a->slots[slot].extent == LEDGER_NONE);
+        (void)r;
+        a->n_regions--;
+        memmove(a->regions + index, a->regions + index + 1, (a->n_regions - index) * sizeof(a->regions[0]));
+        a->slots[slot].range = (struct bfc_range){ 0, 0 };
+}
+
+static void arena_forget_plan(struct arena *a)
+{
+        if (a->planned != ARENA_NO_SLOT)
+                arena_remove_extent_region(a, a->planned);
+        a->planned = ARENA_NO_SLOT;
+}
+
+/* How large an extent is made for a block. */
+static uint64_t arena_new_extent_bytes(const struct arena *a, uint64_t n_bytes, uint64_t room_bytes)
+{
+        uint64_t own = round_up(n_bytes, a->o.extent_bytes),
+                 room = room_bytes - room_bytes % a->o.extent_bytes;
+        uint64_t shared = round_up(ARENA_SHARED_EXTENT_BYTES, a->o.extent_bytes);
+
+        if (n_bytes >= ARENA_OWN_EXTENT_BYTES || room <= own)
+                return own;
+        return room < shared ? room : shared;
+}
+
+static int arena_plan_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes)
+{
+        if (n_bytes > BFC_MAX_SPACE || a->n_regions >= a->n_ranges_max)
+                return -ENOMEM;
+        return arena_add_extent_region(a, arena_new_extent_bytes(a, n_bytes, room_bytes), &a->planned);
+}
+
+/* ---- extents ------------------------------------------------------------------------ */
 
 /* Writes an extent down and puts it in its slot. The ledger has a place for
  * every extent that the limits allow, so this cannot fail. */
@@ -242,8 +360,12 @@ int arena_new(const struct arena_options *options, struct arena **ret)
         if (!a)
                 return -ENOMEM;
         a->o = *options;
-        r = bfc_new(a->o.extent_bytes, &a->bfc);
-        if (r == 0)
+        a->planned = ARENA_NO_SLOT;
+        a->n_ranges_max = (size_t)arena_max_extents(a->o.share, a->o.limit_bytes, a->o.extent_bytes);
+        a->ranges = calloc(a->n_ranges_max, sizeof(*a->ranges));
+        a->retired = calloc(a->n_ranges_max, sizeof(*a->retired));
+        r = a->ranges && a->retired ? bfc_new(a->o.extent_bytes, &a->bfc) : -ENOMEM;
+        if (r == 0 && arena_has_grid(a))
                 r = arena_add_region(a);
         if (r < 0) {
                 arena_free(a);
@@ -266,6 +388,8 @@ struct arena *arena_free(struct arena *a)
         }
         charge_drop(&a->escaped);
         bfc_destroy(a->bfc);
+        free(a->ranges);
+        free(a->retired);
         free(a->slots);
         free(a->regions);
         free(a);
@@ -282,14 +406,15 @@ int arena_dealloc(struct arena *a, bfc_handle handle)
         return bfc_dealloc(a->bfc, handle);
 }
 
-int arena_plan(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret)
+int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
 {
         int r;
 
+        arena_forget_plan(a);
         r = bfc_plan_growth(a->bfc, n_bytes, UINT64_MAX, ret);
         if (r != BFC_NO_FIT)
                 return r;
-        r = arena_add_region(a);
+        r = arena_has_grid(a) ? arena_add_region(a) : arena_plan_extent(a, n_bytes, room_bytes);
         if (r < 0)
                 return r;
         r = bfc_plan_growth(a->bfc, n_bytes, UINT64_MAX, ret);
@@ -328,7 +453,7 @@ static void growth_run(struct worker_job *job)
         for (size_t i = 0; i < op->n_items; i++) {
                 uint64_t n_bytes = op->items[i].memory.n_bytes;
 
-                op->result = device_make(device, DEVICE_SHARE_FD, n_bytes, &op->items[i].memory);
+                op->result = device_make(device, op->arena->o.share, n_bytes, &op->items[i].memory);
                 if (op->result < 0) {
                         op->is_lost = op->result == -ENODEV;
                         while (i-- > 0)
@@ -357,6 +482,8 @@ static void growth_done(struct worker_job *job)
                 }
                 r = bfc_grow_cancel(a->bfc, op->handle);
                 op->handle = 0;
+                if (!arena_has_grid(a))
+                        arena_remove_extent_region(a, op->items[0].slot);
         } else {
                 for (size_t i = 0; i < op->n_items; i++)
                         arena_fill_slot(a, op->items[i].slot, op->items[i].memory, &op->charge);
@@ -394,6 +521,7 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
                 free(op);
                 return r;
         }
+        a->planned = ARENA_NO_SLOT; /* it has become a region like others */
         op->plan = *plan;
         op->grown = done;
         op->userdata = userdata;
@@ -406,24 +534,33 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
         return 0;
 }
 
+static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
+{
+        struct bfc_range range = arena_slot_range(a, slot);
+        struct device_extent memory = DEVICE_EXTENT_EMPTY;
+        int r = device_make(a->o.device, a->o.share, range.end - range.begin, &memory);
+
+        if (r < 0)
+                return r;
+        arena_fill_slot(a, slot, memory, charge);
+        return bfc_back(a->bfc, range);
+}
+
 int arena_back(struct arena *a, struct charge *charge)
 {
-        uint64_t end = charge->n_bytes;
-        size_t n = arena_slot_at(a, end - 1) + 1;
+        size_t slot = 0, last;
         int r = 0;
 
-        for (size_t slot = 0; slot < n; slot++) {
-                struct bfc_range range = arena_slot_range(a, slot);
-                struct device_extent memory = DEVICE_EXTENT_EMPTY;
-
-                r = device_make(a->o.device, DEVICE_SHARE_FD, range.end - range.begin, &memory);
-                if (r < 0)
-                        return r;
-                arena_fill_slot(a, slot, memory, charge);
-                r = bfc_back(a->bfc, range);
-                if (r < 0)
-                        return r;
+        if (arena_has_grid(a)) {
+                last = arena_slot_at(a, charge->n_bytes - 1);
+        } else {
+                r = arena_add_extent_region(a, charge->n_bytes, &slot);
+                last = slot;
         }
+        for (; r == 0 && slot <= last; slot++)
+                r = arena_back_slot(a, slot, charge);
+        if (r < 0)
+                return r;
         assert(charge->n_bytes == 0);
         *charge = (struct charge){ NULL, 0 };
         return 0;
@@ -456,6 +593,8 @@ static void release_done(struct worker_job *job)
                 assert(r == 0);
                 (void)r;
                 arena_empty_slot(a, op->items[i].slot, op->items[i].escaped);
+                if (!arena_has_grid(a))
+                        arena_remove_extent_region(a, op->items[i].slot);
         }
         op->released(op->userdata, op->n_bytes);
         free(op);
@@ -529,11 +668,10 @@ static void arena_release_slot(struct arena *a, size_t slot, struct operation *o
 uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
                        arena_released_fn done, void *userdata)
 {
-        struct bfc_range ranges[ARENA_MAX_RANGES];
-        uint32_t retired[ARENA_MAX_RANGES];
+        struct bfc_range *ranges = a->ranges;
         uint64_t n_bytes, pending_before = a->pending_bytes;
         size_t n_retired = 0;
-        size_t n_ranges = bfc_plan_release(a->bfc, want_bytes, keep, ranges, ARENA_MAX_RANGES, &n_bytes);
+        size_t n_ranges = bfc_plan_release(a->bfc, want_bytes, keep, ranges, a->n_ranges_max, &n_bytes);
         struct operation *op;
 
         if (n_ranges == 0)
@@ -545,7 +683,7 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
                 size_t slot = arena_slot_at(a, ranges[i].begin), last = arena_slot_at(a, ranges[i].end - 1);
 
                 for (; slot <= last; slot++)
-                        arena_release_slot(a, slot, op, retired, &n_retired);
+                        arena_release_slot(a, slot, op, a->retired, &n_retired);
         }
         n_bytes = a->pending_bytes - pending_before;
         if (op->n_items > 0)
@@ -553,7 +691,7 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
         else
                 free(op);
         if (n_retired > 0)
-                a->o.retire(a->o.userdata, retired, n_retired);
+                a->o.retire(a->o.userdata, a->retired, n_retired);
         return n_bytes;
 }
 
@@ -594,10 +732,9 @@ void arena_export_is_gone(struct arena *a, uint32_t extent, bool was_late)
 
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)
 {
-        struct bfc_range ranges[ARENA_MAX_RANGES];
         uint64_t n_bytes = 0;
 
-        if (bfc_plan_release(a->bfc, UINT64_MAX, keep, ranges, ARENA_MAX_RANGES, &n_bytes) == 0)
+        if (bfc_plan_release(a->bfc, UINT64_MAX, keep, a->ranges, a->n_ranges_max, &n_bytes) == 0)
                 return 0;
         return n_bytes;
 }
@@ -644,7 +781,7 @@ void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *re
         const struct arena_region *r = arena_region_at(a, offset);
 
         *ret = (struct arena_place){
-                .region_id = (uint64_t)(a->o.quota + 1) << 16 | (uint64_t)(r - a->regions),
+                .region_id = ((uint64_t)a->o.quota + 1) << 32 | r->number,
                 .region_bytes = r->n_bytes,
                 .offset = offset - r->base,
         };
@@ -660,6 +797,12 @@ uint32_t arena_slot_extent(const struct arena *a, size_t slot)
 {
         assert(!a->slots[slot].retired); /* nobody is given it any more */
         return a->slots[slot].extent;
+}
+
+const struct device_extent *arena_slot_memory(const struct arena *a, size_t slot)
+{
+        assert(a->slots[slot].extent != LEDGER_NONE);
+        return &a->slots[slot].memory;
 }
 
 size_t arena_n_slots(const struct arena *a)

@@ -2,8 +2,13 @@
  * joins the allocator (offsets), the device (memory) and the ledger (what is
  * written down), and makes extents come and go on the device's worker.
  *
- * The arena's space is one line of offsets; regions lie in it one after the
- * other. Clients know a region by its id and offsets inside it.
+ * The arena's space is one line of offsets, in which regions lie. Clients know a
+ * region by its id and offsets inside it. How an extent is shared decides what a
+ * region is:
+ *
+ *   fd        a large range, in which extents of one size come and go
+ *   cuda-ipc  one extent, since the driver chooses where a client sees it; the
+ *             region comes and goes with it, and its id is never used again
  *
  * Where a device cannot empty the mappings of an extent, one that sessions were
  * given is retired before it is released: it stays charged until the last of
@@ -33,9 +38,10 @@ struct arena_options {
         struct ledger *ledger;
         struct device *device;
         struct worker *worker;
-        uint32_t quota;        /* index in the ledger */
-        uint64_t limit_bytes;  /* how much may be backed; twice that is the first region */
-        uint64_t extent_bytes; /* the grid */
+        uint32_t quota; /* index in the ledger */
+        enum device_share share;
+        uint64_t limit_bytes;  /* how much may be backed; twice that is the first region (fd) */
+        uint64_t extent_bytes; /* the grid (fd); what sizes are multiples of (cuda-ipc) */
         /* Sessions must let go of these extents (indexes in the ledger), each of
          * which has an export: arena_export_is_gone() tells when. Called inside
          * arena_release(); it may call no more than arena_export_is_late(). */
@@ -43,8 +49,12 @@ struct arena_options {
         void *userdata;
 };
 
-/* max(2 MiB, granularity, limit/256 rounded up): at most 256 extents back a limit. */
-uint64_t arena_extent_bytes(uint64_t limit_bytes, uint64_t granularity);
+/* What arena_options.extent_bytes is to be. fd: max(2 MiB, granularity, limit/256
+ * rounded up). cuda-ipc: max(2 MiB, granularity). */
+uint64_t arena_extent_bytes(enum device_share share, uint64_t limit_bytes, uint64_t granularity);
+
+/* The most extents that such an arena ever has. */
+uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, uint64_t extent_bytes);
 
 int arena_new(const struct arena_options *options, struct arena **ret);
 
@@ -57,9 +67,12 @@ int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint6
 int arena_dealloc(struct arena *a, bfc_handle handle);
 
 /* Where a block of n_bytes would need the fewest new bytes; adds a region where
- * the address space has no stretch for it. -ENOMEM: the address space (1 TiB)
- * is used up. */
-int arena_plan(struct arena *a, uint64_t n_bytes, struct bfc_growth *ret);
+ * the address space has no stretch for it. With cuda-ipc it is a new extent: of
+ * the block's own size from 16 MiB on, else of 32 MiB to share with others, or of
+ * room_bytes, which may be charged now, where that is less. The plan holds until
+ * the next one. -ENOMEM: the address space (1 TiB) is used up, or there are as
+ * many extents as there may be. */
+int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
 
 /* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over
  * on success). done(result, handle) is called from worker_poll(): 0 and the
@@ -109,7 +122,7 @@ void arena_read_stats(const struct arena *a, struct bfc_stats *ret);
 
 /* A place in a region, as clients know it. */
 struct arena_place {
-        uint64_t region_id;
+        uint64_t region_id; /* (quota + 1) << 32 | a number of this arena */
         uint64_t region_bytes;
         uint64_t offset; /* in the region */
 };
@@ -123,7 +136,10 @@ size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, siz
  * retired: no block lies in it. */
 uint32_t arena_slot_extent(const struct arena *a, size_t slot);
 
-/* Slots in all; grows with regions. */
+/* What a client opens an extent by; it lives as long as the extent. */
+const struct device_extent *arena_slot_memory(const struct arena *a, size_t slot);
+
+/* Slots in all; grows with regions. A slot may be used again for another extent. */
 size_t arena_n_slots(const struct arena *a);
 
 /* bfc_check(), and slots against ledger and charges; slow. */

@@ -19,6 +19,11 @@ static uint32_t at_least_one(uint64_t n)
         return n > 0 ? (uint32_t)n : 1;
 }
 
+static enum device_share partition_share(const struct config_partition *p)
+{
+        return p->share == CONFIG_SHARE_FD ? DEVICE_SHARE_FD : DEVICE_SHARE_CUDA_IPC;
+}
+
 /* As many records as the limits allow to be in use: no table is ever full. */
 static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
 {
@@ -30,8 +35,9 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
         for (size_t i = 0; i < c->n_tenants; i++) {
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
                         const struct config_quota *q = &c->tenants[i].quotas[k];
-                        uint64_t extent_bytes = arena_extent_bytes(q->limit_bytes, CONFIG_GRANULARITY);
-                        uint64_t extents = q->limit_bytes / extent_bytes + 1;
+                        enum device_share share = partition_share(&c->partitions[q->partition]);
+                        uint64_t extent_bytes = arena_extent_bytes(share, q->limit_bytes, CONFIG_GRANULARITY);
+                        uint64_t extents = arena_max_extents(share, q->limit_bytes, extent_bytes);
                         uint64_t sessions = q->max_sessions < n_sessions ? q->max_sessions : n_sessions;
 
                         n_quotas++;
@@ -122,7 +128,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->device_id = c->devices[from->device].id;
                 p->preallocate = from->growth == CONFIG_GROWTH_PREALLOCATE;
                 p->growth = p->preallocate ? "preallocate" : "on-demand";
-                p->share = from->share == CONFIG_SHARE_FD ? DEVICE_SHARE_FD : DEVICE_SHARE_CUDA_IPC;
+                p->share = partition_share(from);
                 p->share_name = from->share == CONFIG_SHARE_FD ? "fd" : "cuda-ipc";
                 p->is_cuda = c->devices[from->device].is_cuda;
                 memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));

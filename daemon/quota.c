@@ -59,8 +59,9 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
                 .ledger = q->ledger,
                 .device = p->device,
                 .worker = p->worker,
+                .share = p->share,
                 .limit_bytes = limit_bytes,
-                .extent_bytes = arena_extent_bytes(limit_bytes, device_granularity(p->device)),
+                .extent_bytes = arena_extent_bytes(p->share, limit_bytes, device_granularity(p->device)),
                 .retire = from->retire,
                 .userdata = from->userdata,
         };
@@ -519,7 +520,7 @@ static int quota_make_room(struct quota *q, struct quota_request *request)
         struct bfc_growth plan;
         int r;
 
-        r = arena_plan(q->arena, request->n_bytes, &plan);
+        r = arena_plan(q->arena, request->n_bytes, account_room(&q->account) + q->held.n_bytes, &plan);
         if (r < 0)
                 return r;
         if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */

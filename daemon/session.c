@@ -102,6 +102,7 @@ struct extent_batch {
         Bfcd__Extent extents[SESSION_MAX_UNACKED];
         Bfcd__Extent *pointers[SESSION_MAX_UNACKED];
         int fds[SESSION_MAX_UNACKED];
+        size_t n_fds;
         size_t slots[SESSION_MAX_UNACKED];
         uint32_t exports[SESSION_MAX_UNACKED]; /* in the ledger */
 };
@@ -110,6 +111,7 @@ static void batch_add(struct extent_batch *batch, const struct arena *arena, uin
                       const struct ledger_extent *extent, size_t slot, uint32_t export)
 {
         Bfcd__Extent *e = &batch->extents[batch->n];
+        const struct device_extent *memory = arena_slot_memory(arena, slot);
         struct arena_place place;
 
         arena_locate(arena, extent->offset, &place);
@@ -121,7 +123,10 @@ static void batch_add(struct extent_batch *batch, const struct arena *arena, uin
         e->n_bytes = extent->n_bytes;
         e->partition = partition;
         batch->pointers[batch->n] = e;
-        batch->fds[batch->n] = extent->fd;
+        if (memory->share == DEVICE_SHARE_FD)
+                batch->fds[batch->n_fds++] = memory->fd;
+        else
+                e->handle = (ProtobufCBinaryData){ sizeof(memory->handle), (uint8_t *)memory->handle };
         batch->slots[batch->n] = slot;
         batch->exports[batch->n] = export;
         batch->n++;
@@ -136,6 +141,7 @@ static int session_collect_extents(struct session *s, struct session_share *shar
         size_t slot, last;
 
         ret->n = 0;
+        ret->n_fds = 0;
         ret->more = false;
         for (slot = arena_slots(arena, block->offset, block->n_bytes, &last); slot <= last; slot++) {
                 uint32_t index = arena_slot_extent(arena, slot), export;
@@ -182,7 +188,7 @@ static int session_send_extents(struct session *s, struct session_share *share,
                 message.extents = batch.pointers;
                 reply.body_case = BFCD__REPLY__BODY_EXTENTS;
                 reply.extents = &message;
-                r = s->ops->send(s->userdata, &reply, batch.fds, batch.n);
+                r = s->ops->send(s->userdata, &reply, batch.fds, batch.n_fds);
         }
         if (r < 0) {
                 session_take_back(s, share, &batch);

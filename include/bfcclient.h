@@ -113,7 +113,14 @@ struct bfc_tenant_usage {
 };
 int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret);
 
-/* Where a block lies, for code that shares it by itself. */
+/* How extents are shared, by struct bfc_block_info. */
+#define BFC_SHARE_FD       1u /* by an fd, which the library closes once it is mapped: there is none to have */
+#define BFC_SHARE_CUDA_IPC 2u /* by a handle */
+
+/* Where a block lies, for code that shares it by itself: what another process of
+ * the tenant opens by cudaIpcOpenMemHandle() with the handle is the whole extent,
+ * and the block begins extent_offset behind what it gets. This process has it open
+ * already. Never hand a handle to another tenant's process. */
 struct bfc_block_info {
         size_t struct_size;
         uint64_t block_id; /* the daemon's name for it */
@@ -121,6 +128,10 @@ struct bfc_block_info {
         uint64_t offset;  /* in the region */
         uint64_t n_bytes; /* rounded up */
         uint64_t n_requested;
+        uint64_t share;           /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
+        uint64_t extent_bytes;    /* of the extent in which the block begins */
+        uint64_t extent_offset;   /* of the block in that extent */
+        unsigned char handle[64]; /* the extent's cudaIpcMemHandle_t; zeros with BFC_SHARE_FD */
 };
 int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret);
 

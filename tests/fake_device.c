@@ -4,6 +4,7 @@
 #include "tests/fake_device.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,7 +42,12 @@ static int fake_make(struct device *d, enum device_share share, uint64_t n_bytes
                 return -errno;
         f->n_live++;
         f->live_bytes += n_bytes;
-        *ret = (struct device_extent){ .fd = fd, .share = share, .n_bytes = n_bytes };
+        *ret = (struct device_extent){ .fd = fd, .share = share, .n_bytes = n_bytes, .native = (uint64_t)fd };
+        if (share == DEVICE_SHARE_CUDA_IPC) {
+                ret->fd = -1;
+                memcpy(ret->handle, "fake", 4);
+                memcpy(ret->handle + 4, &f->n_makes, sizeof(f->n_makes));
+        }
         return 0;
 }
 
@@ -50,7 +56,7 @@ static int fake_destroy(struct device *d, struct device_extent *e)
 {
         struct fake_device *f = (struct fake_device *)d;
 
-        close(e->fd);
+        close((int)e->native);
         f->n_live--;
         f->live_bytes -= e->n_bytes;
         *e = DEVICE_EXTENT_EMPTY;

@@ -1,5 +1,6 @@
 /* A device for tests: its extents are empty memfds, so it is fast and a leaked
- * extent is a leaked fd; it counts what is asked of it and fails on command.
+ * extent is a leaked fd. One that is shared by a handle gets a made-up one, with the
+ * number of the call that made it from byte 4 on. It counts what is asked of it and fails on command.
  *
  * Invariant: n_live extents of live_bytes in all are with the caller.
  * Not for two threads at once; look at it only when its worker is idle.

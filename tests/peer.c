@@ -149,13 +149,22 @@ static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, siz
         p->n_replies++;
         free(bytes);
         if (reply->body_case == BFCD__REPLY__BODY_EXTENTS) {
-                MUST(n_fds == reply->extents->n_extents && n_fds <= 64);
-                for (size_t i = 0; i < n_fds; i++) {
-                        MUST(fcntl(fds[i], F_GETFD) >= 0);
+                size_t n_taken = 0;
+
+                MUST(reply->extents->n_extents <= 64);
+                for (size_t i = 0; i < reply->extents->n_extents; i++) {
+                        const Bfcd__Extent *e = reply->extents->extents[i];
+
+                        MUST(e->handle.len == 0 || e->handle.len == DEVICE_HANDLE_BYTES);
+                        if (e->handle.len > 0)
+                                continue;
+                        MUST(n_taken < n_fds && fcntl(fds[n_taken], F_GETFD) >= 0);
                         if (real_ops)
-                                peer_hold(p, reply->extents->extents[i]->extent_id, fds[i]);
+                                peer_hold(p, e->extent_id, fds[n_taken]);
+                        n_taken++;
                 }
-                p->n_extents += n_fds;
+                MUST(n_taken == n_fds);
+                p->n_extents += reply->extents->n_extents;
                 p->to_ack = reply->extents->sequence;
         } else if (reply->body_case == BFCD__REPLY__BODY_HELLO) {
                 MUST(n_fds == (reply->hello->capabilities == BFCD__CAPABILITY__CAPABILITY_EVENTS));

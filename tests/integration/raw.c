@@ -216,10 +216,12 @@ static int keep_extents(struct raw *raw, const Bfcd__Extents *extents)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
-        size_t n = extents->n_extents;
+        size_t n = extents->n_extents, n_fds = 0, at = 0;
         struct raw_extent *grown;
 
-        if (n > raw->n_fds || n == 0)
+        for (size_t i = 0; i < n; i++)
+                n_fds += extents->extents[i]->handle.len == 0;
+        if (n_fds > raw->n_fds || n == 0)
                 return -EPROTO;
         grown = realloc(raw->extents, (raw->n_extents + n) * sizeof(*grown));
         if (!grown)
@@ -228,14 +230,15 @@ static int keep_extents(struct raw *raw, const Bfcd__Extents *extents)
         for (size_t i = 0; i < n; i++) {
                 const Bfcd__Extent *e = extents->extents[i];
 
-                grown[raw->n_extents++] = (struct raw_extent){ .id = e->extent_id,
-                                                               .region_id = e->region_id,
-                                                               .offset = e->offset,
-                                                               .n_bytes = e->n_bytes,
-                                                               .fd = raw->fds[i] };
+                grown[raw->n_extents++] =
+                        (struct raw_extent){ .id = e->extent_id,
+                                             .region_id = e->region_id,
+                                             .offset = e->offset,
+                                             .n_bytes = e->n_bytes,
+                                             .fd = e->handle.len == 0 ? raw->fds[at++] : -1 };
         }
-        raw->n_fds -= n;
-        memmove(raw->fds, raw->fds + n, raw->n_fds * sizeof(int));
+        raw->n_fds -= n_fds;
+        memmove(raw->fds, raw->fds + n_fds, raw->n_fds * sizeof(int));
         raw->last_sequence = extents->sequence;
         if (!raw->ack)
                 return 0;

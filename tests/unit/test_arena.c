@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/fake_device.h"
+#include "tests/random.h"
 #include "tests/suite.h"
 
 #define MIB   (UINT64_C(1) << 20)
@@ -43,13 +44,14 @@ static void check(void)
 }
 
 /* An arena whose account holds its limit and no byte more. */
-static void open_arena(uint64_t limit_bytes)
+static void open_shared(enum device_share share, uint64_t limit_bytes)
 {
         struct arena_options o = {
                 .ledger = ledger,
                 .device = &device.device,
                 .worker = worker,
                 .quota = quota,
+                .share = share,
                 .limit_bytes = limit_bytes,
                 .extent_bytes = E,
                 .retire = on_retire,
@@ -60,6 +62,11 @@ static void open_arena(uint64_t limit_bytes)
         ck_assert_int_eq(account_init(&account, &pool, limit_bytes, 0), 0);
         ck_assert_int_eq(arena_new(&o, &a), 0);
         check();
+}
+
+static void open_arena(uint64_t limit_bytes)
+{
+        open_shared(DEVICE_SHARE_FD, limit_bytes);
 }
 
 static void setup(void)
@@ -123,13 +130,13 @@ static void on_released(void *userdata, uint64_t n_bytes)
         ++*(unsigned *)userdata;
 }
 
-static void begin(uint64_t n_bytes, struct bfc_growth *ret_plan, struct grown *g)
+static void begin_in(uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret_plan, struct grown *g)
 {
         struct charge charge;
         uint64_t missing, before = arena_pending_bytes(a);
 
         *g = (struct grown){ 0 };
-        ck_assert_int_eq(arena_plan(a, n_bytes, ret_plan), 0);
+        ck_assert_int_eq(arena_plan(a, n_bytes, room_bytes, ret_plan), 0);
         ck_assert_int_eq(charge_take(&account, ret_plan->new_bytes, &charge, &missing), 0);
         ck_assert_int_eq(arena_grow(a, ret_plan, &charge, on_grown, g), 0);
         ck_assert_ptr_null(charge.account);
@@ -138,13 +145,18 @@ static void begin(uint64_t n_bytes, struct bfc_growth *ret_plan, struct grown *g
         check();
 }
 
+static void begin(uint64_t n_bytes, struct bfc_growth *ret_plan, struct grown *g)
+{
+        begin_in(n_bytes, account_room(&account), ret_plan, g);
+}
+
 /* A block by growth. */
-static struct grown grow(uint64_t n_bytes)
+static struct grown grow_in(uint64_t n_bytes, uint64_t room_bytes)
 {
         struct bfc_growth plan;
         struct grown g;
 
-        begin(n_bytes, &plan, &g);
+        begin_in(n_bytes, room_bytes, &plan, &g);
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_uint_eq(g.n_calls, 1);
         ck_assert_int_eq(g.result, 0);
@@ -167,6 +179,11 @@ static struct grown grow_beside(uint64_t n_bytes)
         return g;
 }
 
+static struct grown grow(uint64_t n_bytes)
+{
+        return grow_in(n_bytes, account_room(&account));
+}
+
 static uint64_t release(uint64_t want_bytes)
 {
         unsigned n_released = 0;
@@ -184,16 +201,16 @@ static uint64_t release(uint64_t want_bytes)
 
 START_TEST(test_extent_bytes)
 {
-        ck_assert_uint_eq(arena_extent_bytes(2 * MIB, 4096), 2 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(512 * MIB, 4096), 2 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(514 * MIB, 4096), 4 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(64 * GIB, 4096), 256 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(2 * MIB, 2 * MIB), 2 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(8 * MIB, 16 * MIB), 16 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(2 * MIB, 3 * MIB), 3 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(1024 * MIB, 3 * MIB), 6 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 2 * MIB, 4096), 2 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 512 * MIB, 4096), 2 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 514 * MIB, 4096), 4 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 64 * GIB, 4096), 256 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 2 * MIB, 2 * MIB), 2 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 8 * MIB, 16 * MIB), 16 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 2 * MIB, 3 * MIB), 3 * MIB);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 1024 * MIB, 3 * MIB), 6 * MIB);
         for (uint64_t limit = 2 * MIB; limit < 4 * GIB; limit += 2 * MIB) {
-                uint64_t e = arena_extent_bytes(limit, 2 * MIB);
+                uint64_t e = arena_extent_bytes(DEVICE_SHARE_FD, limit, 2 * MIB);
 
                 ck_assert(e % (2 * MIB) == 0 && (limit + e - 1) / e <= 256);
                 ck_assert(e == 2 * MIB || (e - 2 * MIB) * 256 < limit); /* no larger than it must be */
@@ -240,7 +257,7 @@ START_TEST(test_keep)
         open_arena(8 * E);
         g = grow(2 * E);
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
-        ck_assert_int_eq(arena_plan(a, 3 * E, &plan), 0);
+        ck_assert_int_eq(arena_plan(a, 3 * E, 0, &plan), 0);
         ck_assert_uint_eq(plan.new_bytes, E); /* beside what is free */
         ck_assert_uint_eq(arena_releasable(a, &plan), 0);
         ck_assert_uint_eq(arena_release(a, UINT64_MAX, &plan, on_released, NULL), 0);
@@ -304,7 +321,7 @@ START_TEST(test_make_fails_at_each_position)
                 ck_assert_uint_eq(stats.bytes_reserved, 0);
                 ck_assert_uint_eq(stats.num_blocks, 0);
                 check();
-                ck_assert_int_eq(arena_plan(a, n * E, &again), 0);
+                ck_assert_int_eq(arena_plan(a, n * E, 0, &again), 0);
                 ck_assert_mem_eq(&plan, &again, sizeof(plan));
         }
         grow(n * E);
@@ -407,7 +424,7 @@ START_TEST(test_every_byte_in_one_block)
         ck_assert_uint_eq(device.n_makes, 9);
         ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
         ck_assert_uint_eq(n_short_extents(), 1);
-        ck_assert_int_eq(arena_plan(a, 256, &plan), 0);
+        ck_assert_int_eq(arena_plan(a, 256, 0, &plan), 0);
         ck_assert_uint_ge(plan.new_bytes, 1); /* the address space has more than the limit */
 }
 END_TEST
@@ -537,10 +554,10 @@ START_TEST(test_address_space)
         ck_assert_int_eq(arena_new(&o, &a), 0);
         arena_locate(a, 0, &place);
         ck_assert_uint_eq(place.region_bytes, 1020 * GIB); /* less than twice the limit: all there is */
-        ck_assert_int_eq(arena_plan(a, 600 * GIB, &plan), 0);
+        ck_assert_int_eq(arena_plan(a, 600 * GIB, 0, &plan), 0);
         ck_assert_uint_eq(plan.new_bytes, 600 * GIB);
-        ck_assert_int_eq(arena_plan(a, 1021 * GIB, &plan), -ENOMEM);
-        ck_assert_int_eq(arena_plan(a, 0, &plan), -EINVAL);
+        ck_assert_int_eq(arena_plan(a, 1021 * GIB, 0, &plan), -ENOMEM);
+        ck_assert_int_eq(arena_plan(a, 0, 0, &plan), -EINVAL);
         check();
 }
 END_TEST
@@ -580,7 +597,201 @@ START_TEST(test_slots_and_places)
         ck_assert_uint_eq(arena_slot_extent(a, 5), LEDGER_NONE);
         arena_locate(a, h.offset + 256, &place);
         ck_assert_uint_eq(place.offset, h.offset + 256);
-        ck_assert_uint_eq(place.region_id, ((uint64_t)quota + 1) << 16);
+        ck_assert_uint_eq(place.region_id, ((uint64_t)quota + 1) << 32);
+}
+END_TEST
+
+/* ---- each extent a region of its own ------------------------------------------- */
+
+static struct arena_place place_of(uint64_t offset)
+{
+        struct arena_place place;
+
+        arena_locate(a, offset, &place);
+        return place;
+}
+
+START_TEST(test_extent_sizes)
+{
+        static const struct {
+                uint64_t n_bytes, room, extent_bytes;
+        } cases[] = {
+                { 1, GIB, 32 * MIB },
+                { 16 * MIB - 1, GIB, 32 * MIB },
+                { 16 * MIB, GIB, 16 * MIB },
+                { 16 * MIB + 1, GIB, 18 * MIB },
+                { 100 * MIB, 0, 100 * MIB }, /* needs so much, whether it is there or not */
+                { MIB, 7 * MIB, 6 * MIB },
+                { MIB, 34 * MIB, 32 * MIB },
+                { MIB, 0, 2 * MIB },
+                { 5 * MIB, 3 * MIB, 6 * MIB },
+                { 16 * MIB - 1, 20 * MIB, 20 * MIB },
+        };
+        struct bfc_growth plan;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, GIB);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                ck_assert_int_eq(arena_plan(a, cases[i].n_bytes, cases[i].room, &plan), 0);
+                ck_assert_uint_eq(plan.new_bytes, cases[i].extent_bytes);
+                ck_assert_uint_eq(plan.offset, plan.span.begin);
+                ck_assert_uint_eq(plan.span.end - plan.span.begin, cases[i].extent_bytes);
+                check();
+        }
+        ck_assert_int_eq(arena_plan(a, 0, GIB, &plan), -EINVAL);
+        ck_assert_int_eq(arena_plan(a, BFC_MAX_SPACE + 1, GIB, &plan), -EINVAL);
+        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_CUDA_IPC, 64 * GIB, 4096), 2 * MIB);
+        ck_assert_uint_eq(arena_max_extents(DEVICE_SHARE_CUDA_IPC, GIB, E), 128);
+}
+END_TEST
+
+START_TEST(test_region_per_extent)
+{
+        uint64_t id = ((uint64_t)quota + 1) << 32, offset;
+        struct grown g[3];
+        bfc_handle h;
+        size_t slot, last;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, 128 * MIB);
+        g[0] = grow(MIB);
+        ck_assert_int_eq(arena_alloc(a, MIB, &h, &offset), 0); /* beside it */
+        ck_assert_int_eq(arena_alloc(a, 31 * MIB, &h, &offset), BFC_NO_FIT);
+        g[1] = grow(40 * MIB);
+        g[2] = grow(48 * MIB); /* regions never join: none spans two */
+        ck_assert_uint_eq(arena_n_extents(a), 3);
+        id = place_of(g[0].offset).region_id;
+        ck_assert_uint_eq(id >> 32, quota + 1);
+        ck_assert_uint_eq(place_of(offset).region_id, id);
+        ck_assert_uint_eq(place_of(offset).offset, MIB);
+        ck_assert_uint_eq(place_of(offset).region_bytes, 32 * MIB);
+        for (unsigned i = 1; i < 3; i++) {
+                ck_assert_uint_eq(place_of(g[i].offset).region_bytes, i == 1 ? 40 * MIB : 48 * MIB);
+                ck_assert_uint_eq(place_of(g[i].offset).offset, 0);
+                ck_assert_uint_gt(place_of(g[i].offset).region_id, id);
+                ck_assert_uint_eq(place_of(g[i].offset).region_id >> 32, quota + 1);
+                id = place_of(g[i].offset).region_id;
+                slot = arena_slots(a, g[i].offset, (i == 1 ? 40 : 48) * MIB, &last);
+                ck_assert_uint_eq(slot, last);
+                ck_assert_int_eq(arena_slot_memory(a, slot)->fd, -1);
+                ck_assert_int_eq(arena_slot_memory(a, slot)->share, DEVICE_SHARE_CUDA_IPC);
+                ck_assert_uint_eq(arena_slot_memory(a, slot)->handle[4], device.n_makes - 2 + i);
+        }
+
+        /* A region goes with its extent, its id for ever, its slot for the next one. */
+        slot = arena_slots(a, g[1].offset, 1, &last);
+        ck_assert_int_eq(arena_dealloc(a, g[1].handle), 0);
+        ck_assert_uint_eq(arena_releasable(a, NULL), 40 * MIB);
+        ck_assert_uint_eq(release(MIB), 40 * MIB);
+        ck_assert_uint_eq(account.charged_bytes, 80 * MIB);
+        offset = g[1].offset;
+        g[1] = grow(38 * MIB);
+        ck_assert_uint_eq(g[1].offset, offset);
+        ck_assert_uint_gt(place_of(offset).region_id, id);
+        ck_assert_uint_eq(arena_slots(a, offset, 1, &last), slot);
+}
+END_TEST
+
+/* 70 MiB in blocks of one: what is left below 32 is an extent too. */
+START_TEST(test_small_blocks_fill_the_limit)
+{
+        bfc_handle h;
+        uint64_t offset;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, 70 * MIB);
+        for (unsigned i = 0; i < 70; i++)
+                if (arena_alloc(a, MIB, &h, &offset) != 0)
+                        grow(MIB);
+        ck_assert_uint_eq(account.charged_bytes, 70 * MIB);
+        ck_assert_uint_eq(arena_n_extents(a), 3);
+        ck_assert_int_eq(arena_alloc(a, 256, &h, &offset), BFC_NO_FIT);
+}
+END_TEST
+
+START_TEST(test_make_fails_for_a_region)
+{
+        uint64_t id = 0;
+        struct bfc_growth plan;
+        struct grown g;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, 128 * MIB);
+        for (unsigned i = 0; i < 3; i++) {
+                fake_device_fail_make(&device, 1, -ENOMEM);
+                begin(20 * MIB, &plan, &g);
+                ck_assert_uint_eq(worker_poll(worker), 1);
+                ck_assert_int_eq(g.result, -ENOMEM);
+                ck_assert_uint_eq(account.charged_bytes, i * 20 * MIB);
+                check();
+                g = grow(20 * MIB);
+                ck_assert_uint_gt(place_of(g.offset).region_id, id);
+                id = place_of(g.offset).region_id;
+                ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+                fake_device_fail_destroy(&device, 1, -EIO);
+                ck_assert_uint_eq(release(1), 20 * MIB);
+                ck_assert_uint_eq(arena_escaped_bytes(a), (i + 1) * 20 * MIB);
+        }
+}
+END_TEST
+
+START_TEST(test_extents_are_bounded)
+{
+        struct bfc_growth plan;
+        uint64_t n;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, 160 * MIB);
+        n = arena_max_extents(DEVICE_SHARE_CUDA_IPC, 160 * MIB, E);
+        for (uint64_t i = 0; i < n; i++)
+                grow_in(2 * MIB, 0);
+        ck_assert_uint_eq(arena_n_extents(a), n);
+        ck_assert_int_eq(arena_plan(a, 2 * MIB, 0, &plan), -ENOMEM);
+        check();
+}
+END_TEST
+
+START_TEST(test_back_one_extent)
+{
+        struct charge charge;
+        uint64_t missing, offset;
+        bfc_handle h;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, 100 * MIB);
+        ck_assert_int_eq(charge_take(&account, 100 * MIB, &charge, &missing), 0);
+        ck_assert_int_eq(arena_back(a, &charge), 0);
+        ck_assert_uint_eq(arena_n_extents(a), 1);
+        ck_assert_int_eq(arena_alloc(a, 100 * MIB, &h, &offset), 0);
+        ck_assert_uint_eq(place_of(offset).region_bytes, 100 * MIB);
+}
+END_TEST
+
+/* Extents of all sizes come and go; every region id is new. */
+START_TEST(test_regions_come_and_go)
+{
+        struct grown held[24] = { { 0 } };
+        uint64_t seed = 3, id = 0, offset;
+        unsigned n_grown = 0;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, 512 * MIB);
+        for (unsigned step = 0; step < 4000; step++) {
+                struct grown *g = &held[random_next(&seed) % 24];
+                uint64_t n_bytes = 1 + random_next(&seed) % (random_next(&seed) % 2 ? 3 * MIB : 60 * MIB);
+                struct bfc_growth plan;
+
+                if (step % 8 == 0)
+                        release(UINT64_MAX);
+                if (g->handle != 0) {
+                        ck_assert_int_eq(arena_dealloc(a, g->handle), 0);
+                        g->handle = 0;
+                } else if (arena_alloc(a, n_bytes, &g->handle, &offset) != 0) {
+                        ck_assert_int_eq(arena_plan(a, n_bytes, account_room(&account), &plan), 0);
+                        if (plan.new_bytes > account_room(&account))
+                                release(plan.new_bytes - account_room(&account));
+                        if (plan.new_bytes > account_room(&account))
+                                continue;
+                        *g = grow(n_bytes);
+                        ck_assert_uint_gt(place_of(g->offset).region_id, id);
+                        id = place_of(g->offset).region_id;
+                        n_grown++;
+                }
+        }
+        ck_assert_uint_gt(n_grown, 300);
 }
 END_TEST
 
@@ -762,6 +973,13 @@ int main(void)
         tcase_add_test(tc, test_second_region_failure);
         tcase_add_test(tc, test_address_space);
         tcase_add_test(tc, test_slots_and_places);
+        tcase_add_test(tc, test_extent_sizes);
+        tcase_add_test(tc, test_region_per_extent);
+        tcase_add_test(tc, test_small_blocks_fill_the_limit);
+        tcase_add_test(tc, test_make_fails_for_a_region);
+        tcase_add_test(tc, test_extents_are_bounded);
+        tcase_add_test(tc, test_back_one_extent);
+        tcase_add_test(tc, test_regions_come_and_go);
         tcase_add_test(tc, test_release_clears_exports);
         tcase_add_test(tc, test_back);
         tcase_add_test(tc, test_back_fails);

@@ -232,6 +232,40 @@ START_TEST(an_extent_says_its_partition)
 }
 END_TEST
 
+/* Where the driver chooses addresses, extents come by a handle and are regions. */
+START_TEST(extents_come_by_handle)
+{
+        const Bfcd__Extent *e = NULL;
+        size_t n_before = a1->n_replies;
+        uint64_t region_id;
+
+        must_malloc(a1, 1, 20 * MIB);
+        must_malloc(a1, 1, MIB);
+        must_malloc(a1, 1, MIB); /* lies in what is known */
+        for (size_t k = n_before, n_seen = 0; k < a1->n_replies; k++) {
+                const Bfcd__Reply *reply = a1->replies[k];
+
+                if (reply->body_case == BFCD__REPLY__BODY_EXTENTS) {
+                        ck_assert_uint_eq(reply->extents->n_extents, 1);
+                        ck_assert(!e || reply->extents->extents[0]->region_id > e->region_id);
+                        e = reply->extents->extents[0];
+                        ck_assert_uint_eq(e->handle.len, DEVICE_HANDLE_BYTES);
+                        ck_assert_mem_eq(e->handle.data, "fake", 4);
+                        ck_assert_uint_eq(e->handle.data[4], ++n_seen); /* the call that made it */
+                        ck_assert_uint_eq(e->offset, 0);
+                        ck_assert_uint_eq(e->n_bytes, n_seen == 1 ? 20 * MIB : 32 * MIB);
+                        ck_assert_uint_eq(e->region_bytes, e->n_bytes);
+                        ck_assert_uint_eq(e->region_id >> 32, b->tenants[0].quotas[1]->index + 1);
+                        ck_assert_uint_eq(e->partition, 1);
+                } else if (reply->body_case == BFCD__REPLY__BODY_BLOCK) {
+                        region_id = reply->block->region_id;
+                        ck_assert(e && region_id == e->region_id);
+                }
+        }
+        ck_assert_uint_eq(gpus[0].n_makes, 2);
+}
+END_TEST
+
 START_TEST(a_device_that_is_not_there)
 {
         struct broker_options options = { .config = config, .devices = devices, .inline_workers = true };
@@ -367,6 +401,7 @@ int main(void)
         tcase_add_test(t, each_device_is_opened_once);
         tcase_add_test(t, a_client_is_told_where_its_partitions_are);
         tcase_add_test(t, an_extent_says_its_partition);
+        tcase_add_test(t, extents_come_by_handle);
         tcase_add_test(t, a_device_that_is_not_there);
         tcase_add_loop_test(t, lost_while_growing, 0, 3);
         tcase_add_test(t, lost_while_giving_back);

@@ -114,6 +114,19 @@ START_TEST(malloc_write_free)
         ck_assert_uint_eq(info.offset, 65536);
         ck_assert_uint_eq(info.region_id, 7);
         ck_assert_uint_ne(info.block_id, 0);
+        ck_assert_uint_eq(info.share, BFC_SHARE_FD);
+        ck_assert_uint_gt(info.extent_bytes, 65536);
+        ck_assert_uint_eq(info.extent_offset, 65536);
+        ck_assert_uint_eq(info.handle[0], 0);
+        /* Of the first header: what it does not know stays as it is. */
+        info = (struct bfc_block_info){ .struct_size = offsetof(struct bfc_block_info, share) };
+        info.share = 42;
+        ck_assert_int_eq(bfc_block_info(client, b, &info), 0);
+        ck_assert_uint_eq(info.n_requested, 3 * MIB);
+        ck_assert_uint_eq(info.share, 42);
+        info.struct_size--;
+        expect_error(bfc_block_info(client, b, &info), -EINVAL, "struct_size");
+        info.struct_size = sizeof(info);
         expect_error(bfc_block_info(client, b + 1, &info), -EINVAL, "not a block");
 
         struct bfc_client_stats s = stats();

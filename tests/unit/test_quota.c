@@ -702,14 +702,19 @@ START_TEST(test_never_for_lack_of_place)
 {
         static const struct {
                 uint64_t pool, limit, reserve, largest;
+                enum device_share share;
         } kinds[] = {
-                { 24 * E, 12 * E, 0, 3 * E },
-                { 16 * E, 14 * E, 0, 6 * E },
-                { 16 * E, 16 * E, 6 * E, 4 * E },
+                { 24 * E, 12 * E, 0, 3 * E, DEVICE_SHARE_FD },
+                { 16 * E, 14 * E, 0, 6 * E, DEVICE_SHARE_FD },
+                { 16 * E, 16 * E, 6 * E, 4 * E, DEVICE_SHARE_FD },
+                { 24 * E, 12 * E, 0, 3 * E, DEVICE_SHARE_CUDA_IPC },
+                { 30 * E, 28 * E, 0, 14 * E, DEVICE_SHARE_CUDA_IPC },
+                { 30 * E, 30 * E, 6 * E, 9 * E, DEVICE_SHARE_CUDA_IPC },
         };
         unsigned n_refusals = 0, n_served = 0;
         uint64_t seed = 7;
 
+        p.share = kinds[_i].share;
         open_both(kinds[_i].pool, kinds[_i].limit, kinds[_i].reserve);
         for (unsigned step = 0; step < 6000; step++) {
                 unsigned i = (unsigned)below(&seed, 40);
@@ -937,7 +942,7 @@ int main(void)
         tcase_add_test(tc, test_trade_too_slow_at_the_limit);
         tcase_add_test(tc, test_trade_that_escapes);
         tcase_add_test(tc, test_trade_with_the_neighbour);
-        tcase_add_loop_test(tc, test_never_for_lack_of_place, 0, 3);
+        tcase_add_loop_test(tc, test_never_for_lack_of_place, 0, 6);
         tcase_add_test(tc, test_neighbour);
         tcase_add_test(tc, test_reserve_of_the_neighbour);
         tcase_add_test(tc, test_timeout);

@@ -4,6 +4,7 @@
 #include "client/region.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,6 +34,13 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+static int map_fd(const struct region_extent *extent, int fd)
+{
+        struct device_extent memory = { .fd = fd, .n_bytes = extent->n_bytes };
+
+        return regions_map(&regions, extent, &host, &memory);
+}
+
 /* Maps a new extent into a region of 64 MiB. */
 static int map(uint64_t region_id, uint64_t offset, uint64_t n_bytes)
 {
@@ -41,7 +49,7 @@ static int map(uint64_t region_id, uint64_t offset, uint64_t n_bytes)
         int r;
 
         ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, n_bytes, &e), 0);
-        r = regions_map(&regions, &extent, &host, e.fd);
+        r = map_fd(&extent, e.fd);
         close(e.fd); /* the mapping holds it */
         return r;
 }
@@ -146,26 +154,72 @@ START_TEST(nonsense_is_refused)
 
         ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
         extent.region_bytes = 0;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.region_bytes = 3 * MIB;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.region_bytes = UINT64_C(1) << 60;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -ENOMEM);
+        ck_assert_int_eq(map_fd(&extent, e.fd), -ENOMEM);
         extent.region_bytes = 64 * MIB;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, -1), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, -1), -EPROTO);
         extent.offset = 64 * MIB;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.offset = 1;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.offset = 0;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), 0);
+        ck_assert_int_eq(map_fd(&extent, e.fd), 0);
         extent.region_bytes = 32 * MIB; /* it was told otherwise before */
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.region_bytes = 64 * MIB;
         extent.partition = 1;
-        ck_assert_int_eq(regions_map(&regions, &extent, &host, e.fd), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
         ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+/* As a GPU's, on the host's memory: a region comes and goes with its one extent. */
+START_TEST(extents_by_handle)
+{
+        const struct device_view view = { .share = DEVICE_SHARE_CUDA_IPC };
+        struct region_extent extent = { 1, 7, 4 * MIB, 0, 4 * MIB, 0 };
+        struct region_origin origin;
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 4 * MIB, &e), 0);
+        memset(e.handle, 42, sizeof(e.handle));
+        extent.n_bytes = 2 * MIB;
+        ck_assert_int_eq(regions_map(&regions, &extent, &view, &e), -EPROTO);
+        extent.offset = 2 * MIB;
+        ck_assert_int_eq(regions_map(&regions, &extent, &view, &e), -EPROTO);
+        extent.offset = 0;
+        extent.n_bytes = extent.region_bytes = 8 * MIB; /* it is not so large */
+        e.n_bytes = 8 * MIB;
+        ck_assert_int_eq(regions_map(&regions, &extent, &view, &e), -EPROTO);
+        ck_assert_uint_eq(regions.n_items, 0); /* nothing is left of it */
+        extent.n_bytes = extent.region_bytes = e.n_bytes = 4 * MIB;
+        ck_assert_int_eq(regions_map(&regions, &extent, &view, &e), 0);
+        ck_assert_int_eq(resolves(7, 0, 4 * MIB), 0);
+        ck_assert_int_eq(resolves(7, 4 * MIB, 256), -EPROTO);
+        ck_assert_int_eq(regions_origin(&regions, 7, 3 * MIB, &origin), 0);
+        ck_assert_int_eq(origin.share, DEVICE_SHARE_CUDA_IPC);
+        ck_assert_mem_eq(origin.handle, e.handle, sizeof(e.handle));
+        ck_assert_uint_eq(origin.offset, 0);
+        ck_assert_uint_eq(origin.n_bytes, 4 * MIB);
+        ck_assert_int_eq(regions_origin(&regions, 7, 4 * MIB, &origin), -ENOENT);
+        ck_assert_int_eq(regions_origin(&regions, 8, 0, &origin), -ENOENT);
+        extent.extent_id = 2;
+        ck_assert_int_eq(regions_map(&regions, &extent, &view, &e), -EPROTO); /* there is one */
+        ck_assert_int_eq(map(8, 2 * MIB, 2 * MIB), 0);
+        ck_assert_int_eq(regions_origin(&regions, 8, 0, &origin), -ENOENT); /* nothing is there */
+        ck_assert_int_eq(regions_origin(&regions, 8, 3 * MIB, &origin), 0);
+        ck_assert_int_eq(origin.share, DEVICE_SHARE_FD);
+        ck_assert_uint_eq(origin.offset, 2 * MIB);
+        ck_assert_int_eq(regions_unmap(&regions, 1), 0);
+        ck_assert_int_eq(resolves(7, 0, 4 * MIB), -EPROTO);
+        ck_assert_uint_eq(regions.n_items, 1);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
+        ck_assert_int_eq(resolves(8, 2 * MIB, 2 * MIB), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
 END_TEST
@@ -192,6 +246,7 @@ int main(void)
         tcase_add_test(t, extents_are_taken_back);
         tcase_add_test(t, nonsense_is_refused);
         tcase_add_test(t, ranges_are_found);
+        tcase_add_test(t, extents_by_handle);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }
