@@ -236,6 +236,8 @@ static int keep_extents(struct raw *raw, const Bfcd__Extents *extents)
                                              .offset = e->offset,
                                              .n_bytes = e->n_bytes,
                                              .fd = e->handle.len == 0 ? raw->fds[at++] : -1 };
+                if (e->handle.len == sizeof(raw->extents[0].handle))
+                        memcpy(raw->extents[raw->n_extents - 1].handle, e->handle.data, e->handle.len);
         }
         raw->n_fds -= n_fds;
         memmove(raw->fds, raw->fds + n_fds, raw->n_fds * sizeof(int));

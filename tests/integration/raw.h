@@ -29,7 +29,8 @@ struct raw_extent {
         uint64_t region_id;
         uint64_t offset;
         uint64_t n_bytes;
-        int fd;
+        int fd; /* -1: by the handle */
+        uint8_t handle[64];
 };
 
 struct raw {

@@ -261,12 +261,21 @@ static bool contains(const struct inodes *inodes, uint64_t inode)
         return false;
 }
 
+static void add(struct inodes *inodes, uint64_t inode)
+{
+        ck_assert_uint_lt(inodes->n, MAX_EXTENTS);
+        if (!contains(inodes, inode))
+                inodes->all[inodes->n++] = inode;
+}
+
 /* The extents that the daemon has now: what its fds of extents refer to. An fd on
- * its way to a client may be there twice. */
+ * its way to a client may be there twice. What is shared by handles has no fds;
+ * the fake driver has it mapped instead. */
 static struct inodes daemons_extents(const struct rig *rig)
 {
         struct inodes inodes = { .n = 0 };
-        char path[64], target[64];
+        char path[64], target[128], *maps, *rest, *line;
+        unsigned long long inode;
         struct dirent *entry;
         struct stat st;
         DIR *folder;
@@ -280,13 +289,17 @@ static struct inodes daemons_extents(const struct rig *rig)
                 if (n <= 0)
                         continue;
                 target[n] = '\0';
-                if (!strstr(target, rig_extent_mark()) || fstatat(dirfd(folder), entry->d_name, &st, 0) < 0)
-                        continue;
-                ck_assert_uint_lt(inodes.n, MAX_EXTENTS);
-                if (!contains(&inodes, st.st_ino))
-                        inodes.all[inodes.n++] = st.st_ino;
+                if (strstr(target, rig_extent_mark()) && fstatat(dirfd(folder), entry->d_name, &st, 0) == 0)
+                        add(&inodes, st.st_ino);
         }
         closedir(folder);
+        snprintf(path, sizeof(path), "/proc/%d/maps", (int)rig->pid);
+        maps = rest = file_text(path);
+        while (rest && (line = strsep(&rest, "\n"))) {
+                if (strstr(line, rig_extent_mark()) && sscanf(line, "%*s %*s %*s %*s %llu", &inode) == 1)
+                        add(&inodes, inode);
+        }
+        free(maps);
         return inodes;
 }
 

@@ -129,7 +129,8 @@ START_TEST(partitions_and_status_in_json)
         ck_assert_str_eq(string_of(json_array_get(rows, 0), "partition"), "train");
         ck_assert_str_eq(string_of(json_array_get(rows, 0), "growth"), "on-demand");
         ck_assert_str_eq(string_of(json_array_get(rows, 1), "growth"), "preallocate");
-        ck_assert_str_eq(string_of(json_array_get(rows, 1), "share"), "fd");
+        ck_assert_str_eq(string_of(json_array_get(rows, 1), "share"),
+                         rig_device() == ON_CUDA_IPC ? "cuda-ipc" : "fd");
         ck_assert_int_eq(number_of(json_array_get(rows, 0), "bytes_limit"), 96 << 20);
         ck_assert_int_eq(number_of(json_array_get(rows, 0), "num_tenants"), 2);
         ck_assert_int_eq(number_of(json_array_get(rows, 1), "bytes_reserved"), 8 << 20);

@@ -18,9 +18,9 @@
 /* Who wants memory waits longer than who has it may take. */
 static const struct rig_config two_tenants = {
         .top = "timeouts: {reclaim: 3s, release: 400ms, quarantine: 60s}\n",
-        .partitions = "      - {name: train, limit: 16MiB, growth: on-demand}\n",
-        .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 16MiB}]}\n"
-                   "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 16MiB}]}\n",
+        .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",
+        .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"
+                   "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n",
 };
 
 /* ---- children -------------------------------------------------------------- */
@@ -48,21 +48,21 @@ static void scene_free(struct scene *s)
         munmap(s, sizeof(*s));
 }
 
-/* Has had 12 MiB, uses nothing of it, and sleeps. */
+/* Has had 16 MiB, uses nothing of it, and sleeps. */
 static void have_and_sleep(void *arg)
 {
         struct scene *s = arg;
         bfc_client *client = child_client_open(s->socket, "red");
         void *p;
 
-        REQUIRE(bfc_malloc(client, 12 * MIB, &p) == 0, "%s", bfc_last_error());
-        pattern_write(p, 12 * MIB, 1);
+        REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 16 * MIB, 1);
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         gate_open(&s->up);
         REQUIRE(gate_wait(&s->go, 60000), "nobody woke us");
-        REQUIRE(bfc_malloc(client, 12 * MIB, &p) == 0, "%s", bfc_last_error());
-        pattern_write(p, 12 * MIB, 2);
-        REQUIRE(pattern_holds(p, 12 * MIB, 2), "memory that came back");
+        REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 16 * MIB, 2);
+        REQUIRE(pattern_holds(p, 16 * MIB, 2), "memory that came back");
         bfc_disconnect(client);
 }
 
@@ -75,7 +75,7 @@ static void have_and_stay_away(void *arg)
         REQUIRE(raw_open(s->socket, &raw) == 0, "no connection");
         raw->wants_events = s->kind == DEAF;
         REQUIRE(raw_hello(raw, "red", NULL) == 0, "%s", raw_refusal());
-        REQUIRE(raw_malloc(raw, 0, 12 * MIB, &block) == 0, "%s", raw_refusal());
+        REQUIRE(raw_malloc(raw, 0, 16 * MIB, &block) == 0, "%s", raw_refusal());
         REQUIRE(raw_free(raw, block.block_id) == 0, "%s", raw_refusal());
         gate_open(&s->up);
         REQUIRE(raw_wait_hang_up(raw, 20000) == 0, "the daemon did not mind");
@@ -107,9 +107,9 @@ START_TEST(a_sleeping_client_lets_go)
         int64_t start;
 
         ck_assert(gate_wait(&s->up, 20000));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 12 * MIB);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
         start = clock_ms();
-        ck_assert_int_eq(blue_malloc(rig, 16 * MIB), 0);
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
         ck_assert_int_lt(clock_ms() - start, 2000);
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
         gate_open(&s->go);
@@ -128,18 +128,18 @@ static void stays_away(enum kind kind, const char *line)
         char *log;
 
         ck_assert(gate_wait(&s->up, 20000));
-        ck_assert_int_eq(blue_malloc(rig, 16 * MIB), -ENOMEM);
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
         ck_assert(gate_wait(&s->go, 20000));
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, 2000));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 12 * MIB);
-        ck_assert_uint_eq(rig_count(rig).bytes_pending, 12 * MIB);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
+        ck_assert_uint_eq(rig_count(rig).bytes_pending, 16 * MIB);
         log = rig_log(rig);
         ck_assert_msg(strstr(log, line) != NULL, "no \"%s\" in the log:\n%s", line, log);
         free(log);
         ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* others go on */
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 5000));
-        ck_assert_int_eq(blue_malloc(rig, 16 * MIB), 0);
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
         scene_free(s);
         rig_stop(rig);
 }
@@ -164,8 +164,8 @@ static void want(void *arg)
 
         REQUIRE(gate_wait(&s->go, 20000), "nobody woke us");
         client = child_client_open(s->socket, "blue");
-        REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
-        pattern_write(p, 16 * MIB, 3);
+        REQUIRE(bfc_malloc(client, 20 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 20 * MIB, 3);
         bfc_disconnect(client);
 }
 
@@ -183,7 +183,7 @@ START_TEST(a_retire_by_hand)
         raw->wants_events = true;
         ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
         ck_assert_int_ge(raw->events_fd, 0);
-        ck_assert_int_eq(raw_malloc(raw, 0, 12 * MIB, &block), 0);
+        ck_assert_int_eq(raw_malloc(raw, 0, 16 * MIB, &block), 0);
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
         ck_assert_int_eq(raw_event(raw, 100, &event), RAW_TIMEOUT); /* nobody wants anything */
         gate_open(&s->go);
