@@ -125,7 +125,11 @@ static void put_extents(struct session *s, Bfcd__Extent **list, const int *fds, 
         body.extents = list;
         reply.body_case = BFCD__REPLY__BODY_EXTENTS;
         reply.extents = &body;
-        put(s, &reply, fds, s->server->mood == FAKE_NO_FD ? 0 : n);
+        if (s->server->mood == FAKE_NO_FD || s->server->mood == FAKE_HANDLE ||
+            s->server->mood == FAKE_SHORT_HANDLE)
+                put(s, &reply, NULL, 0);
+        else
+                put(s, &reply, fds, n);
         s->server->counts.n_extents_sent += (unsigned)n;
 }
 
@@ -134,6 +138,7 @@ static void announce(struct session *s, unsigned first_unit, unsigned n_units)
 {
         struct fake_server *f = s->server;
         Bfcd__Extent rows[N_EXTENTS], *list[N_EXTENTS];
+        static uint8_t handle[DEVICE_HANDLE_BYTES];
         int fds[N_EXTENTS], unsealed = -1;
         size_t n = 0;
 
@@ -156,6 +161,9 @@ static void announce(struct session *s, unsigned first_unit, unsigned n_units)
                 rows[n].partition = f->mood == FAKE_BAD_PARTITION    ? 2
                                     : f->mood == FAKE_TWO_PARTITIONS ? 1
                                                                      : 0;
+                if (f->mood >= FAKE_HANDLE && f->mood <= FAKE_SHORT_HANDLE)
+                        rows[n].handle =
+                                (ProtobufCBinaryData){ f->mood == FAKE_SHORT_HANDLE ? 63 : 64, handle };
                 list[n] = &rows[n];
                 fds[n++] = f->extents[i].fd;
         }

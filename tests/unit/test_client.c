@@ -532,7 +532,8 @@ static const struct lie {
         { FAKE_BAD_OFFSET, -EPROTO, false },    { FAKE_TOO_SMALL, -EPROTO, false },
         { FAKE_SAME_PLACE, -EPROTO, false },    { FAKE_UNSEALED, -EPROTO, true },
         { FAKE_NO_FD, -EPROTO, true },          { FAKE_BAD_PARTITION, -EPROTO, true },
-        { FAKE_TWO_PARTITIONS, -EPROTO, true },
+        { FAKE_TWO_PARTITIONS, -EPROTO, true }, { FAKE_HANDLE, -EPROTO, true },
+        { FAKE_HANDLE_AND_FD, -EPROTO, true },  { FAKE_SHORT_HANDLE, -EPROTO, true },
 };
 
 START_TEST(lying_daemon)
