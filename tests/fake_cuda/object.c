@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -49,12 +50,16 @@ static int lock_fd(int fd, int how)
         return r;
 }
 
-/* A real driver's books need no fds of the process: here a few are kept for the
- * time when it has none left. */
+/* A real driver's books need no fds of the process: where a process may have few,
+ * some are kept for the time when it has none left. */
 static int spares[3] = { -1, -1, -1 };
 
 static void fill_spares(void)
 {
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur > 128)
+                return;
         for (size_t i = 0; i < sizeof(spares) / sizeof(spares[0]); i++)
                 if (__atomic_load_n(&spares[i], __ATOMIC_RELAXED) < 0) {
                         int fd = open("/dev/null", O_RDONLY | O_CLOEXEC), none = -1;

@@ -166,8 +166,8 @@ START_TEST(an_owners_every_call_fails)
                         n_failed += m.a != 0;
                         ck_assert_int_eq(process_end(&p), 0);
                 }
-        ck_assert_uint_ge(n_failed, 30);
-        p = process_start(); /* who looks finds what the dead held free */
+        ck_assert_uint_ge(n_failed, 20); /* what is tried twice does not show */
+        p = process_start();             /* who looks finds what the dead held free */
         ck_assert_uint_eq(n_free(&p), 64 * MIB);
         ck_assert_int_eq(process_end(&p), 0);
 }
