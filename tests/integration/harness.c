@@ -26,6 +26,7 @@
 #include "tests/suite.h"
 
 static char base_folder[40]; /* of all rigs of this program */
+static char base_memory[40]; /* of their pretended machines: the fake driver's memory is files */
 
 int64_t clock_ms(void)
 {
@@ -339,7 +340,7 @@ const char *program_replay(void)
 struct rig *rig_folder(void)
 {
         static unsigned n_rigs;
-        char state[96];
+        char state[104];
         struct rig *rig = calloc(1, sizeof(*rig));
 
         ck_assert_ptr_nonnull(rig);
@@ -351,7 +352,10 @@ struct rig *rig_folder(void)
         snprintf(rig->config_path, sizeof(rig->config_path), "%s/bfcd.yaml", rig->folder);
         snprintf(rig->log_path, sizeof(rig->log_path), "%s/log", rig->folder);
         /* The pretended machine's memory: gone with the folder. */
-        snprintf(state, sizeof(state), "%s/cuda", rig->folder);
+        snprintf(rig->memory, sizeof(rig->memory), "%s/%s", base_memory, strrchr(rig->folder, '/') + 1);
+        ck_assert_int_eq(mkdir(rig->memory, 0777), 0);
+        ck_assert_int_eq(chmod(rig->memory, 0777), 0);
+        snprintf(state, sizeof(state), "%s/cuda", rig->memory);
         setenv("FAKE_CUDA_STATE", state, 1);
         return rig;
 }
@@ -546,6 +550,7 @@ void rig_discard(struct rig *rig)
 {
         raw_close(rig->admin);
         remove_folder(rig->folder);
+        remove_folder(rig->memory);
         free(rig);
 }
 
@@ -761,16 +766,21 @@ double test_seconds(double fallback)
         return seconds > 0 ? seconds : fallback;
 }
 
-Suite *harness_suite(const char *name, const TTest *const *tests)
+Suite *harness_suite_of(const char *name, const TTest *const *tests, double timeout)
 {
         Suite *suite = suite_create(name);
         TCase *tcase = tcase_create(name);
 
-        tcase_set_timeout(tcase, TEST_TIMEOUT);
+        tcase_set_timeout(tcase, timeout);
         for (; *tests; tests++)
                 tcase_add_test(tcase, *tests);
         suite_add_tcase(suite, tcase);
         return suite;
+}
+
+Suite *harness_suite(const char *name, const TTest *const *tests)
+{
+        return harness_suite_of(name, tests, TEST_TIMEOUT);
 }
 
 /* Says what the daemons of failed tests logged. */
@@ -803,12 +813,15 @@ int harness_main(Suite *suite)
                 unsetenv(variables[i]);
         setenv("BFC_CACHE", "off", 1); /* the daemon's figures are compared byte by byte */
         strcpy(base_folder, "/tmp/bfcd-rig-XXXXXX");
-        if (!mkdtemp(base_folder) || chmod(base_folder, 0755) < 0) {
+        strcpy(base_memory, "/dev/shm/bfcd-rig-XXXXXX");
+        if (!mkdtemp(base_folder) || chmod(base_folder, 0755) < 0 || !mkdtemp(base_memory) ||
+            chmod(base_memory, 0755) < 0) {
                 perror(base_folder);
                 return EXIT_FAILURE;
         }
         status = suite_run(suite);
         print_leftover_logs();
         remove_folder(base_folder);
+        remove_folder(base_memory);
         return status;
 }

@@ -74,6 +74,7 @@ struct rig {
         char admin_socket[96];
         char config_path[96];
         char log_path[96];
+        char memory[96]; /* folder of the machine that the fake driver pretends */
         pid_t pid;
         unsigned max_fds;       /* as configured; 0: as it is */
         struct raw *admin;      /* our one session on the admin socket */
@@ -215,6 +216,7 @@ double test_seconds(double fallback);
 
 /* A suite of the tests up to NULL, with a time-out that suits a slow machine. */
 Suite *harness_suite(const char *name, const TTest *const *tests);
+Suite *harness_suite_of(const char *name, const TTest *const *tests, double timeout); /* seconds, each */
 
 /* main() of every program here: a folder for all rigs, the suite, the logs of
  * the daemons whose tests failed. */

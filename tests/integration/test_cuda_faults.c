@@ -68,11 +68,14 @@ struct life {
         const char *counts; /* a file, or NULL */
 };
 
-/* A block that is good for something. */
+/* A block that is good for something, at both ends. */
 static void use(void *p, size_t n_bytes, uint64_t seed)
 {
-        pattern_write(p, n_bytes, seed);
-        REQUIRE(pattern_holds(p, n_bytes, seed), "bytes were lost");
+        uint8_t *end = (uint8_t *)p + n_bytes - GRANULE;
+
+        pattern_write(p, GRANULE, seed);
+        pattern_write(end, GRANULE, seed + 1);
+        REQUIRE(pattern_holds(p, GRANULE, seed) && pattern_holds(end, GRANULE, seed + 1), "bytes were lost");
 }
 
 /* Takes and gives back until it has met growth, reuse and release. Whatever fails
@@ -259,5 +262,6 @@ int main(void)
                 NULL,
         };
 
-        return harness_main(harness_suite("cuda_faults", tests));
+        setenv("FAKE_CUDA_POISON_BYTES", "4096", 1); /* hundreds of lives */
+        return harness_main(harness_suite_of("cuda_faults", tests, 6 * TEST_TIMEOUT));
 }
