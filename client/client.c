@@ -17,7 +17,7 @@
  *
  * Invariant: stats.num_blocks == blocks.n_used == num_allocs - num_frees, and
  * bytes_in_use is the sum over the blocks. */
-#include <bfcclient.h>
+#include "client/client.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -32,6 +32,7 @@
 #include "client/call.h"
 #include "client/error.h"
 #include "client/events.h"
+#include "client/recorder.h"
 #include "client/region.h"
 #include "device/device.h"
 
@@ -51,6 +52,7 @@ struct bfc_client {
         struct device_view *places; /* where its partitions are, one each; constant */
         bool *is_seen;              /* of a GPU's: it is one that this process sees; atomic */
         uint32_t partition;         /* index into its partitions */
+        struct recorder *recorder;  /* NULL: none */
 
         pthread_mutex_t lock; /* everything below; never held across a call */
         struct regions regions;
@@ -61,8 +63,7 @@ struct bfc_client {
 
 /* ---- shared pieces ------------------------------------------------------- */
 
-/* 0 where the client may be used at all. */
-static int client_check(const bfc_client *client)
+int client_check(const bfc_client *client)
 {
         if (!client)
                 return error_set(-EINVAL, "there is no client: it is NULL");
@@ -324,6 +325,7 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
         known.partition = pick(known.partition, "BFC_PARTITION", "");
         known.tenant = pick(known.tenant, "BFC_TENANT", "");
         known.name = pick(known.name, NULL, program_invocation_short_name);
+        known.trace = pick(known.trace, "BFC_TRACE", NULL);
         *ret = known;
         return 0;
 }
@@ -361,6 +363,7 @@ static void *client_free(bfc_client *client)
         blocks_clear(&client->blocks);
         free(client->places);
         free(client->is_seen);
+        recorder_free(client->recorder);
         if (client->hello)
                 bfcd__reply__free_unpacked(client->hello, NULL);
         if (client->alive)
@@ -501,6 +504,8 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 r = connect_failed(r, known.socket);
         else
                 r = client_say_hello(client, &known);
+        if (r == 0 && known.trace)
+                r = recorder_open(known.trace, &client->recorder);
         if (r == 0)
                 r = client_start_thread(client, &known);
         if (r < 0) {
@@ -674,6 +679,8 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
                               (unsigned long long)reply->block->n_bytes);
         }
         bfcd__reply__free_unpacked(reply, NULL);
+        if (r == 0)
+                recorder_given(client->recorder, *ret_ptr, n_bytes);
         return r;
 }
 
@@ -707,16 +714,12 @@ static int client_finish(struct device_range *range)
         return 0;
 }
 
-BFC_API int bfc_free(bfc_client *client, void *ptr)
+static int client_free_block(bfc_client *client, void *ptr)
 {
         struct device_range *range = NULL;
         struct block block;
-        int r = client_check(client);
+        int r;
 
-        if (r < 0)
-                return r;
-        if (!ptr)
-                return 0;
         pthread_mutex_lock(&client->lock);
         r = blocks_take(&client->blocks, ptr, &block);
         if (r == 0) {
@@ -732,6 +735,24 @@ BFC_API int bfc_free(bfc_client *client, void *ptr)
                 r = client_give_back(client, block.block_id);
         if (r == -ECONNRESET || r == -EBUSY) /* mapped, and this process's, as long as it lasts */
                 client_keep_on(client, &block);
+        return r;
+}
+
+BFC_API int bfc_free(bfc_client *client, void *ptr)
+{
+        struct recorder_life life;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ptr)
+                return 0;
+        recorder_freeing(client->recorder, ptr, &life);
+        r = client_free_block(client, ptr);
+        if (r == -ECONNRESET || r == -EBUSY)
+                recorder_kept(client->recorder, &life);
+        else
+                recorder_freed(client->recorder, &life);
         return r;
 }
 

@@ -275,6 +275,7 @@ void job_run(const struct job_plan *plan, struct job_totals *totals, struct job_
                 .partition = plan->partition,
                 .tenant = plan->tenant,
                 .name = "bfc-replay",
+                .trace = "", /* with BFC_TRACE it would write what it reads */
         };
         struct life l = { .plan = plan, .totals = totals, .result = result };
         int r;

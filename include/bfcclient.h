@@ -18,12 +18,13 @@
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
- *   -EBUSY       a CUDA stream is being captured (bfc_free)
+ *   -EBUSY       a CUDA stream is being captured (bfc_free); another client is
+ *                recording into that file (bfc_connect)
  *   -ECONNRESET  the daemon ended the session, or is gone
  *   -EPROTO      the other end does not speak the protocol
  *   -ECHILD      the client belongs to the parent of this forked process
  *
- * bfc_connect() may also return other errnos of socket(2) and connect(2).
+ * bfc_connect() may also return other errnos of socket(2), connect(2) and open(2).
  * bfc_last_error() has the sentence with the figures. Outputs are touched only
  * when 0 is returned. */
 #ifndef BFCCLIENT_H
@@ -31,6 +32,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,7 +50,19 @@ struct bfc_options {
         const char *tenant;    /* which tenant, where the user matches several */
         const char *name;      /* what bfcctl shows; default: the program's name */
         uint64_t flags;        /* BFC_NO_THREAD */
+        const char *trace;     /* file to record into, BFC_TRACE; default, and "": none */
 };
+
+/* Recording. The lifetimes of the client's blocks, with the sizes as they were asked for,
+ * are written into `trace`, which bfc-replay reads. What is in the file is replaced. In
+ * its name %p becomes the pid, %n a number that no other recording client of the process
+ * has, and %% a percent sign. bfc_connect() fails where the file cannot be written (errnos
+ * of open(2)), where its name has another % or is no regular file's (-EINVAL), and
+ * where another client, of any process, is recording into it (-EBUSY). The file is
+ * complete after bfc_disconnect() and after exit(3), where the blocks that were still held
+ * end; a process that is killed leaves whole lines, of lives that were over. When writing
+ * fails later, recording stops, all else goes on, and bfc_disconnect() leaves the reason
+ * in bfc_last_error(). */
 
 /* Without the thread that answers the daemon's events. Then the daemon cannot
  * have memory of a GPU back from this client while it lives: where it needs such
@@ -80,6 +94,33 @@ int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, voi
  * while that cannot be known, because a stream is being captured: the block
  * stays. */
 int bfc_free(bfc_client *client, void *ptr);
+
+/* A pool: one block from which pieces are cut, and which is emptied at once. For the
+ * temporaries of a step. */
+typedef struct bfc_pool bfc_pool;
+
+/* A pool of n_bytes, rounded up to 256, in the client's partition: one block, so fails as
+ * bfc_malloc() does. The caller owns *ret_pool and ends it with bfc_pool_free() before
+ * bfc_disconnect(). */
+int bfc_pool_new(bfc_client *client, size_t n_bytes, bfc_pool **ret_pool);
+
+/* A piece of at least n_bytes, aligned to 256 bytes; it takes up whole 256 bytes. No
+ * system call, no lock; any threads at the same time. The piece is the pool's: it is good
+ * until bfc_pool_reset() or bfc_pool_free(), and bfc_free() does not know it. Contents are
+ * not defined. -ENOMEM: the pool has no room for it. */
+int bfc_pool_alloc(bfc_pool *pool, size_t n_bytes, void **ret_ptr);
+
+/* Empties the pool: all pieces are invalid. No other thread may be inside a call on this
+ * pool. It waits for nothing, on a GPU neither: the caller sees to it that work given to
+ * the device with the old pieces is done before work with the new ones begins. On one
+ * stream that is so by itself; between streams it takes an event or a wait. */
+int bfc_pool_reset(bfc_pool *pool);
+
+/* Gives the block back, as bfc_free() does: on a GPU it waits for all work of this process
+ * there, and is -EBUSY while a stream is being captured; then the pool stays as it was.
+ * After anything else the pool is gone. No other thread may be inside a call on this
+ * pool. NULL does nothing. */
+int bfc_pool_free(bfc_pool *pool);
 
 /* What this client itself has: bytes as TensorFlow's AllocatorStats names them.
  * `struct_size` as in bfc_options. */
@@ -145,6 +186,33 @@ const char *bfc_partition(const bfc_client *client);
  * quotas. -ENOENT: there is no such GPU, or no such partition. The name is valid
  * until bfc_disconnect(); pass it to bfc_malloc_in(). */
 int bfc_partition_for_device(bfc_client *client, int ordinal, const char **ret_name);
+
+/* The client of the whole process, made from the environment at the first call, by whichever
+ * thread is first. It is the library's: never bfc_disconnect() it; it ends with the process.
+ * Fails as bfc_connect() does, and the next call tries again. A forked child gets one of its
+ * own at its first call; the parent's is -ECHILD there. */
+int bfc_default(bfc_client **ret_client);
+
+/* Allocators for PyTorch (torch.cuda.memory.CUDAPluggableAllocator) and CuPy
+ * (cupy.cuda.memory.CFunctionAllocator), over bfc_default(), in the shapes that these load
+ * by name; docs/frameworks.md shows how. Any thread.
+ *
+ * Memory comes from the partition on the GPU that this process knows as CUDA device
+ * `device`, as bfc_partition_for_device() finds it; in a process that sees no GPU at all,
+ * from the client's own partition. What fails returns NULL, also for a GPU on which the
+ * tenant has no quota, and the sentence goes to stderr, once for each errno. 0 bytes are NULL.
+ *
+ * A free is a bfc_free(): on a GPU it waits for all work of this process there, whatever the
+ * stream. While a stream is being captured it keeps the block until the process ends,
+ * because the graph may use it each time that it is launched. NULL does nothing, and nothing
+ * is freed in a forked child that has allocated nothing itself.
+ *
+ * `stream` (CUDA's cudaStream_t), the size at a free, and `param` are not looked at. */
+struct CUstream_st;
+void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
+void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream);
+void *bfc_cupy_malloc(void *param, size_t n_bytes, int device);
+void bfc_cupy_free(void *param, void *ptr, int device);
 
 /* The sentence for the last failure in the calling thread, of any client; ""
  * when there was none. Valid until the thread's next call. */
