@@ -352,6 +352,8 @@ static int open_file(const char *path, int *ret_fd)
 
 static void discard(struct recorder *r)
 {
+        /* Here and now, also where a child has only just been forked. */
+        flock(r->fd, LOCK_UN);
         close(r->fd);
         blocks_clear(&r->live);
         pthread_cond_destroy(&r->written);
@@ -364,7 +366,7 @@ int recorder_open(const char *name, struct recorder **ret)
         struct recorder *r;
         char path[PATH_MAX];
         size_t n_written;
-        int error, fd;
+        int error, fd = -1;
 
         pthread_once(&fork_once, watch_forks);
         if (fork_error < 0)

@@ -1,0 +1,292 @@
+/* Recording against a real daemon: a job with threads writes down its blocks' lifetimes,
+ * bfc-replay lives through them, and the daemon's peaks are the same to the byte.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/integration/harness.h"
+#include "tests/random.h"
+
+enum { N_THREADS = 4, N_HELD = 24, N_ROUNDS = 150 };
+
+static const struct rig_config roomy = {
+        .size = "256MiB",
+        .partitions = "      - {name: train, limit: 256MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 192MiB}]\n",
+};
+
+/* ---- a job ------------------------------------------------------------------ */
+
+struct worker {
+        bfc_client *client;
+        pthread_barrier_t *barrier;
+        uint64_t seed;
+        uint64_t n_held_bytes; /* at the end of the second part, as counted in blocks */
+};
+
+static size_t random_size(uint64_t *state)
+{
+        return 1 + (size_t)((random_next(state) & 0xfffff) >> (random_next(state) % 16));
+}
+
+/* Random frees and mallocs with a few held; then all threads take more at the same time and
+ * free nothing, so that the peak is there and no matter of who was a moment faster; then
+ * random frees again, down to a few that are never freed. */
+static void *work(void *userdata)
+{
+        struct worker *w = userdata;
+        size_t sizes[N_HELD] = { 0 };
+        void *held[N_HELD] = { 0 };
+
+        for (int i = 0; i < N_ROUNDS; i++) {
+                size_t slot = random_next(&w->seed) % (N_HELD / 3);
+
+                REQUIRE(bfc_free(w->client, held[slot]) == 0, "%s", bfc_last_error());
+                sizes[slot] = random_size(&w->seed);
+                REQUIRE(bfc_malloc(w->client, sizes[slot], &held[slot]) == 0, "%s", bfc_last_error());
+        }
+        pthread_barrier_wait(w->barrier);
+        for (size_t i = 0; i < N_HELD; i++) {
+                if (!held[i]) {
+                        sizes[i] = random_size(&w->seed) + 256 * 1024;
+                        REQUIRE(bfc_malloc(w->client, sizes[i], &held[i]) == 0, "%s", bfc_last_error());
+                }
+                w->n_held_bytes += rounded(sizes[i]);
+        }
+        pthread_barrier_wait(w->barrier);
+        for (size_t i = 0; i + 3 < N_HELD; i++)
+                REQUIRE(bfc_free(w->client, held[i]) == 0, "%s", bfc_last_error());
+        return NULL;
+}
+
+struct job {
+        const char *socket;
+        bool by_exit; /* instead of bfc_disconnect() */
+        uint64_t peak;
+        uint64_t n_allocs;
+};
+
+/* In a child, with BFC_TRACE in its environment. */
+static void run_job(void *userdata)
+{
+        struct job *job = userdata;
+        struct worker workers[N_THREADS];
+        pthread_t threads[N_THREADS];
+        pthread_barrier_t barrier;
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        bfc_client *client = child_client_open(job->socket, NULL);
+
+        pthread_barrier_init(&barrier, NULL, N_THREADS);
+        for (unsigned i = 0; i < N_THREADS; i++) {
+                workers[i] = (struct worker){ client, &barrier, 1000 + i, 0 };
+                REQUIRE(pthread_create(&threads[i], NULL, work, &workers[i]) == 0, "a thread");
+        }
+        for (unsigned i = 0; i < N_THREADS; i++) {
+                pthread_join(threads[i], NULL);
+                job->peak += workers[i].n_held_bytes;
+        }
+        REQUIRE(bfc_stats(client, &stats) == 0, "%s", bfc_last_error());
+        job->n_allocs = stats.num_allocs;
+        if (job->by_exit)
+                exit(0);
+        bfc_disconnect(client);
+}
+
+/* ---- looking ------------------------------------------------------------------ */
+
+/* Peaks by `bfcctl --json tenants`, which forgets them afterwards. */
+static uint64_t take_peak(const struct rig *rig)
+{
+        const char *show[] = { program_bfcctl(), "--socket", rig->admin_socket, "--json", "tenants", NULL };
+        const char *reset[] = { program_bfcctl(), "--socket", rig->admin_socket, "reset-peaks", NULL };
+        json_t *document, *row;
+        uint64_t peak;
+        char *out;
+
+        ck_assert_int_eq(program_run(show, &out, NULL), 0);
+        document = json_loads(out, 0, NULL);
+        row = json_array_get(json_object_get(document, "tenants"), 0);
+        ck_assert_str_eq(json_string_value(json_object_get(row, "tenant")), "red");
+        peak = (uint64_t)json_integer_value(json_object_get(row, "peak_bytes_in_use"));
+        json_decref(document);
+        free(out);
+        ck_assert_int_eq(program_run(reset, NULL, NULL), 0);
+        return peak;
+}
+
+/* Returns how many buffers there were. */
+static uint64_t replay(const struct rig *rig, const char *path)
+{
+        const char *argv[] = { program_replay(), "--socket", rig->socket, "--json", path, NULL };
+        char *out, *err;
+        int status = program_run(argv, &out, &err);
+        json_t *document = json_loads(out, 0, NULL);
+        uint64_t n;
+
+        ck_assert_msg(status == 0, "bfc-replay ended with status %d: %s", status, err);
+        ck_assert_int_eq(json_integer_value(json_object_get(document, "failures")), 0);
+        n = (uint64_t)json_integer_value(json_object_get(document, "allocations"));
+        json_decref(document);
+        free(out);
+        free(err);
+        return n;
+}
+
+static void path_in(const struct rig *rig, const char *name, char ret[static 128])
+{
+        snprintf(ret, 128, "%s/%s", rig->folder, name);
+        setenv("BFC_TRACE", ret, 1);
+}
+
+static void record_and_replay(bool by_exit)
+{
+        struct rig *rig = rig_start(&roomy);
+        struct job *job = shared_memory(sizeof(*job));
+        char path[128], *before, *after;
+
+        *job = (struct job){ .socket = rig->socket, .by_exit = by_exit };
+        path_in(rig, "job.csv", path);
+        child_join(child_start(run_job, job));
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+        ck_assert_uint_gt(job->peak, 16 * MIB);
+        ck_assert_uint_eq(take_peak(rig), job->peak);
+        before = file_text(path);
+        /* The replay has BFC_TRACE in its environment, and reads the file none the less. */
+        ck_assert_uint_eq(replay(rig, path), job->n_allocs);
+        ck_assert_uint_eq(take_peak(rig), job->peak); /* to the byte */
+        after = file_text(path);
+        ck_assert_str_eq(before, after);
+        free(before);
+        free(after);
+        unsetenv("BFC_TRACE");
+        rig_stop(rig);
+}
+
+START_TEST(peaks_of_a_job_and_its_replay)
+{
+        record_and_replay(false);
+}
+END_TEST
+
+START_TEST(a_job_that_exits)
+{
+        record_and_replay(true);
+}
+END_TEST
+
+/* ---- by option, several clients, and what cannot be written ---------------------- */
+
+static int open_with(const struct rig *rig, const char *trace, bfc_client **ret)
+{
+        struct bfc_options options = { .struct_size = sizeof(options),
+                                       .socket = rig->socket,
+                                       .trace = trace };
+
+        return bfc_connect(&options, ret);
+}
+
+START_TEST(the_option_and_several_clients)
+{
+        struct rig *rig = rig_start(&roomy);
+        char path[128], name[160], wanted[160], *text;
+        bfc_client *a, *b, *c = NULL;
+        bfc_pool *pool;
+        void *ptr;
+
+        path_in(rig, "env.csv", path);
+        snprintf(name, sizeof(name), "%s/%%p.csv", rig->folder);
+        ck_assert_ok(open_with(rig, name, &a)); /* not the environment's */
+        ck_assert_ok(open_with(rig, NULL, &b));
+        ck_assert_int_eq(open_with(rig, NULL, &c), -EBUSY);
+        ck_assert_ptr_null(c);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), path));
+        ck_assert_ok(open_with(rig, "", &c)); /* none */
+        ck_assert_ok(bfc_malloc(a, 1000, &ptr));
+        ck_assert_int_eq(bfc_malloc(a, 1000 * MIB, &ptr), -EDQUOT);
+        ck_assert_int_eq(bfc_free(a, &a), -EINVAL);
+        ck_assert_ok(bfc_free(a, ptr));
+        ck_assert_int_eq(bfc_free(a, ptr), -EINVAL);
+        ck_assert_ok(bfc_pool_new(b, 5000, &pool));
+        ck_assert_ok(bfc_pool_alloc(pool, 300, &ptr));
+        ck_assert_ok(bfc_pool_reset(pool));
+        ck_assert_ok(bfc_pool_free(pool));
+        ck_assert_ok(bfc_malloc(c, 1, &ptr));
+        bfc_disconnect(a);
+        bfc_disconnect(b);
+        bfc_disconnect(c);
+        snprintf(wanted, sizeof(wanted), "%s/%d.csv", rig->folder, (int)getpid());
+        text = file_text(wanted);
+        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,2,1000\n");
+        free(text);
+        text = file_text(path); /* a pool is one block */
+        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,2,5000\n");
+        free(text);
+        unsetenv("BFC_TRACE");
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(what_cannot_be_written)
+{
+        struct rig *rig = rig_start(&roomy);
+        bfc_client *client = NULL;
+        char path[128];
+
+        path_in(rig, "no-such-folder/job.csv", path);
+        ck_assert_int_eq(open_with(rig, NULL, &client), -ENOENT);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), path));
+        ck_assert_int_eq(open_with(rig, "/dev/null", &client), -EINVAL);
+        ck_assert_int_eq(open_with(rig, "/tmp/%s.csv", &client), -EINVAL);
+        ck_assert_ptr_null(client);
+        unsetenv("BFC_TRACE");
+        rig_stop(rig);
+}
+END_TEST
+
+static void allocate_for_ever(void *socket)
+{
+        bfc_client *client = child_client_open(socket, NULL);
+        uint64_t state = 1;
+        void *ptr;
+
+        for (;;) {
+                REQUIRE(bfc_malloc(client, random_size(&state), &ptr) == 0, "%s", bfc_last_error());
+                REQUIRE(bfc_free(client, ptr) == 0, "%s", bfc_last_error());
+        }
+}
+
+START_TEST(a_killed_job)
+{
+        struct rig *rig = rig_start(&roomy);
+        char path[128];
+        struct stat st;
+        pid_t pid;
+
+        path_in(rig, "job.csv", path);
+        pid = child_start(allocate_for_ever, rig->socket);
+        ck_assert(WAIT_FOR(stat(path, &st) == 0 && st.st_size > 30000, 60000));
+        child_kill(pid);
+        unsetenv("BFC_TRACE");
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+        ck_assert_uint_gt(replay(rig, path), 500);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                peaks_of_a_job_and_its_replay, a_job_that_exits, the_option_and_several_clients,
+                what_cannot_be_written,        a_killed_job,     NULL,
+        };
+
+        return harness_main(harness_suite("recording", tests));
+}

@@ -1,0 +1,438 @@
+/* Recorders: what bfc-replay's own reader makes of the files, on a healthy disk and a full
+ * one, with threads, after exit(), kill and fork().
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/error.h"
+#include "client/recorder.h"
+#include "ctl/trace.h"
+#include "tests/random.h"
+#include "tests/suite.h"
+
+static char folder[64], path[96];
+static int n_fds_before;
+
+static void setup(void)
+{
+        snprintf(folder, sizeof(folder), "/tmp/bfcd-recorder-XXXXXX");
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        snprintf(path, sizeof(path), "%s/t.csv", folder);
+        n_fds_before = suite_count_fds();
+}
+
+static void teardown(void)
+{
+        char command[128];
+
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        snprintf(command, sizeof(command), "rm -r %s", folder);
+        ck_assert_int_eq(system(command), 0);
+}
+
+static struct recorder *record(void)
+{
+        struct recorder *r = NULL;
+
+        ck_assert_msg(recorder_open(path, &r) == 0, "%s", error_last());
+        return r;
+}
+
+static struct trace *read_back(void)
+{
+        FILE *in = fopen(path, "re");
+        struct trace *t = NULL;
+        char *error = NULL;
+
+        ck_assert_ptr_nonnull(in);
+        ck_assert_msg(trace_read(in, "t", &t, &error) == 0, "%s", error);
+        fclose(in);
+        return t;
+}
+
+static void give_back(struct recorder *r, const void *ptr)
+{
+        struct recorder_life life;
+
+        recorder_freeing(r, ptr, &life);
+        recorder_freed(r, &life);
+}
+
+/* An address that nobody looks at. */
+static const void *at(size_t n)
+{
+        return (const void *)(uintptr_t)((n + 1) * 256);
+}
+
+static void expect_text(const char *text)
+{
+        char have[512] = "";
+        FILE *in = fopen(path, "re");
+
+        ck_assert_ptr_nonnull(in);
+        have[fread(have, 1, sizeof(have) - 1, in)] = '\0';
+        fclose(in);
+        ck_assert_str_eq(have, text);
+}
+
+/* ---- lives --------------------------------------------------------------- */
+
+START_TEST(lives_are_written_as_they_end)
+{
+        struct recorder *r = record();
+
+        recorder_given(r, at(0), 1000);
+        recorder_given(r, at(1), 1);
+        give_back(r, at(1));
+        recorder_given(r, at(1), 4096); /* the same place again */
+        give_back(r, at(7));            /* none of ours */
+        give_back(r, at(0));
+        ck_assert_ptr_null(recorder_free(r));
+        expect_text("id,lower,upper,size\n2,2,3,1\n1,1,5,1000\n4,4,6,4096\n");
+}
+END_TEST
+
+START_TEST(a_life_goes_on)
+{
+        struct recorder *r = record();
+        struct recorder_life life;
+
+        recorder_given(r, at(0), 10);
+        recorder_freeing(r, at(0), &life);
+        recorder_kept(r, &life);
+        recorder_given(r, at(1), 20);
+        give_back(r, at(0));
+        recorder_given(r, at(1), 30); /* its free was not seen */
+        recorder_free(r);
+        expect_text("id,lower,upper,size\n1,1,4,10\n3,3,5,20\n6,6,7,30\n");
+}
+END_TEST
+
+START_TEST(no_recorder_at_all)
+{
+        struct recorder_life life = { .n_bytes = 1 };
+
+        recorder_given(NULL, at(0), 1);
+        recorder_freeing(NULL, at(0), &life);
+        ck_assert_uint_eq(life.n_bytes, 0);
+        recorder_freed(NULL, &life);
+        recorder_kept(NULL, &life);
+        ck_assert_ptr_null(recorder_free(NULL));
+        recorder_free(record());
+        expect_text("id,lower,upper,size\n");
+}
+END_TEST
+
+/* A byte before each page's end ends a line, so a write that is cut there leaves whole ones. */
+static void assert_no_line_crosses_a_page(void)
+{
+        FILE *in = fopen(path, "re");
+        long n_pages = 0;
+
+        ck_assert_ptr_nonnull(in);
+        for (long page = 1; fseek(in, page * 4096 - 1, SEEK_SET) == 0; page++) {
+                int c = fgetc(in);
+
+                if (c == EOF)
+                        break;
+                ck_assert_msg(c == '\n', "page %ld ends in '%c'", page, c);
+                n_pages++;
+        }
+        fclose(in);
+        ck_assert_int_gt(n_pages, 100);
+}
+
+#define N_SLOTS 300
+
+START_TEST(many_lives_and_their_peak)
+{
+        uint64_t sizes[N_SLOTS] = { 0 }, live = 0, peak = 0, n_given = 0, state = 42;
+        struct recorder *r = record();
+        struct trace *t;
+
+        for (int i = 0; i < 100000; i++) {
+                size_t slot = random_next(&state) % N_SLOTS;
+
+                if (sizes[slot]) {
+                        give_back(r, at(slot));
+                        live -= sizes[slot];
+                        sizes[slot] = 0;
+                } else {
+                        sizes[slot] = 1 + (random_next(&state) >> (14 + random_next(&state) % 50));
+                        recorder_given(r, at(slot), sizes[slot]);
+                        live += sizes[slot];
+                        n_given++;
+                }
+                peak = live > peak ? live : peak;
+        }
+        recorder_free(r);
+        t = read_back();
+        ck_assert_uint_eq(t->n_buffers, n_given);
+        ck_assert_uint_eq(trace_peak(t, 1), peak);
+        trace_free(t);
+        assert_no_line_crosses_a_page();
+}
+END_TEST
+
+/* ---- threads -------------------------------------------------------------- */
+
+enum { N_THREADS = 4, N_ROUNDS = 10000 };
+
+struct part {
+        struct recorder *r;
+        size_t first;
+};
+
+static void *one_thread(void *userdata)
+{
+        const struct part *part = userdata;
+
+        for (size_t i = 0; i < N_ROUNDS; i++) {
+                if (i >= 10)
+                        give_back(part->r, at(part->first + i % 10));
+                recorder_given(part->r, at(part->first + i % 10), part->first + 1);
+        }
+        return NULL;
+}
+
+START_TEST(many_threads)
+{
+        struct recorder *r = record();
+        pthread_t threads[N_THREADS];
+        struct part parts[N_THREADS];
+        uint64_t last = 0;
+        struct trace *t;
+
+        for (size_t i = 0; i < N_THREADS; i++) {
+                parts[i] = (struct part){ r, i * 100 };
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, one_thread, &parts[i]), 0);
+        }
+        for (size_t i = 0; i < N_THREADS; i++)
+                pthread_join(threads[i], NULL);
+        recorder_free(r);
+        t = read_back();
+        ck_assert_uint_eq(t->n_buffers, N_THREADS * N_ROUNDS);
+        for (size_t i = 0; i < t->n_events; i++) { /* no tick twice, but for the end */
+                const struct trace_event *e = &t->events[i];
+                uint64_t time = e->is_free ? t->buffers[e->buffer].upper : t->buffers[e->buffer].lower;
+
+                ck_assert(time > last || i > t->n_events - 10 * N_THREADS);
+                last = time;
+        }
+        /* Each thread always has ten, all of one size. */
+        ck_assert_uint_eq(trace_peak(t, 1), 10 * (1 + 101 + 201 + 301));
+        trace_free(t);
+}
+END_TEST
+
+/* ---- files ---------------------------------------------------------------- */
+
+static void expect_refusal(const char *name, int error, const char *why)
+{
+        struct recorder *r = NULL;
+
+        ck_assert_msg(recorder_open(name, &r) == error, "%s: not %d", name, error);
+        ck_assert_ptr_null(r);
+        ck_assert_msg(strstr(error_last(), why), "\"%s\" does not say \"%s\"", error_last(), why);
+}
+
+START_TEST(names)
+{
+        char name[96], wanted[128], long_name[5000];
+        struct recorder *a, *b;
+
+        snprintf(name, sizeof(name), "%s/%%p-%%%%.csv", folder);
+        ck_assert_int_eq(recorder_open(name, &a), 0);
+        snprintf(wanted, sizeof(wanted), "%s/%d-%%.csv", folder, (int)getpid());
+        ck_assert_int_eq(access(wanted, F_OK), 0);
+        expect_refusal(name, -EBUSY, "%p");
+        recorder_free(a);
+        snprintf(name, sizeof(name), "%s/%%n.csv", folder);
+        ck_assert_int_eq(recorder_open(name, &a), 0);
+        ck_assert_int_eq(recorder_open(name, &b), 0);
+        recorder_free(a);
+        recorder_free(b);
+        expect_refusal("/tmp/%x.csv", -EINVAL, "%n");
+        expect_refusal("/tmp/%", -EINVAL, "%n");
+        memset(long_name, 'a', sizeof(long_name) - 1);
+        long_name[sizeof(long_name) - 1] = '\0';
+        expect_refusal(long_name, -ENAMETOOLONG, "4095");
+        long_name[4094] = '%';
+        long_name[4095] = 'p';
+        long_name[4096] = '\0';
+        expect_refusal(long_name, -ENAMETOOLONG, "4095");
+}
+END_TEST
+
+START_TEST(what_cannot_be_written)
+{
+        char name[128];
+
+        snprintf(name, sizeof(name), "%s/nowhere/t.csv", folder);
+        expect_refusal(name, -ENOENT, name);
+        expect_refusal(folder, -EISDIR, folder);
+        expect_refusal("/dev/null", -EINVAL, "no file");
+        ck_assert_int_eq(mkfifo(path, 0600), 0);
+        expect_refusal(path, -ENXIO, path); /* and nobody waits for a reader */
+}
+END_TEST
+
+START_TEST(one_recorder_per_file)
+{
+        struct recorder *r = record();
+        int status;
+        pid_t pid;
+
+        recorder_given(r, at(0), 1);
+        expect_refusal(path, -EBUSY, path);
+        pid = fork();
+        if (pid == 0) {
+                struct recorder *mine;
+
+                _exit(recorder_open(path, &mine) == -EBUSY ? 0 : 1);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        recorder_free(r);
+        expect_text("id,lower,upper,size\n1,1,2,1\n");
+        recorder_free(record()); /* replaces it */
+        expect_text("id,lower,upper,size\n");
+}
+END_TEST
+
+/* A child has no part in its parent's recording, however long it lives. */
+START_TEST(a_child_of_the_recording_process)
+{
+        struct recorder *r = record();
+        int status, pipe_fds[2];
+        pid_t pid;
+        char c;
+
+        recorder_given(r, at(0), 1);
+        ck_assert_int_eq(pipe(pipe_fds), 0);
+        pid = fork();
+        if (pid == 0) {
+                close(pipe_fds[1]);
+                exit(read(pipe_fds[0], &c, 1) == 0 ? 0 : 1); /* exit(): it writes nothing */
+        }
+        recorder_free(r);
+        r = record(); /* the child does not hold the lock */
+        recorder_given(r, at(0), 5);
+        close(pipe_fds[0]);
+        close(pipe_fds[1]);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        recorder_free(r);
+        expect_text("id,lower,upper,size\n1,1,2,5\n");
+}
+END_TEST
+
+START_TEST(exit_ends_what_is_recorded)
+{
+        int status;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                struct recorder *r = record();
+
+                recorder_given(r, at(0), 77);
+                exit(0);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        expect_text("id,lower,upper,size\n1,1,2,77\n");
+}
+END_TEST
+
+START_TEST(a_killed_process_leaves_whole_lines)
+{
+        for (useconds_t round = 0; round < 20; round++) {
+                pid_t pid = fork();
+                struct trace *t;
+                struct stat st;
+                int n_waits = 0;
+
+                if (pid == 0) {
+                        struct recorder *r = record();
+
+                        for (size_t i = 0;; i++) {
+                                recorder_given(r, at(i % 100), UINT64_C(1) << i % 60);
+                                if (i >= 50)
+                                        give_back(r, at((i - 50) % 100));
+                        }
+                }
+                while ((stat(path, &st) < 0 || st.st_size < 1000) && n_waits++ < 10000)
+                        usleep(1000);
+                usleep(1000 + round * 373);
+                kill(pid, SIGKILL);
+                ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+                t = read_back();
+                ck_assert_uint_gt(t->n_buffers, 10);
+                trace_free(t);
+                ck_assert_int_eq(unlink(path), 0);
+        }
+}
+END_TEST
+
+/* The file ends in a whole line, recording stops, and the end says so. */
+START_TEST(a_full_disk)
+{
+        struct rlimit before, limit;
+        struct recorder *r;
+        struct trace *t;
+        struct stat st;
+
+        signal(SIGXFSZ, SIG_IGN);
+        ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+        limit = before;
+        limit.rlim_cur = 50001;
+        ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        r = record();
+        for (size_t i = 0; i < 10000; i++) {
+                recorder_given(r, at(0), 1000);
+                give_back(r, at(0));
+        }
+        recorder_free(r);
+        ck_assert_ptr_nonnull(strstr(error_last(), "the trace ends early"));
+        ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+        ck_assert_int_eq(stat(path, &st), 0);
+        ck_assert_int_gt(st.st_size, 49900);
+        t = read_back();
+        ck_assert_uint_eq(trace_peak(t, 1), 1000);
+        trace_free(t);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("recorder");
+        TCase *lives = tcase_create("lives"), *files = tcase_create("files");
+
+        tcase_add_checked_fixture(lives, setup, teardown);
+        tcase_set_timeout(lives, 60);
+        tcase_add_test(lives, lives_are_written_as_they_end);
+        tcase_add_test(lives, a_life_goes_on);
+        tcase_add_test(lives, no_recorder_at_all);
+        tcase_add_test(lives, many_lives_and_their_peak);
+        tcase_add_test(lives, many_threads);
+        suite_add_tcase(suite, lives);
+        tcase_add_checked_fixture(files, setup, teardown);
+        tcase_set_timeout(files, 60);
+        tcase_add_test(files, names);
+        tcase_add_test(files, what_cannot_be_written);
+        tcase_add_test(files, one_recorder_per_file);
+        tcase_add_test(files, a_child_of_the_recording_process);
+        tcase_add_test(files, exit_ends_what_is_recorded);
+        tcase_add_test(files, a_killed_process_leaves_whole_lines);
+        tcase_add_test(files, a_full_disk);
+        suite_add_tcase(suite, files);
+        return suite_run(suite);
+}
