@@ -184,6 +184,64 @@ START_TEST(free_during_a_capture)
 }
 END_TEST
 
+static unsigned count(const char *text, const char *part)
+{
+        unsigned n = 0;
+
+        for (const char *at = text; (at = strstr(at, part)); at++)
+                n++;
+        return n;
+}
+
+/* Frameworks cannot be told: the block stays, as the graph may use it later, and it is said.
+ * A pool is freed as a block is. */
+static void job_that_frees_in_a_capture(void *userdata)
+{
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        bfc_client *client = NULL;
+        bfc_pool *pool = NULL;
+        CUstream stream;
+        CUgraph graph;
+        void *p, *q;
+
+        REQUIRE(freopen(userdata, "w", stderr), "stderr");
+        load_driver();
+        p = bfc_torch_malloc((ssize_t)MIB, 0, NULL);
+        q = bfc_cupy_malloc(NULL, MIB, 0);
+        REQUIRE(p && q && bfc_default(&client) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_pool_new(client, MIB, &pool) == 0, "%s", bfc_last_error());
+        enter_context(0);
+        REQUIRE(p_cuStreamCreate(&stream, CU_STREAM_DEFAULT) == CUDA_SUCCESS, "a stream");
+        REQUIRE(p_cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS,
+                "a capture");
+        bfc_torch_free(p, (ssize_t)MIB, 0, stream);
+        bfc_cupy_free(NULL, q, 0);
+        REQUIRE(bfc_pool_free(pool) == -EBUSY, "the pool stays");
+        REQUIRE(p_cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "the capture is not spoiled");
+        REQUIRE(bfc_pool_alloc(pool, MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_pool_free(pool) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_stats(client, &stats) == 0 && stats.num_blocks == 2, "%llu blocks",
+                (unsigned long long)stats.num_blocks);
+        fflush(stderr);
+}
+
+START_TEST(frameworks_free_during_a_capture)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        char path[128], *said;
+
+        snprintf(path, sizeof(path), "%s/stderr", rig->folder);
+        setenv("BFC_SOCKET", rig->socket, 1);
+        child_join(child_start(job_that_frees_in_a_capture, path));
+        said = file_text(path);
+        ck_assert_ptr_nonnull(strstr(said, "bfc_torch_free: a stream is being captured"));
+        ck_assert_ptr_nonnull(strstr(said, "the block stays until the process ends"));
+        ck_assert_uint_eq(count(said, "\n"), 1);
+        free(said);
+        rig_stop(rig);
+}
+END_TEST
+
 /* ---- lost ------------------------------------------------------------------ */
 
 static void lose_device(int ordinal)
@@ -195,15 +253,6 @@ static void lose_device(int ordinal)
         fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
         ck_assert_int_ge(fd, 0);
         close(fd);
-}
-
-static unsigned count(const char *text, const char *part)
-{
-        unsigned n = 0;
-
-        for (const char *at = text; (at = strstr(at, part)); at++)
-                n++;
-        return n;
 }
 
 static void assert_status(const struct rig *rig, const char *const *states)
@@ -345,6 +394,7 @@ int main(void)
                 free_waits_for_the_work,
                 disconnect_waits_for_the_work,
                 free_during_a_capture,
+                frameworks_free_during_a_capture,
                 a_lost_device,
                 a_device_lost_while_memory_goes_back,
                 a_broken_context,

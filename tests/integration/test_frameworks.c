@@ -1,0 +1,351 @@
+/* What PyTorch and CuPy load, called through exactly their types, against a real daemon; and
+ * the client of the whole process beneath.
+ *
+ * That client ends with its process, so every job here is a child, and what it says on
+ * stderr goes into a file.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+
+#include "tests/integration/harness.h"
+
+/* As in the frameworks' sources; cudaStream_t as in the CUDA runtime's header. */
+typedef struct CUstream_st *cudaStream_t;
+typedef void *(*torch_malloc_fn)(ssize_t, int, cudaStream_t);
+typedef void (*torch_free_fn)(void *, ssize_t, int, cudaStream_t);
+typedef void *(*cupy_malloc_fn)(void *, size_t, int);
+typedef void (*cupy_free_fn)(void *, void *, int);
+
+static torch_malloc_fn torch_malloc;
+static torch_free_fn torch_free;
+static cupy_malloc_fn cupy_malloc;
+static cupy_free_fn cupy_free;
+
+static struct rig_config config; /* by device */
+static char stderr_path[128];
+
+static void load(void)
+{
+        void *library = dlopen("libbfcclient.so.0", RTLD_NOW | RTLD_LOCAL);
+
+        REQUIRE(library, "%s", dlerror());
+        *(void **)&torch_malloc = dlsym(library, "bfc_torch_malloc");
+        *(void **)&torch_free = dlsym(library, "bfc_torch_free");
+        *(void **)&cupy_malloc = dlsym(library, "bfc_cupy_malloc");
+        *(void **)&cupy_free = dlsym(library, "bfc_cupy_free");
+        REQUIRE(torch_malloc && torch_free && cupy_malloc && cupy_free, "a symbol is missing");
+}
+
+/* The GPUs are the fake driver's; on the host device the job shall see none. */
+static struct rig *start(void)
+{
+        struct rig *rig;
+
+        if (rig_device() == ON_HOST) {
+                config = (struct rig_config){ 0 };
+                setenv("CUDA_VISIBLE_DEVICES", "", 1);
+        } else {
+                config = (struct rig_config){
+                        .size = "128MiB",
+                        .partitions = "      - {name: train, limit: 100%}\n"
+                                      "  - id: cuda:1\n"
+                                      "    headroom: 32MiB\n"
+                                      "    partitions:\n"
+                                      "      - {name: other, limit: 100%}\n",
+                        .tenants = "  - name: red\n"
+                                   "    match: {uid: @UID@}\n"
+                                   "    quotas: [{partition: train, limit: 64MiB}, {partition: other}]\n"
+                                   "  - name: one-gpu\n"
+                                   "    match: {uid: @UID@}\n"
+                                   "    quotas: [{partition: train}]\n",
+                };
+        }
+        rig = rig_start(&config);
+        setenv("BFC_SOCKET", rig->socket, 1);
+        snprintf(stderr_path, sizeof(stderr_path), "%s/stderr", rig->folder);
+        return rig;
+}
+
+static void quiet(void)
+{
+        int fd = open(stderr_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+        REQUIRE(fd >= 0 && dup2(fd, STDERR_FILENO) >= 0, "stderr");
+        close(fd);
+}
+
+/* Runs it in a child to its end; what it said, which the caller frees. */
+static char *run(void (*job)(void *), void *arg)
+{
+        pid_t pid = child_start(job, arg);
+        int status;
+        char *said;
+
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        said = file_text(stderr_path);
+        ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d: %s", status,
+                      said ? said : "");
+        ck_assert_ptr_nonnull(said);
+        return said;
+}
+
+static void run_silent(void (*job)(void *), void *arg)
+{
+        char *said = run(job, arg);
+
+        ck_assert_str_eq(said, "");
+        free(said);
+}
+
+/* One line, with this in it. */
+static void run_saying(void (*job)(void *), void *arg, const char *what)
+{
+        char *said = run(job, arg), *end = strchr(said, '\n');
+
+        ck_assert_msg(strstr(said, what), "no \"%s\" in: %s", what, said);
+        ck_assert_msg(end && end[1] == '\0', "not one line: %s", said);
+        ck_assert_int_eq(strncmp(said, "libbfcclient: bfc_", 18), 0);
+        free(said);
+}
+
+static uint64_t in_use(const char *partition)
+{
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        bfc_client *client = NULL;
+
+        REQUIRE(bfc_default(&client) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_usage(client, partition, &usage) == 0, "%s", bfc_last_error());
+        return usage.bytes_in_use;
+}
+
+/* ---- allocating ----------------------------------------------------------- */
+
+static void allocate_with_both(void *arg)
+{
+        const char *other = rig_device() == ON_HOST ? "train" : "other";
+        cudaStream_t stream = (cudaStream_t)(uintptr_t)0x10;
+        int param = 0;
+        void *p, *q;
+
+        (void)arg;
+        quiet();
+        load();
+        REQUIRE(torch_malloc(0, 0, stream) == NULL && cupy_malloc(&param, 0, 0) == NULL, "0 bytes");
+        for (int round = 0; round < 3; round++) { /* the second from what was looked up */
+                p = torch_malloc(1000, 0, stream);
+                q = cupy_malloc(&param, 3 * MIB, 1);
+                REQUIRE(p && q && (uintptr_t)p % 256 == 0 && (uintptr_t)q % 256 == 0, "%p, %p", p, q);
+                pattern_write(p, 1000, 1);
+                pattern_write(q, 3 * MIB, 2);
+                REQUIRE(pattern_holds(p, 1000, 1) && pattern_holds(q, 3 * MIB, 2), "contents");
+                REQUIRE(in_use("train") == 1024 + (rig_device() == ON_HOST ? 3 * MIB : 0), "%llu bytes",
+                        (unsigned long long)in_use("train"));
+                REQUIRE(in_use(other) >= 3 * MIB, "in %s", other);
+                torch_free(p, 1000, 0, stream);
+                cupy_free(&param, q, 1);
+                REQUIRE(in_use("train") == 0 && in_use(other) == 0, "freed");
+        }
+        torch_free(NULL, 0, 0, stream);
+        cupy_free(&param, NULL, 0);
+}
+
+START_TEST(both_frameworks)
+{
+        struct rig *rig = start();
+
+        run_silent(allocate_with_both, NULL);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- failing -------------------------------------------------------------- */
+
+static void exceed_the_limit(void *arg)
+{
+        void *p;
+
+        (void)arg;
+        quiet();
+        load();
+        REQUIRE(torch_malloc(65 * (ssize_t)MIB, 0, NULL) == NULL, "over the limit");
+        REQUIRE(cupy_malloc(NULL, 66 * MIB, 0) == NULL, "over the limit");
+        p = torch_malloc((ssize_t)MIB, 0, NULL);
+        REQUIRE(p, "it goes on");
+        torch_free(p, (ssize_t)MIB, 0, NULL);
+}
+
+static void ask_for_a_negative_size(void *arg)
+{
+        (void)arg;
+        quiet();
+        load();
+        REQUIRE(torch_malloc(-1, 0, NULL) == NULL, "-1 bytes");
+}
+
+static void free_what_is_no_block(void *arg)
+{
+        void *p;
+
+        quiet();
+        load();
+        p = torch_malloc(1, 0, NULL);
+        REQUIRE(p, "1 byte");
+        torch_free((char *)p + 1, 1, 0, NULL);
+        cupy_free(NULL, arg, 0);
+        torch_free(p, 1, 0, NULL);
+}
+
+/* A GPU on which the tenant has nothing: another GPU's memory, or the host's, is none. */
+static void ask_for_a_foreign_gpu(void *arg)
+{
+        (void)arg;
+        quiet();
+        load();
+        if (rig_device() == ON_HOST)
+                unsetenv("CUDA_VISIBLE_DEVICES");
+        setenv("BFC_TENANT", rig_device() == ON_HOST ? "red" : "one-gpu", 1);
+        REQUIRE(torch_malloc(1, rig_device() == ON_HOST ? 0 : 1, NULL) == NULL, "a foreign GPU");
+        REQUIRE(cupy_malloc(NULL, 1, rig_device() == ON_HOST ? 0 : 1) == NULL, "a foreign GPU");
+        REQUIRE(in_use(NULL) == 0, "something was given");
+}
+
+START_TEST(failures_are_said_once)
+{
+        struct rig *rig = start();
+
+        run_saying(exceed_the_limit, NULL, "bfc_torch_malloc: ");
+        run_saying(exceed_the_limit, NULL, "limit");
+        run_saying(ask_for_a_negative_size, NULL, "-1 bytes; it returns NULL");
+        run_saying(free_what_is_no_block, rig, "is not a block of this client");
+        run_saying(ask_for_a_foreign_gpu, NULL, "has no quota in a partition on CUDA device");
+        rig_stop(rig);
+}
+END_TEST
+
+static void begin_without_a_daemon(void *socket)
+{
+        void *p;
+
+        quiet();
+        load();
+        setenv("BFC_SOCKET", "/nowhere/bfcd.sock", 1);
+        REQUIRE(torch_malloc(1, 0, NULL) == NULL, "no daemon");
+        REQUIRE(torch_malloc(1, 0, NULL) == NULL, "no daemon");
+        setenv("BFC_SOCKET", socket, 1);
+        p = torch_malloc(1, 0, NULL); /* tried again */
+        REQUIRE(p, "the daemon is there now: %s", bfc_last_error());
+        torch_free(p, 1, 0, NULL);
+}
+
+START_TEST(a_daemon_that_comes_later)
+{
+        struct rig *rig = start();
+
+        run_saying(begin_without_a_daemon, rig->socket, "/nowhere/bfcd.sock");
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- the client of the process --------------------------------------------- */
+
+static void *ask_for_the_default(void *barrier)
+{
+        bfc_client *client = NULL;
+
+        pthread_barrier_wait(barrier);
+        REQUIRE(bfc_default(&client) == 0, "%s", bfc_last_error());
+        return client;
+}
+
+static void many_threads_ask(void *arg)
+{
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        pthread_barrier_t barrier;
+        pthread_t threads[8];
+        bfc_client *client = NULL;
+        void *got;
+
+        (void)arg;
+        quiet();
+        REQUIRE(bfc_default(NULL) == -EINVAL, "NULL");
+        pthread_barrier_init(&barrier, NULL, 8);
+        for (int i = 0; i < 8; i++)
+                REQUIRE(pthread_create(&threads[i], NULL, ask_for_the_default, &barrier) == 0, "a thread");
+        for (int i = 0; i < 8; i++) {
+                pthread_join(threads[i], &got);
+                REQUIRE(i == 0 || got == client, "another client");
+                client = got;
+        }
+        REQUIRE(bfc_usage(client, NULL, &usage) == 0, "%s", bfc_last_error());
+        REQUIRE(usage.num_sessions == 1, "%llu sessions", (unsigned long long)usage.num_sessions);
+}
+
+START_TEST(one_client_for_all_threads)
+{
+        struct rig *rig = start();
+
+        run_silent(many_threads_ask, NULL);
+        rig_stop(rig);
+}
+END_TEST
+
+/* CUDA itself works in no child of a process that used it. */
+static void fork_and_go_on(void *arg)
+{
+        bfc_client *client = NULL, *mine = NULL;
+        void *p, *q;
+        int status;
+        pid_t pid;
+
+        (void)arg;
+        quiet();
+        load();
+        p = torch_malloc(5000, 0, NULL);
+        REQUIRE(p && bfc_default(&client) == 0, "before the fork");
+        pattern_write(p, 5000, 3);
+        pid = fork();
+        if (pid == 0) {
+                torch_free(p, 5000, 0, NULL); /* the parent's: nothing happens */
+                REQUIRE(bfc_malloc(client, 1, &q) == -ECHILD, "the parent's client");
+                REQUIRE(bfc_default(&mine) == 0 && mine != client, "%s", bfc_last_error());
+                if (rig_device() != ON_HOST)
+                        _exit(0);
+                q = torch_malloc(700, 0, NULL);
+                REQUIRE(q, "a block of the child's own");
+                REQUIRE(in_use(NULL) == rounded(5000) + rounded(700), "in the child");
+                torch_free(q, 700, 0, NULL);
+                _exit(0);
+        }
+        REQUIRE(waitpid(pid, &status, 0) == pid && status == 0, "status %d", status);
+        REQUIRE(pattern_holds(p, 5000, 3), "the parent's block");
+        REQUIRE(bfc_default(&mine) == 0 && mine == client, "the parent's client");
+        torch_free(p, 5000, 0, NULL);
+        REQUIRE(in_use(NULL) == 0, "after the fork");
+}
+
+START_TEST(a_child_gets_its_own)
+{
+        struct rig *rig = start();
+
+        run_silent(fork_and_go_on, NULL);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                both_frameworks,           failures_are_said_once,
+                a_daemon_that_comes_later, one_client_for_all_threads,
+                a_child_gets_its_own,      NULL,
+        };
+
+        return harness_main(harness_suite("frameworks", tests));
+}
