@@ -58,6 +58,7 @@ struct recorder {
 /* All that are open in this process. */
 static pthread_mutex_t recorders_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct recorder *recorders;
+static bool is_exiting; /* then none leaves the list any more */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static int fork_error;
 static unsigned last_number; /* atomic */
@@ -258,16 +259,16 @@ static void enlist(struct recorder *r)
         pthread_mutex_unlock(&recorders_lock);
 }
 
-/* False: the exit has it. */
+/* False: the process exits, and looks through the list. */
 static bool delist(struct recorder *r)
 {
-        struct recorder **at;
+        struct recorder **at = &recorders;
         bool found;
 
         pthread_mutex_lock(&recorders_lock);
-        for (at = &recorders; *at && *at != r; at = &(*at)->next)
-                ;
-        found = *at != NULL;
+        while (*at && *at != r)
+                at = &(*at)->next;
+        found = !is_exiting && *at;
         if (found)
                 *at = r->next;
         pthread_mutex_unlock(&recorders_lock);
@@ -279,15 +280,12 @@ static void __attribute__((destructor)) end_all(void)
 {
         struct recorder *r;
 
-        do {
-                pthread_mutex_lock(&recorders_lock);
-                r = recorders;
-                if (r)
-                        recorders = r->next;
-                pthread_mutex_unlock(&recorders_lock);
-                if (r)
-                        end(r);
-        } while (r);
+        pthread_mutex_lock(&recorders_lock);
+        is_exiting = true;
+        r = recorders;
+        pthread_mutex_unlock(&recorders_lock);
+        for (; r; r = r->next)
+                end(r);
 }
 
 /* ---- opening ------------------------------------------------------------- */
