@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -335,6 +336,37 @@ START_TEST(a_child_of_the_recording_process)
 }
 END_TEST
 
+/* Records, forks, and is gone while its child goes on. */
+static void __attribute__((noreturn)) leave_a_child(const int fds[2])
+{
+        char c;
+
+        record();
+        if (fork() == 0) {
+                close(fds[1]);
+                _exit(read(fds[0], &c, 1) == 0 ? 0 : 1);
+        }
+        usleep(100000); /* it has come out of its fork() */
+        _exit(0);
+}
+
+START_TEST(a_child_that_stays_behind)
+{
+        int status, pipe_fds[2];
+        pid_t pid;
+
+        ck_assert_int_eq(pipe2(pipe_fds, O_CLOEXEC), 0);
+        pid = fork();
+        if (pid == 0)
+                leave_a_child(pipe_fds);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        recorder_free(record());
+        close(pipe_fds[0]);
+        close(pipe_fds[1]);
+}
+END_TEST
+
 START_TEST(exit_ends_what_is_recorded)
 {
         int status;
@@ -430,6 +462,7 @@ int main(void)
         tcase_add_test(files, what_cannot_be_written);
         tcase_add_test(files, one_recorder_per_file);
         tcase_add_test(files, a_child_of_the_recording_process);
+        tcase_add_test(files, a_child_that_stays_behind);
         tcase_add_test(files, exit_ends_what_is_recorded);
         tcase_add_test(files, a_killed_process_leaves_whole_lines);
         tcase_add_test(files, a_full_disk);
