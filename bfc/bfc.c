@@ -243,28 +243,24 @@ BFC_INLINE void block_begin(struct bfc *b, uint32_t i, uint32_t n, uint64_t n_by
 BFC_OUTLINE int alloc_whole(struct bfc *b, uint32_t i, uint64_t n_bytes, bfc_handle *ret_handle,
                             uint64_t *ret_offset)
 {
-        index_remove(b, i);
+        index_take(b, i);
         block_begin(b, i, chunk_at(b, i)->size, n_bytes, ret_handle, ret_offset);
         return 0;
 }
 
-/* Takes n granules of the free chunk `best`; where they are not all, a spare record is there. */
-BFC_INLINE int alloc_from(struct bfc *b, uint32_t best, uint32_t n, uint64_t n_bytes, bfc_handle *ret_handle,
-                          uint64_t *ret_offset)
+/* Takes the low n granules of the free chunk `best`. A spare record is there. */
+BFC_OUTLINE int alloc_split(struct bfc *b, uint32_t best, uint32_t n, uint64_t n_bytes,
+                            bfc_handle *ret_handle, uint64_t *ret_offset)
 {
         struct chunk *rest = chunk_at(b, best), *c;
-        uint32_t i, addr = rest->addr;
+        uint32_t i = record_new(b), addr = rest->addr;
 
-        if (rest->size == n)
-                return alloc_whole(b, best, n_bytes, ret_handle, ret_offset);
-        i = record_new(b);
         c = chunk_at(b, i);
         link_before(b, i, best);
         c->addr = addr;
         c->size = n;
         block_begin(b, i, n, n_bytes, ret_handle, ret_offset);
-        index_rekey(b, best, addr + n, rest->size - n);
-        return 0;
+        return index_rekey(b, best, addr + n, rest->size - n);
 }
 
 /* bfc_alloc() where one look at the index and the spare records is not enough. */
@@ -274,9 +270,11 @@ BFC_OUTLINE int alloc_slowly(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_ha
 
         if (best == 0)
                 return BFC_NO_FIT;
-        if (chunk_at(b, best)->size != n && records_reserve(b, 1) < 0)
+        if (chunk_at(b, best)->size == n)
+                return alloc_whole(b, best, n_bytes, ret_handle, ret_offset);
+        if (records_reserve(b, 1) < 0)
                 return -ENOMEM;
-        return alloc_from(b, best, n, n_bytes, ret_handle, ret_offset);
+        return alloc_split(b, best, n, n_bytes, ret_handle, ret_offset);
 }
 
 int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
@@ -286,9 +284,13 @@ int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t 
         if (n_bytes - 1 >= BFC_MAX_SPACE)
                 return -EINVAL;
         best = index_look(b, n);
-        if (best == 0 || b->n_spare == 0)
+        if (best == 0)
                 return alloc_slowly(b, n_bytes, ret_handle, ret_offset);
-        return alloc_from(b, best, n, n_bytes, ret_handle, ret_offset);
+        if (chunk_at(b, best)->size == n)
+                return alloc_whole(b, best, n_bytes, ret_handle, ret_offset);
+        if (b->n_spare == 0)
+                return alloc_slowly(b, n_bytes, ret_handle, ret_offset);
+        return alloc_split(b, best, n, n_bytes, ret_handle, ret_offset);
 }
 
 int bfc_dealloc(struct bfc *b, bfc_handle h)
@@ -300,8 +302,7 @@ int bfc_dealloc(struct bfc *b, bfc_handle h)
                 return -EINVAL;
         count_unused(b, c->size, chunk_waste(c));
         b->n_frees++;
-        chunk_make_free(b, i);
-        return 0;
+        return chunk_make_free(b, i);
 }
 
 int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret)

@@ -37,8 +37,9 @@
 #include "bfc/core.h"
 
 /* What one look settles is inlined into the two hot calls; the rest is in functions of their own,
- * called last where possible, so that the hot calls save and spill few registers. The compiler's
- * own choice costs up to a fifth. */
+ * called last where possible, so that the hot calls save and spill few registers. That is why some
+ * return an int, which is always 0: what bfc_alloc() and bfc_dealloc() return, so that they end in a
+ * jump to it, without a frame of theirs. The compiler's own choice costs up to a fifth. */
 #define BFC_INLINE  static inline __attribute__((always_inline))
 #define BFC_OUTLINE static __attribute__((noinline, unused))
 
@@ -48,7 +49,7 @@
 /* How many low bits of a size its bin leaves open: 0 below 256. */
 static inline unsigned bin_shift(uint32_t size)
 {
-        return 24u - (unsigned)__builtin_clz(size | 128u);
+        return (31u ^ (unsigned)__builtin_clz(size | 128u)) - 7u; /* so written, it is one `bsr` */
 }
 
 static inline uint32_t bin_of(uint32_t size)
@@ -216,7 +217,7 @@ static inline void index_insert_equal(struct bfc *b, uint32_t node, uint32_t i)
 }
 
 /* Chunk i goes below the root `at` of its bin. */
-BFC_OUTLINE void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
+BFC_OUTLINE int trie_insert(struct bfc *b, uint32_t at, uint32_t i)
 {
         struct chunk *c = chunk_at(b, i);
         unsigned bit = bin_shift(c->size);
@@ -228,7 +229,7 @@ BFC_OUTLINE void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
                 VISIT();
                 if (a->size == c->size) {
                         index_insert_equal(b, at, i);
-                        return;
+                        return 0;
                 }
                 if (c->size < a->size) {
                         /* The smaller one stays here; the other goes on, with its equals. */
@@ -246,22 +247,22 @@ BFC_OUTLINE void trie_insert(struct bfc *b, uint32_t at, uint32_t i)
         slot_put(b, slot, i);
         c->child[0] = 0;
         c->child[1] = 0;
+        return 0;
 }
 
-BFC_INLINE void index_insert(struct bfc *b, uint32_t i)
+BFC_INLINE int index_insert(struct bfc *b, uint32_t i)
 {
         struct chunk *c = chunk_at(b, i);
         uint32_t bin = bin_of(c->size), at = b->words[FIRST_HEAD + bin];
 
         c->equal = 0;
-        if (at != 0) {
-                trie_insert(b, at, i);
-                return;
-        }
+        if (at != 0)
+                return trie_insert(b, at, i);
         map_set(b, bin);
         slot_put(b, FIRST_HEAD + bin, i);
         c->child[0] = 0;
         c->child[1] = 0;
+        return 0;
 }
 
 /* Fills the place of node i, which has no equals, from below. */
@@ -293,7 +294,7 @@ static inline void trie_remove(struct bfc *b, uint32_t i)
 }
 
 /* Takes a free chunk out. It looks free until the caller sets its slot. */
-BFC_OUTLINE void index_remove(struct bfc *b, uint32_t i)
+BFC_INLINE void index_take(struct bfc *b, uint32_t i)
 {
         uint32_t heir = chunk_at(b, i)->equal;
 
@@ -310,8 +311,13 @@ BFC_OUTLINE void index_remove(struct bfc *b, uint32_t i)
         }
 }
 
+BFC_OUTLINE void index_remove(struct bfc *b, uint32_t i)
+{
+        index_take(b, i);
+}
+
 /* index_rekey() of a chunk that is alone in its bin and joins others. */
-BFC_OUTLINE void index_join(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
+BFC_OUTLINE int index_join(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
 {
         struct chunk *c = chunk_at(b, i);
 
@@ -319,37 +325,33 @@ BFC_OUTLINE void index_join(struct bfc *b, uint32_t i, uint32_t addr, uint32_t s
         map_clear(b, c->slot - FIRST_HEAD);
         c->addr = addr;
         c->size = size;
-        trie_insert(b, b->words[FIRST_HEAD + bin_of(size)], i);
+        return trie_insert(b, b->words[FIRST_HEAD + bin_of(size)], i);
 }
 
 /* index_rekey() of any other one. */
-BFC_OUTLINE void index_move(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
+BFC_OUTLINE int index_move(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
 {
         struct chunk *c = chunk_at(b, i);
 
         index_remove(b, i);
         c->addr = addr;
         c->size = size;
-        index_insert(b, i);
+        return index_insert(b, i);
 }
 
 /* Gives a free chunk another address and size. Often it is alone in its bin
  * before and after, as the last large chunk of a region is. */
-BFC_INLINE void index_rekey(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
+BFC_INLINE int index_rekey(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
 {
         struct chunk *c = chunk_at(b, i);
         uint32_t old = c->slot, slot = FIRST_HEAD + bin_of(size);
 
         VISIT();
-        if (old >= END_OF_HEADS || (c->child[0] | c->child[1] | c->equal) != 0) {
-                index_move(b, i, addr, size);
-                return;
-        }
+        if (old >= END_OF_HEADS || (c->child[0] | c->child[1] | c->equal) != 0)
+                return index_move(b, i, addr, size);
         if (slot != old) {
-                if (b->words[slot] != 0) {
-                        index_join(b, i, addr, size);
-                        return;
-                }
+                if (b->words[slot] != 0)
+                        return index_join(b, i, addr, size);
                 b->words[old] = 0;
                 map_clear(b, old - FIRST_HEAD);
                 map_set(b, slot - FIRST_HEAD);
@@ -357,6 +359,7 @@ BFC_INLINE void index_rekey(struct bfc *b, uint32_t i, uint32_t addr, uint32_t s
         }
         c->addr = addr;
         c->size = size;
+        return 0;
 }
 
 /* The next free chunk in the order: bin, node, children, equals. i == 0: the first one of
@@ -366,21 +369,21 @@ uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i);
 /* ---- chunks that become free ------------------------------------------------------ */
 
 /* Chunk i merges with its two neighbours, which are free. */
-BFC_OUTLINE void chunk_merge_both(struct bfc *b, uint32_t i)
+BFC_OUTLINE int chunk_merge_both(struct bfc *b, uint32_t i)
 {
         const struct chunk *c = chunk_at(b, i);
         uint32_t prev = c->prev, next = c->next;
         struct chunk *p = chunk_at(b, prev), *n = chunk_at(b, next);
         uint32_t size = p->size + c->size + n->size;
 
-        index_remove(b, next);
+        index_take(b, next);
         unlink_release(b, next);
         unlink_release(b, i);
-        index_rekey(b, prev, p->addr, size);
+        return index_rekey(b, prev, p->addr, size);
 }
 
 /* Chunk i (in its ring, not free, in no list) becomes free and merges with free neighbours. */
-BFC_INLINE void chunk_make_free(struct bfc *b, uint32_t i)
+BFC_INLINE int chunk_make_free(struct bfc *b, uint32_t i)
 {
         const struct chunk *c = chunk_at(b, i);
         uint32_t keep = c->prev, next = c->next, addr = c->addr, size = c->size;
@@ -388,21 +391,18 @@ BFC_INLINE void chunk_make_free(struct bfc *b, uint32_t i)
 
         VISIT();
         if (p->slot != 0) {
-                if (n->slot != 0) {
-                        chunk_merge_both(b, i);
-                        return;
-                }
+                if (n->slot != 0)
+                        return chunk_merge_both(b, i);
                 addr = p->addr;
                 size += p->size;
         } else if (n->slot != 0) {
                 keep = next;
                 size += n->size;
         } else {
-                index_insert(b, i);
-                return;
+                return index_insert(b, i);
         }
         unlink_release(b, i);
-        index_rekey(b, keep, addr, size);
+        return index_rekey(b, keep, addr, size);
 }
 
 #endif
