@@ -110,7 +110,11 @@ static inline uint32_t equal_weight(const struct bfc *b, uint32_t i)
  * the body has no branch. */
 static inline void equal_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t slot)
 {
-        while (x != 0 && y != 0) {
+        if (y == 0) {
+                slot_put(b, slot, x);
+                return;
+        }
+        while (x != 0) {
                 uint32_t swap = -(uint32_t)(chunk_at(b, y)->addr < chunk_at(b, x)->addr) & (x ^ y);
                 uint32_t top = x ^ swap, other = y ^ swap;
                 struct chunk *t = chunk_at(b, top);
@@ -333,7 +337,11 @@ BFC_OUTLINE int index_move(struct bfc *b, uint32_t i, uint32_t addr, uint32_t si
 {
         struct chunk *c = chunk_at(b, i);
 
-        index_remove(b, i);
+        /* Where sizes repeat, mostly one of the equals; without a call, and a branch of its own. */
+        if ((c->equal & EQUAL_TAG) != 0)
+                equal_remove(b, i);
+        else
+                index_remove(b, i);
         c->addr = addr;
         c->size = size;
         return index_insert(b, i);
