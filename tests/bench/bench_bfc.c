@@ -112,9 +112,21 @@ static inline void do_step(struct bfc *b, const struct step *step, bfc_handle *h
 {
         uint64_t offset;
 
-        if (step->n_bytes != 0 ? bfc_alloc(b, step->n_bytes, &handles[step->slot], &offset) != 0
-                               : bfc_dealloc(b, handles[step->slot]) != 0)
-                abort();
+        if (step->n_bytes != 0) {
+                if (bfc_alloc(b, step->n_bytes, &handles[step->slot], &offset) != 0)
+                        abort();
+        } else {
+                if (bfc_dealloc(b, handles[step->slot]) != 0)
+                        abort();
+        }
+}
+
+/* What is timed. Everything that the loop needs is in registers. */
+static __attribute__((noinline)) void do_steps(struct bfc *b, const struct step *step, size_t n,
+                                               bfc_handle *handles)
+{
+        for (const struct step *end = step + n; step < end; step++)
+                do_step(b, step, handles);
 }
 
 static bool is_trace(const struct script *s)
@@ -126,8 +138,7 @@ static void do_fill(struct bfc *b, const struct script *s, bfc_handle *handles)
 {
         size_t n = is_trace(s) ? s->n_steps : s->n_fill;
 
-        for (size_t i = 0; i < n; i++)
-                do_step(b, &s->steps[i], handles);
+        do_steps(b, s->steps, n, handles);
 }
 
 static double run_mean(const struct script *s, bfc_handle *handles, double *ret_metadata)
@@ -141,8 +152,7 @@ static double run_mean(const struct script *s, bfc_handle *handles, double *ret_
         do_fill(b, s, handles);
         begin = processor_ns();
         for (size_t round = 0; round < n_rounds; round++)
-                for (size_t i = s->n_fill; i < s->n_steps; i++)
-                        do_step(b, &s->steps[i], handles);
+                do_steps(b, s->steps + s->n_fill, n_timed, handles);
         ns = (double)(processor_ns() - begin) / (double)(n_timed * n_rounds);
         bfc_read_stats(b, &stats);
         *ret_metadata = (double)stats.metadata_bytes / (double)s->n_live;
