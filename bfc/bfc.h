@@ -17,7 +17,9 @@
  *
  * Placement: exact best fit among free chunks, the lowest offset on ties; the
  * block takes the low part and the remainder stays free (always split at 256
- * bytes). A freed chunk merges at once with free neighbours of its region.
+ * bytes). A freed chunk merges at once with free neighbours of its region. Who
+ * needs a block inside one extent says so; then only chunks count in which it can
+ * lie without crossing the grid.
  *
  * Results: 0 is done, a negative errno is a failure that changed nothing, and a
  * positive value is a named outcome. Outputs stay untouched unless 0 is
@@ -26,7 +28,8 @@
  *
  * Cost: bfc_alloc() and bfc_dealloc() visit a few chunks, at most 24 levels of a
  * trie of sizes and 2 log2(n) of n equal ones for each that enters or leaves the
- * index. bfc_info() and bfc_clear_peaks() are constant, bfc_read_stats() takes at
+ * index. bfc_alloc_in_extent() also looks at free chunks that reach over a point of
+ * the grid, each once. bfc_info() and bfc_clear_peaks() are constant, bfc_read_stats() takes at
  * most 24 steps. Committing and cancelling visit the pieces of the block. What
  * plans or begins growth or a release visits holes, or free chunks as large as an
  * extent, never all chunks. No call moves memory in proportion to their number.
@@ -111,6 +114,7 @@ struct bfc_growth {
         uint64_t n_requested;
         struct bfc_range span; /* whole extents; every unbacked one inside is to be backed */
         uint64_t new_bytes;    /* the sum of the sizes of those unbacked extents */
+        bool in_extent;        /* planned by bfc_plan_growth_in_extent() */
 };
 
 /* An empty instance without a region. `extent_bytes`: the grid, a non-zero
@@ -137,6 +141,12 @@ int bfc_remove_region(struct bfc *b, uint64_t base);
  * instance's own table cannot grow. */
 int bfc_alloc(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 
+/* The same inside one extent: of the free chunks in which the block can lie without
+ * crossing the grid, the smallest, the lowest offset on ties; in it the lowest such
+ * place, and what lies before and behind it stays free. -EINVAL also for more
+ * than extent_bytes. */
+int bfc_alloc_in_extent(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
+
 /* Frees a used chunk that is not pending. -EINVAL: not a live handle (freed
  * already, never given), or pending. */
 int bfc_dealloc(struct bfc *b, bfc_handle h);
@@ -155,6 +165,13 @@ int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret);
  * wait). BFC_OVER_BUDGET: the best place needs more than max_new_bytes;
  * *ret is filled all the same, so that the caller learns how much. -EINVAL. */
 int bfc_plan_growth(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret);
+
+/* The same inside one extent. Where a free chunk can hold the block so, it is the
+ * place that bfc_alloc_in_extent() would take; else the begin of the smallest
+ * unbacked extent that is large enough, the lowest offset on ties. -EINVAL also for
+ * more than extent_bytes. */
+int bfc_plan_growth_in_extent(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
+                              struct bfc_growth *ret);
 
 /* Takes the place: the block is used and pending, the extents to be backed are
  * counted as reserved, nobody else can use them. -EINVAL: the plan is stale (it is

@@ -1,5 +1,5 @@
-/* Growth and release: what has holes in it. None of this is on the path of an
- * ordinary allocation; the calls that look for a place visit each hole and each
+/* Growth and release: what has holes in it; and blocks that must lie in one extent,
+ * with or without growth. None of this is on the path of an ordinary allocation; the calls that look for a place visit each hole and each
  * chunk beside one, or each free chunk as large as an extent, never all chunks.
  *
  * Holes are made of whole extents and two never touch. Holes and retiring
@@ -245,7 +245,112 @@ static struct place find_place(const struct bfc *b, uint32_t n)
         return best;
 }
 
-static void place_to_growth(const struct bfc *b, const struct place *p, uint64_t n_bytes,
+/* ---- places in one extent ---------------------------------------------------------------- */
+
+/* The lowest place from `addr` on at which n granules, no more than an extent has, cross no
+ * grid point; unless the region ends before. */
+static uint32_t uncrossed_from(const struct bfc *b, uint32_t addr, uint32_t n)
+{
+        uint32_t end = grid_up(b, bfc_region_at(b, addr), addr + 1);
+
+        return end - addr >= n ? addr : end;
+}
+
+static bool holds_uncrossed(const struct bfc *b, uint32_t i, uint32_t n)
+{
+        const struct chunk *c = chunk_at(b, i);
+        uint32_t x = uncrossed_from(b, c->addr, n);
+
+        return x < chunk_end(c) && chunk_end(c) - x >= n;
+}
+
+/* The next one of the heap below `top` that does not lie below i, parents first; 0: no more. */
+static uint32_t equal_beside(const struct bfc *b, uint32_t top, uint32_t i)
+{
+        while (i != top) {
+                uint32_t slot = chunk_at(b, i)->slot, up = SLOT_OWNER(slot);
+
+                if (slot == SLOT_CHILD(up, 0) && chunk_at(b, up)->child[1] != 0)
+                        return chunk_at(b, up)->child[1];
+                i = up;
+        }
+        return 0;
+}
+
+/* Of the chunks as large as node i, the lowest that holds n granules uncrossed; 0: none. What
+ * is below one that holds them is higher, so nothing is looked at but what does not hold them
+ * and what hangs directly below that. */
+static uint32_t lowest_equal(const struct bfc *b, uint32_t i, uint32_t n)
+{
+        uint32_t top = chunk_at(b, i)->equal, best = 0;
+
+        VISIT();
+        if (holds_uncrossed(b, i, n))
+                return i;
+        for (i = top; i != 0;) {
+                const struct chunk *c = chunk_at(b, i);
+                uint32_t below = 0;
+
+                VISIT();
+                if (best == 0 || c->addr < chunk_at(b, best)->addr) {
+                        if (holds_uncrossed(b, i, n))
+                                best = i;
+                        else
+                                below = c->child[0] != 0 ? c->child[0] : c->child[1];
+                }
+                i = below != 0 ? below : equal_beside(b, top, i);
+        }
+        return best;
+}
+
+/* The smallest free chunk that holds n granules in one extent, the lowest on ties. One that is
+ * large enough and does not hold them reaches over a grid point, so there are fewer of those
+ * than there are backed extents. */
+static struct place find_free_in_extent(const struct bfc *b, uint32_t n)
+{
+        struct place p = { .chunk = 0 };
+
+        for (uint32_t i = index_find(b, n); i != 0; i = index_find(b, chunk_at(b, i)->size + 1)) {
+                p.chunk = lowest_equal(b, i, n);
+                if (p.chunk == 0)
+                        continue;
+                p.offset = uncrossed_from(b, chunk_at(b, p.chunk)->addr, n);
+                return p;
+        }
+        return p;
+}
+
+/* The same, or the best unbacked extent. Only a region's first and last extent have sizes of
+ * their own, so of each hole the first, the second and the last one are all there is to try. */
+static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
+{
+        struct place best = find_free_in_extent(b, n);
+
+        if (best.chunk != 0)
+                return best;
+        for (uint32_t i = b->holes; i != 0; i = chunk_at(b, i)->stamp) {
+                const struct chunk *c = chunk_at(b, i);
+                const struct region *r = bfc_region_at(b, c->addr);
+                uint32_t begins[3] = { c->addr, grid_up(b, r, c->addr + 1),
+                                       grid_down(b, r, chunk_end(c) - 1) };
+
+                VISIT();
+                for (unsigned k = 0; k < 3; k++) {
+                        struct place p = { .chunk = i, .offset = begins[k] };
+
+                        if (begins[k] == chunk_end(c))
+                                continue;
+                        p.n_new = grid_up(b, r, begins[k] + 1) - begins[k];
+                        if (p.n_new >= n)
+                                place_better(b, r, &best, p, n);
+                }
+        }
+        return best;
+}
+
+/* ---- plans --------------------------------------------------------------------------------- */
+
+static void place_to_growth(const struct bfc *b, const struct place *p, uint64_t n_bytes, bool in_extent,
                             struct bfc_growth *ret)
 {
         const struct region *r = bfc_region_at(b, p->offset);
@@ -257,20 +362,40 @@ static void place_to_growth(const struct bfc *b, const struct place *p, uint64_t
                 .n_requested = n_bytes,
                 .span = { to_bytes(grid_down(b, r, p->offset)), to_bytes(grid_up(b, r, p->offset + n)) },
                 .new_bytes = to_bytes(p->n_new),
+                .in_extent = in_extent,
         };
+}
+
+/* The best place, and it as a plan. BFC_NO_FIT, -EINVAL. */
+static int find_plan(const struct bfc *b, uint64_t n_bytes, bool in_extent, struct place *ret_place,
+                     struct bfc_growth *ret)
+{
+        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT);
+
+        if (n_bytes - 1 >= (in_extent ? to_bytes(b->extent) : BFC_MAX_SPACE))
+                return -EINVAL;
+        *ret_place = in_extent ? find_place_in_extent(b, n) : find_place(b, n);
+        if (ret_place->chunk == 0)
+                return BFC_NO_FIT;
+        place_to_growth(b, ret_place, n_bytes, in_extent, ret);
+        return 0;
 }
 
 int bfc_plan_growth(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret)
 {
         struct place p;
+        int r = find_plan(b, n_bytes, false, &p, ret);
 
-        if (n_bytes - 1 >= BFC_MAX_SPACE)
-                return -EINVAL;
-        p = find_place(b, (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT));
-        if (p.chunk == 0)
-                return BFC_NO_FIT;
-        place_to_growth(b, &p, n_bytes, ret);
-        return ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : 0;
+        return r == 0 && ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : r;
+}
+
+int bfc_plan_growth_in_extent(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
+                              struct bfc_growth *ret)
+{
+        struct place p;
+        int r = find_plan(b, n_bytes, true, &p, ret);
+
+        return r == 0 && ret->new_bytes > max_new_bytes ? BFC_OVER_BUDGET : r;
 }
 
 /* ---- pending blocks ------------------------------------------------------------------ */
@@ -368,35 +493,36 @@ static uint32_t take_place(struct bfc *b, uint32_t i, uint32_t x, uint32_t y)
         return head;
 }
 
+/* Makes the place a pending block; its handle. Three spare records are there. */
+static bfc_handle begin_block(struct bfc *b, const struct place *p, uint64_t n_bytes)
+{
+        uint32_t n = (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT);
+        uint32_t head = take_place(b, p->chunk, p->offset, p->offset + n);
+        struct chunk *c = chunk_at(b, head);
+
+        chunk_set_meta(c, KIND_PENDING, (c->meta & PIECE_NEW) | (uint32_t)(to_bytes(n) - n_bytes));
+        c->stamp = next_stamp(b);
+        c->link = n;
+        b->n_pieces--;
+        b->n_pending++;
+        count_used(b, n, n_bytes);
+        return chunk_handle(c, head);
+}
+
 int bfc_grow_begin(struct bfc *b, const struct bfc_growth *plan, bfc_handle *ret_handle)
 {
         struct bfc_growth now;
-        struct chunk *c;
         struct place p;
-        uint32_t head, n;
 
         /* A plan is fresh if it is what would be planned now. */
-        if (plan->n_requested - 1 >= BFC_MAX_SPACE)
+        if (find_plan(b, plan->n_requested, plan->in_extent, &p, &now) != 0)
                 return -EINVAL;
-        n = (uint32_t)((plan->n_requested + BFC_GRANULE - 1) >> GRANULE_SHIFT);
-        p = find_place(b, n);
-        if (p.chunk == 0)
-                return -EINVAL;
-        place_to_growth(b, &p, plan->n_requested, &now);
         if (plan->offset != now.offset || plan->n_bytes != now.n_bytes || plan->new_bytes != now.new_bytes ||
             plan->span.begin != now.span.begin || plan->span.end != now.span.end)
                 return -EINVAL;
         if (records_reserve(b, 3) < 0)
                 return -ENOMEM;
-        head = take_place(b, p.chunk, p.offset, p.offset + n);
-        c = chunk_at(b, head);
-        chunk_set_meta(c, KIND_PENDING, (c->meta & PIECE_NEW) | (uint32_t)(now.n_bytes - plan->n_requested));
-        c->stamp = next_stamp(b);
-        c->link = n;
-        b->n_pieces--;
-        b->n_pending++;
-        count_used(b, n, plan->n_requested);
-        *ret_handle = chunk_handle(c, head);
+        *ret_handle = begin_block(b, &p, now.n_requested);
         return 0;
 }
 
@@ -424,6 +550,22 @@ int bfc_grow_commit(struct bfc *b, bfc_handle h)
         if (c->size > b->largest)
                 b->largest = c->size;
         return 0;
+}
+
+int bfc_alloc_in_extent(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        struct place p;
+
+        if (n_bytes - 1 >= to_bytes(b->extent))
+                return -EINVAL;
+        p = find_free_in_extent(b, (uint32_t)((n_bytes + BFC_GRANULE - 1) >> GRANULE_SHIFT));
+        if (p.chunk == 0)
+                return BFC_NO_FIT;
+        if (records_reserve(b, 3) < 0)
+                return -ENOMEM;
+        *ret_handle = begin_block(b, &p, n_bytes); /* of one piece, in backed space */
+        *ret_offset = to_bytes(p.offset);
+        return bfc_grow_commit(b, *ret_handle);
 }
 
 int bfc_grow_cancel(struct bfc *b, bfc_handle h)

@@ -252,19 +252,45 @@ static const struct segment *best_fit(const struct oracle *o, uint64_t n_bytes)
         return best;
 }
 
-int oracle_alloc(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_offset)
+static bool in_one_extent(const struct oracle *o, struct bfc_range range)
+{
+        for (size_t i = 0; i < o->n_extents; i++)
+                if (o->extents[i].range.begin <= range.begin && range.end <= o->extents[i].range.end)
+                        return true;
+        return false;
+}
+
+/* The same in one extent, and where in the segment. */
+static const struct segment *best_fit_in_extent(const struct oracle *o, uint64_t n_bytes,
+                                                uint64_t *ret_offset)
+{
+        const struct segment *best = NULL;
+
+        for (size_t i = 0; i < o->n_segments; i++) {
+                const struct segment *s = &o->segments[i];
+                uint64_t x = s->range.begin;
+
+                if (s->kind != 'f' || (best && length(s->range) >= length(best->range)))
+                        continue;
+                while (x + n_bytes <= s->range.end && !in_one_extent(o, (struct bfc_range){ x, x + n_bytes }))
+                        x += BFC_GRANULE;
+                if (x + n_bytes > s->range.end)
+                        continue;
+                best = s;
+                *ret_offset = x;
+        }
+        return best;
+}
+
+static void take_at(struct oracle *o, uint64_t offset, uint64_t n_bytes, uint32_t id)
 {
         uint64_t n = round_up(n_bytes);
-        const struct segment *best;
-        size_t at;
+        size_t at = 0;
 
-        if (n_bytes == 0 || n_bytes > BFC_MAX_SPACE)
-                return -EINVAL;
-        best = best_fit(o, n);
-        if (!best)
-                return BFC_NO_FIT;
-        at = (size_t)(best - o->segments);
-        split_at(o, best->range.begin + n);
+        split_at(o, offset);
+        split_at(o, offset + n);
+        while (o->segments[at].range.begin != offset)
+                at++;
         o->segments[at].kind = 'u';
         o->segments[at].id = id;
         o->segments[at].n_requested = n_bytes;
@@ -272,7 +298,32 @@ int oracle_alloc(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_
         if (n > o->stats.largest_alloc_size)
                 o->stats.largest_alloc_size = n;
         count_peaks(o);
-        *ret_offset = o->segments[at].range.begin;
+}
+
+int oracle_alloc(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_offset)
+{
+        const struct segment *best;
+
+        if (n_bytes == 0 || n_bytes > BFC_MAX_SPACE)
+                return -EINVAL;
+        best = best_fit(o, round_up(n_bytes));
+        if (!best)
+                return BFC_NO_FIT;
+        *ret_offset = best->range.begin;
+        take_at(o, best->range.begin, n_bytes, id);
+        return 0;
+}
+
+int oracle_alloc_in_extent(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_offset)
+{
+        uint64_t offset = 0;
+
+        if (n_bytes == 0 || n_bytes > o->extent_bytes)
+                return -EINVAL;
+        if (!best_fit_in_extent(o, round_up(n_bytes), &offset))
+                return BFC_NO_FIT;
+        take_at(o, offset, n_bytes, id);
+        *ret_offset = offset;
         return 0;
 }
 
@@ -353,6 +404,41 @@ int oracle_plan_growth(const struct oracle *o, uint64_t n_bytes, uint64_t max_ne
                                 plan.span = span;
                         }
                 }
+        if (plan.new_bytes == UINT64_MAX)
+                return BFC_NO_FIT;
+        *ret = plan;
+        return plan.new_bytes > max_new ? BFC_OVER_BUDGET : 0;
+}
+
+int oracle_plan_growth_in_extent(const struct oracle *o, uint64_t n_bytes, uint64_t max_new,
+                                 struct bfc_growth *ret)
+{
+        uint64_t n = round_up(n_bytes), fit = 0;
+        struct bfc_growth plan = {
+                .n_bytes = n, .n_requested = n_bytes, .new_bytes = UINT64_MAX, .in_extent = true
+        };
+        bool fits;
+
+        if (n_bytes == 0 || n_bytes > o->extent_bytes)
+                return -EINVAL;
+        fits = best_fit_in_extent(o, n, &fit) != NULL;
+        for (size_t i = 0; i < o->n_extents; i++) {
+                const struct bfc_range *e = &o->extents[i].range;
+
+                for (uint64_t x = e->begin; x + n <= e->end; x += BFC_GRANULE) {
+                        struct bfc_range span = { 0, 0 };
+                        uint64_t touched, c;
+
+                        if (fits && x != fit)
+                                continue;
+                        c = cost(o, (struct bfc_range){ x, x + n }, &span, &touched);
+                        if (c >= plan.new_bytes)
+                                continue;
+                        plan.new_bytes = c;
+                        plan.offset = x;
+                        plan.span = span;
+                }
+        }
         if (plan.new_bytes == UINT64_MAX)
                 return BFC_NO_FIT;
         *ret = plan;

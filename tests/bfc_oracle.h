@@ -44,8 +44,11 @@ void oracle_done(struct oracle *o);
 int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed);
 int oracle_remove_region(struct oracle *o, uint64_t base);
 int oracle_alloc(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_offset);
+int oracle_alloc_in_extent(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_offset);
 int oracle_dealloc(struct oracle *o, uint32_t id);
 int oracle_plan_growth(const struct oracle *o, uint64_t n_bytes, uint64_t max_new, struct bfc_growth *ret);
+int oracle_plan_growth_in_extent(const struct oracle *o, uint64_t n_bytes, uint64_t max_new,
+                                 struct bfc_growth *ret);
 void oracle_grow_begin(struct oracle *o, const struct bfc_growth *plan, uint32_t id);
 void oracle_grow_commit(struct oracle *o, uint32_t id);
 void oracle_grow_cancel(struct oracle *o, uint32_t id);

@@ -45,20 +45,22 @@ static void keep_live(struct pair *p, struct pair_block block)
         p->live[p->n_live++] = block;
 }
 
-static const char *step_alloc(struct pair *p, uint64_t n_bytes)
+static const char *step_alloc(struct pair *p, uint64_t n_bytes, bool in_extent)
 {
         uint64_t mine = 1, theirs = 1;
         struct pair_block block = { 0, p->last_id + 1 };
-        int r = oracle_alloc(&p->o, n_bytes, block.id, &theirs);
+        int r = in_extent ? oracle_alloc_in_extent(&p->o, n_bytes, block.id, &theirs)
+                          : oracle_alloc(&p->o, n_bytes, block.id, &theirs);
 
-        if (bfc_alloc(p->b, n_bytes, &block.handle, &mine) != r)
+        if ((in_extent ? bfc_alloc_in_extent(p->b, n_bytes, &block.handle, &mine)
+                       : bfc_alloc(p->b, n_bytes, &block.handle, &mine)) != r)
                 return "an allocation's result differs";
         if (mine != theirs)
                 return "an allocation's offset differs";
         if (r != 0)
                 return NULL;
         p->last_id++;
-        p->n_ok[PAIR_ALLOC]++;
+        p->n_ok[in_extent ? PAIR_ALLOC_IN_EXTENT : PAIR_ALLOC]++;
         keep_live(p, block);
         return NULL;
 }
@@ -83,17 +85,20 @@ static const char *step_free(struct pair *p, uint64_t value)
 static bool same_plan(const struct bfc_growth *a, const struct bfc_growth *b)
 {
         return a->offset == b->offset && a->n_bytes == b->n_bytes && a->n_requested == b->n_requested &&
-               a->new_bytes == b->new_bytes && a->span.begin == b->span.begin && a->span.end == b->span.end;
+               a->new_bytes == b->new_bytes && a->span.begin == b->span.begin && a->span.end == b->span.end &&
+               a->in_extent == b->in_extent;
 }
 
-static const char *step_grow(struct pair *p, uint64_t n_bytes)
+static const char *step_grow(struct pair *p, uint64_t n_bytes, bool in_extent)
 {
         struct bfc_growth mine = { 0 }, theirs = { 0 }, wrong;
         struct pair_block block = { 0, p->last_id + 1 };
         uint64_t budget = n_bytes + 2 * p->o.extent_bytes;
-        int r = oracle_plan_growth(&p->o, n_bytes, budget, &theirs);
+        int r = in_extent ? oracle_plan_growth_in_extent(&p->o, n_bytes, budget, &theirs)
+                          : oracle_plan_growth(&p->o, n_bytes, budget, &theirs);
 
-        if (bfc_plan_growth(p->b, n_bytes, budget, &mine) != r)
+        if ((in_extent ? bfc_plan_growth_in_extent(p->b, n_bytes, budget, &mine)
+                       : bfc_plan_growth(p->b, n_bytes, budget, &mine)) != r)
                 return "a growth plan's result differs";
         if (!same_plan(&mine, &theirs))
                 return "a growth plan differs";
@@ -108,7 +113,7 @@ static const char *step_grow(struct pair *p, uint64_t n_bytes)
         oracle_grow_begin(&p->o, &theirs, block.id);
         p->last_id++;
         p->pending[p->n_pending++] = block;
-        p->n_ok[PAIR_GROW]++;
+        p->n_ok[in_extent ? PAIR_GROW_IN_EXTENT : PAIR_GROW]++;
         if (bfc_dealloc(p->b, block.handle) != -EINVAL)
                 return "a pending block was freed";
         return NULL;
@@ -340,11 +345,13 @@ const char *pair_step(struct pair *p, enum pair_op op, uint64_t value)
 {
         switch (op) {
         case PAIR_ALLOC:
-                return step_alloc(p, value);
+        case PAIR_ALLOC_IN_EXTENT:
+                return step_alloc(p, value, op == PAIR_ALLOC_IN_EXTENT);
         case PAIR_FREE:
                 return step_free(p, value);
         case PAIR_GROW:
-                return step_grow(p, value);
+        case PAIR_GROW_IN_EXTENT:
+                return step_grow(p, value, op == PAIR_GROW_IN_EXTENT);
         case PAIR_COMMIT:
         case PAIR_CANCEL:
                 return step_pending(p, value, op == PAIR_COMMIT);

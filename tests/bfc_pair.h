@@ -21,7 +21,9 @@ enum pair_op {
         PAIR_BACK,        /* value: which extents */
         PAIR_STALE,       /* value: a handle from anywhere, or which old one */
         PAIR_CLEAR_PEAKS,
-        PAIR_REGION, /* value: which region; takes it away, or adds it again */
+        PAIR_REGION,          /* value: which region; takes it away, or adds it again */
+        PAIR_ALLOC_IN_EXTENT, /* value: bytes */
+        PAIR_GROW_IN_EXTENT,  /* value: bytes; plans and begins */
         PAIR_N_OPS,
 };
 

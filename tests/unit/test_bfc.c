@@ -342,6 +342,100 @@ START_TEST(test_growth_alignment)
 }
 END_TEST
 
+/* A block in one extent: the smallest chunk that can hold it so, its head and its rest free. */
+START_TEST(test_in_extent)
+{
+        struct bfc *b = make(1024, 5 * 1024, true);
+        bfc_handle h[8], wall;
+        uint64_t offset;
+
+        take(b, 512, &h[0]);
+        take(b, 1024, &h[1]);
+        take(b, 768, &h[2]);
+        take(b, 256, &wall);
+        ck_drawing(b, "u2 u4 u3 u1 f10 ");
+        ck_assert_int_eq(bfc_dealloc(b, h[1]), 0);
+        ck_drawing(b, "u2 f4 u3 u1 f10 ");
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 513, &h[1], &offset), 0); /* three granules: not over 4 */
+        ck_assert_uint_eq(offset, 12 * 256);
+        ck_drawing(b, "u2 f4 u3 u1 f2 u3 f5 ");
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 512, &h[3], &offset), 0); /* the smallest one holds two */
+        ck_assert_uint_eq(offset, 10 * 256);
+        ck_drawing(b, "u2 f4 u3 u1 u2 u3 f5 ");
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 1024, &h[4], &offset), 0);
+        ck_assert_uint_eq(offset, 16 * 256);
+        ck_drawing(b, "u2 f4 u3 u1 u2 u3 f1 u4 ");
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 1024, &h[5], &offset), BFC_NO_FIT);
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 768, &h[5], &offset), BFC_NO_FIT);
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 1025, &h[5], &offset), -EINVAL);
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 0, &h[5], &offset), -EINVAL);
+        ck_assert_uint_eq(stats(b).num_allocs, 7);
+        ck_assert_uint_eq(stats(b).bytes_requested, 512 + 768 + 256 + 513 + 512 + 1024);
+        ck_assert_int_eq(bfc_dealloc(b, h[4]), 0);
+        ck_assert_int_eq(bfc_dealloc(b, h[4]), -EINVAL);
+        ck_assert_int_eq(bfc_dealloc(b, h[1]), 0);
+        ck_drawing(b, "u2 f4 u3 u1 u2 f8 ");
+        b = unmake(b);
+}
+END_TEST
+
+/* Growth for a block in one extent: the smallest unbacked extent that holds it. */
+START_TEST(test_growth_in_extent)
+{
+        struct bfc_growth plan, plain;
+        struct bfc *b = NULL;
+        bfc_handle h[3], p;
+        uint64_t offset;
+
+        ck_assert_int_eq(bfc_new(2048, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, 1280 + 3 * 2048, 1280, false), 0);
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 2049, UINT64_MAX, &plan), -EINVAL);
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 0, UINT64_MAX, &plan), -EINVAL);
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 1024, UINT64_MAX, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 0);
+        ck_assert_uint_eq(plan.new_bytes, 1280);
+        ck_assert(plan.in_extent);
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 1281, 2047, &plan), BFC_OVER_BUDGET);
+        ck_assert_uint_eq(plan.offset, 1280);
+        ck_assert_uint_eq(plan.span.begin, 1280);
+        ck_assert_uint_eq(plan.span.end, 1280 + 2048);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &h[0]), 0);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &p), -EINVAL); /* stale */
+        ck_drawing(b, "-5 p6 p2 -16 ");
+        ck_assert_int_eq(bfc_grow_commit(b, h[0]), 0);
+        ck_drawing(b, "-5 u6 f2 -16 ");
+
+        /* A block that may cross goes on from the rest; one that may not begins a new extent. */
+        ck_assert_int_eq(bfc_plan_growth(b, 1536, UINT64_MAX, &plain), 0);
+        ck_assert_uint_eq(plain.offset, 11 * 256);
+        ck_assert(!plain.in_extent);
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 1536, UINT64_MAX, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 13 * 256);
+        ck_assert_uint_eq(plan.new_bytes, 2048);
+        plain.in_extent = true; /* neither passes for the other */
+        ck_assert_int_eq(bfc_grow_begin(b, &plain, &p), -EINVAL);
+        plain = plan;
+        plain.in_extent = false;
+        ck_assert_int_eq(bfc_grow_begin(b, &plain, &p), -EINVAL);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &p), 0);
+        ck_drawing(b, "-5 u6 f2 p6 p2 -8 ");
+        ck_assert_int_eq(bfc_grow_cancel(b, p), 0);
+        ck_drawing(b, "-5 u6 f2 -16 ");
+
+        /* Backed space comes first, and only where it holds the block in one extent. */
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ 13 * 256, 21 * 256 }), 0);
+        ck_drawing(b, "-5 u6 f10 -8 ");
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 2048, 0, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 13 * 256);
+        ck_assert_int_eq(bfc_alloc_in_extent(b, 300, &h[1], &offset), 0);
+        ck_assert_uint_eq(offset, 11 * 256);
+        ck_assert_int_eq(bfc_grow_begin(b, &plan, &h[2]), 0);
+        ck_drawing(b, "-5 u6 u2 p8 -8 ");
+        ck_assert_int_eq(bfc_grow_commit(b, h[2]), 0);
+        b = unmake(b);
+}
+END_TEST
+
 START_TEST(test_release)
 {
         struct bfc *b = make(1024, 8 * 1024, true);
@@ -473,7 +567,9 @@ struct walk {
 #define EVERYTHING                                                                                 \
         { [PAIR_ALLOC] = 40, [PAIR_FREE] = 40, [PAIR_GROW] = 10, [PAIR_COMMIT] = 6,                \
           [PAIR_CANCEL] = 3, [PAIR_RELEASE] = 2, [PAIR_RELEASE_ANY] = 6, [PAIR_RETIRED] = 6,       \
-          [PAIR_BACK] = 1, [PAIR_STALE] = 1, [PAIR_CLEAR_PEAKS] = 1, [PAIR_REGION] = 2 }
+          [PAIR_BACK] = 1, [PAIR_STALE] = 1, [PAIR_CLEAR_PEAKS] = 1, [PAIR_REGION] = 2,            \
+          [PAIR_ALLOC_IN_EXTENT] = 10, [PAIR_GROW_IN_EXTENT] = 4 }
+#define BLOCKS_IN_EXTENTS { [PAIR_ALLOC] = 20, [PAIR_ALLOC_IN_EXTENT] = 30, [PAIR_FREE] = 50 }
 
 static const struct walk walks[] = {
         /* All sizes, a thousand live. */
@@ -489,6 +585,10 @@ static const struct walk walks[] = {
         /* Holes, small grids, odd first and last extents, two regions. */
         { "grow", 4096, 8192, 23 * 4096 + 512, 1280, false, 9 * 4096 + 256, 120000, 1, 20, 1, 16383, 6, EVERYTHING },
         { "tiny", 512, 0, 20 * 512, 0, false, 0, 60000, 1, 20, 1, 4095, 4, EVERYTHING },
+        /* Most of what is free reaches over the grid: of many sizes, and of three. */
+        { "crossing", 16 * KIB, 0, 200 * 16 * KIB, 5 * 1024, true, 0, 100000, 20, 300, 6 * KIB, 8191, 1,
+          BLOCKS_IN_EXTENTS },
+        { "crossing equals", 1024, 0, 200 * 1024, 0, true, 0, 100000, 20, 250, 257, 511, 0, BLOCKS_IN_EXTENTS },
         { "long", 4096, 0, 40 * 4096, 4 * 4096, false, 5 * 4096, 60000, 1, 60, 1, 65535, 8, EVERYTHING },
 };
 /* clang-format on */
@@ -502,7 +602,9 @@ static enum pair_op choose_op(const struct walk *w, const struct pair *p, uint64
         pick = (unsigned)(random_next(state) % sum);
         for (int i = 0; i < PAIR_N_OPS; i++) {
                 if (pick < w->weights[i])
-                        return i == PAIR_ALLOC && p->n_live >= w->n_live_max ? PAIR_FREE : (enum pair_op)i;
+                        return (i == PAIR_ALLOC || i == PAIR_ALLOC_IN_EXTENT) && p->n_live >= w->n_live_max
+                                       ? PAIR_FREE
+                                       : (enum pair_op)i;
                 pick -= w->weights[i];
         }
         return PAIR_FREE;
@@ -526,7 +628,8 @@ START_TEST(test_oracle)
                 enum pair_op op = choose_op(w, &p, &state);
                 uint64_t value = random_next(&state);
 
-                if (op == PAIR_ALLOC || op == PAIR_GROW)
+                if (op == PAIR_ALLOC || op == PAIR_GROW || op == PAIR_ALLOC_IN_EXTENT ||
+                    op == PAIR_GROW_IN_EXTENT)
                         value = (w->size_min + (value & w->size_mask)) >>
                                 random_next(&state) % (w->shift_max + 1);
                 why = pair_step(&p, op, value);
@@ -610,6 +713,8 @@ int main(void)
         tcase_add_test(basic, test_remove_region);
         tcase_add_test(basic, test_growth);
         tcase_add_test(basic, test_growth_alignment);
+        tcase_add_test(basic, test_in_extent);
+        tcase_add_test(basic, test_growth_in_extent);
         tcase_add_test(basic, test_release);
         tcase_add_test(basic, test_stats);
         if (!IS_SANITIZED)
