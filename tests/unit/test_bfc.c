@@ -432,6 +432,14 @@ START_TEST(test_growth_in_extent)
         ck_assert_int_eq(bfc_grow_begin(b, &plan, &h[2]), 0);
         ck_drawing(b, "-5 u6 u2 p8 -8 ");
         ck_assert_int_eq(bfc_grow_commit(b, h[2]), 0);
+
+        /* The last extent of a region may be the smallest that is large enough. */
+        ck_assert_int_eq(bfc_add_region(b, 65536, 3 * 2048 + 512, 0, false), 0);
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 512, UINT64_MAX, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 65536 + 3 * 2048);
+        ck_assert_uint_eq(plan.new_bytes, 512);
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, 513, UINT64_MAX, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 0);
         b = unmake(b);
 }
 END_TEST

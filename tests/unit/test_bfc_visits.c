@@ -160,6 +160,42 @@ START_TEST(test_deep_tries)
 }
 END_TEST
 
+/* ---- blocks in one extent -------------------------------------------------------------------- */
+
+#define N_EXTENTS 256u /* as many as an arena of the daemon has */
+
+/* Over every grid point lies a free chunk that is large enough and cannot hold the block in one
+ * extent; behind them all is one that can. Each is looked at once, and found along a trie. */
+START_TEST(test_crossing)
+{
+        const uint32_t extent = 4096, size = 2048; /* granules */
+        bfc_handle holes[N_EXTENTS], h = 0;
+        uint64_t at = 0, offset = 0;
+        struct bfc *b = NULL;
+
+        ck_assert_int_eq(bfc_new((uint64_t)extent * BFC_GRANULE, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, (uint64_t)(N_EXTENTS + 2) * extent * BFC_GRANULE, 0, true), 0);
+        worst = 0;
+        for (uint32_t i = 0; i < N_EXTENTS; i++) { /* of one size, or each of its own */
+                uint64_t begin = (uint64_t)(i + 1) * extent - size / 2, n = size + (_i == 0 ? 0 : i);
+
+                ck_assert_uint_ne(take(b, (begin - at) * BFC_GRANULE), 0);
+                holes[i] = take(b, n * BFC_GRANULE);
+                at = begin + n;
+        }
+        ck_assert_uint_ne(take(b, BFC_GRANULE), 0);
+        for (uint32_t i = 0; i < N_EXTENTS; i++)
+                give(b, holes[i]);
+        bfc_n_visits = 0;
+        ck_assert_int_eq(bfc_alloc_in_extent(b, (uint64_t)size * BFC_GRANULE, &h, &offset), 0);
+        ck_assert_uint_eq(offset, (at + 1) * BFC_GRANULE);
+        ck_assert_uint_ge(bfc_n_visits, N_EXTENTS);
+        ck_assert_uint_le(bfc_n_visits, (_i == 0 ? 2 : 24) * N_EXTENTS);
+        fprintf(stderr, "# one extent: %llu nodes\n", (unsigned long long)bfc_n_visits);
+        b = unmake(b, "chunks over the grid");
+}
+END_TEST
+
 /* ---- random, and memory --------------------------------------------------------------------- */
 
 #define N_LIVE 100000u
@@ -217,6 +253,7 @@ int main(void)
         tcase_set_timeout(visits, 120);
         tcase_add_loop_test(visits, test_equal_holes, 0, N_ORDERS + 2);
         tcase_add_loop_test(visits, test_deep_tries, 0, 16);
+        tcase_add_loop_test(visits, test_crossing, 0, 2);
         tcase_add_test(visits, test_random);
         tcase_add_test(visits, test_memory_is_not_of_the_regions_size);
         suite_add_tcase(s, visits);
