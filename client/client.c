@@ -644,7 +644,8 @@ static int client_check_place(bfc_client *client, uint32_t partition)
                          client->hello->hello->partitions[partition]->device);
 }
 
-BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr)
+BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
+                             void **ret_ptr)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
@@ -657,12 +658,16 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
                 return error_set(-EINVAL, "bfc_malloc: ret_ptr is NULL");
         if (n_bytes == 0)
                 return error_set(-EINVAL, "0 bytes: ask for at least 1");
+        if ((flags & ~BFC_ONE_EXTENT) != 0)
+                return error_set(-EINVAL, "flags 0x%llx: this library knows BFC_ONE_EXTENT and no other",
+                                 (unsigned long long)flags);
         r = client_partition_index(client, partition, &body.partition);
         if (r == 0)
                 r = client_check_place(client, body.partition);
         if (r < 0)
                 return r;
         body.n_bytes = n_bytes;
+        body.flags = flags;
         request.body_case = BFCD__REQUEST__BODY_MALLOC;
         request.malloc = &body;
         r = client_ask(client, &request, BFCD__REPLY__BODY_BLOCK, &reply);
@@ -686,7 +691,12 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
 
 BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
 {
-        return bfc_malloc_in(client, NULL, n_bytes, ret_ptr);
+        return bfc_malloc_flags(client, NULL, n_bytes, 0, ret_ptr);
+}
+
+BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr)
+{
+        return bfc_malloc_flags(client, partition, n_bytes, 0, ret_ptr);
 }
 
 /* Writes down again a block whose free did not come about. */

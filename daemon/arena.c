@@ -98,6 +98,14 @@ uint64_t arena_extent_bytes(enum device_share share, uint64_t limit_bytes, uint6
         return share == DEVICE_SHARE_FD && part > unit ? part : unit;
 }
 
+uint64_t arena_limit_for_extent(uint64_t n_bytes, uint64_t granularity)
+{
+        uint64_t unit = round_up(ARENA_MIN_EXTENT_BYTES, granularity);
+        uint64_t below = round_up(n_bytes, unit) - unit; /* up to this limit / 256 they are too small */
+
+        return below * ARENA_EXTENTS_PER_LIMIT + ARENA_MIN_EXTENT_BYTES;
+}
+
 uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, uint64_t extent_bytes)
 {
         if (share == DEVICE_SHARE_FD)
@@ -406,19 +414,45 @@ int arena_dealloc(struct arena *a, bfc_handle handle)
         return bfc_dealloc(a->bfc, handle);
 }
 
-int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
+int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        /* A region of one extent has no grid, so nothing crosses it. */
+        return arena_has_grid(a) ? bfc_alloc_in_extent(a->bfc, n_bytes, ret_handle, ret_offset)
+                                 : bfc_alloc(a->bfc, n_bytes, ret_handle, ret_offset);
+}
+
+uint64_t arena_max_in_extent(const struct arena *a)
+{
+        return arena_has_grid(a) ? a->o.extent_bytes : BFC_MAX_SPACE;
+}
+
+typedef int (*plan_fn)(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret);
+
+static int plan_by(struct arena *a, plan_fn plan, uint64_t n_bytes, uint64_t room_bytes,
+                   struct bfc_growth *ret)
 {
         int r;
 
         arena_forget_plan(a);
-        r = bfc_plan_growth(a->bfc, n_bytes, UINT64_MAX, ret);
+        r = plan(a->bfc, n_bytes, UINT64_MAX, ret);
         if (r != BFC_NO_FIT)
                 return r;
         r = arena_has_grid(a) ? arena_add_region(a) : arena_plan_extent(a, n_bytes, room_bytes);
         if (r < 0)
                 return r;
-        r = bfc_plan_growth(a->bfc, n_bytes, UINT64_MAX, ret);
+        r = plan(a->bfc, n_bytes, UINT64_MAX, ret);
         return r == BFC_NO_FIT ? -ENOMEM : r;
+}
+
+int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
+{
+        return plan_by(a, bfc_plan_growth, n_bytes, room_bytes, ret);
+}
+
+int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
+{
+        return plan_by(a, arena_has_grid(a) ? bfc_plan_growth_in_extent : bfc_plan_growth, n_bytes,
+                       room_bytes, ret);
 }
 
 /* ---- growth -------------------------------------------------------------- */

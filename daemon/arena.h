@@ -53,6 +53,9 @@ struct arena_options {
  * rounded up). cuda-ipc: max(2 MiB, granularity). */
 uint64_t arena_extent_bytes(enum device_share share, uint64_t limit_bytes, uint64_t granularity);
 
+/* The lowest limit, a multiple of 2 MiB, with which such an extent has n_bytes (fd). */
+uint64_t arena_limit_for_extent(uint64_t n_bytes, uint64_t granularity);
+
 /* The most extents that such an arena ever has. */
 uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, uint64_t extent_bytes);
 
@@ -66,6 +69,11 @@ struct arena *arena_free(struct arena *a);
 int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 int arena_dealloc(struct arena *a, bfc_handle handle);
 
+/* The same inside one extent. With cuda-ipc every block lies so. -EINVAL also for
+ * more than arena_max_in_extent(). */
+int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
+uint64_t arena_max_in_extent(const struct arena *a);
+
 /* Where a block of n_bytes would need the fewest new bytes; adds a region where
  * the address space has no stretch for it. With cuda-ipc it is a new extent: of
  * the block's own size from 16 MiB on, else of 32 MiB to share with others, or of
@@ -73,6 +81,9 @@ int arena_dealloc(struct arena *a, bfc_handle handle);
  * the next one. -ENOMEM: the address space (1 TiB) is used up, or there are as
  * many extents as there may be. */
 int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
+
+/* The same for a block inside one extent. */
+int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret);
 
 /* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over
  * on success). done(result, handle) is called from worker_poll(): 0 and the

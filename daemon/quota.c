@@ -174,7 +174,8 @@ static void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         quota_assert(q);
 }
 
-static int quota_try(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+static int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                     uint64_t *ret_offset)
 {
         int r;
 
@@ -182,7 +183,8 @@ static int quota_try(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, 
                 return -ENODEV;
         if (q->n_blocks >= q->max_blocks)
                 return -EDQUOT;
-        r = arena_alloc(q->arena, n_bytes, ret_handle, ret_offset);
+        r = in_extent ? arena_alloc_in_extent(q->arena, n_bytes, ret_handle, ret_offset)
+                      : arena_alloc(q->arena, n_bytes, ret_handle, ret_offset);
         if (r == 0)
                 quota_count_alloc(q, n_bytes);
         return r;
@@ -193,7 +195,8 @@ static bool quota_is_refusal(int r)
         return r == -EDQUOT || r == -ENOMEM;
 }
 
-int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                uint64_t *ret_offset)
 {
         int r;
 
@@ -203,10 +206,12 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint6
                 r = -ENODEV;
         else if (n_bytes > q->account.limit_bytes)
                 r = -EDQUOT;
+        else if (in_extent && n_bytes > arena_max_in_extent(q->arena))
+                r = -EINVAL;
         else if (q->is_due)
                 r = QUOTA_WAIT; /* those who came before are looked at first */
         else
-                r = quota_try(q, n_bytes, ret_handle, ret_offset);
+                r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
         if (quota_is_refusal(r))
                 q->n_refusals++;
         return r > 0 ? QUOTA_WAIT : r;
@@ -517,10 +522,12 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
 static int quota_make_room(struct quota *q, struct quota_request *request)
 {
         uint64_t need, after, want, traded = quota_traded(q), missing = 0;
+        uint64_t room = account_room(&q->account) + q->held.n_bytes;
         struct bfc_growth plan;
         int r;
 
-        r = arena_plan(q->arena, request->n_bytes, account_room(&q->account) + q->held.n_bytes, &plan);
+        r = request->in_extent ? arena_plan_in_extent(q->arena, request->n_bytes, room, &plan)
+                               : arena_plan(q->arena, request->n_bytes, room, &plan);
         if (r < 0)
                 return r;
         if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */
@@ -549,7 +556,7 @@ static bool quota_serve(struct quota *q, unsigned *budget)
                 struct quota_request *request = q->next;
                 bfc_handle handle = 0;
                 uint64_t offset = 0;
-                int r = quota_try(q, request->n_bytes, &handle, &offset);
+                int r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);
 
                 (*budget)--;
                 q->next = TAILQ_NEXT(request, link);
@@ -655,8 +662,25 @@ void quota_leave(struct quota *q)
 
 /* ---- words and figures --------------------------------------------------- */
 
-void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf, size_t n_buf)
+/* A block that must lie in one extent is larger than that. */
+static void quota_explain_extent(const struct quota_request *refused, char *buf, size_t n_buf)
 {
+        const struct quota *q = refused->quota;
+        const struct partition *p = q->partition;
+
+        snprintf(buf, n_buf,
+                 "%" PRIu64
+                 " bytes cannot lie in one extent of tenant '%s' in partition '%s', which has %" PRIu64
+                 " bytes: ask for less, or have a limit of %" PRIu64 " bytes or more%s",
+                 refused->n_bytes, q->tenant, p->name, arena_max_in_extent(q->arena),
+                 arena_limit_for_extent(refused->n_bytes, device_granularity(p->device)),
+                 p->is_cuda ? ", or 'share: cuda-ipc', with which every block lies in one extent" : "");
+}
+
+void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf)
+{
+        const char *how = refused->in_extent ? " in one extent" : "";
+        const struct quota *q = refused->quota;
         const struct account *a = &q->account;
         const struct pool *p = &q->partition->pool;
         struct bfc_stats stats;
@@ -667,6 +691,8 @@ void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf
                          "device '%s' of partition '%s' is lost, and its memory with it, until the daemon is "
                          "started again",
                          q->partition->device_id, q->partition->name);
+        else if (error == -EINVAL)
+                quota_explain_extent(refused, buf, n_buf);
         else if (error == -EDQUOT && q->n_blocks >= q->max_blocks)
                 snprintf(buf, n_buf,
                          "tenant '%s' holds %" PRIu32
@@ -675,17 +701,18 @@ void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf
         else if (error == -EDQUOT)
                 snprintf(buf, n_buf,
                          "%" PRIu64
-                         " bytes do not fit the limit of tenant '%s' in partition '%s': limit %" PRIu64
+                         " bytes%s do not fit the limit of tenant '%s' in partition '%s': limit %" PRIu64
                          ", reserved %" PRIu64 ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
-                         n_bytes, q->tenant, q->partition->name, a->limit_bytes, a->charged_bytes,
-                         q->bytes_in_use, stats.largest_free_block_bytes);
+                         refused->n_bytes, how, q->tenant, q->partition->name, a->limit_bytes,
+                         a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
         else
                 snprintf(buf, n_buf,
-                         "%" PRIu64 " bytes do not fit in partition '%s': its limit %" PRIu64
+                         "%" PRIu64 " bytes%s do not fit in partition '%s': its limit %" PRIu64
                          ", reserved or guaranteed %" PRIu64 "; tenant '%s': limit %" PRIu64
                          ", reserved %" PRIu64 ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
-                         n_bytes, q->partition->name, p->limit_bytes, p->committed_bytes, q->tenant,
-                         a->limit_bytes, a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
+                         refused->n_bytes, how, q->partition->name, p->limit_bytes, p->committed_bytes,
+                         q->tenant, a->limit_bytes, a->charged_bytes, q->bytes_in_use,
+                         stats.largest_free_block_bytes);
 }
 
 void quota_clear_peaks(struct quota *q)

@@ -45,6 +45,7 @@ struct quota;
 struct quota_request {
         struct quota *quota;
         uint64_t n_bytes;
+        bool in_extent;     /* the block must lie in one extent */
         bool device_failed; /* result: the device could not, the limits could */
         /* 0: the block is the callee's. -EDQUOT, -ENOMEM, -ENODEV, ... */
         void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
@@ -106,11 +107,13 @@ enum {
         QUOTA_WAIT = 1, /* it must wait: hand in a quota_request */
 };
 
-/* A block at once: 0, QUOTA_WAIT, or a refusal: -EINVAL (0 bytes), -EDQUOT
- * (max_blocks, or more than the limit), -ENODEV (the device is lost). */
-int quota_alloc(struct quota *q, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
+/* A block at once, inside one extent if it must: 0, QUOTA_WAIT, or a refusal:
+ * -EINVAL (0 bytes, or more than an extent has), -EDQUOT (max_blocks, or more than
+ * the limit), -ENODEV (the device is lost). */
+int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                uint64_t *ret_offset);
 
-/* Queues a request (quota, n_bytes and done are set). */
+/* Queues a request (quota, n_bytes, in_extent and done are set). */
 void quota_wait(struct quota_request *request);
 
 /* One turn for those who wait, for a quota in its partition's `due`; it stays
@@ -135,8 +138,9 @@ void quota_leave(struct quota *q);
 void quota_closing(struct quota *q);
 void quota_closed(struct quota *q);
 
-/* The sentence for a refusal, with figures, into buf. */
-void quota_explain(const struct quota *q, int error, uint64_t n_bytes, char *buf, size_t n_buf);
+/* The sentence for a refusal, with figures, into buf. Of the request quota, n_bytes
+ * and in_extent are read. */
+void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf);
 
 void quota_clear_peaks(struct quota *q);
 

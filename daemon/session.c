@@ -301,23 +301,20 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         session_deliver(s);
 }
 
-static void session_refuse_malloc(struct session *s, uint64_t id, const struct quota *quota, int error,
-                                  uint64_t n_bytes, bool device_failed)
+static void session_refuse_malloc(struct session *s, uint64_t id, const struct quota_request *refused,
+                                  int error)
 {
         char sentence[SESSION_SENTENCE_BYTES];
-        int reason = error;
+        bool device_failed = refused->device_failed && error != -ENODEV;
 
-        device_failed = device_failed && error != -ENODEV;
-        if (device_failed)
-                error = -ENOMEM; /* whatever the device lacked */
         if (device_failed)
                 snprintf(sentence, sizeof(sentence),
                          "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
-                         quota->partition->device_id, n_bytes, strerror(-reason));
+                         refused->quota->partition->device_id, refused->n_bytes, strerror(-error));
         else
-                quota_explain(quota, error, n_bytes, sentence, sizeof(sentence));
+                quota_explain(refused, error, sentence, sizeof(sentence));
         session_log_refusal(s, sentence);
-        session_refuse(s, id, error, sentence);
+        session_refuse(s, id, device_failed ? -ENOMEM : error, sentence); /* whatever the device lacked */
 }
 
 static void session_request_done(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
@@ -328,8 +325,7 @@ static void session_request_done(struct quota_request *wait, int result, bfc_han
         TAILQ_REMOVE(&s->requests, request, link);
         s->n_requests--;
         if (result < 0)
-                session_refuse_malloc(s, request->id, wait->quota, result, wait->n_bytes,
-                                      wait->device_failed);
+                session_refuse_malloc(s, request->id, wait, result);
         else
                 session_give_block(s, request->id, request->share, wait->n_bytes, handle, offset);
         free(request);
@@ -359,9 +355,40 @@ static int session_join(struct session *s, struct session_share *share, uint64_t
         return 0;
 }
 
+#define MALLOC_FLAGS ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT)
+
+/* What is wrong with a Malloc in itself; true: it was refused. */
+static bool session_refuses_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        if (s->admin) {
+                session_refuse(s, id, -EACCES, "the admin socket hands out no memory: use the client socket");
+                return true;
+        }
+        if (m->partition >= s->tenant->n_quotas) {
+                session_refuse(s, id, -ENOENT, "no such partition: the hello's reply lists those there are");
+                return true;
+        }
+        if (m->n_bytes == 0) {
+                session_refuse(s, id, -EINVAL, "0 bytes were asked for; the smallest block has 1");
+                return true;
+        }
+        if ((m->flags & ~MALLOC_FLAGS) != 0) {
+                snprintf(sentence, sizeof(sentence),
+                         "the flags 0x%" PRIx64
+                         " have bits that this daemon does not know: it knows 0x%" PRIx64,
+                         m->flags, MALLOC_FLAGS);
+                session_refuse(s, id, -EINVAL, sentence);
+                return true;
+        }
+        return false;
+}
+
 static int handle_malloc(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Malloc *m = r->malloc;
+        bool in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0;
         struct session_request *request;
         struct quota *quota;
         bfc_handle handle;
@@ -369,36 +396,27 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         int result;
 
         (void)ret_why;
-        if (s->admin) {
-                session_refuse(s, r->id, -EACCES,
-                               "the admin socket hands out no memory: use the client socket");
-                return 0;
-        }
-        if (m->partition >= s->tenant->n_quotas) {
-                session_refuse(s, r->id, -ENOENT,
-                               "no such partition: the hello's reply lists those there are");
-                return 0;
-        }
-        if (m->n_bytes == 0) {
-                session_refuse(s, r->id, -EINVAL, "0 bytes were asked for; the smallest block has 1");
-                return 0;
-        }
-        if (session_join(s, &s->shares[m->partition], r->id) < 0)
+        if (session_refuses_malloc(s, r->id, m) || session_join(s, &s->shares[m->partition], r->id) < 0)
                 return 0;
 
         quota = s->shares[m->partition].quota;
-        result = quota_alloc(quota, m->n_bytes, &handle, &offset);
+        result = quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
         if (result == 0) {
                 session_give_block(s, r->id, m->partition, m->n_bytes, handle, offset);
                 return 0;
         }
         request = result > 0 ? calloc(1, sizeof(*request)) : NULL;
         if (!request) {
-                session_refuse_malloc(s, r->id, quota, result > 0 ? -ENOMEM : result, m->n_bytes, false);
+                struct quota_request refused = { .quota = quota,
+                                                 .n_bytes = m->n_bytes,
+                                                 .in_extent = in_extent };
+
+                session_refuse_malloc(s, r->id, &refused, result > 0 ? -ENOMEM : result);
                 return 0;
         }
         request->wait.quota = quota;
         request->wait.n_bytes = m->n_bytes;
+        request->wait.in_extent = in_extent;
         request->wait.done = session_request_done;
         request->session = s;
         request->id = r->id;

@@ -88,6 +88,19 @@ int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr);
 /* The same in a partition by name. NULL: the client's own. */
 int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr);
 
+/* The same with flags (0: none). */
+#define BFC_ONE_EXTENT UINT64_C(1)
+int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
+                     void **ret_ptr);
+
+/* BFC_ONE_EXTENT: the whole block lies in one extent, one piece of memory that the
+ * device shares as a whole. Some code fails on a buffer that spans several, NCCL and
+ * RDMA's registration among it. In a partition with "share: cuda-ipc" every block
+ * lies so. With "share: fd" the block can be as large as the partition's extents for
+ * this tenant, a 256th of its limit and at least 2 MiB; -EINVAL for more, with
+ * the figures in bfc_last_error(). It may cost a new extent where other blocks
+ * would fill up what is left of several. */
+
 /* Gives a block back. ptr: as bfc_malloc() returned it; NULL does nothing.
  * -EINVAL for anything else, also for a second free. On a GPU it waits, as
  * cudaFree does, for all work that this process has given to the device; -EBUSY

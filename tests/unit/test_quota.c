@@ -200,13 +200,13 @@ START_TEST(test_immediate)
         uint64_t offset;
 
         open_one(4 * E, 100);
-        ck_assert_int_eq(quota_alloc(q, 0, &h, &offset), -EINVAL);
+        ck_assert_int_eq(quota_alloc(q, 0, false, &h, &offset), -EINVAL);
         ck_assert_uint_eq(q->n_refusals, 0);
-        ck_assert_int_eq(quota_alloc(q, 4 * E + 1, &h, &offset), -EDQUOT);
+        ck_assert_int_eq(quota_alloc(q, 4 * E + 1, false, &h, &offset), -EDQUOT);
         ck_assert_uint_eq(q->n_refusals, 1);
-        ck_assert_int_eq(quota_alloc(q, 100, &h, &offset), QUOTA_WAIT); /* nothing is backed */
+        ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), QUOTA_WAIT); /* nothing is backed */
         take(0, q, 256);
-        ck_assert_int_eq(quota_alloc(q, 100, &h, &offset), 0);
+        ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), 0);
         ck_assert_uint_eq(q->n_blocks, 2);
         ck_assert_uint_eq(q->bytes_in_use, 512);
         ck_assert_uint_eq(q->bytes_requested, 356);
@@ -268,9 +268,9 @@ START_TEST(test_pass_by)
         settle();
         ck_assert_uint_eq(asks[1].n_done, 0);
         assert_done(2, 0);
-        ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), 0);
+        ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0);
         quota_dealloc(q, h, 256, 256);
-        ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), QUOTA_WAIT); /* its turn is due now */
+        ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), QUOTA_WAIT); /* its turn is due now */
         settle();
         give_back(0);
         settle();
@@ -361,13 +361,14 @@ START_TEST(test_max_blocks)
         wait_for(1, q, E);
         quota_turn(q);
         ck_assert(q->growing);
-        ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), 0); /* passes by and takes the last */
+        ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0); /* passes by and takes the last */
         settle();
         assert_done(1, -EDQUOT);
         ck_assert(!asks[1].request.device_failed);
         ck_assert_uint_eq(q->n_blocks, 2);
-        ck_assert_int_eq(quota_alloc(q, 256, &offset, &offset), -EDQUOT);
-        quota_explain(q, -EDQUOT, 256, sentence, sizeof(sentence));
+        ck_assert_int_eq(quota_alloc(q, 256, false, &offset, &offset), -EDQUOT);
+        quota_explain(&(struct quota_request){ .quota = q, .n_bytes = 256 }, -EDQUOT, sentence,
+                      sizeof(sentence));
         ck_assert_str_eq(sentence,
                          "tenant 'alpha' holds 2 blocks in partition 'shelf': its limit max_blocks is 2");
         wait_for(2, q, 256);
@@ -824,7 +825,7 @@ START_TEST(test_budget)
         while (!TAILQ_EMPTY(&p.due)) {
                 unsigned before = n_done;
 
-                ck_assert_int_eq(quota_alloc(q, 256, &h, &offset), QUOTA_WAIT); /* behind the others */
+                ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), QUOTA_WAIT); /* behind the others */
                 quota_turn(q);
                 ck_assert_uint_le(n_done - before, TURN);
                 turns++;
@@ -873,11 +874,13 @@ START_TEST(test_explain)
 
         open_both(4 * E, 3 * E, E);
         take(0, q, E + 256);
-        quota_explain(q, -EDQUOT, 777216, sentence, sizeof(sentence));
+        quota_explain(&(struct quota_request){ .quota = q, .n_bytes = 777216 }, -EDQUOT, sentence,
+                      sizeof(sentence));
         ck_assert_str_eq(sentence,
                          "777216 bytes do not fit the limit of tenant 'alpha' in partition 'shelf': limit "
                          "6291456, reserved 4194304, in use 2097408, largest free piece 2096896 bytes");
-        quota_explain(q, -ENOMEM, 777216, sentence, sizeof(sentence));
+        quota_explain(&(struct quota_request){ .quota = q, .n_bytes = 777216 }, -ENOMEM, sentence,
+                      sizeof(sentence));
         ck_assert_str_eq(sentence,
                          "777216 bytes do not fit in partition 'shelf': its limit 8388608, reserved or "
                          "guaranteed 6291456; tenant 'alpha': limit 6291456, reserved 4194304, in use "
