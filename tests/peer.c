@@ -315,7 +315,7 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         return id;
 }
 
-uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc m = BFCD__MALLOC__INIT;
@@ -323,10 +323,16 @@ uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
 
         m.partition = partition;
         m.n_bytes = n_bytes;
+        m.flags = flags;
         r.body_case = BFCD__REQUEST__BODY_MALLOC;
         r.malloc = &m;
         MUST(peer_send(p, &r, &id) == 0);
         return id;
+}
+
+uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        return peer_malloc_flags(p, partition, n_bytes, 0);
 }
 
 uint64_t peer_free_block(struct peer *p, uint64_t block_id)

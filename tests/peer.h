@@ -73,6 +73,7 @@ void peer_forget_replies(struct peer *p);
 /* Requests in one line each; they send only. */
 uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition);
 uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes);
+uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags);
 uint64_t peer_free_block(struct peer *p, uint64_t block_id);
 uint64_t peer_goodbye(struct peer *p);
 int peer_ack(struct peer *p, uint64_t sequence);

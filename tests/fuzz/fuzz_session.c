@@ -78,11 +78,11 @@ static int answer_event(struct peer *p, uint64_t what)
 /* One statement each: the order in which arguments are evaluated is the compiler's. */
 static void ask_for_block(struct peer *p, struct input *in)
 {
-        uint32_t partition = (uint32_t)take(in, 1) % 3;
+        uint32_t partition = (uint32_t)take(in, 1);
         uint64_t n = take(in, 1);
 
         n <<= take(in, 1) % 56;
-        (void)peer_malloc(p, partition, n);
+        (void)peer_malloc_flags(p, partition % 3, n, partition / 3 % 4); /* two flags, one of them known */
 }
 
 static int act(struct broker *b, struct peer *p, struct message_arena *arena, struct input *in)

@@ -218,6 +218,73 @@ START_TEST(test_extent_bytes)
 }
 END_TEST
 
+/* What a limit must be for blocks of so many bytes in one extent. */
+START_TEST(test_limit_for_extent)
+{
+        ck_assert_uint_eq(arena_limit_for_extent(1, 4096), 2 * MIB);
+        ck_assert_uint_eq(arena_limit_for_extent(2 * MIB + 1, 4096), 514 * MIB);
+        for (uint64_t n = 1; n < 600 * MIB; n += 777777) {
+                uint64_t limit = arena_limit_for_extent(n, 2 * MIB);
+
+                ck_assert(limit % (2 * MIB) == 0);
+                ck_assert_uint_ge(arena_extent_bytes(DEVICE_SHARE_FD, limit, 2 * MIB), n);
+                ck_assert(limit == 2 * MIB ||
+                          arena_extent_bytes(DEVICE_SHARE_FD, limit - 2 * MIB, 2 * MIB) < n);
+        }
+}
+END_TEST
+
+/* A block that may lie over several extents fills up what is left; one that may not goes past. */
+START_TEST(test_in_extent)
+{
+        struct bfc_growth plan;
+        struct charge charge;
+        struct grown g, h;
+        uint64_t offset, missing;
+        bfc_handle handle;
+
+        open_arena(8 * E);
+        ck_assert_uint_eq(arena_max_in_extent(a), E);
+        g = grow(E / 2);
+        h = grow(E);
+        ck_assert_uint_eq(h.offset, E);
+        ck_assert_int_eq(arena_alloc_in_extent(a, E / 2 + 1, &handle, &offset), BFC_NO_FIT);
+        ck_assert_int_eq(arena_alloc_in_extent(a, E + 1, &handle, &offset), -EINVAL);
+        ck_assert_int_eq(arena_dealloc(a, h.handle), 0);
+        ck_assert_int_eq(arena_alloc_in_extent(a, E / 2 + 1, &handle, &offset), 0);
+        ck_assert_uint_eq(offset, E); /* not at E / 2, where it would be in both */
+        ck_assert_int_eq(arena_plan(a, E, 0, &plan), 0);
+        ck_assert_int_eq(arena_plan_in_extent(a, E + 1, 0, &plan), -EINVAL);
+        ck_assert_int_eq(arena_plan_in_extent(a, E, 0, &plan), 0);
+        ck_assert_uint_eq(plan.offset, 2 * E);
+        ck_assert_uint_eq(plan.new_bytes, E);
+        ck_assert_int_eq(charge_take(&account, E, &charge, &missing), 0);
+        ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &h), 0);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(h.result, 0);
+        ck_assert_uint_eq(h.offset, 2 * E);
+        check();
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+}
+END_TEST
+
+/* With cuda-ipc every block lies in one extent, however large it is. */
+START_TEST(test_in_extent_by_nature)
+{
+        struct bfc_growth plan;
+        bfc_handle handle;
+        uint64_t offset;
+
+        open_shared(DEVICE_SHARE_CUDA_IPC, GIB);
+        ck_assert_uint_ge(arena_max_in_extent(a), GIB);
+        ck_assert_int_eq(arena_plan_in_extent(a, 100 * MIB, GIB, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, 100 * MIB);
+        ck_assert_int_eq(arena_dealloc(a, grow(100 * MIB).handle), 0);
+        ck_assert_int_eq(arena_alloc_in_extent(a, 100 * MIB, &handle, &offset), 0);
+        ck_assert_int_eq(arena_dealloc(a, handle), 0);
+}
+END_TEST
+
 START_TEST(test_grow_and_release)
 {
         struct grown g, h;
@@ -322,7 +389,10 @@ START_TEST(test_make_fails_at_each_position)
                 ck_assert_uint_eq(stats.num_blocks, 0);
                 check();
                 ck_assert_int_eq(arena_plan(a, n * E, 0, &again), 0);
-                ck_assert_mem_eq(&plan, &again, sizeof(plan));
+                ck_assert_uint_eq(plan.offset, again.offset);
+                ck_assert_uint_eq(plan.new_bytes, again.new_bytes);
+                ck_assert_uint_eq(plan.span.begin, again.span.begin);
+                ck_assert_uint_eq(plan.span.end, again.span.end);
         }
         grow(n * E);
         ck_assert_uint_eq(device.n_live, n);
@@ -959,6 +1029,9 @@ int main(void)
         tcase_add_checked_fixture(tc, setup, teardown);
         tcase_set_timeout(tc, 60);
         tcase_add_test(tc, test_extent_bytes);
+        tcase_add_test(tc, test_limit_for_extent);
+        tcase_add_test(tc, test_in_extent);
+        tcase_add_test(tc, test_in_extent_by_nature);
         tcase_add_test(tc, test_grow_and_release);
         tcase_add_test(tc, test_keep);
         tcase_add_test(tc, test_release_under_way);

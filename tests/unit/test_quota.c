@@ -23,6 +23,7 @@ struct ask {
         unsigned place; /* among those that are done */
         int result;
         bfc_handle handle;
+        uint64_t offset;
         struct ask *cancels; /* done() takes this one out */
         struct ask *asks;    /* done() queues this one */
 };
@@ -149,7 +150,7 @@ static void on_done(struct quota_request *request, int result, bfc_handle handle
 {
         struct ask *ask = (struct ask *)request;
 
-        (void)offset;
+        ask->offset = offset;
         ask->n_done++;
         ask->place = n_done++;
         ask->result = result;
@@ -275,6 +276,52 @@ START_TEST(test_pass_by)
         give_back(0);
         settle();
         assert_done(1, 0);
+        quota_closed(q);
+}
+END_TEST
+
+/* Who waits for a block in one extent gets it there, by growth or when room comes; more than an
+ * extent has is refused, with what would be right. */
+START_TEST(test_in_extent)
+{
+        char sentence[300];
+        uint64_t offset;
+        bfc_handle h;
+
+        open_one(4 * E, 100);
+        ck_assert_int_eq(quota_alloc(q, E + 1, true, &h, &offset), -EINVAL);
+        ck_assert_int_eq(quota_alloc(q, 4 * E + 1, true, &h, &offset), -EDQUOT);
+        quota_explain(&(struct quota_request){ .quota = q, .n_bytes = E + 1, .in_extent = true }, -EINVAL,
+                      sentence, sizeof(sentence));
+        ck_assert_ptr_nonnull(strstr(sentence, "2097153 bytes cannot lie in one extent"));
+        ck_assert_ptr_nonnull(strstr(sentence, "has 2097152 bytes"));
+        ck_assert_ptr_nonnull(strstr(sentence, "a limit of 538968064 bytes"));
+        ck_assert_ptr_null(strstr(sentence, "cuda-ipc"));
+
+        take(0, q, E + E / 2); /* leaves half an extent free */
+        ck_assert_int_eq(quota_alloc(q, E, true, &h, &offset), QUOTA_WAIT);
+        prepare(1, q, E);
+        asks[1].request.in_extent = true;
+        quota_wait(&asks[1].request);
+        take(2, q, E / 2);
+        settle();
+        assert_done(1, 0);
+        ck_assert_uint_eq(asks[1].offset, 2 * E);
+        ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
+        take(3, q, E / 2);
+
+        /* At the limit: E are free beside one another, but in two extents. */
+        give_back(2);
+        prepare(4, q, E);
+        asks[4].request.in_extent = true;
+        quota_closing(q); /* so that it may wait */
+        quota_wait(&asks[4].request);
+        settle();
+        ck_assert_uint_eq(asks[4].n_done, 0);
+        give_back(3); /* now the last extent is free */
+        settle();
+        assert_done(4, 0);
+        ck_assert_uint_eq(asks[4].offset, 3 * E);
         quota_closed(q);
 }
 END_TEST
@@ -929,6 +976,7 @@ int main(void)
         tcase_add_test(tc, test_waiting);
         tcase_add_test(tc, test_fifo_and_one_growth);
         tcase_add_test(tc, test_pass_by);
+        tcase_add_test(tc, test_in_extent);
         tcase_add_test(tc, test_device_failure);
         tcase_add_test(tc, test_cancel);
         tcase_add_test(tc, test_done_that_calls_back);

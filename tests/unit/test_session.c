@@ -211,6 +211,35 @@ START_TEST(test_sizes)
 }
 END_TEST
 
+/* Asked for one extent, a block lies in one, whether it waits for it or not. */
+START_TEST(test_flags)
+{
+        struct peer *p = come_in(1);
+        uint64_t ids[8], id;
+        const char *sentence;
+
+        sentence = refusal_of(p, peer_malloc_flags(p, 0, 1, 2), EINVAL);
+        ck_assert_ptr_nonnull(strstr(sentence, "0x2"));
+        refusal_of(p, peer_malloc_flags(p, 0, 1, UINT64_C(1) << 63 | 1), EINVAL);
+        sentence = refusal_of(p, peer_malloc_flags(p, 0, 2 * MIB + 1, 1), EINVAL);
+        ck_assert_ptr_nonnull(strstr(sentence, "one extent"));
+        must_malloc(p, 0, MIB);
+        for (unsigned i = 0; i < 8; i++)
+                ids[i] = peer_malloc_flags(p, 0, MIB + 256 * i, 1);
+        peer_settle(b);
+        for (unsigned i = 0; i < 8; i++) {
+                uint64_t in_extent = peer_reply(p, ids[i])->block->offset % (2 * MIB);
+
+                ck_assert_uint_le(in_extent + MIB + 256 * i, 2 * MIB);
+        }
+        id = peer_malloc_flags(p, 0, 2 * MIB, 1);
+        peer_settle(b);
+        ck_assert_uint_eq(peer_reply(p, id)->block->offset % (2 * MIB), 0);
+        check_broker();
+        peer_free(p);
+}
+END_TEST
+
 START_TEST(test_max_blocks_and_sessions)
 {
         struct peer *p = come_in(1), *q = come_in(1), *r = come_in(1), *s = peer_new(b, 1, false);
@@ -581,6 +610,7 @@ int main(void)
         tcase_add_test(tc, test_order);
         tcase_add_test(tc, test_malloc_free);
         tcase_add_test(tc, test_sizes);
+        tcase_add_test(tc, test_flags);
         tcase_add_test(tc, test_max_blocks_and_sessions);
         tcase_add_test(tc, test_pass_by);
         tcase_add_test(tc, test_death_while_growing);
