@@ -17,6 +17,7 @@
 #define STICKY      0x80 /* in the first byte: a device that cannot empty mappings */
 #define EVENTS      0x40 /* in the byte that begins a peer: it asks for events */
 #define ANSWER_FROM 0xe0 /* a generation that no block has */
+#define FLAGS_FROM  0xc0u
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data);
 
@@ -79,10 +80,12 @@ static int answer_event(struct peer *p, uint64_t what)
 static void ask_for_block(struct peer *p, struct input *in)
 {
         uint32_t partition = (uint32_t)take(in, 1);
+        uint64_t flags =
+                partition >= FLAGS_FROM ? partition / 3 % 4 : 0; /* one that is known, one that is not */
         uint64_t n = take(in, 1);
 
         n <<= take(in, 1) % 56;
-        (void)peer_malloc_flags(p, partition % 3, n, partition / 3 % 4); /* two flags, one of them known */
+        (void)peer_malloc_flags(p, partition % 3, n, flags);
 }
 
 static int act(struct broker *b, struct peer *p, struct message_arena *arena, struct input *in)

@@ -15,7 +15,8 @@
 #define N_PROCESSES  6
 #define MAX_BLOCKS   24
 #define MAX_SIZE     (16 * MIB)
-#define STAMP_STRIDE 512 /* a stamp stands at the start of each such piece */
+#define EXTENT_BYTES (2 * MIB) /* of these limits, with fds */
+#define STAMP_STRIDE 512       /* a stamp stands at the start of each such piece */
 
 /* Two tenants that overcommit one partition, so that memory goes to and fro. */
 static const struct rig_config contested = {
@@ -116,11 +117,21 @@ static size_t some_size(struct member *m)
         return 1 + (size_t)nrand48(m->random) % (most < MAX_SIZE ? most : MAX_SIZE);
 }
 
+/* Does the block lie in the extent in which it begins? */
+static bool lies_in_one_extent(bfc_client *client, const void *ptr)
+{
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+
+        return bfc_block_info(client, ptr, &info) == 0 && info.n_bytes > 0 &&
+               info.extent_offset + info.n_bytes <= info.extent_bytes;
+}
+
 static void take(struct member *m)
 {
         size_t n_bytes = some_size(m);
+        uint64_t flags = n_bytes <= EXTENT_BYTES && nrand48(m->random) % 2 ? BFC_ONE_EXTENT : 0;
         void *ptr = NULL;
-        int r = bfc_malloc(m->client, n_bytes, &ptr);
+        int r = bfc_malloc_flags(m->client, NULL, n_bytes, flags, &ptr);
 
         if (r < 0) {
                 REQUIRE(r == -EDQUOT || r == -ENOMEM, "malloc: %d (%s)", r, bfc_last_error());
@@ -129,6 +140,7 @@ static void take(struct member *m)
                         give_back(m, (size_t)nrand48(m->random) % m->n_blocks);
                 return;
         }
+        REQUIRE(flags == 0 || lies_in_one_extent(m->client, ptr), "%zu bytes span extents", n_bytes);
         require_no_foreign_stamp(m, ptr, n_bytes);
         stamp_all(m, ptr, n_bytes, ++m->n_taken);
         m->blocks[m->n_blocks].ptr = ptr;
@@ -238,6 +250,92 @@ START_TEST(scattered_blocks_cost_only_their_extents)
                 ck_assert(pattern_holds(big, n_bytes, 1000 + i));
                 ck_assert_ok(bfc_free(client, big));
         }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- one extent ------------------------------------------------------------ */
+
+/* Among blocks that lie where they like, those that must lie in one extent do, and up to the
+ * last byte of the limit. */
+START_TEST(some_lie_in_one_extent)
+{
+        enum { N_BLOCKS = 80, N_ROUNDS = 4000 };
+        static const struct rig_config config; /* 64 MiB */
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        unsigned n_asked = 0, n_crossing = 0;
+        unsigned short random[3] = { 3, 1, 4 };
+        struct {
+                void *ptr;
+                size_t n_bytes;
+        } blocks[N_BLOCKS] = { 0 };
+        void *whole[32], *no = NULL;
+
+        for (unsigned round = 0; round < N_ROUNDS; round++) {
+                size_t i = (size_t)nrand48(random) % N_BLOCKS;
+                uint64_t flags = nrand48(random) % 2 ? BFC_ONE_EXTENT : 0;
+
+                if (blocks[i].ptr) {
+                        ck_assert(pattern_holds(blocks[i].ptr, GRANULE, i));
+                        ck_assert_ok(bfc_free(client, blocks[i].ptr));
+                        blocks[i].ptr = NULL;
+                        continue;
+                }
+                blocks[i].n_bytes = GRANULE + (size_t)nrand48(random) % (EXTENT_BYTES - GRANULE + 1);
+                if (bfc_malloc_flags(client, NULL, blocks[i].n_bytes, flags, &blocks[i].ptr) < 0) {
+                        blocks[i].ptr = NULL;
+                        continue;
+                }
+                pattern_write(blocks[i].ptr, GRANULE, i);
+                n_crossing += !lies_in_one_extent(client, blocks[i].ptr);
+                if (flags == 0)
+                        continue;
+                ck_assert_msg(lies_in_one_extent(client, blocks[i].ptr), "%zu bytes span extents",
+                              blocks[i].n_bytes);
+                n_asked++;
+        }
+        ck_assert_uint_gt(n_asked, N_ROUNDS / 8);
+        ck_assert(rig_device() == ON_CUDA_IPC ? n_crossing == 0 : n_crossing > N_ROUNDS / 20);
+        for (size_t i = 0; i < N_BLOCKS; i++)
+                ck_assert_ok(bfc_free(client, blocks[i].ptr));
+
+        for (size_t i = 0; i < 32; i++) {
+                ck_assert_ok(bfc_malloc_flags(client, "train", EXTENT_BYTES, BFC_ONE_EXTENT, whole + i));
+                ck_assert(lies_in_one_extent(client, whole[i]));
+        }
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 1, BFC_ONE_EXTENT, &no), -EDQUOT);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "in one extent"));
+        for (size_t i = 0; i < 32; i++)
+                ck_assert_ok(bfc_free(client, whole[i]));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* More than an extent has: refused with what would be right, but where an extent is as large as
+ * its block. */
+START_TEST(more_than_an_extent_has)
+{
+        static const struct rig_config config; /* 64 MiB */
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        int r;
+        void *p = NULL;
+
+        r = bfc_malloc_flags(client, NULL, 40 * MIB, BFC_ONE_EXTENT, &p);
+        if (rig_device() == ON_CUDA_IPC) {
+                ck_assert_ok(r);
+                ck_assert(lies_in_one_extent(client, p));
+        } else {
+                ck_assert_int_eq(r, -EINVAL);
+                ck_assert_ptr_nonnull(strstr(bfc_last_error(), "2097152 bytes"));
+                ck_assert_int_eq(strstr(bfc_last_error(), "cuda-ipc") != NULL, rig_device() == ON_CUDA_FD);
+                ck_assert_ok(bfc_malloc(client, 40 * MIB, &p));
+                ck_assert(!lies_in_one_extent(client, p));
+        }
+        ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
         rig_stop(rig);
 }
@@ -378,6 +476,8 @@ int main(void)
                 memory_goes_to_and_fro,
                 blocks_come_and_go_in_what_stays,
                 scattered_blocks_cost_only_their_extents,
+                some_lie_in_one_extent,
+                more_than_an_extent_has,
                 successors_are_mapped_over_what_is_gone,
                 NULL,
         };
