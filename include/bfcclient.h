@@ -6,7 +6,8 @@
  * called from any thread; calls on one client run side by side. A client has one
  * thread of its own, which takes no signals. Sizes are in bytes. Functions return 0 or a negative errno:
  *
- *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block)
+ *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block, more
+ *                than an extent has where the block must lie in one)
  *   -EDQUOT      the tenant's own limit does not hold the request, or it has
  *                as many blocks or sessions as it may have (max_blocks,
  *                max_sessions; also the daemon's own max_sessions)
@@ -97,7 +98,7 @@ int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, 
  * device shares as a whole. Some code fails on a buffer that spans several, NCCL and
  * RDMA's registration among it. In a partition with "share: cuda-ipc" every block
  * lies so. With "share: fd" the block can be as large as the partition's extents for
- * this tenant, a 256th of its limit and at least 2 MiB; -EINVAL for more, with
+ * this tenant, a 256th of its limit, rounded up to 2 MiB; -EINVAL for more, with
  * the figures in bfc_last_error(). It may cost a new extent where other blocks
  * would fill up what is left of several. */
 
