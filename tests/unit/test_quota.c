@@ -308,20 +308,26 @@ START_TEST(test_in_extent)
         assert_done(1, 0);
         ck_assert_uint_eq(asks[1].offset, 2 * E);
         ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
-        take(3, q, E / 2);
+        take(6, q, E / 2);
 
-        /* At the limit: E are free beside one another, but in two extents. */
+        /* At the limit it waits, also while there is a piece of its size that lies in two extents. */
+        take(3, q, E / 2);
+        give_back(0);
         give_back(2);
-        prepare(4, q, E);
-        asks[4].request.in_extent = true;
+        take(0, q, E / 2);
+        take(2, q, E);
+        take(4, q, E / 2);
+        give_back(2);
+        prepare(5, q, E);
+        asks[5].request.in_extent = true;
         quota_closing(q); /* so that it may wait */
-        quota_wait(&asks[4].request);
+        quota_wait(&asks[5].request);
         settle();
-        ck_assert_uint_eq(asks[4].n_done, 0);
-        give_back(3); /* now the last extent is free */
+        ck_assert_uint_eq(asks[5].n_done, 0);
+        give_back(0);
         settle();
-        assert_done(4, 0);
-        ck_assert_uint_eq(asks[4].offset, 3 * E);
+        assert_done(5, 0);
+        ck_assert_uint_eq(asks[5].offset, 0);
         quota_closed(q);
 }
 END_TEST
