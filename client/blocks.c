@@ -80,6 +80,25 @@ const struct block *blocks_find(const struct blocks *b, const void *ptr)
         return b->slots[i].ptr ? &b->slots[i] : NULL;
 }
 
+static bool block_holds(const struct block *block, const void *ptr, uint64_t n_bytes)
+{
+        uint64_t offset = (uint64_t)((uintptr_t)ptr - (uintptr_t)block->ptr);
+
+        return offset <= block->n_bytes && n_bytes <= block->n_bytes - offset;
+}
+
+const struct block *blocks_find_around(const struct blocks *b, const void *ptr, uint64_t n_bytes)
+{
+        const struct block *block = blocks_find(b, ptr);
+
+        if (block)
+                return block_holds(block, ptr, n_bytes) ? block : NULL;
+        for (size_t i = 0; i < b->n_slots; i++)
+                if (b->slots[i].ptr && block_holds(&b->slots[i], ptr, n_bytes))
+                        return &b->slots[i];
+        return NULL;
+}
+
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
 {
         for (size_t i = 0; i < b->n_slots; i++) {

@@ -36,6 +36,10 @@ int blocks_add(struct blocks *b, const struct block *block);
 /* The block that starts at ptr, or NULL. Valid until the next change. */
 const struct block *blocks_find(const struct blocks *b, const void *ptr);
 
+/* The block in whose memory all of [ptr, ptr + n_bytes) lies, or NULL. At once where
+ * ptr is the block's begin; else it looks at all of them. */
+const struct block *blocks_find_around(const struct blocks *b, const void *ptr, uint64_t n_bytes);
+
 /* Whether any block has bytes in [offset, offset + n_bytes) of the region. Looks at
  * all of them. */
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes);

@@ -4,6 +4,8 @@
  *
  * Only the two calls are timed: the clock is read right before and after, and
  * what reading it costs is taken off. Bookkeeping and patterns lie outside.
+ * Patterns go to the block and come from it by the library, in pieces, because
+ * the memory of a GPU is nothing that this code could touch.
  * Invariant: blocks[i] is not NULL exactly while buffer i is held, and the
  * bytes of these blocks are what `live_bytes` counts. */
 #include "ctl/job.h"
@@ -18,12 +20,15 @@
 
 #include <bfcclient.h>
 
+#define PIECE_BYTES (UINT64_C(1) << 20)
+
 struct life {
         const struct job_plan *plan;
         struct job_totals *totals;
         struct job_result *result;
         bfc_client *client;
         void **blocks;       /* by buffer */
+        uint64_t *piece;     /* PIECE_BYTES of a pattern; NULL where none is verified */
         uint64_t seed;       /* of this process's patterns, in this repetition */
         uint64_t live_bytes; /* as requested */
         uint64_t block_bytes;
@@ -43,9 +48,8 @@ static uint64_t mix(uint64_t n)
  * each process: a block that was moved, swapped or shared is found. */
 #define STRIDE 0x9e3779b97f4a7c15ull
 
-static void pattern_write(void *block, uint64_t n_bytes, uint64_t seed)
+static void pattern_make(uint64_t *words, uint64_t n_bytes, uint64_t seed)
 {
-        uint64_t *words = block; /* blocks are aligned to 256 bytes */
         uint64_t n_words = n_bytes / 8;
         uint64_t rest = seed + n_words * STRIDE;
 
@@ -55,9 +59,8 @@ static void pattern_write(void *block, uint64_t n_bytes, uint64_t seed)
 }
 
 /* Where the first wrong byte's word begins; n_bytes where all is right. */
-static uint64_t pattern_check(const void *block, uint64_t n_bytes, uint64_t seed)
+static uint64_t pattern_check(const uint64_t *words, uint64_t n_bytes, uint64_t seed)
 {
-        const uint64_t *words = block;
         uint64_t n_words = n_bytes / 8;
         uint64_t rest = seed + n_words * STRIDE;
         uint64_t difference = 0;
@@ -69,6 +72,44 @@ static uint64_t pattern_check(const void *block, uint64_t n_bytes, uint64_t seed
                 if (words[i] != seed + i * STRIDE)
                         return i * 8;
         return memcmp(words + n_words, &rest, n_bytes % 8) == 0 ? n_bytes : n_words * 8;
+}
+
+static uint64_t piece_at(uint64_t n_bytes, uint64_t at)
+{
+        return n_bytes - at < PIECE_BYTES ? n_bytes - at : PIECE_BYTES;
+}
+
+static int block_write(const struct life *l, void *block, uint64_t n_bytes, uint64_t seed)
+{
+        int r = 0;
+
+        for (uint64_t at = 0; r == 0 && at < n_bytes; at += PIECE_BYTES) {
+                uint64_t n = piece_at(n_bytes, at);
+
+                pattern_make(l->piece, n, seed + at / 8 * STRIDE);
+                r = bfc_write(l->client, (char *)block + at, l->piece, n);
+        }
+        return r;
+}
+
+/* *ret_where as of pattern_check(), for the whole block. */
+static int block_check(const struct life *l, const void *block, uint64_t n_bytes, uint64_t seed,
+                       uint64_t *ret_where)
+{
+        for (uint64_t at = 0; at < n_bytes; at += PIECE_BYTES) {
+                uint64_t n = piece_at(n_bytes, at), where;
+                int r = bfc_read(l->client, l->piece, (const char *)block + at, n);
+
+                if (r < 0)
+                        return r;
+                where = pattern_check(l->piece, n, seed + at / 8 * STRIDE);
+                if (where < n) {
+                        *ret_where = at + where;
+                        return 0;
+                }
+        }
+        *ret_where = n_bytes;
+        return 0;
 }
 
 static uint64_t seed_of(const struct life *l, uint32_t buffer)
@@ -186,33 +227,39 @@ static int allocate(struct life *l, uint32_t buffer)
         l->blocks[buffer] = block;
         count_in(l, b->n_bytes);
         if (l->plan->verify)
-                pattern_write(block, b->n_bytes, seed_of(l, buffer));
-        return 0;
+                r = block_write(l, block, b->n_bytes, seed_of(l, buffer));
+        return r < 0 ? fail(l, r, "bfc_write") : 0;
 }
 
-static void check(struct life *l, uint32_t buffer)
+static int check(struct life *l, uint32_t buffer)
 {
         const struct trace_buffer *b = &l->plan->trace->buffers[buffer];
-        uint64_t where = pattern_check(l->blocks[buffer], b->n_bytes, seed_of(l, buffer));
+        uint64_t where;
+        int r = block_check(l, l->blocks[buffer], b->n_bytes, seed_of(l, buffer), &where);
 
+        if (r < 0)
+                return fail(l, r, "bfc_read");
         if (where == b->n_bytes)
-                return;
+                return 0;
         if (l->result->n_corruptions++ == 0)
                 snprintf(l->result->corruption, sizeof(l->result->corruption),
                          "the block of line %" PRIu32 " (%" PRIu64 " bytes) differs at byte %" PRIu64,
                          b->line, b->n_bytes, where);
+        return 0;
 }
 
 static int release(struct life *l, uint32_t buffer)
 {
         const struct trace_buffer *b = &l->plan->trace->buffers[buffer];
         uint64_t begin;
-        int r;
+        int r = 0;
 
         if (!l->blocks[buffer])
                 return 0; /* it was refused */
         if (l->plan->verify)
-                check(l, buffer);
+                r = check(l, buffer);
+        if (r < 0)
+                return r;
         count_out(l, b->n_bytes);
         begin = now_ns();
         r = bfc_free(l->client, l->blocks[buffer]);
@@ -281,17 +328,18 @@ void job_run(const struct job_plan *plan, struct job_totals *totals, struct job_
         int r;
 
         l.blocks = calloc(plan->trace->n_buffers, sizeof(*l.blocks));
-        if (!l.blocks) {
+        l.piece = plan->verify ? malloc(PIECE_BYTES) : NULL;
+        if (!l.blocks || (plan->verify && !l.piece)) {
                 snprintf(result->error, sizeof(result->error), "out of memory");
-                result->done = true;
-                return;
+        } else {
+                r = bfc_connect(&options, &l.client);
+                if (r < 0)
+                        fail(&l, r, "bfc_connect");
+                else
+                        live(&l);
+                bfc_disconnect(l.client);
         }
-        r = bfc_connect(&options, &l.client);
-        if (r < 0)
-                fail(&l, r, "bfc_connect");
-        else
-                live(&l);
-        bfc_disconnect(l.client);
+        free(l.piece);
         free(l.blocks);
         result->done = true;
 }

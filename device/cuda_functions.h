@@ -42,8 +42,11 @@ F(cuMemMap, "cuMemMap", 10020,
   (CUdeviceptr pointer, size_t n_bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))
 F(cuMemUnmap, "cuMemUnmap", 10020, (CUdeviceptr pointer, size_t n_bytes))
 F(cuMemSetAccess, "cuMemSetAccess", 10020, (CUdeviceptr pointer, size_t n_bytes, const CUmemAccessDesc *desc, size_t n_desc))
+F(cuMemcpyHtoD_v2, "cuMemcpyHtoD", 3020, (CUdeviceptr to, const void *from, size_t n_bytes))
+F(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, (void *to, CUdeviceptr from, size_t n_bytes))
 F(cuMemsetD8_v2, "cuMemsetD8", 3020, (CUdeviceptr to, unsigned char value, size_t n_bytes))
 F(cuStreamIsCapturing, "cuStreamIsCapturing", 10000, (CUstream stream, CUstreamCaptureStatus *ret_status))
+F(cuStreamSynchronize, "cuStreamSynchronize", 2000, (CUstream stream))
 F(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, (CUstreamCaptureMode *mode))
 
 #ifndef CUDA_FUNCTIONS_OF_BFCD
@@ -62,8 +65,6 @@ F(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, (CUmemGener
 F(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020,
   (CUmemAllocationProp *ret_prop, CUmemGenericAllocationHandle handle))
 F(cuMemGetAccess, "cuMemGetAccess", 10020, (unsigned long long *ret_flags, const CUmemLocation *location, CUdeviceptr pointer))
-F(cuMemcpyHtoD_v2, "cuMemcpyHtoD", 3020, (CUdeviceptr to, const void *from, size_t n_bytes))
-F(cuMemcpyDtoH_v2, "cuMemcpyDtoH", 3020, (void *to, CUdeviceptr from, size_t n_bytes))
 F(cuMemcpyDtoD_v2, "cuMemcpyDtoD", 3020, (CUdeviceptr to, CUdeviceptr from, size_t n_bytes))
 F(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, (CUdeviceptr to, const void *from, size_t n_bytes, CUstream stream))
 F(cuMemcpyDtoHAsync_v2, "cuMemcpyDtoHAsync", 3020, (void *to, CUdeviceptr from, size_t n_bytes, CUstream stream))
@@ -71,7 +72,6 @@ F(cuMemcpyDtoDAsync_v2, "cuMemcpyDtoDAsync", 3020, (CUdeviceptr to, CUdeviceptr 
 F(cuMemsetD8Async, "cuMemsetD8Async", 3020, (CUdeviceptr to, unsigned char value, size_t n_bytes, CUstream stream))
 F(cuStreamCreate, "cuStreamCreate", 2000, (CUstream *ret_stream, unsigned int flags))
 F(cuStreamDestroy_v2, "cuStreamDestroy", 4000, (CUstream stream))
-F(cuStreamSynchronize, "cuStreamSynchronize", 2000, (CUstream stream))
 F(cuStreamQuery, "cuStreamQuery", 2000, (CUstream stream))
 F(cuStreamWaitEvent, "cuStreamWaitEvent", 3020, (CUstream stream, CUevent event, unsigned int flags))
 F(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, (CUstream stream, CUstreamCaptureMode mode))

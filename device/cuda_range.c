@@ -263,6 +263,61 @@ static int cuda_range_finish(struct device_range *r)
         return error;
 }
 
+/* ---- copies -------------------------------------------------------------- */
+
+struct copy {
+        uint64_t offset, n_bytes;
+        void *to;         /* NULL: to the device */
+        const void *from; /* NULL: from it */
+};
+
+/* A copy waits for blocking streams, and the driver would spoil the capture of one:
+ * so it is asked first. A driver returns from cuMemcpyHtoD while the last of it is
+ * still on its way, in the default stream; hence the wait for that. */
+static int copy_entered(const struct cuda_range *c, const struct copy *copy)
+{
+        const struct cuda_driver *cu = c->context.cu;
+        CUdeviceptr at = c->base + copy->offset;
+        CUstreamCaptureStatus status;
+        CUresult result = cu->cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
+
+        if (result == CUDA_SUCCESS)
+                result = copy->to ? cu->cuMemcpyDtoH_v2(copy->to, at, copy->n_bytes)
+                                  : cu->cuMemcpyHtoD_v2(at, copy->from, copy->n_bytes);
+        if (result == CUDA_SUCCESS && !copy->to)
+                result = cu->cuStreamSynchronize(CU_STREAM_LEGACY);
+        return cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
+}
+
+/* Looks at nothing that map() and unmap() of other extents change. */
+static int copy(struct device_range *r, const struct copy *copy)
+{
+        const struct cuda_range *c = (struct cuda_range *)r;
+        struct mode mode;
+        int error;
+
+        if (!c->base || copy->offset > c->n_bytes || copy->n_bytes > c->n_bytes - copy->offset)
+                return -EINVAL;
+        error = enter(c, &mode);
+        if (error < 0)
+                return error;
+        error = copy_entered(c, copy);
+        leave(c, &mode);
+        return error;
+}
+
+static int cuda_range_read(struct device_range *r, uint64_t offset, uint64_t n_bytes, void *ret)
+{
+        return copy(r, &(struct copy){ .offset = offset, .n_bytes = n_bytes, .to = ret });
+}
+
+static int cuda_range_write(struct device_range *r, uint64_t offset, const void *bytes, uint64_t n_bytes)
+{
+        return copy(r, &(struct copy){ .offset = offset, .n_bytes = n_bytes, .from = bytes });
+}
+
+/* ---- the end ------------------------------------------------------------- */
+
 /* Where nobody can wait for the work (a capture is under way), its memory stays
  * mapped until the process ends: to take it away would break the program. */
 static void unmap_everything(struct cuda_range *c)
@@ -308,6 +363,8 @@ static const struct device_range_ops cuda_range_ops = {
         .map = cuda_range_map,
         .unmap = cuda_range_unmap,
         .finish = cuda_range_finish,
+        .read = cuda_range_read,
+        .write = cuda_range_write,
 };
 
 /* Whichever device of this process can reach the memory may. */

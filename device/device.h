@@ -142,6 +142,14 @@ struct device_range_ops {
          * In both cases no work of this process does. Another thread may
          * map and unmap meanwhile. */
         int (*finish)(struct device_range *r);
+        /* Copies between this process's memory and the range, where every byte of
+         * [offset, offset + n_bytes) must be mapped; done on return, and seen by whoever
+         * reads the extent by then. Ordered with this process's work as cudaMemcpy is.
+         * -EINVAL: outside of the range. -EBUSY: a stream is being captured that the copy
+         * would have to wait for. -ENODEV, -EIO as finish(). Another thread may map and
+         * unmap meanwhile, elsewhere in the range. */
+        int (*read)(struct device_range *r, uint64_t offset, uint64_t n_bytes, void *ret);
+        int (*write)(struct device_range *r, uint64_t offset, const void *bytes, uint64_t n_bytes);
 };
 
 struct device_range {
@@ -176,6 +184,15 @@ static inline int device_range_unmap(struct device_range *r, uint64_t offset, ui
 static inline int device_range_finish(struct device_range *r)
 {
         return r->ops->finish(r);
+}
+static inline int device_range_read(struct device_range *r, uint64_t offset, uint64_t n_bytes, void *ret)
+{
+        return r->ops->read(r, offset, n_bytes, ret);
+}
+static inline int device_range_write(struct device_range *r, uint64_t offset, const void *bytes,
+                                     uint64_t n_bytes)
+{
+        return r->ops->write(r, offset, bytes, n_bytes);
 }
 
 #endif

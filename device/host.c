@@ -270,6 +270,31 @@ static int host_range_finish(struct device_range *r)
         return 0;
 }
 
+static bool host_range_holds(const struct host_range *h, uint64_t offset, uint64_t n_bytes)
+{
+        return offset <= h->n_bytes && n_bytes <= h->n_bytes - offset;
+}
+
+static int host_range_read(struct device_range *r, uint64_t offset, uint64_t n_bytes, void *ret)
+{
+        const struct host_range *h = (struct host_range *)r;
+
+        if (!host_range_holds(h, offset, n_bytes))
+                return -EINVAL;
+        memcpy(ret, (const char *)h->base + offset, n_bytes);
+        return 0;
+}
+
+static int host_range_write(struct device_range *r, uint64_t offset, const void *bytes, uint64_t n_bytes)
+{
+        const struct host_range *h = (struct host_range *)r;
+
+        if (!host_range_holds(h, offset, n_bytes))
+                return -EINVAL;
+        memcpy((char *)h->base + offset, bytes, n_bytes);
+        return 0;
+}
+
 static const struct device_range_ops host_range_ops = {
         .name = "host",
         .free = host_range_free,
@@ -277,6 +302,8 @@ static const struct device_range_ops host_range_ops = {
         .map = host_range_map,
         .unmap = host_range_unmap,
         .finish = host_range_finish,
+        .read = host_range_read,
+        .write = host_range_write,
 };
 
 int host_range_new(uint64_t n_bytes, struct device_range **ret)

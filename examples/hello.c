@@ -3,7 +3,6 @@
  * cc hello.c $(pkg-config --cflags --libs bfcclient) -o hello */
 #include <bfcclient.h>
 #include <stdio.h>
-#include <string.h>
 
 static int failed(const char *what)
 {
@@ -14,6 +13,7 @@ static int failed(const char *what)
 int main(void)
 {
         struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        const char text[] = "hello";
         bfc_client *client;
         void *block;
 
@@ -21,7 +21,8 @@ int main(void)
                 return failed("connect");
         if (bfc_malloc(client, 10 << 20, &block) < 0)
                 return failed("malloc");
-        memset(block, 0x5a, 10 << 20);
+        if (bfc_write(client, block, text, sizeof(text)) < 0) /* memcpy, on whatever device it is */
+                return failed("write");
         if (bfc_usage(client, NULL, &usage) < 0)
                 return failed("usage");
         printf("%s uses %llu of %llu bytes in %s\n", bfc_tenant(client),

@@ -19,8 +19,9 @@
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
- *   -EBUSY       a CUDA stream is being captured (bfc_free); another client is
- *                recording into that file (bfc_connect)
+ *   -EBUSY       a CUDA stream is being captured (bfc_free, bfc_write, bfc_read);
+ *                another client is recording into that file (bfc_connect)
+ *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read)
  *   -ECONNRESET  the daemon ended the session, or is gone
  *   -EPROTO      the other end does not speak the protocol
  *   -ECHILD      the client belongs to the parent of this forked process
@@ -108,6 +109,15 @@ int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, 
  * while that cannot be known, because a stream is being captured: the block
  * stays. */
 int bfc_free(bfc_client *client, void *ptr);
+
+/* Copies n_bytes between this process's memory and a block, on whatever device it
+ * is: a GPU's memory the processor cannot touch. ptr: the block's begin or a place
+ * inside of it; -EINVAL: not all of the bytes lie in one block of this client. Done
+ * when it returns; on a GPU the copy waits for what cudaMemcpy waits for, and is
+ * -EBUSY while a stream of that kind is being captured. The block must not be freed
+ * meanwhile. 0 bytes do nothing. */
+int bfc_write(bfc_client *client, void *ptr, const void *src, size_t n_bytes);
+int bfc_read(bfc_client *client, void *dst, const void *ptr, size_t n_bytes);
 
 /* A pool: one block from which pieces are cut, and which is emptied at once. For the
  * temporaries of a step. */

@@ -120,6 +120,35 @@ START_TEST(extents_side_by_side)
 }
 END_TEST
 
+/* The copies that a client's bfc_write() and bfc_read() are. */
+START_TEST(copies_in_and_out)
+{
+        const enum device_share share = (enum device_share)_i;
+        struct process owner = owner_start(), a, b;
+        struct message facts = facts_of(&owner), e;
+        uint64_t n_other = 1;
+
+        a = job_on(&facts, share, 8 * MIB);
+        b = job_on(&facts, share, 8 * MIB);
+        ck_assert_int_eq(make(&owner, share, 8 * MIB, &e), 0);
+        ck_assert_int_eq(map(&a, 0, &e), 0);
+        ck_assert_int_eq(map(&b, 0, &e), 0);
+        forget(&e);
+        for (unsigned char value = 1; value < 50; value++) { /* also those that a driver stages */
+                ck_assert_int_eq(copy_in(&a, 7, value, value * 1000u), 0);
+                ck_assert_int_eq(copy_out_other(&b, 7, value, value * 1000u, &n_other), 0);
+                ck_assert_uint_eq(n_other, 0);
+        }
+        ck_assert_int_eq(copy_in(&a, MIB + 3, 0x77, 5 * MIB), 0);
+        ck_assert_int_eq(copy_out_other(&b, MIB, 0x77, 5 * MIB + 3, &n_other), 0);
+        ck_assert_uint_eq(n_other, 3);
+        job_end(&a);
+        job_end(&b);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        owner_end(&owner);
+}
+END_TEST
+
 /* By an fd only: what a driver does to a handle's openers is not documented. */
 START_TEST(an_escape_is_noticed)
 {
@@ -240,6 +269,7 @@ int main(void)
         tcase_add_test(t, it_describes_itself);
         tcase_add_loop_test(t, two_jobs_share_an_extent, 0, N_SHARES);
         tcase_add_loop_test(t, zeroed_each_time, 0, N_SHARES);
+        tcase_add_loop_test(t, copies_in_and_out, 0, N_SHARES);
         tcase_add_test(t, extents_side_by_side);
         tcase_add_test(t, an_escape_is_noticed);
         tcase_add_test(t, what_is_no_such_extent);

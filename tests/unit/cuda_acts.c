@@ -233,6 +233,35 @@ int act_count_other(struct message *m)
         return with_context(0, count_other, m);
 }
 
+int act_write(struct message *m)
+{
+        unsigned char *bytes = malloc(m->c);
+        int r;
+
+        if (!bytes)
+                return -ENOMEM;
+        memset(bytes, (int)m->b, m->c);
+        r = device_range_write(range, m->a, bytes, m->c);
+        free(bytes);
+        return r;
+}
+
+int act_read(struct message *m)
+{
+        unsigned char *bytes = malloc(m->c);
+        uint64_t n_other = 0;
+        int r;
+
+        if (!bytes)
+                return -ENOMEM;
+        r = device_range_read(range, m->a, m->c, bytes);
+        for (uint64_t i = 0; r == 0 && i < m->c; i++)
+                n_other += bytes[i] != m->b;
+        free(bytes);
+        m->c = n_other;
+        return r;
+}
+
 int act_ordinal(struct message *m)
 {
         return device_cuda_ordinal_uuid((int)m->a, m->view.uuid);
@@ -309,6 +338,7 @@ int act_has_no_context(struct message *m)
 
 static int child(void)
 {
+        char byte = 0;
         struct device_extent e = DEVICE_EXTENT_EMPTY;
         struct device_view view = { .is_cuda = true };
         struct device_facts facts;
@@ -328,6 +358,10 @@ static int child(void)
                 return 4;
         if (range && device_range_unmap(range, 0, 2 << 20) != -ENODEV)
                 return 5;
+        if (range && device_range_base(range) &&
+            (device_range_write(range, 0, &byte, 1) != -ENODEV ||
+             device_range_read(range, 0, 1, &byte) != -ENODEV))
+                return 7;
         device_range_free(range);
         return device_range_new(&view, 2 << 20, &range) == -ENODEV ? 0 : 6;
 }

@@ -28,6 +28,8 @@ int act_free(struct message *m);
 int act_base(struct message *m);        /* → a */
 int act_fill(struct message *m);        /* a: offset, b: value, c: bytes */
 int act_count_other(struct message *m); /* a: offset, b: value, c: bytes → c: how many are not that */
+int act_write(struct message *m);       /* a: offset, b: value, c: bytes; by the range's own copy */
+int act_read(struct message *m);        /* a: offset, b: value, c: bytes → c: how many are not that */
 int act_ordinal(struct message *m);     /* a: ordinal → view.uuid */
 
 /* Anybody's. */

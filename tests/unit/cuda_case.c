@@ -175,6 +175,24 @@ uint64_t sees_other(struct process *p, uint64_t offset, unsigned char value, uin
         return m.c;
 }
 
+int copy_in(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes)
+{
+        struct message m = { .fd = -1, .a = offset, .b = value, .c = n_bytes };
+
+        return process_call(p, act_write, &m);
+}
+
+int copy_out_other(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes,
+                   uint64_t *ret_n_other)
+{
+        struct message m = { .fd = -1, .a = offset, .b = value, .c = n_bytes };
+        int r = process_call(p, act_read, &m);
+
+        if (r == 0)
+                *ret_n_other = m.c;
+        return r;
+}
+
 uint64_t n_free(struct process *p)
 {
         struct message m = { .fd = -1 };

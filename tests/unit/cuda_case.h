@@ -47,6 +47,10 @@ int map(struct process *p, uint64_t offset, const struct message *made);
 int unmap(struct process *p, uint64_t offset, uint64_t n_bytes);
 void fill(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes);
 uint64_t sees_other(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes);
+/* By the range's own copies. */
+int copy_in(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes);
+int copy_out_other(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes,
+                   uint64_t *ret_n_other);
 
 /* The cases of each file. */
 void add_open_tests(TCase *t);

@@ -46,6 +46,34 @@ START_TEST(table_against_a_model)
 }
 END_TEST
 
+/* Neighbours, the first and last byte of each, and what leads over a border. */
+START_TEST(the_block_around)
+{
+        static const struct {
+                uintptr_t at;
+                uint64_t n_bytes, id; /* 0: none */
+        } cases[] = {
+                { 0x1000, 1, 1 },        { 0x1000, 256, 1 }, { 0x1000, 257, 0 }, { 0x10ff, 1, 1 },
+                { 0x10ff, 2, 0 },        { 0x1100, 512, 2 }, { 0x1101, 511, 2 }, { 0x1101, 512, 0 },
+                { 0x0fff, 1, 0 },        { 0x0fff, 2, 0 },   { 0x1300, 1, 0 },   { 0x2000, 1, 0 },
+                { 0x1001, SIZE_MAX, 0 }, { 1, 1, 0 },        { 0, 1, 0 },
+        };
+        const struct block one = { .ptr = (void *)0x1000, .block_id = 1, .n_bytes = 256 };
+        const struct block two = { .ptr = (void *)0x1100, .block_id = 2, .n_bytes = 512 };
+        struct blocks b = { 0 };
+
+        ck_assert_ptr_null(blocks_find_around(&b, (void *)0x1000, 1));
+        ck_assert_int_eq(blocks_add(&b, &two), 0);
+        ck_assert_int_eq(blocks_add(&b, &one), 0);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                const struct block *found = blocks_find_around(&b, (void *)cases[i].at, cases[i].n_bytes);
+
+                ck_assert_msg((found ? found->block_id : 0) == cases[i].id, "case %zu", i);
+        }
+        blocks_clear(&b);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("blocks");
@@ -53,6 +81,7 @@ int main(void)
 
         tcase_set_timeout(t, 60);
         tcase_add_test(t, table_against_a_model);
+        tcase_add_test(t, the_block_around);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }

@@ -179,6 +179,36 @@ START_TEST(partitions_by_name)
 }
 END_TEST
 
+START_TEST(copies)
+{
+        char *a = get(1000), *b = get(3 * MIB); /* spans extents */
+        static char in[3 * MIB], out[3 * MIB + 1];
+
+        memset(in, 'i', sizeof(in));
+        ck_assert_int_eq(bfc_write(client, b, in, sizeof(in)), 0);
+        ck_assert_mem_eq(b, in, sizeof(in));
+        b[MIB] = 'x';
+        ck_assert_int_eq(bfc_read(client, out, b + MIB - 1, 3), 0);
+        ck_assert_str_eq(out, "ixi");
+        ck_assert_int_eq(bfc_write(client, a + 1023, "z", 1), 0); /* the block is 1024 bytes */
+        ck_assert_int_eq(a[1023], 'z');
+        expect_error(bfc_write(client, a + 1023, in, 2), -EINVAL, "2 bytes at");
+        expect_error(bfc_write(client, a + 1024, in, SIZE_MAX), -EINVAL, "do not lie in a block");
+        expect_error(bfc_read(client, out, b, sizeof(out)), -EINVAL, "do not lie in a block");
+        expect_error(bfc_read(client, out, b - 1, 2), -EINVAL, "do not lie in a block");
+        expect_error(bfc_read(client, out, in, 1), -EINVAL, "do not lie in a block");
+        expect_error(bfc_read(client, out, NULL, 1), -EINVAL, "do not lie in a block");
+        expect_error(bfc_read(client, NULL, b, 1), -EINVAL, "NULL");
+        expect_error(bfc_write(client, b, NULL, 1), -EINVAL, "NULL");
+        expect_error(bfc_write(NULL, b, in, 1), -EINVAL, "NULL");
+        ck_assert_int_eq(bfc_read(client, NULL, NULL, 0), 0);
+        ck_assert_int_eq(bfc_write(client, b, NULL, 0), 0);
+        ck_assert_int_eq(bfc_free(client, b), 0);
+        expect_error(bfc_read(client, out, b, 1), -EINVAL, "do not lie in a block");
+        ck_assert_int_eq(bfc_free(client, a), 0);
+}
+END_TEST
+
 START_TEST(arguments)
 {
         struct bfc_client_stats s = { .struct_size = sizeof(s) }, no_size = { 0 };
@@ -782,6 +812,8 @@ static void child(char *p)
         CHILD_CHECK(bfc_stats(client, &s) == -ECHILD);
         CHILD_CHECK(bfc_usage(client, NULL, &u) == -ECHILD);
         CHILD_CHECK(bfc_block_info(client, p, &i) == -ECHILD);
+        CHILD_CHECK(bfc_write(client, p, &i, 1) == -ECHILD);
+        CHILD_CHECK(bfc_read(client, &i, p, 1) == -ECHILD);
         CHILD_CHECK(mincore((void *)((uintptr_t)p & ~(uintptr_t)4095), 4096, &present) < 0 &&
                     errno == ENOMEM);
         n_fds = suite_count_fds();
@@ -1065,6 +1097,7 @@ int main(void)
         tcase_add_test(t, malloc_write_free);
         tcase_add_test(t, words);
         tcase_add_test(t, partitions_by_name);
+        tcase_add_test(t, copies);
         tcase_add_test(t, arguments);
         tcase_add_test(t, structures_of_a_later_header);
         tcase_add_test(t, double_free);

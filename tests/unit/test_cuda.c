@@ -54,6 +54,42 @@ START_TEST(made_zeroed_and_shared)
 }
 END_TEST
 
+/* From and to ordinary memory, over whatever extents lie there, as another process sees it. */
+START_TEST(copies_in_and_out)
+{
+        const enum device_share share = (enum device_share)_i;
+        const uint64_t n_bytes = share == DEVICE_SHARE_FD ? 8 * MIB : 4 * MIB;
+        struct process owner = owner_start(), a = job_start(share, n_bytes), b = job_start(share, n_bytes);
+        struct message e[2];
+        uint64_t n_other;
+        int n_extents = (int)(n_bytes / (4 * MIB));
+
+        if (share == DEVICE_SHARE_CUDA_IPC) /* it lies nowhere yet */
+                ck_assert_int_eq(copy_in(&a, 0, 1, 1), -EINVAL);
+        for (int i = 0; i < n_extents; i++) {
+                ck_assert_int_eq(make(&owner, share, 4 * MIB, &e[i]), 0);
+                ck_assert_int_eq(map(&a, (uint64_t)i * 4 * MIB, &e[i]), 0);
+                ck_assert_int_eq(map(&b, (uint64_t)i * 4 * MIB, &e[i]), 0);
+                forget(&e[i]);
+        }
+        ck_assert_int_eq(copy_in(&a, 3 * MIB + 5, 0x3c, n_bytes - 3 * MIB - 5), 0);
+        ck_assert_int_eq(copy_out_other(&b, 3 * MIB + 5, 0x3c, n_bytes - 3 * MIB - 5, &n_other), 0);
+        ck_assert_uint_eq(n_other, 0);
+        ck_assert_int_eq(copy_out_other(&b, 3 * MIB, 0x3c, 16, &n_other), 0);
+        ck_assert_uint_eq(n_other, 5);
+        ck_assert_uint_eq(sees_other(&b, 3 * MIB, 0x3c, 16), 5);
+        ck_assert_int_eq(copy_in(&a, n_bytes - 1, 0, 2), -EINVAL);
+        ck_assert_int_eq(copy_out_other(&a, n_bytes + 1, 0, 1, &n_other), -EINVAL);
+        ck_assert_int_eq(copy_in(&a, UINT64_MAX, 0, 2), -EINVAL);
+        ck_assert_int_eq(tell(&a, act_has_no_context), 0);
+        job_end(&a);
+        job_end(&b);
+        for (int i = 0; i < n_extents; i++)
+                ck_assert_int_eq(destroy(&owner, &e[i]), 0);
+        owner_end(&owner);
+}
+END_TEST
+
 /* What one tenant leaves there the next one must not see, and the fake hands out
  * what it has lying about. */
 START_TEST(zeroed_each_time)
@@ -335,6 +371,7 @@ static int open_and_say(const char *id)
 static void add_device_tests(TCase *t)
 {
         tcase_add_loop_test(t, made_zeroed_and_shared, 0, N_SHARES);
+        tcase_add_loop_test(t, copies_in_and_out, 0, N_SHARES);
         tcase_add_loop_test(t, zeroed_each_time, 0, N_SHARES);
         tcase_add_test(t, fds_are_not_inherited);
         tcase_add_loop_test(t, sizes_and_capacity, 0, N_SHARES);

@@ -63,6 +63,7 @@ static int act_jobs_life(struct message *m)
                        n_range = m->view.share == DEVICE_SHARE_FD ? 2 * n_bytes : n_bytes;
         struct device_range *range = NULL;
         int n_fds = suite_count_fds(), failed = 0;
+        char bytes[64] = "";
 
         m->extent.fd = m->fd;
         if (device_range_new(&m->view, n_range, &range) < 0) {
@@ -72,6 +73,8 @@ static int act_jobs_life(struct message *m)
                 failed |= device_range_map(range, n_range - n_bytes, &m->extent) < 0;
                 failed |= device_range_map(range, 0, &m->extent) < 0; /* over itself */
                 failed |= device_range_finish(range) < 0;
+                failed |= device_range_write(range, 0, bytes, sizeof(bytes)) < 0;
+                failed |= device_range_read(range, 0, sizeof(bytes), bytes) < 0;
                 failed |= device_range_unmap(range, 0, n_bytes) < 0;
                 device_range_free(range);
         }

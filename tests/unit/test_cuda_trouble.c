@@ -107,6 +107,7 @@ START_TEST(a_lost_device_stays_lost)
         struct process owner = owner_start(), job = job_start(DEVICE_SHARE_FD, 8 * MIB);
         struct message e[2], kept, facts = { .fd = -1 };
         int n_fds_owner = n_fds(&owner);
+        uint64_t n_other;
         char path[128];
 
         for (int i = 0; i < 2; i++)
@@ -121,6 +122,10 @@ START_TEST(a_lost_device_stays_lost)
         lose(0, codes[_i]);
         ck_assert_int_eq(process_call(&owner, act_facts, &facts), -ENODEV);
         ck_assert_int_eq(map(&job, 4 * MIB, &e[0]), -ENODEV);
+        n_other = 42;
+        ck_assert_int_ge(-EIO, copy_in(&job, 0, 1, 1));
+        ck_assert_int_lt(copy_out_other(&job, 0, 1, 1, &n_other), 0);
+        ck_assert_uint_eq(n_other, 42);
         in_folder("lost-0", path);
         unlink(path); /* a device that comes back is not trusted */
         forget(&e[0]);
@@ -213,12 +218,16 @@ START_TEST(a_capture_goes_on)
         const enum device_share share = (enum device_share)(_i % 2);
         struct process owner = owner_start(), job = job_start(share, 4 * MIB);
         struct message e, next, m = { .fd = -1, .a = (uint64_t)(_i / 2) }; /* a blocking stream or not */
+        uint64_t n_other = 0;
 
         ck_assert_int_eq(make(&owner, share, 4 * MIB, &e), 0);
         ck_assert_int_eq(make(&owner, share, 4 * MIB, &next), 0);
         ck_assert_int_eq(process_call(&job, act_begin_capture, &m), 0);
         ck_assert_int_eq(map(&job, 0, &e), 0);
         ck_assert_int_eq(tell(&job, act_finish), -EBUSY);
+        /* A copy waits for blocking streams only. */
+        ck_assert_int_eq(copy_in(&job, 0, 0x11, MIB), _i / 2 == 0 ? -EBUSY : 0);
+        ck_assert_int_eq(copy_out_other(&job, 0, 0x11, MIB, &n_other), _i / 2 == 0 ? -EBUSY : 0);
         ck_assert_int_eq(map(&job, 0, &next), -EBUSY);
         ck_assert_int_eq(unmap(&job, 0, 4 * MIB), 0); /* who knows that nothing uses it */
         ck_assert_int_eq(map(&job, 0, &e), 0);

@@ -207,6 +207,31 @@ START_TEST(range_maps_extents)
 }
 END_TEST
 
+START_TEST(copies_in_and_out)
+{
+        struct device_extent a = make(2 * MIB), b = make(2 * MIB);
+        static char in[3 * MIB], out[3 * MIB];
+        struct device_range *range = NULL;
+
+        memset(in, 'i', sizeof(in));
+        ck_assert_int_eq(device_range_new(&here, 8 * MIB, &range), 0);
+        ck_assert_int_eq(map(range, 4 * MIB, a.n_bytes, a.fd), 0);
+        ck_assert_int_eq(map(range, 6 * MIB, b.n_bytes, b.fd), 0);
+        ck_assert_int_eq(device_range_write(range, 5 * MIB, in, sizeof(in)), 0); /* up to the end */
+        ck_assert_int_eq(pread(b.fd, out, 1, (off_t)(2 * MIB - 1)), 1);
+        ck_assert_int_eq(out[0], 'i');
+        ck_assert_int_eq(device_range_read(range, 5 * MIB - 1, sizeof(out), out), 0);
+        ck_assert_int_eq(out[0], 0);
+        ck_assert_mem_eq(out + 1, in, sizeof(out) - 1);
+        ck_assert_int_eq(device_range_write(range, 5 * MIB + 1, in, sizeof(in)), -EINVAL);
+        ck_assert_int_eq(device_range_read(range, 9 * MIB, 1, out), -EINVAL);
+        ck_assert_int_eq(device_range_read(range, UINT64_MAX, 2, out), -EINVAL);
+        device_range_free(range);
+        device_destroy(device, &a);
+        device_destroy(device, &b);
+}
+END_TEST
+
 START_TEST(range_bounds)
 {
         struct device_extent e = make(4 * MIB);
@@ -314,6 +339,7 @@ int main(void)
         tcase_add_test(t, made_under_signals);
         tcase_add_test(t, destroy_empties_a_fugitive);
         tcase_add_test(t, range_maps_extents);
+        tcase_add_test(t, copies_in_and_out);
         tcase_add_test(t, range_bounds);
         tcase_add_test(t, range_refuses_what_is_no_extent);
         tcase_add_test(t, child_inherits_nothing);

@@ -31,6 +31,8 @@ static struct {
         uint64_t flip_call;  /* the block that loses a bit as soon as another comes */
         uint64_t share_call; /* the call that gets the first block once more */
         uint64_t stop_call;  /* the call during which the signal comes */
+        uint64_t n_copies;   /* of bfc_write() and bfc_read() */
+        uint64_t fail_copy;  /* the copy that fails; 0: none */
         uint64_t leak;       /* blocks more than there are */
         int connect_with;
         void *flip_block;
@@ -95,6 +97,28 @@ int bfc_free(bfc_client *client, void *ptr)
         return 0;
 }
 
+/* A job may use neither a block's memory itself, nor more than it asked for. */
+static int copy(void *to, const void *from, size_t n_bytes)
+{
+        if (++fake.n_copies == fake.fail_copy)
+                return -ENODEV;
+        ck_assert_uint_gt(n_bytes, 0);
+        memcpy(to, from, n_bytes);
+        return 0;
+}
+
+int bfc_write(bfc_client *client, void *ptr, const void *src, size_t n_bytes)
+{
+        ck_assert_ptr_eq(client, &fake.client);
+        return copy(ptr, src, n_bytes);
+}
+
+int bfc_read(bfc_client *client, void *dst, const void *ptr, size_t n_bytes)
+{
+        ck_assert_ptr_eq(client, &fake.client);
+        return copy(dst, ptr, n_bytes);
+}
+
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
 {
         ck_assert_ptr_eq(client, &fake.client);
@@ -114,6 +138,17 @@ static struct trace *trace;
 static struct job_totals totals;
 static struct job_result result;
 
+static struct trace *read_text(const char *text)
+{
+        FILE *in = fmemopen((void *)(uintptr_t)text, strlen(text), "r");
+        struct trace *t = NULL;
+        char *error = NULL;
+
+        ck_assert_int_eq(trace_read(in, "t.csv", &t, &error), 0);
+        fclose(in);
+        return t;
+}
+
 static void setup(void)
 {
         static const char text[] = "id,lower,upper,size\n"
@@ -121,11 +156,8 @@ static void setup(void)
                                    "1,1,4,77\n"
                                    "2,2,8,4096\n"
                                    "3,5,9,1\n";
-        FILE *in = fmemopen((void *)text, sizeof(text) - 1, "r");
-        char *error = NULL;
 
-        ck_assert_int_eq(trace_read(in, "t.csv", &trace, &error), 0);
-        fclose(in);
+        trace = read_text(text);
         memset(&fake, 0, sizeof(fake));
         memset(&totals, 0, sizeof(totals));
         memset(&result, 0, sizeof(result));
@@ -256,6 +288,42 @@ START_TEST(corrupted)
 }
 END_TEST
 
+/* A block is copied in pieces of a MiB; the pattern goes on across them. */
+START_TEST(corrupted_in_a_later_piece)
+{
+        static const size_t places[] = { 1048575, 1048576, 2097151, 2097158 };
+        char sentence[100];
+
+        trace_free(trace);
+        trace = read_text("id,lower,upper,size\n0,0,10,2097159\n1,1,2,1\n");
+        fake.flip_call = 1;
+        fake.flip_at = places[_i];
+        run(1, true);
+        ck_assert_uint_eq(result.n_corruptions, 1);
+        ck_assert_uint_eq(fake.n_copies, 3u + 2u + (_i == 0 ? 1u : _i < 3 ? 2u : 3u));
+        snprintf(sentence, sizeof(sentence), "the block of line 2 (2097159 bytes) differs at byte %zu",
+                 places[_i] / 8 * 8);
+        ck_assert_str_eq(result.corruption, sentence);
+}
+END_TEST
+
+START_TEST(a_copy_fails)
+{
+        trace_free(trace);
+        trace = read_text("id,lower,upper,size\n0,0,10,1000\n");
+        fake.fail_copy = (uint64_t)_i;
+        run(5, true);
+        ck_assert_uint_eq(fake.n_calls, 1); /* nothing more was tried */
+        ck_assert_str_eq(result.error,
+                         _i == 1 ? "bfc_write: the quota is \x1b full" : "bfc_read: the quota is \x1b full");
+        ck_assert_uint_eq(result.n_corruptions, 0);
+        ck_assert_int_eq(status(), REPORT_REFUSED);
+        ck_assert_uint_eq(fake.n_held, 1); /* until the session's end */
+        free(fake.first_block);
+        fake.n_held = 0;
+}
+END_TEST
+
 /* Two buffers of one process in one place: the one that was written first lost. */
 START_TEST(handed_out_twice)
 {
@@ -363,6 +431,8 @@ int main(void)
         tcase_add_test(c, all_well);
         tcase_add_test(c, refused_and_on);
         tcase_add_loop_test(c, corrupted, 0, 4);
+        tcase_add_loop_test(c, corrupted_in_a_later_piece, 0, 4);
+        tcase_add_loop_test(c, a_copy_fails, 1, 3);
         tcase_add_test(c, handed_out_twice);
         tcase_add_test(c, not_looked_for);
         tcase_add_test(c, left);
