@@ -78,7 +78,7 @@ struct rig {
         pid_t pid;
         unsigned max_fds;       /* as configured; 0: as it is */
         struct raw *admin;      /* our one session on the admin socket */
-        unsigned n_fds;         /* the daemon's, with that session */
+        unsigned n_fds;         /* the daemon's, with that session; 0: not looked at */
         uint64_t n_extents;     /* at the start: those made in advance */
         uint64_t escaped_bytes; /* that the test made a device not take back: they stay charged */
         const char *forgiven;   /* log lines with this in them are no failure */
