@@ -207,10 +207,11 @@ START_TEST(a_forked_child_has_nothing)
 }
 END_TEST
 
-/* A capture of the caller's goes on, whatever is mapped meanwhile; i: is the
- * stream a blocking one. */
+/* A capture of the caller's goes on, whatever is mapped or copied meanwhile; i: the
+ * stream's flags, 0 is a blocking one. */
 START_TEST(a_capture_goes_on)
 {
+        uint64_t n_other = 0;
         struct process owner = owner_start(), job;
         struct message facts = facts_of(&owner), e, m = { .fd = -1, .a = (uint64_t)_i };
 
@@ -219,6 +220,9 @@ START_TEST(a_capture_goes_on)
         ck_assert_int_eq(process_call(&job, act_begin_capture, &m), 0);
         ck_assert_int_eq(map(&job, 0, &e), 0);
         ck_assert_int_eq(tell(&job, act_finish), -EBUSY);
+        /* A copy has to wait for blocking streams only. */
+        ck_assert_int_eq(copy_in(&job, 0, 0x11, MIB), _i == 0 ? -EBUSY : 0);
+        ck_assert_int_eq(copy_out_other(&job, 0, 0x11, MIB, &n_other), _i == 0 ? -EBUSY : 0);
         ck_assert_int_eq(unmap(&job, 0, 4 * MIB), 0);
         ck_assert_int_eq(tell(&job, act_end_capture), 0);
         ck_assert_int_eq(tell(&job, act_finish), 0);

@@ -3,7 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * usage: broker             TAP; needs 1 GiB of device cuda:0
+ * usage: broker             TAP; takes 512 MiB of device cuda:0, and some contexts
  *
  * bfcd, bfcctl and bfc-replay are those that the environment names (BFCD, BFCCTL,
  * BFC_REPLAY), or lie beside this program, or were built with it. */
