@@ -207,6 +207,16 @@ static void on_tick(uv_timer_t *timer)
         server_wake(s); /* which starts the timer again where that is needed */
 }
 
+/* One that runs is left alone: were it put off by whoever wakes the loop, nobody's
+ * time would ever be up. */
+static void server_arm_tick(struct server *s)
+{
+        if (!broker_is_blocked(s->broker))
+                uv_timer_stop(&s->tick);
+        else if (!uv_is_active((uv_handle_t *)&s->tick))
+                uv_timer_start(&s->tick, on_tick, SERVER_TICK_MS, 0);
+}
+
 static void on_idle(uv_idle_t *handle)
 {
         struct server *s = handle->data;
@@ -214,11 +224,9 @@ static void on_idle(uv_idle_t *handle)
         /* Each may give the other something to do, so both are asked at the end. */
         broker_turn(s->broker);
         connection_turn(&s->host);
-        if (connection_is_due(&s->host) || broker_is_due(s->broker))
-                return;
-        uv_idle_stop(handle);
-        if (broker_is_blocked(s->broker))
-                uv_timer_start(&s->tick, on_tick, SERVER_TICK_MS, 0);
+        server_arm_tick(s); /* also while something stays due */
+        if (!connection_is_due(&s->host) && !broker_is_due(s->broker))
+                uv_idle_stop(handle);
 }
 
 void server_wake(void *userdata)

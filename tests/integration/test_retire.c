@@ -156,6 +156,51 @@ START_TEST(a_client_without_events_is_disconnected)
 }
 END_TEST
 
+/* Connects and leaves, all the time. */
+static void come_and_go(void *arg)
+{
+        const char *socket = arg;
+
+        for (;;) {
+                struct raw *raw = NULL;
+
+                REQUIRE(raw_open(socket, &raw) == 0, "no connection");
+                raw_close(raw);
+                usleep(3000);
+        }
+}
+
+/* Who wakes the daemon all the time does not keep it from seeing whose time is up. */
+START_TEST(strangers_do_not_stop_the_clock)
+{
+        static const struct rig_config config = {
+                .top = "timeouts: {reclaim: 200ms, release: 60s}\n",
+                .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",
+                .tenants =
+                        "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"
+                        "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n",
+        };
+        struct rig *rig = rig_start(&config);
+        pid_t stranger = child_start(come_and_go, rig->socket);
+        struct raw *raw = NULL;
+        Bfcd__Block block;
+        int64_t start;
+
+        ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+        raw->wants_events = true;
+        ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
+        ck_assert_int_eq(raw_malloc(raw, 0, 16 * MIB, &block), 0);
+        ck_assert_int_eq(raw_free(raw, block.block_id), 0);
+        start = clock_ms();
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
+        ck_assert_int_lt(clock_ms() - start, 3000);
+        child_kill(stranger);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        rig_stop(rig);
+}
+END_TEST
+
 static void want(void *arg)
 {
         struct scene *s = arg;
@@ -257,6 +302,7 @@ int main(void)
                 a_sleeping_client_lets_go,
                 a_deaf_client_is_disconnected,
                 a_client_without_events_is_disconnected,
+                strangers_do_not_stop_the_clock,
                 a_retire_by_hand,
                 lies_on_the_events_socket,
                 NULL,
