@@ -615,7 +615,8 @@ void quota_wait(struct quota_request *request)
         struct quota *q = request->quota;
 
         TAILQ_INSERT_TAIL(&q->waiting, request, link);
-        if (!q->next) /* the round is over: it goes on with this one */
+        /* The round is over: it goes on with this one, unless all are to be looked at again. */
+        if (!q->next && !q->look_again)
                 q->next = request;
         quota_ask_for_turn(q);
 }

@@ -256,6 +256,24 @@ START_TEST(test_fifo_and_one_growth)
 }
 END_TEST
 
+/* Who comes when a growth has just ended is behind those who waited for it. */
+START_TEST(test_fifo_for_a_newcomer)
+{
+        open_one(8 * E, 1000);
+        for (unsigned i = 0; i < 4; i++)
+                wait_for(i, q, 256);
+        quota_turn(q);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(n_done, 1);
+        wait_for(4, q, 256);
+        settle();
+        for (unsigned i = 0; i < 5; i++) {
+                assert_done(i, 0);
+                ck_assert_uint_eq(asks[i].place, i);
+        }
+}
+END_TEST
+
 START_TEST(test_pass_by)
 {
         bfc_handle h;
@@ -981,6 +999,7 @@ int main(void)
         tcase_add_test(tc, test_immediate);
         tcase_add_test(tc, test_waiting);
         tcase_add_test(tc, test_fifo_and_one_growth);
+        tcase_add_test(tc, test_fifo_for_a_newcomer);
         tcase_add_test(tc, test_pass_by);
         tcase_add_test(tc, test_in_extent);
         tcase_add_test(tc, test_device_failure);
