@@ -1,16 +1,19 @@
 /* Retirement; see retire.h.
  *
  * A retirement is what one event tells one session. All of them have the same
- * time-out, so the broker's list of them is in the order of their deadlines.
+ * time-out, so the broker's list of those that are not late is in the order of
+ * their deadlines.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/retire.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "daemon/clock.h"
+#include "daemon/log.h"
 #include "daemon/session.h"
 
 struct retirement {
@@ -18,6 +21,7 @@ struct retirement {
         uint64_t sequence;       /* of the event; 0: not sent yet */
         uint64_t after_sequence; /* of the Extents that are to be acknowledged before */
         uint64_t since_ms;
+        bool has_deadline; /* it is in the broker's list */
         TAILQ_ENTRY(retirement) of_session, of_broker;
         size_t n_exports;
         uint32_t exports[RETIRE_MAX_EXTENTS]; /* in the ledger */
@@ -59,6 +63,13 @@ void retire_clear_export(struct session *s, uint32_t export)
         arena_export_is_gone(arena, extent, s->retire.silent);
 }
 
+static void retirement_clear_deadline(struct retirement *r)
+{
+        if (r->has_deadline)
+                TAILQ_REMOVE(&r->session->broker->retirements, r, of_broker);
+        r->has_deadline = false;
+}
+
 static void retirement_free(struct retirement *r)
 {
         struct session *s = r->session;
@@ -66,7 +77,7 @@ static void retirement_free(struct retirement *r)
         if (r->sequence != 0)
                 s->retire.n_open--;
         TAILQ_REMOVE(&s->retire.open, r, of_session);
-        TAILQ_REMOVE(&s->broker->retirements, r, of_broker);
+        retirement_clear_deadline(r);
         free(r);
 }
 
@@ -87,7 +98,9 @@ static struct retirement *retirement_for(struct session *s, uint64_t now_ms)
         r->after_sequence = s->sequence;
         r->since_ms = now_ms;
         TAILQ_INSERT_TAIL(&s->retire.open, r, of_session);
-        TAILQ_INSERT_TAIL(&s->broker->retirements, r, of_broker);
+        r->has_deadline = !s->has_events || !s->retire.silent; /* who is late is so already */
+        if (r->has_deadline)
+                TAILQ_INSERT_TAIL(&s->broker->retirements, r, of_broker);
         return r;
 }
 
@@ -134,7 +147,7 @@ void retire_flush(struct session *s)
 {
         struct retirement *r;
 
-        if (s->retire.silent)
+        if (!s->has_events)
                 return;
         TAILQ_FOREACH(r, &s->retire.open, of_session)
         {
@@ -149,24 +162,18 @@ void retire_flush(struct session *s)
 void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents)
 {
         uint64_t now_ms = clock_ms();
-        struct retirement *r;
 
         for (size_t i = 0; i < n_extents; i++) {
                 uint32_t x = ledger_extent_at(b->ledger, extents[i])->links.first_export;
 
-                while (x != LEDGER_NONE) {
-                        const struct ledger_export *export = ledger_export_at(b->ledger, x);
-
-                        retire_export(b->sessions[export->session], x, now_ms);
-                        x = export->links.next_of_extent;
-                }
+                for (; x != LEDGER_NONE; x = ledger_export_at(b->ledger, x)->links.next_of_extent)
+                        retire_export(b->sessions[ledger_export_at(b->ledger, x)->session], x, now_ms);
         }
-        TAILQ_FOREACH_REVERSE(r, &b->retirements, retirement_list, of_broker)
-        {
-                if (r->since_ms != now_ms)
-                        break;
-                if (r->sequence == 0)
-                        retire_flush(r->session);
+        for (size_t i = 0; i < n_extents; i++) {
+                uint32_t x = ledger_extent_at(b->ledger, extents[i])->links.first_export;
+
+                for (; x != LEDGER_NONE; x = ledger_export_at(b->ledger, x)->links.next_of_extent)
+                        retire_flush(b->sessions[ledger_export_at(b->ledger, x)->session]);
         }
 }
 
@@ -186,22 +193,27 @@ int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why)
         for (size_t i = 0; i < r->n_exports; i++)
                 retire_clear_export(s, r->exports[i]);
         retirement_free(r);
+        if (TAILQ_EMPTY(&s->retire.open))
+                s->retire.silent = false; /* it has caught up: the next one has its own time */
         retire_flush(s);
         return 0;
 }
 
 void retire_silence(struct session *s)
 {
-        const struct retirement *r;
+        struct retirement *r;
 
         if (s->retire.silent)
                 return;
         s->retire.silent = true;
         TAILQ_FOREACH(r, &s->retire.open, of_session)
-        for (size_t i = 0; i < r->n_exports; i++) {
-                uint32_t extent = export_extent(s, r->exports[i]);
+        {
+                retirement_clear_deadline(r);
+                for (size_t i = 0; i < r->n_exports; i++) {
+                        uint32_t extent = export_extent(s, r->exports[i]);
 
-                arena_export_is_late(extent_arena(s, extent), extent);
+                        arena_export_is_late(extent_arena(s, extent), extent);
+                }
         }
 }
 
@@ -213,6 +225,18 @@ void retire_end(struct session *s)
                 retirement_free(r);
 }
 
+/* It may be busy, it may be stuck: only its process knows when memory is let go of. */
+static void retire_is_late(struct session *s)
+{
+        log_limited(
+                &s->broker->late_log, LOG_LEVEL_WARNING,
+                "session %" PRIu64
+                " (uid %u, pid %d): it did not let go of memory within timeouts.release; what it was told "
+                "to let go of stays charged to tenant '%s' until it does",
+                s->id, (unsigned)s->who.uid, (int)s->who.pid, s->tenant->name);
+        retire_silence(s);
+}
+
 void retire_tick(struct broker *b, uint64_t now_ms)
 {
         struct retirement *r;
@@ -220,11 +244,12 @@ void retire_tick(struct broker *b, uint64_t now_ms)
         while ((r = TAILQ_FIRST(&b->retirements)) && now_ms - r->since_ms >= b->config->release_timeout_ms) {
                 struct session *s = r->session;
 
-                retire_silence(s);
-                retire_end(s);
-                s->ops->abort(s->userdata, s->has_events
-                                                   ? "it did not let go of memory within timeouts.release"
-                                                   : "it takes no events, so it cannot let go of memory");
+                if (s->has_events) {
+                        retire_is_late(s);
+                } else {
+                        retire_end(s);
+                        s->ops->abort(s->userdata, "it takes no events, so it cannot let go of memory");
+                }
         }
 }
 
@@ -250,6 +275,7 @@ static const char *check_retirement(const struct retirement *r)
 static const char *check_session(const struct session *s)
 {
         const struct retirement *r;
+        const char *why = NULL;
         uint64_t last = 0;
         unsigned n_open = 0;
         bool unsent = false;
@@ -258,6 +284,11 @@ static const char *check_session(const struct session *s)
         {
                 if (r->sequence != 0 && (unsent || r->sequence <= last))
                         return "a session's Retires are not in order";
+                if (r->has_deadline == (s->has_events && s->retire.silent))
+                        return "a Retire has a deadline and is late, or has none and is not";
+                why = check_retirement(r);
+                if (why)
+                        return why;
                 last = r->sequence;
                 unsent = r->sequence == 0;
                 n_open += !unsent;
@@ -275,14 +306,14 @@ int retire_check(const struct broker *b, const char **ret_why)
 
         TAILQ_FOREACH(r, &b->retirements, of_broker)
         {
-                why = r->since_ms < since_ms ? "deadlines are not in order" : check_retirement(r);
-                if (!why)
-                        why = check_session(r->session);
-                if (why) {
-                        *ret_why = why;
-                        return -EBADMSG;
-                }
+                if (r->since_ms < since_ms || !r->has_deadline)
+                        why = "deadlines are not in order";
                 since_ms = r->since_ms;
         }
-        return 0;
+        for (uint32_t i = 0; !why && i < b->n_session_slots; i++)
+                why = b->sessions[i] ? check_session(b->sessions[i]) : NULL;
+        if (!why)
+                return 0;
+        *ret_why = why;
+        return -EBADMSG;
 }

@@ -5,12 +5,15 @@
  * A session is told by Retire events of 64 extents at most, of which 16 may be
  * unanswered; what is more waits here. It is told of an extent only after it has
  * acknowledged all Extents sent so far, so it never has to let go of what it has
- * not seen. Who has not confirmed within the release time-out, or has no events,
- * is ended; its memory then comes back as after any hang-up.
+ * not seen. Who has not confirmed within the release time-out is late: nobody waits
+ * for its extents any more until it has confirmed all it was told, but it stays a
+ * session, since only its process knows how long its work takes. Who takes no events
+ * could never confirm, and is ended then; its memory comes back as after any hang-up.
  *
  * Invariants: n_open == retirements of the session that were sent; each of their
  * exports is the session's and of a retired extent; only a LIVE session has any.
  * Of a retired extent, the late exports are those of sessions that are silent.
+ * Retirements of a late session have no deadline, all others have.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_RETIRE_H
@@ -58,7 +61,7 @@ void retire_end(struct session *s);
 /* The session has one extent less; the way in which every export ends. */
 void retire_clear_export(struct session *s, uint32_t export);
 
-/* Ends the sessions whose time is up. */
+/* Sessions whose time is up are late, or ended where they take no events. */
 void retire_tick(struct broker *b, uint64_t now_ms);
 
 /* Every invariant; slow. 0, or -EBADMSG and a sentence. */

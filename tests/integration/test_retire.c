@@ -25,19 +25,16 @@ static const struct rig_config two_tenants = {
 
 /* ---- children -------------------------------------------------------------- */
 
-enum kind { LIBRARY, DEAF, WITHOUT_EVENTS };
-
 struct scene {
         const char *socket;
-        enum kind kind;
-        struct gate up, go;
+        struct gate up, go, answer;
 };
 
-static struct scene *scene_new(const struct rig *rig, enum kind kind)
+static struct scene *scene_new(const struct rig *rig)
 {
         struct scene *s = shared_memory(sizeof(*s));
 
-        *s = (struct scene){ rig->socket, kind, gate_new(), gate_new() };
+        *s = (struct scene){ rig->socket, gate_new(), gate_new(), gate_new() };
         return s;
 }
 
@@ -45,6 +42,7 @@ static void scene_free(struct scene *s)
 {
         gate_free(&s->up);
         gate_free(&s->go);
+        gate_free(&s->answer);
         munmap(s, sizeof(*s));
 }
 
@@ -66,21 +64,51 @@ static void have_and_sleep(void *arg)
         bfc_disconnect(client);
 }
 
-static void have_and_stay_away(void *arg)
+static struct raw *have_16_mib(const struct scene *s, bool wants_events)
 {
-        struct scene *s = arg;
         struct raw *raw = NULL;
         Bfcd__Block block;
 
         REQUIRE(raw_open(s->socket, &raw) == 0, "no connection");
-        raw->wants_events = s->kind == DEAF;
+        raw->wants_events = wants_events;
         REQUIRE(raw_hello(raw, "red", NULL) == 0, "%s", raw_refusal());
         REQUIRE(raw_malloc(raw, 0, 16 * MIB, &block) == 0, "%s", raw_refusal());
         REQUIRE(raw_free(raw, block.block_id) == 0, "%s", raw_refusal());
+        return raw;
+}
+
+static void take_no_events(void *arg)
+{
+        struct scene *s = arg;
+        struct raw *raw = have_16_mib(s, false);
+
         gate_open(&s->up);
         REQUIRE(raw_wait_hang_up(raw, 20000) == 0, "the daemon did not mind");
         gate_open(&s->go);
         pause();
+}
+
+/* Busy for longer than it may be; when it is done it does what it was told. */
+static void be_busy(void *arg)
+{
+        struct scene *s = arg;
+        struct raw *raw = have_16_mib(s, true);
+        Bfcd__Event *event;
+        Bfcd__Block block;
+
+        gate_open(&s->up);
+        REQUIRE(gate_wait(&s->answer, 20000), "nobody woke us");
+        while (raw->n_extents > 0) {
+                REQUIRE(raw_event(raw, 5000, &event) == 0, "no event");
+                for (size_t i = 0; i < event->retire->n_extent_ids; i++)
+                        REQUIRE(raw_let_go(raw, event->retire->extent_ids[i]) == 0, "an unknown extent");
+                REQUIRE(raw_retired(raw, event->retire->sequence) == 0, "no connection");
+                bfcd__event__free_unpacked(event, NULL);
+        }
+        REQUIRE(gate_wait(&s->go, 20000), "nobody woke us");
+        REQUIRE(raw_malloc(raw, 0, 2 * MIB, &block) == 0, "%s", raw_refusal());
+        REQUIRE(raw_goodbye(raw) == 0, "no goodbye");
+        raw_close(raw);
 }
 
 static int blue_malloc(struct rig *rig, uint64_t n_bytes)
@@ -102,7 +130,7 @@ static int blue_malloc(struct rig *rig, uint64_t n_bytes)
 START_TEST(a_sleeping_client_lets_go)
 {
         struct rig *rig = rig_start(&two_tenants);
-        struct scene *s = scene_new(rig, LIBRARY);
+        struct scene *s = scene_new(rig);
         pid_t pid = child_start(have_and_sleep, s);
         int64_t start;
 
@@ -119,13 +147,63 @@ START_TEST(a_sleeping_client_lets_go)
 }
 END_TEST
 
-/* It is disconnected, and its memory comes back when its process is gone. */
-static void stays_away(enum kind kind, const char *line)
+static void assert_logged(struct rig *rig, const char *line)
+{
+        char *log = rig_log(rig), *first = strstr(log, line);
+
+        ck_assert_msg(first != NULL, "no \"%s\" in the log:\n%s", line, log);
+        ck_assert_msg(!strstr(first + 1, line), "\"%s\" is logged twice:\n%s", line, log);
+        free(log);
+}
+
+/* It stays a session, whatever others want meanwhile. */
+static void is_late(bool answers)
 {
         struct rig *rig = rig_start(&two_tenants);
-        struct scene *s = scene_new(rig, kind);
-        pid_t pid = child_start(have_and_stay_away, s);
-        char *log;
+        struct scene *s = scene_new(rig);
+        pid_t pid = child_start(be_busy, s);
+
+        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
+        usleep(600000); /* more than timeouts.release */
+        ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
+        ck_assert_uint_eq(rig_count(rig).n_sessions, 1);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
+        ck_assert_uint_eq(rig_count(rig).bytes_pending, 16 * MIB);
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
+        ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* others go on */
+        assert_logged(rig, "did not let go of memory within timeouts.release");
+        if (answers)
+                gate_open(&s->answer);
+        else
+                child_kill(pid);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 5000));
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
+        gate_open(&s->go);
+        if (answers)
+                child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+
+START_TEST(a_busy_client_is_late)
+{
+        is_late(true);
+}
+END_TEST
+
+START_TEST(a_deaf_client_is_late)
+{
+        is_late(false);
+}
+END_TEST
+
+/* It could never let go: it is disconnected, and its memory comes back with its process. */
+START_TEST(a_client_without_events_is_disconnected)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig);
+        pid_t pid = child_start(take_no_events, s);
 
         ck_assert(gate_wait(&s->up, 20000));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
@@ -133,26 +211,13 @@ static void stays_away(enum kind kind, const char *line)
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, 2000));
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
         ck_assert_uint_eq(rig_count(rig).bytes_pending, 16 * MIB);
-        log = rig_log(rig);
-        ck_assert_msg(strstr(log, line) != NULL, "no \"%s\" in the log:\n%s", line, log);
-        free(log);
+        assert_logged(rig, "takes no events");
         ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* others go on */
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 5000));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
         scene_free(s);
         rig_stop(rig);
-}
-
-START_TEST(a_deaf_client_is_disconnected)
-{
-        stays_away(DEAF, "did not let go of memory");
-}
-END_TEST
-
-START_TEST(a_client_without_events_is_disconnected)
-{
-        stays_away(WITHOUT_EVENTS, "takes no events");
 }
 END_TEST
 
@@ -218,7 +283,7 @@ static void want(void *arg)
 START_TEST(a_retire_by_hand)
 {
         struct rig *rig = rig_start(&two_tenants);
-        struct scene *s = scene_new(rig, LIBRARY);
+        struct scene *s = scene_new(rig);
         struct raw *raw = NULL;
         Bfcd__Block block;
         Bfcd__Event *event;
@@ -299,13 +364,10 @@ END_TEST
 int main(void)
 {
         const TTest *const on_gpus[] = {
-                a_sleeping_client_lets_go,
-                a_deaf_client_is_disconnected,
-                a_client_without_events_is_disconnected,
-                strangers_do_not_stop_the_clock,
-                a_retire_by_hand,
-                lies_on_the_events_socket,
-                NULL,
+                a_sleeping_client_lets_go,       a_busy_client_is_late,
+                a_deaf_client_is_late,           a_client_without_events_is_disconnected,
+                strangers_do_not_stop_the_clock, a_retire_by_hand,
+                lies_on_the_events_socket,       NULL,
         };
         const TTest *const on_host[] = { a_sleeping_client_lets_go, lies_on_the_events_socket, NULL };
 

@@ -389,30 +389,78 @@ START_TEST(test_quarantine)
 }
 END_TEST
 
+/* Who takes events and is late stays a session; what it confirms later counts. */
 START_TEST(test_time_out)
 {
-        struct peer *p = come_in(1, true), *deaf = come_in(1, false);
+        struct peer *p = come_in(1, true);
 
-        have_free(p, 0, E);
-        release(qa, UINT64_MAX);
+        have_free(p, 0, 3 * E);
+        release(qa, E);
+        usleep(2000); /* a Retire of its own */
+        release(qa, E);
         ck_assert(broker_is_blocked(b));
         retire_tick(b, clock_ms() + RELEASE_MS - 100);
-        ck_assert(!p->aborted);
+        assert_pending(2 * E, 2 * E);
         retire_tick(b, clock_ms() + RELEASE_MS);
-        ck_assert(p->aborted);
+        ck_assert(!p->aborted);
+        ck_assert(!broker_is_blocked(b)); /* nobody looks at the clock for it */
+        assert_pending(0, 2 * E);
+        release(qa, E); /* what it is told of from now on is late at once */
+        assert_pending(0, 3 * E);
+        ck_assert_uint_eq(p->n_retires, 3);
         ck_assert(!broker_is_blocked(b));
-        assert_pending(0, E); /* revoked is not gone */
+
+        ck_assert_int_eq(peer_retired(p, 2), 0);
+        assert_pending(0, 2 * E);
+        peer_retired_all(p);
+        assert_pending(0, 0);
+        ck_assert_uint_eq(qa->account.charged_bytes, 0);
+
+        have_free(p, 0, E); /* it has caught up, and has its own time again */
+        release(qa, E);
+        ck_assert(broker_is_blocked(b));
+        assert_pending(E, E);
+        retire_tick(b, clock_ms() + RELEASE_MS);
+        assert_pending(0, E);
         ck_assert_int_eq(session_hang_up(p->session), 1);
         assert_pending(0, E);
         die(p);
         assert_pending(0, 0);
+}
+END_TEST
+
+/* A late one ends in whatever way. */
+START_TEST(test_late_goodbye)
+{
+        struct peer *p = come_in(1, true), *q = come_in(1, true);
+
+        have_free(p, 0, 2 * E);
+        have_free(q, 0, E);
+        release(qa, UINT64_MAX);
+        ck_assert_int_eq(peer_retired(q, 1), 0);
+        retire_tick(b, clock_ms() + RELEASE_MS);
+        assert_pending(0, 2 * E);
+        peer_goodbye(p);
+        check();
+        close_and_reap(p);
+        assert_pending(0, 0);
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+START_TEST(test_time_out_without_events)
+{
+        struct peer *deaf = come_in(1, false);
 
         have_free(deaf, 0, E);
         release(qa, UINT64_MAX);
         assert_pending(0, E);
+        retire_tick(b, clock_ms() + RELEASE_MS - 100);
         ck_assert(!deaf->aborted);
         retire_tick(b, clock_ms() + RELEASE_MS);
         ck_assert(deaf->aborted);
+        ck_assert(!broker_is_blocked(b));
         die(deaf);
         assert_pending(0, 0);
 }
@@ -654,6 +702,8 @@ int main(void)
         tcase_add_test(tc, test_goodbye);
         tcase_add_test(tc, test_quarantine);
         tcase_add_test(tc, test_time_out);
+        tcase_add_test(tc, test_late_goodbye);
+        tcase_add_test(tc, test_time_out_without_events);
         tcase_add_test(tc, test_others_proceed);
         tcase_add_test(tc, test_reclaim_timeout);
         tcase_add_test(tc, test_late_is_not_waited_for);
