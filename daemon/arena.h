@@ -147,7 +147,7 @@ size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, siz
  * retired: no block lies in it. */
 uint32_t arena_slot_extent(const struct arena *a, size_t slot);
 
-/* What a client opens an extent by; it lives as long as the extent. */
+/* What a client opens an extent by; valid until the next arena_plan(). */
 const struct device_extent *arena_slot_memory(const struct arena *a, size_t slot);
 
 /* Slots in all; grows with regions. A slot may be used again for another extent. */

@@ -238,6 +238,8 @@ struct broker *broker_free(struct broker *b)
         if (!b)
                 return NULL;
         assert(b->n_sessions == 0 && TAILQ_EMPTY(&b->retirements));
+        for (size_t i = 0; i < b->n_devices; i++)
+                device_end(b->devices[i].device);
         /* What workers still have to deliver refers to arenas. */
         while (broker_n_pending(b) > 0)
                 for (size_t i = 0; i < b->n_devices; i++)

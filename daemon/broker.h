@@ -75,7 +75,8 @@ struct broker_options {
 int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence,
                size_t n_sentence);
 
-/* No session may be left. Takes NULL. Destroys every extent. */
+/* No session may be left. Takes NULL. Destroys every extent, without a look at
+ * what escapes: the process is about to end. */
 struct broker *broker_free(struct broker *b);
 
 /* Delivers what the workers have finished, and notes what it says of the devices:

@@ -13,7 +13,8 @@
  * well, so this can err, in both directions: what another process takes in these
  * microseconds looks like an escape (a new context is the largest such thing),
  * and what another process frees hides one. A first look that is short is
- * repeated for a while, since memory may return late.
+ * repeated for a while, since memory may return late. All of a device's tenants
+ * wait meanwhile, so there is a bound to it, see wait_for_return().
  *
  * One call at a time: two at once would disturb each other's look. A device that
  * was lost once stays lost, and is left alone from then on.
@@ -34,9 +35,18 @@
 #include "device/cuda_driver.h"
 #include "device/cuda_open.h"
 
-#define PIECE    (UINT64_C(2) << 20) /* in which a driver shares out legacy memory */
-#define LOOKS    7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
-#define N_SHARES 2
+#define PIECE           (UINT64_C(2) << 20) /* in which a driver shares out legacy memory */
+#define LOOKS           7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
+#define PATIENCE_MS     100                 /* so much waiting in a period */
+#define PATIENCE_PERIOD 1000                /* ms */
+#define N_SHARES        2
+
+/* For memory that returns late. */
+struct patience {
+        bool gave_up;      /* until a look finds memory again */
+        int64_t period_ms; /* when it began */
+        int64_t waited_ms; /* in this period */
+};
 
 struct cuda_device {
         struct device device; /* first: a device is cast to it */
@@ -46,6 +56,7 @@ struct cuda_device {
         bool shares_fds, shares_rdma;
         bool shows_returns[N_SHARES]; /* memory given back is free at once, as seen when it was opened */
         bool is_lost;
+        struct patience patience;
         pthread_mutex_t one_call;
 };
 
@@ -267,28 +278,59 @@ static int give_back(struct cuda_device *d, struct device_extent *e)
         return r < 0 && r != -ENODEV ? give_back_once(d, e) : r;
 }
 
-/* -EBUSY: not all of it is there after a while. */
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* false: not any more. */
+static bool wait_ms(struct patience *p, int64_t ms)
+{
+        const struct timespec pause = { .tv_nsec = ms * 1000000L };
+        int64_t now = now_ms();
+
+        if (now - p->period_ms >= PATIENCE_PERIOD) {
+                p->period_ms = now;
+                p->waited_ms = 0;
+        }
+        if (p->gave_up || ms > PATIENCE_MS - p->waited_ms)
+                return false;
+        p->waited_ms += ms;
+        nanosleep(&pause, NULL);
+        return true;
+}
+
+/* -EBUSY: not all of it is there after a while.
+ *
+ * Who keeps hundreds of extents must not hold up everybody's growth for each of
+ * them. So once memory has not come back, the next looks do not wait until one
+ * finds its memory at once, and all waiting of a period has an end. That trades
+ * the other error: memory that returns late, after an escape or after many that
+ * were late, is taken to have escaped too. */
 static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64_t n_bytes)
 {
         uint64_t n_free, n_total;
-        int r;
+        int r, n_looks = 0;
 
-        for (int i = 0; i < LOOKS; i++) {
-                const struct timespec pause = { .tv_nsec = 500000L << i };
-
-                if (i > 0)
-                        nanosleep(&pause, NULL);
+        do {
                 r = cuda_bytes(d, &n_free, &n_total);
                 if (r == -ENODEV)
                         return r;
-                if (r == 0 && n_free >= n_free_before && n_free - n_free_before >= n_bytes)
+                if (r == 0 && n_free >= n_free_before && n_free - n_free_before >= n_bytes) {
+                        d->patience.gave_up = false;
                         return 0;
-        }
+                }
+        } while (++n_looks < LOOKS && wait_ms(&d->patience, INT64_C(1) << (n_looks - 1)));
+        d->patience.gave_up = true;
         return -EBUSY;
 }
 
 static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
 {
+        bool looks = d->shows_returns[e->share] && !__atomic_load_n(&d->device.is_ending, __ATOMIC_RELAXED);
         uint64_t n_free, n_total;
         int r = enter(d), r_look;
 
@@ -302,7 +344,7 @@ static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
         r = r_look == -ENODEV ? r_look : give_back(d, e);
         if (r == 0)
                 r = r_look;
-        if (r == 0 && d->shows_returns[e->share])
+        if (r == 0 && looks)
                 r = wait_for_return(d, n_free, e->n_bytes);
         leave(d);
         return r;
@@ -374,6 +416,7 @@ static int try_share(struct cuda_device *d, enum device_share share)
         int r;
 
         for (int i = 0; i < 3; i++) { /* others may disturb the look */
+                d->patience = (struct patience){ .period_ms = now_ms() };
                 r = cuda_make(&d->device, share, d->granularity, &e);
                 if (r == -ENOMEM)
                         return 0;
@@ -388,6 +431,7 @@ static int try_share(struct cuda_device *d, enum device_share share)
                         return r;
         }
         d->shows_returns[share] = false;
+        d->patience.gave_up = false;
         return 0;
 }
 

@@ -71,6 +71,9 @@ struct device {
         /* destroy() takes the memory also from those who still have it mapped. If
          * not, nobody may have it mapped any more when destroy() is called. */
         bool empties_mappings;
+        /* Set where the process ends, which gives everything back: destroy() need
+         * not find out what escaped, for that takes time. Atomic: any thread. */
+        bool is_ending;
 };
 
 /* The host-memory device: sealed memfds filled by fallocate(). */
@@ -99,6 +102,10 @@ static inline int device_make(struct device *d, enum device_share share, uint64_
 static inline int device_destroy(struct device *d, struct device_extent *e)
 {
         return d->ops->destroy(d, e);
+}
+static inline void device_end(struct device *d)
+{
+        __atomic_store_n(&d->is_ending, true, __ATOMIC_RELAXED);
 }
 static inline int device_facts(struct device *d, struct device_facts *ret)
 {

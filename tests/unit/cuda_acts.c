@@ -78,6 +78,13 @@ int act_destroy(struct message *m)
         return e->n_bytes == 0 && e->fd == -1 && device_destroy(device, e) == 0 ? r : -EBADF;
 }
 
+int act_end(struct message *m)
+{
+        (void)m;
+        device_end(device);
+        return 0;
+}
+
 int act_close(struct message *m)
 {
         (void)m;

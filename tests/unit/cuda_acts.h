@@ -15,6 +15,7 @@ int act_facts(struct message *m);   /* → facts */
 int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its number, extent, fd */
 int act_destroy(struct message *m); /* a: number */
 int act_close(struct message *m);
+int act_end(struct message *m);   /* device_end() */
 int act_swap(struct message *m);  /* from now on it is about the other device */
 int act_churn(struct message *m); /* one thread makes, another destroys: 0, or the first error */
 int act_look(struct message *m);  /* a: number, b: value → c: how many bytes are not that */

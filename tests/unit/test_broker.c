@@ -115,8 +115,10 @@ static void teardown(void)
         broker_free(b);
         config_free(config);
         devices = devices_free(devices);
-        for (size_t i = 0; i < 2; i++)
+        for (size_t i = 0; i < 2; i++) {
                 ck_assert_uint_eq(gpus[i].n_live, 0);
+                ck_assert(gpus[i].device.is_ending); /* they were not to look */
+        }
         dup2(saved_stderr, STDERR_FILENO);
         close(saved_stderr);
         close(log_fd);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/suite.h"
@@ -37,7 +38,7 @@ START_TEST(an_fd_is_an_escape)
         struct process owner = owner_start(), fugitive = process_start();
         struct message e, m;
 
-        for (int late = 0; late < 2; late++) {
+        for (int late = 1; late >= 0; late--) {
                 ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 8 * MIB, &e), 0);
                 m = (struct message){ .fd = e.fd };
                 ck_assert_int_eq(process_call(&fugitive, act_keep_fd, &m), 0);
@@ -51,6 +52,87 @@ START_TEST(an_fd_is_an_escape)
                 ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         }
         ck_assert_int_eq(process_end(&fugitive), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+/* After an escape nobody waits, until memory has returned at once. */
+START_TEST(patience_ends_with_an_escape)
+{
+        static const struct {
+                uint64_t late_ms;
+                int result;
+        } steps[] = { { UINT64_MAX, -EBUSY }, { 30, -EBUSY }, { 0, 0 }, { 15, 0 } };
+        struct process owner = owner_start(), fugitive = process_start();
+        struct message e, m;
+
+        for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+                usleep(1100000); /* what may be waited in a second is there again */
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
+                m = (struct message){ .fd = e.fd };
+                if (steps[i].late_ms > 0)
+                        ck_assert_int_eq(process_call(&fugitive, act_keep_fd, &m), 0);
+                forget(&e);
+                m = (struct message){ .fd = -1, .a = steps[i].late_ms };
+                if (steps[i].late_ms > 0 && steps[i].late_ms < UINT64_MAX)
+                        ck_assert_int_eq(process_call(&fugitive, act_drop_fd, &m), 0);
+                ck_assert_msg(destroy(&owner, &e) == steps[i].result, "step %zu", i);
+                if (steps[i].late_ms == UINT64_MAX)
+                        ck_assert_int_eq(tell(&fugitive, act_drop_fd), 0);
+                else
+                        usleep((useconds_t)steps[i].late_ms * 3000);
+                ck_assert_uint_eq(n_free(&owner), 64 * MIB);
+        }
+        ck_assert_int_eq(process_end(&fugitive), 0);
+        owner_end(&owner);
+}
+END_TEST
+
+static double seconds(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Whatever returns and whatever does not: waiting is a small part of the time. */
+START_TEST(patience_has_a_bound)
+{
+        struct process owner = owner_start(), job = job_start(DEVICE_SHARE_FD, 48 * MIB);
+        struct message e[24], plain;
+        double start;
+
+        for (unsigned int i = 0; i < 24; i++) {
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_FD, 2 * MIB, &e[i]), 0);
+                ck_assert_int_eq(map(&job, i * 2 * MIB, &e[i]), 0);
+                forget(&e[i]);
+        }
+        start = seconds();
+        for (unsigned int i = 0; i < 24; i++) { /* 63 ms each would be 1.5 s */
+                ck_assert_int_eq(destroy(&owner, &e[i]), -EBUSY);
+                ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 2 * MIB, &plain), 0);
+                ck_assert_int_eq(destroy(&owner, &plain), 0);
+        }
+        ck_assert_double_lt(seconds() - start, 0.8);
+        job_end(&job);
+        owner_end(&owner);
+}
+END_TEST
+
+/* Where everything ends, nobody looks. */
+START_TEST(no_escapes_at_the_end)
+{
+        struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
+        struct message e;
+
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 8 * MIB, &e), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(tell(&owner, act_end), 0);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        process_kill(&job);
+        ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         owner_end(&owner);
 }
 END_TEST
@@ -266,6 +348,9 @@ void add_trouble_tests(TCase *t)
 {
         tcase_add_loop_test(t, a_mapping_is_an_escape, 0, N_SHARES);
         tcase_add_test(t, an_fd_is_an_escape);
+        tcase_add_test(t, patience_ends_with_an_escape);
+        tcase_add_test(t, patience_has_a_bound);
+        tcase_add_loop_test(t, no_escapes_at_the_end, 0, N_SHARES);
         tcase_add_loop_test(t, others_on_the_device, 0, N_SHARES);
         tcase_add_test(t, two_threads_do_not_disturb_each_other);
         tcase_add_loop_test(t, a_lost_device_stays_lost, 0, 7);
