@@ -69,14 +69,49 @@ static void leave(const struct cuda_range *c, struct mode *mode)
 
 /* To wait for a context is not legal while one of its streams is captured. Of
  * streams that wait for the default stream that can be asked without harm. */
-static int finish_entered(const struct cuda_range *c)
+static CUresult wait_for_current(const struct cuda_driver *cu)
 {
         CUstreamCaptureStatus status;
-        CUresult result = c->context.cu->cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
+        CUresult result = cu->cuStreamIsCapturing(CU_STREAM_LEGACY, &status);
 
-        if (result == CUDA_SUCCESS)
-                result = c->context.cu->cuCtxSynchronize();
-        return cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
+        return result == CUDA_SUCCESS ? cu->cuCtxSynchronize() : result;
+}
+
+/* -EBUSY: work of this process may still go on there. */
+static int finish_peer(const struct cuda_driver *cu, CUdevice device)
+{
+        struct cuda_context peer;
+        unsigned int flags;
+        int is_active = 1;
+        CUresult result = cu->cuDevicePrimaryCtxGetState(device, &flags, &is_active);
+
+        if (result == CUDA_SUCCESS && !is_active)
+                return 0;
+        result = cuda_context_open(cu, device, &peer);
+        if (result == CUDA_SUCCESS) {
+                if (cuda_context_enter(&peer) == 0) { /* else it was reset, its work with it */
+                        result = wait_for_current(cu);
+                        cuda_context_leave(&peer);
+                }
+                cuda_context_close(&peer);
+        }
+        return result == CUDA_SUCCESS || cuda_driver_broke_context(result) ||
+                               cuda_driver_errno(result) == -ENODEV
+                       ? 0 /* none of its work goes on */
+                       : -EBUSY;
+}
+
+/* Work on the memory may be queued on whichever device reaches it. */
+static int finish_entered(const struct cuda_range *c)
+{
+        const struct cuda_driver *cu = c->context.cu;
+        CUresult result = wait_for_current(cu);
+        int r = cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
+
+        for (size_t i = 1; i < c->n_access && r != -EBUSY; i++)
+                if (finish_peer(cu, c->access[i].location.id) < 0)
+                        r = -EBUSY;
+        return r;
 }
 
 /* ---- mapping fds --------------------------------------------------------- */
@@ -367,7 +402,8 @@ static const struct device_range_ops cuda_range_ops = {
         .write = cuda_range_write,
 };
 
-/* Whichever device of this process can reach the memory may. */
+/* Whichever device of this process can reach the memory may; by a handle the
+ * driver sees to that itself. */
 static void find_access(struct cuda_range *c)
 {
         const struct cuda_driver *cu = c->context.cu;
@@ -402,8 +438,6 @@ static int reserve(struct cuda_range *c)
                 return r;
         r = cuda_driver_errno(c->context.cu->cuMemAddressReserve(&c->base, c->n_bytes, 0, 0, 0));
         leave(c, &mode);
-        if (r == 0)
-                find_access(c);
         return r;
 }
 
@@ -433,6 +467,7 @@ int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct devi
                 free(c);
                 return r;
         }
+        find_access(c);
         r = reserve(c);
         if (r < 0) {
                 cuda_range_free(&c->range);

@@ -142,8 +142,8 @@ struct device_range_ops {
          * reserved. Waits for no work: finish() does. -EINVAL: nothing was mapped
          * so. */
         int (*unmap)(struct device_range *r, uint64_t offset, uint64_t n_bytes);
-        /* Waits until no work that this process gave to the device can touch the
-         * range any more. -EBUSY: that cannot be known now, because a stream is
+        /* Waits until no work that this process gave to the device, or to another
+         * that reaches its memory, can touch the range any more. -EBUSY: that cannot be known now, because a stream is
          * being captured into a graph (the capture goes on): later. -ENODEV: the
          * device is lost. -EIO: this process's context is broken; the device goes on.
          * In both cases no work of this process does. Another thread may

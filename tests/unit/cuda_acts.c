@@ -385,6 +385,23 @@ int act_forked(struct message *m)
         return status;
 }
 
+static int keep_context(struct message *m)
+{
+        CUcontext context;
+        CUdevice d;
+
+        (void)m;
+        return cu.cuCtxGetDevice(&d) == CUDA_SUCCESS &&
+                               cu.cuDevicePrimaryCtxRetain(&context, d) == CUDA_SUCCESS
+                       ? 0
+                       : -EIO;
+}
+
+int act_keep_context(struct message *m)
+{
+        return with_context((int)m->a, keep_context, m);
+}
+
 static int begin_capture(struct message *m)
 {
         return cu.cuStreamCreate(&stream, (unsigned int)m->a) == CUDA_SUCCESS &&
@@ -396,7 +413,7 @@ static int begin_capture(struct message *m)
 
 int act_begin_capture(struct message *m)
 {
-        return with_context(0, begin_capture, m);
+        return with_context((int)m->b, begin_capture, m);
 }
 
 static int end_capture(struct message *m)
@@ -412,7 +429,7 @@ static int end_capture(struct message *m)
 
 int act_end_capture(struct message *m)
 {
-        return with_context(0, end_capture, m);
+        return with_context((int)m->b, end_capture, m);
 }
 
 static int busy(struct message *m)
@@ -425,5 +442,5 @@ static int busy(struct message *m)
 
 int act_busy(struct message *m)
 {
-        return with_context(0, busy, m);
+        return with_context((int)m->b, busy, m);
 }

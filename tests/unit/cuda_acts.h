@@ -42,8 +42,10 @@ int act_n_free(struct message *m);    /* a: ordinal → b: by the driver's word 
 /* 0: the thread's current context is as before the first call: there is none. */
 int act_has_no_context(struct message *m);
 int act_forked(struct message *m);        /* 0: a child of this process can do nothing and crashes nowhere */
-int act_begin_capture(struct message *m); /* a: flags of the stream */
-int act_end_capture(struct message *m);   /* 0: the capture was not spoilt */
-int act_busy(struct message *m); /* a: offset, c: bytes: starts work in a stream that fills with 0x77 */
+int act_keep_context(struct message *m);  /* a: ordinal: a GPU is in use */
+int act_begin_capture(struct message *m); /* a: flags of the stream, b: ordinal */
+int act_end_capture(struct message *m);   /* b: ordinal; 0: the capture was not spoilt */
+int act_busy(struct message
+                     *m); /* a: offset, b: ordinal, c: bytes: starts work in a stream that fills with 0x77 */
 
 #endif

@@ -294,6 +294,34 @@ START_TEST(finish_waits_for_the_work)
 }
 END_TEST
 
+/* The memory is the first GPU's, the work the second one's. */
+START_TEST(finish_waits_for_a_peers_work)
+{
+        struct process owner = owner_start(), job = process_start();
+        struct message e, m = { .fd = -1, .b = 1, .c = 2 * MIB }, in_use = { .fd = -1 };
+
+        set(&job, "FAKE_CUDA_STREAM_DELAY_US=100000");
+        ck_assert_int_eq(range(&job, uuid_0, (enum device_share)_i, 4 * MIB), 0);
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 4 * MIB, &e), 0);
+        ck_assert_int_eq(map(&job, 0, &e), 0);
+        forget(&e);
+        ck_assert_int_eq(tell(&job, act_finish), 0); /* the second GPU is not in use */
+        in_use.a = 1;
+        ck_assert_int_eq(process_call(&job, act_keep_context, &in_use), 0);
+        ck_assert_int_eq(process_call(&job, act_busy, &m), 0);
+        ck_assert_int_eq(tell(&job, act_finish), 0);
+        ck_assert_uint_eq(owner_sees_other(&owner, &e, 0), 2 * MIB);
+        m = (struct message){ .fd = -1, .a = 1, .b = 1 };
+        ck_assert_int_eq(process_call(&job, act_begin_capture, &m), 0);
+        ck_assert_int_eq(tell(&job, act_finish), -EBUSY);
+        m = (struct message){ .fd = -1, .b = 1 };
+        ck_assert_int_eq(process_call(&job, act_end_capture, &m), 0);
+        job_end(&job);
+        ck_assert_int_eq(destroy(&owner, &e), 0);
+        owner_end(&owner);
+}
+END_TEST
+
 /* The caller's capture is its own: nothing that we do spoils it. */
 START_TEST(a_capture_goes_on)
 {
@@ -356,6 +384,7 @@ void add_trouble_tests(TCase *t)
         tcase_add_loop_test(t, a_lost_device_stays_lost, 0, 7);
         tcase_add_test(t, one_answer_is_enough);
         tcase_add_loop_test(t, finish_waits_for_the_work, 0, N_SHARES);
+        tcase_add_loop_test(t, finish_waits_for_a_peers_work, 0, N_SHARES);
         tcase_add_loop_test(t, a_capture_goes_on, 0, 2 * N_SHARES);
         tcase_add_loop_test(t, freed_while_captured, 0, N_SHARES);
 }
