@@ -70,7 +70,7 @@ int blocks_add(struct blocks *b, const struct block *block)
         return 0;
 }
 
-const struct block *blocks_find(const struct blocks *b, const void *ptr)
+static struct block *blocks_at(const struct blocks *b, const void *ptr)
 {
         size_t i;
 
@@ -78,6 +78,32 @@ const struct block *blocks_find(const struct blocks *b, const void *ptr)
                 return NULL;
         i = slot_of(b, ptr);
         return b->slots[i].ptr ? &b->slots[i] : NULL;
+}
+
+const struct block *blocks_find(const struct blocks *b, const void *ptr)
+{
+        const struct block *found = blocks_at(b, ptr);
+
+        return found && !found->is_leaving ? found : NULL;
+}
+
+int blocks_leave(struct blocks *b, const void *ptr, struct block *ret)
+{
+        struct block *found = blocks_at(b, ptr);
+
+        if (!found || found->is_leaving)
+                return -ENOENT;
+        *ret = *found;
+        found->is_leaving = true;
+        return 0;
+}
+
+void blocks_stay(struct blocks *b, const void *ptr)
+{
+        struct block *found = blocks_at(b, ptr);
+
+        if (found)
+                found->is_leaving = false;
 }
 
 static bool block_holds(const struct block *block, const void *ptr, uint64_t n_bytes)
@@ -94,7 +120,7 @@ const struct block *blocks_find_around(const struct blocks *b, const void *ptr, 
         if (block)
                 return block_holds(block, ptr, n_bytes) ? block : NULL;
         for (size_t i = 0; i < b->n_slots; i++)
-                if (b->slots[i].ptr && block_holds(&b->slots[i], ptr, n_bytes))
+                if (b->slots[i].ptr && !b->slots[i].is_leaving && block_holds(&b->slots[i], ptr, n_bytes))
                         return &b->slots[i];
         return NULL;
 }
@@ -130,7 +156,7 @@ static void blocks_close_gap(struct blocks *b, size_t i)
 
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret)
 {
-        const struct block *found = blocks_find(b, ptr);
+        const struct block *found = blocks_at(b, ptr);
 
         if (!found)
                 return -ENOENT;

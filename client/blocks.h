@@ -17,6 +17,7 @@ struct block {
         uint64_t offset; /* in the region */
         uint64_t n_bytes;
         uint64_t n_requested;
+        bool is_leaving; /* being freed: still there, and nobody else's to find */
 };
 
 /* Zero-initialised is empty.
@@ -33,7 +34,7 @@ void blocks_clear(struct blocks *b); /* back to empty; frees */
 /* Adds a copy. -ENOMEM; -EEXIST: there is a block at this pointer. */
 int blocks_add(struct blocks *b, const struct block *block);
 
-/* The block that starts at ptr, or NULL. Valid until the next change. */
+/* The block that starts at ptr, or NULL, also for one that leaves. Valid until the next change. */
 const struct block *blocks_find(const struct blocks *b, const void *ptr);
 
 /* The block in whose memory all of [ptr, ptr + n_bytes) lies, or NULL. At once where
@@ -41,10 +42,15 @@ const struct block *blocks_find(const struct blocks *b, const void *ptr);
 const struct block *blocks_find_around(const struct blocks *b, const void *ptr, uint64_t n_bytes);
 
 /* Whether any block has bytes in [offset, offset + n_bytes) of the region. Looks at
- * all of them. */
+ * all of them, those that leave too. */
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
-/* Takes it out. -ENOENT. */
+/* Marks the block as leaving: it keeps its place in the table and is found by blocks_take()
+ * and blocks_lie_in() alone. -ENOENT, also when it leaves already. */
+int blocks_leave(struct blocks *b, const void *ptr, struct block *ret);
+void blocks_stay(struct blocks *b, const void *ptr); /* one that was leaving */
+
+/* Takes it out, whether it leaves or not. -ENOENT. */
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret);
 
 #endif

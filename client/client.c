@@ -11,9 +11,10 @@
  * `lock`, and confirmed without it.
  *
  * Extents are mapped by whichever thread reads, before it hands out the reply
- * whose block lies in them. A block's pointer is removed before the daemon is
- * told, so a second free of it, or another thread's, finds nothing, and the
- * daemon may hand the same place to another thread at once.
+ * whose block lies in them. While a free waits for the device, its block is
+ * marked as leaving: a second free of it, or another thread's, finds nothing, and
+ * a Retire of where it lies is a lie, so its range lasts. It is removed before
+ * the daemon is told, which may hand the same place to another thread at once.
  *
  * Invariant: stats.num_blocks == blocks.n_used == num_allocs - num_frees, and
  * bytes_in_use is the sum over the blocks. */
@@ -221,11 +222,16 @@ static int client_retired_range(const bfc_client *client, uint64_t extent_id, st
 
 static int client_unmap(bfc_client *client, const uint64_t *extent_ids, size_t n_extent_ids)
 {
+        struct device_range *range;
         int r = 0;
 
+        /* Looked at once more: a daemon that lies can have put a block there meanwhile. */
         pthread_mutex_lock(&client->lock);
-        for (size_t i = 0; r == 0 && i < n_extent_ids; i++)
-                r = regions_unmap(&client->regions, extent_ids[i]);
+        for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
+                r = client_retired_range(client, extent_ids[i], &range);
+                if (r == 0)
+                        r = regions_unmap(&client->regions, extent_ids[i]);
+        }
         client->stats.bytes_mapped = client->regions.n_bytes_mapped;
         pthread_mutex_unlock(&client->lock);
         return r;
@@ -254,10 +260,10 @@ static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n
         }
         if (r == -EBUSY)
                 return r; /* a stream is being captured: asked again */
-        if (r == -EPROTO)
-                return client_end(client, r, "the daemon takes back memory that is in use");
         if (r == 0)
                 r = client_unmap(client, extent_ids, n_extent_ids);
+        if (r == -EPROTO)
+                return client_end(client, r, "the daemon takes back memory that is in use");
         return r < 0 ? client_end(client, -ECONNRESET, "memory could not be unmapped") : 0;
 }
 
@@ -699,11 +705,15 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
         return bfc_malloc_flags(client, partition, n_bytes, 0, ret_ptr);
 }
 
-/* Writes down again a block whose free did not come about. */
+/* Writes down again a block whose free did not come about, where its memory is still
+ * there: once it was sent, the daemon may have taken that back before it went away. */
 static void client_keep_on(bfc_client *client, const struct block *block)
 {
+        void *ptr;
+
         pthread_mutex_lock(&client->lock);
-        if (blocks_add(&client->blocks, block) == 0) {
+        if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
+            ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
                 count_alloc(&client->stats, block);
                 client->stats.num_allocs--;
                 client->stats.num_frees--;
@@ -712,7 +722,7 @@ static void client_keep_on(bfc_client *client, const struct block *block)
 }
 
 /* The next owner of the block must not meet our kernels in it. The block is
- * still ours at the daemon, so its region stays. */
+ * still ours, here and at the daemon, so its region stays. */
 static int client_finish(struct device_range *range)
 {
         int r = device_range_finish(range);
@@ -720,37 +730,60 @@ static int client_finish(struct device_range *range)
         if (r == -EBUSY)
                 return error_set(r, "a stream is being captured, and whether a kernel still uses the block "
                                     "cannot be known: free it after the capture");
-        /* Otherwise the context is broken, and does nothing any more. */
-        return 0;
+        /* No work of ours runs on a device that is lost, or in a context that is broken. */
+        if (r == 0 || r == -ENODEV || r == -EIO)
+                return 0;
+        return error_set(r == -ENOMEM ? r : -EIO,
+                         "waiting for the work on the device failed (%s), so the block stays: free it again",
+                         strerror(-r));
 }
 
-static int client_free_block(bfc_client *client, void *ptr)
+/* Waits for the work, and then takes the block out of the table. */
+static int client_take(bfc_client *client, const void *ptr, struct block *ret)
 {
         struct device_range *range = NULL;
-        struct block block;
         int r;
 
         pthread_mutex_lock(&client->lock);
-        r = blocks_take(&client->blocks, ptr, &block);
-        if (r == 0) {
-                count_free(&client->stats, &block);
-                range = regions_range(&client->regions, block.region_id);
-        }
+        r = blocks_leave(&client->blocks, ptr, ret);
+        if (r == 0)
+                range = regions_range(&client->regions, ret->region_id);
         pthread_mutex_unlock(&client->lock);
         if (r < 0)
                 return error_set(-EINVAL, "%p is not a block of this client: never given, or freed already",
                                  ptr);
         r = client_finish(range);
-        if (r == 0)
-                r = client_give_back(client, block.block_id);
-        if (r == -ECONNRESET || r == -EBUSY) /* mapped, and this process's, as long as it lasts */
+        pthread_mutex_lock(&client->lock);
+        if (r < 0)
+                blocks_stay(&client->blocks, ptr);
+        else if (blocks_take(&client->blocks, ptr, ret) == 0)
+                count_free(&client->stats, ret);
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+/* *ret_stays: the block is still this process's, although the call failed. */
+static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stays)
+{
+        struct block block;
+        int r = client_take(client, ptr, &block);
+
+        *ret_stays = r < 0 && r != -EINVAL;
+        if (r < 0)
+                return r;
+        r = client_give_back(client, block.block_id);
+        if (r == -ECONNRESET) { /* mapped, and this process's, as long as it lasts */
+                block.is_leaving = false;
                 client_keep_on(client, &block);
+                *ret_stays = true;
+        }
         return r;
 }
 
 BFC_API int bfc_free(bfc_client *client, void *ptr)
 {
         struct recorder_life life;
+        bool stays = false;
         int r = client_check(client);
 
         if (r < 0)
@@ -758,8 +791,8 @@ BFC_API int bfc_free(bfc_client *client, void *ptr)
         if (!ptr)
                 return 0;
         recorder_freeing(client->recorder, ptr, &life);
-        r = client_free_block(client, ptr);
-        if (r == -ECONNRESET || r == -EBUSY)
+        r = client_free_block(client, ptr, &stays);
+        if (stays)
                 recorder_kept(client->recorder, &life);
         else
                 recorder_freed(client->recorder, &life);

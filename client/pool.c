@@ -102,7 +102,7 @@ BFC_API int bfc_pool_free(bfc_pool *pool)
         if (!pool)
                 return 0;
         r = bfc_free(pool->client, pool->block);
-        if (r != -EBUSY)
+        if (r != -EBUSY && r != -ENOMEM && r != -EIO)
                 free(pool);
         return r;
 }

@@ -106,8 +106,8 @@ int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, 
 /* Gives a block back. ptr: as bfc_malloc() returned it; NULL does nothing.
  * -EINVAL for anything else, also for a second free. On a GPU it waits, as
  * cudaFree does, for all work that this process has given to the device; -EBUSY
- * while that cannot be known, because a stream is being captured: the block
- * stays. */
+ * while that cannot be known, because a stream is being captured, and -ENOMEM or
+ * -EIO when the driver fails to wait: the block stays. */
 int bfc_free(bfc_client *client, void *ptr);
 
 /* Copies n_bytes between this process's memory and a block, on whatever device it
@@ -141,7 +141,7 @@ int bfc_pool_alloc(bfc_pool *pool, size_t n_bytes, void **ret_ptr);
 int bfc_pool_reset(bfc_pool *pool);
 
 /* Gives the block back, as bfc_free() does: on a GPU it waits for all work of this process
- * there, and is -EBUSY while a stream is being captured; then the pool stays as it was.
+ * there, and fails with -EBUSY, -ENOMEM or -EIO as it does; then the pool stays as it was.
  * After anything else the pool is gone. No other thread may be inside a call on this
  * pool. NULL does nothing. */
 int bfc_pool_free(bfc_pool *pool);

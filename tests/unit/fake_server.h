@@ -40,12 +40,13 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_HANDLE,               /* an extent by a handle, of a partition that shares by fd */
                  FAKE_HANDLE_AND_FD,        /* the same, and an fd with it */
                  FAKE_SHORT_HANDLE,
-                 FAKE_BAD_PARTITION,  /* an extent of a partition that was never told of */
-                 FAKE_TWO_PARTITIONS, /* a region's next extent of another partition */
-                 FAKE_HOLD,           /* collects `n_hold` mallocs, then answers the last first */
-                 FAKE_ONE_BY_ONE,     /* the same, but the first first, and some time between */
-                 FAKE_FREE_REFUSED,   /* EINVAL to a Free */
-                 FAKE_DEAF,           /* never answers a Goodbye */
+                 FAKE_BAD_PARTITION,   /* an extent of a partition that was never told of */
+                 FAKE_TWO_PARTITIONS,  /* a region's next extent of another partition */
+                 FAKE_HOLD,            /* collects `n_hold` mallocs, then answers the last first */
+                 FAKE_ONE_BY_ONE,      /* the same, but the first first, and some time between */
+                 FAKE_FREE_REFUSED,    /* EINVAL to a Free */
+                 FAKE_FREE_UNANSWERED, /* frees, and says nothing */
+                 FAKE_DEAF,            /* never answers a Goodbye */
 };
 
 struct fake_server;

@@ -74,6 +74,29 @@ START_TEST(the_block_around)
 }
 END_TEST
 
+START_TEST(a_leaving_block)
+{
+        struct block block = { .ptr = (void *)4096, .region_id = 7, .offset = 512, .n_bytes = 256 }, got;
+        struct blocks b = { 0 };
+
+        ck_assert_int_eq(blocks_leave(&b, block.ptr, &got), -ENOENT);
+        ck_assert_int_eq(blocks_add(&b, &block), 0);
+        ck_assert_int_eq(blocks_leave(&b, block.ptr, &got), 0);
+        ck_assert_uint_eq(got.offset, 512);
+        ck_assert_int_eq(blocks_leave(&b, block.ptr, &got), -ENOENT);
+        ck_assert_ptr_null(blocks_find(&b, block.ptr));
+        ck_assert(blocks_lie_in(&b, 7, 0, 4096));
+        ck_assert_uint_eq(b.n_used, 1);
+        blocks_stay(&b, block.ptr);
+        ck_assert_ptr_nonnull(blocks_find(&b, block.ptr));
+        ck_assert_int_eq(blocks_leave(&b, block.ptr, &got), 0);
+        ck_assert_int_eq(blocks_take(&b, block.ptr, &got), 0);
+        ck_assert(!blocks_lie_in(&b, 7, 0, 4096));
+        ck_assert_uint_eq(b.n_used, 0);
+        blocks_clear(&b);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("blocks");
@@ -82,6 +105,7 @@ int main(void)
         tcase_set_timeout(t, 60);
         tcase_add_test(t, table_against_a_model);
         tcase_add_test(t, the_block_around);
+        tcase_add_test(t, a_leaving_block);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }

@@ -1087,6 +1087,117 @@ START_TEST(fork_under_threads)
 }
 END_TEST
 
+/* ---- while a free waits for the device ------------------------------------- */
+
+/* Where the linker leads device_range_new(): a host's range whose finish() is the test's. */
+int __real_device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
+int __wrap_device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
+
+static _Atomic(int) finish_result, n_finishes, is_finish_held;
+
+static int finish_as_told(struct device_range *r)
+{
+        (void)r;
+        n_finishes++;
+        while (is_finish_held)
+                usleep(1000);
+        return finish_result;
+}
+
+int __wrap_device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
+{
+        static struct device_range_ops ops;
+        int r = __real_device_range_new(view, n_bytes, ret);
+
+        if (r < 0 || view->is_cuda)
+                return r;
+        ops = *(*ret)->ops;
+        ops.finish = finish_as_told;
+        (*ret)->ops = &ops;
+        return 0;
+}
+
+static _Atomic(int) free_result;
+
+static void *free_it(void *ptr)
+{
+        free_result = bfc_free(client, ptr);
+        return NULL;
+}
+
+/* A Retire of where the block lies is a lie as long as the free has not been told. */
+START_TEST(retire_while_a_free_waits)
+{
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        uint64_t n_mapped;
+        pthread_t freeing;
+        void *p = get(100), *q = NULL;
+        int r = 0;
+
+        n_mapped = stats().bytes_mapped;
+        is_finish_held = 1;
+        ck_assert_int_eq(pthread_create(&freeing, NULL, free_it, p), 0);
+        while (n_finishes == 0)
+                usleep(1000);
+        expect_error(bfc_free(client, p), -EINVAL, "freed already");
+        expect_error(bfc_block_info(client, p, &info), -EINVAL, "not a block");
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        fake_server_event(server, FAKE_RETIRE_USED);
+        for (int i = 0; i < 2000 && r != -EPROTO; i++) {
+                r = bfc_malloc(client, 1, &q);
+                usleep(1000);
+        }
+        expect_error(r, -EPROTO, "in use");
+        ck_assert_uint_eq(stats().bytes_mapped, n_mapped);
+        ck_assert_int_eq(n_finishes, 1);
+        is_finish_held = 0;
+        pthread_join(freeing, NULL);
+        ck_assert_int_eq(free_result, -EPROTO);
+}
+END_TEST
+
+START_TEST(free_that_cannot_wait)
+{
+        static const struct {
+                int finish, free;
+        } cases[] = {
+                { -EBUSY, -EBUSY }, { -ENOMEM, -ENOMEM }, { -EINVAL, -EIO }, { -ENODEV, 0 }, { -EIO, 0 }
+        };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                void *p = get(100);
+
+                finish_result = cases[i].finish;
+                ck_assert_int_eq(bfc_free(client, p), cases[i].free);
+                finish_result = 0;
+                ck_assert_uint_eq(stats().num_blocks, cases[i].free < 0);
+                ck_assert_uint_eq(fake_server_count(server).n_blocks, cases[i].free < 0);
+                ck_assert_int_eq(bfc_free(client, p), cases[i].free < 0 ? 0 : -EINVAL);
+                ck_assert_uint_eq(stats().num_blocks, 0);
+                ck_assert_uint_eq(stats().num_frees, i + 1);
+        }
+}
+END_TEST
+
+/* The daemon frees, takes the memory back, and goes before it answers: nothing is put back. */
+START_TEST(free_without_an_answer)
+{
+        pthread_t freeing;
+        void *p = get(100);
+
+        fake_server_set_mood(server, FAKE_FREE_UNANSWERED, 0);
+        ck_assert_int_eq(pthread_create(&freeing, NULL, free_it, p), 0);
+        while (fake_server_count(server).n_blocks > 0)
+                usleep(1000);
+        ck_assert_uint_eq(fake_server_event(server, FAKE_RETIRE), 1);
+        fake_server_hang_up(server);
+        pthread_join(freeing, NULL);
+        ck_assert_int_eq(free_result, -ECONNRESET);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+        expect_error(bfc_free(client, p), -EINVAL, "freed already");
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("client");
@@ -1124,6 +1235,9 @@ int main(void)
         tcase_add_test(t, retired_under_threads);
         tcase_add_test(t, forked_child);
         tcase_add_test(t, fork_under_threads);
+        tcase_add_test(t, retire_while_a_free_waits);
+        tcase_add_test(t, free_that_cannot_wait);
+        tcase_add_test(t, free_without_an_answer);
         suite_add_tcase(suite, t);
 
         for (size_t i = 0; i < 3; i++) {
