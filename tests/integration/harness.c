@@ -424,6 +424,23 @@ static unsigned count_fds(pid_t pid, FILE *list)
         return n_fds;
 }
 
+/* The daemon's fds when it has come to rest: it may still be closing the connections that
+ * asked whether it answers. */
+static unsigned count_resting_fds(const struct rig *rig)
+{
+        unsigned n_fds, n_before;
+
+        n_fds = count_fds(rig->pid, NULL);
+        for (int i = 0; i < 250; i++) {
+                n_before = n_fds;
+                usleep(20000);
+                n_fds = count_fds(rig->pid, NULL);
+                if (n_fds == n_before)
+                        break;
+        }
+        return n_fds;
+}
+
 struct rig *rig_start(const struct rig_config *config)
 {
         struct rig *rig = rig_folder();
@@ -441,8 +458,7 @@ struct rig *rig_start(const struct rig_config *config)
         rig->admin = raw_connect(rig->admin_socket, NULL);
         ck_assert_ptr_nonnull(rig->admin);
         ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == 0, 20000));
-        usleep(20000); /* it may still be closing the connections that asked whether it answers */
-        rig->n_fds = count_fds(rig->pid, NULL);
+        rig->n_fds = count_resting_fds(rig);
         rig->n_extents = rig_count(rig).n_extents;
         return rig;
 }

@@ -82,7 +82,7 @@ static void use(void *p, size_t n_bytes, uint64_t seed)
  * is refused properly. */
 static void live(void *arg)
 {
-        static const size_t sizes[] = { 1 * MIB, 9 * MIB, 3 * MIB + 1, 5 * MIB };
+        static const size_t sizes[] = { MIB / 4, 3 * MIB, 2 * MIB + 1, MIB / 4 };
         const struct life *life = arg;
         void *blocks[4] = { NULL };
 
@@ -193,8 +193,6 @@ START_TEST(every_call_of_the_daemon_fails_once)
         unsigned n_calls, n_served = 0;
         struct rig *rig;
 
-        if (rig_device() == ON_HOST)
-                return;
         rig = rig_folder();
         char counts[128];
         snprintf(counts, sizeof(counts), "%s/counts", rig->folder);
@@ -217,7 +215,8 @@ START_TEST(every_call_of_the_daemon_fails_once)
                 life = life_new(rig);
                 run_life(&life);
                 assert_books_balance(rig);
-                run_life(&life); /* the fault is over: all is well again */
+                if (n % 8 == 0)
+                        run_life(&life); /* the fault is over: all is well again */
                 rig_terminate(rig);
                 rig_discard(rig);
         }
@@ -233,8 +232,6 @@ START_TEST(every_call_of_the_client_fails_once)
         struct life life;
         struct rig *rig;
 
-        if (rig_device() == ON_HOST)
-                return;
         rig = rig_start(&config);
         life = life_new(rig);
         snprintf(counts, sizeof(counts), "%s/counts", rig->folder);
@@ -262,6 +259,10 @@ int main(void)
                 NULL,
         };
 
+        if (rig_device() == ON_HOST) {
+                printf("1..0 # SKIP for CUDA devices only\n");
+                return 0;
+        }
         setenv("FAKE_CUDA_POISON_BYTES", "4096", 1); /* hundreds of lives */
         return harness_main(harness_suite_of("cuda_faults", tests, 6 * TEST_TIMEOUT));
 }
