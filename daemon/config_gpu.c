@@ -176,9 +176,9 @@ static void check_contexts(struct config_reader *r, size_t device)
                 return;
         config_advise(
                 r, r->devices[device].headroom,
-                "device '%s': max_sessions lets %llu processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its context, %lluMiB to %lluMiB in all; the headroom is %s: lower max_sessions, or raise headroom to what they need",
-                d->id, (unsigned long long)n, MIB((n + 1) * CONTEXT_BYTES_MIN),
-                MIB((n + 1) * CONTEXT_BYTES_MAX), SIZE(d->headroom_bytes));
+                "device '%s': max_sessions lets %llu processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its context, %s to %s in all; the headroom is %s: lower max_sessions, or raise headroom to what they need",
+                d->id, (unsigned long long)n, ABOUT((n + 1) * CONTEXT_BYTES_MIN),
+                ABOUT((n + 1) * CONTEXT_BYTES_MAX), SIZE(d->headroom_bytes));
 }
 
 /* The default is what most libraries can take; who did not choose it is told

@@ -41,6 +41,17 @@ const char *config_show_size(struct config_shown *s, uint64_t n_bytes)
         return s->text;
 }
 
+const char *config_show_about(struct config_shown *s, uint64_t n_bytes)
+{
+        uint64_t mib = n_bytes >> 20, gib = mib >> 10;
+
+        if (gib < 10)
+                snprintf(s->text, sizeof(s->text), "%lluMiB", (unsigned long long)mib);
+        else
+                snprintf(s->text, sizeof(s->text), "%lluGiB", (unsigned long long)(gib + (mib % 1024 != 0)));
+        return s->text;
+}
+
 static void put_place(struct config_reader *r, const char *file, size_t line, size_t column)
 {
         for (; *file; file++)

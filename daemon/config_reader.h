@@ -73,9 +73,13 @@ const char *config_show_bytes(struct config_shown *s, const char *text, size_t n
 /* Bytes as a config would have them: exact, in the largest unit that divides. */
 const char *config_show_size(struct config_shown *s, uint64_t n_bytes);
 
-/* Both last until the block around them ends. */
-#define SHOW(node)    config_show_bytes(&(struct config_shown){ { 0 } }, (node)->text, (node)->n_text)
-#define SIZE(n_bytes) config_show_size(&(struct config_shown){ { 0 } }, n_bytes)
+/* Bytes for people: whole MiB, and from 10 GiB on whole GiB, rounded up. */
+const char *config_show_about(struct config_shown *s, uint64_t n_bytes);
+
+/* They last until the block around them ends. */
+#define ABOUT(n_bytes) config_show_about(&(struct config_shown){ { 0 } }, n_bytes)
+#define SHOW(node)     config_show_bytes(&(struct config_shown){ { 0 } }, (node)->text, (node)->n_text)
+#define SIZE(n_bytes)  config_show_size(&(struct config_shown){ { 0 } }, n_bytes)
 
 /* For sizes that nobody chose, such as a GPU's: whole MiB. */
 #define MIB(n_bytes) ((unsigned long long)((n_bytes) >> 20))

@@ -123,7 +123,9 @@ static void check_quota(struct config_reader *r, const struct yamltree_node *n,
                         SIZE(q->limit_bytes));
         else if (__builtin_add_overflow(note->sum_of_limits, q->limit_bytes, &note->sum_of_limits))
                 note->sum_of_limits = UINT64_MAX;
-        if (p->share == CONFIG_SHARE_CUDA_IPC && q->limit_bytes < SMALL_IPC_LIMIT)
+        /* What preallocates is one extent of the whole limit. */
+        if (p->share == CONFIG_SHARE_CUDA_IPC && p->growth == CONFIG_GROWTH_ON_DEMAND &&
+            q->limit_bytes < SMALL_IPC_LIMIT)
                 config_advise(
                         r, limit_node ? limit_node : n,
                         "limit %s in partition '%s' is made of pieces of 32MiB, because it shares by cuda-ipc; one small block holds a whole piece; with share: fd they would have 2MiB",

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -63,11 +64,15 @@ static bool driver_functions(void *library, struct cuda_driver *ret, const char 
 
 static void say_why_not_started(const struct cuda_driver *cu, CUresult r)
 {
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         char text[160];
 
         if (r == CUDA_ERROR_STUB_LIBRARY) {
                 snprintf(driver.sentence, sizeof(driver.sentence),
                          "no CUDA driver: the libcuda.so.1 found is the toolkit's stub");
+        } else if (r == CUDA_ERROR_NO_DEVICE && visible && strncmp(visible, "MIG-", 4) == 0) {
+                snprintf(driver.sentence, sizeof(driver.sentence),
+                         "the CUDA driver finds no such MIG device: nvidia-smi -L lists those there are");
         } else if (r == CUDA_ERROR_NO_DEVICE) {
                 snprintf(driver.sentence, sizeof(driver.sentence), "the CUDA driver finds no GPU");
         } else {

@@ -561,7 +561,10 @@ START_TEST(test_gpus)
         ck_assert_int_eq(c->partitions[1].share, CONFIG_SHARE_FD);
         ck_assert_uint_eq(c->partitions[2].limit_bytes, 1000 * MIB);
         ck_assert_uint_eq(c->tenants[0].quotas[0].limit_bytes, 3 * GIB);
-        assert_line("c.yaml", 9, 15, "warning: device 'cuda:1': max_sessions lets 100 processes in");
+        assert_line(
+                "c.yaml", 9, 15,
+                "warning: device 'cuda:1': max_sessions lets 100 processes in, and each, like bfcd itself, takes "
+                "100MiB to 550MiB of the GPU for its context, 10100MiB to 55GiB in all;");
         ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
         config_free(c);
 }
@@ -585,7 +588,7 @@ START_TEST(test_gpu_defaults)
         assert_line(
                 "c.yaml", 2, 10,
                 "1024 processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its "
-                "context, 102500MiB to 563750MiB in all; the headroom is 1026MiB");
+                "context, 101GiB to 551GiB in all; the headroom is 1026MiB");
         ck_assert_msg(count_lines(errors) == 3, "%s", errors); /* nobody can come to cuda:1 */
         config_free(c);
 }
@@ -738,6 +741,14 @@ START_TEST(test_small_limits_by_cuda_ipc)
         ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
         config_free(c);
         free(text);
+        /* What preallocates is one extent. */
+        c = parse_good(
+                "devices:\n"
+                "  - {id: cuda:0, headroom: 1100MiB, partitions: [{name: p, limit: 128MiB, share: cuda-ipc, "
+                "growth: preallocate}]}\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 1}]}]\n");
+        ck_assert_str_eq(errors, "");
+        config_free(c);
 }
 END_TEST
 

@@ -126,8 +126,10 @@ END_TEST
 /* A process sees one MIG device and no other GPU. */
 START_TEST(mig_devices_are_alone)
 {
-        struct process p = process_start(), q = process_start();
+        struct process p = process_start(), q = process_start(), none = process_start();
 
+        expect_refused(&none, "MIG-" UUID_0, -ENODEV, "no such MIG device: nvidia-smi -L");
+        ck_assert_int_eq(process_end(&none), 0);
         setenv("FAKE_CUDA_DEVICES", "64MiB:mig,32MiB:mig,32MiB", 1);
         set(&p, "FAKE_CUDA_DEVICES=64MiB:mig,32MiB:mig,32MiB");
         set(&q, "FAKE_CUDA_DEVICES=64MiB:mig,32MiB:mig,32MiB");
