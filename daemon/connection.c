@@ -277,6 +277,16 @@ static void on_quarantine_end(uv_timer_t *timer)
 {
         struct connection *c = timer->data;
 
+        /* Under a living importer such memory cannot be destroyed: not at all, or not defined. */
+        if (c->pidfd >= 0 && session_holds_mappings(c->session)) {
+                log_warning(
+                        "session %" PRIu64
+                        ": pid %d still lives after its hang-up and the quarantine's end; what it held "
+                        "stays charged to tenant '%s' until it exits, since its device cannot take memory "
+                        "from a living process",
+                        c->session->id, (int)c->session->who.pid, c->session->tenant->name);
+                return;
+        }
         log_warning("session %" PRIu64
                     ": pid %d still lives after its hang-up and the quarantine's end; what it "
                     "held is released",

@@ -918,6 +918,30 @@ size_t session_n_held(const struct session *s)
         return (size_t)record->links.n_blocks + record->links.n_exports;
 }
 
+static const struct device *session_extent_device(const struct session *s, uint32_t extent)
+{
+        uint32_t quota = ledger_extent_at(s->broker->ledger, extent)->quota;
+        size_t i = 0;
+
+        while (s->shares[i].quota->index != quota)
+                i++;
+        return s->shares[i].quota->partition->device;
+}
+
+bool session_holds_mappings(const struct session *s)
+{
+        struct ledger *ledger = s->broker->ledger;
+        uint32_t x;
+
+        if (s->index == LEDGER_NONE)
+                return false;
+        x = ledger_session_at(ledger, s->index)->links.first_export;
+        for (; x != LEDGER_NONE; x = ledger_export_at(ledger, x)->links.next_of_session)
+                if (!session_extent_device(s, ledger_export_at(ledger, x)->extent)->empties_mappings)
+                        return true;
+        return false;
+}
+
 int session_hang_up(struct session *s)
 {
         assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);

@@ -109,8 +109,11 @@ int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const
 
 /* The connection of a NEW or LIVE session is gone. 0: nothing is held, the
  * session is CLOSING. 1: QUARANTINED: call session_close() when the process has
- * exited or the time is up. */
+ * exited or the time is up (not by time where it session_holds_mappings()). */
 int session_hang_up(struct session *s);
+
+/* It was given memory that its device cannot take from a process that lives. */
+bool session_holds_mappings(const struct session *s);
 
 /* Begins to free all it holds. `why` for the log. */
 void session_close(struct session *s, const char *why);
