@@ -62,7 +62,7 @@ START_TEST(patience_ends_with_an_escape)
         static const struct {
                 uint64_t late_ms;
                 int result;
-        } steps[] = { { UINT64_MAX, -EBUSY }, { 30, -EBUSY }, { 0, 0 }, { 15, 0 } };
+        } steps[] = { { UINT64_MAX, -EBUSY }, { 55, -EBUSY }, { 0, 0 }, { 15, 0 } };
         struct process owner = owner_start(), fugitive = process_start();
         struct message e, m;
 
