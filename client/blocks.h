@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct slab; /* the cache's */
+
+/* A line of the processor's cache. */
 struct block {
         const void *ptr; /* NULL: an empty slot */
         uint64_t block_id;
@@ -17,7 +20,9 @@ struct block {
         uint64_t offset; /* in the region */
         uint64_t n_bytes;
         uint64_t n_requested;
-        bool is_leaving; /* being freed: still there, and nobody else's to find */
+        struct slab *slab; /* in which it begins; NULL: it is the broker's own */
+        uint64_t handle;   /* the slab's pool knows it by that */
+        bool is_leaving;   /* being freed: still there, and nobody else's to find */
 };
 
 /* Zero-initialised is empty.

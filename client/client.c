@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "client/blocks.h"
+#include "client/cache.h"
 #include "client/call.h"
 #include "client/error.h"
 #include "client/events.h"
@@ -42,6 +43,9 @@
 #define GOODBYE_TIMEOUT_MS   5000u
 #define OPTIONS_MIN_BYTES    offsetof(struct bfc_options, flags) /* the first version's */
 #define BLOCK_INFO_MIN_BYTES offsetof(struct bfc_block_info, share)
+#define BLOCK_GRANULE        256u
+#define DEFAULT_SLAB_BYTES   (UINT64_C(2) << 20)
+#define MAX_SLAB_BYTES       (UINT64_C(1) << 30)
 #define BFC_API              __attribute__((visibility("default")))
 
 struct bfc_client {
@@ -54,8 +58,11 @@ struct bfc_client {
         bool *is_seen;              /* of a GPU's: it is one that this process sees; atomic */
         uint32_t partition;         /* index into its partitions */
         struct recorder *recorder;  /* NULL: none */
+        uint64_t n_calls;           /* atomic */
+        int lost;                   /* atomic: why the session ended, as far as is known; 0 */
 
         pthread_mutex_t lock; /* everything below; never held across a call */
+        struct cache *cache;  /* NULL: none */
         struct regions regions;
         struct blocks blocks;
         struct bfc_client_stats stats;
@@ -78,6 +85,8 @@ static int client_lost(bfc_client *client, int error)
 {
         char why[sizeof(client->end_reason)];
 
+        if (error == -ECONNRESET || error == -EPROTO)
+                __atomic_store_n(&client->lost, error, __ATOMIC_RELAXED);
         pthread_mutex_lock(&client->lock);
         memcpy(why, client->end_reason, sizeof(why));
         pthread_mutex_unlock(&client->lock);
@@ -100,6 +109,7 @@ static int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__B
         Bfcd__Reply *reply = NULL;
         int r = call_send(client->connection, request, &reply);
 
+        __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
         if (r < 0)
                 return client_lost(client, r);
         if (reply->body_case == expected) {
@@ -204,6 +214,7 @@ static int client_end(bfc_client *client, int error, const char *why)
         if (!client->end_reason[0])
                 snprintf(client->end_reason, sizeof(client->end_reason), "%s", why);
         pthread_mutex_unlock(&client->lock);
+        __atomic_store_n(&client->lost, error, __ATOMIC_RELAXED);
         call_end(client->connection, error);
         return error;
 }
@@ -214,7 +225,8 @@ static int client_retired_range(const bfc_client *client, uint64_t extent_id, st
         struct region_place place;
 
         if (regions_find_extent(&client->regions, extent_id, &place) < 0 ||
-            blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes))
+            blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
+            (client->cache && cache_lies_in(client->cache, place.region_id, place.offset, place.n_bytes)))
                 return -EPROTO;
         *ret = place.range;
         return 0;
@@ -299,6 +311,22 @@ static const char *pick(const char *option, const char *variable, const char *fa
         return value && value[0] ? value : fallback;
 }
 
+/* What the environment says of the cache. */
+static int options_read_cache(struct bfc_options *options)
+{
+        const char *word = pick(NULL, "BFC_CACHE", "on");
+
+        if (options->cache_slab_bytes > MAX_SLAB_BYTES)
+                return error_set(-EINVAL, "bfc_options.cache_slab_bytes is %llu: at most %llu make sense",
+                                 (unsigned long long)options->cache_slab_bytes,
+                                 (unsigned long long)MAX_SLAB_BYTES);
+        if (strcmp(word, "off") == 0)
+                options->flags |= BFC_NO_CACHE;
+        else if (strcmp(word, "on") != 0)
+                return error_set(-EINVAL, "BFC_CACHE is \"%s\": it can be on or off", word);
+        return 0;
+}
+
 /* The options as this library knows them. A caller built against a later header
  * may have more, as long as it asks for nothing there; one built against an
  * earlier header has fewer. */
@@ -322,7 +350,7 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
                                                  bfc_version());
                 memcpy(&known, options,
                        options->struct_size < sizeof(known) ? options->struct_size : sizeof(known));
-                if (known.flags & ~BFC_NO_THREAD)
+                if (known.flags & ~(BFC_NO_THREAD | BFC_NO_CACHE))
                         return error_set(-EINVAL,
                                          "bfc_options.flags has bits that this library, %s, does not know",
                                          bfc_version());
@@ -332,8 +360,10 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
         known.tenant = pick(known.tenant, "BFC_TENANT", "");
         known.name = pick(known.name, NULL, program_invocation_short_name);
         known.trace = pick(known.trace, "BFC_TRACE", NULL);
+        if (known.cache_slab_bytes == 0)
+                known.cache_slab_bytes = DEFAULT_SLAB_BYTES;
         *ret = known;
-        return 0;
+        return options_read_cache(ret);
 }
 
 static int connect_failed(int error, const char *path)
@@ -367,6 +397,7 @@ static void *client_free(bfc_client *client)
         call_free(client->connection);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
+        cache_free(client->cache);
         free(client->places);
         free(client->is_seen);
         recorder_free(client->recorder);
@@ -491,6 +522,32 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
         return client_check_hello(client, options->partition);
 }
 
+/* What is idle here nobody else can use. So by default half of the tenant's limit is left to
+ * its other processes. */
+static uint64_t client_idle_bytes(const struct bfc_options *options, const Bfcd__PartitionInfo *partition)
+{
+        if (options->cache_idle_bytes > 0)
+                return options->cache_idle_bytes;
+        return partition->bytes_limit > 0 ? partition->bytes_limit / 2 : UINT64_MAX;
+}
+
+static int client_start_cache(bfc_client *client, const struct bfc_options *options)
+{
+        const Bfcd__HelloReply *hello = client->hello->hello;
+        struct cache_sizes *sizes;
+        int r;
+
+        if (options->flags & BFC_NO_CACHE)
+                return 0;
+        sizes = calloc(hello->n_partitions + 1, sizeof(*sizes));
+        for (size_t i = 0; sizes && i < hello->n_partitions; i++)
+                sizes[i] = (struct cache_sizes){ options->cache_slab_bytes,
+                                                 client_idle_bytes(options, hello->partitions[i]) };
+        r = sizes ? cache_new(sizes, (uint32_t)hello->n_partitions, &client->cache) : -ENOMEM;
+        free(sizes);
+        return r < 0 ? error_set(r, "this process is out of memory") : 0;
+}
+
 BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_client)
 {
         struct bfc_options known = { 0 };
@@ -512,6 +569,8 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 r = client_say_hello(client, &known);
         if (r == 0 && known.trace)
                 r = recorder_open(known.trace, &client->recorder);
+        if (r == 0)
+                r = client_start_cache(client, &known);
         if (r == 0)
                 r = client_start_thread(client, &known);
         if (r < 0) {
@@ -576,29 +635,84 @@ static void count_free(struct bfc_client_stats *s, const struct block *block)
         s->bytes_requested -= block->n_requested;
 }
 
+static void count_reserved(struct bfc_client_stats *s, uint64_t n_bytes)
+{
+        s->bytes_reserved += n_bytes;
+        if (s->bytes_reserved > s->peak_bytes_reserved)
+                s->peak_bytes_reserved = s->bytes_reserved;
+}
+
 /* Writes a new block down. Lock held. */
-static int client_keep(bfc_client *client, const Bfcd__Block *got, uint64_t n_requested, void **ret_ptr)
+static int client_keep(bfc_client *client, struct block *block, uint64_t n_requested, void **ret_ptr)
+{
+        int r;
+
+        block->n_requested = n_requested;
+        r = blocks_add(&client->blocks, block);
+        if (r < 0)
+                return r == -EEXIST ? -EPROTO : r;
+        count_alloc(&client->stats, block);
+        *ret_ptr = (void *)(uintptr_t)block->ptr;
+        return 0;
+}
+
+/* A block out of what this client has already. Lock held. CACHE_MISS. */
+static int client_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, void **ret_ptr)
+{
+        struct block block;
+        int r = cache_alloc(client->cache, partition, n_bytes, &block);
+
+        if (r != 0)
+                return r;
+        r = client_keep(client, &block, n_bytes, ret_ptr);
+        if (r < 0)
+                cache_dealloc(&block);
+        return r;
+}
+
+/* What the daemon gave: into the cache and cut, or as it is where the cache cannot take
+ * it. Lock held. *kept: the daemon's block is written down, also where this fails. */
+static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block *got, uint64_t n_bytes,
+                       uint64_t flags, bool *kept, void **ret_ptr)
 {
         struct block block = { .block_id = got->block_id,
                                .region_id = got->region_id,
                                .offset = got->offset,
-                               .n_bytes = got->n_bytes,
-                               .n_requested = n_requested };
+                               .n_bytes = got->n_bytes };
         void *ptr;
         int r;
 
-        if (got->n_bytes < n_requested)
-                return -EPROTO;
         r = regions_resolve(&client->regions, got->region_id, got->offset, got->n_bytes, &ptr);
         if (r < 0)
                 return r;
         block.ptr = ptr;
-        r = blocks_add(&client->blocks, &block);
-        if (r < 0)
-                return r == -EEXIST ? -EPROTO : r;
-        count_alloc(&client->stats, &block);
-        *ret_ptr = ptr;
-        return 0;
+        if (client->cache && flags == 0) {
+                struct cache_given given = {
+                        got->block_id, got->region_id, regions_size(&client->regions, got->region_id),
+                        got->offset,   got->n_bytes,   ptr
+                };
+
+                r = cache_add(client->cache, partition, &given);
+                if (r == -EEXIST)
+                        return -EPROTO; /* it gave that place before */
+                *kept = r == 0;
+        }
+        if (*kept) {
+                r = client_cut(client, partition, n_bytes, ret_ptr);
+                if (r == CACHE_MISS && cache_take_wrong(client->cache, partition, got->block_id) < 0)
+                        r = -ENOMEM;
+                *kept = r != CACHE_MISS;
+                if (*kept)
+                        count_reserved(&client->stats, got->n_bytes);
+                return r;
+        }
+        if (got->n_bytes < n_bytes)
+                return CACHE_MISS;
+        r = client_keep(client, &block, n_bytes, ret_ptr);
+        *kept = r == 0;
+        if (*kept)
+                count_reserved(&client->stats, got->n_bytes);
+        return r;
 }
 
 static int client_give_back(bfc_client *client, uint64_t block_id)
@@ -650,12 +764,128 @@ static int client_check_place(bfc_client *client, uint32_t partition)
                          client->hello->hello->partitions[partition]->device);
 }
 
-BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
-                             void **ret_ptr)
+/* Asks the daemon for ask_bytes, and takes n_bytes of it. CACHE_MISS: they were less, and did
+ * not come to lie beside what is free here; they went back. */
+static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uint64_t n_bytes,
+                        uint64_t flags, void **ret_ptr)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
         Bfcd__Reply *reply = NULL;
+        bool kept = false;
+        int r;
+
+        body.partition = partition;
+        body.n_bytes = ask_bytes;
+        body.flags = flags;
+        request.body_case = BFCD__REQUEST__BODY_MALLOC;
+        request.malloc = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_BLOCK, &reply);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        r = reply->block->n_bytes < ask_bytes
+                    ? -EPROTO
+                    : client_take(client, partition, reply->block, n_bytes, flags, &kept, ret_ptr);
+        pthread_mutex_unlock(&client->lock);
+        if ((r == -ENOMEM || r == CACHE_MISS) && !kept)
+                client_give_back(client, reply->block->block_id);
+        if (r == -ENOMEM)
+                r = error_set(r, "this process is out of memory");
+        else if (r < 0)
+                r = error_set(r, "the daemon gave a block of %llu bytes where none can be",
+                              (unsigned long long)reply->block->n_bytes);
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+#define GIVE_BACK_AT_ONCE 32u
+
+/* Gives whole idle slabs back, until they were want_bytes or there is none. */
+static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_t want_bytes,
+                                 uint64_t *ret_bytes)
+{
+        uint64_t block_ids[GIVE_BACK_AT_ONCE], sum = 0, n_bytes;
+        size_t n;
+        int r = 0;
+
+        do {
+                pthread_mutex_lock(&client->lock);
+                n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, GIVE_BACK_AT_ONCE,
+                                    &n_bytes);
+                client->stats.bytes_reserved -= n_bytes;
+                pthread_mutex_unlock(&client->lock);
+                sum += n_bytes;
+                for (size_t i = 0; i < n; i++) {
+                        int error = client_give_back(client, block_ids[i]);
+
+                        r = r < 0 ? r : error;
+                }
+        } while (r == 0 && n == GIVE_BACK_AT_ONCE && sum < want_bytes);
+        *ret_bytes = sum;
+        return r;
+}
+
+/* CACHE_MISS: *ret_want is to be asked for. */
+static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t *ret_want,
+                          void **ret_ptr)
+{
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        r = client_cut(client, partition, n_bytes, ret_ptr);
+        if (r == CACHE_MISS)
+                *ret_want = cache_want(client->cache, partition, n_bytes);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return error_set(r, r == -ENOMEM ? "this process is out of memory"
+                                                 : "the daemon gave the same place twice");
+        return r;
+}
+
+/* What is idle here goes back, and no more is asked for than is needed. */
+static int client_refused(bfc_client *client, uint32_t partition, int error, uint64_t n_asked,
+                          uint64_t n_bytes, uint64_t flags, void **ret_ptr)
+{
+        uint64_t given_back = 0, want;
+        int r = client_give_back_idle(client, partition, UINT64_MAX, &given_back);
+
+        if (r < 0)
+                return r;
+        if (given_back == 0 && n_asked < n_bytes + BLOCK_GRANULE)
+                return error;
+        /* Another thread may have freed something meanwhile. */
+        r = flags ? CACHE_MISS : client_try_cut(client, partition, n_bytes, &want, ret_ptr);
+        return r == CACHE_MISS ? client_fetch(client, partition, n_bytes, n_bytes, flags, ret_ptr) : r;
+}
+
+/* From the cache, or else from the daemon. Where extents end only the daemon knows, so what has
+ * flags is a block of its own. */
+static int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t flags,
+                         void **ret_ptr)
+{
+        uint64_t want = n_bytes;
+        int r;
+
+        if (client->cache && flags == 0 && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
+                r = client_try_cut(client, partition, n_bytes, &want, ret_ptr);
+                if (r != CACHE_MISS)
+                        return r;
+        }
+        r = client_fetch(client, partition, want, n_bytes, flags, ret_ptr);
+        if (r == CACHE_MISS) {
+                want = cache_want_whole(client->cache, partition, n_bytes);
+                r = client_fetch(client, partition, want, n_bytes, flags, ret_ptr);
+        }
+        if (client->cache && (r == -EDQUOT || r == -ENOMEM))
+                r = client_refused(client, partition, r, want, n_bytes, flags, ret_ptr);
+        return r;
+}
+
+BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
+                             void **ret_ptr)
+{
+        uint32_t index = 0;
         int r = client_check(client);
 
         if (r < 0)
@@ -667,32 +897,16 @@ BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n
         if ((flags & ~BFC_ONE_EXTENT) != 0)
                 return error_set(-EINVAL, "flags 0x%llx: this library knows BFC_ONE_EXTENT and no other",
                                  (unsigned long long)flags);
-        r = client_partition_index(client, partition, &body.partition);
+        r = client_partition_index(client, partition, &index);
         if (r == 0)
-                r = client_check_place(client, body.partition);
+                r = client_check_place(client, index);
         if (r < 0)
                 return r;
-        body.n_bytes = n_bytes;
-        body.flags = flags;
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_BLOCK, &reply);
+        r = client_malloc(client, index, n_bytes, flags, ret_ptr);
         if (r < 0)
                 return client_malloc_failed(client, r);
-        pthread_mutex_lock(&client->lock);
-        r = client_keep(client, reply->block, n_bytes, ret_ptr);
-        pthread_mutex_unlock(&client->lock);
-        if (r == -ENOMEM) {
-                client_give_back(client, reply->block->block_id);
-                r = client_malloc_failed(client, error_set(r, "this process is out of memory"));
-        } else if (r < 0) {
-                r = error_set(r, "the daemon gave a block of %llu bytes where none can be",
-                              (unsigned long long)reply->block->n_bytes);
-        }
-        bfcd__reply__free_unpacked(reply, NULL);
-        if (r == 0)
-                recorder_given(client->recorder, *ret_ptr, n_bytes);
-        return r;
+        recorder_given(client->recorder, *ret_ptr, n_bytes);
+        return 0;
 }
 
 BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
@@ -738,8 +952,40 @@ static int client_finish(struct device_range *range)
                          strerror(-r));
 }
 
+/* Its place is free for this process's next bfc_malloc(). Lock held. Returns how much is
+ * to go back for that. */
+static uint64_t client_uncut(bfc_client *client, const struct block *block)
+{
+        uint32_t partition = cache_partition(block);
+
+        cache_dealloc(block);
+        return cache_excess(client->cache, partition);
+}
+
+/* The common case in one step: a cached block of memory on which no device works.
+ * False: it is no such block. */
+static bool client_uncut_at_once(bfc_client *client, const void *ptr, uint32_t *ret_partition,
+                                 uint64_t *ret_excess)
+{
+        const struct block *found;
+        struct block block;
+        bool done;
+
+        pthread_mutex_lock(&client->lock);
+        found = blocks_find(&client->blocks, ptr);
+        done = found && found->slab && !client->places[cache_partition(found)].is_cuda &&
+               !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+        if (done && blocks_take(&client->blocks, ptr, &block) == 0) {
+                count_free(&client->stats, &block);
+                *ret_partition = cache_partition(&block);
+                *ret_excess = client_uncut(client, &block);
+        }
+        pthread_mutex_unlock(&client->lock);
+        return done;
+}
+
 /* Waits for the work, and then takes the block out of the table. */
-static int client_take(bfc_client *client, const void *ptr, struct block *ret)
+static int client_take_out(bfc_client *client, const void *ptr, struct block *ret)
 {
         struct device_range *range = NULL;
         int r;
@@ -762,20 +1008,63 @@ static int client_take(bfc_client *client, const void *ptr, struct block *ret)
         return r;
 }
 
+/* A block that no work touches any more goes to the cache, or to the daemon. */
+static int client_put_back(bfc_client *client, const struct block *block, uint64_t *ret_excess)
+{
+        int r = block->slab ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
+
+        if (r != 0)
+                return client_lost(client, r);
+        if (!block->slab)
+                r = client_give_back(client, block->block_id);
+        if (r == -ECONNRESET)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        if (block->slab)
+                *ret_excess = client_uncut(client, block);
+        else
+                client->stats.bytes_reserved -= block->n_bytes;
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
 /* *ret_stays: the block is still this process's, although the call failed. */
 static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stays)
 {
+        uint64_t excess = 0, n_bytes;
+        uint32_t partition = 0;
         struct block block;
-        int r = client_take(client, ptr, &block);
+        int r = 0;
 
-        *ret_stays = r < 0 && r != -EINVAL;
-        if (r < 0)
-                return r;
-        r = client_give_back(client, block.block_id);
-        if (r == -ECONNRESET) { /* mapped, and this process's, as long as it lasts */
-                block.is_leaving = false;
-                client_keep_on(client, &block);
-                *ret_stays = true;
+        *ret_stays = false;
+        if (!client_uncut_at_once(client, ptr, &partition, &excess)) {
+                r = client_take_out(client, ptr, &block);
+                *ret_stays = r < 0 && r != -EINVAL;
+                if (r < 0)
+                        return r;
+                if (block.slab)
+                        partition = cache_partition(&block);
+                r = client_put_back(client, &block, &excess);
+                if (r == -ECONNRESET ||
+                    (r < 0 && block.slab)) { /* mapped, and this process's, as long as it lasts */
+                        block.is_leaving = false;
+                        client_keep_on(client, &block);
+                        *ret_stays = true;
+                }
+        }
+        if (excess > 0)
+                client_give_back_idle(client, partition, excess, &n_bytes);
+        return r;
+}
+
+BFC_API int bfc_trim(bfc_client *client, size_t n_bytes)
+{
+        uint64_t sum = 0, given_back;
+        int r = client_check(client);
+
+        for (uint32_t i = 0; r == 0 && client->cache && i < client->hello->hello->n_partitions; i++) {
+                r = client_give_back_idle(client, i, n_bytes - sum, &given_back);
+                sum += given_back < n_bytes - sum ? given_back : n_bytes - sum;
         }
         return r;
 }
@@ -873,6 +1162,7 @@ BFC_API int bfc_read(bfc_client *client, void *dst, const void *ptr, size_t n_by
 
 /* ---- figures ------------------------------------------------------------- */
 
+/* n_bytes: what the first version's had. */
 static int check_struct(const char *function, const void *ret, size_t struct_size, size_t n_bytes)
 {
         if (!ret)
@@ -898,13 +1188,29 @@ BFC_API int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
         int r = client_check(client);
 
         if (r == 0)
-                r = check_struct("bfc_stats", ret, ret ? ret->struct_size : 0, sizeof(stats));
+                r = check_struct("bfc_stats", ret, ret ? ret->struct_size : 0,
+                                 offsetof(struct bfc_client_stats, bytes_reserved));
         if (r < 0)
                 return r;
         pthread_mutex_lock(&client->lock);
         stats = client->stats;
         pthread_mutex_unlock(&client->lock);
+        stats.bytes_idle = stats.bytes_reserved - stats.bytes_in_use;
+        stats.num_calls = __atomic_load_n(&client->n_calls, __ATOMIC_RELAXED);
         fill_struct(ret, ret->struct_size, &stats, sizeof(stats));
+        return 0;
+}
+
+BFC_API int bfc_reset_peaks(bfc_client *client)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        client->stats.peak_bytes_in_use = client->stats.bytes_in_use;
+        client->stats.peak_bytes_reserved = client->stats.bytes_reserved;
+        pthread_mutex_unlock(&client->lock);
         return 0;
 }
 
@@ -989,6 +1295,7 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
                         .offset = block->offset,
                         .n_bytes = block->n_bytes,
                         .n_requested = block->n_requested,
+                        .block_offset = block->slab ? cache_offset(block) : 0,
                 };
         if (block)
                 info_add_origin(client, &info);

@@ -208,6 +208,13 @@ struct device_range *regions_range(const struct regions *r, uint64_t region_id)
         return region ? region->range : NULL;
 }
 
+uint64_t regions_size(const struct regions *r, uint64_t region_id)
+{
+        const struct region *region = regions_find(r, region_id);
+
+        return region ? region->n_bytes : 0;
+}
+
 static const struct mapped *regions_find_mapped(const struct regions *r, uint64_t extent_id,
                                                 struct region **ret)
 {

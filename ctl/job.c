@@ -295,21 +295,35 @@ static int live_once(struct life *l)
         return r;
 }
 
+static int count_calls(struct life *l, struct bfc_client_stats *stats)
+{
+        uint64_t n_before = stats->num_calls;
+        int r = bfc_stats(l->client, stats);
+
+        if (r < 0)
+                return fail(l, r, "bfc_stats");
+        l->result->n_last_calls = stats->num_calls - n_before;
+        return 0;
+}
+
 static int live(struct life *l)
 {
         struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
-        int r = 0;
+        uint64_t n_before;
+        int r = count_calls(l, &stats);
 
+        n_before = stats.num_calls;
         l->clock_ns = measure_clock();
         for (uint32_t i = 0; r == 0 && i < l->plan->n_repeats && !l->result->stopped; i++) {
                 l->seed = mix((uint64_t)getpid() << 32 ^ (uint64_t)l->plan->job << 16 ^ i);
                 r = live_once(l);
+                if (r == 0)
+                        r = count_calls(l, &stats);
         }
         if (r < 0)
                 return r;
-        r = bfc_stats(l->client, &stats);
-        if (r < 0)
-                return fail(l, r, "bfc_stats");
+        l->result->n_calls = stats.num_calls - n_before;
+        l->result->peak_reserved_bytes = stats.peak_bytes_reserved;
         l->result->n_blocks_left = stats.num_blocks;
         return 0;
 }

@@ -42,13 +42,16 @@ struct job_result {
         uint64_t ns; /* inside bfc_malloc() and bfc_free() */
         uint64_t peak_live_bytes;
         uint64_t peak_block_bytes;
-        uint64_t n_corruptions; /* blocks that did not hold what was written */
-        uint64_t n_blocks_left; /* by the library's count, when all was freed */
-        bool stopped;           /* by the signal */
-        bool done;              /* got to its end, well or not */
-        char refusal[512];      /* the first one's sentence */
-        char corruption[256];   /* the first one */
-        char error[512];        /* why the job could not go on, or "" */
+        uint64_t peak_reserved_bytes; /* what the client held from the daemon, in use or idle */
+        uint64_t n_calls;             /* requests to the daemon for all of that */
+        uint64_t n_last_calls;        /* of these in the last repetition */
+        uint64_t n_corruptions;       /* blocks that did not hold what was written */
+        uint64_t n_blocks_left;       /* by the library's count, when all was freed */
+        bool stopped;                 /* by the signal */
+        bool done;                    /* got to its end, well or not */
+        char refusal[512];            /* the first one's sentence */
+        char corruption[256];         /* the first one */
+        char error[512];              /* why the job could not go on, or "" */
 };
 
 /* Connects, lives through the trace, disconnects. *result begins as zeroes. */

@@ -37,6 +37,7 @@ struct invocation {
         const char *socket;
         const char *partition;
         const char *tenant;
+        const char *cache; /* on, off; NULL: the environment's */
         uint64_t n_jobs;
         uint64_t n_repeats;
         uint64_t seed;
@@ -90,6 +91,8 @@ run_child(const struct invocation *v, const struct trace *t, struct shared *shar
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         if (getppid() != parent)
                 _exit(EXIT_REFUSED);
+        if (v->cache)
+                setenv("BFC_CACHE", v->cache, 1);
         job_run(&plan, &shared->totals, &shared->results[job]);
         _exit(EXIT_SUCCESS);
 }
@@ -269,6 +272,7 @@ static void print_help(void)
               "  -n, --jobs N          as many processes, each with the whole trace (1)\n"
               "  -r, --repeat N        each as many times (1)\n"
               "      --scale F         every size times F, rounded up (1)\n"
+              "      --cache on|off    the client's cache ($BFC_CACHE, on)\n"
               "      --verify          write every block and check it before it is freed\n"
               "  -j, --json            print JSON\n"
               "      --generate NAME   print a trace instead: transformer or random\n"
@@ -312,7 +316,7 @@ static bool parse_scale(const char *text, double *ret)
         return true;
 }
 
-enum { OPTION_SCALE = 256, OPTION_VERIFY, OPTION_GENERATE, OPTION_SEED, OPTION_VERSION };
+enum { OPTION_SCALE = 256, OPTION_VERIFY, OPTION_CACHE, OPTION_GENERATE, OPTION_SEED, OPTION_VERSION };
 
 /* Options with a value that can be wrong. EXIT_USAGE, or 0. */
 static int take_value(struct invocation *v, int option, const char *value)
@@ -330,6 +334,11 @@ static int take_value(struct invocation *v, int option, const char *value)
                 return parse_number(value, 0, UINT64_MAX, &v->seed)
                                ? 0
                                : usage("wrong value for --seed", value, "a number from 0");
+        case OPTION_CACHE:
+                v->cache = value;
+                return strcmp(value, "on") == 0 || strcmp(value, "off") == 0
+                               ? 0
+                               : usage("wrong value for --cache", value, "on or off");
         case OPTION_SCALE:
                 return parse_scale(value, &v->scale)
                                ? 0
@@ -390,6 +399,7 @@ int main(int argc, char **argv)
                 { "jobs", required_argument, NULL, 'n' },
                 { "repeat", required_argument, NULL, 'r' },
                 { "scale", required_argument, NULL, OPTION_SCALE },
+                { "cache", required_argument, NULL, OPTION_CACHE },
                 { "verify", no_argument, NULL, OPTION_VERIFY },
                 { "json", no_argument, NULL, 'j' },
                 { "generate", required_argument, NULL, OPTION_GENERATE },

@@ -23,6 +23,10 @@ struct sum {
         uint64_t ns;
         uint64_t n_corruptions;
         uint64_t n_blocks_left;
+        uint64_t n_calls;
+        uint64_t n_last_calls;
+        uint64_t reserved; /* each job's own peak */
+        uint64_t blocks;   /* the same */
         uint32_t n_broken; /* jobs that could not go on */
         uint32_t first_broken;
         bool stopped;
@@ -44,6 +48,10 @@ static struct sum sum_of(const struct report *report)
                 s.ns += r->ns;
                 s.n_corruptions += r->n_corruptions;
                 s.n_blocks_left += r->n_blocks_left;
+                s.n_calls += r->n_calls;
+                s.n_last_calls += r->n_last_calls;
+                s.reserved += r->peak_reserved_bytes;
+                s.blocks += r->peak_block_bytes;
                 s.stopped = s.stopped || r->stopped;
                 if (!*s.refusal)
                         s.refusal = r->refusal;
@@ -67,6 +75,12 @@ static double per_operation(uint64_t ns, uint64_t n)
         return n ? (double)ns / (double)n : 0;
 }
 
+/* What the cache costs: each job's own peaks. */
+static double held_over_live(const struct sum *s)
+{
+        return s->blocks ? (double)s->reserved / (double)s->blocks : 0;
+}
+
 int report_status(const struct report *report)
 {
         struct sum s = sum_of(report);
@@ -79,9 +93,9 @@ int report_status(const struct report *report)
 /* ---- for people ---------------------------------------------------------- */
 
 static const struct table_column columns[] = {
-        { "Trace", false },   { "Jobs", false },        { "Operations", false },
-        { "Time", false },    { "Peak", false },        { "Peak in blocks", false },
-        { "Refused", false }, { "Corruptions", false }, { "Blocks left", false },
+        { "Trace", false },   { "Jobs", false },           { "Operations", false },  { "Time", false },
+        { "Peak", false },    { "Peak in blocks", false }, { "Peak held", false },   { "Calls", false },
+        { "Refused", false }, { "Corruptions", false },    { "Blocks left", false },
 };
 
 static void __attribute__((format(printf, 2, 3))) add_line(struct table *t, const char *format, ...)
@@ -119,6 +133,9 @@ int report_text(FILE *out, const struct report *report)
                  text_size(trace_peak(report->trace, 1), b));
         add_line(t, "%s; the trace's own: %s", text_size(report->totals->peak_block_bytes, a),
                  text_size(trace_peak(report->trace, JOB_GRANULE), b));
+        add_line(t, "%s; %.3f times the blocks", text_size(s.reserved, a), held_over_live(&s));
+        add_line(t, "%" PRIu64 " to the daemon; %" PRIu64 " in the last repetition", s.n_calls,
+                 s.n_last_calls);
         table_number(t, s.n_refused);
         if (report->verify)
                 table_number(t, s.n_corruptions);
@@ -188,7 +205,7 @@ static json_t *job_json(const struct job_result *r, uint32_t job)
         uint64_t n = operations(r->n_allocs, r->n_frees, r->n_refused);
 
         /* clang-format off */
-        return json_pack("{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:b, s:o}",
+        return json_pack("{s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:o, s:I, s:b, s:o}",
                          "job", (json_int_t)job,
                          "operations", integer(n),
                          "allocations", integer(r->n_allocs),
@@ -196,6 +213,9 @@ static json_t *job_json(const struct job_result *r, uint32_t job)
                          "ns_per_operation", per_operation(r->ns, n),
                          "peak_live_bytes", integer(r->peak_live_bytes),
                          "peak_block_bytes", integer(r->peak_block_bytes),
+                         "peak_reserved_bytes", integer(r->peak_reserved_bytes),
+                         "calls", integer(r->n_calls),
+                         "calls_last_repeat", integer(r->n_last_calls),
                          "failures", integer(r->n_refused),
                          "failure_message", sentence(r->refusal),
                          "corruptions", integer(r->n_corruptions),
@@ -225,8 +245,8 @@ json_t *report_json(const struct report *report)
         uint64_t n = operations(s.n_allocs, s.n_frees, s.n_refused);
 
         /* clang-format off */
-        return json_pack("{s:i, s:o, s:I, s:I, s:f, s:b, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:o, "
-                         "s:I, s:o, s:I, s:b, s:o, s:o}",
+        return json_pack("{s:i, s:o, s:I, s:I, s:f, s:b, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, "
+                         "s:I, s:I, s:f, s:I, s:o, s:I, s:o, s:I, s:b, s:o, s:o}",
                          "schema", SHOW_SCHEMA,
                          "trace", show_string(report->trace_name),
                          "jobs", (json_int_t)report->n_jobs,
@@ -242,6 +262,9 @@ json_t *report_json(const struct report *report)
                          "peak_block_bytes", integer(report->totals->peak_block_bytes),
                          "trace_peak_live_bytes", integer(trace_peak(report->trace, 1)),
                          "trace_peak_block_bytes", integer(trace_peak(report->trace, JOB_GRANULE)),
+                         "calls", integer(s.n_calls),
+                         "calls_last_repeat", integer(s.n_last_calls),
+                         "held_over_live", held_over_live(&s),
                          "failures", integer(s.n_refused),
                          "failure_message", sentence(s.refusal),
                          "corruptions", integer(s.n_corruptions),

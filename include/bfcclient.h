@@ -47,12 +47,14 @@ typedef struct bfc_client bfc_client;
  * BFC_TENANT), and then the default. */
 struct bfc_options {
         size_t struct_size;
-        const char *socket;    /* path; default /run/bfcd/bfcd.sock */
-        const char *partition; /* default: the first in which the tenant has a quota */
-        const char *tenant;    /* which tenant, where the user matches several */
-        const char *name;      /* what bfcctl shows; default: the program's name */
-        uint64_t flags;        /* BFC_NO_THREAD */
-        const char *trace;     /* file to record into, BFC_TRACE; default, and "": none */
+        const char *socket;        /* path; default /run/bfcd/bfcd.sock */
+        const char *partition;     /* default: the first in which the tenant has a quota */
+        const char *tenant;        /* which tenant, where the user matches several */
+        const char *name;          /* what bfcctl shows; default: the program's name */
+        uint64_t flags;            /* BFC_NO_THREAD, BFC_NO_CACHE */
+        const char *trace;         /* file to record into, BFC_TRACE; default, and "": none */
+        uint64_t cache_idle_bytes; /* in each partition; 0: the default */
+        uint64_t cache_slab_bytes; /* 0: 2 MiB */
 };
 
 /* Recording. The lifetimes of the client's blocks, with the sizes as they were asked for,
@@ -70,6 +72,12 @@ struct bfc_options {
  * have memory of a GPU back from this client while it lives: where it needs such
  * memory, it ends the session. On the host device nothing is lost. */
 #define BFC_NO_THREAD UINT64_C(1)
+
+/* Every bfc_malloc() and bfc_free() asks the daemon. BFC_CACHE=off does the same. Otherwise
+ * what the daemon gave is kept and cut by the client: freed memory stays with it, up to
+ * cache_idle_bytes, for the next bfc_malloc(). A request of at most half of
+ * cache_slab_bytes is cut from a block of that size. */
+#define BFC_NO_CACHE UINT64_C(2)
 
 /* Connects and says hello. options may be NULL. The caller owns *ret_client and
  * ends it with bfc_disconnect(). */
@@ -158,9 +166,20 @@ struct bfc_client_stats {
         uint64_t peak_bytes_in_use;
         uint64_t bytes_requested;
         uint64_t largest_alloc_size;
-        uint64_t bytes_mapped; /* of extents mapped in this process */
+        uint64_t bytes_mapped;   /* of extents mapped in this process */
+        uint64_t bytes_reserved; /* held from the daemon: in use or idle */
+        uint64_t peak_bytes_reserved;
+        uint64_t bytes_idle; /* == bytes_reserved - bytes_in_use */
+        uint64_t num_calls;  /* requests to the daemon, of any kind */
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
+
+/* The client's peaks become what is so now. */
+int bfc_reset_peaks(bfc_client *client);
+
+/* Gives idle memory back to the daemon: of what it gave and in which nothing lies, the
+ * longest idle first, until that is n_bytes or there is no more. SIZE_MAX: all. */
+int bfc_trim(bfc_client *client, size_t n_bytes);
 
 /* What the client's tenant uses and may use in a partition (NULL: the client's
  * own), by the daemon's count: all sessions of the tenant together. */
@@ -197,6 +216,7 @@ struct bfc_block_info {
         uint64_t extent_bytes;    /* of the extent in which the block begins */
         uint64_t extent_offset;   /* of the block in that extent */
         unsigned char handle[64]; /* the extent's cudaIpcMemHandle_t; zeros with BFC_SHARE_FD */
+        uint64_t block_offset;    /* in the daemon's block; it may go on in its neighbour */
 };
 int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret);
 

@@ -29,6 +29,7 @@
 
 #include "proto/bfcd.pb-c.h"
 #include "proto/frame.h"
+#include "tests/bench/daemon.h"
 
 #define BLOCK_BYTES 4000u
 #define MAX_FRAME   512u
@@ -54,56 +55,6 @@ struct samples {
         uint32_t p99;
 };
 enum { MALLOC, FREE, ECHO_MALLOC, ECHO_FREE, REQUESTS, ECHOES, N_SAMPLES };
-
-static _Noreturn void die(const char *what, const char *why)
-{
-        fprintf(stderr, "bench-roundtrip: %s: %s\n", what, why);
-        exit(EXIT_FAILURE);
-}
-
-static char folder[] = "/tmp/bench-roundtrip-XXXXXX";
-static pid_t folder_owner; /* not a forked child */
-
-static void remove_folder(void)
-{
-        static const char *const names[] = { "bfcd.yaml", "bfcd.sock", "admin.sock", "echo.sock" };
-        char path[128];
-
-        for (size_t i = 0; getpid() == folder_owner && i < sizeof(names) / sizeof(names[0]); i++) {
-                snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
-                unlink(path);
-        }
-        if (getpid() == folder_owner)
-                rmdir(folder);
-}
-
-static void make_folder(void)
-{
-        if (!mkdtemp(folder))
-                die(folder, strerror(errno));
-        folder_owner = getpid();
-        atexit(remove_folder);
-}
-
-static uint64_t now_ns(void)
-{
-        struct timespec t;
-
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void pin(pid_t pid, int core)
-{
-        cpu_set_t set;
-
-        if (core < 0)
-                return;
-        CPU_ZERO(&set);
-        CPU_SET((unsigned)core, &set);
-        if (sched_setaffinity(pid, sizeof(set), &set) < 0)
-                fprintf(stderr, "bench-roundtrip: pinning to core %d: %s\n", core, strerror(errno));
-}
 
 static int unix_socket(const char *path, bool listening)
 {
@@ -198,66 +149,6 @@ static uint32_t echo_ask(int fd, struct sizes sizes)
 }
 
 /* ---- the daemon ---------------------------------------------------------- */
-
-static void write_config(const char *path)
-{
-        FILE *f = fopen(path, "we");
-
-        if (!f)
-                die(path, strerror(errno));
-        fprintf(f,
-                "socket: {path: %s/bfcd.sock, mode: \"0600\"}\n"
-                "admin_socket: {path: %s/admin.sock, mode: \"0600\"}\n"
-                "devices:\n"
-                "  - id: host\n"
-                "    size: 64MiB\n"
-                "    partitions:\n"
-                "      - {name: bench, limit: 64MiB, growth: on-demand, share: fd}\n"
-                "tenants:\n"
-                "  - name: bench\n"
-                "    match: {uid: [%u]}\n"
-                "    quotas:\n"
-                "      - {partition: bench, limit: 64MiB}\n",
-                folder, folder, (unsigned)geteuid());
-        fclose(f);
-}
-
-static pid_t daemon_start(const struct options *o)
-{
-        char config[128];
-        pid_t pid;
-
-        snprintf(config, sizeof(config), "%s/bfcd.yaml", folder);
-        write_config(config);
-        pid = fork();
-        if (pid < 0)
-                die("fork", strerror(errno));
-        if (pid == 0) {
-                prctl(PR_SET_PDEATHSIG, SIGTERM);
-                pin(0, o->server_core);
-                execl(o->bfcd, o->bfcd, "--config", config, "--log-level", "warning", (char *)NULL);
-                die(o->bfcd, strerror(errno));
-        }
-        return pid;
-}
-
-/* Connects, waiting a little for a daemon that starts. */
-static bfc_client *client_start(const char *path)
-{
-        struct bfc_options o = { .struct_size = sizeof(o), .socket = path, .name = "bench-roundtrip" };
-        bfc_client *client = NULL;
-        int r = -ENOENT;
-
-        for (int i = 0; i < 500; i++) {
-                r = bfc_connect(&o, &client);
-                if (r != -ENOENT && r != -ECONNREFUSED)
-                        break;
-                usleep(10000);
-        }
-        if (r < 0)
-                die("bfc_connect", bfc_last_error());
-        return client;
-}
 
 /* The loop of a daemon that runs already is pinned for this run; by the socket's
  * word for who it is. */
@@ -527,12 +418,12 @@ int main(int argc, char **argv)
                 if (!s[i].ns)
                         die("memory", strerror(ENOMEM));
         }
-        make_folder();
+        make_folder("bench-roundtrip");
         snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
         if (o.bfcd)
-                daemon_pid = daemon_start(&o);
+                daemon_pid = daemon_start(o.bfcd, 64, o.server_core);
         echo = echo_start(&o, &echo_pid);
-        client = client_start(o.bfcd ? path : o.socket);
+        client = client_start(o.bfcd ? path : o.socket, "bench-roundtrip", BFC_NO_CACHE);
         pin(0, o.client_core);
         if (o.socket && o.server_core >= 0)
                 daemon_pid = daemon_pin(o.socket, o.server_core, &before);

@@ -245,6 +245,9 @@ static bool on_malloc(struct session *s, uint64_t id, uint64_t n_bytes)
         switch (s->server->mood) {
         case FAKE_HANG_UP:
                 return false;
+        case FAKE_REFUSE_ONCE:
+                s->server->mood = FAKE_GOOD;
+                /* fall through */
         case FAKE_REFUSE:
                 refuse(s, id, EDQUOT, "tenant vision asked for much and may have little");
                 return true;
@@ -359,6 +362,7 @@ static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
                 return false;
         }
         train.name = (char *)(uintptr_t) "train";
+        train.bytes_limit = infer.bytes_limit = UINT64_C(16) << 20;
         tell_infer(mood, &infer);
         body.version = mood == FAKE_HELLO_VERSION_0 ? 0 : mood == FAKE_HELLO_VERSION_2 ? 2 : 1;
         body.tenant = (char *)(uintptr_t) "vision";

@@ -26,6 +26,7 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_HELLO_UNASKED_EVENTS, /* grants them to everybody */
                  FAKE_HELLO_NO_EVENTS_FD,   /* grants them and sends no socket */
                  FAKE_REFUSE,               /* EDQUOT with a sentence */
+                 FAKE_REFUSE_ONCE,          /* the same, and is good from then on */
                  FAKE_WRONG_BODY,           /* Done instead of a Block */
                  FAKE_WRONG_ID,             /* a reply to nothing */
                  FAKE_GARBAGE,              /* a frame that is no message */

@@ -394,10 +394,11 @@ END_TEST
 
 START_TEST(json)
 {
-        static const char *const keys[] = { "schema",           "trace",       "jobs",
-                                            "operations",       "failures",    "ns_per_operation",
-                                            "peak_live_bytes",  "corruptions", "failure_message",
-                                            "peak_block_bytes", "blocks_left", "per_job" };
+        static const char *const keys[] = {
+                "schema",           "trace",           "jobs",        "operations",        "failures",
+                "ns_per_operation", "peak_live_bytes", "corruptions", "failure_message",   "peak_block_bytes",
+                "blocks_left",      "per_job",         "calls",       "calls_last_repeat", "held_over_live"
+        };
         struct report r = report();
         json_t *document, *job;
 

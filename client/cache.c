@@ -1,0 +1,524 @@
+/* The cache; see cache.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A pool's allocator has one linear space, in which each region has a place as
+ * long as itself; its offsets there are `at`. Regions come and go with their first
+ * and last slab. The grid is the allocator's finest, so that a slab is backed and
+ * given back at its own bounds.
+ *
+ * A slab counts the blocks that have bytes in it. So what can go back is known
+ * without looking: `idle` lists the slabs in which nothing lies, in the order in which
+ * they became so.
+ *
+ * Invariants, for each pool: slabs are sorted by `at` and do not overlap; the
+ * allocator's backed ranges are exactly theirs; n_reserved is their sum, n_in_use that of
+ * the blocks; a slab is in `idle` exactly while its n_used == 0; a region has
+ * n_slabs > 0. */
+#include "client/cache.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/queue.h>
+
+#include "bfc/bfc.h"
+
+#define DOUBTS 16u /* after a wrong guess */
+
+struct cache_region {
+        uint64_t id;
+        uint64_t base; /* in the allocator's space */
+        uint64_t n_bytes;
+        char *ptr; /* where it begins in this process */
+        size_t n_slabs;
+};
+
+struct slab {
+        struct pool *pool;
+        char *ptr;
+        uint64_t at; /* in the allocator's space */
+        uint64_t n_bytes;
+        uint64_t n_used; /* blocks that have bytes in it */
+        TAILQ_ENTRY(slab) idle;
+        uint64_t offset; /* in the region */
+        uint64_t region_id;
+        uint64_t block_id;
+};
+
+/* By place: the number, beside the pointer, is what a search reads. */
+struct slot {
+        uint64_t at;
+        struct slab *slab;
+};
+
+TAILQ_HEAD(slabs, slab);
+
+struct pool {
+        struct cache_sizes sizes;
+        struct bfc *bfc; /* NULL: nothing was added yet */
+        uint32_t partition;
+        size_t last; /* the slab that was found last; any number */
+        struct slot *slots;
+        size_t n_slots;
+        size_t n_room;
+        struct slabs idle; /* the first has been idle the longest */
+        uint64_t n_reserved;
+        uint64_t n_in_use;
+        struct cache_region *regions; /* sorted by base */
+        size_t n_regions;
+        unsigned n_doubts; /* so many misses go without a guess where the broker will put it */
+};
+
+struct cache {
+        uint32_t n_pools;
+        struct pool pools[];
+};
+
+int cache_new(const struct cache_sizes *sizes, uint32_t n_partitions, struct cache **ret)
+{
+        struct cache *c = calloc(1, sizeof(*c) + n_partitions * sizeof(c->pools[0]));
+
+        if (!c)
+                return -ENOMEM;
+        c->n_pools = n_partitions;
+        for (uint32_t i = 0; i < n_partitions; i++) {
+                c->pools[i].sizes = sizes[i];
+                c->pools[i].partition = i;
+                TAILQ_INIT(&c->pools[i].idle);
+        }
+        *ret = c;
+        return 0;
+}
+
+struct cache *cache_free(struct cache *c)
+{
+        if (!c)
+                return NULL;
+        for (uint32_t i = 0; i < c->n_pools; i++) {
+                struct pool *p = &c->pools[i];
+
+                for (size_t k = 0; k < p->n_slots; k++)
+                        free(p->slots[k].slab);
+                free(p->slots);
+                free(p->regions);
+                bfc_destroy(p->bfc);
+        }
+        free(c);
+        return NULL;
+}
+
+/* ---- slabs by place ------------------------------------------------------ */
+
+/* How many slabs begin at or before `at`. */
+static size_t slots_up_to(const struct pool *p, uint64_t at)
+{
+        const struct slot *low = p->slots;
+
+        if (p->n_slots == 0)
+                return 0;
+        /* Without a guess at each step: it would be wrong every second time. */
+        for (size_t n = p->n_slots; n > 1; n -= n / 2)
+                low = low[n / 2].at <= at ? low + n / 2 : low;
+        return (size_t)(low - p->slots) + (low->at <= at);
+}
+
+/* The slab that has this byte; there is one. */
+static size_t slot_at(struct pool *p, uint64_t at)
+{
+        size_t i = p->last;
+
+        if (i < p->n_slots && at - p->slots[i].at < p->slots[i].slab->n_bytes)
+                return i;
+        return p->last = slots_up_to(p, at) - 1;
+}
+
+static uint64_t slab_end(const struct slab *s)
+{
+        return s->at + s->n_bytes;
+}
+
+/* ---- regions ------------------------------------------------------------- */
+
+static struct cache_region *region_find(const struct pool *p, uint64_t id)
+{
+        for (size_t i = 0; i < p->n_regions; i++)
+                if (p->regions[i].id == id)
+                        return &p->regions[i];
+        return NULL;
+}
+
+static int region_add(struct pool *p, const struct cache_given *given, struct cache_region **ret)
+{
+        struct cache_region *regions = realloc(p->regions, (p->n_regions + 1) * sizeof(*regions));
+        uint64_t base = 0, n_bytes = given->region_bytes / BFC_GRANULE * BFC_GRANULE;
+        size_t i;
+        int r;
+
+        if (!regions)
+                return -ENOMEM;
+        p->regions = regions;
+        for (i = 0; i < p->n_regions && regions[i].base - base < n_bytes; i++)
+                base = regions[i].base + regions[i].n_bytes;
+        if (n_bytes > BFC_MAX_SPACE - base)
+                return -ENOSPC;
+        r = bfc_add_region(p->bfc, base, n_bytes, 0, false);
+        if (r < 0)
+                return r;
+        memmove(regions + i + 1, regions + i, (p->n_regions - i) * sizeof(*regions));
+        regions[i] = (struct cache_region){ given->region_id, base, n_bytes,
+                                            (char *)given->ptr - given->offset, 0 };
+        p->n_regions++;
+        *ret = &regions[i];
+        return 0;
+}
+
+static void region_remove(struct pool *p, struct cache_region *region)
+{
+        bfc_remove_region(p->bfc, region->base);
+        p->n_regions--;
+        memmove(region, region + 1, (size_t)(p->regions + p->n_regions - region) * sizeof(*region));
+}
+
+/* ---- taking in ------------------------------------------------------------ */
+
+static int pool_make_room(struct pool *p)
+{
+        size_t n_room = p->n_room ? p->n_room * 2 : 16;
+        struct slot *slots;
+
+        if (!p->bfc) {
+                int r = bfc_new(BFC_GRANULE, &p->bfc);
+
+                if (r < 0)
+                        return r;
+        }
+        if (p->n_slots < p->n_room)
+                return 0;
+        slots = realloc(p->slots, n_room * sizeof(*slots));
+        if (!slots)
+                return -ENOMEM;
+        p->slots = slots;
+        p->n_room = n_room;
+        return 0;
+}
+
+static int pool_insert(struct pool *p, struct slab *s)
+{
+        size_t i = slots_up_to(p, s->at);
+        int r;
+
+        if ((i > 0 && slab_end(p->slots[i - 1].slab) > s->at) ||
+            (i < p->n_slots && p->slots[i].at < slab_end(s)))
+                return -EEXIST;
+        r = bfc_back(p->bfc, (struct bfc_range){ s->at, slab_end(s) });
+        if (r < 0)
+                return r;
+        memmove(p->slots + i + 1, p->slots + i, (p->n_slots - i) * sizeof(*p->slots));
+        p->slots[i] = (struct slot){ s->at, s };
+        p->n_slots++;
+        TAILQ_INSERT_TAIL(&p->idle, s, idle);
+        p->n_reserved += s->n_bytes;
+        return 0;
+}
+
+static int pool_add(struct pool *p, const struct cache_given *given, struct slab *s)
+{
+        struct cache_region *region = region_find(p, given->region_id);
+        int r = 0;
+
+        if (!region)
+                r = region_add(p, given, &region);
+        if (r < 0)
+                return r;
+        if (given->offset + given->n_bytes > region->n_bytes || region->ptr + given->offset != given->ptr)
+                r = -EINVAL;
+        s->at = region->base + given->offset;
+        if (r == 0)
+                r = pool_insert(p, s);
+        if (r == 0)
+                region->n_slabs++;
+        else if (region->n_slabs == 0)
+                region_remove(p, region);
+        return r;
+}
+
+int cache_add(struct cache *c, uint32_t partition, const struct cache_given *given)
+{
+        struct pool *p = &c->pools[partition];
+        struct slab *s;
+        int r;
+
+        if ((given->offset | given->n_bytes) % BFC_GRANULE != 0 || given->n_bytes == 0 ||
+            given->n_bytes > given->region_bytes || given->offset > given->region_bytes - given->n_bytes)
+                return -EINVAL;
+        r = pool_make_room(p);
+        if (r < 0)
+                return r;
+        s = malloc(sizeof(*s));
+        if (!s)
+                return -ENOMEM;
+        *s = (struct slab){ .pool = p,
+                            .ptr = given->ptr,
+                            .n_bytes = given->n_bytes,
+                            .offset = given->offset,
+                            .region_id = given->region_id,
+                            .block_id = given->block_id };
+        r = pool_add(p, given, s);
+        if (r < 0)
+                free(s);
+        return r;
+}
+
+/* ---- what to ask for ------------------------------------------------------ */
+
+uint64_t cache_want_whole(const struct cache *c, uint32_t partition, uint64_t n_bytes)
+{
+        const struct pool *p = &c->pools[partition];
+
+        if (n_bytes <= p->sizes.slab_bytes / 2)
+                return bfc_block_bytes(p->sizes.slab_bytes);
+        return n_bytes <= BFC_MAX_SPACE ? bfc_block_bytes(n_bytes) : n_bytes;
+}
+
+/* The broker places by the same rules as this pool's allocator. Where it serves nobody else, the
+ * place that needs the fewest new bytes here is so there too, and only these are asked for:
+ * otherwise each new largest request leaves the free end of the region before it. */
+uint64_t cache_want(struct cache *c, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t n_whole = cache_want_whole(c, partition, n_bytes), n_slab;
+        struct pool *p = &c->pools[partition];
+        struct bfc_growth plan;
+
+        n_slab = bfc_block_bytes(p->sizes.slab_bytes);
+        if (!p->bfc || n_whole <= n_slab || n_whole > BFC_MAX_SPACE)
+                return n_whole;
+        if (p->n_doubts > 0) {
+                p->n_doubts--;
+                return n_whole;
+        }
+        if (bfc_plan_growth(p->bfc, n_bytes, n_whole - BFC_GRANULE, &plan) != 0)
+                return n_whole;
+        return plan.new_bytes > n_slab ? plan.new_bytes : n_slab;
+}
+
+/* ---- blocks -------------------------------------------------------------- */
+
+static void slab_use(struct pool *p, struct slab *s)
+{
+        if (s->n_used++ == 0)
+                TAILQ_REMOVE(&p->idle, s, idle);
+}
+
+static void slab_unuse(struct pool *p, struct slab *s)
+{
+        if (--s->n_used == 0)
+                TAILQ_INSERT_TAIL(&p->idle, s, idle);
+}
+
+int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct block *ret)
+{
+        struct pool *p = &c->pools[partition];
+        uint64_t at, n_block = bfc_block_bytes(n_bytes);
+        bfc_handle handle;
+        struct slab *s;
+        size_t i;
+        int r;
+
+        if (!p->bfc || n_bytes > BFC_MAX_SPACE)
+                return CACHE_MISS;
+        r = bfc_alloc(p->bfc, n_bytes, &handle, &at);
+        if (r != 0)
+                return r < 0 ? r : CACHE_MISS;
+        i = slot_at(p, at);
+        s = p->slots[i].slab;
+        slab_use(p, s);
+        *ret = (struct block){ .ptr = s->ptr + (at - s->at),
+                               .block_id = s->block_id,
+                               .region_id = s->region_id,
+                               .offset = s->offset + (at - s->at),
+                               .n_bytes = n_block,
+                               .slab = s,
+                               .handle = handle };
+        while (slab_end(p->slots[i].slab) < at + n_block)
+                slab_use(p, p->slots[++i].slab);
+        p->n_in_use += n_block;
+        return 0;
+}
+
+void cache_dealloc(const struct block *block)
+{
+        struct slab *s = block->slab;
+        struct pool *p = s->pool;
+        uint64_t end = s->at + (block->offset - s->offset) + block->n_bytes;
+
+        bfc_dealloc(p->bfc, block->handle);
+        p->n_in_use -= block->n_bytes;
+        slab_unuse(p, s);
+        if (slab_end(s) < end)
+                for (size_t i = slots_up_to(p, s->at); i < p->n_slots && p->slots[i].at < end; i++)
+                        slab_unuse(p, p->slots[i].slab);
+}
+
+uint32_t cache_partition(const struct block *block)
+{
+        return block->slab->pool->partition;
+}
+
+uint64_t cache_offset(const struct block *block)
+{
+        return block->offset - block->slab->offset;
+}
+
+/* ---- giving back --------------------------------------------------------- */
+
+uint64_t cache_excess(const struct cache *c, uint32_t partition)
+{
+        const struct pool *p = &c->pools[partition];
+        uint64_t n_idle = p->n_reserved - p->n_in_use;
+
+        if (n_idle <= p->sizes.idle_bytes || TAILQ_EMPTY(&p->idle))
+                return 0;
+        return n_idle - p->sizes.idle_bytes;
+}
+
+/* Nothing lies in it. */
+static void pool_remove(struct pool *p, struct slab *s)
+{
+        struct cache_region *region = region_find(p, s->region_id);
+        struct bfc_range range = { s->at, slab_end(s) };
+        size_t i = slots_up_to(p, s->at) - 1;
+
+        TAILQ_REMOVE(&p->idle, s, idle);
+        p->n_slots--;
+        memmove(p->slots + i, p->slots + i + 1, (p->n_slots - i) * sizeof(*p->slots));
+        p->n_reserved -= s->n_bytes;
+        bfc_release_commit(p->bfc, range);
+        if (--region->n_slabs == 0)
+                region_remove(p, region);
+        free(s);
+}
+
+size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes, uint64_t *ret_block_ids,
+                       size_t max, uint64_t *ret_bytes)
+{
+        struct pool *p = &c->pools[partition];
+        struct slab *s;
+        size_t n = 0;
+
+        *ret_bytes = 0;
+        while (n < max && *ret_bytes < want_bytes && (s = TAILQ_FIRST(&p->idle))) {
+                /* It can fail only for want of memory for the allocator's own records. */
+                if (bfc_release_begin(p->bfc, (struct bfc_range){ s->at, slab_end(s) }) < 0)
+                        break;
+                ret_block_ids[n++] = s->block_id;
+                *ret_bytes += s->n_bytes;
+                pool_remove(p, s);
+        }
+        return n;
+}
+
+int cache_take_wrong(struct cache *c, uint32_t partition, uint64_t block_id)
+{
+        struct pool *p = &c->pools[partition];
+        struct slab *s = TAILQ_LAST(&p->idle, slabs); /* the last that was added */
+
+        p->n_doubts = DOUBTS;
+        if (!s || s->block_id != block_id ||
+            bfc_release_begin(p->bfc, (struct bfc_range){ s->at, slab_end(s) }) < 0)
+                return -ENOMEM;
+        pool_remove(p, s);
+        return 0;
+}
+
+/* ---- looking ------------------------------------------------------------- */
+
+bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
+{
+        for (uint32_t i = 0; i < c->n_pools; i++) {
+                const struct pool *p = &c->pools[i];
+
+                for (size_t k = 0; k < p->n_slots; k++) {
+                        const struct slab *s = p->slots[k].slab;
+
+                        if (s->region_id == region_id && s->offset < offset + n_bytes &&
+                            offset < s->offset + s->n_bytes)
+                                return true;
+                }
+        }
+        return false;
+}
+
+struct walk {
+        const struct pool *pool;
+        uint64_t n_blocks; /* that have bytes in a slab, one for each */
+        const char *why;
+};
+
+static int walk_chunk(void *userdata, char kind, struct bfc_range range)
+{
+        struct walk *w = userdata;
+
+        for (size_t i = 0; i < w->pool->n_slots; i++) {
+                const struct slab *s = w->pool->slots[i].slab;
+
+                if (s->at >= range.end || range.begin >= slab_end(s))
+                        continue;
+                if (kind == 'u')
+                        w->n_blocks++;
+                else if (kind != 'f')
+                        w->why = "a slab is not backed";
+        }
+        return 0;
+}
+
+static const char *pool_check(const struct pool *p)
+{
+        uint64_t n_reserved = 0, n_used = 0, n_idle = 0, n_slabs = 0;
+        struct walk walk = { .pool = p };
+        struct bfc_stats stats;
+        const struct slab *s;
+
+        for (size_t i = 0; i < p->n_slots; i++) {
+                s = p->slots[i].slab;
+                if (p->slots[i].at != s->at || (i > 0 && slab_end(p->slots[i - 1].slab) > s->at))
+                        return "slabs are not sorted, or overlap";
+                n_reserved += s->n_bytes;
+                n_used += s->n_used;
+                n_idle += s->n_used == 0;
+        }
+        TAILQ_FOREACH(s, &p->idle, idle)
+        if (n_idle-- == 0 || s->n_used > 0)
+                return "a slab in use is listed as idle";
+        if (n_idle > 0)
+                return "an idle slab is not listed";
+        for (size_t i = 0; i < p->n_regions; i++) {
+                if (p->regions[i].n_slabs == 0)
+                        return "a region without a slab";
+                n_slabs += p->regions[i].n_slabs;
+        }
+        bfc_read_stats(p->bfc, &stats);
+        if (n_slabs != p->n_slots || n_reserved != p->n_reserved || stats.bytes_reserved != n_reserved ||
+            stats.bytes_in_use != p->n_in_use)
+                return "a sum is wrong";
+        bfc_walk(p->bfc, walk_chunk, &walk);
+        if (!walk.why && walk.n_blocks != n_used)
+                walk.why = "blocks are counted wrongly in slabs";
+        return walk.why;
+}
+
+int cache_check(const struct cache *c, const char **ret_why)
+{
+        for (uint32_t i = 0; i < c->n_pools; i++) {
+                const struct pool *p = &c->pools[i];
+                const char *why = NULL;
+
+                if (!p->bfc || bfc_check(p->bfc, &why) < 0 || (why = pool_check(p))) {
+                        if (!why)
+                                continue;
+                        *ret_why = why;
+                        return -EBADMSG;
+                }
+        }
+        return 0;
+}

@@ -1,0 +1,82 @@
+/* The cache: blocks of the broker's, kept and cut by this process itself.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A block that the broker gave is a slab here, whatever its size. Each partition
+ * has a pool of its own: the broker's allocator, run over the slabs. Where two lie side by
+ * side in a region their free space is one, and a block may lie across; each goes
+ * back as it came.
+ *
+ * Bookkeeping only: who calls asks the broker, and holds a lock around each of
+ * these. The slabs that cache_take_idle() names are forgotten when it returns, so
+ * the broker may be told without that lock, and may give the place again at once. */
+#ifndef BFC_CLIENT_CACHE_H
+#define BFC_CLIENT_CACHE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/blocks.h"
+
+struct cache;
+
+enum { CACHE_MISS = 1 }; /* the pool has no free space that is large enough */
+
+struct cache_sizes {
+        uint64_t slab_bytes; /* asked for at least, where a request is at most half of it */
+        uint64_t idle_bytes; /* more than that goes back on a free, where it is whole slabs */
+};
+
+/* sizes: one for each partition. -ENOMEM. */
+int cache_new(const struct cache_sizes *sizes, uint32_t n_partitions, struct cache **ret);
+struct cache *cache_free(struct cache *c); /* takes NULL */
+
+/* How much to ask the broker for when a request missed: a multiple of 256. That may be less
+ * than n_bytes: where the broker puts it beside free space of ours, they are enough
+ * together. Where it does not, cache_alloc() misses again: take it out by
+ * cache_take_wrong(), give it back, and ask for cache_want_whole(). -ENOMEM: it stays. */
+uint64_t cache_want(struct cache *c, uint32_t partition, uint64_t n_bytes);
+uint64_t cache_want_whole(const struct cache *c, uint32_t partition, uint64_t n_bytes);
+int cache_take_wrong(struct cache *c, uint32_t partition, uint64_t block_id);
+
+/* What the broker gave. */
+struct cache_given {
+        uint64_t block_id;
+        uint64_t region_id;
+        uint64_t region_bytes;
+        uint64_t offset;
+        uint64_t n_bytes;
+        void *ptr;
+};
+
+/* Takes it in, free. -EEXIST: there is a slab already. -ENOSPC: the regions
+ * have no room beside each other. -EINVAL: it does not lie as blocks do. -ENOMEM. */
+int cache_add(struct cache *c, uint32_t partition, const struct cache_given *given);
+
+/* Fills in a block of n_bytes, but for what it was asked for. CACHE_MISS. -ENOMEM. */
+int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct block *ret);
+
+/* The block's place is free again. It must have come from cache_alloc(). */
+void cache_dealloc(const struct block *block);
+
+uint32_t cache_partition(const struct block *block); /* whose pool it came from */
+
+/* How much is idle beyond the bound, where something could go back for that; 0. */
+uint64_t cache_excess(const struct cache *c, uint32_t partition);
+
+/* Takes slabs out in which nothing lies, those first that have been idle the longest,
+ * until they have want_bytes or are max. Returns how many; *ret_bytes is their
+ * sum. */
+size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes, uint64_t *ret_block_ids,
+                       size_t max, uint64_t *ret_bytes);
+
+/* Whether a slab has bytes in [offset, offset + n_bytes) of the region. */
+bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
+
+uint64_t cache_offset(const struct block *block); /* in the slab in which it begins */
+
+/* Verifies every invariant; slow. 0, or -EBADMSG and a sentence (static). */
+int cache_check(const struct cache *c, const char **ret_why);
+
+#endif

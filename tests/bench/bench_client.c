@@ -1,0 +1,343 @@
+/* bench-client: what bfc_malloc() and bfc_free() cost a job, with the client's cache and
+ * without, beside malloc() and free() of the C library.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The three are asked in turn, batch by batch in one run, so that whatever the machine does
+ * meanwhile meets all. A sample is the mean of a short run of pairs: a clock's reading is not
+ * small beside one pair. `held` blocks of mixed sizes live all the time, and each pair frees one of
+ * its own that is as old as `lag` pairs. */
+#include <bfcclient.h>
+
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/bench/daemon.h"
+
+#define MAX_THREADS 64
+#define MAX_LAG     64
+#define RUN         20u /* pairs in a sample */
+#define HELD_BLOCKS 512
+
+struct options {
+        const char *bfcd;
+        long n_batches;
+        long n_runs; /* in a batch, of those without a daemon; one run in 20 of those with it */
+        long n_threads;
+        long n_bytes;
+        long lag;
+        double max_ratio; /* of the cache to the C library, one thread; 0: no matter */
+        bool json;
+};
+
+enum { CACHE, LIBC, DAEMON, N_KINDS };
+static const char *const names[] = { "with the cache", "malloc and free", "without the cache" };
+static const char *const keys[] = { "cache", "libc", "daemon" };
+
+struct samples {
+        uint32_t *ns; /* per pair */
+        size_t n;
+        uint32_t median;
+        uint32_t p99;
+        double mean; /* waiting for the others' turns included */
+};
+
+static struct options o = { .n_batches = 100, .n_runs = 200, .n_threads = 4, .n_bytes = 4096 };
+static bfc_client *clients[N_KINDS];
+
+static void *__attribute__((noinline)) get(int kind)
+{
+        void *p = NULL;
+
+        if (kind == LIBC)
+                p = malloc((size_t)o.n_bytes);
+        else if (bfc_malloc(clients[kind], (size_t)o.n_bytes, &p) < 0)
+                die("bfc_malloc", bfc_last_error());
+        __asm__ volatile("" : : "r"(p) : "memory"); /* or the compiler leaves the pair out */
+        return p;
+}
+
+static void __attribute__((noinline)) put(int kind, void *p)
+{
+        if (kind == LIBC)
+                free(p);
+        else if (bfc_free(clients[kind], p) < 0)
+                die("bfc_free", bfc_last_error());
+}
+
+/* ---- runs ---------------------------------------------------------------- */
+
+static uint32_t run_once(int kind, void **lagging, unsigned *at)
+{
+        uint64_t begin = now_ns();
+
+        for (unsigned i = 0; i < RUN; i++) {
+                void **slot = &lagging[(*at)++ % ((unsigned)o.lag + 1)];
+
+                put(kind, *slot);
+                *slot = get(kind);
+        }
+        return (uint32_t)((now_ns() - begin) / RUN);
+}
+
+struct worker {
+        pthread_t thread;
+        int kind;
+        long n_runs;
+        struct samples samples;
+        void *lagging[MAX_LAG + 1];
+        unsigned at;
+};
+
+static pthread_barrier_t barrier;
+
+static void worker_batch(struct worker *w)
+{
+        for (long i = 0; i < w->n_runs; i++)
+                w->samples.ns[w->samples.n++] = run_once(w->kind, w->lagging, &w->at);
+}
+
+static void *worker_run(void *userdata)
+{
+        struct worker *w = userdata;
+
+        pthread_barrier_wait(&barrier);
+        worker_batch(w);
+        return NULL;
+}
+
+static void batch_threads(struct worker *workers, long n)
+{
+        pthread_barrier_init(&barrier, NULL, (unsigned)n);
+        for (long i = 0; i < n; i++)
+                if (pthread_create(&workers[i].thread, NULL, worker_run, &workers[i]) != 0)
+                        die("pthread_create", "failed");
+        for (long i = 0; i < n; i++)
+                pthread_join(workers[i].thread, NULL);
+        pthread_barrier_destroy(&barrier);
+}
+
+static struct worker *workers_new(int kind, long n)
+{
+        struct worker *workers = calloc((size_t)n, sizeof(*workers));
+
+        for (long i = 0; workers && i < n; i++) {
+                workers[i].kind = kind;
+                workers[i].n_runs = kind == DAEMON ? (o.n_runs + 19) / 20 : o.n_runs;
+                workers[i].samples.ns =
+                        calloc((size_t)(workers[i].n_runs * (o.n_batches + 1)), sizeof(uint32_t));
+                if (!workers[i].samples.ns)
+                        die("memory", strerror(ENOMEM));
+        }
+        if (!workers)
+                die("memory", strerror(ENOMEM));
+        return workers;
+}
+
+static int compare(const void *a, const void *b)
+{
+        uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+        return x < y ? -1 : x > y;
+}
+
+/* All workers' samples together. */
+static struct samples workers_end(struct worker *workers, long n)
+{
+        struct samples all = { 0 };
+        uint32_t *ns;
+
+        for (long i = 0; i < n; i++)
+                all.n += workers[i].samples.n;
+        ns = calloc(all.n, sizeof(*ns));
+        if (!ns)
+                die("memory", strerror(ENOMEM));
+        all.n = 0;
+        for (long i = 0; i < n; i++) {
+                memcpy(ns + all.n, workers[i].samples.ns, workers[i].samples.n * sizeof(*ns));
+                all.n += workers[i].samples.n;
+                for (unsigned k = 0; k <= MAX_LAG; k++)
+                        put(workers[i].kind, workers[i].lagging[k]);
+                free(workers[i].samples.ns);
+        }
+        qsort(ns, all.n, sizeof(*ns), compare);
+        all.median = ns[all.n / 2];
+        all.p99 = ns[all.n * 99 / 100];
+        for (size_t i = 0; i < all.n; i++)
+                all.mean += (double)ns[i] / (double)all.n;
+        free(ns);
+        free(workers);
+        return all;
+}
+
+static void measure(long n_threads, struct samples ret[N_KINDS])
+{
+        struct worker *workers[N_KINDS];
+
+        for (int k = 0; k < N_KINDS; k++)
+                workers[k] = workers_new(k, n_threads);
+        for (long batch = -1; batch < o.n_batches; batch++)
+                for (int k = 0; k < N_KINDS; k++) {
+                        if (n_threads == 1)
+                                worker_batch(workers[k]);
+                        else
+                                batch_threads(workers[k], n_threads);
+                        for (long i = 0; batch < 0 && i < n_threads; i++)
+                                workers[k][i].samples.n = 0; /* that was to warm up */
+                }
+        for (int k = 0; k < N_KINDS; k++)
+                ret[k] = workers_end(workers[k], n_threads);
+}
+
+/* ---- the report ----------------------------------------------------------- */
+
+static double ratio(const struct samples *s)
+{
+        return s[LIBC].median > 0 ? (double)s[CACHE].median / s[LIBC].median : 0;
+}
+
+static void print_text(const char *title, const struct samples *s)
+{
+        printf("%-24s %10s %10s %10s   (ns for a malloc and a free of %ld bytes)\n", title, "median", "p99",
+               "mean", o.n_bytes);
+        for (int k = 0; k < N_KINDS; k++)
+                printf("  %-22s %10u %10u %10.0f\n", names[k], s[k].median, s[k].p99, s[k].mean);
+        printf("  %-22s %10.2f\n", "cache over malloc", ratio(s));
+}
+
+static json_t *to_json(const struct samples *s, long n_threads)
+{
+        json_t *j = json_pack("{s:I, s:f}", "num_threads", (json_int_t)n_threads, "ratio", ratio(s));
+
+        for (int k = 0; k < N_KINDS; k++)
+                json_object_set_new(j, keys[k],
+                                    json_pack("{s:I, s:I, s:f}", "median_ns", (json_int_t)s[k].median,
+                                              "p99_ns", (json_int_t)s[k].p99, "mean_ns", s[k].mean));
+        return j;
+}
+
+static _Noreturn void usage(FILE *f, int status)
+{
+        fprintf(f, "Usage: bench-client --bfcd PROGRAM [--json] [--batches N] [--runs N] [--threads N]\n"
+                   "                    [--bytes N] [--lag N] [--max-ratio F]\n"
+                   "\n"
+                   "Times bfc_malloc and bfc_free with the client's cache and without, and malloc and\n"
+                   "free, from one thread and from several. Ends with 1 if the cache takes more than\n"
+                   "--max-ratio times what malloc takes in one thread.\n");
+        exit(status);
+}
+
+static long to_number(const char *word, long min, long max)
+{
+        char *end;
+        long n = strtol(word, &end, 10);
+
+        if (*end || end == word || n < min || n > max)
+                die(word, "not a number that makes sense here");
+        return n;
+}
+
+static void parse(int argc, char **argv)
+{
+        static const struct option longs[] = {
+                { "bfcd", required_argument, NULL, 'd' },      { "json", no_argument, NULL, 'j' },
+                { "batches", required_argument, NULL, 'b' },   { "runs", required_argument, NULL, 'n' },
+                { "threads", required_argument, NULL, 't' },   { "bytes", required_argument, NULL, 's' },
+                { "lag", required_argument, NULL, 'l' },       { "help", no_argument, NULL, 'h' },
+                { "max-ratio", required_argument, NULL, 'r' }, { 0 },
+        };
+        int c;
+
+        while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
+                if (c == 'd')
+                        o.bfcd = optarg;
+                else if (c == 'j')
+                        o.json = true;
+                else if (c == 'b')
+                        o.n_batches = to_number(optarg, 1, 100000);
+                else if (c == 'n')
+                        o.n_runs = to_number(optarg, 1, 100000);
+                else if (c == 't')
+                        o.n_threads = to_number(optarg, 1, MAX_THREADS);
+                else if (c == 's')
+                        o.n_bytes = to_number(optarg, 1, 1 << 20);
+                else if (c == 'l')
+                        o.lag = to_number(optarg, 0, MAX_LAG);
+                else if (c == 'r')
+                        o.max_ratio = atof(optarg);
+                else
+                        usage(c == 'h' ? stdout : stderr, c == 'h' ? EXIT_SUCCESS : 2);
+        }
+        if (!o.bfcd || optind < argc)
+                usage(stderr, 2);
+}
+
+/* So that free space is in pieces, as in a job. */
+static void hold(int kind, void **held)
+{
+        for (int i = 0; i < HELD_BLOCKS; i++) {
+                size_t n_bytes = (size_t)1 << (8 + i * 7919 % 9);
+
+                held[i] = NULL;
+                if (kind == LIBC)
+                        held[i] = malloc(n_bytes);
+                else if (bfc_malloc(clients[kind], n_bytes, &held[i]) < 0)
+                        die("bfc_malloc", bfc_last_error());
+        }
+        for (int i = 0; i < HELD_BLOCKS; i += 3) {
+                put(kind, held[i]);
+                held[i] = NULL;
+        }
+}
+
+int main(int argc, char **argv)
+{
+        struct samples one[N_KINDS], many[N_KINDS];
+        static void *held[N_KINDS][HELD_BLOCKS];
+        char path[128];
+        pid_t pid;
+
+        parse(argc, argv);
+        make_folder("bench-client");
+        pid = daemon_start(o.bfcd, 256, -1);
+        snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
+        unsetenv("BFC_CACHE");
+        clients[CACHE] = client_start(path, "bench-client", 0);
+        clients[DAEMON] = client_start(path, "bench-client", BFC_NO_CACHE);
+        for (int k = 0; k < N_KINDS; k++)
+                hold(k, held[k]);
+        measure(1, one);
+        measure(o.n_threads, many);
+        for (int k = 0; k < N_KINDS; k++)
+                for (int i = 0; i < HELD_BLOCKS; i++)
+                        put(k, held[k][i]);
+        bfc_disconnect(clients[CACHE]);
+        bfc_disconnect(clients[DAEMON]);
+        kill(pid, SIGTERM);
+        waitpid(pid, NULL, 0);
+        if (o.json) {
+                json_t *j =
+                        json_pack("{s:i, s:I, s:o, s:o}", "schema", 1, "block_bytes", (json_int_t)o.n_bytes,
+                                  "one_thread", to_json(one, 1), "threads", to_json(many, o.n_threads));
+
+                json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(4));
+                putchar('\n');
+                json_decref(j);
+        } else {
+                char title[32];
+
+                snprintf(title, sizeof(title), "%ld threads", o.n_threads);
+                print_text("one thread", one);
+                print_text(title, many);
+        }
+        return o.max_ratio > 0 && ratio(one) > o.max_ratio ? EXIT_FAILURE : EXIT_SUCCESS;
+}

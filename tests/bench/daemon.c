@@ -1,0 +1,126 @@
+/* What benches of a running daemon share; see daemon.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/bench/daemon.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+char folder[64];
+static const char *program_name = "bench";
+static pid_t folder_owner; /* not a forked child */
+
+_Noreturn void die(const char *what, const char *why)
+{
+        fprintf(stderr, "%s: %s: %s\n", program_name, what, why);
+        exit(EXIT_FAILURE);
+}
+
+static void remove_folder(void)
+{
+        static const char *const names[] = { "bfcd.yaml", "bfcd.sock", "admin.sock", "echo.sock" };
+        char path[128];
+
+        for (size_t i = 0; getpid() == folder_owner && i < sizeof(names) / sizeof(names[0]); i++) {
+                snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
+                unlink(path);
+        }
+        if (getpid() == folder_owner)
+                rmdir(folder);
+}
+
+void make_folder(const char *program)
+{
+        program_name = program;
+        snprintf(folder, sizeof(folder), "/tmp/%s-XXXXXX", program);
+        if (!mkdtemp(folder))
+                die(folder, strerror(errno));
+        folder_owner = getpid();
+        atexit(remove_folder);
+}
+
+uint64_t now_ns(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void pin(pid_t pid, int core)
+{
+        cpu_set_t set;
+
+        if (core < 0)
+                return;
+        CPU_ZERO(&set);
+        CPU_SET((unsigned)core, &set);
+        if (sched_setaffinity(pid, sizeof(set), &set) < 0)
+                fprintf(stderr, "%s: pinning to core %d: %s\n", program_name, core, strerror(errno));
+}
+
+static void write_config(const char *path, unsigned limit_mib)
+{
+        FILE *f = fopen(path, "we");
+
+        if (!f)
+                die(path, strerror(errno));
+        fprintf(f,
+                "socket: {path: %s/bfcd.sock, mode: \"0600\"}\n"
+                "admin_socket: {path: %s/admin.sock, mode: \"0600\"}\n"
+                "devices:\n"
+                "  - id: host\n"
+                "    size: %uMiB\n"
+                "    partitions:\n"
+                "      - {name: bench, limit: %uMiB, growth: on-demand, share: fd}\n"
+                "tenants:\n"
+                "  - name: bench\n"
+                "    match: {uid: [%u]}\n"
+                "    quotas:\n"
+                "      - {partition: bench, limit: %uMiB}\n",
+                folder, folder, limit_mib, limit_mib, (unsigned)geteuid(), limit_mib);
+        fclose(f);
+}
+
+pid_t daemon_start(const char *bfcd, unsigned limit_mib, int core)
+{
+        char config[128];
+        pid_t pid;
+
+        snprintf(config, sizeof(config), "%s/bfcd.yaml", folder);
+        write_config(config, limit_mib);
+        pid = fork();
+        if (pid < 0)
+                die("fork", strerror(errno));
+        if (pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGTERM);
+                pin(0, core);
+                execl(bfcd, bfcd, "--config", config, "--log-level", "warning", (char *)NULL);
+                die(bfcd, strerror(errno));
+        }
+        return pid;
+}
+
+bfc_client *client_start(const char *path, const char *name, uint64_t flags)
+{
+        struct bfc_options o = { .struct_size = sizeof(o), .socket = path, .name = name, .flags = flags };
+        bfc_client *client = NULL;
+        int r = -ENOENT;
+
+        for (int i = 0; i < 500; i++) {
+                r = bfc_connect(&o, &client);
+                if (r != -ENOENT && r != -ECONNREFUSED)
+                        break;
+                usleep(10000);
+        }
+        if (r < 0)
+                die("bfc_connect", bfc_last_error());
+        return client;
+}

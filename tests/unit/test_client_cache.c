@@ -1,0 +1,618 @@
+/* libbfcclient with its cache on, against a stand-in for the daemon.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The stand-in cuts blocks first fit from one region of 64 MiB, and counts them. */
+#include <bfcclient.h>
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tests/suite.h"
+#include "tests/unit/fake_server.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static struct fake_server *server;
+static bfc_client *client;
+static int n_fds_before;
+
+static bfc_client *open_client(uint64_t flags, uint64_t idle_bytes, uint64_t slab_bytes)
+{
+        struct bfc_options o = { .struct_size = sizeof(o),
+                                 .socket = fake_server_path(server),
+                                 .flags = flags,
+                                 .cache_idle_bytes = idle_bytes,
+                                 .cache_slab_bytes = slab_bytes };
+        bfc_client *ret = NULL;
+
+        ck_assert_msg(bfc_connect(&o, &ret) == 0, "%s", bfc_last_error());
+        return ret;
+}
+
+static void setup(void)
+{
+        unsetenv("BFC_PARTITION");
+        unsetenv("BFC_TENANT");
+        unsetenv("BFC_CACHE");
+        n_fds_before = suite_count_fds();
+        server = fake_server_new();
+        client = open_client(0, UINT64_MAX, 0);
+}
+
+static void teardown(void)
+{
+        bfc_disconnect(client);
+        client = NULL;
+        server = fake_server_free(server);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static struct bfc_client_stats stats(void)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        ck_assert_uint_eq(s.bytes_idle, s.bytes_reserved - s.bytes_in_use);
+        ck_assert_uint_ge(s.peak_bytes_reserved, s.bytes_reserved);
+        return s;
+}
+
+static struct bfc_block_info info(const void *p)
+{
+        struct bfc_block_info i = { .struct_size = sizeof(i) };
+
+        ck_assert_int_eq(bfc_block_info(client, p, &i), 0);
+        return i;
+}
+
+static void *get(size_t n_bytes)
+{
+        void *p = NULL;
+        int r = bfc_malloc(client, n_bytes, &p);
+
+        ck_assert_msg(r == 0, "bfc_malloc: %d: %s", r, bfc_last_error());
+        return p;
+}
+
+static void put(void *p)
+{
+        ck_assert_msg(bfc_free(client, p) == 0, "bfc_free: %s", bfc_last_error());
+}
+
+static unsigned n_blocks(void)
+{
+        return fake_server_count(server).n_blocks;
+}
+
+static void expect_error(int r, int expected, const char *part)
+{
+        ck_assert_int_eq(r, expected);
+        ck_assert_msg(strstr(bfc_last_error(), part) != NULL, "\"%s\" does not say \"%s\"", bfc_last_error(),
+                      part);
+}
+
+/* ---- the ordinary --------------------------------------------------------- */
+
+START_TEST(small_ones_share_a_slab)
+{
+        uint64_t n_calls = stats().num_calls;
+        char *a = get(1000), *b = get(1 * MIB), *c;
+
+        ck_assert_uint_eq(n_blocks(), 1);
+        ck_assert_uint_eq(stats().num_calls, n_calls + 1);
+        ck_assert_uint_eq(stats().bytes_reserved, 2 * MIB);
+        ck_assert_uint_eq(stats().bytes_in_use, 1024 + 1 * MIB);
+        ck_assert_uint_eq(info(a).block_id, info(b).block_id);
+        ck_assert_uint_eq(info(a).block_offset, 0);
+        ck_assert_uint_eq(info(b).block_offset, 1024);
+        ck_assert_uint_eq(info(b).offset, 1024);
+        ck_assert_uint_eq(info(b).n_requested, 1 * MIB);
+        memset(a, 'a', 1000);
+        memset(b, 'b', 1 * MIB);
+        put(a);
+        c = get(500);
+        ck_assert_ptr_eq(c, a);
+        put(b);
+        expect_error(bfc_free(client, b), -EINVAL, "freed already");
+        expect_error(bfc_free(client, c + 256), -EINVAL, "not a block");
+        put(c);
+        ck_assert_uint_eq(n_blocks(), 1);
+        ck_assert_uint_eq(stats().num_calls, n_calls + 1);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+        ck_assert_uint_eq(stats().bytes_requested, 0);
+        ck_assert_uint_eq(stats().bytes_idle, 2 * MIB);
+}
+END_TEST
+
+START_TEST(large_ones_are_kept)
+{
+        char *a = get(5 * MIB), *b = get(3 * MIB), *c;
+        uint64_t n_calls = stats().num_calls;
+
+        ck_assert_uint_eq(stats().bytes_reserved, 8 * MIB);
+        ck_assert_uint_eq(info(a).n_bytes, 5 * MIB);
+        put(a);
+        put(b);
+        ck_assert_uint_eq(n_blocks(), 2);
+        c = get(8 * MIB); /* across both */
+        ck_assert_ptr_eq(c, a);
+        memset(c, 'c', 8 * MIB);
+        ck_assert_uint_eq(info(c).block_offset, 0);
+        ck_assert_uint_eq(stats().num_calls, n_calls);
+        /* Less than it needs is asked for. */
+        put(c);
+        c = get(20 * MIB);
+        ck_assert_ptr_eq(c, a);
+        memset(c, 'c', 20 * MIB);
+        ck_assert_uint_eq(stats().num_calls, n_calls + 1);
+        ck_assert_uint_eq(stats().bytes_reserved, 20 * MIB);
+        put(c);
+        ck_assert_int_eq(bfc_trim(client, 1), 0); /* the longest idle, in whole */
+        ck_assert_uint_eq(stats().bytes_reserved, 15 * MIB);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+        ck_assert_uint_eq(n_blocks(), 0);
+}
+END_TEST
+
+/* Somebody else's block lies where ours would go on. */
+START_TEST(a_wrong_guess)
+{
+        char *a = get(3 * MIB), *b;
+        bfc_client *other = open_client(BFC_NO_CACHE, 0, 0);
+        uint64_t n_calls = stats().num_calls;
+        void *theirs;
+
+        ck_assert_int_eq(bfc_malloc(other, 1 * MIB, &theirs), 0);
+        put(a);
+        b = get(5 * MIB);
+        ck_assert_uint_eq(info(b).block_offset, 0);
+        memset(b, 'b', 5 * MIB);
+        ck_assert_uint_eq(stats().num_calls, n_calls + 3); /* 2 MiB, given back, 5 MiB */
+        ck_assert_uint_eq(stats().bytes_reserved, 8 * MIB);
+        ck_assert_uint_eq(n_blocks(), 3);
+        bfc_disconnect(other);
+}
+END_TEST
+
+START_TEST(trim_leaves_what_is_used)
+{
+        void *p[24], *q = NULL;
+
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        for (int i = 0; i < 24; i++)
+                p[i] = get(1 * MIB);
+        ck_assert_int_eq(bfc_malloc_in(client, "infer", 1 * MIB, &q), 0);
+        ck_assert_uint_eq(n_blocks(), 13);
+        for (int i = 0; i < 24; i++)
+                if (i != 10)
+                        put(p[i]);
+        put(q);
+        ck_assert_uint_eq(n_blocks(), 13);
+        ck_assert_int_eq(bfc_trim(client, 3 * MIB), 0);
+        ck_assert_uint_eq(n_blocks(), 11);
+        ck_assert_int_eq(bfc_trim(client, 0), 0);
+        ck_assert_uint_eq(n_blocks(), 11);
+        memset(p[10], 'x', 1 * MIB);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(n_blocks(), 1);
+        ck_assert_uint_eq(stats().bytes_reserved, 2 * MIB);
+        ck_assert_int_eq(((char *)p[10])[MIB - 1], 'x');
+        put(p[10]);
+}
+END_TEST
+
+START_TEST(idle_bytes_bound)
+{
+        void *p[16], *q[4];
+
+        bfc_disconnect(client);
+        client = open_client(0, 4 * MIB, 0);
+        for (int i = 0; i < 16; i++)
+                p[i] = get(1 * MIB);
+        for (int i = 0; i < 4; i++)
+                ck_assert_int_eq(bfc_malloc_in(client, "infer", 1 * MIB, &q[i]), 0);
+        for (int i = 0; i < 4; i++)
+                put(q[i]);
+        ck_assert_uint_eq(n_blocks(), 10); /* just at infer's bound */
+        for (int i = 0; i < 16; i++)
+                put(p[i]);
+        ck_assert_uint_eq(n_blocks(), 4); /* each partition's own: infer keeps its two */
+        ck_assert_uint_eq(stats().bytes_reserved, 8 * MIB);
+        ck_assert_uint_eq(stats().peak_bytes_reserved, 20 * MIB);
+        ck_assert_int_eq(bfc_reset_peaks(client), 0);
+        ck_assert_uint_eq(stats().peak_bytes_reserved, 8 * MIB);
+        ck_assert_uint_eq(stats().peak_bytes_in_use, 0);
+        expect_error(bfc_reset_peaks(NULL), -EINVAL, "NULL");
+        expect_error(bfc_trim(NULL, 1), -EINVAL, "NULL");
+}
+END_TEST
+
+/* By default half of the tenant's limit, which is 16 MiB. */
+START_TEST(idle_bytes_default)
+{
+        void *p[12];
+
+        bfc_disconnect(client);
+        client = open_client(0, 0, 0);
+        for (int i = 0; i < 12; i++)
+                p[i] = get(1 * MIB);
+        ck_assert_uint_eq(n_blocks(), 6);
+        for (int i = 0; i < 12; i++)
+                put(p[i]);
+        ck_assert_uint_eq(n_blocks(), 4);
+        ck_assert_uint_eq(stats().bytes_reserved, 8 * MIB);
+}
+END_TEST
+
+START_TEST(refused_means_giving_back)
+{
+        char *kept = get(1000), *a = get(5 * MIB), *b = get(6 * MIB), *q = NULL;
+        uint64_t n_failures = stats().num_failures;
+
+        strcpy(kept, "kept");
+        put(a);
+        put(b);
+        fake_server_set_mood(server, FAKE_REFUSE_ONCE, 0);
+        a = get(40 * MIB);
+        memset(a, 'a', 40 * MIB);
+        ck_assert_uint_eq(stats().num_failures, n_failures);
+        ck_assert_uint_eq(stats().bytes_reserved, 42 * MIB);
+        ck_assert_uint_eq(n_blocks(), 2);
+        /* In the end it is a refusal. */
+        put(a);
+        fake_server_set_mood(server, FAKE_REFUSE, 0);
+        expect_error(bfc_malloc(client, 60 * MIB, (void **)&q), -EDQUOT, "tenant vision asked for much");
+        ck_assert_ptr_null(q);
+        ck_assert_uint_eq(stats().num_failures, n_failures + 1);
+        ck_assert_uint_eq(n_blocks(), 1);
+        put(get(2 * MIB - 1024)); /* from the slab that stayed */
+        ck_assert_str_eq(kept, "kept");
+        /* Where a whole slab is too much, what is needed is asked for. */
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+        get(2 * MIB - 1024);
+        get(61 * MIB + 900 * 1024); /* 64 KiB are left */
+        expect_error(bfc_malloc(client, 200 * 1024, (void **)&q), -ENOMEM, "full");
+        q = get(60 * 1024);
+        memset(q, 'q', 60 * 1024);
+}
+END_TEST
+
+/* ---- switches ---------------------------------------------------------------- */
+
+START_TEST(turned_off)
+{
+        struct bfc_options o = { .struct_size = sizeof(o), .socket = fake_server_path(server) };
+        bfc_client *other = NULL;
+        void *p;
+
+        for (int i = 0; i < 2; i++) {
+                bfc_disconnect(client);
+                if (i == 1)
+                        setenv("BFC_CACHE", "off", 1);
+                client = open_client(i == 0 ? BFC_NO_CACHE : 0, 0, 0);
+                put(get(100));
+                ck_assert_uint_eq(n_blocks(), 0);
+                ck_assert_uint_eq(stats().bytes_reserved, 0);
+                ck_assert_uint_eq(stats().peak_bytes_reserved, 256);
+                ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+                p = get(300);
+                ck_assert_uint_eq(info(p).block_offset, 0);
+                put(p);
+        }
+        setenv("BFC_CACHE", "of", 1);
+        expect_error(bfc_connect(&o, &other), -EINVAL, "on or off");
+        setenv("BFC_CACHE", "on", 1);
+        o.cache_slab_bytes = 4096 * MIB;
+        expect_error(bfc_connect(&o, &other), -EINVAL, "cache_slab_bytes");
+        o.cache_slab_bytes = 100; /* rounded up */
+        ck_assert_int_eq(bfc_connect(&o, &other), 0);
+        bfc_disconnect(other);
+}
+END_TEST
+
+/* Programs of an earlier header have shorter structures. */
+START_TEST(structures_of_an_earlier_header)
+{
+        struct bfc_client_stats s = { .struct_size = offsetof(struct bfc_client_stats, bytes_reserved),
+                                      .bytes_reserved = 77 };
+        struct bfc_block_info i = { .struct_size = offsetof(struct bfc_block_info, block_offset),
+                                    .block_offset = 77 };
+        struct bfc_options o = { .struct_size = offsetof(struct bfc_options, cache_idle_bytes),
+                                 .socket = fake_server_path(server),
+                                 .cache_slab_bytes = UINT64_MAX };
+        bfc_client *other = NULL;
+        void *p = get(100);
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        ck_assert_uint_eq(s.bytes_reserved, 77);
+        ck_assert_uint_eq(s.num_blocks, 1);
+        ck_assert_int_eq(bfc_block_info(client, p, &i), 0);
+        ck_assert_uint_eq(i.block_offset, 77);
+        ck_assert_uint_eq(i.n_bytes, 256);
+        s.struct_size--;
+        expect_error(bfc_stats(client, &s), -EINVAL, "struct_size");
+        ck_assert_int_eq(bfc_connect(&o, &other), 0);
+        bfc_disconnect(other);
+}
+END_TEST
+
+/* ---- a daemon that goes or lies ------------------------------------------------ */
+
+START_TEST(daemon_gone)
+{
+        char *p = get(100);
+        void *q = NULL;
+
+        strcpy(p, "still here");
+        fake_server_hang_up(server);
+        expect_error(bfc_malloc(client, 9 * MIB, &q), -ECONNRESET, "gone");
+        /* From now on it is known. */
+        expect_error(bfc_malloc(client, 1, &q), -ECONNRESET, "gone");
+        expect_error(bfc_free(client, p), -ECONNRESET, "gone");
+        expect_error(bfc_free(client, p), -ECONNRESET, "gone"); /* not: freed already */
+        ck_assert_str_eq(p, "still here");
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        ck_assert_uint_eq(stats().num_allocs, 1);
+        ck_assert_ptr_null(q);
+}
+END_TEST
+
+START_TEST(daemon_gone_while_trimming)
+{
+        put(get(100));
+        fake_server_hang_up(server);
+        expect_error(bfc_trim(client, SIZE_MAX), -ECONNRESET, "gone");
+}
+END_TEST
+
+START_TEST(free_refused)
+{
+        put(get(100));
+        fake_server_set_mood(server, FAKE_FREE_REFUSED, 0);
+        expect_error(bfc_trim(client, SIZE_MAX), -EINVAL, "no such block");
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+}
+END_TEST
+
+static const struct {
+        enum fake_mood mood;
+        int error;
+} lies[] = {
+        { FAKE_WRONG_BODY, -EPROTO }, { FAKE_BAD_REGION, -EPROTO }, { FAKE_BAD_OFFSET, -EPROTO },
+        { FAKE_TOO_SMALL, -EPROTO },  { FAKE_SAME_PLACE, -EPROTO },
+};
+
+START_TEST(lying_daemon)
+{
+        char *p = get(100);
+        void *q = NULL;
+
+        fake_server_set_mood(server, lies[_i].mood, 0);
+        ck_assert_int_eq(bfc_malloc(client, 3 * MIB, &q), lies[_i].error);
+        ck_assert_ptr_null(q);
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+        p[0] = 1;
+        put(get(1));
+        put(p);
+}
+END_TEST
+
+/* What is idle here is still held, so its extent is not to be taken back. */
+START_TEST(idle_is_held)
+{
+        char *p = get(3 * MIB);
+        void *q = NULL;
+
+        memset(p, 'p', 3 * MIB);
+        put(p);
+        ck_assert_uint_eq(fake_server_event(server, FAKE_RETIRE), 0);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(fake_server_event(server, FAKE_RETIRE), 2);
+        ck_assert_uint_eq(stats().bytes_mapped, 0);
+        p = get(3 * MIB);
+        memset(p, 'q', 3 * MIB);
+        put(p);
+        fake_server_event(server, FAKE_RETIRE_USED);
+        for (int i = 0; i < 2000 && bfc_malloc(client, 1, &q) == 0; i++)
+                usleep(1000);
+        expect_error(bfc_malloc(client, 1, &q), -EPROTO, "in use");
+        ck_assert_int_eq(p[0], 'q');
+}
+END_TEST
+
+/* ---- no system call ------------------------------------------------------------ */
+
+/* Everything but the thread's own end kills. */
+static void forbid_system_calls(void)
+{
+        struct sock_filter filter[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        };
+        struct sock_fprog program = { .len = 4, .filter = filter };
+
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+                ck_abort_msg("seccomp: %s", strerror(errno));
+}
+
+static int many_pairs(void)
+{
+        void *p[64] = { NULL };
+        int r = 0;
+
+        for (unsigned i = 0; i < 20000; i++) {
+                void **slot = &p[i * 7919 % 64];
+
+                r |= bfc_free(client, *slot);
+                r |= bfc_malloc(client, 1 + i * 31 % 9000, slot);
+        }
+        for (unsigned i = 0; i < 64; i++)
+                r |= bfc_free(client, p[i]);
+        return r;
+}
+
+static void *without_system_calls(void *userdata)
+{
+        int *ret = userdata;
+
+        forbid_system_calls();
+        *ret = many_pairs();
+        syscall(SYS_exit, 0); /* not the library's end of a thread, which asks for more */
+        return NULL;
+}
+
+START_TEST(no_system_call)
+{
+        pthread_t thread;
+        int r = -1;
+
+        ck_assert_int_eq(many_pairs(), 0); /* our own tables have grown */
+        ck_assert_int_eq(pthread_create(&thread, NULL, without_system_calls, &r), 0);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        ck_assert_int_eq(r, 0);
+        ck_assert_uint_eq(stats().num_frees, 40000);
+}
+END_TEST
+
+/* ---- threads ----------------------------------------------------------------- */
+
+#define N_THREADS 6
+static int stop;
+
+static void *churn(void *userdata)
+{
+        unsigned seed = (unsigned)(uintptr_t)userdata * 7919u + 1;
+        unsigned char *held[16] = { 0 };
+        size_t sizes[16] = { 0 };
+
+        for (int i = 0; i < 4000; i++) {
+                size_t at, n;
+                void *p = NULL;
+                int r;
+
+                seed = seed * 1103515245u + 12345u;
+                at = (seed >> 16) % 16;
+                n = 1 + (seed >> 8) % ((seed >> 20) % 16 == 0 ? 3 * MIB : 20000);
+                if (!held[at]) {
+                        r = bfc_malloc_in(client, seed >> 30 & 1 ? "infer" : NULL, n, &p);
+                        ck_assert_msg(r == 0 || r == -ENOMEM || r == -EDQUOT, "%s", bfc_last_error());
+                        if (r < 0)
+                                continue;
+                        held[at] = p;
+                        sizes[at] = n;
+                        memset(held[at], (int)(at + 1), n);
+                        continue;
+                }
+                for (size_t j = 0; j < sizes[at]; j += 256)
+                        if (held[at][j] != at + 1)
+                                ck_abort_msg("a block was written by somebody else");
+                put(held[at]);
+                held[at] = NULL;
+        }
+        for (int i = 0; i < 16; i++)
+                put(held[i]);
+        return NULL;
+}
+
+static void *disturb(void *userdata)
+{
+        (void)userdata;
+        for (unsigned i = 0; !__atomic_load_n(&stop, __ATOMIC_SEQ_CST); i++) {
+                ck_assert_int_eq(bfc_trim(client, i % 3 == 0 ? SIZE_MAX : 2 * MIB), 0);
+                fake_server_event(server, FAKE_RETIRE);
+                fake_server_set_mood(server, i % 4 == 0 ? FAKE_REFUSE_ONCE : FAKE_GOOD, 0);
+                (void)stats();
+                usleep(2000);
+        }
+        return NULL;
+}
+
+static void run_threads(void)
+{
+        pthread_t threads[N_THREADS], disturber;
+
+        ck_assert_int_eq(pthread_create(&disturber, NULL, disturb, NULL), 0);
+        for (uintptr_t i = 0; i < N_THREADS; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, churn, (void *)i), 0);
+        for (int i = 0; i < N_THREADS; i++)
+                pthread_join(threads[i], NULL);
+        __atomic_store_n(&stop, 1, __ATOMIC_SEQ_CST);
+        pthread_join(disturber, NULL);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+        ck_assert_uint_eq(stats().bytes_in_use, 0);
+        ck_assert_uint_eq(stats().num_allocs, stats().num_frees);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+        ck_assert_uint_eq(n_blocks(), 0);
+}
+
+START_TEST(many_threads)
+{
+        run_threads();
+}
+END_TEST
+
+START_TEST(many_threads_and_a_bound)
+{
+        bfc_disconnect(client);
+        client = open_client(0, 3 * MIB, 65536);
+        run_threads();
+}
+END_TEST
+
+START_TEST(disconnect_with_all_kinds)
+{
+        get(100);
+        get(7 * MIB);
+        put(get(5 * MIB));
+        bfc_disconnect(client);
+        client = NULL;
+        ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("client-cache");
+        TCase *t = tcase_create("cache on");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, small_ones_share_a_slab);
+        tcase_add_test(t, large_ones_are_kept);
+        tcase_add_test(t, a_wrong_guess);
+        tcase_add_test(t, trim_leaves_what_is_used);
+        tcase_add_test(t, idle_bytes_bound);
+        tcase_add_test(t, idle_bytes_default);
+        tcase_add_test(t, refused_means_giving_back);
+        tcase_add_test(t, turned_off);
+        tcase_add_test(t, structures_of_an_earlier_header);
+        tcase_add_test(t, daemon_gone);
+        tcase_add_test(t, daemon_gone_while_trimming);
+        tcase_add_test(t, free_refused);
+        tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
+        tcase_add_test(t, idle_is_held);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+        tcase_add_test(t, no_system_call);
+#else
+        (void)no_system_call; /* a sanitizer makes some of its own */
+#endif
+        tcase_add_test(t, many_threads);
+        tcase_add_test(t, many_threads_and_a_bound);
+        tcase_add_test(t, disconnect_with_all_kinds);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
