@@ -287,6 +287,26 @@ START_TEST(refused_means_giving_back)
 }
 END_TEST
 
+/* Where extents end only the daemon knows: such a block is its own, and not kept. */
+START_TEST(one_extent_is_not_cached)
+{
+        char *kept = get(1000);
+        void *p = NULL;
+
+        put(get(5 * MIB));
+        ck_assert_uint_eq(n_blocks(), 2);
+        fake_server_set_mood(server, FAKE_REFUSE_ONCE, 0);
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 1 * MIB, BFC_ONE_EXTENT, &p), 0);
+        ck_assert_uint_eq(n_blocks(), 2); /* what was idle went back */
+        ck_assert_uint_eq(info(p).block_offset, 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 3 * MIB);
+        put(p);
+        ck_assert_uint_eq(n_blocks(), 1);
+        ck_assert_uint_eq(stats().bytes_reserved, 2 * MIB);
+        put(kept);
+}
+END_TEST
+
 /* ---- switches ---------------------------------------------------------------- */
 
 START_TEST(turned_off)
@@ -598,6 +618,7 @@ int main(void)
         tcase_add_test(t, idle_bytes_bound);
         tcase_add_test(t, idle_bytes_default);
         tcase_add_test(t, refused_means_giving_back);
+        tcase_add_test(t, one_extent_is_not_cached);
         tcase_add_test(t, turned_off);
         tcase_add_test(t, structures_of_an_earlier_header);
         tcase_add_test(t, daemon_gone);
