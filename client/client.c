@@ -16,6 +16,10 @@
  * a Retire of where it lies is a lie, so its range lasts. It is removed before
  * the daemon is told, which may hand the same place to another thread at once.
  *
+ * Where there is a cache (cache.h) it is asked before the daemon and given before it; its
+ * slabs are the daemon's blocks, and ours are cut from them. bytes_reserved is the sum over the
+ * slabs and over the blocks that are the daemon's own.
+ *
  * Invariant: stats.num_blocks == blocks.n_used == num_allocs - num_frees, and
  * bytes_in_use is the sum over the blocks. */
 #include "client/client.h"
