@@ -9,11 +9,8 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define BLOCKS_FIRST_SLOTS 64u
-
-_Static_assert((sizeof(struct block) & (sizeof(struct block) - 1)) == 0, "slots are aligned to their size");
 
 static size_t home_of(const struct blocks *b, const void *ptr)
 {
@@ -43,10 +40,9 @@ static int blocks_grow(struct blocks *b)
 {
         struct blocks larger = { .n_slots = b->n_slots ? b->n_slots * 2 : BLOCKS_FIRST_SLOTS };
 
-        larger.slots = aligned_alloc(sizeof(struct block), larger.n_slots * sizeof(*larger.slots));
+        larger.slots = calloc(larger.n_slots, sizeof(*larger.slots));
         if (!larger.slots)
                 return -ENOMEM;
-        memset(larger.slots, 0, larger.n_slots * sizeof(*larger.slots));
         for (size_t i = 0; i < b->n_slots; i++)
                 if (b->slots[i].ptr)
                         larger.slots[slot_of(&larger, b->slots[i].ptr)] = b->slots[i];

@@ -12,7 +12,6 @@
 
 struct slab; /* the cache's */
 
-/* A line of the processor's cache. */
 struct block {
         const void *ptr; /* NULL: an empty slot */
         uint64_t block_id;
