@@ -658,13 +658,7 @@ struct rig_counts rig_count(struct rig *rig)
 
 /* ---- clients -------------------------------------------------------------- */
 
-/* TSan's book of threads does not survive a fork beside threads, which is how
- * children are made. */
-#ifdef __SANITIZE_THREAD__
-#define CHILD_FLAGS BFC_NO_THREAD
-#else
-#define CHILD_FLAGS 0
-#endif
+#define CHILD_FLAGS (CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD)
 
 static int client_connect(const char *socket, const char *tenant, const char *partition, uint64_t flags,
                           bfc_client **ret)
