@@ -213,6 +213,7 @@ struct config *config_free(struct config *c)
 static int finish(struct config_reader *r, const struct file *files, struct config **ret)
 {
         read_files(r, files);
+        config_put_warnings(r);
         free(r->devices);
         free(r->partitions);
         free(r->tenants);

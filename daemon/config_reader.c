@@ -59,13 +59,12 @@ static void put_place(struct config_reader *r, const char *file, size_t line, si
         fprintf(r->errors, ":%zu:%zu: ", line, column);
 }
 
-static void put_sentence(struct config_reader *r, const struct yamltree_node *at, const char *kind,
-                         const char *format, va_list args) __attribute__((format(printf, 4, 0)));
-static void put_sentence(struct config_reader *r, const struct yamltree_node *at, const char *kind,
-                         const char *format, va_list args)
+static void put_sentence(struct config_reader *r, const struct yamltree_node *at, const char *format,
+                         va_list args) __attribute__((format(printf, 3, 0)));
+static void put_sentence(struct config_reader *r, const struct yamltree_node *at, const char *format,
+                         va_list args)
 {
         put_place(r, at->file, at->line, at->column);
-        fputs(kind, r->errors);
         vfprintf(r->errors, format, args);
         fputc('\n', r->errors);
 }
@@ -76,7 +75,7 @@ void config_fail(struct config_reader *r, const struct yamltree_node *at, const 
 
         r->has_failed = true;
         va_start(args, format);
-        put_sentence(r, at, "", format, args);
+        put_sentence(r, at, format, args);
         va_end(args);
 }
 
@@ -86,8 +85,26 @@ void config_fail_machine(struct config_reader *r, const struct yamltree_node *at
 
         r->lacks_gpu = true;
         va_start(args, format);
-        put_sentence(r, at, "", format, args);
+        put_sentence(r, at, format, args);
         va_end(args);
+}
+
+static void keep_warning(struct config_reader *r, const struct yamltree_node *at, const char *format,
+                         va_list args) __attribute__((format(printf, 3, 0)));
+static void keep_warning(struct config_reader *r, const struct yamltree_node *at, const char *format,
+                         va_list args)
+{
+        struct config_warning *w;
+
+        w = config_grow(r, (void **)&r->warnings, r->n_warnings, sizeof(*w));
+        if (!w)
+                return;
+        *w = (struct config_warning){ at, r->n_warnings, NULL };
+        if (vasprintf(&w->sentence, format, args) < 0) {
+                r->is_out_of_memory = true;
+                return;
+        }
+        r->n_warnings++;
 }
 
 void config_warn(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
@@ -95,7 +112,7 @@ void config_warn(struct config_reader *r, const struct yamltree_node *at, const 
         va_list args;
 
         va_start(args, format);
-        put_sentence(r, at, "warning: ", format, args);
+        keep_warning(r, at, format, args);
         va_end(args);
 }
 
@@ -106,8 +123,41 @@ void config_advise(struct config_reader *r, const struct yamltree_node *at, cons
         if (r->has_failed || r->lacks_gpu || (r->machine && r->machine->serves))
                 return;
         va_start(args, format);
-        put_sentence(r, at, "warning: ", format, args);
+        keep_warning(r, at, format, args);
         va_end(args);
+}
+
+static int compare_numbers(size_t a, size_t b)
+{
+        return (a > b) - (a < b);
+}
+
+static int compare_warnings(const void *left, const void *right)
+{
+        const struct config_warning *a = left, *b = right;
+        int r = strcmp(a->at->file, b->at->file);
+
+        if (r == 0)
+                r = compare_numbers(a->at->line, b->at->line);
+        if (r == 0)
+                r = compare_numbers(a->at->column, b->at->column);
+        return r ? r : compare_numbers(a->number, b->number);
+}
+
+void config_put_warnings(struct config_reader *r)
+{
+        if (r->n_warnings > 0)
+                qsort(r->warnings, r->n_warnings, sizeof(*r->warnings), compare_warnings);
+        for (size_t i = 0; i < r->n_warnings; i++) {
+                const struct config_warning *w = &r->warnings[i];
+
+                put_place(r, w->at->file, w->at->line, w->at->column);
+                fprintf(r->errors, "warning: %s\n", w->sentence);
+                free(w->sentence);
+        }
+        free(r->warnings);
+        r->warnings = NULL;
+        r->n_warnings = 0;
 }
 
 void config_fail_tree(void *userdata, const char *file, size_t line, size_t column, const char *sentence)

@@ -44,6 +44,12 @@ struct tenant_note {
         bool has_match;
 };
 
+struct config_warning {
+        const struct yamltree_node *at;
+        size_t number; /* in the order in which they were found */
+        char *sentence;
+};
+
 struct config_reader {
         FILE *errors;
         const struct config_machine *machine; /* may be NULL */
@@ -56,6 +62,8 @@ struct config_reader {
         struct device_note *devices;
         struct partition_note *partitions;
         struct tenant_note *tenants;
+        struct config_warning *warnings;
+        size_t n_warnings;
         const struct yamltree_node *socket_path;
         const struct yamltree_node *admin_socket_path;
 };
@@ -95,6 +103,9 @@ void config_warn(struct config_reader *r, const struct yamltree_node *at, const 
  * else to mend, and not at every start. */
 void config_advise(struct config_reader *r, const struct yamltree_node *at, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
+
+/* Warnings are kept until all is read, and then put in the order of the lines. */
+void config_put_warnings(struct config_reader *r);
 
 /* A yamltree_report; userdata is the reader. */
 void config_fail_tree(void *userdata, const char *file, size_t line, size_t column, const char *sentence);

@@ -752,6 +752,21 @@ START_TEST(test_small_limits_by_cuda_ipc)
 }
 END_TEST
 
+/* Devices are read before tenants; what is said keeps the order of the lines. */
+START_TEST(test_warnings_by_line)
+{
+        struct config *c = parse_good(
+                "tenants: [{name: a, match: {group: [no-such-group, nor-this]}, quotas: [{partition: p}]}]\n"
+                "default_tenant: a\n"
+                "devices: [{id: host, size: 8000TiB, partitions: [{name: p, limit: 1GiB}]}]\n");
+        const char *first = strstr(errors, "no-such-group"), *second = strstr(errors, "nor-this"),
+                   *third = strstr(errors, "machine's memory");
+
+        ck_assert_msg(first && first < second && second < third, "%s", errors);
+        config_free(c);
+}
+END_TEST
+
 START_TEST(test_contexts_fit)
 {
         char *text = edit_gpus("limit: 300MiB", "limit: 2MiB, max_sessions: 1");
@@ -1312,6 +1327,7 @@ int main(void)
         tcase_add_test(t, test_gpu_is_full);
         tcase_add_test(t, test_no_advice_at_the_start);
         tcase_add_test(t, test_small_limits_by_cuda_ipc);
+        tcase_add_test(t, test_warnings_by_line);
         tcase_add_test(t, test_contexts_fit);
         tcase_add_test(t, test_gpus_come_back);
         tcase_add_test(t, test_defaults);
