@@ -699,34 +699,58 @@ static void arena_release_slot(struct arena *a, size_t slot, struct operation *o
         }
 }
 
-uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
-                       arena_released_fn done, void *userdata)
+static bool arena_comes_soon(const struct arena *a, size_t slot)
 {
-        struct bfc_range *ranges = a->ranges;
-        uint64_t n_bytes, pending_before = a->pending_bytes;
-        size_t n_retired = 0;
-        size_t n_ranges = bfc_plan_release(a->bfc, want_bytes, keep, ranges, a->n_ranges_max, &n_bytes);
-        struct operation *op;
+        return !a->o.lets_go || !arena_must_retire(a, slot) ||
+               a->o.lets_go(a->o.userdata, a->slots[slot].extent);
+}
 
-        if (n_ranges == 0)
-                return 0;
-        op = release_new(a, a->n_extents, done, userdata);
+/* Begins to give back what is in a->ranges, at least want_bytes of it where it must be soon. */
+static uint64_t arena_release_ranges(struct arena *a, size_t n_ranges, uint64_t want_bytes, bool soon,
+                                     arena_released_fn done, void *userdata)
+{
+        uint64_t pending_before = a->pending_bytes;
+        size_t n_retired = 0;
+        struct operation *op = n_ranges > 0 ? release_new(a, a->n_extents, done, userdata) : NULL;
+
         if (!op)
                 return 0;
         for (size_t i = 0; i < n_ranges; i++) {
-                size_t slot = arena_slot_at(a, ranges[i].begin), last = arena_slot_at(a, ranges[i].end - 1);
+                size_t slot = arena_slot_at(a, a->ranges[i].begin),
+                       last = arena_slot_at(a, a->ranges[i].end - 1);
 
-                for (; slot <= last; slot++)
+                for (; slot <= last; slot++) {
+                        if (soon &&
+                            (a->pending_bytes - pending_before >= want_bytes || !arena_comes_soon(a, slot)))
+                                continue;
                         arena_release_slot(a, slot, op, a->retired, &n_retired);
+                }
         }
-        n_bytes = a->pending_bytes - pending_before;
         if (op->n_items > 0)
                 release_submit(op);
         else
                 free(op);
         if (n_retired > 0)
                 a->o.retire(a->o.userdata, a->retired, n_retired);
-        return n_bytes;
+        return a->pending_bytes - pending_before;
+}
+
+uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                       arena_released_fn done, void *userdata)
+{
+        uint64_t n_bytes;
+        size_t n_ranges = bfc_plan_release(a->bfc, want_bytes, keep, a->ranges, a->n_ranges_max, &n_bytes);
+
+        return arena_release_ranges(a, n_ranges, want_bytes, false, done, userdata);
+}
+
+uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                            arena_released_fn done, void *userdata)
+{
+        uint64_t n_bytes;
+        size_t n_ranges = bfc_plan_release(a->bfc, UINT64_MAX, keep, a->ranges, a->n_ranges_max, &n_bytes);
+
+        return arena_release_ranges(a, n_ranges, want_bytes, true, done, userdata);
 }
 
 static struct arena_slot *arena_slot_of_extent(const struct arena *a, uint32_t extent)
@@ -771,6 +795,21 @@ uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)
         if (bfc_plan_release(a->bfc, UINT64_MAX, keep, a->ranges, a->n_ranges_max, &n_bytes) == 0)
                 return 0;
         return n_bytes;
+}
+
+uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *keep)
+{
+        uint64_t n_bytes = 0, n_soon = 0;
+        size_t n_ranges = bfc_plan_release(a->bfc, UINT64_MAX, keep, a->ranges, a->n_ranges_max, &n_bytes);
+
+        for (size_t i = 0; i < n_ranges; i++) {
+                size_t slot = arena_slot_at(a, a->ranges[i].begin),
+                       last = arena_slot_at(a, a->ranges[i].end - 1);
+
+                for (; slot <= last; slot++)
+                        n_soon += arena_comes_soon(a, slot) ? a->slots[slot].memory.n_bytes : 0;
+        }
+        return n_soon;
 }
 
 /* ---- looking ------------------------------------------------------------- */

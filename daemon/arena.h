@@ -46,6 +46,9 @@ struct arena_options {
          * which has an export: arena_export_is_gone() tells when. Called inside
          * arena_release(); it may call no more than arena_export_is_late(). */
         void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents);
+        /* Whether all sessions that have this extent can be expected to let go of
+         * it soon. NULL: they always do. */
+        bool (*lets_go)(void *userdata, uint32_t extent);
         void *userdata;
 };
 
@@ -106,6 +109,12 @@ uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_gr
 
 /* How many bytes arena_release() could give back. */
 uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep);
+
+/* The same two with those extents only that are expected to be back soon: what is
+ * optional asks nobody who would not let go. */
+uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                            arena_released_fn done, void *userdata);
+uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *keep);
 
 /* Of a retired extent, one of its exports: nobody knows when it goes. */
 void arena_export_is_late(struct arena *a, uint32_t extent);

@@ -151,6 +151,13 @@ static void on_retire(void *userdata, const uint32_t *extents, size_t n_extents)
         b->retire(b, extents, n_extents);
 }
 
+static bool on_lets_go(void *userdata, uint32_t extent)
+{
+        struct broker *b = userdata;
+
+        return b->lets_go(b, extent);
+}
+
 static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
 {
         t->quotas = calloc(t->config->n_quotas + 1, sizeof(*t->quotas));
@@ -167,6 +174,7 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
                         .max_sessions = from->max_sessions,
                         .max_blocks = from->max_blocks,
                         .retire = on_retire,
+                        .lets_go = b->lets_go ? on_lets_go : NULL,
                         .userdata = b,
                 };
                 int r = quota_new(&options, &t->quotas[t->n_quotas]);
@@ -211,6 +219,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 return -ENOMEM;
         b->config = options->config;
         b->retire = options->retire;
+        b->lets_go = options->lets_go;
         TAILQ_INIT(&b->retirements);
         b->started_ms = clock_ms();
         ret_sentence[0] = '\0';

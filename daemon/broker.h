@@ -56,6 +56,7 @@ struct broker {
         struct log_limit stranger_log; /* refused hellos */
         struct log_limit late_log;     /* sessions that do not let go in time */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
+        bool (*lets_go)(const struct broker *b, uint32_t extent);
 };
 
 struct broker_options {
@@ -65,9 +66,11 @@ struct broker_options {
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
         void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() soon */
         void *userdata;
-        /* Sessions must let go of these extents: retire_extents(), or NULL where
-         * every device empties mappings by itself. See arena.h. */
+        /* Sessions must let go of these extents: retire_extents(), and whether they
+         * will: retire_lets_go(). Or NULL where every device empties mappings by
+         * itself. See arena.h. */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
+        bool (*lets_go)(const struct broker *b, uint32_t extent);
 };
 
 /* Makes everything, and backs preallocating partitions (this may take its

@@ -159,6 +159,7 @@ static int serve(const struct config *config, struct devices *devices)
                 .notify = server_notify,
                 .wake = server_wake,
                 .retire = retire_extents,
+                .lets_go = retire_lets_go,
         };
         struct server *server = NULL;
         struct broker *broker = NULL;

@@ -63,6 +63,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
                 .limit_bytes = limit_bytes,
                 .extent_bytes = arena_extent_bytes(p->share, limit_bytes, device_granularity(p->device)),
                 .retire = from->retire,
+                .lets_go = from->lets_go,
                 .userdata = from->userdata,
         };
         struct ledger_quota facts = { .extent_bytes = options.extent_bytes };
@@ -399,26 +400,37 @@ static uint64_t quota_yield(const struct quota *q)
         return min_u64(arena_releasable(q->arena, NULL), surplus - coming);
 }
 
-/* Starts giving back for a growth, which gets the room; returns how many bytes. */
+/* So many bytes are given back for a growth, which gets the room. */
+static void quota_note_trade(struct quota *q, const struct bfc_growth *plan, uint64_t n_bytes)
+{
+        q->trade_bytes = min_u64(q->trade_bytes + n_bytes,
+                                 plan->new_bytes - min_u64(plan->new_bytes, q->held.n_bytes));
+}
+
+/* Starts giving back for a growth; returns how many bytes. */
 static uint64_t quota_give_for(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
 {
         uint64_t n_bytes = quota_release(q, want_bytes, plan);
 
-        q->trade_bytes = min_u64(q->trade_bytes + n_bytes,
-                                 plan->new_bytes - min_u64(plan->new_bytes, q->held.n_bytes));
+        quota_note_trade(q, plan, n_bytes);
         return n_bytes;
 }
 
 /* Trades wholly free extents, so many bytes more of them or as many as there are, for those of
- * the plan. What they do not pay for is charged now. False: nothing to trade, or not enough. */
+ * the plan. What they do not pay for is charged now. False: nothing to trade, or not enough.
+ * Nobody is asked who would not let go in time: it is no reason to end a session. */
 static bool quota_trade(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
 {
-        uint64_t n_bytes = q->partition->preallocate ? 0 : arena_releasable(q->arena, plan);
+        uint64_t n_bytes = q->partition->preallocate ? 0 : arena_releasable_soon(q->arena, plan);
         uint64_t traded;
 
         n_bytes = min_u64(n_bytes, want_bytes);
         traded = min_u64(plan->new_bytes, quota_traded(q) + n_bytes);
-        return n_bytes > 0 && quota_hold(q, plan->new_bytes - traded) && quota_give_for(q, plan, n_bytes) > 0;
+        if (n_bytes == 0 || !quota_hold(q, plan->new_bytes - traded))
+                return false;
+        n_bytes = arena_release_soon(q->arena, n_bytes, plan, quota_released, q);
+        quota_note_trade(q, plan, n_bytes);
+        return n_bytes > 0;
 }
 
 /* The partition misses so many bytes: gives back what nobody uses, the tenant's

@@ -15,7 +15,8 @@
  * is wholly free: it trades extents. The room for the growth is charged before
  * they go, as far as they do not make it, and what they leave is charged again in
  * the same turn of the loop: no neighbour can come between, and the tenant never
- * has more charged than before or after.
+ * has more charged than before or after. Extents of sessions that would not let go
+ * of them in time are not traded: that is no reason to end anybody.
  *
  * Those who wait are looked at in turns, a bounded number in each, and only
  * there: so no request, however many wait, holds up the others, and done() is
@@ -93,6 +94,7 @@ struct quota_options {
         uint32_t max_sessions;
         uint32_t max_blocks;
         void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents); /* see arena.h */
+        bool (*lets_go)(void *userdata, uint32_t extent);                          /* see arena.h */
         void *userdata;
 };
 

@@ -177,6 +177,16 @@ void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents)
         }
 }
 
+bool retire_lets_go(const struct broker *b, uint32_t extent)
+{
+        uint32_t x = ledger_extent_at(b->ledger, extent)->links.first_export;
+
+        for (; x != LEDGER_NONE; x = ledger_export_at(b->ledger, x)->links.next_of_extent)
+                if (b->sessions[ledger_export_at(b->ledger, x)->session]->retire.silent)
+                        return false;
+        return true;
+}
+
 /* ---- answers, and none --------------------------------------------------- */
 
 int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why)

@@ -46,6 +46,10 @@ void retire_begin(struct session *s, bool has_events);
 /* For broker_options.retire. */
 void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents);
 
+/* For broker_options.lets_go: no session that has this extent takes no events, is
+ * late, or has hung up. */
+bool retire_lets_go(const struct broker *b, uint32_t extent);
+
 /* The session has acknowledged more extents. */
 void retire_flush(struct session *s);
 

@@ -31,6 +31,7 @@ struct broker *peer_broker_on(const char *config_text, const struct config_machi
 {
         struct broker_options options = { .inline_workers = true,
                                           .retire = retire_extents,
+                                          .lets_go = retire_lets_go,
                                           .devices = devices };
         struct broker *b;
         char sentence[512];

@@ -562,6 +562,41 @@ START_TEST(test_late_is_not_waited_for)
 }
 END_TEST
 
+/* Nothing is traded that would not come, and nobody is ended for it. */
+START_TEST(test_no_trade_with_the_silent)
+{
+        struct peer *p = come_in(1, false), *late = come_in(1, true);
+        uint64_t block;
+
+        block = must_malloc(p, 0, 3 * MIB); /* 4 MiB */
+        must_malloc(p, 0, MIB);
+        must_free(p, block); /* one extent is wholly free */
+        must_malloc(p, 0, 4 * MIB);
+        ck_assert_uint_eq(arena_pending_bytes(qa->arena), 0);
+        ck_assert(TAILQ_EMPTY(&b->retirements));
+        retire_tick(b, clock_ms() + RELEASE_MS);
+        ck_assert(!p->aborted);
+        die(p);
+        release(qa, UINT64_MAX); /* nobody has any of it */
+        assert_pending(0, 0);
+
+        /* The same with one that is late, and then is not. */
+        have_free(late, 0, E);
+        release(qa, E);
+        retire_tick(b, clock_ms() + RELEASE_MS);
+        assert_pending(0, E);
+        block = must_malloc(late, 0, 3 * MIB);
+        must_malloc(late, 0, MIB);
+        must_free(late, block);
+        must_malloc(late, 0, 4 * MIB);
+        assert_pending(0, E);
+        ck_assert_uint_eq(late->n_retires, 1);
+        peer_retired_all(late);
+        assert_pending(0, 0);
+        peer_free(late);
+}
+END_TEST
+
 /* A session that waits for memory can let go of some. */
 START_TEST(test_lets_go_while_waiting)
 {
@@ -707,6 +742,7 @@ int main(void)
         tcase_add_test(tc, test_others_proceed);
         tcase_add_test(tc, test_reclaim_timeout);
         tcase_add_test(tc, test_late_is_not_waited_for);
+        tcase_add_test(tc, test_no_trade_with_the_silent);
         tcase_add_test(tc, test_lets_go_while_waiting);
         tcase_add_test(tc, test_random_walk);
         suite_add_tcase(suite, tc);
