@@ -267,6 +267,17 @@ static void quota_unqueue(struct quota_request *request)
         quota_unhold(q);
 }
 
+/* It gets what it wants. If that was the first, the next has its time before it; who is
+ * served past the first changes nothing for it. */
+static void quota_unqueue_served(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        if (TAILQ_FIRST(&q->waiting) == request)
+                q->blocked_ms = 0;
+        quota_unqueue(request);
+}
+
 static void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
         if (quota_is_refusal(result))
@@ -467,7 +478,8 @@ static bool quota_is_late(struct quota *q)
 
         if (q->blocked_ms == 0)
                 q->blocked_ms = now;
-        return now - q->blocked_ms > q->partition->reclaim_timeout_ms;
+        return now - max_u64(q->blocked_ms, TAILQ_FIRST(&q->waiting)->since_ms) >
+               q->partition->reclaim_timeout_ms;
 }
 
 /* Waits for what others give back, for so long and no longer. */
@@ -522,8 +534,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 charge_drop(&charge);
                 return r;
         }
-        quota_unqueue(request);
-        q->blocked_ms = 0;
+        quota_unqueue_served(request);
         q->growing = true;
         q->growing_for = request;
         return 0;
@@ -574,8 +585,7 @@ static bool quota_serve(struct quota *q, unsigned *budget)
                 q->next = TAILQ_NEXT(request, link);
                 if (r > 0)
                         continue;
-                quota_unqueue(request);
-                q->blocked_ms = 0;
+                quota_unqueue_served(request);
                 quota_complete(request, r, handle, offset);
         }
         return !q->next;
@@ -626,6 +636,7 @@ void quota_wait(struct quota_request *request)
 {
         struct quota *q = request->quota;
 
+        request->since_ms = clock_ms();
         TAILQ_INSERT_TAIL(&q->waiting, request, link);
         /* The round is over: it goes on with this one, unless all are to be looked at again. */
         if (!q->next && !q->look_again)

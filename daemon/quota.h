@@ -48,6 +48,7 @@ struct quota_request {
         uint64_t n_bytes;
         bool in_extent;     /* the block must lie in one extent */
         bool device_failed; /* result: the device could not, the limits could */
+        uint64_t since_ms;  /* the quota's: it waits from then on */
         /* 0: the block is the callee's. -EDQUOT, -ENOMEM, -ENODEV, ... */
         void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
         TAILQ_ENTRY(quota_request) link;
@@ -81,7 +82,7 @@ struct quota {
         struct quota_request *next; /* to be looked at in this round; NULL: all were */
         bool is_due;                /* in partition.due */
         bool look_again;            /* something changed: begin a new round */
-        uint64_t blocked_ms;        /* since when the first in line waits for others; 0: does not */
+        uint64_t blocked_ms;        /* since when those who wait are blocked by others; 0: they are not */
         TAILQ_ENTRY(quota) of_partition, of_due;
 };
 

@@ -878,6 +878,50 @@ START_TEST(test_timeout)
 }
 END_TEST
 
+/* Who is served past the first does not lengthen its time, and who came later has as long. */
+START_TEST(test_timeout_is_the_firsts_own)
+{
+        bfc_handle h;
+        uint64_t offset;
+
+        open_both(3 * E, 3 * E, 0);
+        p.reclaim_timeout_ms = 100;
+        take(0, neighbour, 2 * E);
+        take(1, q, 256);
+        quota_closing(neighbour);
+        wait_for(2, q, E);
+        settle();
+        for (unsigned i = 3; i < 10; i++) {
+                usleep(20000);
+                wait_for(i, q, 256);
+                quota_tick(q);
+                settle();
+                assert_done(i, 0);
+        }
+        assert_done(2, -ENOMEM);
+
+        wait_for(11, q, E);
+        settle();
+        usleep(60000);
+        wait_for(12, q, E);
+        settle();
+        quota_cancel(&asks[11].request);
+        ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0); /* nobody is due */
+        quota_dealloc(q, h, 256, 256);
+        settle();
+        ck_assert_uint_eq(asks[12].n_done, 0);
+        usleep(60000);
+        quota_tick(q);
+        settle();
+        ck_assert_uint_eq(asks[12].n_done, 0); /* 60 ms of its 100 */
+        usleep(60000);
+        quota_tick(q);
+        settle();
+        assert_done(12, -ENOMEM);
+        quota_closed(neighbour);
+}
+END_TEST
+
 /* Ten thousand that wait: a turn looks at so many and no more. */
 START_TEST(test_budget)
 {
@@ -1022,6 +1066,7 @@ int main(void)
         tcase_add_test(tc, test_neighbour);
         tcase_add_test(tc, test_reserve_of_the_neighbour);
         tcase_add_test(tc, test_timeout);
+        tcase_add_test(tc, test_timeout_is_the_firsts_own);
         tcase_add_test(tc, test_budget);
         tcase_add_test(tc, test_budget_of_refusals);
         tcase_add_test(tc, test_explain);
