@@ -42,8 +42,18 @@ struct arena_region {
         uint32_t number;
 };
 
+/* A question to the device about what escaped. */
+struct arena_question {
+        struct worker_job job;
+        struct arena *arena;
+        uint64_t others_bytes;
+        int result;
+        bool is_asked;
+};
+
 struct arena {
         struct arena_options o;
+        struct arena_question question;
         struct bfc *bfc;
         struct arena_region *regions; /* by base */
         size_t n_regions, n_regions_room;
@@ -334,7 +344,7 @@ static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent m
         a->n_extents++;
 }
 
-/* What the device did not take back stays charged for as long as the arena lives. */
+/* What the device did not take back stays charged, until arena_settle_escapes(). */
 static void arena_note_escape(struct arena *a, struct charge *charge)
 {
         a->escaped.account = charge->account;
@@ -387,7 +397,7 @@ struct arena *arena_free(struct arena *a)
 {
         if (!a)
                 return NULL;
-        assert(a->pending_bytes == 0);
+        assert(a->pending_bytes == 0 && !a->question.is_asked);
         for (size_t i = 0; i < a->n_slots; i++) {
                 if (a->slots[i].extent == LEDGER_NONE)
                         continue;
@@ -810,6 +820,45 @@ uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *k
                         n_soon += arena_comes_soon(a, slot) ? a->slots[slot].memory.n_bytes : 0;
         }
         return n_soon;
+}
+
+/* ---- escapes ------------------------------------------------------------- */
+
+static void question_run(struct worker_job *job)
+{
+        struct arena_question *q = (struct arena_question *)job;
+
+        q->result = device_others(q->arena->o.device, &q->others_bytes);
+}
+
+/* What others hold in all is the most that can still have escaped. A worker's jobs are
+ * done in order, so this arena's escapes up to the question, and no later ones, are
+ * in the sum. Contexts and foreign processes only make the answer larger: the charge
+ * then stays higher than it must. */
+static void question_done(struct worker_job *job)
+{
+        struct arena_question *q = (struct arena_question *)job;
+        struct arena *a = q->arena;
+        struct charge back;
+
+        q->is_asked = false;
+        if (q->result < 0 || q->others_bytes >= a->escaped.n_bytes)
+                return;
+        charge_split(&a->escaped, a->escaped.n_bytes - q->others_bytes, &back);
+        charge_drop(&back);
+}
+
+void arena_settle_escapes(struct arena *a)
+{
+        struct arena_question *q = &a->question;
+
+        if (q->is_asked || a->escaped.n_bytes == 0)
+                return;
+        q->arena = a;
+        q->is_asked = true;
+        q->job.run = question_run;
+        q->job.done = question_done;
+        worker_submit(a->o.worker, &q->job);
 }
 
 /* ---- looking ------------------------------------------------------------- */

@@ -135,6 +135,10 @@ uint64_t arena_pending_bytes(const struct arena *a);
 uint64_t arena_escaped_bytes(const struct arena *a);
 uint32_t arena_n_extents(const struct arena *a);
 
+/* Asks the device whether what escaped has come back by now, and then drops its
+ * charge, inside worker_poll(). No growth or release of it. */
+void arena_settle_escapes(struct arena *a);
+
 /* A device call said that the device is lost (-ENODEV). */
 bool arena_is_lost(const struct arena *a);
 

@@ -11,6 +11,7 @@
 
 #include "daemon/clock.h"
 
+#define BROKER_SETTLE_MS      1000u
 #define BROKER_ADMIN_SESSIONS 64u                 /* admins come in also when max_sessions are there */
 #define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
 
@@ -277,11 +278,23 @@ static void quota_log_escape(struct quota *q)
 
         if (n_bytes == q->logged_escaped_bytes)
                 return;
-        q->logged_escaped_bytes = n_bytes;
-        if (!q->partition->is_lost) /* then that says it all */
+        if (n_bytes < q->logged_escaped_bytes)
+                log_info("device '%s' has memory of tenant '%s' in partition '%s' back: %" PRIu64
+                         " bytes that had escaped are charged no more, %" PRIu64 " are",
+                         q->partition->device_id, q->tenant, q->partition->name,
+                         q->logged_escaped_bytes - n_bytes, n_bytes);
+        else if (!q->partition->is_lost) /* then that says it all */
                 log_error("device '%s' did not take back memory of tenant '%s' in partition '%s': %" PRIu64
                           " bytes have escaped and stay charged",
                           q->partition->device_id, q->tenant, q->partition->name, n_bytes);
+        q->logged_escaped_bytes = n_bytes;
+}
+
+/* Whether its device may have back what escaped. */
+static bool quota_may_settle(const struct quota *q)
+{
+        return arena_escaped_bytes(q->arena) > 0 && !q->partition->is_lost &&
+               q->partition->device->ops->others;
 }
 
 /* Whoever waits is served ENODEV at the next turn. */
@@ -346,16 +359,28 @@ bool broker_is_blocked(const struct broker *b)
                 return true;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        if (b->tenants[i].quotas[k]->blocked_ms != 0)
+                        if (b->tenants[i].quotas[k]->blocked_ms != 0 ||
+                            quota_may_settle(b->tenants[i].quotas[k]))
                                 return true;
         return false;
 }
 
 void broker_tick(struct broker *b)
 {
-        for (size_t i = 0; i < b->n_tenants; i++)
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        quota_tick(b->tenants[i].quotas[k]);
+        uint64_t now_ms = clock_ms();
+        bool settles = now_ms - b->settled_ms >= BROKER_SETTLE_MS;
+
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        struct quota *q = b->tenants[i].quotas[k];
+
+                        quota_tick(q);
+                        if (settles && quota_may_settle(q))
+                                arena_settle_escapes(q->arena);
+                }
+        }
+        if (settles)
+                b->settled_ms = now_ms;
 }
 
 size_t broker_n_pending(const struct broker *b)

@@ -53,6 +53,7 @@ struct broker {
         size_t n_client_sessions;           /* of these, those that are no admin's */
         struct retirement_list retirements; /* of all sessions, the oldest first */
         uint64_t started_ms;
+        uint64_t settled_ms;           /* when it was last asked for what escaped */
         struct log_limit stranger_log; /* refused hellos */
         struct log_limit late_log;     /* sessions that do not let go in time */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
@@ -90,8 +91,9 @@ void broker_poll(struct broker *b);
 void broker_turn(struct broker *b);
 bool broker_is_due(const struct broker *b);
 
-/* Requests that wait for others are refused when their time is up, and sessions
- * that do not let go are late, or ended: call broker_tick() and retire_tick() now and then
+/* Memory that escaped is asked for once a second. Requests that wait for others are
+ * refused when their time is up, and sessions that do not let go are late, or
+ * ended: call broker_tick() and retire_tick() now and then
  * while there are any. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);

@@ -57,6 +57,7 @@ struct cuda_device {
         bool shows_returns[N_SHARES]; /* memory given back is free at once, as seen when it was opened */
         bool is_lost;
         struct patience patience;
+        uint64_t live_bytes; /* in extents; under one_call */
         pthread_mutex_t one_call;
 };
 
@@ -252,6 +253,7 @@ static int cuda_make(struct device *device, enum device_share share, uint64_t n_
                 return -ENOTSUP;
         pthread_mutex_lock(&d->one_call);
         r = cuda_make_locked(d, share, n_bytes, ret);
+        d->live_bytes += r == 0 ? n_bytes : 0;
         pthread_mutex_unlock(&d->one_call);
         return r;
 }
@@ -359,6 +361,7 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
                 return 0;
         pthread_mutex_lock(&d->one_call);
         r = cuda_destroy_locked(d, e);
+        d->live_bytes -= e->n_bytes;
         pthread_mutex_unlock(&d->one_call);
         if (e->fd >= 0)
                 close(e->fd);
@@ -388,6 +391,27 @@ static int cuda_facts(struct device *device, struct device_facts *ret)
         return r;
 }
 
+/* Not less than there is, so what is not known to be an extent's counts. */
+static int cuda_others(struct device *device, uint64_t *ret_bytes)
+{
+        struct cuda_device *d = (struct cuda_device *)device;
+        uint64_t n_free, n_total;
+        int r;
+
+        pthread_mutex_lock(&d->one_call);
+        r = enter(d);
+        if (r == 0) {
+                r = cuda_bytes(d, &n_free, &n_total);
+                leave(d);
+        }
+        if (r == 0 && n_total - n_free < d->live_bytes)
+                r = -EIO; /* such figures prove nothing */
+        if (r == 0)
+                *ret_bytes = n_total - n_free - d->live_bytes;
+        pthread_mutex_unlock(&d->one_call);
+        return r;
+}
+
 static struct device *cuda_free(struct device *device)
 {
         struct cuda_device *d = (struct cuda_device *)device;
@@ -405,6 +429,7 @@ static const struct device_ops cuda_ops = {
         .make = cuda_make,
         .destroy = cuda_destroy,
         .facts = cuda_facts,
+        .others = cuda_others,
 };
 
 /* Does what is given back show up as free at once? Where it does not, destroy()

@@ -12,6 +12,7 @@
 #ifndef BFC_DEVICE_DEVICE_H
 #define BFC_DEVICE_DEVICE_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -63,6 +64,9 @@ struct device_ops {
          * the device is lost; -EBUSY: somebody still holds it, so it escaped). */
         int (*destroy)(struct device *d, struct device_extent *e);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
+        /* How many bytes are in use and in no extent: what escaped and is still held
+         * is among them, so it is not more. May be NULL. -ENODEV, -EIO. */
+        int (*others)(struct device *d, uint64_t *ret_bytes);
 };
 
 /* Every backend's struct starts with this. */
@@ -102,6 +106,10 @@ static inline int device_make(struct device *d, enum device_share share, uint64_
 static inline int device_destroy(struct device *d, struct device_extent *e)
 {
         return d->ops->destroy(d, e);
+}
+static inline int device_others(struct device *d, uint64_t *ret_bytes)
+{
+        return d->ops->others ? d->ops->others(d, ret_bytes) : -ENOTSUP;
 }
 static inline void device_end(struct device *d)
 {

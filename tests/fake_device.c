@@ -73,6 +73,16 @@ static int fake_facts(struct device *d, struct device_facts *ret)
         return 0;
 }
 
+static int fake_others(struct device *d, uint64_t *ret_bytes)
+{
+        const struct fake_device *f = (const struct fake_device *)d;
+
+        if (f->is_lost)
+                return -ENODEV;
+        *ret_bytes = f->others_bytes;
+        return 0;
+}
+
 static const struct device_ops fake_ops = {
         .name = "fake",
         .free = fake_free,
@@ -80,6 +90,7 @@ static const struct device_ops fake_ops = {
         .make = fake_make,
         .destroy = fake_destroy,
         .facts = fake_facts,
+        .others = fake_others,
 };
 
 void fake_device_init(struct fake_device *f, uint64_t granularity)

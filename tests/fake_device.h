@@ -24,7 +24,8 @@ struct fake_device {
         int make_error;     /* negative errno */
         unsigned fail_destroy;
         int destroy_error;
-        bool stays_lost; /* once a call failed with -ENODEV, as a real one; set it at will */
+        uint64_t others_bytes; /* what device_others() answers */
+        bool stays_lost;       /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;
 };
 

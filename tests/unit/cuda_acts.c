@@ -85,6 +85,11 @@ int act_end(struct message *m)
         return 0;
 }
 
+int act_others(struct message *m)
+{
+        return device_others(device, &m->a);
+}
+
 int act_close(struct message *m)
 {
         (void)m;

@@ -14,6 +14,7 @@ int act_open(struct message *m);    /* text: id; → text: the sentence */
 int act_facts(struct message *m);   /* → facts */
 int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its number, extent, fd */
 int act_destroy(struct message *m); /* a: number */
+int act_others(struct message *m);  /* → a: bytes */
 int act_close(struct message *m);
 int act_end(struct message *m);   /* device_end() */
 int act_swap(struct message *m);  /* from now on it is about the other device */

@@ -390,6 +390,24 @@ START_TEST(escaped_memory_stays_charged_and_is_shown)
                                     "'one'"),
                           1);
         b1 = come_in(2, false);
+
+        /* It is asked for, and what others hold is the most that is still away. */
+        ck_assert(broker_is_blocked(b));
+        for (int i = 0; i < 3; i++) {
+                const uint64_t left = i == 0 ? extent_bytes : i == 1 ? 2 * MIB : 0;
+
+                gpus[0].others_bytes = i == 0 ? extent_bytes + 1 : left;
+                b->settled_ms = 0;
+                broker_tick(b);
+                broker_tick(b); /* once a second: this one asks nothing */
+                ck_assert_uint_eq(broker_n_pending(b), 1);
+                peer_settle(b);
+                ck_assert_uint_eq(device_row(0)->bytes_escaped, left);
+        }
+        ck_assert(!broker_is_blocked(b));
+        b->settled_ms = 0;
+        broker_tick(b);
+        ck_assert_uint_eq(broker_n_pending(b), 0);
 }
 END_TEST
 

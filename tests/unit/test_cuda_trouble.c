@@ -18,7 +18,7 @@ START_TEST(a_mapping_is_an_escape)
 {
         struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
         int n_fds_owner = n_fds(&owner);
-        struct message e;
+        struct message e, kept, others = { .fd = -1 };
 
         ck_assert_int_eq(make(&owner, (enum device_share)_i, 8 * MIB, &e), 0);
         ck_assert_int_eq(map(&job, 0, &e), 0);
@@ -26,7 +26,14 @@ START_TEST(a_mapping_is_an_escape)
         ck_assert_int_eq(destroy(&owner, &e), -EBUSY);
         ck_assert_int_eq(n_fds(&owner), n_fds_owner);
         ck_assert_uint_eq(n_free(&owner), 56 * MIB);
+        ck_assert_int_eq(make(&owner, (enum device_share)_i, 4 * MIB, &kept), 0);
+        forget(&kept);
+        ck_assert_int_eq(process_call(&owner, act_others, &others), 0);
+        ck_assert_uint_eq(others.a, 8 * MIB); /* it is among what others hold */
         process_kill(&job);
+        ck_assert_int_eq(process_call(&owner, act_others, &others), 0);
+        ck_assert_uint_eq(others.a, 0);
+        ck_assert_int_eq(destroy(&owner, &kept), 0);
         ck_assert_uint_eq(n_free(&owner), 64 * MIB); /* it returns in the end */
         owner_end(&owner);
 }
