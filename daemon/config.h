@@ -80,7 +80,8 @@ struct config {
 struct config_gpu {
         uint8_t uuid[CONFIG_UUID_BYTES];
         uint64_t bytes_total;
-        uint64_t bytes_free; /* now */
+        uint64_t bytes_free;      /* now */
+        bool lacks_fd, lacks_ipc; /* ways of sharing that it cannot do */
 };
 
 /* Who knows the machine's GPUs. */

@@ -113,6 +113,7 @@ static void read_partition(struct config_reader *r, const struct yamltree_node *
         note.node = n;
         note.growth = v[2] ? v[2] : n;
         note.share_said = v[3] != NULL;
+        note.share = v[3] ? v[3] : n;
         if (note.limit_known && __builtin_add_overflow(d->sum_of_limits, p->limit_bytes, &d->sum_of_limits))
                 d->sum_of_limits = UINT64_MAX;
         if (note.limit_known && d->sum_of_limits > d->room && !d->limit_too_much)

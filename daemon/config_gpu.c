@@ -125,6 +125,8 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
         d->size_bytes = gpu.bytes_total;
         d->headroom_bytes = default_headroom(gpu.bytes_total);
         note->bytes_free = gpu.bytes_free;
+        note->lacks_fd = gpu.lacks_fd;
+        note->lacks_ipc = gpu.lacks_ipc;
         note->is_seen = true;
         return true;
 }
@@ -181,6 +183,28 @@ static void check_contexts(struct config_reader *r, size_t device)
                 ABOUT((n + 1) * CONTEXT_BYTES_MAX), SIZE(d->headroom_bytes));
 }
 
+/* false: reported. */
+static bool check_can_share(struct config_reader *r, size_t partition)
+{
+        const struct config_partition *p = &r->c->partitions[partition];
+        const struct device_note *note = &r->devices[p->device];
+        const struct yamltree_node *at = r->partitions[partition].share;
+        const char *id = r->c->devices[p->device].id;
+
+        if (note->lacks_fd && note->lacks_ipc)
+                config_fail(r, at, "device '%s' can share its memory neither by fd nor by cuda-ipc", id);
+        else if (p->share == CONFIG_SHARE_FD && note->lacks_fd)
+                config_fail(
+                        r, at,
+                        "device '%s' cannot share by fd (no virtual memory management); write share: cuda-ipc",
+                        id);
+        else if (p->share == CONFIG_SHARE_CUDA_IPC && note->lacks_ipc)
+                config_fail(r, at, "device '%s' cannot share by cuda-ipc; write share: fd", id);
+        else
+                return true;
+        return false;
+}
+
 /* The default is what most libraries can take; who did not choose it is told
  * its price. */
 static void check_share(struct config_reader *r, size_t partition)
@@ -205,5 +229,6 @@ void config_check_gpus(struct config_reader *r)
                 check_contexts(r, i);
         }
         for (size_t i = 0; i < r->c->n_partitions; i++)
-                check_share(r, i);
+                if (check_can_share(r, i))
+                        check_share(r, i);
 }

@@ -25,13 +25,15 @@ struct device_note {
         enum device_kind kind;
         const struct yamltree_node *headroom; /* where it was said, or the id */
         bool is_seen;                         /* a GPU: the machine has it */
+        bool lacks_fd, lacks_ipc;             /* ways of sharing that it cannot do */
         uint64_t bytes_free;
 };
 
 struct partition_note {
         const struct yamltree_node *node;
         bool share_said;
-        uint64_t n_sessions; /* that the quotas allow */
+        const struct yamltree_node *share; /* where it was said, or the partition */
+        uint64_t n_sessions;               /* that the quotas allow */
         bool limit_known;
         const struct yamltree_node *growth; /* where it was said, or the partition */
         uint64_t sum_of_reserves;

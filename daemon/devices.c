@@ -125,7 +125,10 @@ int devices_look(void *userdata, const char *id, struct config_gpu *ret, char *r
                 snprintf(ret_sentence, n_sentence, "%s: it does not answer: %s", id, strerror(-r));
                 return r;
         }
-        *ret = (struct config_gpu){ .bytes_total = facts.bytes_total, .bytes_free = facts.bytes_free };
+        *ret = (struct config_gpu){ .bytes_total = facts.bytes_total,
+                                    .bytes_free = facts.bytes_free,
+                                    .lacks_fd = !facts.shares[DEVICE_SHARE_FD],
+                                    .lacks_ipc = !facts.shares[DEVICE_SHARE_CUDA_IPC] };
         memcpy(ret->uuid, facts.uuid, sizeof(ret->uuid));
         return 0;
 }

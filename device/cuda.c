@@ -449,6 +449,8 @@ static int try_share(struct cuda_device *d, enum device_share share)
                         d->shares_rdma = false;
                         continue;
                 }
+                if (r == -ENOTSUP)
+                        d->facts.shares[share] = false;
                 if (r < 0)
                         return r == -ENOTSUP ? 0 : r;
                 r = cuda_destroy(&d->device, &e);
@@ -485,6 +487,8 @@ static int learn(struct cuda_device *d)
         d->shares_fds = attribute(d, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) > 0 &&
                         attribute(d, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) > 0;
         d->shares_rdma = attribute(d, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) > 0;
+        d->facts.shares[DEVICE_SHARE_CUDA_IPC] = true;
+        d->facts.shares[DEVICE_SHARE_FD] = d->shares_fds;
         d->granularity = PIECE;
         if (!d->shares_fds)
                 return 0;

@@ -47,6 +47,7 @@ struct device_facts {
         uint8_t uuid[DEVICE_UUID_BYTES];
         uint64_t bytes_total; /* 0: not bounded by the device (host) */
         uint64_t bytes_free;  /* now, by the driver's word */
+        bool shares[2];       /* by enum device_share: what make() can do */
 };
 
 struct device_ops {

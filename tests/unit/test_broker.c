@@ -50,7 +50,9 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
         (void)userdata;
         (void)ret_sentence;
         (void)n_sentence;
-        *ret = (struct config_gpu){ { 0xaa, (uint8_t)id[5] }, 128 * MIB, 128 * MIB };
+        *ret = (struct config_gpu){ .uuid = { 0xaa, (uint8_t)id[5] },
+                                    .bytes_total = 128 * MIB,
+                                    .bytes_free = 128 * MIB };
         return 0;
 }
 

@@ -52,11 +52,19 @@ static int look(void *userdata, const char *id, struct config_gpu *ret, char *re
         (void)userdata;
         n_looks++;
         if (strcmp(id, "cuda:0") == 0 || strcmp(id, GPU_0) == 0)
-                *ret = (struct config_gpu){ { 1 }, 8 * GIB + 12345, 7 * GIB };
+                *ret = (struct config_gpu){ .uuid = { 1 },
+                                            .bytes_total = 8 * GIB + 12345,
+                                            .bytes_free = 7 * GIB };
         else if (strcmp(id, "cuda:1") == 0)
-                *ret = (struct config_gpu){ { 2 }, 1 * GIB, 512 * MIB };
+                *ret = (struct config_gpu){ .uuid = { 2 }, .bytes_total = 1 * GIB, .bytes_free = 512 * MIB };
         else if (strcmp(id, MIG_0) == 0)
-                *ret = (struct config_gpu){ { 3 }, 4 * GIB, 4 * GIB };
+                *ret = (struct config_gpu){ .uuid = { 3 }, .bytes_total = 4 * GIB, .bytes_free = 4 * GIB };
+        else if (id[5] >= '3' && id[5] <= '5' && id[6] == '\0') /* cannot share by fd, by cuda-ipc, at all */
+                *ret = (struct config_gpu){ .uuid = { 4, (uint8_t)id[5] },
+                                            .bytes_total = 4 * GIB,
+                                            .bytes_free = 4 * GIB,
+                                            .lacks_fd = id[5] != '4',
+                                            .lacks_ipc = id[5] != '3' };
         else
                 return snprintf(ret_sentence, n_sentence, "%s: no such device", id), -ENODEV;
         return 0;
@@ -567,6 +575,25 @@ START_TEST(test_gpus)
                 "100MiB to 550MiB of the GPU for its context, 10100MiB to 55GiB in all;");
         ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
         config_free(c);
+}
+END_TEST
+
+START_TEST(test_gpu_that_cannot_share_so)
+{
+        static const char text[] =
+                "devices:\n"
+                "  - {id: cuda:3, partitions: [{name: p, limit: 10%, share: fd}, {name: q, limit: 10%}]}\n"
+                "  - {id: cuda:4, partitions: [{name: r, limit: 10%}, {name: s, limit: 10%, share: fd}]}\n"
+                "  - {id: cuda:5, partitions: [{name: t, limit: 10%}]}\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p}]}]\n";
+        struct config *c = NULL;
+
+        ck_assert_int_eq(parse(text, &c), -EINVAL);
+        assert_line(
+                "c.yaml", 2, 60,
+                "device 'cuda:3' cannot share by fd (no virtual memory management); write share: cuda-ipc");
+        assert_line("c.yaml", 3, 31, "device 'cuda:4' cannot share by cuda-ipc; write share: fd");
+        assert_line("c.yaml", 4, 31, "device 'cuda:5' can share its memory neither by fd nor by cuda-ipc");
 }
 END_TEST
 
@@ -1320,6 +1347,7 @@ int main(void)
         tcase_add_test(t, test_percentage_too_small);
         tcase_add_test(t, test_all_at_once);
         tcase_add_test(t, test_gpus);
+        tcase_add_test(t, test_gpu_that_cannot_share_so);
         tcase_add_test(t, test_gpu_defaults);
         tcase_add_loop_test(t, test_gpu_mistake, 0, (int)(sizeof(gpu_mistakes) / sizeof(gpu_mistakes[0])));
         tcase_add_test(t, test_mig);

@@ -231,10 +231,19 @@ END_TEST
 START_TEST(a_device_that_can_less)
 {
         struct process p = process_start();
-        struct message e;
+        struct message e = { .fd = -1 };
 
+        set(&p, "FAKE_CUDA_FAULT=cuIpcGetMemHandle:1:801");
+        ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
+        ck_assert_int_eq(process_call(&p, act_facts, &e), 0);
+        ck_assert(e.facts.shares[DEVICE_SHARE_FD] && !e.facts.shares[DEVICE_SHARE_CUDA_IPC]);
+        owner_end(&p);
+        p = process_start();
         set(&p, "FAKE_CUDA_ATTRIBUTES=103=0");
         ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
+        e = (struct message){ .fd = -1 };
+        ck_assert_int_eq(process_call(&p, act_facts, &e), 0);
+        ck_assert(!e.facts.shares[DEVICE_SHARE_FD] && e.facts.shares[DEVICE_SHARE_CUDA_IPC]);
         ck_assert_int_eq(make(&p, DEVICE_SHARE_FD, 2 * MIB, &e), -ENOTSUP);
         ck_assert_int_eq(make(&p, DEVICE_SHARE_CUDA_IPC, 2 * MIB, &e), 0);
         ck_assert_int_eq(destroy(&p, &e), 0);
