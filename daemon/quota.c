@@ -444,17 +444,30 @@ static bool quota_trade(struct quota *q, const struct bfc_growth *plan, uint64_t
         return n_bytes > 0;
 }
 
-/* The partition misses so many bytes: gives back what nobody uses, the tenant's
- * own first, then its neighbours'. False: it would not be enough. */
-static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
+/* Its own comes back to it, also what its reserve keeps. */
+static uint64_t quota_own_yield(const struct quota *q, const struct bfc_growth *plan)
 {
-        struct quota *other;
-        /* Its own comes back to it, also what its reserve keeps. */
-        uint64_t own = q->partition->preallocate ? 0 : arena_releasable(q->arena, plan), sum = own;
+        return q->partition->preallocate ? 0 : arena_releasable(q->arena, plan);
+}
+
+/* Of a quota whose sessions have been waited for in vain nothing more is expected. */
+static bool quota_may_be_asked(const struct quota *q, bool again)
+{
+        return !again || arena_awaited_bytes(q->arena) == 0;
+}
+
+/* The partition misses so many bytes: gives back what nobody uses, the tenant's
+ * own first, then its neighbours'. False: it would not be enough. `again`: those who
+ * were asked in vain are not. */
+static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan,
+                                         bool again)
+{
+        uint64_t own = quota_may_be_asked(q, again) ? quota_own_yield(q, plan) : 0, sum = own;
         uint64_t n_begun = 0;
+        struct quota *other;
 
         TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
-        if (other != q)
+        if (other != q && quota_may_be_asked(other, again))
                 sum += quota_yield(other);
         if (sum < missing)
                 return false;
@@ -463,7 +476,8 @@ static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, cons
                 n_begun = quota_give_for(q, plan, min_u64(missing, own));
         TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
         {
-                uint64_t yield = other == q || n_begun >= missing ? 0 : quota_yield(other);
+                bool ask = other != q && n_begun < missing && quota_may_be_asked(other, again);
+                uint64_t yield = ask ? quota_yield(other) : 0;
 
                 if (yield > 0)
                         n_begun += quota_release(other, min_u64(missing - n_begun, yield), NULL);
@@ -510,12 +524,20 @@ static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_gro
 /* The partition misses so many bytes, beyond those that are traded. 0: they are on their way. */
 static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
 {
+        struct quota_request *first = TAILQ_FIRST(&q->waiting);
         uint64_t coming = partition_coming(q);
 
-        if (coming >= missing || partition_is_closing(q->partition) ||
-            quota_reclaim_from_partition(q, missing - coming, plan))
-                return quota_wait_for_others(q, -ENOMEM);
-        return -ENOMEM;
+        if (coming < missing && !partition_is_closing(q->partition) &&
+            !quota_reclaim_from_partition(q, missing - coming, plan, false))
+                return -ENOMEM;
+        if (!quota_is_late(q))
+                return 0;
+        /* What did not come may hide what others would give: they are asked as if it never came. */
+        if (first->asked_again || !quota_reclaim_from_partition(q, missing, plan, true))
+                return -ENOMEM;
+        first->asked_again = true;
+        q->blocked_ms = clock_ms();
+        return 0;
 }
 
 /* Starts the growth, for which the limits have room; the request is not in line any more. */
@@ -637,6 +659,7 @@ void quota_wait(struct quota_request *request)
         struct quota *q = request->quota;
 
         request->since_ms = clock_ms();
+        request->asked_again = false;
         TAILQ_INSERT_TAIL(&q->waiting, request, link);
         /* The round is over: it goes on with this one, unless all are to be looked at again. */
         if (!q->next && !q->look_again)

@@ -7,9 +7,10 @@
  * growth within the limits, after giving back wholly free extents, the tenant's
  * own first and, where the partition is short, those of its neighbours. When
  * nothing of that helps, or what is on its way back does not come within the
- * reclaim time-out, the request is refused. One growth is under way at a time,
- * so that many small requests share one extent; what is given back holds up
- * nobody who does not need just that.
+ * reclaim time-out, the request is refused; before that the neighbours who were not
+ * asked yet are asked for all that it lacks, and it waits once more. One growth is
+ * under way at a time, so that many small requests share one extent; what is given
+ * back holds up nobody who does not need just that.
  *
  * Before a growth would take more than the tenant ever had, it gives back what
  * is wholly free: it trades extents. The room for the growth is charged before
@@ -49,6 +50,7 @@ struct quota_request {
         bool in_extent;     /* the block must lie in one extent */
         bool device_failed; /* result: the device could not, the limits could */
         uint64_t since_ms;  /* the quota's: it waits from then on */
+        bool asked_again;   /* the quota's: the neighbours were, when its time was up */
         /* 0: the block is the callee's. -EDQUOT, -ENOMEM, -ENODEV, ... */
         void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
         TAILQ_ENTRY(quota_request) link;

@@ -31,7 +31,10 @@ static const char config_text[] = "timeouts: {reclaim: 40ms, release: 5s}\n"
                                   "      - {partition: q}\n"
                                   "  - name: b\n"
                                   "    match: {uid: 2}\n"
-                                  "    quotas: [{partition: p, reserve: 2MiB}]\n";
+                                  "    quotas: [{partition: p, reserve: 2MiB}]\n"
+                                  "  - name: c\n"
+                                  "    match: {uid: 3}\n"
+                                  "    quotas: [{partition: p}]\n";
 
 static struct broker *b;
 static struct config *config;
@@ -543,6 +546,41 @@ START_TEST(test_reclaim_timeout)
 }
 END_TEST
 
+/* Who does not answer hides nothing that another would give. */
+START_TEST(test_deaf_hides_nobody)
+{
+        struct peer *a = come_in(1, true), *other = come_in(2, true), *c = come_in(3, true);
+        uint64_t id;
+
+        have_free(a, 0, 3 * E);
+        have_free(c, 0, 3 * E);
+        id = peer_malloc(other, 0, 5 * E); /* its reserve, what nobody has, and 3 more */
+        assert_pending(3 * E, 3 * E);
+        ck_assert_uint_eq(c->n_retires, 0);
+        usleep(60000);
+        broker_tick(b);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(other, id), -1);
+        ck_assert_uint_eq(c->n_retires, 1);
+        peer_retired_all(c);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(other, id), 0);
+
+        /* It is asked once, not again and again. */
+        peer_free(c);
+        id = peer_malloc(other, 0, 2 * E);
+        for (unsigned i = 0; i < 2; i++) {
+                peer_settle(b);
+                usleep(60000);
+                broker_tick(b);
+        }
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(other, id), ENOMEM);
+        peer_free(other);
+        peer_free(a);
+}
+END_TEST
+
 /* Nobody waits for what is late. */
 START_TEST(test_late_is_not_waited_for)
 {
@@ -741,6 +779,7 @@ int main(void)
         tcase_add_test(tc, test_time_out_without_events);
         tcase_add_test(tc, test_others_proceed);
         tcase_add_test(tc, test_reclaim_timeout);
+        tcase_add_test(tc, test_deaf_hides_nobody);
         tcase_add_test(tc, test_late_is_not_waited_for);
         tcase_add_test(tc, test_no_trade_with_the_silent);
         tcase_add_test(tc, test_lets_go_while_waiting);
