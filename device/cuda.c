@@ -462,12 +462,15 @@ static int try_share(struct cuda_device *d, enum device_share share)
         return 0;
 }
 
+/* Tried twice: one answer that failed is no "no". */
 static int attribute(const struct cuda_device *d, CUdevice_attribute which)
 {
         int value;
 
-        return d->context.cu->cuDeviceGetAttribute(&value, which, d->context.device) == CUDA_SUCCESS ? value
-                                                                                                     : 0;
+        for (int i = 0; i < 2; i++)
+                if (d->context.cu->cuDeviceGetAttribute(&value, which, d->context.device) == CUDA_SUCCESS)
+                        return value;
+        return 0;
 }
 
 static int learn(struct cuda_device *d)
