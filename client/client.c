@@ -315,10 +315,12 @@ static const char *pick(const char *option, const char *variable, const char *fa
         return value && value[0] ? value : fallback;
 }
 
-/* What the environment says of the cache. */
+/* What the environment says of the cache. Off, where neither it nor the options ask
+ * for one: nobody can yet fetch back what lies idle in it. */
 static int options_read_cache(struct bfc_options *options)
 {
-        const char *word = pick(NULL, "BFC_CACHE", "on");
+        bool is_asked_for = options->cache_idle_bytes > 0 || options->cache_slab_bytes > 0;
+        const char *word = pick(NULL, "BFC_CACHE", is_asked_for ? "on" : "off");
 
         if (options->cache_slab_bytes > MAX_SLAB_BYTES)
                 return error_set(-EINVAL, "bfc_options.cache_slab_bytes is %llu: at most %llu make sense",
@@ -328,6 +330,8 @@ static int options_read_cache(struct bfc_options *options)
                 options->flags |= BFC_NO_CACHE;
         else if (strcmp(word, "on") != 0)
                 return error_set(-EINVAL, "BFC_CACHE is \"%s\": it can be on or off", word);
+        if (options->cache_slab_bytes == 0)
+                options->cache_slab_bytes = DEFAULT_SLAB_BYTES;
         return 0;
 }
 
@@ -364,8 +368,6 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
         known.tenant = pick(known.tenant, "BFC_TENANT", "");
         known.name = pick(known.name, NULL, program_invocation_short_name);
         known.trace = pick(known.trace, "BFC_TRACE", NULL);
-        if (known.cache_slab_bytes == 0)
-                known.cache_slab_bytes = DEFAULT_SLAB_BYTES;
         *ret = known;
         return options_read_cache(ret);
 }

@@ -73,9 +73,10 @@ struct bfc_options {
  * memory, it ends the session. On the host device nothing is lost. */
 #define BFC_NO_THREAD UINT64_C(1)
 
-/* Every bfc_malloc() and bfc_free() asks the daemon. BFC_CACHE=off does the same. Otherwise
- * what the daemon gave is kept and cut by the client: freed memory stays with it, up to
- * cache_idle_bytes, for the next bfc_malloc(). A request of at most half of
+/* Every bfc_malloc() and bfc_free() asks the daemon: so it is by default, and with
+ * BFC_CACHE=off. With BFC_CACHE=on in the environment, or where one of the sizes below
+ * is set, what the daemon gave is kept and cut by the client: freed memory stays with
+ * it, up to cache_idle_bytes, for the next bfc_malloc(). A request of at most half of
  * cache_slab_bytes is cut from a block of that size. */
 #define BFC_NO_CACHE UINT64_C(2)
 

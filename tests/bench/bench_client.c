@@ -310,7 +310,7 @@ int main(int argc, char **argv)
         make_folder("bench-client");
         pid = daemon_start(o.bfcd, 256, -1);
         snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
-        unsetenv("BFC_CACHE");
+        setenv("BFC_CACHE", "on", 1);
         clients[CACHE] = client_start(path, "bench-client", 0);
         clients[DAEMON] = client_start(path, "bench-client", BFC_NO_CACHE);
         for (int k = 0; k < N_KINDS; k++)

@@ -42,7 +42,7 @@ static void setup(void)
 {
         unsetenv("BFC_PARTITION");
         unsetenv("BFC_TENANT");
-        unsetenv("BFC_CACHE");
+        setenv("BFC_CACHE", "on", 1);
         n_fds_before = suite_count_fds();
         server = fake_server_new();
         client = open_client(0, UINT64_MAX, 0);
@@ -315,13 +315,15 @@ START_TEST(turned_off)
         bfc_client *other = NULL;
         void *p;
 
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 3; i++) {
                 bfc_disconnect(client);
                 if (i == 1)
                         setenv("BFC_CACHE", "off", 1);
+                if (i == 2) /* nobody asks for it */
+                        unsetenv("BFC_CACHE");
                 client = open_client(i == 0 ? BFC_NO_CACHE : 0, 0, 0);
                 put(get(100));
-                ck_assert_uint_eq(n_blocks(), 0);
+                ck_assert_msg(n_blocks() == 0, "round %d", i);
                 ck_assert_uint_eq(stats().bytes_reserved, 0);
                 ck_assert_uint_eq(stats().peak_bytes_reserved, 256);
                 ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
