@@ -1,12 +1,64 @@
-/* Clients, for what is built on them inside the library.
+/* The client's inside, for the files that make up its floor and for what is built on it.
  *
- * SPDX-License-Identifier: Apache-2.0 */
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Each public function looks first whether it runs in a forked child: `alive` is a page
+ * that the kernel wipes there, so this costs one load and no system call, and no
+ * lock is taken that a thread of the parent may have held. Then it asks the
+ * daemon without any lock, and last writes down the answer under `lock`. */
 #ifndef BFC_CLIENT_CLIENT_H
 #define BFC_CLIENT_CLIENT_H
 
 #include <bfcclient.h>
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "client/blocks.h"
+#include "client/cache.h"
+#include "client/call.h"
+#include "client/events.h"
+#include "client/recorder.h"
+#include "client/region.h"
+#include "device/device.h"
+
+#define BFC_API __attribute__((visibility("default")))
+
+/* Invariant: stats.num_blocks == blocks.n_used == num_allocs - num_frees, and bytes_in_use
+ * is the sum over the blocks. */
+struct bfc_client {
+        const volatile char *alive; /* 0 in a forked child */
+        size_t alive_bytes;
+        struct call_connection *connection;
+        struct events *events;      /* NULL: no thread */
+        Bfcd__Reply *hello;         /* what the daemon said of us; constant */
+        struct device_view *places; /* where its partitions are, one each; constant */
+        bool *is_seen;              /* of a GPU's: it is one that this process sees; atomic */
+        uint32_t partition;         /* index into its partitions */
+        struct recorder *recorder;  /* NULL: none */
+        uint64_t n_calls;           /* atomic */
+        int lost;                   /* atomic: why the session ended, as far as is known; 0 */
+
+        pthread_mutex_t lock; /* everything below; never held across a call */
+        struct cache *cache;  /* NULL: none */
+        struct regions regions;
+        struct blocks blocks;
+        struct bfc_client_stats stats;
+        char end_reason[160]; /* why this end ended the session */
+};
 
 /* 0 where the client may be used at all; -EINVAL (NULL), -ECHILD. One load. */
 int client_check(const bfc_client *client);
+
+/* The session is over, or this call of it failed: writes the sentence and returns error. */
+int client_lost(bfc_client *client, int error);
+
+/* One request and its reply, of the kind expected; the caller's, to be freed by
+ * bfcd__reply__free_unpacked(). A refusal is the error that the daemon gives, with its
+ * sentence. */
+int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
+               Bfcd__Reply **ret_reply);
+
+/* A partition by its name; NULL: the client's own. -ENOENT with a sentence. */
+int client_partition_index(const bfc_client *client, const char *name, uint32_t *ret_index);
 
 #endif

@@ -1,0 +1,154 @@
+/* What a client has and what its tenant uses; see bfcclient.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "client/error.h"
+
+#define BLOCK_INFO_MIN_BYTES offsetof(struct bfc_block_info, share)
+
+/* n_bytes: what the first version's had. */
+static int check_struct(const char *function, const void *ret, size_t struct_size, size_t n_bytes)
+{
+        if (!ret)
+                return error_set(-EINVAL, "%s: ret is NULL", function);
+        if (struct_size < n_bytes)
+                return error_set(-EINVAL, "%s: struct_size is %zu: set it to the size of the structure, %zu",
+                                 function, struct_size, n_bytes);
+        return 0;
+}
+
+/* Fills a caller's structure, which may be of an earlier header, or of a later one: then the
+ * rest is 0. */
+static void fill_struct(void *ret, size_t struct_size, const void *known, size_t n_bytes)
+{
+        n_bytes = n_bytes < struct_size ? n_bytes : struct_size;
+        memcpy((char *)ret + sizeof(size_t), (const char *)known + sizeof(size_t), n_bytes - sizeof(size_t));
+        memset((char *)ret + n_bytes, 0, struct_size - n_bytes);
+}
+
+BFC_API int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
+{
+        struct bfc_client_stats stats;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = check_struct("bfc_stats", ret, ret ? ret->struct_size : 0,
+                                 offsetof(struct bfc_client_stats, bytes_reserved));
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        stats = client->stats;
+        pthread_mutex_unlock(&client->lock);
+        stats.bytes_idle = stats.bytes_reserved - stats.bytes_in_use;
+        stats.num_calls = __atomic_load_n(&client->n_calls, __ATOMIC_RELAXED);
+        fill_struct(ret, ret->struct_size, &stats, sizeof(stats));
+        return 0;
+}
+
+BFC_API int bfc_reset_peaks(bfc_client *client)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        client->stats.peak_bytes_in_use = client->stats.bytes_in_use;
+        client->stats.peak_bytes_reserved = client->stats.bytes_reserved;
+        pthread_mutex_unlock(&client->lock);
+        return 0;
+}
+
+static int usage_ask(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Usage body = BFCD__USAGE__INIT;
+        const Bfcd__Figures *f;
+        Bfcd__Reply *reply = NULL;
+        int r = client_partition_index(client, partition, &body.partition);
+
+        if (r < 0)
+                return r;
+        request.body_case = BFCD__REQUEST__BODY_USAGE;
+        request.usage = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_USAGE, &reply);
+        if (r < 0)
+                return r;
+        f = reply->usage->figures;
+        if (f)
+                *ret = (struct bfc_tenant_usage){
+                        .bytes_limit = f->bytes_limit,
+                        .bytes_reserved = f->bytes_reserved,
+                        .peak_bytes_reserved = f->peak_bytes_reserved,
+                        .bytes_in_use = f->bytes_in_use,
+                        .peak_bytes_in_use = f->peak_bytes_in_use,
+                        .bytes_requested = f->bytes_requested,
+                        .num_blocks = f->num_blocks,
+                        .num_sessions = f->num_sessions,
+                        .largest_free_block_bytes = f->largest_free_block_bytes,
+                };
+        else
+                r = error_set(-EPROTO, "the daemon's answer has no figures");
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+BFC_API int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
+{
+        struct bfc_tenant_usage usage = { 0 };
+        int r = client_check(client);
+
+        if (r == 0)
+                r = check_struct("bfc_usage", ret, ret ? ret->struct_size : 0, sizeof(usage));
+        if (r == 0)
+                r = usage_ask(client, partition, &usage);
+        if (r < 0)
+                return r;
+        fill_struct(ret, ret->struct_size, &usage, sizeof(usage));
+        return 0;
+}
+
+/* The lock is held. */
+static void info_add_origin(const bfc_client *client, struct bfc_block_info *info)
+{
+        struct region_origin origin;
+
+        if (regions_origin(&client->regions, info->region_id, info->offset, &origin) < 0)
+                return; /* cannot be: the block was resolved there */
+        info->share = origin.share == DEVICE_SHARE_FD ? BFC_SHARE_FD : BFC_SHARE_CUDA_IPC;
+        info->extent_bytes = origin.n_bytes;
+        info->extent_offset = info->offset - origin.offset;
+        memcpy(info->handle, origin.handle, sizeof(info->handle));
+}
+
+BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret)
+{
+        struct bfc_block_info info = { 0 };
+        const struct block *block;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = check_struct("bfc_block_info", ret, ret ? ret->struct_size : 0, BLOCK_INFO_MIN_BYTES);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        block = blocks_find(&client->blocks, ptr);
+        if (block)
+                info = (struct bfc_block_info){
+                        .block_id = block->block_id,
+                        .region_id = block->region_id,
+                        .offset = block->offset,
+                        .n_bytes = block->n_bytes,
+                        .n_requested = block->n_requested,
+                        .block_offset = block->slab ? cache_offset(block) : 0,
+                };
+        if (block)
+                info_add_origin(client, &info);
+        pthread_mutex_unlock(&client->lock);
+        if (!block)
+                return error_set(-EINVAL, "%p is not a block of this client", ptr);
+        fill_struct(ret, ret->struct_size, &info, sizeof(info));
+        return 0;
+}

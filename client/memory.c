@@ -1,0 +1,492 @@
+/* Blocks: taking and giving back; see bfcclient.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * While a free waits for the device, its block is
+ * marked as leaving: a second free of it, or another thread's, finds nothing, and
+ * a Retire of where it lies is a lie, so its range lasts. It is removed before
+ * the daemon is told, which may hand the same place to another thread at once.
+ *
+ * Where there is a cache (cache.h) it is asked before the daemon and given before it; its
+ * slabs are the daemon's blocks, and ours are cut from them. bytes_reserved is the sum over the
+ * slabs and over the blocks that are the daemon's own. */
+#include <errno.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "client/error.h"
+
+#define BLOCK_GRANULE 256u
+
+static void count_alloc(struct bfc_client_stats *s, const struct block *block)
+{
+        s->num_allocs++;
+        s->num_blocks++;
+        s->bytes_in_use += block->n_bytes;
+        s->bytes_requested += block->n_requested;
+        if (s->bytes_in_use > s->peak_bytes_in_use)
+                s->peak_bytes_in_use = s->bytes_in_use;
+        if (block->n_bytes > s->largest_alloc_size)
+                s->largest_alloc_size = block->n_bytes;
+}
+
+static void count_free(struct bfc_client_stats *s, const struct block *block)
+{
+        s->num_frees++;
+        s->num_blocks--;
+        s->bytes_in_use -= block->n_bytes;
+        s->bytes_requested -= block->n_requested;
+}
+
+static void count_reserved(struct bfc_client_stats *s, uint64_t n_bytes)
+{
+        s->bytes_reserved += n_bytes;
+        if (s->bytes_reserved > s->peak_bytes_reserved)
+                s->peak_bytes_reserved = s->bytes_reserved;
+}
+
+/* Writes a new block down. Lock held. */
+static int client_keep(bfc_client *client, struct block *block, uint64_t n_requested, void **ret_ptr)
+{
+        int r;
+
+        block->n_requested = n_requested;
+        r = blocks_add(&client->blocks, block);
+        if (r < 0)
+                return r == -EEXIST ? -EPROTO : r;
+        count_alloc(&client->stats, block);
+        *ret_ptr = (void *)(uintptr_t)block->ptr;
+        return 0;
+}
+
+/* A block out of what this client has already. Lock held. CACHE_MISS. */
+static int client_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, void **ret_ptr)
+{
+        struct block block;
+        int r = cache_alloc(client->cache, partition, n_bytes, &block);
+
+        if (r != 0)
+                return r;
+        r = client_keep(client, &block, n_bytes, ret_ptr);
+        if (r < 0)
+                cache_dealloc(&block);
+        return r;
+}
+
+/* What the daemon gave: into the cache and cut, or as it is where the cache cannot take
+ * it. Lock held. *kept: the daemon's block is written down, also where this fails. */
+static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block *got, uint64_t n_bytes,
+                       uint64_t flags, bool *kept, void **ret_ptr)
+{
+        struct block block = { .block_id = got->block_id,
+                               .region_id = got->region_id,
+                               .offset = got->offset,
+                               .n_bytes = got->n_bytes };
+        void *ptr;
+        int r;
+
+        r = regions_resolve(&client->regions, got->region_id, got->offset, got->n_bytes, &ptr);
+        if (r < 0)
+                return r;
+        block.ptr = ptr;
+        if (client->cache && flags == 0) {
+                struct cache_given given = {
+                        got->block_id, got->region_id, regions_size(&client->regions, got->region_id),
+                        got->offset,   got->n_bytes,   ptr
+                };
+
+                r = cache_add(client->cache, partition, &given);
+                if (r == -EEXIST)
+                        return -EPROTO; /* it gave that place before */
+                *kept = r == 0;
+        }
+        if (*kept) {
+                r = client_cut(client, partition, n_bytes, ret_ptr);
+                if (r == CACHE_MISS && cache_take_wrong(client->cache, partition, got->block_id) < 0)
+                        r = -ENOMEM;
+                *kept = r != CACHE_MISS;
+                if (*kept)
+                        count_reserved(&client->stats, got->n_bytes);
+                return r;
+        }
+        if (got->n_bytes < n_bytes)
+                return CACHE_MISS;
+        r = client_keep(client, &block, n_bytes, ret_ptr);
+        *kept = r == 0;
+        if (*kept)
+                count_reserved(&client->stats, got->n_bytes);
+        return r;
+}
+
+static int client_give_back(bfc_client *client, uint64_t block_id)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Free body = BFCD__FREE__INIT;
+        Bfcd__Reply *reply = NULL;
+        int r;
+
+        body.block_id = block_id;
+        request.body_case = BFCD__REQUEST__BODY_FREE;
+        request.free = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_DONE, &reply);
+        if (r < 0)
+                return r;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+static int client_malloc_failed(bfc_client *client, int error)
+{
+        pthread_mutex_lock(&client->lock);
+        client->stats.num_failures++;
+        pthread_mutex_unlock(&client->lock);
+        return error;
+}
+
+/* An extent that cannot be mapped would end the session, so this is found out
+ * before one is asked for. Looked up once for each partition. */
+static int client_check_place(bfc_client *client, uint32_t partition)
+{
+        const struct device_view *place = &client->places[partition];
+        uint8_t uuid[DEVICE_UUID_BYTES];
+        int r = 0;
+
+        if (!place->is_cuda || __atomic_load_n(&client->is_seen[partition], __ATOMIC_RELAXED))
+                return 0;
+        for (int ordinal = 0; (r = device_cuda_ordinal_uuid(ordinal, uuid)) == 0; ordinal++) {
+                if (memcmp(uuid, place->uuid, sizeof(uuid)) != 0)
+                        continue;
+                __atomic_store_n(&client->is_seen[partition], true, __ATOMIC_RELAXED);
+                return 0;
+        }
+        return error_set(-ENODEV,
+                         "partition %s is on device %s, which this process does not see: look at "
+                         "CUDA_VISIBLE_DEVICES and at the devices of the container (and who was forked by a "
+                         "process that used CUDA sees none)",
+                         client->hello->hello->partitions[partition]->name,
+                         client->hello->hello->partitions[partition]->device);
+}
+
+/* Asks the daemon for ask_bytes, and takes n_bytes of it. CACHE_MISS: they were less, and did
+ * not come to lie beside what is free here; they went back. */
+static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uint64_t n_bytes,
+                        uint64_t flags, void **ret_ptr)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Malloc body = BFCD__MALLOC__INIT;
+        Bfcd__Reply *reply = NULL;
+        bool kept = false;
+        int r;
+
+        body.partition = partition;
+        body.n_bytes = ask_bytes;
+        body.flags = flags;
+        request.body_case = BFCD__REQUEST__BODY_MALLOC;
+        request.malloc = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_BLOCK, &reply);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        r = reply->block->n_bytes < ask_bytes
+                    ? -EPROTO
+                    : client_take(client, partition, reply->block, n_bytes, flags, &kept, ret_ptr);
+        pthread_mutex_unlock(&client->lock);
+        if ((r == -ENOMEM || r == CACHE_MISS) && !kept)
+                client_give_back(client, reply->block->block_id);
+        if (r == -ENOMEM)
+                r = error_set(r, "this process is out of memory");
+        else if (r < 0)
+                r = error_set(r, "the daemon gave a block of %llu bytes where none can be",
+                              (unsigned long long)reply->block->n_bytes);
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+#define GIVE_BACK_AT_ONCE 32u
+
+/* Gives whole idle slabs back, until they were want_bytes or there is none. */
+static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_t want_bytes,
+                                 uint64_t *ret_bytes)
+{
+        uint64_t block_ids[GIVE_BACK_AT_ONCE], sum = 0, n_bytes;
+        size_t n;
+        int r = 0;
+
+        do {
+                pthread_mutex_lock(&client->lock);
+                n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, GIVE_BACK_AT_ONCE,
+                                    &n_bytes);
+                client->stats.bytes_reserved -= n_bytes;
+                pthread_mutex_unlock(&client->lock);
+                sum += n_bytes;
+                for (size_t i = 0; i < n; i++) {
+                        int error = client_give_back(client, block_ids[i]);
+
+                        r = r < 0 ? r : error;
+                }
+        } while (r == 0 && n == GIVE_BACK_AT_ONCE && sum < want_bytes);
+        *ret_bytes = sum;
+        return r;
+}
+
+/* CACHE_MISS: *ret_want is to be asked for. */
+static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t *ret_want,
+                          void **ret_ptr)
+{
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        r = client_cut(client, partition, n_bytes, ret_ptr);
+        if (r == CACHE_MISS)
+                *ret_want = cache_want(client->cache, partition, n_bytes);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return error_set(r, r == -ENOMEM ? "this process is out of memory"
+                                                 : "the daemon gave the same place twice");
+        return r;
+}
+
+/* What is idle here goes back, and no more is asked for than is needed. */
+static int client_refused(bfc_client *client, uint32_t partition, int error, uint64_t n_asked,
+                          uint64_t n_bytes, uint64_t flags, void **ret_ptr)
+{
+        uint64_t given_back = 0, want;
+        int r = client_give_back_idle(client, partition, UINT64_MAX, &given_back);
+
+        if (r < 0)
+                return r;
+        if (given_back == 0 && n_asked < n_bytes + BLOCK_GRANULE)
+                return error;
+        /* Another thread may have freed something meanwhile. */
+        r = flags ? CACHE_MISS : client_try_cut(client, partition, n_bytes, &want, ret_ptr);
+        return r == CACHE_MISS ? client_fetch(client, partition, n_bytes, n_bytes, flags, ret_ptr) : r;
+}
+
+/* From the cache, or else from the daemon. Where extents end only the daemon knows, so what has
+ * flags is a block of its own. */
+static int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t flags,
+                         void **ret_ptr)
+{
+        uint64_t want = n_bytes;
+        int r;
+
+        if (client->cache && flags == 0 && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
+                r = client_try_cut(client, partition, n_bytes, &want, ret_ptr);
+                if (r != CACHE_MISS)
+                        return r;
+        }
+        r = client_fetch(client, partition, want, n_bytes, flags, ret_ptr);
+        if (r == CACHE_MISS) {
+                want = cache_want_whole(client->cache, partition, n_bytes);
+                r = client_fetch(client, partition, want, n_bytes, flags, ret_ptr);
+        }
+        if (client->cache && (r == -EDQUOT || r == -ENOMEM))
+                r = client_refused(client, partition, r, want, n_bytes, flags, ret_ptr);
+        return r;
+}
+
+BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
+                             void **ret_ptr)
+{
+        uint32_t index = 0;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ret_ptr)
+                return error_set(-EINVAL, "bfc_malloc: ret_ptr is NULL");
+        if (n_bytes == 0)
+                return error_set(-EINVAL, "0 bytes: ask for at least 1");
+        if ((flags & ~BFC_ONE_EXTENT) != 0)
+                return error_set(-EINVAL, "flags 0x%llx: this library knows BFC_ONE_EXTENT and no other",
+                                 (unsigned long long)flags);
+        r = client_partition_index(client, partition, &index);
+        if (r == 0)
+                r = client_check_place(client, index);
+        if (r < 0)
+                return r;
+        r = client_malloc(client, index, n_bytes, flags, ret_ptr);
+        if (r < 0)
+                return client_malloc_failed(client, r);
+        recorder_given(client->recorder, *ret_ptr, n_bytes);
+        return 0;
+}
+
+BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)
+{
+        return bfc_malloc_flags(client, NULL, n_bytes, 0, ret_ptr);
+}
+
+BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr)
+{
+        return bfc_malloc_flags(client, partition, n_bytes, 0, ret_ptr);
+}
+
+/* Writes down again a block whose free did not come about, where its memory is still
+ * there: once it was sent, the daemon may have taken that back before it went away. */
+static void client_keep_on(bfc_client *client, const struct block *block)
+{
+        void *ptr;
+
+        pthread_mutex_lock(&client->lock);
+        if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
+            ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
+                count_alloc(&client->stats, block);
+                client->stats.num_allocs--;
+                client->stats.num_frees--;
+        }
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* The next owner of the block must not meet our kernels in it. The block is
+ * still ours, here and at the daemon, so its region stays. */
+static int client_finish(struct device_range *range)
+{
+        int r = device_range_finish(range);
+
+        if (r == -EBUSY)
+                return error_set(r, "a stream is being captured, and whether a kernel still uses the block "
+                                    "cannot be known: free it after the capture");
+        /* No work of ours runs on a device that is lost, or in a context that is broken. */
+        if (r == 0 || r == -ENODEV || r == -EIO)
+                return 0;
+        return error_set(r == -ENOMEM ? r : -EIO,
+                         "waiting for the work on the device failed (%s), so the block stays: free it again",
+                         strerror(-r));
+}
+
+/* Its place is free for this process's next bfc_malloc(). Lock held. Returns how much is
+ * to go back for that. */
+static uint64_t client_uncut(bfc_client *client, const struct block *block)
+{
+        uint32_t partition = cache_partition(block);
+
+        cache_dealloc(block);
+        return cache_excess(client->cache, partition);
+}
+
+/* The common case in one step: a cached block of memory on which no device works.
+ * False: it is no such block. */
+static bool client_uncut_at_once(bfc_client *client, const void *ptr, uint32_t *ret_partition,
+                                 uint64_t *ret_excess)
+{
+        const struct block *found;
+        struct block block;
+        bool done;
+
+        pthread_mutex_lock(&client->lock);
+        found = blocks_find(&client->blocks, ptr);
+        done = found && found->slab && !client->places[cache_partition(found)].is_cuda &&
+               !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+        if (done && blocks_take(&client->blocks, ptr, &block) == 0) {
+                count_free(&client->stats, &block);
+                *ret_partition = cache_partition(&block);
+                *ret_excess = client_uncut(client, &block);
+        }
+        pthread_mutex_unlock(&client->lock);
+        return done;
+}
+
+/* Waits for the work, and then takes the block out of the table. */
+static int client_take_out(bfc_client *client, const void *ptr, struct block *ret)
+{
+        struct device_range *range = NULL;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        r = blocks_leave(&client->blocks, ptr, ret);
+        if (r == 0)
+                range = regions_range(&client->regions, ret->region_id);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return error_set(-EINVAL, "%p is not a block of this client: never given, or freed already",
+                                 ptr);
+        r = client_finish(range);
+        pthread_mutex_lock(&client->lock);
+        if (r < 0)
+                blocks_stay(&client->blocks, ptr);
+        else if (blocks_take(&client->blocks, ptr, ret) == 0)
+                count_free(&client->stats, ret);
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+/* A block that no work touches any more goes to the cache, or to the daemon. */
+static int client_put_back(bfc_client *client, const struct block *block, uint64_t *ret_excess)
+{
+        int r = block->slab ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
+
+        if (r != 0)
+                return client_lost(client, r);
+        if (!block->slab)
+                r = client_give_back(client, block->block_id);
+        if (r == -ECONNRESET)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        if (block->slab)
+                *ret_excess = client_uncut(client, block);
+        else
+                client->stats.bytes_reserved -= block->n_bytes;
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+/* *ret_stays: the block is still this process's, although the call failed. */
+static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stays)
+{
+        uint64_t excess = 0, n_bytes;
+        uint32_t partition = 0;
+        struct block block;
+        int r = 0;
+
+        *ret_stays = false;
+        if (!client_uncut_at_once(client, ptr, &partition, &excess)) {
+                r = client_take_out(client, ptr, &block);
+                *ret_stays = r < 0 && r != -EINVAL;
+                if (r < 0)
+                        return r;
+                if (block.slab)
+                        partition = cache_partition(&block);
+                r = client_put_back(client, &block, &excess);
+                if (r == -ECONNRESET ||
+                    (r < 0 && block.slab)) { /* mapped, and this process's, as long as it lasts */
+                        block.is_leaving = false;
+                        client_keep_on(client, &block);
+                        *ret_stays = true;
+                }
+        }
+        if (excess > 0)
+                client_give_back_idle(client, partition, excess, &n_bytes);
+        return r;
+}
+
+BFC_API int bfc_trim(bfc_client *client, size_t n_bytes)
+{
+        uint64_t sum = 0, given_back;
+        int r = client_check(client);
+
+        for (uint32_t i = 0; r == 0 && client->cache && i < client->hello->hello->n_partitions; i++) {
+                r = client_give_back_idle(client, i, n_bytes - sum, &given_back);
+                sum += given_back < n_bytes - sum ? given_back : n_bytes - sum;
+        }
+        return r;
+}
+
+BFC_API int bfc_free(bfc_client *client, void *ptr)
+{
+        struct recorder_life life;
+        bool stays = false;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ptr)
+                return 0;
+        recorder_freeing(client->recorder, ptr, &life);
+        r = client_free_block(client, ptr, &stays);
+        if (stays)
+                recorder_kept(client->recorder, &life);
+        else
+                recorder_freed(client->recorder, &life);
+        return r;
+}
