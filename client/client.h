@@ -58,6 +58,23 @@ int client_lost(bfc_client *client, int error);
 int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
                Bfcd__Reply **ret_reply);
 
+/* How a block is asked for. */
+struct malloc_how {
+        uint64_t flags;   /* BFC_ONE_EXTENT */
+        uint32_t wait_ms; /* for room */
+        const char *tag;  /* NULL: none */
+};
+
+/* From a caller's options, NULL for none. -EINVAL with a sentence. */
+int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_partition,
+                    struct malloc_how *ret);
+
+/* Whether the cache may cut it from what it has: the daemon knows nothing of such a block. */
+static inline bool malloc_may_be_cut(const struct malloc_how *how)
+{
+        return how->flags == 0 && !how->tag;
+}
+
 /* A partition by its name; NULL: the client's own. -ENOENT with a sentence. */
 int client_partition_index(const bfc_client *client, const char *name, uint32_t *ret_index);
 

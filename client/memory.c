@@ -76,7 +76,7 @@ static int client_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, 
 /* What the daemon gave: into the cache and cut, or as it is where the cache cannot take
  * it. Lock held. *kept: the daemon's block is written down, also where this fails. */
 static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block *got, uint64_t n_bytes,
-                       uint64_t flags, bool *kept, void **ret_ptr)
+                       const struct malloc_how *how, bool *kept, void **ret_ptr)
 {
         struct block block = { .block_id = got->block_id,
                                .region_id = got->region_id,
@@ -89,7 +89,7 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
         if (r < 0)
                 return r;
         block.ptr = ptr;
-        if (client->cache && flags == 0) {
+        if (client->cache && malloc_may_be_cut(how)) {
                 struct cache_given given = {
                         got->block_id, got->region_id, regions_size(&client->regions, got->region_id),
                         got->offset,   got->n_bytes,   ptr
@@ -170,7 +170,7 @@ static int client_check_place(bfc_client *client, uint32_t partition)
 /* Asks the daemon for ask_bytes, and takes n_bytes of it. CACHE_MISS: they were less, and did
  * not come to lie beside what is free here; they went back. */
 static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uint64_t n_bytes,
-                        uint64_t flags, void **ret_ptr)
+                        const struct malloc_how *how, void **ret_ptr)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
@@ -180,7 +180,9 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
 
         body.partition = partition;
         body.n_bytes = ask_bytes;
-        body.flags = flags;
+        body.flags = how->flags;
+        body.wait_ms = how->wait_ms;
+        body.tag = (char *)(uintptr_t)how->tag;
         request.body_case = BFCD__REQUEST__BODY_MALLOC;
         request.malloc = &body;
         r = client_ask(client, &request, BFCD__REPLY__BODY_BLOCK, &reply);
@@ -189,7 +191,7 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
         pthread_mutex_lock(&client->lock);
         r = reply->block->n_bytes < ask_bytes
                     ? -EPROTO
-                    : client_take(client, partition, reply->block, n_bytes, flags, &kept, ret_ptr);
+                    : client_take(client, partition, reply->block, n_bytes, how, &kept, ret_ptr);
         pthread_mutex_unlock(&client->lock);
         if ((r == -ENOMEM || r == CACHE_MISS) && !kept)
                 client_give_back(client, reply->block->block_id);
@@ -246,47 +248,51 @@ static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_byt
         return r;
 }
 
-/* What is idle here goes back, and no more is asked for than is needed. */
+/* What is idle here goes back, and no more is asked for than is needed. Now it may wait. */
 static int client_refused(bfc_client *client, uint32_t partition, int error, uint64_t n_asked,
-                          uint64_t n_bytes, uint64_t flags, void **ret_ptr)
+                          uint64_t n_bytes, const struct malloc_how *how, void **ret_ptr)
 {
         uint64_t given_back = 0, want;
         int r = client_give_back_idle(client, partition, UINT64_MAX, &given_back);
 
         if (r < 0)
                 return r;
-        if (given_back == 0 && n_asked < n_bytes + BLOCK_GRANULE)
+        if (given_back == 0 && n_asked < n_bytes + BLOCK_GRANULE && how->wait_ms == 0)
                 return error;
         /* Another thread may have freed something meanwhile. */
-        r = flags ? CACHE_MISS : client_try_cut(client, partition, n_bytes, &want, ret_ptr);
-        return r == CACHE_MISS ? client_fetch(client, partition, n_bytes, n_bytes, flags, ret_ptr) : r;
+        r = malloc_may_be_cut(how) ? client_try_cut(client, partition, n_bytes, &want, ret_ptr) : CACHE_MISS;
+        return r == CACHE_MISS ? client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr) : r;
 }
 
 /* From the cache, or else from the daemon. Where extents end only the daemon knows, so what has
- * flags is a block of its own. */
-static int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t flags,
-                         void **ret_ptr)
+ * flags is a block of its own. Nobody waits for room as long as something is idle here, nor
+ * for more than is needed. */
+static int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes,
+                         const struct malloc_how *how, void **ret_ptr)
 {
+        struct malloc_how at_once = { how->flags, 0, how->tag };
         uint64_t want = n_bytes;
         int r;
 
-        if (client->cache && flags == 0 && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
+        if (!client->cache)
+                return client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
+        if (malloc_may_be_cut(how) && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
                 r = client_try_cut(client, partition, n_bytes, &want, ret_ptr);
                 if (r != CACHE_MISS)
                         return r;
         }
-        r = client_fetch(client, partition, want, n_bytes, flags, ret_ptr);
+        r = client_fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
         if (r == CACHE_MISS) {
                 want = cache_want_whole(client->cache, partition, n_bytes);
-                r = client_fetch(client, partition, want, n_bytes, flags, ret_ptr);
+                r = client_fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
         }
-        if (client->cache && (r == -EDQUOT || r == -ENOMEM))
-                r = client_refused(client, partition, r, want, n_bytes, flags, ret_ptr);
+        if (r == -EDQUOT || r == -ENOMEM)
+                r = client_refused(client, partition, r, want, n_bytes, how, ret_ptr);
         return r;
 }
 
-BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
-                             void **ret_ptr)
+static int client_malloc_as(bfc_client *client, const char *partition, size_t n_bytes,
+                            const struct malloc_how *how, void **ret_ptr)
 {
         uint32_t index = 0;
         int r = client_check(client);
@@ -297,19 +303,37 @@ BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n
                 return error_set(-EINVAL, "bfc_malloc: ret_ptr is NULL");
         if (n_bytes == 0)
                 return error_set(-EINVAL, "0 bytes: ask for at least 1");
-        if ((flags & ~BFC_ONE_EXTENT) != 0)
+        if ((how->flags & ~BFC_ONE_EXTENT) != 0)
                 return error_set(-EINVAL, "flags 0x%llx: this library knows BFC_ONE_EXTENT and no other",
-                                 (unsigned long long)flags);
+                                 (unsigned long long)how->flags);
         r = client_partition_index(client, partition, &index);
         if (r == 0)
                 r = client_check_place(client, index);
         if (r < 0)
                 return r;
-        r = client_malloc(client, index, n_bytes, flags, ret_ptr);
+        r = client_malloc(client, index, n_bytes, how, ret_ptr);
         if (r < 0)
                 return client_malloc_failed(client, r);
         recorder_given(client->recorder, *ret_ptr, n_bytes);
         return 0;
+}
+
+BFC_API int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_options *options,
+                            void **ret_ptr)
+{
+        const char *partition = NULL;
+        struct malloc_how how;
+        int r = malloc_how_read(options, &partition, &how);
+
+        return r < 0 ? r : client_malloc_as(client, partition, n_bytes, &how, ret_ptr);
+}
+
+BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
+                             void **ret_ptr)
+{
+        struct malloc_how how = { flags, 0, NULL };
+
+        return client_malloc_as(client, partition, n_bytes, &how, ret_ptr);
 }
 
 BFC_API int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr)

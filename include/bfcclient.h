@@ -104,6 +104,23 @@ int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, voi
 int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                      void **ret_ptr);
 
+/* The same with more to say. Zero-initialise, set `struct_size` to sizeof, fill what you
+ * need. */
+struct bfc_malloc_options {
+        size_t struct_size;
+        const char *partition; /* by name; NULL: the client's own */
+        uint64_t flags;        /* BFC_ONE_EXTENT */
+        uint32_t wait_ms;      /* how long it may wait for room; 10 minutes at most count */
+        const char *tag;       /* what bfcctl shows of the block; at most 31 bytes, printable ASCII */
+};
+
+/* options: NULL for none. Where there is no room, and nobody gives any back at once, it waits for
+ * as long as wait_ms says, and is served as soon as there is room, who has waited longer first;
+ * then it is refused as without. A block with a tag or a flag is the daemon's own, never cut
+ * from what the client has. -EINVAL also for a tag that is too long. */
+int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_options *options,
+                    void **ret_ptr);
+
 /* BFC_ONE_EXTENT: the whole block lies in one extent, one piece of memory that the
  * device shares as a whole. Some code fails on a buffer that spans several, NCCL and
  * RDMA's registration among it. In a partition with "share: cuda-ipc" every block

@@ -399,6 +399,8 @@ static bool on_request(struct session *s, const Bfcd__Request *request)
         case BFCD__REQUEST__BODY_HELLO:
                 return on_hello(s, request->id, request->hello);
         case BFCD__REQUEST__BODY_MALLOC:
+                f->counts.wait_ms = request->malloc->wait_ms;
+                snprintf(f->counts.tag, sizeof(f->counts.tag), "%s", request->malloc->tag);
                 return on_malloc(s, request->id, request->malloc->n_bytes);
         case BFCD__REQUEST__BODY_FREE:
                 on_free(s, request->id, request->free->block_id);

@@ -89,6 +89,8 @@ struct fake_counts {
         char name[64];         /* of the last Hello */
         char tenant[64];
         char partition[64];
+        uint32_t wait_ms; /* of the last Malloc */
+        char tag[64];
 };
 struct fake_counts fake_server_count(struct fake_server *s);
 

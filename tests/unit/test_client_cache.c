@@ -307,6 +307,58 @@ START_TEST(one_extent_is_not_cached)
 }
 END_TEST
 
+/* So is one with a tag. Nobody waits while something is idle here. */
+START_TEST(options_reach_the_daemon)
+{
+        struct bfc_malloc_options o = { .struct_size = sizeof(o), .tag = "weights", .wait_ms = 700000 };
+        char *kept = get(1000);
+        void *p = NULL;
+
+        ck_assert_int_eq(bfc_malloc_with(client, 1000, &o, &p), 0);
+        ck_assert_uint_eq(n_blocks(), 2);
+        ck_assert_str_eq(fake_server_count(server).tag, "weights");
+        ck_assert_uint_eq(fake_server_count(server).wait_ms, 0);
+        put(p);
+        ck_assert_uint_eq(n_blocks(), 1);
+        fake_server_set_mood(server, FAKE_REFUSE_ONCE, 0);
+        ck_assert_int_eq(bfc_malloc_with(client, 1000, &o, &p), 0);
+        ck_assert_uint_eq(fake_server_count(server).wait_ms, 600000);
+        put(p);
+        o.tag = "";
+        ck_assert_int_eq(bfc_malloc_with(client, 1000, &o, &p), 0);
+        ck_assert_uint_eq(n_blocks(), 1); /* no tag: cut from what there is */
+        put(p);
+        ck_assert_int_eq(bfc_malloc_with(client, 1000, NULL, &p), 0);
+        put(p);
+        put(kept);
+}
+END_TEST
+
+START_TEST(options_are_checked)
+{
+        struct {
+                struct bfc_malloc_options o;
+                uint64_t more;
+        } later = { { .struct_size = sizeof(later) }, 0 };
+        struct bfc_malloc_options o = { .struct_size = sizeof(o) - 1 };
+        void *p = NULL;
+
+        expect_error(bfc_malloc_with(client, 1, &o, &p), -EINVAL, "struct_size");
+        o = (struct bfc_malloc_options){ .struct_size = sizeof(o), .flags = 1 << 20 };
+        expect_error(bfc_malloc_with(client, 1, &o, &p), -EINVAL, "0x100000");
+        o = (struct bfc_malloc_options){ .struct_size = sizeof(o),
+                                         .tag = "0123456789abcdef0123456789abcdef" };
+        expect_error(bfc_malloc_with(client, 1, &o, &p), -EINVAL, "31");
+        o = (struct bfc_malloc_options){ .struct_size = sizeof(o), .partition = "none" };
+        expect_error(bfc_malloc_with(client, 1, &o, &p), -ENOENT, "none");
+        ck_assert_ptr_null(p);
+        ck_assert_int_eq(bfc_malloc_with(client, 1, &later.o, &p), 0);
+        put(p);
+        later.more = 1;
+        expect_error(bfc_malloc_with(client, 1, &later.o, &p), -EINVAL, "does not know");
+}
+END_TEST
+
 /* ---- switches ---------------------------------------------------------------- */
 
 START_TEST(turned_off)
@@ -621,6 +673,8 @@ int main(void)
         tcase_add_test(t, idle_bytes_default);
         tcase_add_test(t, refused_means_giving_back);
         tcase_add_test(t, one_extent_is_not_cached);
+        tcase_add_test(t, options_reach_the_daemon);
+        tcase_add_test(t, options_are_checked);
         tcase_add_test(t, turned_off);
         tcase_add_test(t, structures_of_an_earlier_header);
         tcase_add_test(t, daemon_gone);
