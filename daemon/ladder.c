@@ -1,0 +1,331 @@
+/* The ladder: how room is made for the first in line; see quota.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/ladder.h"
+
+#include <errno.h>
+
+#include "daemon/clock.h"
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+/* Nobody grows with what is held. */
+void ladder_unhold(struct quota *q)
+{
+        q->trade_bytes = 0;
+        if (q->held.n_bytes == 0)
+                return;
+        charge_drop(&q->held);
+        partition_make_due(q->partition);
+}
+
+static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        struct quota *q = userdata;
+        struct quota_request *request = q->growing_for;
+
+        q->growing = false;
+        q->growing_for = NULL;
+        if (request && result == 0 && q->n_blocks >= q->max_blocks)
+                result = -EDQUOT; /* others that passed by took the last ones */
+        else if (request && result < 0)
+                request->device_failed = true;
+        else if (request)
+                quota_count_alloc(q, request->n_bytes);
+
+        if (handle != 0 && (!request || result < 0)) {
+                (void)arena_dealloc(q->arena, handle);
+                handle = 0;
+        }
+        if (request)
+                quota_complete(request, result, handle, offset);
+        quota_make_due(q);
+        ladder_settle(q);
+}
+
+/* Holds at least n_bytes for the growth of the first in line; false: they are not there. */
+static bool quota_hold(struct quota *q, uint64_t n_bytes)
+{
+        struct charge more;
+        uint64_t missing;
+
+        if (n_bytes <= q->held.n_bytes)
+                return true;
+        if (quota_charge(q, n_bytes - q->held.n_bytes, &more, &missing) < 0)
+                return false;
+        charge_join(&q->held, &more);
+        return true;
+}
+
+/* What was given back is uncharged by now, in this very turn of the loop: nobody else had it.
+ * Less than n_bytes is where the device did not take all of it back. */
+static void quota_released(void *userdata, uint64_t n_bytes)
+{
+        struct quota *q = userdata;
+        uint64_t traded = min_u64(n_bytes, q->trade_bytes);
+
+        q->trade_bytes -= traded;
+        (void)quota_hold(q, q->held.n_bytes + traded);
+        ladder_settle(q);
+        partition_make_due(q->partition);
+}
+
+/* Starts giving back; returns how many bytes. */
+static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep)
+{
+        if (q->partition->preallocate)
+                return 0;
+        return arena_release(q->arena, want_bytes, keep, quota_released, q);
+}
+
+/* A tenant without blocks whose last session has left holds nothing: its extents
+ * go back. */
+void ladder_settle(struct quota *q)
+{
+        if (q->n_sessions == 0 && !q->growing)
+                (void)quota_release(q, UINT64_MAX, NULL);
+}
+
+/* Bytes of this quota on their way back, late ones not counted. */
+static uint64_t quota_coming(const struct quota *q)
+{
+        return arena_leaving_bytes(q->arena) + arena_awaited_bytes(q->arena);
+}
+
+static bool partition_is_closing(const struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        if (q->n_closing > 0)
+                return true;
+        return false;
+}
+
+/* What a quota holds beyond what its reserve keeps anyway: only that can come
+ * back to its pool. */
+static uint64_t quota_surplus(const struct quota *q)
+{
+        const struct account *a = &q->account;
+
+        return a->charged_bytes > a->reserve_bytes ? a->charged_bytes - a->reserve_bytes : 0;
+}
+
+/* Of what the first in line is given back for, what is still on its way. */
+static uint64_t quota_traded(const struct quota *q)
+{
+        return min_u64(q->trade_bytes, quota_coming(q));
+}
+
+/* What comes back to the pool, but for what q trades. */
+static uint64_t partition_coming(const struct quota *q)
+{
+        const struct quota *each;
+        uint64_t n_bytes = 0;
+
+        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
+        n_bytes += min_u64(quota_coming(each) - (each == q ? quota_traded(q) : 0), quota_surplus(each));
+        return n_bytes;
+}
+
+/* What a quota could return to its pool by giving back what is wholly free, not
+ * counting what comes anyway. */
+static uint64_t quota_yield(const struct quota *q)
+{
+        uint64_t surplus = quota_surplus(q), coming = min_u64(quota_coming(q), surplus);
+
+        if (q->partition->preallocate || surplus == coming)
+                return 0;
+        return min_u64(arena_releasable(q->arena, NULL), surplus - coming);
+}
+
+/* So many bytes are given back for a growth, which gets the room. */
+static void quota_note_trade(struct quota *q, const struct bfc_growth *plan, uint64_t n_bytes)
+{
+        q->trade_bytes = min_u64(q->trade_bytes + n_bytes,
+                                 plan->new_bytes - min_u64(plan->new_bytes, q->held.n_bytes));
+}
+
+/* Starts giving back for a growth; returns how many bytes. */
+static uint64_t quota_give_for(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
+{
+        uint64_t n_bytes = quota_release(q, want_bytes, plan);
+
+        quota_note_trade(q, plan, n_bytes);
+        return n_bytes;
+}
+
+/* Trades wholly free extents, so many bytes more of them or as many as there are, for those of
+ * the plan. What they do not pay for is charged now. False: nothing to trade, or not enough.
+ * Nobody is asked who would not let go in time: it is no reason to end a session. */
+static bool quota_trade(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
+{
+        uint64_t n_bytes = q->partition->preallocate ? 0 : arena_releasable_soon(q->arena, plan);
+        uint64_t traded;
+
+        n_bytes = min_u64(n_bytes, want_bytes);
+        traded = min_u64(plan->new_bytes, quota_traded(q) + n_bytes);
+        if (n_bytes == 0 || !quota_hold(q, plan->new_bytes - traded))
+                return false;
+        n_bytes = arena_release_soon(q->arena, n_bytes, plan, quota_released, q);
+        quota_note_trade(q, plan, n_bytes);
+        return n_bytes > 0;
+}
+
+/* Its own comes back to it, also what its reserve keeps. */
+static uint64_t quota_own_yield(const struct quota *q, const struct bfc_growth *plan)
+{
+        return q->partition->preallocate ? 0 : arena_releasable(q->arena, plan);
+}
+
+/* Of a quota whose sessions have been waited for in vain nothing more is expected. */
+static bool quota_may_be_asked(const struct quota *q, bool again)
+{
+        return !again || arena_awaited_bytes(q->arena) == 0;
+}
+
+/* The partition misses so many bytes: gives back what nobody uses, the tenant's
+ * own first, then its neighbours'. False: it would not be enough. `again`: those who
+ * were asked in vain are not. */
+static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan,
+                                         bool again)
+{
+        uint64_t own = quota_may_be_asked(q, again) ? quota_own_yield(q, plan) : 0, sum = own;
+        uint64_t n_begun = 0;
+        struct quota *other;
+
+        TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
+        if (other != q && quota_may_be_asked(other, again))
+                sum += quota_yield(other);
+        if (sum < missing)
+                return false;
+
+        if (own > 0)
+                n_begun = quota_give_for(q, plan, min_u64(missing, own));
+        TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
+        {
+                bool ask = other != q && n_begun < missing && quota_may_be_asked(other, again);
+                uint64_t yield = ask ? quota_yield(other) : 0;
+
+                if (yield > 0)
+                        n_begun += quota_release(other, min_u64(missing - n_begun, yield), NULL);
+        }
+        return quota_traded(q) + partition_coming(q) > 0; /* none where all are late */
+}
+
+/* The first in line waits for others; true: for longer than it is to. */
+static bool quota_is_late(struct quota *q)
+{
+        uint64_t now = clock_ms();
+
+        if (q->blocked_ms == 0)
+                q->blocked_ms = now;
+        return now - max_u64(q->blocked_ms, TAILQ_FIRST(&q->waiting)->since_ms) >
+               q->partition->reclaim_timeout_ms;
+}
+
+/* Waits for what others give back, for so long and no longer. */
+static int quota_wait_for_others(struct quota *q, int refusal)
+{
+        return quota_is_late(q) ? refusal : 0;
+}
+
+/* So many bytes are missing, and on their way. */
+static int quota_wait_for_own(struct quota *q, uint64_t missing, int refusal)
+{
+        /* The device gives back in its own time; sessions get a limited one. */
+        return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, refusal);
+}
+
+/* Its own limit misses so many bytes. 0: they are on their way. */
+static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
+{
+        uint64_t coming = quota_coming(q);
+
+        if (coming < missing && arena_releasable(q->arena, plan) >= missing - coming)
+                coming += quota_give_for(q, plan, missing - coming);
+        if (coming < missing && q->n_closing == 0)
+                return -EDQUOT;
+        return quota_wait_for_own(q, missing, -EDQUOT);
+}
+
+/* The partition misses so many bytes, beyond those that are traded. 0: they are on their way. */
+static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
+{
+        struct quota_request *first = TAILQ_FIRST(&q->waiting);
+        uint64_t coming = partition_coming(q);
+
+        if (coming < missing && !partition_is_closing(q->partition) &&
+            !quota_reclaim_from_partition(q, missing - coming, plan, false))
+                return -ENOMEM;
+        if (!quota_is_late(q))
+                return 0;
+        /* What did not come may hide what others would give: they are asked as if it never came. */
+        if (first->asked_again || !quota_reclaim_from_partition(q, missing, plan, true))
+                return -ENOMEM;
+        first->asked_again = true;
+        q->blocked_ms = clock_ms();
+        return 0;
+}
+
+/* Starts the growth, for which the limits have room; the request is not in line any more. */
+static int quota_grow(struct quota *q, struct quota_request *request, const struct bfc_growth *plan)
+{
+        struct charge charge;
+        uint64_t missing;
+        int r;
+
+        ladder_unhold(q);
+        r = quota_charge(q, plan->new_bytes, &charge, &missing);
+        if (r < 0)
+                return r;
+        r = arena_grow(q->arena, plan, &charge, quota_grown, q);
+        if (r < 0) {
+                charge_drop(&charge);
+                return r;
+        }
+        quota_unqueue_served(request);
+        q->growing = true;
+        q->growing_for = request;
+        return 0;
+}
+
+/* Makes room for the first in line. 0: something is under way, wait for it.
+ * Negative: it is refused. */
+int ladder_make_room(struct quota *q, struct quota_request *request)
+{
+        uint64_t need, after, want, traded = quota_traded(q), missing = 0;
+        uint64_t room = account_room(&q->account) + q->held.n_bytes;
+        struct bfc_growth plan;
+        int r;
+
+        r = request->in_extent ? arena_plan_in_extent(q->arena, request->n_bytes, room, &plan)
+                               : arena_plan(q->arena, request->n_bytes, room, &plan);
+        if (r < 0)
+                return r;
+        if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */
+                q->look_again = true;
+                return 0;
+        }
+        need = plan.new_bytes - min_u64(plan.new_bytes, q->held.n_bytes);
+        after = q->account.charged_bytes + need;
+        r = account_probe(&q->account, need, &missing);
+        want = max_u64(missing, after > q->high_bytes ? after - q->high_bytes : 0);
+        if (want > traded && (r < 0 || !quota_is_late(q)) && quota_trade(q, &plan, want - traded))
+                return quota_wait_for_others(q, 0); /* from now on */
+        if (r == 0)
+                return traded > 0 && !quota_is_late(q) ? 0 : quota_grow(q, request, &plan);
+        if (r == -EDQUOT)
+                return quota_reclaim(q, missing, &plan);
+        if (traded >= missing)
+                return quota_wait_for_own(q, missing, r);
+        return quota_reclaim_in_partition(q, missing - traded, &plan);
+}
