@@ -49,6 +49,10 @@ F(cuMemsetD8_v2, "cuMemsetD8", 3020, (CUdeviceptr to, unsigned char value, size_
 F(cuStreamIsCapturing, "cuStreamIsCapturing", 10000, (CUstream stream, CUstreamCaptureStatus *ret_status))
 F(cuStreamSynchronize, "cuStreamSynchronize", 2000, (CUstream stream))
 F(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", 10010, (CUstreamCaptureMode *mode))
+F(cuEventCreate, "cuEventCreate", 2000, (CUevent *ret_event, unsigned int flags))
+F(cuEventRecord, "cuEventRecord", 2000, (CUevent event, CUstream stream))
+F(cuEventQuery, "cuEventQuery", 2000, (CUevent event))
+F(cuEventDestroy_v2, "cuEventDestroy", 4000, (CUevent event))
 
 #ifndef CUDA_FUNCTIONS_OF_BFCD
 F(cuDriverGetVersion, "cuDriverGetVersion", 2020, (int *ret_version))
@@ -78,10 +82,6 @@ F(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, (CUstream stream, CUst
 F(cuStreamEndCapture, "cuStreamEndCapture", 10000, (CUstream stream, CUgraph *ret_graph))
 F(cuGraphDestroy, "cuGraphDestroy", 10000, (CUgraph graph))
 F(cuLaunchHostFunc, "cuLaunchHostFunc", 10000, (CUstream stream, CUhostFn function, void *data))
-F(cuEventCreate, "cuEventCreate", 2000, (CUevent *ret_event, unsigned int flags))
-F(cuEventRecord, "cuEventRecord", 2000, (CUevent event, CUstream stream))
-F(cuEventQuery, "cuEventQuery", 2000, (CUevent event))
 F(cuEventSynchronize, "cuEventSynchronize", 2000, (CUevent event))
-F(cuEventDestroy_v2, "cuEventDestroy", 4000, (CUevent event))
 #endif
 /* clang-format on */

@@ -211,4 +211,66 @@ static inline int device_range_write(struct device_range *r, uint64_t offset, co
         return r->ops->write(r, offset, bytes, n_bytes);
 }
 
+/* ---- streams: when work is done ------------------------------------------ */
+
+/* A stream is an order in which a program gives work to a device; here it is a number: a
+ * cudaStream_t, CUDA's 0, 1 (the default stream) and 2 (each thread's own) among them. On the
+ * host any number is one, and none has work of its own (host_stream.h). */
+#define DEVICE_STREAM_PER_THREAD ((uintptr_t)2)
+
+struct device_streams; /* those of one device, as this process uses it */
+struct device_event;   /* a point in one of them; belongs to the device_streams */
+
+enum { DEVICE_PENDING = 1 };
+
+struct device_streams_ops {
+        const char *name;
+        struct device_streams *(*free)(struct device_streams *d); /* all events are gone before */
+        /* 1: it is being captured into a graph; of the default stream also where another
+         * stream is whose capture it would spoil. 0: it is not. Errors as record(). */
+        int (*is_captured)(struct device_streams *d, uintptr_t stream);
+        /* Notes the point up to which the stream has been given work. *event: NULL for a new
+         * one, or one to be used again; the caller's, to end with forget(), also after a
+         * failure, if not NULL. -EBUSY: the stream is being captured, so its work is none yet:
+         * later. -EINVAL: no stream of this device. -ENOMEM, -EAGAIN: the driver could not:
+         * later. -ENODEV: the device is lost. -EIO: this process's context is broken. In both
+         * cases no work of this process goes on. */
+        int (*record)(struct device_streams *d, uintptr_t stream, struct device_event **event);
+        /* 0: all work up to there is done. DEVICE_PENDING. -EBUSY: a capture forbids to ask:
+         * later. -ESTALE: the stream was being captured when it was recorded, so it is to be
+         * recorded once more. -EAGAIN, -ENODEV, -EIO as record(). The stream itself is not
+         * touched: it may be gone. */
+        int (*query)(struct device_streams *d, struct device_event *event);
+        struct device_event *(*forget)(struct device_streams *d, struct device_event *event); /* takes NULL */
+};
+
+struct device_streams {
+        const struct device_streams_ops *ops;
+};
+
+/* Any thread may use it, but one event only one at a time. -ENODEV (this process does not see
+ * the device), -ENOMEM, -EIO. */
+int device_streams_new(const struct device_view *view, struct device_streams **ret);
+
+static inline struct device_streams *device_streams_free(struct device_streams *d)
+{
+        return d ? d->ops->free(d) : NULL;
+}
+static inline int device_stream_is_captured(struct device_streams *d, uintptr_t stream)
+{
+        return d->ops->is_captured(d, stream);
+}
+static inline int device_event_record(struct device_streams *d, uintptr_t stream, struct device_event **event)
+{
+        return d->ops->record(d, stream, event);
+}
+static inline int device_event_query(struct device_streams *d, struct device_event *event)
+{
+        return d->ops->query(d, event);
+}
+static inline struct device_event *device_event_forget(struct device_streams *d, struct device_event *event)
+{
+        return event ? d->ops->forget(d, event) : NULL;
+}
+
 #endif

@@ -56,5 +56,6 @@ int copy_out_other(struct process *p, uint64_t offset, unsigned char value, uint
 void add_open_tests(TCase *t);
 void add_trouble_tests(TCase *t);
 void add_fault_tests(TCase *t);
+void add_stream_tests(TCase *t);
 
 #endif

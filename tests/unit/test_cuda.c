@@ -394,6 +394,7 @@ int main(int argc, char **argv)
                 { "open", add_open_tests },
                 { "trouble", add_trouble_tests },
                 { "faults", add_fault_tests },
+                { "streams", add_stream_tests },
         };
         Suite *s;
 
