@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,13 +27,17 @@
 #include "daemon/session.h"
 #include "proto/frame.h"
 
-#define CONNECTION_REQUESTS_PER_TURN 32u
+#define CONNECTION_REQUESTS_PER_TURN 8u
+#define CONNECTION_TURN_NS           10000u         /* begun after that is the next turn's */
+#define CONNECTION_SLICE_NS          20000u         /* of turns, then the kernel is asked who else came */
+#define CONNECTION_RECEIVE_BYTES     128u           /* in one turn: several requests */
+#define CONNECTION_DRIBBLE_BYTES     16u            /* from who was read last time without a whole request */
 #define CONNECTION_QUEUE_PAUSE       (128u * 1024u) /* bytes of replies; then no more reading */
 #define CONNECTION_QUEUE_MAX         (1024u * 1024u)
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
 #define CONNECTION_CROWD_MS          20u
 #define CONNECTION_LINGER_MAX_MS     128u
-#define CONNECTION_CLOSINGS_PER_TURN 64u
+#define CONNECTION_CLOSING_COST      16u   /* blocks that could be freed instead of an end */
 #define CONNECTION_NEWCOMERS         1024u /* in all */
 #define CONNECTION_NEWCOMERS_OF_USER 32u
 
@@ -52,17 +57,22 @@ struct connection {
         int awaited;   /* events that poll waits for */
         bool in_batch; /* replies are flushed at its end */
         bool is_new;   /* has not said hello */
-        bool is_ready, is_closing;
-        bool has_frames;    /* the reader may hold whole frames */
-        bool crowded;       /* no fds can be sent for a while */
-        bool dropped;       /* the socket is no longer used, though perhaps not closed */
-        uint64_t linger_ms; /* until the next look, doubling */
-        char failure[96];   /* not empty: to be dropped for this */
+        bool is_known; /* who it is was looked at, all of it */
+        bool is_closing;
+        bool has_come, has_left; /* by the kernel's word; its turn will see */
+        bool is_muted;           /* that was said twice before its turn */
+        bool has_frames;         /* the reader may hold whole frames */
+        bool dribbles;           /* what came last made no frame whole */
+        bool crowded;            /* no fds can be sent for a while */
+        bool dropped;            /* the socket is no longer used, though perhaps not closed */
+        uint64_t linger_ms;      /* until the next look, doubling */
+        char failure[96];        /* not empty: to be dropped for this */
         struct frame_reader *reader;
         struct frame_writer *writer;
         struct session *session;
         struct events *events; /* NULL: none */
-        TAILQ_ENTRY(connection) of_all, of_newcomers, of_ready, of_closing;
+        struct party_member member;
+        TAILQ_ENTRY(connection) of_all, of_closing;
 };
 
 static void connection_drop(struct connection *c, const char *why);
@@ -133,8 +143,19 @@ static int peer_credentials(int fd, struct credentials *ret)
         if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &ucred, &n) < 0)
                 return -errno;
         *ret = (struct credentials){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
-        ret->start_time = process_start_time(ucred.pid);
-        return peer_groups(fd, ret);
+        return 0;
+}
+
+/* What only a hello needs, and takes its time: not for those who connect and say nothing. */
+static int connection_look_closer(struct connection *c)
+{
+        struct credentials *who = &c->session->who;
+
+        if (c->is_known)
+                return 0;
+        c->is_known = true;
+        who->start_time = process_start_time(who->pid);
+        return peer_groups(c->fd, who);
 }
 
 static bool process_has_exited(int pidfd)
@@ -146,15 +167,24 @@ static bool process_has_exited(int pidfd)
 
 /* ---- lists --------------------------------------------------------------- */
 
-/* Nobody may keep others out by connecting and saying nothing. */
-static bool newcomers_are_too_many(const struct connection_host *host, uid_t uid)
+static struct connection *connection_of(struct party_member *m)
 {
-        const struct connection *c;
-        size_t n = 0;
+        return (struct connection *)((char *)m - offsetof(struct connection, member));
+}
 
-        TAILQ_FOREACH(c, &host->newcomers, of_newcomers)
-        n += c->session->who.uid == uid;
-        return n >= CONNECTION_NEWCOMERS_OF_USER || host->n_newcomers >= CONNECTION_NEWCOMERS;
+/* Nobody may keep others out by connecting and saying nothing. */
+static bool newcomers_are_too_many(const struct connection_host *host, const struct party_key *key)
+{
+        return party_n_members(&host->parties, key) >= CONNECTION_NEWCOMERS_OF_USER ||
+               host->n_newcomers >= CONNECTION_NEWCOMERS;
+}
+
+static void connection_count_in(struct connection *c)
+{
+        c->is_new = true;
+        c->host->n_newcomers++;
+        c->host->n_connections[c->admin]++;
+        TAILQ_INSERT_TAIL(&c->host->all, c, of_all);
 }
 
 static void connection_is_known(struct connection *c)
@@ -162,16 +192,23 @@ static void connection_is_known(struct connection *c)
         if (!c->is_new)
                 return;
         c->is_new = false;
-        TAILQ_REMOVE(&c->host->newcomers, c, of_newcomers);
         c->host->n_newcomers--;
+}
+
+/* It said hello, and goes on with its tenant. */
+static int connection_change_party(struct connection *c)
+{
+        struct party_key key = { .tenant = c->session->tenant, .admin = c->admin };
+
+        connection_is_known(c);
+        return party_join(&c->host->parties, &c->member, &key);
 }
 
 static void connection_make_ready(struct connection *c)
 {
-        if (c->is_ready || c->dropped)
+        if (c->dropped)
                 return;
-        c->is_ready = true;
-        TAILQ_INSERT_TAIL(&c->host->ready, c, of_ready);
+        party_ready(&c->host->parties, &c->member);
         c->host->wake(c->host);
 }
 
@@ -245,6 +282,7 @@ static void connection_finish(struct connection *c)
 {
         connection_leave(c);
         connection_is_known(c); /* a silent one counts until nothing of it is left */
+        party_leave(&c->host->parties, &c->member);
         c->session = session_free(c->session);
         TAILQ_REMOVE(&c->host->all, c, of_all);
         c->host->n_connections[c->admin]--;
@@ -320,10 +358,7 @@ static void connection_drop(struct connection *c, const char *why)
                 close(c->fd);
                 c->fd = -1;
         }
-        if (c->is_ready) {
-                TAILQ_REMOVE(&c->host->ready, c, of_ready);
-                c->is_ready = false;
-        }
+        party_rest(&c->host->parties, &c->member);
         if (why)
                 log_limited(&c->host->violation_log, LOG_LEVEL_NOTICE,
                             "session %" PRIu64 " (0: before the hello; uid %u, pid %d): disconnected: %s",
@@ -362,6 +397,11 @@ static void connection_update(struct connection *c)
 
         if (c->dropped)
                 return;
+        if (c->is_muted) {
+                c->awaited = 0;
+                uv_poll_stop(&c->poll);
+                return;
+        }
         if (c->session->state != SESSION_CLOSING && !connection_is_paused(c))
                 events |= UV_READABLE;
         if (frame_writer_n_queued(c->writer) > 0 && !c->crowded)
@@ -451,7 +491,16 @@ static void on_events_end(void *userdata, const char *why)
                 connection_drop(c, NULL);
 }
 
-static const struct events_ops connection_events_ops = { on_event_reply, on_events_end };
+static void on_events_ready(void *userdata)
+{
+        connection_make_ready(userdata);
+}
+
+static const struct events_ops connection_events_ops = {
+        .ready = on_events_ready,
+        .reply = on_event_reply,
+        .end = on_events_end,
+};
 
 /* Anew for each hello: one before may have been refused. */
 static int on_session_open_events(void *userdata, int *ret_fd)
@@ -486,18 +535,20 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
         const char *why = "it sent a frame that is no request";
         int r = request ? session_handle(c->session, request, &why) : -EPROTO;
 
-        if (r < 0) {
-                connection_fail(c, why);
-        } else if (c->is_new && c->session->state != SESSION_NEW) {
-                connection_is_known(c);
+        if (r == 0 && c->is_new && c->session->state != SESSION_NEW) {
                 uv_timer_stop(&c->timer);
+                r = connection_change_party(c);
+                why = "out of memory";
         }
+        if (r < 0)
+                connection_fail(c, why);
         return r;
 }
 
 /* Handles whole frames in the buffer, up to a turn's worth. */
 static void connection_handle_frames(struct connection *c)
 {
+        uint64_t end_ns = uv_hrtime() + CONNECTION_TURN_NS;
         unsigned n = 0;
 
         c->in_batch = true;
@@ -507,10 +558,12 @@ static void connection_handle_frames(struct connection *c)
                 size_t n_bytes;
                 int r;
 
-                if (n++ == CONNECTION_REQUESTS_PER_TURN || connection_is_paused(c)) {
+                if (n == CONNECTION_REQUESTS_PER_TURN || (n > 0 && uv_hrtime() >= end_ns) ||
+                    connection_is_paused(c)) {
                         c->has_frames = true;
                         break;
                 }
+                n++;
                 r = frame_reader_next(c->reader, &payload, &n_bytes);
                 if (r > 0)
                         break;
@@ -518,6 +571,7 @@ static void connection_handle_frames(struct connection *c)
                         connection_fail(c, "it sent a frame of an impossible length");
                         break;
                 }
+                c->dribbles = false;
                 if (connection_handle_frame(c, payload, n_bytes) < 0)
                         break;
         }
@@ -528,8 +582,12 @@ static void connection_handle_frames(struct connection *c)
 
 static void connection_receive(struct connection *c)
 {
-        int r = frame_reader_receive(c->reader, c->fd, MSG_DONTWAIT);
+        size_t n_max = c->dribbles ? CONNECTION_DRIBBLE_BYTES : CONNECTION_RECEIVE_BYTES;
+        int r = frame_reader_receive_some(c->reader, c->fd, MSG_DONTWAIT, n_max);
 
+        c->dribbles = true; /* until there is a frame */
+        if (r == 0)
+                r = connection_look_closer(c);
         if (r == 0)
                 connection_handle_frames(c);
         else if (r == FRAME_EOF || r == -ECONNRESET)
@@ -556,15 +614,38 @@ static void connection_settle(struct connection *c)
         connection_update(c);
 }
 
+/* Notes what the kernel says; the turn does something about it. Who has not had one since
+ * the last word is not asked about again until then. */
 static void on_socket(uv_poll_t *handle, int status, int events)
 {
         struct connection *c = handle->data;
 
         if (status < 0)
                 connection_fail(c, uv_strerror(status));
-        else if (events & UV_READABLE)
+        c->is_muted = c->has_come || c->has_left;
+        c->has_come = c->has_come || (events & UV_READABLE);
+        c->has_left = c->has_left || (events & UV_DISCONNECT);
+        connection_make_ready(c);
+        if (c->is_muted)
+                connection_update(c);
+}
+
+static void connection_take_turn(struct connection *c)
+{
+        bool has_come = c->has_come, has_left = c->has_left;
+
+        c->has_come = c->has_left = c->is_muted = false;
+        if (c->events)
+                events_turn(c->events);
+        if (c->dropped)
+                return;
+        if (c->failure[0] != '\0')
+                ; /* it is settled */
+        else if (c->has_frames && !connection_is_paused(c))
+                connection_handle_frames(c);
+        else if (has_come)
                 connection_receive(c);
-        else if (events & UV_DISCONNECT)
+        else if (has_left)
                 connection_drop(c, NULL);
         connection_settle(c);
 }
@@ -580,6 +661,7 @@ int connection_new(struct connection_host *host, int fd, bool admin)
 {
         struct connection *c = calloc(1, sizeof(*c));
         struct credentials who = { .gids = NULL };
+        struct party_key key = { .admin = admin };
         int r;
 
         if (!c) {
@@ -594,7 +676,8 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         r = peer_credentials(fd, &who);
         if (r < 0)
                 goto fail;
-        if (newcomers_are_too_many(host, who.uid)) {
+        key.uid = who.uid;
+        if (newcomers_are_too_many(host, &key)) {
                 log_limited(&host->crowd_log, LOG_LEVEL_WARNING,
                             "uid %u (pid %d) was turned away: too many connections that have not said hello",
                             (unsigned)who.uid, (int)who.pid);
@@ -612,6 +695,8 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         if (r == 0)
                 r = session_new(host->broker, admin, &who, &connection_session_ops, c, &c->session);
         if (r == 0)
+                r = party_join(&host->parties, &c->member, &key);
+        if (r == 0)
                 r = uv_poll_init(host->loop, &c->poll, fd);
         if (r < 0)
                 goto fail;
@@ -628,16 +713,13 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         }
         c->poll.data = c->timer.data = c->pid_poll.data = c;
         uv_timer_start(&c->timer, on_hello_timeout, CONNECTION_HELLO_TIMEOUT_MS, 0);
-        TAILQ_INSERT_TAIL(&host->all, c, of_all);
-        TAILQ_INSERT_TAIL(&host->newcomers, c, of_newcomers);
-        host->n_newcomers++;
-        c->is_new = true;
-        host->n_connections[admin]++;
+        connection_count_in(c);
         connection_update(c);
         return 0;
 fail:
         if (c->pidfd >= 0)
                 close(c->pidfd);
+        party_leave(&host->parties, &c->member);
         session_free(c->session);
         frame_reader_free(c->reader);
         frame_writer_free(c->writer);
@@ -647,22 +729,25 @@ fail:
         return r;
 }
 
-/* Each of those that are ready now has one turn. */
+void connection_host_init(struct connection_host *host)
+{
+        TAILQ_INIT(&host->all);
+        TAILQ_INIT(&host->closing);
+        parties_init(&host->parties);
+}
+
+/* Turns, for as long as a slice. Who comes meanwhile waits no longer than that, and for one
+ * turn of each other party. */
 static void turn_ready(struct connection_host *host)
 {
-        struct connection *last = TAILQ_LAST(&host->ready, connection_list), *c;
+        uint64_t end_ns = uv_hrtime() + CONNECTION_SLICE_NS;
+        struct party_member *m;
 
-        while (last && (c = TAILQ_FIRST(&host->ready))) {
-                bool is_last = c == last;
-
-                TAILQ_REMOVE(&host->ready, c, of_ready);
-                c->is_ready = false;
-                if (c->failure[0] == '\0' && c->has_frames)
-                        connection_handle_frames(c);
-                connection_settle(c);
-                if (is_last)
-                        break;
-        }
+        do {
+                m = party_next(&host->parties);
+                if (m)
+                        connection_take_turn(connection_of(m));
+        } while (m && uv_hrtime() < end_ns);
 }
 
 /* One slice of the first session; it has its next turn after the others. */
@@ -685,20 +770,19 @@ static void turn_closing_one(struct connection_host *host, size_t n_blocks)
         }
 }
 
-/* More connections than a turn accepts, so that they cannot pile up; all of them
- * share one slice of blocks. */
+/* An end costs as much as the freeing of some blocks, and all share one slice of these. */
 static void turn_closing(struct connection_host *host)
 {
         size_t n_blocks = SESSION_REAP_SLICE;
 
-        for (unsigned i = 0; i < CONNECTION_CLOSINGS_PER_TURN && n_blocks > 0; i++) {
+        while (n_blocks > 0) {
                 struct connection *c = TAILQ_FIRST(&host->closing);
-                size_t n_held = c ? session_n_held(c->session) : 0;
+                size_t n_spent = (c ? session_n_held(c->session) : 0) + CONNECTION_CLOSING_COST;
 
                 if (!c)
                         return;
                 turn_closing_one(host, n_blocks);
-                n_blocks -= n_held < n_blocks ? n_held : n_blocks;
+                n_blocks -= n_spent < n_blocks ? n_spent : n_blocks;
         }
 }
 
@@ -710,7 +794,7 @@ void connection_turn(struct connection_host *host)
 
 bool connection_is_due(const struct connection_host *host)
 {
-        return !TAILQ_EMPTY(&host->ready) || !TAILQ_EMPTY(&host->closing);
+        return !TAILQ_EMPTY(&host->parties.due) || !TAILQ_EMPTY(&host->closing);
 }
 
 void connection_drop_all(struct connection_host *host, const char *why)

@@ -2,10 +2,11 @@
  * hands requests to the session, writes its replies, and watches the peer's
  * process after the hang-up. It lives until the session is reaped.
  *
- * Bounds: 32 requests a turn, then others have theirs; no reading while replies
- * wait in the queue or too many requests are unanswered; few connections of one
- * user that have not said hello; a peer that does not say it in time, or
- * violates the protocol, is dropped.
+ * Bounds: a turn is a few requests, or some microseconds, and tenants have turns
+ * one after the other, however many connections each has; no reading while
+ * replies wait in the queue or too many requests are unanswered; few connections
+ * of one user that have not said hello; a peer that does not say it in time,
+ * takes none of its replies for too long, or violates the protocol, is dropped.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CONNECTION_H
@@ -17,6 +18,7 @@
 #include <sys/queue.h>
 
 #include "daemon/broker.h"
+#include "daemon/party.h"
 #include "proto/message.h"
 
 struct connection;
@@ -29,14 +31,15 @@ struct connection_host {
         struct broker *broker;
         struct message_arena *arena; /* for the request at hand */
         struct connection_list all;
-        struct connection_list ready;     /* have more to do without the kernel's word */
-        struct connection_list closing;   /* sessions to be reaped, in slices */
-        struct connection_list newcomers; /* have not said hello */
-        size_t n_newcomers;
-        size_t n_connections[2]; /* clients, admins */
+        struct connection_list closing; /* sessions to be reaped, in slices */
+        struct parties parties;         /* whose connections have something to do */
+        size_t n_newcomers;             /* have not said hello */
+        size_t n_connections[2];        /* clients, admins */
         struct log_limit crowd_log, violation_log;
         void (*wake)(struct connection_host *host); /* there is something in a list */
 };
+
+void connection_host_init(struct connection_host *host);
 
 /* Takes over fd, also on failure. -EUSERS: too many of this user's connections,
  * or in all, have not said hello; logged. */

@@ -12,12 +12,14 @@
 
 #include "proto/frame.h"
 
-#define EVENTS_QUEUE_MAX (64u * 1024u)
+#define EVENTS_QUEUE_MAX     (64u * 1024u)
+#define EVENTS_RECEIVE_BYTES 128u /* in one turn */
 
 struct events {
         uv_poll_t poll;
         int fd;
-        bool ended; /* ops->end() was called */
+        bool ended;    /* ops->end() was called */
+        bool readable; /* something came, and its turn has not */
         const struct events_ops *ops;
         void *userdata;
         struct message_arena *arena;
@@ -41,7 +43,7 @@ static void events_flush(struct events *e)
 {
         int r = frame_writer_flush(e->writer, e->fd);
 
-        if (!e->ended)
+        if (!e->ended && !e->readable)
                 uv_poll_start(&e->poll, UV_READABLE | (r == FRAME_AGAIN ? UV_WRITABLE : 0), on_events);
 }
 
@@ -65,14 +67,29 @@ static void events_handle_frames(struct events *e)
 static void on_events(uv_poll_t *handle, int status, int events)
 {
         struct events *e = handle->data;
-        int r = status;
 
-        if (r == 0 && (events & UV_WRITABLE))
-                events_flush(e);
-        if (r == 0 && !(events & UV_READABLE))
+        if (status < 0) {
+                events_end(e, NULL);
                 return;
-        if (r == 0)
-                r = frame_reader_receive(e->reader, e->fd, MSG_DONTWAIT);
+        }
+        if (events & UV_WRITABLE)
+                events_flush(e);
+        if (!(events & UV_READABLE) || e->ended)
+                return;
+        e->readable = true;
+        uv_poll_stop(&e->poll); /* until its turn */
+        e->ops->ready(e->userdata);
+}
+
+void events_turn(struct events *e)
+{
+        int r;
+
+        if (e->ended || !e->readable)
+                return;
+        e->readable = false;
+        events_flush(e); /* and waits again */
+        r = frame_reader_receive_some(e->reader, e->fd, MSG_DONTWAIT, EVENTS_RECEIVE_BYTES);
         if (r == 0)
                 events_handle_frames(e);
         else if (r == -EPROTO)

@@ -16,6 +16,8 @@ struct events;
 struct uv_loop_s;
 
 struct events_ops {
+        /* Something came: call events_turn() soon. */
+        void (*ready)(void *userdata);
         /* A negative errno is a violation; *ret_why says which. */
         int (*reply)(void *userdata, const Bfcd__EventReply *reply, const char **ret_why);
         /* Nothing more is read. why: the violation; NULL: the client hung up. */
@@ -29,6 +31,9 @@ int events_new(struct uv_loop_s *loop, struct message_arena *arena, const struct
 
 /* Also inside its own ops. Takes NULL, returns NULL. */
 struct events *events_close(struct events *e);
+
+/* Reads a little of what came, if anything did. */
+void events_turn(struct events *e);
 
 /* Sends, now or when the client has read what is before. */
 void events_send(struct events *e, const Bfcd__Event *event);

@@ -22,7 +22,7 @@
 #include "daemon/retire.h"
 #include "proto/message.h"
 
-#define SERVER_ACCEPTS_PER_TURN 16
+#define SERVER_ACCEPTS_PER_TURN 2
 #define SERVER_BACKLOG          1024
 #define SERVER_ADMINS           64u /* connections on the admin socket */
 #define SERVER_TICK_MS          50u
@@ -41,7 +41,9 @@ struct listener {
 struct server {
         uv_loop_t loop;
         uv_async_t async; /* a worker has finished something */
-        uv_idle_t idle;   /* runs while there are turns to take */
+        uv_check_t check; /* after the kernel was asked what came: turns */
+        uv_idle_t
+                idle; /* runs while there are turns to take: then the kernel is only asked, not waited for */
         uv_signal_t signals[3];
         struct listener listeners[2]; /* clients, admins */
         struct connection_host host;
@@ -219,14 +221,7 @@ static void server_arm_tick(struct server *s)
 
 static void on_idle(uv_idle_t *handle)
 {
-        struct server *s = handle->data;
-
-        /* Each may give the other something to do, so both are asked at the end. */
-        broker_turn(s->broker);
-        connection_turn(&s->host);
-        server_arm_tick(s); /* also while something stays due */
-        if (!connection_is_due(&s->host) && !broker_is_due(s->broker))
-                uv_idle_stop(handle);
+        (void)handle;
 }
 
 void server_wake(void *userdata)
@@ -235,6 +230,20 @@ void server_wake(void *userdata)
 
         if (!uv_is_active((uv_handle_t *)&s->idle))
                 uv_idle_start(&s->idle, on_idle);
+}
+
+static void on_check(uv_check_t *handle)
+{
+        struct server *s = handle->data;
+
+        /* Each may give the other something to do, so both are asked at the end. */
+        connection_turn(&s->host);
+        broker_turn(s->broker);
+        server_arm_tick(s); /* also while something stays due */
+        if (!connection_is_due(&s->host) && !broker_is_due(s->broker))
+                uv_idle_stop(&s->idle);
+        else
+                server_wake(s);
 }
 
 static void on_wake(struct connection_host *host)
@@ -282,9 +291,10 @@ int server_new(struct server **ret)
         }
         uv_async_init(&s->loop, &s->async, on_async);
         uv_idle_init(&s->loop, &s->idle);
+        uv_check_init(&s->loop, &s->check);
         uv_timer_init(&s->loop, &s->start);
         uv_timer_init(&s->loop, &s->tick);
-        s->async.data = s->idle.data = s->start.data = s->tick.data = s;
+        s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data = s;
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;
@@ -294,10 +304,7 @@ int server_new(struct server **ret)
                 s->listeners[i] = (struct listener){ .server = s, .admin = i == 1, .fd = -1, .lock_fd = -1 };
         s->host.loop = &s->loop;
         s->host.wake = on_wake;
-        TAILQ_INIT(&s->host.all);
-        TAILQ_INIT(&s->host.newcomers);
-        TAILQ_INIT(&s->host.ready);
-        TAILQ_INIT(&s->host.closing);
+        connection_host_init(&s->host);
         *ret = s;
         return 0;
 }
@@ -327,6 +334,7 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, ch
                 l->poll.data = l->pause.data = l;
                 uv_poll_start(&l->poll, UV_READABLE, on_listener);
         }
+        uv_check_start(&s->check, on_check);
         return 0;
 }
 
@@ -335,6 +343,7 @@ int server_run(struct server *s, void (*ready)(void))
         s->ready = ready;
         uv_timer_start(&s->start, on_start, 0, 0);
         uv_run(&s->loop, UV_RUN_DEFAULT);
+        uv_check_stop(&s->check);
         for (size_t i = 0; i < 2; i++)
                 uv_poll_stop(&s->listeners[i].poll);
         connection_drop_all(&s->host, "the daemon ends");

@@ -149,6 +149,11 @@ static int reader_keep_fds(struct frame_reader *r, struct msghdr *msg)
 
 int frame_reader_receive(struct frame_reader *r, int fd, int flags)
 {
+        return frame_reader_receive_some(r, fd, flags, READER_BYTES);
+}
+
+int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t n_max)
+{
         union control control;
         struct iovec iov;
         struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
@@ -159,7 +164,7 @@ int frame_reader_receive(struct frame_reader *r, int fd, int flags)
         if (r->end == READER_BYTES)
                 return 0; /* at least one frame is whole, or its length wrong: next() tells */
         iov.iov_base = r->buffer + r->end;
-        iov.iov_len = READER_BYTES - r->end;
+        iov.iov_len = n_max < READER_BYTES - r->end ? n_max : READER_BYTES - r->end;
         do {
                 if (r->take_fds) {
                         msg.msg_control = &control;

@@ -39,6 +39,10 @@ enum {
  * from recvmsg(). flags: 0 or MSG_DONTWAIT. */
 int frame_reader_receive(struct frame_reader *r, int fd, int flags);
 
+/* The same with at most so many bytes: what was written byte by byte costs the
+ * kernel as much for each byte as for a frame. */
+int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t n_max);
+
 /* The next whole payload, if there is one: 0 and a pointer into the buffer,
  * valid until the next frame_reader_receive(). FRAME_AGAIN: incomplete.
  * -EPROTO: a length of 0 or above FRAME_MAX_PAYLOAD. */

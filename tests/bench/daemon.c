@@ -25,7 +25,8 @@ _Noreturn void die(const char *what, const char *why)
 
 static void remove_folder(void)
 {
-        static const char *const names[] = { "bfcd.yaml", "bfcd.sock", "admin.sock", "echo.sock" };
+        static const char *const names[] = { "bfcd.yaml", "bfcd.sock",      "admin.sock",
+                                             "echo.sock", "bfcd.sock.lock", "admin.sock.lock" };
         char path[128];
 
         for (size_t i = 0; getpid() == folder_owner && i < sizeof(names) / sizeof(names[0]); i++) {
@@ -89,14 +90,10 @@ static void write_config(const char *path, unsigned limit_mib)
         fclose(f);
 }
 
-pid_t daemon_start(const char *bfcd, unsigned limit_mib, int core)
+static pid_t daemon_run(const char *bfcd, const char *config, int core)
 {
-        char config[128];
-        pid_t pid;
+        pid_t pid = fork();
 
-        snprintf(config, sizeof(config), "%s/bfcd.yaml", folder);
-        write_config(config, limit_mib);
-        pid = fork();
         if (pid < 0)
                 die("fork", strerror(errno));
         if (pid == 0) {
@@ -106,6 +103,32 @@ pid_t daemon_start(const char *bfcd, unsigned limit_mib, int core)
                 die(bfcd, strerror(errno));
         }
         return pid;
+}
+
+pid_t daemon_start(const char *bfcd, unsigned limit_mib, int core)
+{
+        char config[128];
+
+        snprintf(config, sizeof(config), "%s/bfcd.yaml", folder);
+        write_config(config, limit_mib);
+        return daemon_run(bfcd, config, core);
+}
+
+pid_t daemon_start_with(const char *bfcd, const char *rest, int core)
+{
+        char config[128];
+        FILE *f;
+
+        snprintf(config, sizeof(config), "%s/bfcd.yaml", folder);
+        f = fopen(config, "we");
+        if (!f)
+                die(config, strerror(errno));
+        fprintf(f,
+                "socket: {path: %s/bfcd.sock, mode: \"0666\"}\n"
+                "admin_socket: {path: %s/admin.sock, mode: \"0600\"}\n%s",
+                folder, folder, rest);
+        fclose(f);
+        return daemon_run(bfcd, config, core);
 }
 
 bfc_client *client_start(const char *path, const char *name, uint64_t flags)

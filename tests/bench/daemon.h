@@ -20,6 +20,9 @@ void pin(pid_t pid, int core); /* -1: not */
  * folder. */
 pid_t daemon_start(const char *bfcd, unsigned limit_mib, int core);
 
+/* With a config of the caller's own but for its sockets, bfcd.sock and admin.sock. */
+pid_t daemon_start_with(const char *bfcd, const char *rest, int core);
+
 /* Connects, waiting a little for a daemon that starts. */
 bfc_client *client_start(const char *path, const char *name, uint64_t flags);
 

@@ -1,0 +1,59 @@
+/* A party: those who share one turn. A tenant's sessions are one, an
+ * administrator's another, and of who has not said hello each user's
+ * connections. Parties that have something to do take turns, one connection's
+ * turn each; so a crowd waits among itself, and nobody else for it.
+ *
+ * Invariant: a party is in the list of those that are due exactly if one of its
+ * connections is ready; it lives as long as it has members.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_PARTY_H
+#define BFCD_PARTY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+struct tenant;
+struct party;
+TAILQ_HEAD(party_list, party);
+TAILQ_HEAD(party_ready, party_member);
+
+struct parties {
+        struct party_list all;
+        struct party_list due;
+};
+
+struct party_key {
+        const struct tenant *tenant; /* NULL: a user who has not said hello, or operators */
+        uid_t uid;                   /* of the former */
+        bool admin;
+};
+
+/* Inside a connection. */
+struct party_member {
+        struct party *party;
+        bool is_ready;
+        TAILQ_ENTRY(party_member) link;
+};
+
+void parties_init(struct parties *all);
+
+/* How many members the party of this key has. */
+size_t party_n_members(const struct parties *all, const struct party_key *key);
+
+/* Out of the party where it was, if it was in one, into that of the key. -ENOMEM: it
+ * stays where it was. */
+int party_join(struct parties *all, struct party_member *m, const struct party_key *key);
+void party_leave(struct parties *all, struct party_member *m);
+
+/* It has something to do, or nothing any more. Twice is as good as once. */
+void party_ready(struct parties *all, struct party_member *m);
+void party_rest(struct parties *all, struct party_member *m);
+
+/* Whose turn it is: no longer ready, and its party has its next turn after the
+ * others. NULL: nobody's. */
+struct party_member *party_next(struct parties *all);
+
+#endif
