@@ -165,9 +165,9 @@ static void add_whoami(struct table *t, const struct list *l)
 }
 
 static const struct table_column status_columns[] = {
-        { "Version", false }, { "Protocol", false }, { "Process", false }, { "Uptime", false },
-        { "Tenants", false }, { "Sessions", false }, { "At most", false }, { "Quarantined", false },
-        { "Blocks", false },  { "Extents", false },
+        { "Version", false }, { "Protocol", false }, { "Process", false },   { "Uptime", false },
+        { "Tenants", false }, { "Sessions", false }, { "At most", false },   { "Quarantined", false },
+        { "Blocks", false },  { "Extents", false },  { "Allocated", false }, { "Resident", false },
 };
 
 static void add_status(struct table *t, const struct list *l)
@@ -184,6 +184,8 @@ static void add_status(struct table *t, const struct list *l)
         table_number(t, s->num_quarantined);
         table_number(t, s->num_blocks);
         table_number(t, s->num_extents);
+        table_size(t, s->bytes_allocated);
+        table_size(t, s->bytes_resident);
 }
 
 #define UUID_BYTES 16u
@@ -449,6 +451,8 @@ static json_t *json_status(const struct list *l)
         set(&ret, "num_quarantined", number(s->num_quarantined));
         set(&ret, "num_blocks", number(s->num_blocks));
         set(&ret, "num_extents", number(s->num_extents));
+        set(&ret, "bytes_allocated", number(s->bytes_allocated));
+        set(&ret, "bytes_resident", number(s->bytes_resident));
         set(&ret, "devices", json_devices(s));
         return ret;
 }

@@ -649,6 +649,8 @@ struct rig_counts rig_count(struct rig *rig)
         counts.n_blocks = status->num_blocks;
         counts.n_extents = status->num_extents;
         counts.n_quarantined = status->num_quarantined;
+        counts.bytes_allocated = status->bytes_allocated;
+        counts.bytes_resident = status->bytes_resident;
         for (size_t i = 0; i < status->n_devices; i++)
                 counts.bytes_pending += status->devices[i]->bytes_pending;
         bfcd__reply__free_unpacked(reply, NULL);

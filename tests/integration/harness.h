@@ -135,6 +135,8 @@ struct rig_counts {
         uint64_t n_extents;
         uint64_t n_quarantined;
         uint64_t bytes_pending;
+        uint64_t bytes_allocated; /* by the daemon for itself; 0: not known */
+        uint64_t bytes_resident;
 };
 struct rig_counts rig_count(struct rig *rig);
 

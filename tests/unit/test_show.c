@@ -317,6 +317,8 @@ START_TEST(status)
         s.num_extents = 3;
         s.num_tenants = 5;
         s.num_quarantined = 6;
+        s.bytes_allocated = 4096;
+        s.bytes_resident = 8192;
         device.id = (char[]){ "host" };
         device.state = (char[]){ "ok" };
         device.bytes_total = 1u << 30;
@@ -339,7 +341,8 @@ START_TEST(status)
                 BFCD__LIST__KIND__STATUS, l,
                 "{\"schema\":1,\"status\":{\"version\":\"0.1.0\",\"protocol_version\":1,\"uptime_ms\":1500,"
                 "\"pid\":10,\"num_sessions\":1,\"max_sessions\":4096,\"num_blocks\":2,\"num_extents\":3,"
-                "\"num_tenants\":5,\"num_quarantined\":6,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
+                "\"num_tenants\":5,\"num_quarantined\":6,\"bytes_allocated\":4096,"
+                "\"bytes_resident\":8192,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
                 "\"name\":\"host memory\",\"uuid\":null,\"bytes_total\":1073741824,"
                 "\"bytes_reserved\":268435456,\"bytes_pending\":2097152,\"bytes_escaped\":0},"
                 "{\"device\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\",\"state\":\"lost\","
