@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger's memfd: a header page, then the five tables, each beginning on a
+/* The ledger's memfd: a header page, then the seven tables, each beginning on a
  * page of its own.
  *
  * What a successor needs is in the memfd: the records, and in the header where
@@ -28,9 +28,18 @@
 #include <unistd.h>
 
 #define LEDGER_MAGIC  UINT64_C(0x7265676465636662) /* "bfcedger" on little-endian machines */
-#define LEDGER_LAYOUT 1                            /* counts up with every change of a record or the header */
+#define LEDGER_LAYOUT 2                            /* counts up with every change of a record or the header */
 
-enum { TABLE_QUOTA, TABLE_SESSION, TABLE_EXTENT, TABLE_EXPORT, TABLE_BLOCK, N_TABLES };
+enum {
+        TABLE_QUOTA,
+        TABLE_SESSION,
+        TABLE_EXTENT,
+        TABLE_EXPORT,
+        TABLE_BLOCK,
+        TABLE_SHARED,
+        TABLE_HOLD,
+        N_TABLES,
+};
 
 struct header_table {
         uint64_t offset; /* in the memfd */
@@ -81,20 +90,25 @@ static const struct {
         [TABLE_EXPORT] = { sizeof(struct ledger_export),
                            offsetof(struct ledger_export, links.next_of_session) },
         [TABLE_BLOCK] = { sizeof(struct ledger_block), offsetof(struct ledger_block, links.next_of_session) },
+        [TABLE_SHARED] = { sizeof(struct ledger_shared), offsetof(struct ledger_shared, links.first_hold) },
+        [TABLE_HOLD] = { sizeof(struct ledger_hold), offsetof(struct ledger_hold, links.next_of_session) },
 };
 
 /* The layout is an interface between versions: a change must be seen, and bump
  * LEDGER_LAYOUT. There may be millions of blocks. */
 _Static_assert(sizeof(struct ledger_quota) == 160, "layout of a quota");
-_Static_assert(sizeof(struct ledger_session) == 128, "layout of a session");
+_Static_assert(sizeof(struct ledger_session) == 136, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 40, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 32, "layout of an export");
-_Static_assert(sizeof(struct ledger_block) == 72, "layout of a block");
+_Static_assert(sizeof(struct ledger_block) == 80, "layout of a block");
+_Static_assert(sizeof(struct ledger_shared) == 96, "layout of a shared block");
+_Static_assert(sizeof(struct ledger_hold) == 40, "layout of a hold");
 _Static_assert(sizeof(struct header) <= 4096, "the header is one page");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a commit is one store");
 _Static_assert(offsetof(struct ledger_quota, id) == 0 && offsetof(struct ledger_session, id) == 0 &&
                        offsetof(struct ledger_extent, id) == 0 && offsetof(struct ledger_export, id) == 0 &&
-                       offsetof(struct ledger_block, id) == 0,
+                       offsetof(struct ledger_block, id) == 0 && offsetof(struct ledger_shared, id) == 0 &&
+                       offsetof(struct ledger_hold, id) == 0,
                "every record starts with its id");
 
 static void *record(const struct table *t, uint32_t index)
@@ -141,7 +155,8 @@ static int lay_out(const struct ledger_limits *limits, struct header *ret)
         const uint32_t n_records[N_TABLES] = {
                 [TABLE_QUOTA] = limits->n_quotas,   [TABLE_SESSION] = limits->n_sessions,
                 [TABLE_EXTENT] = limits->n_extents, [TABLE_EXPORT] = limits->n_exports,
-                [TABLE_BLOCK] = limits->n_blocks,
+                [TABLE_BLOCK] = limits->n_blocks,   [TABLE_SHARED] = limits->n_shared,
+                [TABLE_HOLD] = limits->n_holds,
         };
         uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
         struct header h = { .magic = LEDGER_MAGIC, .layout = LEDGER_LAYOUT, .n_tables = N_TABLES };
@@ -150,7 +165,7 @@ static int lay_out(const struct ledger_limits *limits, struct header *ret)
         for (size_t i = 0; i < N_TABLES; i++) {
                 struct header_table *t = &h.tables[i];
 
-                if (n_records[i] == 0 || n_records[i] == LEDGER_NONE)
+                if ((n_records[i] == 0 && i < TABLE_SHARED) || n_records[i] == LEDGER_NONE)
                         return -EINVAL;
                 t->offset = h.n_bytes;
                 t->n_records = n_records[i];
@@ -301,7 +316,7 @@ static void put_back(struct table *t, uint32_t index)
         t->n_used--;
 }
 
-/* ---- the five tables ------------------------------------------------------ */
+/* ---- the tables ----------------------------------------------------------- */
 
 struct ledger_quota *ledger_quota_at(struct ledger *l, uint32_t index)
 {
@@ -326,6 +341,16 @@ struct ledger_export *ledger_export_at(struct ledger *l, uint32_t index)
 struct ledger_block *ledger_block_at(struct ledger *l, uint32_t index)
 {
         return used_record(&l->tables[TABLE_BLOCK], index);
+}
+
+struct ledger_shared *ledger_shared_at(struct ledger *l, uint32_t index)
+{
+        return used_record(&l->tables[TABLE_SHARED], index);
+}
+
+struct ledger_hold *ledger_hold_at(struct ledger *l, uint32_t index)
+{
+        return used_record(&l->tables[TABLE_HOLD], index);
 }
 
 int ledger_quota_add(struct ledger *l, const struct ledger_quota *facts, uint32_t *ret_index)
@@ -373,8 +398,10 @@ int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uin
         s->tenant[LEDGER_NAME_BYTES - 1] = '\0';
         s->links.first_block = LEDGER_NONE;
         s->links.first_export = LEDGER_NONE;
+        s->links.first_hold = LEDGER_NONE;
         s->links.n_blocks = 0;
         s->links.n_exports = 0;
+        s->links.n_holds = 0;
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
@@ -385,7 +412,7 @@ void ledger_session_clear(struct ledger *l, uint32_t index)
         struct table *t = &l->tables[TABLE_SESSION];
         struct ledger_session *s = used_record(t, index);
 
-        assert(s->links.n_blocks == 0 && s->links.n_exports == 0);
+        assert(s->links.n_blocks == 0 && s->links.n_exports == 0 && s->links.n_holds == 0);
         /* The secret opens the session; it must not outlive it. */
         uncommit(t, index);
         explicit_bzero(s->secret, sizeof(s->secret));
@@ -553,6 +580,7 @@ int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_
                offsetof(struct ledger_block, links) - sizeof(uint64_t));
         b->links.generation = generation + 1;
         b->links.in_delivery = 0;
+        atomic_init(&b->shared, LEDGER_NONE);
         link_block(l, index);
         commit(t, index, (uint64_t)generation << 32 | index);
         *ret_index = index;
@@ -565,7 +593,8 @@ void ledger_block_clear(struct ledger *l, uint32_t index)
         const struct ledger_block *b = used_record(t, index);
 
         uncommit(t, index);
-        unlink_block(l, b);
+        if (b->session != LEDGER_NONE)
+                unlink_block(l, b);
         if (b->links.generation != 0) {
                 put_back(t, index);
         } else {
@@ -573,6 +602,128 @@ void ledger_block_clear(struct ledger *l, uint32_t index)
                 t->n_used--;
         }
 }
+
+/* ---- shared blocks -------------------------------------------------------- */
+
+int ledger_shared_add(struct ledger *l, const struct ledger_shared *facts, uint32_t *ret_index)
+{
+        struct table *t = &l->tables[TABLE_SHARED];
+        struct ledger_shared *s;
+        uint32_t index;
+        bool fresh;
+        int r;
+
+        assert(in_use(&l->tables[TABLE_BLOCK], facts->block));
+        r = take(t, &index, &fresh);
+        if (r < 0)
+                return r;
+        fill(t, index, facts);
+        s = record(t, index);
+        s->name[LEDGER_NAME_BYTES - 1] = '\0';
+        s->links.first_hold = LEDGER_NONE;
+        s->links.n_holds = 0;
+        commit(t, index, next_id(t));
+        *ret_index = index;
+        return 0;
+}
+
+void ledger_shared_clear(struct ledger *l, uint32_t index)
+{
+        struct table *t = &l->tables[TABLE_SHARED];
+        const struct ledger_shared *s = used_record(t, index);
+
+        assert(s->links.n_holds == 0);
+        uncommit(t, index);
+        put_back(t, index);
+}
+
+void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared)
+{
+        struct ledger_block *b = ledger_block_at(l, block);
+
+        assert(ledger_shared_at(l, shared)->block == block && b->session != LEDGER_NONE);
+        atomic_store_explicit(&b->shared, shared, memory_order_release);
+        unlink_block(l, b);
+        b->session = LEDGER_NONE;
+}
+
+static void link_hold(struct ledger *l, uint32_t index)
+{
+        struct ledger_hold *h = record(&l->tables[TABLE_HOLD], index);
+        struct ledger_session *s = ledger_session_at(l, h->session);
+        struct ledger_shared *shared = ledger_shared_at(l, h->shared);
+
+        h->links.prev_of_session = LEDGER_NONE;
+        h->links.next_of_session = s->links.first_hold;
+        if (s->links.first_hold != LEDGER_NONE)
+                ledger_hold_at(l, s->links.first_hold)->links.prev_of_session = index;
+        s->links.first_hold = index;
+        s->links.n_holds++;
+
+        h->links.prev_of_shared = LEDGER_NONE;
+        h->links.next_of_shared = shared->links.first_hold;
+        if (shared->links.first_hold != LEDGER_NONE)
+                ledger_hold_at(l, shared->links.first_hold)->links.prev_of_shared = index;
+        shared->links.first_hold = index;
+        shared->links.n_holds++;
+}
+
+static void unlink_hold(struct ledger *l, const struct ledger_hold *h)
+{
+        struct ledger_session *s = ledger_session_at(l, h->session);
+        struct ledger_shared *shared = ledger_shared_at(l, h->shared);
+
+        if (h->links.prev_of_session != LEDGER_NONE)
+                ledger_hold_at(l, h->links.prev_of_session)->links.next_of_session = h->links.next_of_session;
+        else
+                s->links.first_hold = h->links.next_of_session;
+        if (h->links.next_of_session != LEDGER_NONE)
+                ledger_hold_at(l, h->links.next_of_session)->links.prev_of_session = h->links.prev_of_session;
+        s->links.n_holds--;
+
+        if (h->links.prev_of_shared != LEDGER_NONE)
+                ledger_hold_at(l, h->links.prev_of_shared)->links.next_of_shared = h->links.next_of_shared;
+        else
+                shared->links.first_hold = h->links.next_of_shared;
+        if (h->links.next_of_shared != LEDGER_NONE)
+                ledger_hold_at(l, h->links.next_of_shared)->links.prev_of_shared = h->links.prev_of_shared;
+        shared->links.n_holds--;
+}
+
+int ledger_hold_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_t *ret_index)
+{
+        struct table *t = &l->tables[TABLE_HOLD];
+        struct ledger_hold *h;
+        uint32_t index;
+        bool fresh;
+        int r;
+
+        assert(in_use(&l->tables[TABLE_SESSION], session) && in_use(&l->tables[TABLE_SHARED], shared));
+        r = take(t, &index, &fresh);
+        if (r < 0)
+                return r;
+        h = record(t, index);
+        h->session = session;
+        h->shared = shared;
+        atomic_init(&h->count, 1);
+        h->links.n_in_delivery = 0;
+        link_hold(l, index);
+        commit(t, index, next_id(t));
+        *ret_index = index;
+        return 0;
+}
+
+void ledger_hold_clear(struct ledger *l, uint32_t index)
+{
+        struct table *t = &l->tables[TABLE_HOLD];
+        const struct ledger_hold *h = used_record(t, index);
+
+        uncommit(t, index);
+        unlink_hold(l, h);
+        put_back(t, index);
+}
+
+/* ---- looking -------------------------------------------------------------- */
 
 uint32_t ledger_block_find(const struct ledger *l, uint64_t id)
 {
@@ -605,6 +756,18 @@ const struct ledger_block *ledger_block_get(struct ledger *l, uint32_t index)
         return in_use(t, index) ? ledger_block_at(l, index) : NULL;
 }
 
+uint32_t ledger_shared_end(const struct ledger *l)
+{
+        return l->tables[TABLE_SHARED].n_touched;
+}
+
+const struct ledger_shared *ledger_shared_get(struct ledger *l, uint32_t index)
+{
+        const struct table *t = &l->tables[TABLE_SHARED];
+
+        return in_use(t, index) ? ledger_shared_at(l, index) : NULL;
+}
+
 void ledger_count(const struct ledger *l, struct ledger_counts *ret)
 {
         *ret = (struct ledger_counts){
@@ -613,6 +776,8 @@ void ledger_count(const struct ledger *l, struct ledger_counts *ret)
                 .n_extents = l->tables[TABLE_EXTENT].n_used,
                 .n_exports = l->tables[TABLE_EXPORT].n_used,
                 .n_blocks = l->tables[TABLE_BLOCK].n_used,
+                .n_shared = l->tables[TABLE_SHARED].n_used,
+                .n_holds = l->tables[TABLE_HOLD].n_used,
         };
 }
 
@@ -709,6 +874,7 @@ static const char *check_session_blocks(const struct ledger *l, uint32_t session
                 b = record(t, i);
                 CHECK_THAT(b->session == session, "a session's list holds another session's block");
                 CHECK_THAT(b->links.prev_of_session == prev, "a session's list of blocks is broken");
+                CHECK_THAT(b->shared == LEDGER_NONE, "a shared block is in a session's list");
                 CHECK_THAT(in_use(&l->tables[TABLE_QUOTA], b->quota), "a block's quota is not in use");
                 prev = i;
                 i = b->links.next_of_session;
@@ -764,6 +930,80 @@ static const char *check_extent(const struct ledger *l, uint32_t extent, uint64_
         return NULL;
 }
 
+static const char *check_session_holds(const struct ledger *l, uint32_t session, uint64_t *n_linked)
+{
+        const struct table *t = &l->tables[TABLE_HOLD];
+        const struct ledger_session *s = record(&l->tables[TABLE_SESSION], session);
+        uint32_t prev = LEDGER_NONE;
+        uint32_t i = s->links.first_hold;
+
+        for (uint32_t n = 0; n < s->links.n_holds; n++) {
+                const struct ledger_hold *h;
+
+                CHECK_THAT(in_use(t, i), "a session's list holds a hold that is not in use");
+                h = record(t, i);
+                CHECK_THAT(h->session == session, "a session's list holds another session's hold");
+                CHECK_THAT(h->links.prev_of_session == prev, "a session's list of holds is broken");
+                CHECK_THAT(h->count > 0 && h->links.n_in_delivery <= h->count, "a hold's count is wrong");
+                prev = i;
+                i = h->links.next_of_session;
+        }
+        CHECK_THAT(i == LEDGER_NONE, "a session has more holds than n_holds");
+        *n_linked += s->links.n_holds;
+        return NULL;
+}
+
+static const char *check_shared(const struct ledger *l, uint32_t shared, uint64_t *n_linked)
+{
+        const struct table *t = &l->tables[TABLE_HOLD];
+        const struct ledger_shared *s = record(&l->tables[TABLE_SHARED], shared);
+        const struct ledger_block *b;
+        uint32_t prev = LEDGER_NONE;
+        uint32_t i = s->links.first_hold;
+
+        CHECK_THAT(in_use(&l->tables[TABLE_BLOCK], s->block), "a shared record's block is not in use");
+        b = record(&l->tables[TABLE_BLOCK], s->block);
+        CHECK_THAT(b->shared == shared, "a shared record's block does not name it");
+        CHECK_THAT(b->session == LEDGER_NONE, "a shared block is a session's");
+        CHECK_THAT(in_use(&l->tables[TABLE_QUOTA], b->quota), "a shared block's quota is not in use");
+        CHECK_THAT(s->links.n_holds > 0, "nobody holds a shared block");
+        CHECK_THAT(s->name[0] != '\0' && memchr(s->name, '\0', sizeof(s->name)),
+                   "a shared block has no name");
+        for (uint32_t n = 0; n < s->links.n_holds; n++) {
+                const struct ledger_hold *h;
+
+                CHECK_THAT(in_use(t, i), "a shared block's list holds a hold that is not in use");
+                h = record(t, i);
+                CHECK_THAT(h->shared == shared, "a shared block's list holds another one's hold");
+                CHECK_THAT(h->links.prev_of_shared == prev, "a shared block's list of holds is broken");
+                prev = i;
+                i = h->links.next_of_shared;
+        }
+        CHECK_THAT(i == LEDGER_NONE, "a shared block has more holds than n_holds");
+        *n_linked += s->links.n_holds;
+        return NULL;
+}
+
+/* Each shared block has its record, each hold is in both lists. */
+static const char *check_sharing(const struct ledger *l)
+{
+        const struct table *shared = &l->tables[TABLE_SHARED], *holds = &l->tables[TABLE_HOLD];
+        const struct table *sessions = &l->tables[TABLE_SESSION];
+        uint64_t n_of_sessions = 0;
+        uint64_t n_of_shared = 0;
+        const char *why = NULL;
+
+        for (uint32_t i = table_next(sessions, 0); !why && i != LEDGER_NONE; i = table_next(sessions, i + 1))
+                why = check_session_holds(l, i, &n_of_sessions);
+        for (uint32_t i = table_next(shared, 0); !why && i != LEDGER_NONE; i = table_next(shared, i + 1))
+                why = check_shared(l, i, &n_of_shared);
+        if (why)
+                return why;
+        CHECK_THAT(n_of_sessions == holds->n_used, "a hold is in no session's list");
+        CHECK_THAT(n_of_shared == holds->n_used, "a hold is in no shared block's list");
+        return NULL;
+}
+
 /* Each block and export is in exactly the lists it belongs to: every list is
  * sound, and together they are as long as the table is full. */
 static const char *check_lists(const struct ledger *l)
@@ -784,7 +1024,8 @@ static const char *check_lists(const struct ledger *l)
                 why = check_extent(l, i, &n_of_extents);
         if (why)
                 return why;
-        CHECK_THAT(n_blocks == l->tables[TABLE_BLOCK].n_used, "a block is in no session's list");
+        CHECK_THAT(n_blocks + l->tables[TABLE_SHARED].n_used == l->tables[TABLE_BLOCK].n_used,
+                   "a block is in no session's list and not shared");
         CHECK_THAT(n_of_sessions == l->tables[TABLE_EXPORT].n_used, "an export is in no session's list");
         CHECK_THAT(n_of_extents == l->tables[TABLE_EXPORT].n_used, "an export is in no extent's list");
         return NULL;
@@ -801,6 +1042,8 @@ int ledger_check(const struct ledger *l, const char **ret_why)
         }
         if (!why)
                 why = check_lists(l);
+        if (!why)
+                why = check_sharing(l);
         if (!why)
                 return 0;
         *ret_why = why;

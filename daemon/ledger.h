@@ -1,5 +1,5 @@
-/* The ledger: the daemon's own table of quotas, sessions, extents, exports and
- * blocks, in one sealed memfd.
+/* The ledger: the daemon's own table of quotas, sessions, extents, exports,
+ * blocks, shared blocks and who holds them, in one sealed memfd.
  *
  * It is the only place where these facts live, so that a successor of this
  * process that gets the memfd can go on. Each table is an array of fixed-size
@@ -13,6 +13,15 @@
  *
  * Ids are never used again: extents, sessions and quotas count up; a block's id
  * is {generation, index}, and an index whose generation would wrap is retired.
+ *
+ * A block is a session's, or it is shared: then its word `shared` names a record with
+ * its name, and each session that has it has a hold. The block has the last word: a shared
+ * record, and the holds of it, count only while the block that it names names it. So a
+ * publication is committed by the one store to the block's `shared`, and the end of a
+ * shared block by the one store that clears the block. What a process that was killed left
+ * around these stores (a shared record that its block does not name, holds of such a one)
+ * a successor clears, and publishes nothing. An attach commits its hold, or stores one
+ * count more; the other way round when it is let go.
  *
  * Invariant, for each table: n_used + n_free + n_retired == n_touched <= n_records,
  * n_touched being the records ever used. Pages of a table are touched only when
@@ -52,8 +61,10 @@ struct ledger_session {
         struct {
                 uint32_t first_block;  /* all blocks of the session */
                 uint32_t first_export; /* all its exports */
+                uint32_t first_hold;   /* all shared blocks that it has */
                 uint32_t n_blocks;
                 uint32_t n_exports;
+                uint32_t n_holds;
         } links;
 };
 
@@ -85,13 +96,37 @@ struct ledger_block {
         uint64_t n_bytes;
         uint64_t n_requested;
         uint64_t born_ms; /* CLOCK_BOOTTIME */
-        uint32_t session;
+        uint32_t session; /* LEDGER_NONE: it is shared */
         uint32_t quota;
-        uint64_t handle; /* the allocator's, in this process */
+        uint64_t handle;         /* the allocator's, in this process */
+        _Atomic uint32_t shared; /* index of the ledger_shared; LEDGER_NONE: it is its session's alone */
         struct {
                 uint32_t prev_of_session, next_of_session;
                 uint32_t generation;  /* of the next id at this index */
                 uint32_t in_delivery; /* its reply has not been sent yet */
+        } links;
+};
+
+struct ledger_shared { /* a block that has a name, which is its tenant's */
+        _Atomic uint64_t id;
+        uint64_t born_ms; /* when it was published, CLOCK_BOOTTIME */
+        char name[LEDGER_NAME_BYTES];
+        uint32_t block;
+        struct {
+                uint32_t first_hold; /* sessions that have it */
+                uint32_t n_holds;
+        } links;
+};
+
+struct ledger_hold { /* a session has a shared block */
+        _Atomic uint64_t id;
+        uint32_t session;
+        uint32_t shared;
+        _Atomic uint32_t count; /* how often, at least once */
+        struct {
+                uint32_t prev_of_session, next_of_session;
+                uint32_t prev_of_shared, next_of_shared;
+                uint32_t n_in_delivery; /* of count: their replies have not been sent yet */
         } links;
 };
 
@@ -101,12 +136,14 @@ struct ledger_limits { /* number of records of each table */
         uint32_t n_extents;
         uint32_t n_exports;
         uint32_t n_blocks;
+        uint32_t n_shared; /* may be 0, and so may the next */
+        uint32_t n_holds;
 };
 
 struct ledger;
 
 /* Makes the memfd (sealed GROW, SHRINK, SEAL) and maps it. -ENOMEM, -EINVAL
- * (a limit is 0 or LEDGER_NONE), -errno. */
+ * (a limit is 0 that may not be, or LEDGER_NONE), -errno. */
 int ledger_new(const struct ledger_limits *limits, struct ledger **ret);
 struct ledger *ledger_free(struct ledger *l);
 
@@ -118,14 +155,23 @@ int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uin
 int ledger_extent_add(struct ledger *l, const struct ledger_extent *facts, uint32_t *ret_index);
 int ledger_export_add(struct ledger *l, uint32_t session, uint32_t extent, uint32_t *ret_index);
 int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index);
+int ledger_shared_add(struct ledger *l, const struct ledger_shared *facts, uint32_t *ret_index);
+int ledger_hold_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_t *ret_index); /* once */
 
-/* Clears a record (id first) and unlinks it. A session must have no blocks and
- * no exports left, an extent no exports; asserted. */
+/* The session's block is shared from now on, by this record that names it: no session's
+ * any more. Who had it must have a hold of it already. */
+void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared);
+
+/* Clears a record (id first) and unlinks it. A session must have no blocks, exports and
+ * holds left, an extent no exports, a shared record no holds; asserted. A shared block is
+ * cleared before its holds and its shared record are. */
 void ledger_quota_clear(struct ledger *l, uint32_t index);
 void ledger_session_clear(struct ledger *l, uint32_t index);
 void ledger_extent_clear(struct ledger *l, uint32_t index);
 void ledger_export_clear(struct ledger *l, uint32_t index);
 void ledger_block_clear(struct ledger *l, uint32_t index);
+void ledger_shared_clear(struct ledger *l, uint32_t index);
+void ledger_hold_clear(struct ledger *l, uint32_t index);
 
 /* The record at an index in use; asserted. */
 struct ledger_quota *ledger_quota_at(struct ledger *l, uint32_t index);
@@ -133,6 +179,8 @@ struct ledger_session *ledger_session_at(struct ledger *l, uint32_t index);
 struct ledger_extent *ledger_extent_at(struct ledger *l, uint32_t index);
 struct ledger_export *ledger_export_at(struct ledger *l, uint32_t index);
 struct ledger_block *ledger_block_at(struct ledger *l, uint32_t index);
+struct ledger_shared *ledger_shared_at(struct ledger *l, uint32_t index);
+struct ledger_hold *ledger_hold_at(struct ledger *l, uint32_t index);
 
 /* The block with this id, in constant time: its index, or LEDGER_NONE for an id
  * never given or freed already. Safe with any number from outside. */
@@ -142,9 +190,11 @@ uint32_t ledger_block_find(const struct ledger *l, uint64_t id);
  * ever used, and the record at an index, NULL where it is free. */
 uint32_t ledger_block_end(const struct ledger *l);
 const struct ledger_block *ledger_block_get(struct ledger *l, uint32_t index);
+uint32_t ledger_shared_end(const struct ledger *l);
+const struct ledger_shared *ledger_shared_get(struct ledger *l, uint32_t index);
 
 struct ledger_counts { /* records in use */
-        uint32_t n_quotas, n_sessions, n_extents, n_exports, n_blocks;
+        uint32_t n_quotas, n_sessions, n_extents, n_exports, n_blocks, n_shared, n_holds;
 };
 void ledger_count(const struct ledger *l, struct ledger_counts *ret);
 

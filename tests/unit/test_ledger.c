@@ -52,7 +52,7 @@ static void assert_sound(const struct ledger *l)
 static struct ledger *make(uint32_t n_quotas, uint32_t n_sessions, uint32_t n_extents, uint32_t n_exports,
                            uint32_t n_blocks)
 {
-        struct ledger_limits limits = { n_quotas, n_sessions, n_extents, n_exports, n_blocks };
+        struct ledger_limits limits = { n_quotas, n_sessions, n_extents, n_exports, n_blocks, 0, 0 };
         struct ledger *l = NULL;
 
         ck_assert_int_eq(ledger_new(&limits, &l), 0);
@@ -90,6 +90,7 @@ static uint32_t add_block(struct ledger *l, uint32_t session, uint32_t quota)
 /* ---- against a model ------------------------------------------------------ */
 
 enum { M_QUOTAS = 3, M_SESSIONS = 9, M_EXTENTS = 17, M_EXPORTS = 60, M_BLOCKS = 120, M_OPERATIONS = 60000 };
+enum { M_SHARED = 11, M_HOLDS = 30 };
 
 /* What must be in the ledger, at the same indices; id 0: nothing. */
 struct model {
@@ -97,13 +98,39 @@ struct model {
         struct ledger_extent extents[M_EXTENTS];
         struct ledger_export exports[M_EXPORTS];
         struct ledger_block blocks[M_BLOCKS];
-        uint32_t n_sessions, n_extents, n_exports, n_blocks;
+        struct ledger_shared shared[M_SHARED];
+        struct ledger_hold holds[M_HOLDS];
+        uint32_t n_sessions, n_extents, n_exports, n_blocks, n_shared, n_holds;
         uint64_t last_session, last_extent, last_export; /* the highest id seen */
         uint64_t last_block[M_BLOCKS];                   /* the last id at each index */
 };
 
+/* One hold less; the last one takes the block with it, which is cleared first. */
+static void clear_hold(struct model *m, struct ledger *l, uint32_t i)
+{
+        uint32_t shared = m->holds[i].shared, block = m->shared[shared].block, n = 0;
+
+        for (uint32_t k = 0; k < M_HOLDS; k++)
+                n += m->holds[k].id != 0 && m->holds[k].shared == shared;
+        if (n == 1)
+                ledger_block_clear(l, block);
+        ledger_hold_clear(l, i);
+        m->holds[i].id = 0;
+        m->n_holds--;
+        if (n > 1)
+                return;
+        ledger_shared_clear(l, shared);
+        m->shared[shared].id = 0;
+        m->n_shared--;
+        m->blocks[block].id = 0;
+        m->n_blocks--;
+}
+
 static void clear_blocks(struct model *m, struct ledger *l, uint32_t session)
 {
+        for (uint32_t i = 0; i < M_HOLDS; i++)
+                if (m->holds[i].id != 0 && m->holds[i].session == session)
+                        clear_hold(m, l, i);
         for (uint32_t i = 0; i < M_BLOCKS; i++) {
                 if (m->blocks[i].id == 0 || m->blocks[i].session != session)
                         continue;
@@ -214,7 +241,7 @@ static void model_block(struct model *m, struct ledger *l, uint64_t *rnd)
                                       .quota = random_below(rnd, M_QUOTAS),
                                       .handle = next_random(rnd) };
 
-        if (m->blocks[i].id != 0 && random_below(rnd, 2) == 0) {
+        if (m->blocks[i].id != 0 && m->blocks[i].session != LEDGER_NONE && random_below(rnd, 2) == 0) {
                 ck_assert_uint_eq(ledger_block_find(l, m->blocks[i].id), i);
                 ledger_block_clear(l, i);
                 m->blocks[i].id = 0;
@@ -227,11 +254,79 @@ static void model_block(struct model *m, struct ledger *l, uint64_t *rnd)
                 ck_assert_int_eq(ledger_block_add(l, &facts, &i), 0);
                 ck_assert(i < M_BLOCKS && m->blocks[i].id == 0);
                 facts.id = ledger_block_at(l, i)->id;
+                facts.shared = LEDGER_NONE;             /* whatever the facts said */
                 ck_assert(facts.id > m->last_block[i]); /* never the same again */
                 m->last_block[i] = facts.id;
                 m->blocks[i] = facts;
                 m->n_blocks++;
         }
+}
+
+static void add_hold(struct model *m, struct ledger *l, uint32_t session, uint32_t shared)
+{
+        uint32_t i = 77;
+
+        if (m->n_holds == M_HOLDS) {
+                ck_assert_int_eq(ledger_hold_add(l, session, shared, &i), -ENOSPC);
+                ck_assert_uint_eq(i, 77);
+                return;
+        }
+        ck_assert_int_eq(ledger_hold_add(l, session, shared, &i), 0);
+        ck_assert(i < M_HOLDS && m->holds[i].id == 0);
+        ck_assert_uint_eq(ledger_hold_at(l, i)->count, 1);
+        m->holds[i].id = ledger_hold_at(l, i)->id;
+        m->holds[i].session = session;
+        m->holds[i].shared = shared;
+        m->n_holds++;
+}
+
+static void model_publish(struct model *m, struct ledger *l, uint64_t *rnd)
+{
+        uint32_t block = random_below(rnd, M_BLOCKS), session = m->blocks[block].session, i = 77;
+        struct ledger_shared facts = { .block = block, .born_ms = next_random(rnd), .name = "weights" };
+
+        if (m->blocks[block].id == 0 || session == LEDGER_NONE || m->n_holds == M_HOLDS)
+                return;
+        if (m->n_shared == M_SHARED) {
+                ck_assert_int_eq(ledger_shared_add(l, &facts, &i), -ENOSPC);
+                return;
+        }
+        ck_assert_int_eq(ledger_shared_add(l, &facts, &i), 0);
+        ck_assert(i < M_SHARED && m->shared[i].id == 0);
+        facts.id = ledger_shared_at(l, i)->id;
+        m->shared[i] = facts;
+        m->n_shared++;
+        add_hold(m, l, session, i);
+        ledger_block_share(l, block, i);
+        m->blocks[block].session = LEDGER_NONE;
+        m->blocks[block].shared = i;
+}
+
+static void model_hold(struct model *m, struct ledger *l, uint64_t *rnd)
+{
+        uint32_t session = random_below(rnd, M_SESSIONS), shared = random_below(rnd, M_SHARED);
+        uint32_t i = random_below(rnd, M_HOLDS);
+
+        if (m->holds[i].id != 0 && random_below(rnd, 2) == 0)
+                clear_hold(m, l, i);
+        else if (m->sessions[session].id != 0 && m->shared[shared].id != 0)
+                add_hold(m, l, session, shared);
+}
+
+static void compare_shared(const struct model *m, struct ledger *l)
+{
+        for (uint32_t i = 0; i < M_SHARED; i++) {
+                const struct ledger_shared *s = ledger_shared_get(l, i);
+
+                ck_assert((s != NULL) == (m->shared[i].id != 0));
+                if (s)
+                        ck_assert(s->id == m->shared[i].id && s->block == m->shared[i].block &&
+                                  s->born_ms == m->shared[i].born_ms && strcmp(s->name, "weights") == 0);
+        }
+        for (uint32_t i = 0; i < M_HOLDS; i++)
+                if (m->holds[i].id != 0)
+                        ck_assert(ledger_hold_at(l, i)->session == m->holds[i].session &&
+                                  ledger_hold_at(l, i)->shared == m->holds[i].shared);
 }
 
 static void compare_block(const struct model *m, struct ledger *l, uint32_t i)
@@ -247,7 +342,8 @@ static void compare_block(const struct model *m, struct ledger *l, uint32_t i)
         b = ledger_block_at(l, i);
         ck_assert(b->offset == want->offset && b->n_bytes == want->n_bytes &&
                   b->n_requested == want->n_requested && b->born_ms == want->born_ms &&
-                  b->session == want->session && b->quota == want->quota && b->handle == want->handle);
+                  b->session == want->session && b->quota == want->quota && b->handle == want->handle &&
+                  b->shared == want->shared);
 }
 
 /* What a walk over the lists finds is what the model holds. */
@@ -299,6 +395,9 @@ static void compare(const struct model *m, struct ledger *l)
         ck_assert_uint_eq(c.n_extents, m->n_extents);
         ck_assert_uint_eq(c.n_exports, m->n_exports);
         ck_assert_uint_eq(c.n_blocks, m->n_blocks);
+        ck_assert_uint_eq(c.n_shared, m->n_shared);
+        ck_assert_uint_eq(c.n_holds, m->n_holds);
+        compare_shared(m, l);
         for (uint32_t i = 0; i < M_BLOCKS; i++)
                 compare_block(m, l, i);
         for (uint32_t i = 0; i < M_SESSIONS; i++)
@@ -308,11 +407,14 @@ static void compare(const struct model *m, struct ledger *l)
 
 START_TEST(test_random_operations)
 {
-        struct ledger *l = make(M_QUOTAS, M_SESSIONS, M_EXTENTS, M_EXPORTS, M_BLOCKS);
+        struct ledger_limits limits = { M_QUOTAS, M_SESSIONS, M_EXTENTS, M_EXPORTS,
+                                        M_BLOCKS, M_SHARED,   M_HOLDS };
+        struct ledger *l = NULL;
         struct model *m = calloc(1, sizeof(*m));
         uint64_t rnd = UINT64_C(20240607) + (uint64_t)_i;
 
         ck_assert_ptr_nonnull(m);
+        ck_assert_int_eq(ledger_new(&limits, &l), 0);
         for (int i = 0; i < M_QUOTAS; i++)
                 add_quota(l);
         for (int i = 0; i < M_OPERATIONS; i++) {
@@ -324,6 +426,10 @@ START_TEST(test_random_operations)
                         model_extent(m, l, &rnd);
                 else if (what < 20)
                         model_export(m, l, &rnd);
+                else if (what < 24)
+                        model_publish(m, l, &rnd);
+                else if (what < 32)
+                        model_hold(m, l, &rnd);
                 else
                         model_block(m, l, &rnd);
                 assert_sound(l);
@@ -340,11 +446,10 @@ END_TEST
 
 START_TEST(test_limits_refused)
 {
-        struct ledger_limits none[] = { { 0, 1, 1, 1, 1 },
-                                        { 1, 0, 1, 1, 1 },
-                                        { 1, 1, 0, 1, 1 },
-                                        { 1, 1, 1, 0, 1 },
-                                        { 1, 1, 1, 1, LEDGER_NONE } };
+        struct ledger_limits none[] = { { 0, 1, 1, 1, 1, 1, 1 },           { 1, 0, 1, 1, 1, 1, 1 },
+                                        { 1, 1, 0, 1, 1, 1, 1 },           { 1, 1, 1, 0, 1, 1, 1 },
+                                        { 1, 1, 1, 1, LEDGER_NONE, 0, 0 }, { 1, 1, 1, 1, 1, LEDGER_NONE, 0 },
+                                        { 1, 1, 1, 1, 1, 1, LEDGER_NONE } };
         struct ledger *l = NULL;
 
         for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
@@ -391,7 +496,7 @@ START_TEST(test_facts_are_copied)
 {
         struct ledger *l = make(2, 2, 2, 2, 2);
         struct ledger_quota q = { .id = 99, .extent_bytes = 5, .lifetime_peak_in_use = 6 };
-        struct ledger_session s = { .id = 99, .uid = 3, .links = { 1, 1, 1, 1 } };
+        struct ledger_session s = { .id = 99, .uid = 3, .links = { 1, 1, 1, 1, 1, 1 } };
         uint32_t i;
 
         memset(q.tenant, 'x', sizeof(q.tenant)); /* no NUL */
