@@ -14,6 +14,12 @@
 #define BROKER_SETTLE_MS      1000u
 #define BROKER_ADMIN_SESSIONS 64u                 /* admins come in also when max_sessions are there */
 #define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
+#define BROKER_HOLDS          1024u               /* shared blocks that a session may have, see shared.h */
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
 
 static uint32_t at_least_one(uint64_t n)
 {
@@ -63,6 +69,9 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
                 .n_extents = at_least_one(n_extents),
                 .n_exports = at_least_one(n_exports),
                 .n_blocks = at_least_one(n_blocks),
+                .n_shared = at_least_one(n_blocks),
+                .n_holds = at_least_one(
+                        min_u64(n_sessions * min_u64(n_blocks, BROKER_HOLDS), BROKER_MAX_RECORDS)),
         };
         b->n_session_slots = limits.n_sessions;
         b->sessions = calloc(b->n_session_slots, sizeof(*b->sessions));
@@ -221,7 +230,10 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->config = options->config;
         b->retire = options->retire;
         b->lets_go = options->lets_go;
+        b->wake = options->wake;
+        b->userdata = options->userdata;
         TAILQ_INIT(&b->retirements);
+        TAILQ_INIT(&b->shared_due);
         b->started_ms = clock_ms();
         ret_sentence[0] = '\0';
         b->config_text = config_format(b->config);
@@ -248,6 +260,7 @@ struct broker *broker_free(struct broker *b)
         if (!b)
                 return NULL;
         assert(b->n_sessions == 0 && TAILQ_EMPTY(&b->retirements));
+        assert(!b->shared_names && b->n_shared_waits == 0);
         for (size_t i = 0; i < b->n_devices; i++)
                 device_end(b->devices[i].device);
         /* What workers still have to deliver refers to arenas. */
@@ -353,9 +366,15 @@ bool broker_is_due(const struct broker *b)
         return false;
 }
 
+void broker_wake(const struct broker *b)
+{
+        if (b->wake)
+                b->wake(b->userdata);
+}
+
 bool broker_is_blocked(const struct broker *b)
 {
-        if (!TAILQ_EMPTY(&b->retirements))
+        if (!TAILQ_EMPTY(&b->retirements) || b->n_shared_waits > 0)
                 return true;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)

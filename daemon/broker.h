@@ -26,6 +26,8 @@
 struct session;
 struct retirement; /* the session floor's, see retire.h */
 TAILQ_HEAD(retirement_list, retirement);
+struct shared_name; /* the same, see shared.h */
+TAILQ_HEAD(shared_name_list, shared_name);
 
 struct broker_device {
         const struct config_device *config;
@@ -52,12 +54,18 @@ struct broker {
         size_t n_sessions;                  /* that have said hello, quarantined and closing ones included */
         size_t n_client_sessions;           /* of these, those that are no admin's */
         struct retirement_list retirements; /* of all sessions, the oldest first */
+        void *shared_names;                 /* a tree of all that are published or waited for */
+        struct shared_name_list shared_due; /* of these, those whose waiters can be served */
+        size_t n_shared_waits;
+        size_t shared_slot; /* where shared_tick() goes on */
         uint64_t started_ms;
         uint64_t settled_ms;           /* when it was last asked for what escaped */
         struct log_limit stranger_log; /* refused hellos */
         struct log_limit late_log;     /* sessions that do not let go in time */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
         bool (*lets_go)(const struct broker *b, uint32_t extent);
+        void (*wake)(void *userdata); /* may be NULL */
+        void *userdata;
 };
 
 struct broker_options {
@@ -65,7 +73,7 @@ struct broker_options {
         struct devices *devices;        /* borrowed, outlive the broker; NULL: it opens its own */
         bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
-        void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() soon */
+        void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() and shared_turn() soon */
         void *userdata;
         /* Sessions must let go of these extents: retire_extents(), and whether they
          * will: retire_lets_go(). Or NULL where every device empties mappings by
@@ -91,10 +99,13 @@ void broker_poll(struct broker *b);
 void broker_turn(struct broker *b);
 bool broker_is_due(const struct broker *b);
 
+/* Something is to be done in a turn, or when time has passed. */
+void broker_wake(const struct broker *b);
+
 /* Memory that escaped is asked for once a second. Requests that wait for others are
  * refused when their time is up, and sessions that do not let go are late, or
- * ended: call broker_tick() and retire_tick() now and then
- * while there are any. */
+ * ended, and those who wait for a name have waited long enough: call broker_tick(),
+ * retire_tick() and shared_tick() now and then while there are any. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
 

@@ -320,16 +320,38 @@ static const struct quota *quota_by_index(const struct tenant *t, uint32_t index
         return NULL;
 }
 
-static void report_block(const struct session *s, const struct ledger_block *block, Bfcd__BlockRow *row)
+static bool viewer_sees_block(const struct session *viewer, const struct ledger_block *block)
 {
-        const struct quota *q = quota_by_index(s->tenant, block->quota);
+        return viewer->admin || quota_by_index(viewer->tenant, block->quota);
+}
+
+/* The quota of a block that the viewer sees. */
+static const struct quota *quota_of_block(const struct session *viewer, const struct ledger_block *block)
+{
+        const struct broker *b = viewer->broker;
+        const struct quota *q = NULL;
+
+        if (!viewer->admin)
+                return quota_by_index(viewer->tenant, block->quota);
+        for (size_t i = 0; i < b->n_tenants && !q; i++)
+                q = quota_by_index(&b->tenants[i], block->quota);
+        return q;
+}
+
+static void report_block(const struct session *viewer, const struct ledger_block *block, Bfcd__BlockRow *row)
+{
+        const struct broker *b = viewer->broker;
+        const struct quota *q = quota_of_block(viewer, block);
         struct arena_place place;
 
         arena_locate(q->arena, block->offset, &place);
         bfcd__block_row__init(row);
         row->block_id = block->id;
-        row->session_id = s->id;
-        row->tenant = borrow(s->tenant->name);
+        if (block->shared == LEDGER_NONE)
+                row->session_id = b->sessions[block->session]->id;
+        else
+                row->shared_name = ledger_shared_at(b->ledger, block->shared)->name;
+        row->tenant = borrow(q->tenant);
         row->partition = borrow(q->partition->name);
         row->region_id = place.region_id;
         row->offset = place.offset;
@@ -347,17 +369,48 @@ static void report_blocks(const struct session *viewer, uint64_t cursor, struct 
 
         for (i = cursor; i < end && i < last && !report_is_full(r); i++) {
                 const struct ledger_block *block = ledger_block_get(b->ledger, (uint32_t)i);
-                const struct session *s = block ? b->sessions[block->session] : NULL;
 
-                if (!s || !viewer_sees(viewer, s->tenant))
+                if (!block || !viewer_sees_block(viewer, block))
                         continue;
-                report_block(s, block, &r->rows.blocks[r->n_rows]);
+                report_block(viewer, block, &r->rows.blocks[r->n_rows]);
                 r->pointers[r->n_rows] = &r->rows.blocks[r->n_rows];
                 r->n_rows++;
         }
         r->list.next_cursor = i < end ? i : 0;
         r->list.n_blocks = r->n_rows;
         r->list.blocks = (Bfcd__BlockRow **)r->pointers;
+}
+
+/* The same, of the table of shared blocks. */
+static void report_shared(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint32_t end = ledger_shared_end(b->ledger);
+        uint64_t i, last = cursor < end ? cursor + REPORT_SCAN : cursor;
+
+        for (i = cursor; i < end && i < last && !report_is_full(r); i++) {
+                const struct ledger_shared *shared = ledger_shared_get(b->ledger, (uint32_t)i);
+                const struct ledger_block *block = shared ? ledger_block_at(b->ledger, shared->block) : NULL;
+                Bfcd__SharedRow *row = &r->rows.shared[r->n_rows];
+                const struct quota *q;
+
+                if (!block || !viewer_sees_block(viewer, block))
+                        continue;
+                q = quota_of_block(viewer, block);
+                bfcd__shared_row__init(row);
+                row->name = borrow(shared->name);
+                row->tenant = borrow(q->tenant);
+                row->partition = borrow(q->partition->name);
+                row->block_id = block->id;
+                row->n_bytes = block->n_bytes;
+                row->n_requested = block->n_requested;
+                row->num_holders = shared->links.n_holds;
+                row->age_ms = clock_ms() - shared->born_ms;
+                r->pointers[r->n_rows++] = row;
+        }
+        r->list.next_cursor = i < end ? i : 0;
+        r->list.n_shared = r->n_rows;
+        r->list.shared = (Bfcd__SharedRow **)r->pointers;
 }
 
 static void report_whoami(const struct session *viewer, uint64_t cursor, struct report *r)
@@ -389,6 +442,7 @@ int report_list(const struct session *viewer, const Bfcd__List *request, struct 
                 [BFCD__LIST__KIND__SESSIONS] = report_sessions,
                 [BFCD__LIST__KIND__BLOCKS] = report_blocks,
                 [BFCD__LIST__KIND__WHOAMI] = report_whoami,
+                [BFCD__LIST__KIND__SHARED] = report_shared,
         };
         size_t kind = (size_t)request->kind;
 

@@ -23,6 +23,7 @@ struct report {
                 Bfcd__SessionRow sessions[REPORT_ROWS];
                 Bfcd__BlockRow blocks[REPORT_ROWS];
                 Bfcd__DeviceRow devices[REPORT_ROWS];
+                Bfcd__SharedRow shared[REPORT_ROWS];
         } rows;
         void *pointers[REPORT_ROWS];
         Bfcd__Figures figures[REPORT_ROWS];

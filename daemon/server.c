@@ -20,6 +20,7 @@
 #include "daemon/connection.h"
 #include "daemon/log.h"
 #include "daemon/retire.h"
+#include "daemon/shared.h"
 #include "proto/message.h"
 
 #define SERVER_ACCEPTS_PER_TURN 2
@@ -206,6 +207,7 @@ static void on_tick(uv_timer_t *timer)
 
         broker_tick(s->broker);
         retire_tick(s->broker, clock_ms());
+        shared_tick(s->broker, clock_ms());
         server_wake(s); /* which starts the timer again where that is needed */
 }
 
@@ -239,8 +241,9 @@ static void on_check(uv_check_t *handle)
         /* Each may give the other something to do, so both are asked at the end. */
         connection_turn(&s->host);
         broker_turn(s->broker);
+        shared_turn(s->broker);
         server_arm_tick(s); /* also while something stays due */
-        if (!connection_is_due(&s->host) && !broker_is_due(s->broker))
+        if (!connection_is_due(&s->host) && !broker_is_due(s->broker) && !shared_is_due(s->broker))
                 uv_idle_stop(&s->idle);
         else
                 server_wake(s);

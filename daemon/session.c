@@ -30,6 +30,7 @@ struct session_request {
 struct session_delivery {
         uint64_t request_id;
         uint32_t block; /* in the ledger */
+        uint32_t hold;  /* the same: that it was attached; LEDGER_NONE: it is the session's own */
         size_t share;
         TAILQ_ENTRY(session_delivery) link;
 };
@@ -41,7 +42,7 @@ static void session_send(struct session *s, const Bfcd__Reply *reply)
         (void)s->ops->send(s->userdata, reply, NULL, 0);
 }
 
-static void session_refuse(struct session *s, uint64_t id, int error, const char *sentence)
+void session_refuse(struct session *s, uint64_t id, int error, const char *sentence)
 {
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__Refusal refusal = BFCD__REFUSAL__INIT;
@@ -57,7 +58,7 @@ static void session_refuse(struct session *s, uint64_t id, int error, const char
         session_send(s, &reply);
 }
 
-static void session_done(struct session *s, uint64_t id)
+void session_done(struct session *s, uint64_t id)
 {
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__Done done = BFCD__DONE__INIT;
@@ -203,35 +204,57 @@ static int session_send_extents(struct session *s, struct session_share *share,
         return batch.more ? 1 : 0;
 }
 
-static void session_send_block(struct session *s, uint64_t id, struct session_share *share,
-                               struct ledger_block *block)
+static void session_describe_block(const struct session_share *share, const struct ledger_block *block,
+                                   Bfcd__Block *ret)
 {
-        Bfcd__Reply reply = BFCD__REPLY__INIT;
-        Bfcd__Block message = BFCD__BLOCK__INIT;
         struct arena_place place;
 
+        bfcd__block__init(ret);
         arena_locate(share->quota->arena, block->offset, &place);
-        message.block_id = block->id;
-        message.region_id = place.region_id;
-        message.offset = place.offset;
-        message.n_bytes = block->n_bytes;
-        block->links.in_delivery = false;
-        reply.id = id;
-        reply.body_case = BFCD__REPLY__BODY_BLOCK;
-        reply.block = &message;
+        ret->block_id = block->id;
+        ret->region_id = place.region_id;
+        ret->offset = place.offset;
+        ret->n_bytes = block->n_bytes;
+}
+
+static void session_send_block(struct session *s, const struct session_delivery *d)
+{
+        struct ledger_block *block = ledger_block_at(s->broker->ledger, d->block);
+        Bfcd__Attached attached = BFCD__ATTACHED__INIT;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Block message;
+
+        session_describe_block(&s->shares[d->share], block, &message);
+        reply.id = d->request_id;
+        if (d->hold == LEDGER_NONE) {
+                block->links.in_delivery = false;
+                reply.body_case = BFCD__REPLY__BODY_BLOCK;
+                reply.block = &message;
+        } else {
+                shared_delivered(s, d->hold);
+                attached.block = &message;
+                attached.partition = (uint32_t)d->share;
+                attached.n_requested = block->n_requested;
+                reply.body_case = BFCD__REPLY__BODY_ATTACHED;
+                reply.attached = &attached;
+        }
         session_send(s, &reply);
+}
+
+struct session_share *session_share_of(const struct session *s, uint32_t quota)
+{
+        for (size_t i = 0; i < s->tenant->n_quotas; i++)
+                if (s->shares[i].quota->index == quota)
+                        return &s->shares[i];
+        return NULL;
 }
 
 static void session_free_block(struct session *s, uint32_t index)
 {
         struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
-        struct quota *quota = NULL;
+        struct quota *quota = session_share_of(s, block->quota)->quota;
         uint64_t n_bytes = block->n_bytes, n_requested = block->n_requested, handle = block->handle;
 
-        for (size_t i = 0; i < s->tenant->n_quotas && !quota; i++)
-                if (s->shares[i].quota->index == block->quota)
-                        quota = s->shares[i].quota;
-        assert(quota);
         ledger_block_clear(s->broker->ledger, index);
         s->bytes_in_use -= n_bytes;
         quota_dealloc(quota, handle, n_bytes, n_requested);
@@ -249,17 +272,37 @@ static void session_deliver(struct session *s)
 
                 if (r > 0)
                         return;
+                TAILQ_REMOVE(&s->deliveries, d, link);
                 if (r < 0) {
-                        session_free_block(s, d->block);
+                        if (d->hold == LEDGER_NONE)
+                                session_free_block(s, d->block);
+                        else
+                                shared_undelivered(s, d->hold);
                         session_refuse(s, d->request_id, -ENOMEM,
                                        r == -EMFILE ? "the daemon has no fds left to share memory with"
                                                     : "the daemon's table of exports is full");
                 } else {
-                        session_send_block(s, d->request_id, share, block);
+                        session_send_block(s, d);
                 }
-                TAILQ_REMOVE(&s->deliveries, d, link);
                 free(d);
         }
+}
+
+int session_deliver_hold(struct session *s, uint64_t id, struct session_share *share, uint32_t block,
+                         uint32_t hold)
+{
+        struct session_delivery *d = malloc(sizeof(*d));
+
+        if (!d || share_reserve_seen(share) < 0) {
+                free(d);
+                return -ENOMEM;
+        }
+        *d = (struct session_delivery){
+                .request_id = id, .block = block, .hold = hold, .share = (size_t)(share - s->shares)
+        };
+        TAILQ_INSERT_TAIL(&s->deliveries, d, link);
+        session_deliver(s);
+        return 0;
 }
 
 /* A block has been taken out of the quota for request `id`: writes it down and
@@ -295,6 +338,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         if (s->bytes_in_use > s->peak_bytes_in_use)
                 s->peak_bytes_in_use = s->bytes_in_use;
         d->request_id = id;
+        d->hold = LEDGER_NONE;
         d->share = share_index;
         ledger_block_at(s->broker->ledger, d->block)->links.in_delivery = true;
         TAILQ_INSERT_TAIL(&s->deliveries, d, link);
@@ -334,7 +378,7 @@ static void session_request_done(struct quota_request *wait, int result, bfc_han
 
 /* ---- handlers ------------------------------------------------------------ */
 
-static int session_join(struct session *s, struct session_share *share, uint64_t id)
+int session_join(struct session *s, struct session_share *share, uint64_t id)
 {
         char sentence[SESSION_SENTENCE_BYTES];
         int r;
@@ -427,6 +471,22 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         return 0;
 }
 
+/* False: it is not the session's, or not yet. */
+static bool session_gives_back(struct session *s, uint32_t index)
+{
+        const struct ledger_block *block;
+
+        if (index == LEDGER_NONE)
+                return false;
+        block = ledger_block_at(s->broker->ledger, index);
+        if (block->shared != LEDGER_NONE)
+                return !s->admin && shared_let_go(s, index);
+        if (block->session != s->index || block->links.in_delivery)
+                return false;
+        session_free_block(s, index);
+        return true;
+}
+
 static int handle_free(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         uint64_t id = r->free->block_id;
@@ -434,15 +494,13 @@ static int handle_free(struct session *s, const Bfcd__Request *r, const char **r
         char sentence[SESSION_SENTENCE_BYTES];
 
         (void)ret_why;
-        if (index == LEDGER_NONE || ledger_block_at(s->broker->ledger, index)->session != s->index ||
-            ledger_block_at(s->broker->ledger, index)->links.in_delivery) {
+        if (!session_gives_back(s, index)) {
                 snprintf(sentence, sizeof(sentence),
                          "block %" PRIu64 " is not held by this session: freed already, or never given to it",
                          id);
                 session_refuse(s, r->id, -EINVAL, sentence);
                 return 0;
         }
-        session_free_block(s, index);
         session_done(s, r->id);
         return 0;
 }
@@ -828,6 +886,8 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_GOODBYE] = handle_goodbye,
         [BFCD__REQUEST__BODY_RESET_PEAKS] = handle_reset_peaks,
         [BFCD__REQUEST__BODY_SHOW_CONFIG] = handle_show_config,
+        [BFCD__REQUEST__BODY_PUBLISH] = shared_publish,
+        [BFCD__REQUEST__BODY_ATTACH] = shared_attach,
 };
 
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
@@ -884,6 +944,7 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         s->born_ms = clock_ms();
         TAILQ_INIT(&s->requests);
         TAILQ_INIT(&s->deliveries);
+        shared_init(&s->waits);
         retire_init(&s->retire);
         *ret = s;
         return 0;
@@ -896,6 +957,7 @@ static void session_drop_pending(struct session *s)
         struct session_delivery *d;
 
         retire_end(s);
+        shared_drop_waits(s);
         while ((request = TAILQ_FIRST(&s->requests))) {
                 quota_cancel(&request->wait);
                 TAILQ_REMOVE(&s->requests, request, link);
@@ -915,7 +977,7 @@ size_t session_n_held(const struct session *s)
         if (s->index == LEDGER_NONE)
                 return 0;
         record = ledger_session_at(s->broker->ledger, s->index);
-        return (size_t)record->links.n_blocks + record->links.n_exports;
+        return (size_t)record->links.n_blocks + record->links.n_holds + record->links.n_exports;
 }
 
 static const struct device *session_extent_device(const struct session *s, uint32_t extent)
@@ -969,11 +1031,11 @@ void session_close(struct session *s, const char *why)
 
                 log_write(s->n_allocs + s->n_refusals > 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
                           "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
-                          " blocks of %" PRIu64 " bytes, peak %" PRIu64 " bytes, %" PRIu64
-                          " allocations, %" PRIu64 " refusals",
+                          " blocks of %" PRIu64 " bytes and %" PRIu32 " shared ones, peak %" PRIu64
+                          " bytes, %" PRIu64 " allocations, %" PRIu64 " refusals",
                           s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
-                          record->links.n_blocks, s->bytes_in_use, s->peak_bytes_in_use, s->n_allocs,
-                          s->n_refusals);
+                          record->links.n_blocks, s->bytes_in_use, record->links.n_holds,
+                          s->peak_bytes_in_use, s->n_allocs, s->n_refusals);
                 for (size_t i = 0; i < s->tenant->n_quotas; i++)
                         if (s->shares[i].joined)
                                 quota_closing(s->shares[i].quota);
@@ -1028,9 +1090,12 @@ int session_reap(struct session *s, size_t n_blocks)
         record = ledger_session_at(ledger, s->index);
         for (; n_blocks > 0 && record->links.first_block != LEDGER_NONE; n_blocks--)
                 session_free_block(s, record->links.first_block);
+        for (; n_blocks > 0 && record->links.first_hold != LEDGER_NONE; n_blocks--)
+                shared_reap(s);
         for (; n_blocks > 0 && record->links.first_export != LEDGER_NONE; n_blocks--)
                 retire_clear_export(s, record->links.first_export);
-        if (record->links.first_block != LEDGER_NONE || record->links.first_export != LEDGER_NONE)
+        if (record->links.first_block != LEDGER_NONE || record->links.first_hold != LEDGER_NONE ||
+            record->links.first_export != LEDGER_NONE)
                 return SESSION_MORE;
         session_is_closed(s);
         lingers = s->in_flight;

@@ -7,7 +7,8 @@
  * live; it keeps what it holds until session_close(). CLOSING: blocks are freed
  * in slices, so that a mass death does not hold up the others.
  *
- * Invariant: bytes_in_use and the ledger's list of the session's blocks agree;
+ * Invariant: bytes_in_use and the ledger's list of the session's blocks agree, in which
+ * shared ones are not;
  * an extent is exported to a session exactly if its slot says so.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -21,6 +22,7 @@
 
 #include "daemon/broker.h"
 #include "daemon/retire.h"
+#include "daemon/shared.h"
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
@@ -78,7 +80,8 @@ struct session {
         uint64_t born_ms;
         struct session_share *shares; /* one for each quota of the tenant */
         struct session_request_list requests;
-        size_t n_requests; /* waiting: at SESSION_MAX_PENDING the connection reads no more */
+        size_t n_requests;         /* waiting: at SESSION_MAX_PENDING the connection reads no more */
+        struct shared_waits waits; /* of these, those that wait for names */
         struct session_delivery_list deliveries;
         uint64_t sequence; /* of the last Extents message */
         uint64_t acked_sequence;
@@ -87,7 +90,7 @@ struct session {
         bool has_events; /* it takes events, and answers them */
         bool in_flight;  /* fds were sent; whether they were read only the kernel knows */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
-        uint64_t bytes_in_use;
+        uint64_t bytes_in_use;                    /* its own blocks: what is shared is no session's */
         uint64_t peak_bytes_in_use;
         uint64_t n_allocs;
         uint64_t n_refusals;
@@ -123,13 +126,13 @@ enum {
         SESSION_LINGERS,  /* holds nothing but its place: see session_let_go() */
 };
 
-/* Frees at most n_blocks. 0: all is gone. SESSION_LINGERS: extents that were
+/* Frees at most n_blocks, and lets go of what is shared. 0: all is gone. SESSION_LINGERS: extents that were
  * sent may still be in the socket's queue, in flight, where the kernel counts
  * them against us (an acknowledgement proves nothing: it can be sent unread); so
  * the session keeps its place in its quotas until session_let_go(). */
 int session_reap(struct session *s, size_t n_blocks);
 
-/* Blocks and exports that it holds. */
+/* Blocks, shared blocks and exports that it holds. */
 size_t session_n_held(const struct session *s);
 
 /* Nothing is in flight any more; reap again. */
@@ -139,5 +142,21 @@ void session_let_go(struct session *s);
 struct session *session_free(struct session *s);
 
 const char *session_state_name(const struct session *s);
+
+/* ---- for the other files of this floor ------------------------------------ */
+
+void session_refuse(struct session *s, uint64_t id, int error, const char *sentence);
+void session_done(struct session *s, uint64_t id);
+
+/* Its share of a quota, by the ledger's index. NULL: the quota came after it. */
+struct session_share *session_share_of(const struct session *s, uint32_t quota);
+
+/* Joins the quota, unless it has. -EDQUOT, and refused. */
+int session_join(struct session *s, struct session_share *share, uint64_t id);
+
+/* Begins to deliver a shared block, of which a hold is in delivery; what came of it is told
+ * by shared_delivered() or shared_undelivered(), maybe at once. -ENOMEM: nothing was begun. */
+int session_deliver_hold(struct session *s, uint64_t id, struct session_share *share, uint32_t block,
+                         uint32_t hold);
 
 #endif

@@ -116,6 +116,7 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
         }
         ledger_count(b->ledger, &counts);
         MUST(counts.n_sessions == 0 && counts.n_blocks == 0 && counts.n_exports == 0);
+        MUST(counts.n_shared == 0 && counts.n_holds == 0 && shared_check(b, &why) == 0);
         MUST(b->n_sessions == 0 && b->n_client_sessions == 0);
         for (size_t i = 0; i < b->n_tenants; i++)
                 MUST(b->tenants[i].n_sessions == 0 && b->tenants[i].n_quarantined == 0);
@@ -130,8 +131,9 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
 
 void peer_settle(struct broker *b)
 {
-        while (broker_is_due(b) || broker_n_pending(b) > 0) {
+        while (broker_is_due(b) || shared_is_due(b) || broker_n_pending(b) > 0) {
                 broker_turn(b);
+                shared_turn(b);
                 broker_poll(b);
         }
 }
@@ -345,6 +347,34 @@ uint64_t peer_free_block(struct peer *p, uint64_t block_id)
         f.block_id = block_id;
         r.body_case = BFCD__REQUEST__BODY_FREE;
         r.free = &f;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Publish publish = BFCD__PUBLISH__INIT;
+        uint64_t id;
+
+        publish.block_id = block_id;
+        publish.name = (char *)(uintptr_t)name;
+        r.body_case = BFCD__REQUEST__BODY_PUBLISH;
+        r.publish = &publish;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Attach attach = BFCD__ATTACH__INIT;
+        uint64_t id;
+
+        attach.name = (char *)(uintptr_t)name;
+        attach.wait_ms = wait_ms;
+        r.body_case = BFCD__REQUEST__BODY_ATTACH;
+        r.attach = &attach;
         MUST(peer_send(p, &r, &id) == 0);
         return id;
 }

@@ -75,6 +75,8 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition);
 uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes);
 uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags);
 uint64_t peer_free_block(struct peer *p, uint64_t block_id);
+uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name);
+uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms);
 uint64_t peer_goodbye(struct peer *p);
 int peer_ack(struct peer *p, uint64_t sequence);
 /* Lets go of what the Retire named, if there is such a one, and says so. */

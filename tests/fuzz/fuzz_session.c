@@ -1,6 +1,6 @@
 /* Sessions fed with anything: raw frames as a hostile client sends them, and
  * well-formed requests in any order, with the device answering when the input
- * says so. Some inputs are played on a device that cannot empty mappings: there
+ * says so; among them those that share blocks, wait for names, and let time pass. Some inputs are played on a device that cannot empty mappings: there
  * sessions are told to let go of extents, and answer, or lie, or do not answer.
  * After each input nothing may be left and every invariant holds.
  *
@@ -18,6 +18,7 @@
 #define EVENTS      0x40 /* in the byte that begins a peer: it asks for events */
 #define ANSWER_FROM 0xe0 /* a generation that no block has */
 #define FLAGS_FROM  0xc0u
+#define SHARE_FROM  0xa0 /* a generation that no block has */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data);
 
@@ -88,6 +89,24 @@ static void ask_for_block(struct peer *p, struct input *in)
         (void)peer_malloc_flags(p, partition % 3, n, flags);
 }
 
+/* Publishes, attaches, or lets the time of those who wait pass. */
+static void share(struct broker *b, struct peer *p, uint64_t how, struct input *in)
+{
+        static const char *const names[] = { "a", "b", "c", "", "\x7f" };
+        const char *name = names[how / 4 % 5];
+
+        if (how % 4 == 3)
+                shared_tick(b, clock_ms() + take(in, 1) * 100);
+        else if (p->session->state != SESSION_LIVE)
+                return;
+        else if (how % 4 == 0) {
+                uint64_t generation = take(in, 1);
+
+                (void)peer_publish(p, generation << 32 | take(in, 1), name);
+        } else if (p->session->n_requests < SESSION_MAX_PENDING)
+                (void)peer_attach(p, name, (uint32_t)take(in, 1) * 50);
+}
+
 static int act(struct broker *b, struct peer *p, struct message_arena *arena, struct input *in)
 {
         uint64_t generation = take(in, 1);
@@ -112,6 +131,7 @@ static int act(struct broker *b, struct peer *p, struct message_arena *arena, st
                         retire_tick(b, clock_ms() + b->config->release_timeout_ms);
                 broker_poll(b);
                 broker_turn(b);
+                shared_turn(b);
                 return p->aborted ? -1 : 0;
         case 5:
                 if (p->session->n_hellos == SESSION_MAX_HELLOS)
@@ -120,7 +140,10 @@ static int act(struct broker *b, struct peer *p, struct message_arena *arena, st
                         (void)peer_hello(p, "", take(in, 1) % 2 ? "q" : "");
                 return 0;
         default:
-                return -1;
+                if (generation < SHARE_FROM)
+                        return -1;
+                share(b, p, generation - SHARE_FROM, in);
+                return 0;
         }
 }
 
@@ -149,7 +172,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
                 if (act(b, *p, arena, &in) < 0 || (*p)->session->state == SESSION_CLOSING ||
                     (*p)->n_replies > PEER_MAX_REPLIES / 2)
                         *p = peer_free(*p);
-                if (broker_check(b, &why) < 0 || retire_check(b, &why) < 0) {
+                if (broker_check(b, &why) < 0 || retire_check(b, &why) < 0 || shared_check(b, &why) < 0) {
                         fprintf(stderr, "check: %s\n", why);
                         abort();
                 }
