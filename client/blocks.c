@@ -2,108 +2,255 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Linear probing. Taking a block out moves later ones back into the gap instead
- * of leaving a tombstone, so a process that allocates and frees for days probes
- * as little as on its first. */
+ * Who looks without the lock may be led astray by what changes meanwhile: a record that was
+ * taken out and put into another chain, or the heads of before the last growth. So records
+ * and old heads stay readable until blocks_clear(), the walk has a bound, and what it does not
+ * find is looked for again under the lock. What it does find is certain: the word has
+ * the pointer and the state, and is exchanged as one. */
 #include "client/blocks.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#define BLOCKS_FIRST_SLOTS 64u
+#define FIRST_RECORDS 64u
+#define MAX_WALK      64u
 
-static size_t home_of(const struct blocks *b, const void *ptr)
+/* Blocks are aligned to 256 bytes, so the low byte of a pointer is free. */
+enum {
+        STATE_USED = 1,
+        STATE_LEAVING = 2,
+        STATE_PARKED = 3,
+        STATE = 3,
+        MAY_PARK = 4,
+        BESIDE_POINTER = 0xff,
+};
+
+struct blocks_heads {
+        size_t n; /* a power of two */
+        struct blocks_heads *older;
+        struct record *first[]; /* atomic */
+};
+
+static uint64_t word_of(const void *ptr)
 {
-        /* Blocks are aligned to 256 bytes; Fibonacci hashing spreads what is left. */
-        uint64_t hash = ((uint64_t)(uintptr_t)ptr >> 8) * UINT64_C(0x9e3779b97f4a7c15);
-
-        return (size_t)(hash >> 32) & (b->n_slots - 1);
+        return (uint64_t)(uintptr_t)ptr;
 }
 
-/* The slot that has the pointer, or the empty one where it would go. */
-static size_t slot_of(const struct blocks *b, const void *ptr)
+static uint64_t load(const uint64_t *word)
 {
-        size_t i = home_of(b, ptr);
+        return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
 
-        while (b->slots[i].ptr && b->slots[i].ptr != ptr)
-                i = (i + 1) & (b->n_slots - 1);
-        return i;
+static bool change(struct record *r, uint64_t from, uint64_t to)
+{
+        return __atomic_compare_exchange_n(&r->word, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+static struct record **head_of(struct blocks_heads *heads, const void *ptr)
+{
+        uint64_t hash = (word_of(ptr) >> 8) * UINT64_C(0x9e3779b97f4a7c15); /* Fibonacci's */
+
+        return &heads->first[(size_t)(hash >> 32) & (heads->n - 1)];
 }
 
 void blocks_clear(struct blocks *b)
 {
-        free(b->slots);
+        struct blocks_heads *heads = b->heads, *older;
+
+        for (; heads; heads = older) {
+                older = heads->older;
+                free(heads);
+        }
+        for (unsigned i = 0; i < b->n_steps; i++)
+                free(b->records[i]);
         *b = (struct blocks){ 0 };
 }
 
+/* ---- records --------------------------------------------------------------- */
+
+static size_t n_records_of(unsigned step)
+{
+        return (size_t)FIRST_RECORDS << step;
+}
+
+static void chain(struct blocks_heads *heads, struct record *r, const void *ptr)
+{
+        struct record **head = head_of(heads, ptr);
+
+        __atomic_store_n(&r->next, *head, __ATOMIC_RELAXED);
+        __atomic_store_n(head, r, __ATOMIC_RELEASE);
+}
+
+/* The records of a step are more than all before, so there are heads for twice as many. */
 static int blocks_grow(struct blocks *b)
 {
-        struct blocks larger = { .n_slots = b->n_slots ? b->n_slots * 2 : BLOCKS_FIRST_SLOTS };
+        size_t n = n_records_of(b->n_steps), n_heads = 2 * n;
+        struct blocks_heads *heads = calloc(1, sizeof(*heads) + n_heads * sizeof(heads->first[0]));
+        struct record *records = b->n_steps < BLOCKS_MAX_STEPS ? calloc(n, sizeof(*records)) : NULL;
 
-        larger.slots = calloc(larger.n_slots, sizeof(*larger.slots));
-        if (!larger.slots)
+        if (!heads || !records) {
+                free(heads);
+                free(records);
                 return -ENOMEM;
-        for (size_t i = 0; i < b->n_slots; i++)
-                if (b->slots[i].ptr)
-                        larger.slots[slot_of(&larger, b->slots[i].ptr)] = b->slots[i];
-        larger.n_used = b->n_used;
-        free(b->slots);
-        *b = larger;
+        }
+        heads->n = n_heads;
+        heads->older = b->heads;
+        for (unsigned step = 0; step < b->n_steps; step++)
+                for (size_t i = 0; i < n_records_of(step); i++)
+                        chain(heads, &b->records[step][i], b->records[step][i].block.ptr);
+        for (size_t i = 0; i < n; i++) {
+                records[i].below = b->spare;
+                b->spare = &records[i];
+        }
+        b->records[b->n_steps++] = records;
+        __atomic_store_n(&b->heads, heads, __ATOMIC_RELEASE);
         return 0;
 }
+
+/* Any thread. */
+static struct record *record_at(const struct blocks *b, const void *ptr, size_t max_walk)
+{
+        struct blocks_heads *heads = __atomic_load_n(&b->heads, __ATOMIC_ACQUIRE);
+        struct record *r;
+
+        if (!heads || !ptr || word_of(ptr) & BESIDE_POINTER)
+                return NULL;
+        r = __atomic_load_n(head_of(heads, ptr), __ATOMIC_ACQUIRE);
+        for (size_t i = 0; r && i < max_walk; i++) {
+                if ((load(&r->word) & ~(uint64_t)BESIDE_POINTER) == word_of(ptr))
+                        return r;
+                r = __atomic_load_n(&r->next, __ATOMIC_ACQUIRE);
+        }
+        return NULL;
+}
+
+static struct record *record_find(const struct blocks *b, const void *ptr)
+{
+        return record_at(b, ptr, SIZE_MAX);
+}
+
+/* Its word is 0 already, or nobody else can change it. */
+static void record_remove(struct blocks *b, struct record *r)
+{
+        struct record **at = head_of(b->heads, r->block.ptr);
+
+        while (*at != r)
+                at = &(*at)->next;
+        __atomic_store_n(at, r->next, __ATOMIC_RELEASE);
+        __atomic_store_n(&r->word, 0, __ATOMIC_RELAXED);
+        r->below = b->spare;
+        b->spare = r;
+        b->n_used--;
+}
+
+/* ---- under the lock ---------------------------------------------------------- */
 
 int blocks_add(struct blocks *b, const struct block *block)
 {
-        size_t i;
-        int r;
+        struct record *r;
 
-        if (b->n_used + 1 > b->n_slots / 4 * 3) {
-                r = blocks_grow(b);
-                if (r < 0)
-                        return r;
-        }
-        i = slot_of(b, block->ptr);
-        if (b->slots[i].ptr)
+        if (record_find(b, block->ptr))
                 return -EEXIST;
-        b->slots[i] = *block;
+        if (!b->spare && blocks_grow(b) < 0)
+                return -ENOMEM;
+        r = b->spare;
+        b->spare = r->below;
         b->n_used++;
+        r->block = *block;
+        __atomic_store_n(&r->word, word_of(block->ptr) | STATE_USED | (block->may_park ? MAY_PARK : 0),
+                         __ATOMIC_RELEASE);
+        chain(b->heads, r, block->ptr);
         return 0;
 }
 
-static struct block *blocks_at(const struct blocks *b, const void *ptr)
+static bool is_used(const struct record *r)
 {
-        size_t i;
-
-        if (b->n_used == 0 || !ptr)
-                return NULL;
-        i = slot_of(b, ptr);
-        return b->slots[i].ptr ? &b->slots[i] : NULL;
+        return (load(&r->word) & STATE) == STATE_USED;
 }
 
 const struct block *blocks_find(const struct blocks *b, const void *ptr)
 {
-        const struct block *found = blocks_at(b, ptr);
+        const struct record *r = record_find(b, ptr);
 
-        return found && !found->is_leaving ? found : NULL;
+        return r && is_used(r) ? &r->block : NULL;
 }
 
 int blocks_leave(struct blocks *b, const void *ptr, struct block *ret)
 {
-        struct block *found = blocks_at(b, ptr);
+        struct record *r = record_find(b, ptr);
+        uint64_t word = r ? load(&r->word) : 0;
 
-        if (!found || found->is_leaving)
+        if ((word & STATE) != STATE_USED || !change(r, word, word - STATE_USED + STATE_LEAVING))
                 return -ENOENT;
-        *ret = *found;
-        found->is_leaving = true;
+        *ret = r->block;
         return 0;
 }
 
 void blocks_stay(struct blocks *b, const void *ptr)
 {
-        struct block *found = blocks_at(b, ptr);
+        struct record *r = record_find(b, ptr);
+        uint64_t word = r ? load(&r->word) : 0;
 
-        if (found)
-                found->is_leaving = false;
+        if ((word & STATE) == STATE_LEAVING)
+                change(r, word, word - STATE_LEAVING + STATE_USED);
+}
+
+int blocks_take(struct blocks *b, const void *ptr, struct block *ret)
+{
+        struct record *r = record_find(b, ptr);
+        uint64_t word = r ? load(&r->word) : 0;
+
+        if (word == 0 || (word & STATE) == STATE_PARKED || !change(r, word, 0))
+                return -ENOENT;
+        *ret = r->block;
+        record_remove(b, r);
+        return 0;
+}
+
+void blocks_take_parked(struct blocks *b, struct record *record, struct block *ret)
+{
+        *ret = record->block;
+        record_remove(b, record);
+}
+
+/* ---- any thread ---------------------------------------------------------------- */
+
+struct record *blocks_park(const struct blocks *b, const void *ptr)
+{
+        struct record *r = record_at(b, ptr, MAX_WALK);
+        uint64_t used = word_of(ptr) | STATE_USED | MAY_PARK;
+
+        return r && change(r, used, used - STATE_USED + STATE_PARKED) ? r : NULL;
+}
+
+void blocks_unpark(struct record *record, uint64_t n_requested)
+{
+        record->block.n_requested = n_requested;
+        __atomic_store_n(&record->word, word_of(record->block.ptr) | STATE_USED | MAY_PARK, __ATOMIC_RELEASE);
+}
+
+/* ---- looking at all ------------------------------------------------------------- */
+
+/* The record with this number, beginning with 0. */
+static const struct record *record_number(const struct blocks *b, size_t i)
+{
+        unsigned step = 0;
+
+        for (; step < b->n_steps && i >= n_records_of(step); step++)
+                i -= n_records_of(step);
+        return step < b->n_steps ? &b->records[step][i] : NULL;
+}
+
+const struct block *blocks_next(const struct blocks *b, size_t *cursor)
+{
+        const struct record *r;
+
+        while ((r = record_number(b, *cursor))) {
+                ++*cursor;
+                if (is_used(r))
+                        return &r->block;
+        }
+        return NULL;
 }
 
 static bool block_holds(const struct block *block, const void *ptr, uint64_t n_bytes)
@@ -116,52 +263,26 @@ static bool block_holds(const struct block *block, const void *ptr, uint64_t n_b
 const struct block *blocks_find_around(const struct blocks *b, const void *ptr, uint64_t n_bytes)
 {
         const struct block *block = blocks_find(b, ptr);
+        size_t cursor = 0;
 
         if (block)
                 return block_holds(block, ptr, n_bytes) ? block : NULL;
-        for (size_t i = 0; i < b->n_slots; i++)
-                if (b->slots[i].ptr && !b->slots[i].is_leaving && block_holds(&b->slots[i], ptr, n_bytes))
-                        return &b->slots[i];
+        while ((block = blocks_next(b, &cursor)))
+                if (block_holds(block, ptr, n_bytes))
+                        return block;
         return NULL;
 }
 
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
 {
-        for (size_t i = 0; i < b->n_slots; i++) {
-                const struct block *block = &b->slots[i];
+        const struct record *r;
 
-                if (block->ptr && block->region_id == region_id && block->offset < offset + n_bytes &&
-                    offset < block->offset + block->n_bytes)
+        for (size_t i = 0; (r = record_number(b, i)); i++) {
+                const struct block *block = &r->block;
+
+                if (load(&r->word) != 0 && block->region_id == region_id &&
+                    block->offset < offset + n_bytes && offset < block->offset + block->n_bytes)
                         return true;
         }
         return false;
-}
-
-/* Closes the gap at i: a later block of the same run moves in if its way from
- * home leads over the gap. */
-static void blocks_close_gap(struct blocks *b, size_t i)
-{
-        size_t mask = b->n_slots - 1;
-
-        for (size_t j = (i + 1) & mask; b->slots[j].ptr; j = (j + 1) & mask) {
-                size_t home = home_of(b, b->slots[j].ptr);
-
-                if (((j - home) & mask) >= ((j - i) & mask)) {
-                        b->slots[i] = b->slots[j];
-                        i = j;
-                }
-        }
-        b->slots[i].ptr = NULL;
-}
-
-int blocks_take(struct blocks *b, const void *ptr, struct block *ret)
-{
-        const struct block *found = blocks_at(b, ptr);
-
-        if (!found)
-                return -ENOENT;
-        *ret = *found;
-        blocks_close_gap(b, (size_t)(found - b->slots));
-        b->n_used--;
-        return 0;
 }

@@ -2,7 +2,14 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A hash table with open addressing; constant time. Not thread-safe. */
+ * A hash table of chains; constant time. All of it takes one thread at a time, under a lock of
+ * the caller's, but for blocks_park() and blocks_unpark(): these any thread may call at any
+ * time. So the state of a record is one word, together with the pointer, and changes by
+ * comparing it: of two frees of one block exactly one succeeds.
+ *
+ *   used      a block that somebody has
+ *   leaving   it is being freed: still there, and nobody else's to find
+ *   parked    freed, and kept in this table for the next block of its size (magazine.h) */
 #ifndef BFC_CLIENT_BLOCKS_H
 #define BFC_CLIENT_BLOCKS_H
 
@@ -13,7 +20,7 @@
 struct slab; /* the cache's */
 
 struct block {
-        const void *ptr; /* NULL: an empty slot */
+        const void *ptr;
         uint64_t block_id;
         uint64_t region_id;
         uint64_t offset; /* in the region */
@@ -21,15 +28,29 @@ struct block {
         uint64_t n_requested;
         struct slab *slab; /* in which it begins; NULL: it is the broker's own */
         uint64_t handle;   /* the slab's pool knows it by that */
-        bool is_leaving;   /* being freed: still there, and nobody else's to find */
+        bool may_park;     /* its memory may be another block's at once when it is freed */
 };
 
+/* A block in the table. Its memory is the table's, until blocks_clear(). */
+struct record {
+        uint64_t word;        /* atomic: the pointer and the state; 0: a spare record */
+        struct record *next;  /* atomic: in the chain */
+        struct record *below; /* in a list of whoever parked it, or of the spare ones */
+        struct block block;   /* constant while it is in the table, but for n_requested */
+};
+
+struct blocks_heads;
+
+#define BLOCKS_MAX_STEPS 48u /* of the table's growth, each doubles it */
+
 /* Zero-initialised is empty.
- * Invariant: n_used <= 3/4 of n_slots, a power of two; every block is reached
- * from its home slot without passing an empty one. */
+ * Invariant: every record whose word is not 0 is in the chain of its pointer's head; there are
+ * at least as many heads as records; n_used of them are not spare, parked ones included. */
 struct blocks {
-        struct block *slots;
-        size_t n_slots;
+        struct blocks_heads *heads; /* atomic */
+        struct record *records[BLOCKS_MAX_STEPS];
+        unsigned n_steps;
+        struct record *spare;
         size_t n_used;
 };
 
@@ -38,23 +59,35 @@ void blocks_clear(struct blocks *b); /* back to empty; frees */
 /* Adds a copy. -ENOMEM; -EEXIST: there is a block at this pointer. */
 int blocks_add(struct blocks *b, const struct block *block);
 
-/* The block that starts at ptr, or NULL, also for one that leaves. Valid until the next change. */
+/* The block that starts at ptr and is used, or NULL. Valid until the next change. */
 const struct block *blocks_find(const struct blocks *b, const void *ptr);
 
-/* The block in whose memory all of [ptr, ptr + n_bytes) lies, or NULL. At once where
+/* The used block in whose memory all of [ptr, ptr + n_bytes) lies, or NULL. At once where
  * ptr is the block's begin; else it looks at all of them. */
 const struct block *blocks_find_around(const struct blocks *b, const void *ptr, uint64_t n_bytes);
 
 /* Whether any block has bytes in [offset, offset + n_bytes) of the region. Looks at
- * all of them, those that leave too. */
+ * all of them, also those that leave or are parked. */
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
-/* Marks the block as leaving: it keeps its place in the table and is found by blocks_take()
- * and blocks_lie_in() alone. -ENOENT, also when it leaves already. */
+/* The used blocks, one after the other, in no order: *cursor is 0 at first. NULL: no more. */
+const struct block *blocks_next(const struct blocks *b, size_t *cursor);
+
+/* Marks a used block as leaving. -ENOENT, also when it leaves already. */
 int blocks_leave(struct blocks *b, const void *ptr, struct block *ret);
 void blocks_stay(struct blocks *b, const void *ptr); /* one that was leaving */
 
-/* Takes it out, whether it leaves or not. -ENOENT. */
+/* Takes it out, used or leaving. -ENOENT. */
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret);
+
+/* Any thread: a used block that may be parked is so now, and the caller's. NULL: it is none, or
+ * was not found without the lock; look again with it. */
+struct record *blocks_park(const struct blocks *b, const void *ptr);
+
+/* Any thread: a parked one is used again. */
+void blocks_unpark(struct record *record, uint64_t n_requested);
+
+/* Takes a parked one out. The record is spare then. */
+void blocks_take_parked(struct blocks *b, struct record *record, struct block *ret);
 
 #endif

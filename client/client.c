@@ -359,6 +359,7 @@ static void *client_free(bfc_client *client)
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
         cache_free(client->cache);
+        magazines_free(client->magazines);
         free(client->places);
         free(client->is_seen);
         recorder_free(client->recorder);
@@ -498,13 +499,15 @@ static int client_start_cache(bfc_client *client, const struct bfc_options *opti
         struct cache_sizes *sizes;
         int r;
 
-        if (options->flags & BFC_NO_CACHE)
-                return 0;
         sizes = calloc(hello->n_partitions + 1, sizeof(*sizes));
         for (size_t i = 0; sizes && i < hello->n_partitions; i++)
                 sizes[i] = (struct cache_sizes){ options->cache_slab_bytes,
                                                  client_idle_bytes(options, hello->partitions[i]) };
-        r = sizes ? cache_new(sizes, (uint32_t)hello->n_partitions, &client->cache) : -ENOMEM;
+        r = sizes ? 0 : -ENOMEM;
+        if (r == 0 && !(options->flags & BFC_NO_CACHE))
+                r = cache_new(sizes, (uint32_t)hello->n_partitions, &client->cache);
+        if (r == 0)
+                r = client_start_magazines(client, sizes[client->partition].idle_bytes);
         free(sizes);
         return r < 0 ? error_set(r, "this process is out of memory") : 0;
 }

@@ -17,33 +17,37 @@
 #include "client/cache.h"
 #include "client/call.h"
 #include "client/events.h"
+#include "client/magazine.h"
 #include "client/recorder.h"
 #include "client/region.h"
 #include "device/device.h"
 
 #define BFC_API __attribute__((visibility("default")))
 
-/* Invariant: stats.num_blocks == blocks.n_used == num_allocs - num_frees, and bytes_in_use
- * is the sum over the blocks. */
+/* Invariant, when no call is under way: blocks.n_used - parked ones == num_allocs - num_frees,
+ * and bytes_in_use is the sum over the used blocks. What the magazines count themselves is not in
+ * `stats`; client_read_stats() has both. */
 struct bfc_client {
         const volatile char *alive; /* 0 in a forked child */
         size_t alive_bytes;
         struct call_connection *connection;
-        struct events *events;      /* NULL: no thread */
-        Bfcd__Reply *hello;         /* what the daemon said of us; constant */
-        struct device_view *places; /* where its partitions are, one each; constant */
-        bool *is_seen;              /* of a GPU's: it is one that this process sees; atomic */
-        uint32_t partition;         /* index into its partitions */
-        struct recorder *recorder;  /* NULL: none */
-        uint64_t n_calls;           /* atomic */
-        int lost;                   /* atomic: why the session ended, as far as is known; 0 */
+        struct events *events;       /* NULL: no thread */
+        Bfcd__Reply *hello;          /* what the daemon said of us; constant */
+        struct device_view *places;  /* where its partitions are, one each; constant */
+        bool *is_seen;               /* of a GPU's: it is one that this process sees; atomic */
+        uint32_t partition;          /* index into its partitions */
+        struct recorder *recorder;   /* NULL: none */
+        uint64_t n_calls;            /* atomic */
+        struct magazines *magazines; /* constant */
+        bool parks;                  /* into them; constant */
+        int lost;                    /* atomic: why the session ended, as far as is known; 0 */
 
         pthread_mutex_t lock; /* everything below; never held across a call */
         struct cache *cache;  /* NULL: none */
         struct regions regions;
-        struct blocks blocks;
-        struct bfc_client_stats stats;
-        char end_reason[160]; /* why this end ended the session */
+        struct blocks blocks;          /* blocks_park() is called without the lock */
+        struct bfc_client_stats stats; /* without bytes_in_use and its peak */
+        char end_reason[160];          /* why this end ended the session */
 };
 
 /* 0 where the client may be used at all; -EINVAL (NULL), -ECHILD. One load. */
@@ -77,5 +81,31 @@ static inline bool malloc_may_be_cut(const struct malloc_how *how)
 
 /* A partition by its name; NULL: the client's own. -ENOENT with a sentence. */
 int client_partition_index(const bfc_client *client, const char *name, uint32_t *ret_index);
+
+/* ---- counting and parking (park.c) ---------------------------------------- */
+
+/* A block is used from now on, or no longer. Lock held. Also for what streams have. */
+void client_count_alloc(bfc_client *client, const struct block *block);
+void client_count_free(bfc_client *client, const struct block *block);
+
+/* All figures of bfc_stats() but num_calls, of one moment. Lock held. */
+void client_read_stats(bfc_client *client, struct bfc_client_stats *ret);
+
+/* idle_bytes: what may be idle in the client's own partition. -ENOMEM. */
+int client_start_magazines(bfc_client *client, uint64_t idle_bytes);
+
+/* Whether such a block may be parked when it is freed. */
+bool client_may_park(const bfc_client *client, uint32_t partition, uint64_t n_bytes);
+
+/* A parked block for this request. False: there is none. Lock not held. */
+bool client_unpark(bfc_client *client, uint32_t partition, uint64_t n_bytes, void **ret_ptr);
+
+/* Frees a block by parking it. False: it is none that can be; *ret_excess is set where that much
+ * is to go back to the daemon. Lock not held. */
+bool client_park(bfc_client *client, const void *ptr, uint64_t *ret_excess);
+
+/* Puts all that is parked into the cache, also while other threads are busy; before looking there
+ * for what is idle. True: there was something. Lock held. */
+bool client_drain(bfc_client *client);
 
 #endif

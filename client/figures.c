@@ -40,9 +40,8 @@ BFC_API int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
         if (r < 0)
                 return r;
         pthread_mutex_lock(&client->lock);
-        stats = client->stats;
+        client_read_stats(client, &stats);
         pthread_mutex_unlock(&client->lock);
-        stats.bytes_idle = stats.bytes_reserved - stats.bytes_in_use;
         stats.num_calls = __atomic_load_n(&client->n_calls, __ATOMIC_RELAXED);
         fill_struct(ret, ret->struct_size, &stats, sizeof(stats));
         return 0;
@@ -55,7 +54,7 @@ BFC_API int bfc_reset_peaks(bfc_client *client)
         if (r < 0)
                 return r;
         pthread_mutex_lock(&client->lock);
-        client->stats.peak_bytes_in_use = client->stats.bytes_in_use;
+        magazines_reset_peak(client->magazines);
         client->stats.peak_bytes_reserved = client->stats.bytes_reserved;
         pthread_mutex_unlock(&client->lock);
         return 0;

@@ -18,26 +18,6 @@
 
 #define BLOCK_GRANULE 256u
 
-static void count_alloc(struct bfc_client_stats *s, const struct block *block)
-{
-        s->num_allocs++;
-        s->num_blocks++;
-        s->bytes_in_use += block->n_bytes;
-        s->bytes_requested += block->n_requested;
-        if (s->bytes_in_use > s->peak_bytes_in_use)
-                s->peak_bytes_in_use = s->bytes_in_use;
-        if (block->n_bytes > s->largest_alloc_size)
-                s->largest_alloc_size = block->n_bytes;
-}
-
-static void count_free(struct bfc_client_stats *s, const struct block *block)
-{
-        s->num_frees++;
-        s->num_blocks--;
-        s->bytes_in_use -= block->n_bytes;
-        s->bytes_requested -= block->n_requested;
-}
-
 static void count_reserved(struct bfc_client_stats *s, uint64_t n_bytes)
 {
         s->bytes_reserved += n_bytes;
@@ -54,7 +34,7 @@ static int client_keep(bfc_client *client, struct block *block, uint64_t n_reque
         r = blocks_add(&client->blocks, block);
         if (r < 0)
                 return r == -EEXIST ? -EPROTO : r;
-        count_alloc(&client->stats, block);
+        client_count_alloc(client, block);
         *ret_ptr = (void *)(uintptr_t)block->ptr;
         return 0;
 }
@@ -65,8 +45,11 @@ static int client_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, 
         struct block block;
         int r = cache_alloc(client->cache, partition, n_bytes, &block);
 
+        if (r == CACHE_MISS && client_drain(client))
+                r = cache_alloc(client->cache, partition, n_bytes, &block);
         if (r != 0)
                 return r;
+        block.may_park = client_may_park(client, partition, n_bytes);
         r = client_keep(client, &block, n_bytes, ret_ptr);
         if (r < 0)
                 cache_dealloc(&block);
@@ -216,6 +199,7 @@ static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_
 
         do {
                 pthread_mutex_lock(&client->lock);
+                client_drain(client);
                 n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, GIVE_BACK_AT_ONCE,
                                     &n_bytes);
                 client->stats.bytes_reserved -= n_bytes;
@@ -277,6 +261,8 @@ static int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_byte
         if (!client->cache)
                 return client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
         if (malloc_may_be_cut(how) && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
+                if (client_unpark(client, partition, n_bytes, ret_ptr))
+                        return 0;
                 r = client_try_cut(client, partition, n_bytes, &want, ret_ptr);
                 if (r != CACHE_MISS)
                         return r;
@@ -355,7 +341,7 @@ static void client_keep_on(bfc_client *client, const struct block *block)
         pthread_mutex_lock(&client->lock);
         if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
             ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
-                count_alloc(&client->stats, block);
+                client_count_alloc(client, block);
                 client->stats.num_allocs--;
                 client->stats.num_frees--;
         }
@@ -402,8 +388,10 @@ static bool client_uncut_at_once(bfc_client *client, const void *ptr, uint32_t *
         found = blocks_find(&client->blocks, ptr);
         done = found && found->slab && !client->places[cache_partition(found)].is_cuda &&
                !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
-        if (done && blocks_take(&client->blocks, ptr, &block) == 0) {
-                count_free(&client->stats, &block);
+        if (done)
+                done = blocks_take(&client->blocks, ptr, &block) == 0;
+        if (done) {
+                client_count_free(client, &block);
                 *ret_partition = cache_partition(&block);
                 *ret_excess = client_uncut(client, &block);
         }
@@ -430,7 +418,7 @@ static int client_take_out(bfc_client *client, const void *ptr, struct block *re
         if (r < 0)
                 blocks_stay(&client->blocks, ptr);
         else if (blocks_take(&client->blocks, ptr, ret) == 0)
-                count_free(&client->stats, ret);
+                client_count_free(client, ret);
         pthread_mutex_unlock(&client->lock);
         return r;
 }
@@ -464,7 +452,8 @@ static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stay
         int r = 0;
 
         *ret_stays = false;
-        if (!client_uncut_at_once(client, ptr, &partition, &excess)) {
+        partition = client->partition;
+        if (!client_park(client, ptr, &excess) && !client_uncut_at_once(client, ptr, &partition, &excess)) {
                 r = client_take_out(client, ptr, &block);
                 *ret_stays = r < 0 && r != -EINVAL;
                 if (r < 0)
@@ -474,7 +463,6 @@ static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stay
                 r = client_put_back(client, &block, &excess);
                 if (r == -ECONNRESET ||
                     (r < 0 && block.slab)) { /* mapped, and this process's, as long as it lasts */
-                        block.is_leaving = false;
                         client_keep_on(client, &block);
                         *ret_stays = true;
                 }

@@ -207,17 +207,15 @@ void recorder_kept(struct recorder *r, const struct recorder_life *life)
 /* What lives ends together, and everything is written. */
 static void end(struct recorder *r)
 {
+        const struct block *b;
+        size_t cursor = 0;
+
         pthread_mutex_lock(&r->lock);
         if (is_recording(r)) {
                 r->is_ended = true;
                 r->now++;
-                for (size_t i = 0; i < r->live.n_slots; i++) {
-                        const struct block *b = &r->live.slots[i];
-
-                        if (b->ptr)
-                                put_line(r, &(struct recorder_life){ b->ptr, b->block_id, r->now,
-                                                                     b->n_requested });
-                }
+                while ((b = blocks_next(&r->live, &cursor)))
+                        put_line(r, &(struct recorder_life){ b->ptr, b->block_id, r->now, b->n_requested });
                 while (r->is_writing)
                         pthread_cond_wait(&r->written, &r->lock);
                 if (r->error == 0)

@@ -42,7 +42,7 @@ START_TEST(table_against_a_model)
                 ck_assert_uint_eq(b.n_used, n_in);
         }
         blocks_clear(&b);
-        ck_assert_uint_eq(b.n_slots, 0);
+        ck_assert_uint_eq(b.n_used, 0);
 }
 END_TEST
 

@@ -119,7 +119,7 @@ START_TEST(small_ones_share_a_slab)
         memset(a, 'a', 1000);
         memset(b, 'b', 1 * MIB);
         put(a);
-        c = get(500);
+        c = get(900);
         ck_assert_ptr_eq(c, a);
         put(b);
         expect_error(bfc_free(client, b), -EINVAL, "freed already");

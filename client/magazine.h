@@ -1,0 +1,72 @@
+/* Magazines: small blocks that were freed and wait for the next request of their size, and the
+ * exact sum of what is in use.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Neither takes a lock that all threads share, so neither makes threads wait for each other.
+ * A client has a few magazines, twice as many as processors; a thread
+ * uses the one that it used last, and moves on where it meets another thread there. So
+ * threads that run side by side come to have one each, and what a thread leaves behind when it
+ * ends is the next one's.
+ *
+ * A parked block keeps its record in the table and its place in the cache's pool, so parking and
+ * unparking is a list and a word. It is idle, and nobody else's to have: who needs it
+ * takes all out by magazines_take_all().
+ *
+ * The sum and its peak: what a free gives back in a magazine stays there as credit for its next
+ * block, up to a bound. With that
+ *
+ *   bound == in use + the sum of the credits <= peak
+ *
+ * holds at any moment, so who allocates on credit need not look at the peak, and who
+ * raises the bound up to the peak needs nobody else. Only who would pass it stops all,
+ * collects the credits, and so knows the sum; that is rare, as a peak is.
+ *
+ * Any thread, but for what says "one at a time": this takes a lock of the caller's, the same
+ * for all. */
+#ifndef BFC_CLIENT_MAGAZINE_H
+#define BFC_CLIENT_MAGAZINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/blocks.h"
+
+#define MAGAZINE_BLOCK_BYTES UINT64_C(16384) /* larger ones are not parked */
+#define MAGAZINE_BLOCKS      64u             /* in each, at most */
+
+struct magazines;
+
+/* max_bytes: what all may hold together, and each at most max_bytes_each. -ENOMEM. */
+int magazines_new(uint64_t max_bytes, uint64_t max_bytes_each, struct magazines **ret);
+struct magazines *magazines_free(struct magazines *m); /* takes NULL */
+
+/* A block for a request of 1 to MAGAZINE_BLOCK_BYTES, used again, and counted as allocated. NULL:
+ * there is none, or it cannot be counted so. */
+struct record *magazines_get(struct magazines *m, uint64_t n_requested);
+
+/* Takes a parked block and counts it as freed. Returns what does not stay, a list by `below`: the
+ * magazine's all, where it is full now. */
+struct record *magazines_put(struct magazines *m, struct record *record);
+
+/* One at a time: empties all magazines; a list by `below`. */
+struct record *magazines_take_all(struct magazines *m);
+
+/* One at a time: a block came or went otherwise. */
+void magazines_count_alloc(struct magazines *m, uint64_t n_bytes);
+void magazines_count_free(struct magazines *m, uint64_t n_bytes);
+
+struct magazine_sums {
+        uint64_t num_allocs;      /* by magazines_get() */
+        uint64_t num_frees;       /* by magazines_put() */
+        uint64_t bytes_requested; /* of the former, less the latter; modulo 2^64 */
+        uint64_t bytes_in_use;    /* of all that was counted */
+        uint64_t peak_bytes_in_use;
+        uint64_t bytes_parked;
+};
+
+/* One at a time; of one moment. */
+void magazines_read(struct magazines *m, struct magazine_sums *ret);
+void magazines_reset_peak(struct magazines *m); /* one at a time */
+
+#endif

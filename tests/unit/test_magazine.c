@@ -1,0 +1,376 @@
+/* Magazines, with the table of blocks, from one thread against a model and from many.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * What the client does around them is done here in a few lines: a block comes from a magazine, or
+ * else under the lock; it is parked, or else goes under the lock. */
+#include "client/magazine.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+
+#include "tests/suite.h"
+
+#define N_THREADS 6
+#define KIB       UINT64_C(1024)
+
+static struct magazines *m;
+static struct blocks blocks;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uintptr_t next_ptr; /* places are never used twice but by way of a magazine */
+
+static void setup(void)
+{
+        ck_assert_int_eq(magazines_new(64 * 256 * KIB, 256 * KIB, &m), 0);
+        next_ptr = UINT64_C(0x7f0000000000);
+}
+
+static void teardown(void)
+{
+        magazines_free(m);
+        blocks_clear(&blocks);
+}
+
+static uint64_t rounded(uint64_t n_bytes)
+{
+        return (n_bytes + 255) / 256 * 256;
+}
+
+static unsigned next_random(unsigned *seed)
+{
+        *seed = *seed * 1103515245u + 12345u;
+        return *seed >> 8;
+}
+
+/* Lock held. */
+static void clear_out(struct record *list)
+{
+        struct record *below;
+        struct block block;
+
+        for (; list; list = below) {
+                below = list->below;
+                blocks_take_parked(&blocks, list, &block);
+        }
+}
+
+static const void *get(uint64_t n_requested)
+{
+        struct block block = { .n_bytes = rounded(n_requested), .n_requested = n_requested };
+        struct record *record = n_requested <= MAGAZINE_BLOCK_BYTES ? magazines_get(m, n_requested) : NULL;
+
+        if (record)
+                return record->block.ptr;
+        block.may_park = n_requested <= MAGAZINE_BLOCK_BYTES;
+        pthread_mutex_lock(&lock);
+        block.ptr = (const void *)next_ptr;
+        next_ptr += block.n_bytes;
+        ck_assert_int_eq(blocks_add(&blocks, &block), 0);
+        magazines_count_alloc(m, block.n_bytes);
+        pthread_mutex_unlock(&lock);
+        return block.ptr;
+}
+
+/* 0, or -ENOENT: it is no block in use. */
+static int put(const void *ptr)
+{
+        struct record *record = blocks_park(&blocks, ptr), *full;
+        struct block block;
+        int r = 0;
+
+        if (record) {
+                full = magazines_put(m, record);
+                pthread_mutex_lock(&lock);
+                clear_out(full);
+                pthread_mutex_unlock(&lock);
+                return 0;
+        }
+        pthread_mutex_lock(&lock);
+        r = blocks_take(&blocks, ptr, &block);
+        if (r == 0)
+                magazines_count_free(m, block.n_bytes);
+        pthread_mutex_unlock(&lock);
+        return r;
+}
+
+static struct magazine_sums sums(void)
+{
+        struct magazine_sums s;
+
+        pthread_mutex_lock(&lock);
+        magazines_read(m, &s);
+        pthread_mutex_unlock(&lock);
+        return s;
+}
+
+static void drain(void)
+{
+        pthread_mutex_lock(&lock);
+        clear_out(magazines_take_all(m));
+        pthread_mutex_unlock(&lock);
+}
+
+/* ---- one thread ---------------------------------------------------------------- */
+
+START_TEST(the_last_freed_is_next)
+{
+        const void *a = get(1000), *b = get(1000), *c = get(16384), *large = get(16385);
+
+        ck_assert_int_eq(put(a), 0);
+        ck_assert_int_eq(put(b), 0);
+        ck_assert_int_eq(put(c), 0);
+        ck_assert_int_eq(put(large), 0);
+        ck_assert_uint_eq(sums().bytes_parked, 2 * 1024 + 16384);
+        ck_assert_uint_eq(sums().num_frees, 3);
+        ck_assert_ptr_ne(get(768), a);
+        ck_assert_ptr_eq(get(769), b);
+        ck_assert_ptr_eq(get(1024), a);
+        ck_assert_ptr_ne(get(1024), b);
+        ck_assert_ptr_eq(get(16384), c);
+        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().num_allocs, 3);
+        ck_assert_uint_eq(sums().bytes_requested, UINT64_C(769) + 1024 - 2 * 1000);
+}
+END_TEST
+
+START_TEST(full_ones_are_emptied)
+{
+        const void *p[MAGAZINE_BLOCKS + 1];
+
+        for (unsigned i = 0; i <= MAGAZINE_BLOCKS; i++)
+                p[i] = get(256 + i % 3 * 256);
+        for (unsigned i = 0; i < MAGAZINE_BLOCKS; i++)
+                ck_assert_int_eq(put(p[i]), 0);
+        ck_assert_uint_gt(sums().bytes_parked, 0);
+        ck_assert_uint_eq(blocks.n_used, MAGAZINE_BLOCKS + 1);
+        ck_assert_int_eq(put(p[MAGAZINE_BLOCKS]), 0);
+        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(blocks.n_used, 0);
+        for (unsigned i = 0; i < 17; i++) /* 16 are 256 KiB */
+                p[i] = get(16 * KIB);
+        for (unsigned i = 0; i < 17; i++) {
+                ck_assert_uint_eq(sums().bytes_parked, i * 16 * KIB);
+                ck_assert_int_eq(put(p[i]), 0);
+        }
+        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(blocks.n_used, 0);
+}
+END_TEST
+
+START_TEST(none_with_a_bound_of_0)
+{
+        const void *p = get(100);
+
+        magazines_free(m);
+        ck_assert_int_eq(magazines_new(0, 256 * KIB, &m), 0);
+        magazines_count_alloc(m, 256);
+        ck_assert_int_eq(put(p), 0);
+        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().bytes_in_use, 0);
+}
+END_TEST
+
+START_TEST(sums_against_a_model)
+{
+        enum { N = 300 };
+        const void *held[N] = { NULL };
+        uint64_t n_bytes[N] = { 0 }, in_use = 0, peak = 0;
+        unsigned seed = 11;
+
+        for (int i = 0; i < 100000; i++) {
+                unsigned at = next_random(&seed) % N;
+
+                if (held[at]) {
+                        ck_assert_int_eq(put(held[at]), 0);
+                        ck_assert_int_eq(put(held[at]), -ENOENT);
+                        in_use -= n_bytes[at];
+                        held[at] = NULL;
+                } else if (next_random(&seed) % N < 60u + (unsigned)(i / 1000 * 2)) {
+                        n_bytes[at] = rounded(1 + next_random(&seed) % 20000);
+                        held[at] = get(n_bytes[at]);
+                        in_use += n_bytes[at];
+                        peak = in_use > peak ? in_use : peak;
+                }
+                if (next_random(&seed) % 1000 == 0)
+                        drain();
+                if (next_random(&seed) % 5000 == 0) {
+                        magazines_reset_peak(m);
+                        peak = in_use;
+                }
+                if (next_random(&seed) % 8 == 0) {
+                        ck_assert_uint_eq(sums().bytes_in_use, in_use);
+                        ck_assert_uint_eq(sums().peak_bytes_in_use, peak);
+                }
+        }
+}
+END_TEST
+
+/* ---- threads -------------------------------------------------------------------- */
+
+static pthread_barrier_t barrier;
+
+static void run(void *(*fn)(void *))
+{
+        pthread_t threads[N_THREADS];
+
+        pthread_barrier_init(&barrier, NULL, N_THREADS);
+        for (uintptr_t i = 0; i < N_THREADS; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, fn, (void *)i), 0);
+        for (int i = 0; i < N_THREADS; i++)
+                pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&barrier);
+}
+
+/* Up to a level that is the thread's own and, all together, the round's peak; below it every thread
+ * goes up and down as it likes. */
+#define N_ROUNDS  30
+#define MAX_LEVEL 40
+
+static unsigned level_of(unsigned thread, unsigned round)
+{
+        return 5 + (thread * 7 + round * 3) % (MAX_LEVEL - 5);
+}
+
+static void *climb(void *userdata)
+{
+        unsigned me = (unsigned)(uintptr_t)userdata, seed = me;
+        const void *held[MAX_LEVEL];
+
+        for (unsigned round = 0; round < N_ROUNDS; round++) {
+                unsigned n = 0, level = level_of(me, round);
+
+                for (unsigned i = 0; i < 1500 || n < level; i++) {
+                        bool up = i < 1500 ? next_random(&seed) % 2 == 0 : true;
+
+                        if (up && n < level - (i < 1500)) {
+                                held[n++] = get(4096);
+                        } else if (!up && n > 0) {
+                                ck_assert_int_eq(put(held[--n]), 0);
+                        }
+                }
+                pthread_barrier_wait(&barrier);
+                if (me == 0) {
+                        uint64_t all = 0;
+
+                        for (unsigned i = 0; i < N_THREADS; i++)
+                                all += level_of(i, round);
+                        ck_assert_uint_eq(sums().bytes_in_use, all * 4096);
+                        ck_assert_uint_eq(sums().peak_bytes_in_use, all * 4096);
+                }
+                pthread_barrier_wait(&barrier);
+                while (n > 0)
+                        ck_assert_int_eq(put(held[--n]), 0);
+                pthread_barrier_wait(&barrier);
+                if (me == 0) {
+                        pthread_mutex_lock(&lock);
+                        magazines_reset_peak(m);
+                        pthread_mutex_unlock(&lock);
+                }
+                pthread_barrier_wait(&barrier);
+        }
+        return NULL;
+}
+
+START_TEST(the_peak_is_that_of_the_sum)
+{
+        run(climb);
+        ck_assert_uint_eq(sums().bytes_in_use, 0);
+}
+END_TEST
+
+/* Two threads free each block, while the table grows: one succeeds. */
+#define N_PAIRS 3000
+static const void *pairs[N_THREADS / 2][N_PAIRS];
+static unsigned n_freed[N_THREADS / 2][N_PAIRS];
+
+static void *free_twice(void *userdata)
+{
+        uintptr_t me = (uintptr_t)userdata, pair = me / 2;
+        const void *more[N_PAIRS / 10];
+
+        for (unsigned i = 0; me % 2 == 0 && i < N_PAIRS; i++)
+                pairs[pair][i] = get(1 + i % 5000);
+        pthread_barrier_wait(&barrier);
+        for (unsigned i = 0; i < N_PAIRS; i++) {
+                if (i % 10 == 0)
+                        pthread_barrier_wait(&barrier);
+                if (i % 10 == 0)
+                        more[i / 10] = get(100000);
+                if (put(pairs[pair][i]) == 0)
+                        __atomic_add_fetch(&n_freed[pair][i], 1, __ATOMIC_RELAXED);
+        }
+        for (unsigned i = 0; i < N_PAIRS / 10; i++)
+                ck_assert_int_eq(put(more[i]), 0);
+        return NULL;
+}
+
+START_TEST(two_frees_of_one_block)
+{
+        run(free_twice);
+        for (unsigned pair = 0; pair < N_THREADS / 2; pair++)
+                for (unsigned i = 0; i < N_PAIRS; i++)
+                        ck_assert_uint_eq(n_freed[pair][i], 1);
+        ck_assert_uint_eq(sums().bytes_in_use, 0);
+}
+END_TEST
+
+/* Blocks go from thread to thread, and somebody empties the magazines all the time. */
+#define N_SHARED 256
+static const void *shared[N_SHARED];
+static int n_busy;
+
+static void *pass_on(void *userdata)
+{
+        unsigned me = (unsigned)(uintptr_t)userdata, seed = me * 77;
+
+        __atomic_add_fetch(&n_busy, 1, __ATOMIC_SEQ_CST);
+        pthread_barrier_wait(&barrier);
+        if (me == 0)
+                while (__atomic_load_n(&n_busy, __ATOMIC_SEQ_CST) > 1) {
+                        drain();
+                        ck_assert_uint_ge(sums().peak_bytes_in_use, sums().bytes_in_use);
+                        sched_yield();
+                }
+        for (int i = 0; me > 0 && i < 30000; i++) {
+                const void *mine = get(1 + next_random(&seed) % 17000), *other;
+
+                other = __atomic_exchange_n(&shared[next_random(&seed) % N_SHARED], mine, __ATOMIC_ACQ_REL);
+                if (other)
+                        ck_assert_int_eq(put(other), 0);
+        }
+        __atomic_sub_fetch(&n_busy, 1, __ATOMIC_SEQ_CST);
+        return NULL;
+}
+
+START_TEST(emptied_while_busy)
+{
+        run(pass_on);
+        for (int i = 0; i < N_SHARED; i++)
+                if (shared[i])
+                        ck_assert_int_eq(put(shared[i]), 0);
+        drain();
+        ck_assert_uint_eq(sums().bytes_in_use, 0);
+        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(blocks.n_used, 0);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("magazine");
+        TCase *t = tcase_create("magazine");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, the_last_freed_is_next);
+        tcase_add_test(t, full_ones_are_emptied);
+        tcase_add_test(t, none_with_a_bound_of_0);
+        tcase_add_test(t, sums_against_a_model);
+        tcase_add_test(t, the_peak_is_that_of_the_sum);
+        tcase_add_test(t, two_frees_of_one_block);
+        tcase_add_test(t, emptied_while_busy);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
