@@ -12,6 +12,12 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
         return a > b ? a : b;
 }
 
+static void account_changed(struct account *a)
+{
+        if (a->changed)
+                a->changed(a);
+}
+
 /* What the account takes out of its pool when so much is charged. */
 static uint64_t account_committed(const struct account *a, uint64_t charged)
 {
@@ -88,6 +94,7 @@ int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_
         assert(a->charged_bytes <= a->limit_bytes);
         assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->limit_bytes);
         *ret = (struct charge){ .account = a, .n_bytes = n_bytes };
+        account_changed(a);
         return 0;
 }
 
@@ -121,6 +128,7 @@ void charge_drop(struct charge *c)
         a->pool->committed_bytes -= before - account_committed(a, a->charged_bytes);
         assert(a->pool->charged_bytes <= a->pool->committed_bytes);
         *c = (struct charge){ .account = NULL };
+        account_changed(a);
 }
 
 void account_clear_peaks(struct account *a)

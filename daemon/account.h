@@ -28,6 +28,7 @@ struct account {
         uint64_t charged_bytes;
         uint64_t peak_charged_bytes;
         uint64_t lifetime_peak_charged_bytes;
+        void (*changed)(struct account *a); /* charged_bytes is another; may be NULL */
 };
 
 struct charge {

@@ -170,6 +170,10 @@ static bool on_lets_go(void *userdata, uint32_t extent)
 
 static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
 {
+        int r = usage_page_new(t->config->n_quotas, &t->usage);
+
+        if (r < 0 && r != -EINVAL)
+                return r;
         t->quotas = calloc(t->config->n_quotas + 1, sizeof(*t->quotas));
         if (!t->quotas)
                 return -ENOMEM;
@@ -179,6 +183,7 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
                         .tenant = t->name,
                         .partition = &b->partitions[from->partition],
                         .ledger = b->ledger,
+                        .usage = usage_page_entry(t->usage, t->n_quotas),
                         .limit_bytes = from->limit_bytes,
                         .reserve_bytes = from->reserve_bytes,
                         .max_sessions = from->max_sessions,
@@ -187,8 +192,8 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
                         .lets_go = b->lets_go ? on_lets_go : NULL,
                         .userdata = b,
                 };
-                int r = quota_new(&options, &t->quotas[t->n_quotas]);
 
+                r = quota_new(&options, &t->quotas[t->n_quotas]);
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence,
                                  "tenant '%s' in partition '%s' could not be set up: %s", t->name,
@@ -239,6 +244,8 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->config_text = config_format(b->config);
         r = b->config_text ? broker_open_ledger(b, ret_sentence, n_sentence) : -ENOMEM;
         if (r == 0)
+                r = client_page_reader_new(&b->reader);
+        if (r == 0)
                 r = broker_open_devices(b, options, ret_sentence, n_sentence);
         if (r == 0)
                 r = broker_open_partitions(b, options);
@@ -271,9 +278,11 @@ struct broker *broker_free(struct broker *b)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         quota_free(b->tenants[i].quotas[k]);
                 free(b->tenants[i].quotas);
+                usage_page_free(b->tenants[i].usage);
         }
         for (size_t i = 0; i < b->n_devices; i++)
                 worker_free(b->devices[i].worker);
+        client_page_reader_free(b->reader);
         devices_free(b->opened);
         free(b->tenants);
         free(b->partitions);

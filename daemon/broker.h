@@ -17,6 +17,7 @@
 #include "daemon/devices.h"
 #include "daemon/ledger.h"
 #include "daemon/log.h"
+#include "daemon/pages.h"
 #include "daemon/partition.h"
 #include "daemon/quota.h"
 #include "daemon/tenant.h"
@@ -58,6 +59,7 @@ struct broker {
         struct shared_name_list shared_due; /* of these, those whose waiters can be served */
         size_t n_shared_waits;
         size_t shared_slot; /* where shared_tick() goes on */
+        struct client_page_reader *reader;
         uint64_t started_ms;
         uint64_t settled_ms;           /* when it was last asked for what escaped */
         struct log_limit stranger_log; /* refused hellos */

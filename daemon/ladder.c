@@ -45,6 +45,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 (void)arena_dealloc(q->arena, handle);
                 handle = 0;
         }
+        quota_publish(q);
         if (request)
                 quota_complete(request, result, handle, offset);
         quota_make_due(q);
@@ -81,9 +82,14 @@ static void quota_released(void *userdata, uint64_t n_bytes)
 /* Starts giving back; returns how many bytes. */
 static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep)
 {
+        uint64_t n_bytes;
+
         if (q->partition->preallocate)
                 return 0;
-        return arena_release(q->arena, want_bytes, keep, quota_released, q);
+        n_bytes = arena_release(q->arena, want_bytes, keep, quota_released, q);
+        if (n_bytes > 0) /* it is free no more */
+                quota_publish(q);
+        return n_bytes;
 }
 
 /* A tenant without blocks whose last session has left holds nothing: its extents
@@ -176,6 +182,7 @@ static bool quota_trade(struct quota *q, const struct bfc_growth *plan, uint64_t
         if (n_bytes == 0 || !quota_hold(q, plan->new_bytes - traded))
                 return false;
         n_bytes = arena_release_soon(q->arena, n_bytes, plan, quota_released, q);
+        quota_publish(q);
         quota_note_trade(q, plan, n_bytes);
         return n_bytes > 0;
 }
@@ -295,6 +302,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         quota_unqueue_served(request);
         q->growing = true;
         q->growing_for = request;
+        quota_publish(q); /* the free space that it takes in is spoken for */
         return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,35 @@
 
 #define QUOTA_LOOKS 256u /* requests looked at in one turn */
 #define QUOTA_ROOMS 32u  /* and for so many room is made, or a refusal written */
+
+/* Before any reply that goes out because of the change: a client that knows of it reads it. */
+void quota_publish(struct quota *q)
+{
+        uint64_t figures[PAGES_N_FIGURES];
+        struct bfc_stats stats;
+
+        if (!q->usage)
+                return;
+        arena_read_stats(q->arena, &stats);
+        figures[PAGES_BYTES_LIMIT] = q->account.limit_bytes;
+        figures[PAGES_BYTES_RESERVED] = q->account.charged_bytes;
+        figures[PAGES_PEAK_BYTES_RESERVED] = q->account.peak_charged_bytes;
+        figures[PAGES_BYTES_IN_USE] = q->bytes_in_use;
+        figures[PAGES_PEAK_BYTES_IN_USE] = q->peak_bytes_in_use;
+        figures[PAGES_BYTES_REQUESTED] = q->bytes_requested;
+        figures[PAGES_NUM_BLOCKS] = q->n_blocks;
+        figures[PAGES_NUM_SESSIONS] = q->n_sessions;
+        figures[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
+        figures[PAGES_LIFETIME_PEAK_BYTES_IN_USE] =
+                ledger_quota_at(q->ledger, q->index)->lifetime_peak_in_use;
+        figures[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
+        pages_write(q->usage, figures);
+}
+
+static void quota_charge_changed(struct account *a)
+{
+        quota_publish((struct quota *)(void *)((char *)a - offsetof(struct quota, account)));
+}
 
 static void quota_assert(const struct quota *q)
 {
@@ -106,6 +136,9 @@ int quota_new(const struct quota_options *options, struct quota **ret)
                 quota_free(q);
                 return r;
         }
+        q->account.changed = quota_charge_changed;
+        q->usage = options->usage;
+        quota_publish(q);
         *ret = q;
         return 0;
 }
@@ -116,6 +149,7 @@ struct quota *quota_free(struct quota *q)
                 return NULL;
         assert(q->n_sessions == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->waiting));
         assert(!q->growing && q->held.n_bytes == 0);
+        q->usage = NULL; /* the arena's figures go first */
         q->arena = arena_free(q->arena);
         if (q->index != LEDGER_NONE)
                 ledger_quota_clear(q->ledger, q->index);
@@ -167,6 +201,7 @@ void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         if (q->bytes_in_use > record->lifetime_peak_in_use)
                 record->lifetime_peak_in_use = q->bytes_in_use;
         quota_assert(q);
+        quota_publish(q);
 }
 
 static int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
@@ -224,6 +259,7 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         q->bytes_requested -= n_requested;
         q->partition->bytes_in_use -= n_bytes;
         quota_assert(q);
+        quota_publish(q);
         quota_make_due(q);
 }
 
@@ -365,6 +401,7 @@ int quota_join(struct quota *q)
         if (q->n_sessions >= q->max_sessions)
                 return -EDQUOT;
         q->n_sessions++;
+        quota_publish(q);
         return 0;
 }
 
@@ -386,6 +423,7 @@ void quota_leave(struct quota *q)
         assert(q->n_sessions > q->n_closing);
         q->n_sessions--;
         ladder_settle(q);
+        quota_publish(q);
 }
 
 /* ---- words and figures --------------------------------------------------- */
@@ -448,6 +486,7 @@ void quota_clear_peaks(struct quota *q)
         q->peak_bytes_in_use = q->bytes_in_use;
         q->peak_bytes_requested = q->bytes_requested;
         account_clear_peaks(&q->account);
+        quota_publish(q);
 }
 
 int quota_check(const struct quota *q, const char **ret_why)

@@ -38,6 +38,7 @@
 #include "daemon/account.h"
 #include "daemon/arena.h"
 #include "daemon/ledger.h"
+#include "daemon/pages.h"
 #include "daemon/partition.h"
 
 struct quota;
@@ -63,7 +64,8 @@ struct quota {
         struct account account;
         struct arena *arena;
         struct ledger *ledger;
-        uint32_t index; /* in the ledger */
+        struct pages_entry *usage; /* where its clients read its figures; NULL: nowhere */
+        uint32_t index;            /* in the ledger */
         uint32_t max_sessions;
         uint32_t max_blocks;
         uint32_t n_sessions;
@@ -92,6 +94,7 @@ struct quota_options {
         const char *tenant;
         struct partition *partition;
         struct ledger *ledger;
+        struct pages_entry *usage; /* borrowed, outlives the quota; may be NULL */
         uint64_t limit_bytes;
         uint64_t reserve_bytes;
         uint32_t max_sessions;
@@ -148,6 +151,10 @@ void quota_closed(struct quota *q);
 void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf);
 
 void quota_clear_peaks(struct quota *q);
+
+/* Writes its figures where its clients read them. All that changes them here does so itself;
+ * who changes one from outside (a limit) calls it. */
+void quota_publish(struct quota *q);
 
 /* The partition's device is lost: who waits in it is refused at the next turn,
  * and everybody from now on. */

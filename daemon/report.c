@@ -279,6 +279,7 @@ out:
 static void report_session(const struct session *s, Bfcd__SessionRow *row)
 {
         const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+        struct client_figures client;
 
         bfcd__session_row__init(row);
         row->session_id = s->id;
@@ -291,6 +292,10 @@ static void report_session(const struct session *s, Bfcd__SessionRow *row)
         row->num_blocks = record->links.n_blocks;
         row->bytes_in_use = s->bytes_in_use;
         row->peak_bytes_in_use = s->peak_bytes_in_use;
+        session_client_figures(s, &client);
+        row->client_bytes_reserved = client.bytes_held;
+        row->client_bytes_in_use = client.bytes_in_use;
+        row->client_bytes_idle = client.bytes_idle;
 }
 
 static void report_sessions(const struct session *viewer, uint64_t cursor, struct report *r)

@@ -252,12 +252,13 @@ struct session_share *session_share_of(const struct session *s, uint32_t quota)
 static void session_free_block(struct session *s, uint32_t index)
 {
         struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
-        struct quota *quota = session_share_of(s, block->quota)->quota;
+        struct session_share *share = session_share_of(s, block->quota);
         uint64_t n_bytes = block->n_bytes, n_requested = block->n_requested, handle = block->handle;
 
         ledger_block_clear(s->broker->ledger, index);
         s->bytes_in_use -= n_bytes;
-        quota_dealloc(quota, handle, n_bytes, n_requested);
+        share->bytes_in_use -= n_bytes;
+        quota_dealloc(share->quota, handle, n_bytes, n_requested);
 }
 
 /* Sends what the window allows, in order. */
@@ -335,6 +336,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         }
         s->n_allocs++;
         s->bytes_in_use += facts.n_bytes;
+        share->bytes_in_use += facts.n_bytes;
         if (s->bytes_in_use > s->peak_bytes_in_use)
                 s->peak_bytes_in_use = s->bytes_in_use;
         d->request_id = id;
@@ -790,15 +792,48 @@ static int session_enter(struct session *s, const Bfcd__Request *r, uint8_t *ret
         return result;
 }
 
-/* events_fd: the client's end of the events socket, or -1. */
+/* -1: the client did not ask for pages, or there is no room for one; then it asks for figures. */
+static int session_open_page(struct session *s, const Bfcd__Request *r)
+{
+        int fd;
+
+        if (s->admin || !s->tenant->usage || !(r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_PAGES) ||
+            client_page_new(&s->page, &fd) < 0)
+                return -1;
+        return fd;
+}
+
+/* The reply with the fds of what it grants. */
+static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int events_fd, int page_fd)
+{
+        uint64_t granted = 0;
+        size_t n_fds = 0;
+        int fds[3];
+
+        if (events_fd >= 0) {
+                granted |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
+                fds[n_fds++] = events_fd;
+        }
+        if (page_fd >= 0) {
+                granted |= BFCD__CAPABILITY__CAPABILITY_PAGES;
+                fds[n_fds++] = s->tenant->usage->fd;
+                fds[n_fds++] = page_fd;
+        }
+        s->in_flight = n_fds > 0;
+        reply->hello->capabilities = granted;
+        return s->ops->send(s->userdata, reply, fds, n_fds);
+}
+
+/* events_fd: the client's end of the events socket, or -1. page_fd: of its page, or -1. */
 static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret,
-                            int events_fd)
+                            int events_fd, int page_fd)
 {
         size_t n = s->tenant ? s->tenant->n_quotas : 0;
         Bfcd__PartitionInfo *infos = calloc(n + 1, sizeof(*infos)),
                             **pointers = calloc(n + 1, sizeof(*pointers));
         Bfcd__HelloReply hello = BFCD__HELLO_REPLY__INIT;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
+        int sent;
 
         if (!infos || !pointers) {
                 s->ops->abort(s->userdata, "out of memory");
@@ -821,10 +856,13 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_
         reply.body_case = BFCD__REPLY__BODY_HELLO;
         reply.hello = &hello;
         retire_begin(s, events_fd >= 0);
-        s->in_flight = s->has_events;
-        if (s->has_events)
-                hello.capabilities = BFCD__CAPABILITY__CAPABILITY_EVENTS;
-        if (s->ops->send(s->userdata, &reply, &events_fd, s->has_events) < 0)
+        sent = session_send_welcome(s, &reply, events_fd, page_fd);
+        if (sent < 0 && page_fd >= 0) {
+                /* Pages are a convenience: where fds are short the session comes first. */
+                s->page = client_page_free(s->page);
+                sent = session_send_welcome(s, &reply, events_fd, -1);
+        }
+        if (sent < 0)
                 s->ops->abort(s->userdata, "the daemon has no fds left");
 out:
         free(infos);
@@ -836,7 +874,7 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
         char sentence[SESSION_SENTENCE_BYTES];
         uint8_t secret[16];
         size_t share = 0;
-        int events_fd = -1;
+        int events_fd = -1, page_fd;
 
         if (s->state != SESSION_NEW) {
                 *ret_why = "it said hello twice";
@@ -864,9 +902,12 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
         }
         if (session_enter(s, r, secret, &events_fd) < 0)
                 return 0;
-        session_welcome(s, r->id, share, secret, sizeof(secret), events_fd);
+        page_fd = session_open_page(s, r);
+        session_welcome(s, r->id, share, secret, sizeof(secret), events_fd, page_fd);
         if (events_fd >= 0)
                 close(events_fd);
+        if (page_fd >= 0)
+                close(page_fd);
         log_debug("session %" PRIu64 " began: tenant '%s', uid %u, pid %d, %s", s->id,
                   s->tenant ? s->tenant->name : "(admin)", (unsigned)s->who.uid, (int)s->who.pid, s->name);
         return 0;
@@ -980,6 +1021,40 @@ size_t session_n_held(const struct session *s)
         return (size_t)record->links.n_blocks + record->links.n_holds + record->links.n_exports;
 }
 
+static uint64_t at_most(uint64_t n, uint64_t max)
+{
+        return n < max ? n : max;
+}
+
+void session_client_figures(const struct session *s, struct client_figures *ret)
+{
+        struct client_figures sum = { 0 };
+        struct client_word word;
+
+        if (client_page_read(s->page, s->broker->reader, &word) == 0) {
+                for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++) {
+                        const struct client_figures *each = &word.partitions[i];
+
+                        /* The sums are at most what there is, so nothing overflows. */
+                        sum.bytes_held += at_most(each->bytes_held, s->bytes_in_use - sum.bytes_held);
+                        sum.bytes_in_use += at_most(each->bytes_in_use, s->bytes_in_use - sum.bytes_in_use);
+                        sum.bytes_idle += at_most(each->bytes_idle, s->bytes_in_use - sum.bytes_idle);
+                }
+        }
+        *ret = sum;
+}
+
+uint64_t session_idle_hint(const struct session *s, uint32_t partition)
+{
+        uint64_t held = s->shares[partition].bytes_in_use;
+        struct client_word word;
+
+        if (held == 0 || client_page_read(s->page, s->broker->reader, &word) < 0)
+                return held;
+        /* What it has in further partitions may be in this one. */
+        return at_most(word.partitions[at_most(partition, PAGES_MAX_PARTITIONS)].bytes_idle, held);
+}
+
 static const struct device *session_extent_device(const struct session *s, uint32_t extent)
 {
         uint32_t quota = ledger_extent_at(s->broker->ledger, extent)->quota;
@@ -1061,6 +1136,7 @@ static void session_strike(struct session *s)
                 free(s->shares);
                 s->shares = NULL;
         }
+        s->page = client_page_free(s->page);
         ledger_session_clear(b->ledger, s->index);
         b->sessions[s->index] = NULL;
         b->n_sessions--;

@@ -53,7 +53,8 @@ struct session_ops {
 struct session_share {
         struct quota *quota;
         bool joined;
-        uint64_t *seen; /* by slot: the id of the extent that was exported, or 0 */
+        uint64_t bytes_in_use; /* of the session's bytes_in_use, those in this partition */
+        uint64_t *seen;        /* by slot: the id of the extent that was exported, or 0 */
         size_t n_seen;
 };
 
@@ -87,8 +88,9 @@ struct session {
         uint64_t acked_sequence;
         uint32_t n_unacked; /* extents */
         struct retire retire;
-        bool has_events; /* it takes events, and answers them */
-        bool in_flight;  /* fds were sent; whether they were read only the kernel knows */
+        bool has_events;          /* it takes events, and answers them */
+        struct client_page *page; /* what its client says of its cache; NULL: nothing */
+        bool in_flight;           /* fds were sent; whether they were read only the kernel knows */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
         uint64_t bytes_in_use;                    /* its own blocks: what is shared is no session's */
         uint64_t peak_bytes_in_use;
@@ -134,6 +136,15 @@ int session_reap(struct session *s, size_t n_blocks);
 
 /* Blocks, shared blocks and exports that it holds. */
 size_t session_n_held(const struct session *s);
+
+/* What its client says of its cache, all partitions together, and never more than the session
+ * holds. Zeros where it says nothing. */
+void session_client_figures(const struct session *s, struct client_figures *ret);
+
+/* How much could come back from the session in a partition, an index into its shares: what its
+ * client says lies idle, and never more than it holds there; where the client says nothing,
+ * all that it holds there. A hint: clients lie. */
+uint64_t session_idle_hint(const struct session *s, uint32_t partition);
 
 /* Nothing is in flight any more; reap again. */
 void session_let_go(struct session *s);

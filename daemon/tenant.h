@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include "daemon/config.h"
+#include "daemon/pages.h"
 #include "daemon/quota.h"
 
 /* A peer as the kernel describes it. */
@@ -28,6 +29,7 @@ struct tenant {
         const char *name;
         struct quota **quotas; /* in the config's order */
         size_t n_quotas;
+        struct usage_page *usage; /* an entry for each quota; NULL: this kernel cannot seal it */
         size_t n_sessions;
         size_t n_quarantined; /* of these */
 };

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/report.h"
 
 /* Works in fuzzers too, so no Check in here. */
 #define MUST(condition)                                                                                      \
@@ -138,12 +139,54 @@ void peer_settle(struct broker *b)
         }
 }
 
+/* Whoever gets a reply may compare it with the page. */
+static void check_usage_pages(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        const struct quota *q = b->tenants[i].quotas[k];
+                        Bfcd__Figures f = BFCD__FIGURES__INIT;
+                        uint64_t page[PAGES_N_FIGURES];
+
+                        MUST(q->usage == usage_page_entry(b->tenants[i].usage, k));
+                        MUST(pages_read(q->usage, page) == 0);
+                        report_quota_figures(q, &f);
+                        MUST(page[PAGES_BYTES_LIMIT] == f.bytes_limit);
+                        MUST(page[PAGES_BYTES_RESERVED] == f.bytes_reserved);
+                        MUST(page[PAGES_PEAK_BYTES_RESERVED] == f.peak_bytes_reserved);
+                        MUST(page[PAGES_BYTES_IN_USE] == f.bytes_in_use);
+                        MUST(page[PAGES_PEAK_BYTES_IN_USE] == f.peak_bytes_in_use);
+                        MUST(page[PAGES_BYTES_REQUESTED] == f.bytes_requested);
+                        MUST(page[PAGES_NUM_BLOCKS] == f.num_blocks);
+                        MUST(page[PAGES_NUM_SESSIONS] == f.num_sessions);
+                        MUST(page[PAGES_LARGEST_FREE_BLOCK_BYTES] == f.largest_free_block_bytes);
+                        MUST(page[PAGES_LIFETIME_PEAK_BYTES_IN_USE] == f.lifetime_peak_bytes_in_use);
+                        MUST(page[PAGES_LIFETIME_PEAK_BYTES_RESERVED] == f.lifetime_peak_bytes_reserved);
+                }
+        }
+}
+
+static void take_hello_fds(struct peer *p, uint64_t granted, const int *fds, size_t n_fds)
+{
+        bool has_events = granted & BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        bool has_pages = granted & BFCD__CAPABILITY__CAPABILITY_PAGES;
+
+        MUST(!has_events || p->wants_events);
+        MUST(!has_pages || p->wants_pages);
+        MUST(n_fds == (size_t)has_events + 2 * (size_t)has_pages);
+        for (size_t i = 0; has_pages && i < 2; i++) {
+                p->page_fds[i] = fcntl(fds[n_fds - 2 + i], F_DUPFD_CLOEXEC, 0);
+                MUST(p->page_fds[i] >= 0);
+        }
+}
+
 static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
 {
         struct peer *p = userdata;
         size_t n = bfcd__reply__get_packed_size(reply);
         uint8_t *bytes = malloc(n + 1);
 
+        check_usage_pages(p->session->broker);
         MUST(bytes && n <= 65536);
         bfcd__reply__pack(reply, bytes);
         MUST(p->n_replies < PEER_MAX_REPLIES);
@@ -170,7 +213,7 @@ static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, siz
                 p->n_extents += reply->extents->n_extents;
                 p->to_ack = reply->extents->sequence;
         } else if (reply->body_case == BFCD__REPLY__BODY_HELLO) {
-                MUST(n_fds == (reply->hello->capabilities == BFCD__CAPABILITY__CAPABILITY_EVENTS));
+                take_hello_fds(p, reply->hello->capabilities, fds, n_fds);
         } else {
                 MUST(n_fds == 0);
         }
@@ -237,6 +280,7 @@ struct peer *peer_new(struct broker *b, uid_t uid, bool admin)
 
         MUST(p && session_new(b, admin, &who, &ops, p, &p->session) == 0);
         p->auto_ack = true;
+        p->page_fds[0] = p->page_fds[1] = -1;
         return p;
 }
 
@@ -263,6 +307,9 @@ struct peer *peer_free(struct peer *p)
         session_free(p->session);
         MUST(p->n_holds == 0);
         free(p->holds);
+        for (size_t i = 0; i < 2; i++)
+                if (p->page_fds[i] >= 0)
+                        close(p->page_fds[i]);
         peer_forget_replies(p);
         free(p);
         return NULL;
@@ -308,7 +355,8 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         uint64_t id;
 
         hello.version = 1;
-        hello.capabilities = p->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0;
+        hello.capabilities = (p->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
+                             (p->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0);
         hello.name = (char *)(uintptr_t) "peer";
         hello.tenant = (char *)(uintptr_t)tenant;
         hello.partition = (char *)(uintptr_t)partition;

@@ -38,6 +38,8 @@ struct peer {
         bool auto_ack; /* acknowledge extents as they come */
         uint64_t to_ack;
         bool wants_events; /* set before the hello */
+        bool wants_pages;  /* the same */
+        int page_fds[2];   /* usage, client; owned; -1: none came */
         struct peer_retire retires[RETIRE_MAX_OPEN];
         size_t n_retires;
         size_t n_retired; /* extents, in all Retires so far */

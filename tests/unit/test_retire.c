@@ -111,6 +111,7 @@ static uint64_t release(struct quota *q, uint64_t n_bytes)
 {
         uint64_t n = arena_release(q->arena, n_bytes, NULL, on_released, NULL);
 
+        quota_publish(q); /* which it did not do itself */
         peer_settle(b);
         check();
         return n;

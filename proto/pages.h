@@ -1,0 +1,154 @@
+/* Pages: figures that two processes read in each other's memory, without a word.
+ *
+ * The usage page is a tenant's: the daemon writes it and every client of the tenant may
+ * read it. It has an entry for each of the tenant's quotas, in the order of
+ * HelloReply.partitions. The client page is a session's: its client writes it and the daemon
+ * reads it.
+ *
+ * Both are memfds that the daemon makes and seals, so that neither end can make the other's
+ * mapping fault or grow, and nobody but the daemon can write the usage page. Neither end
+ * believes what stands in the other's page: figures are shown, and compared with what is
+ * known; where something lies never depends on them.
+ *
+ * All words are 64 bits wide, in the machine's own order. Version 1; a reader that finds
+ * another version leaves the page alone. Figures are only added, behind those there are, with
+ * a larger entry_bytes.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_PROTO_PAGES_H
+#define BFC_PROTO_PAGES_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define PAGES_VERSION        UINT64_C(1)
+#define PAGES_USAGE_MAGIC    UINT64_C(0x6567617375636662) /* "bfcusage" on little-endian machines */
+#define PAGES_CLIENT_MAGIC   UINT64_C(0x646c656873636662) /* "bfcsheld" */
+#define PAGES_MAX_PARTITIONS 16u                          /* with an entry of their own in a client page */
+#define PAGES_MAX_BYTES      (UINT64_C(1) << 24)
+#define PAGES_TRIES          64u /* of a read; a few microseconds in all */
+
+/* The figures of an entry, as Figures in bfcd.proto names them. */
+enum pages_figure {
+        PAGES_BYTES_LIMIT,
+        PAGES_BYTES_RESERVED,
+        PAGES_PEAK_BYTES_RESERVED,
+        PAGES_BYTES_IN_USE,
+        PAGES_PEAK_BYTES_IN_USE,
+        PAGES_BYTES_REQUESTED,
+        PAGES_NUM_BLOCKS,
+        PAGES_NUM_SESSIONS,
+        PAGES_LARGEST_FREE_BLOCK_BYTES,
+        PAGES_LIFETIME_PEAK_BYTES_IN_USE,
+        PAGES_LIFETIME_PEAK_BYTES_RESERVED,
+        PAGES_N_FIGURES,
+};
+#define PAGES_ROOM 15u /* figures for which an entry has room */
+
+/* sequence is odd while the entry is being written, and for good once it is so no longer. */
+struct pages_entry {
+        _Alignas(128) _Atomic uint64_t sequence;
+        _Atomic uint64_t figures[PAGES_ROOM];
+};
+
+struct pages_usage {
+        uint64_t magic; /* the header is written before the page is given to anybody */
+        uint64_t version;
+        uint64_t n_entries;
+        uint64_t entry_bytes;
+        struct pages_entry entries[];
+};
+
+/* A client page. By its client's word, and each word for itself. */
+struct pages_held {
+        _Atomic uint64_t bytes_held; /* blocks of the daemon's */
+        _Atomic uint64_t bytes_in_use;
+        _Atomic uint64_t bytes_idle; /* could go back, or be used without asking */
+        _Atomic uint64_t pad;
+};
+
+struct pages_client {
+        _Atomic uint64_t magic; /* the client's last word of the header: before it nothing is said */
+        _Atomic uint64_t version;
+        _Atomic uint64_t pad[2];
+        struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last: all further ones together */
+};
+
+_Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "a word is one store");
+_Static_assert(sizeof(struct pages_entry) == 128, "layout of an entry");
+_Static_assert(offsetof(struct pages_usage, entries) == 128, "layout of a usage page");
+_Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32,
+               "layout of a client page");
+
+/* ---- entries ------------------------------------------------------------- */
+
+/* One thread writes an entry. There is no fence, so that a race detector understands it: each figure is
+ * released, so who sees one of a later write also sees that its sequence is odd, or
+ * beyond. On x86 these are plain stores and loads. */
+static inline void pages_write(struct pages_entry *e, const uint64_t figures[PAGES_N_FIGURES])
+{
+        uint64_t sequence = atomic_load_explicit(&e->sequence, memory_order_relaxed);
+
+        atomic_store_explicit(&e->sequence, sequence + 1, memory_order_relaxed);
+        for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
+                atomic_store_explicit(&e->figures[i], figures[i], memory_order_release);
+        atomic_store_explicit(&e->sequence, sequence + 2, memory_order_release);
+}
+
+/* Whether all of *ret is of one write. Fails while the writer is at it. */
+static inline bool pages_try_read(const struct pages_entry *e, uint64_t ret[PAGES_N_FIGURES])
+{
+        uint64_t sequence = atomic_load_explicit(&e->sequence, memory_order_acquire);
+
+        if (sequence & 1)
+                return false;
+        for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
+                ret[i] = atomic_load_explicit(&e->figures[i], memory_order_acquire);
+        return atomic_load_explicit(&e->sequence, memory_order_relaxed) == sequence;
+}
+
+/* -EAGAIN: the writer was at it each time, has stopped in the middle, or the entry is closed. */
+int pages_read(const struct pages_entry *e, uint64_t ret[PAGES_N_FIGURES]);
+
+/* From now on every read fails. */
+void pages_close(struct pages_entry *e);
+
+/* ---- making and mapping --------------------------------------------------- */
+
+/* What a usage page of so many entries takes, and a client page: whole pages. */
+size_t pages_usage_bytes(size_t n_entries);
+size_t pages_client_bytes(void);
+
+/* A memfd of n_bytes, mapped (the caller's, by munmap()) and sealed against a change of its size.
+ * is_usage: mapped writable, and sealed against every writable mapping to come and every
+ * write; else mapped read-only. *ret_fd is the caller's. -EINVAL: this kernel has no such seals
+ * (Linux 5.1 has). -EMFILE, -ENFILE, -ENOMEM. */
+int pages_make(const char *name, size_t n_bytes, bool is_usage, void **ret_map, int *ret_fd);
+
+/* A usage page as its reader has it. What the header said is copied once: the page may change. */
+struct pages_view {
+        const struct pages_usage *page; /* NULL: none */
+        size_t n_bytes;
+        size_t n_entries;
+        size_t entry_bytes;
+};
+
+/* NULL: there is no such entry. */
+static inline const struct pages_entry *pages_view_entry(const struct pages_view *v, size_t i)
+{
+        if (i >= v->n_entries)
+                return NULL;
+        return (const struct pages_entry *)(const void *)((const char *)v->page->entries +
+                                                          i * v->entry_bytes);
+}
+
+/* Maps what another process made, if it is sealed as it must be and large enough: a usage page
+ * read-only, a client page for reading and writing. Neither is there in a forked child. The fd
+ * stays the caller's; the mapping is, by munmap(). -EPROTO: it is no such page. Other -errno of
+ * mmap(2). */
+int pages_map_usage(int fd, struct pages_view *ret);
+int pages_map_client(int fd, struct pages_client **ret);
+
+#endif

@@ -1,0 +1,552 @@
+/* Pages: entries under a writer at full speed, what seals forbid, what is taken for a page, and
+ * what a session makes of its client's.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/pages.h"
+#include "tests/peer.h"
+#include "tests/suite.h"
+
+#define MIB        (UINT64_C(1) << 20)
+#define SIZE_SEALS (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
+#define ALL_SEALS  (SIZE_SEALS | F_SEAL_FUTURE_WRITE)
+
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+}
+
+static void teardown(void)
+{
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+/* ---- entries -------------------------------------------------------------- */
+
+static void multiples(uint64_t n, uint64_t figures[PAGES_N_FIGURES])
+{
+        for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
+                figures[i] = n * (i + 1);
+}
+
+START_TEST(one_entry)
+{
+        struct pages_entry e = { 0 };
+        uint64_t in[PAGES_N_FIGURES], out[PAGES_N_FIGURES];
+
+        multiples(7, in);
+        pages_write(&e, in);
+        ck_assert_int_eq(pages_read(&e, out), 0);
+        ck_assert_mem_eq(in, out, sizeof(in));
+        pages_close(&e);
+        pages_close(&e);
+        ck_assert_int_eq(pages_read(&e, out), -EAGAIN);
+}
+END_TEST
+
+struct race {
+        struct pages_entry entry;
+        _Atomic bool stop;
+        uint64_t n_reads, n_wrong, n_changes;
+};
+
+static void *race_write(void *userdata)
+{
+        struct race *race = userdata;
+        uint64_t figures[PAGES_N_FIGURES];
+
+        for (uint64_t n = 1; !atomic_load_explicit(&race->stop, memory_order_relaxed); n++) {
+                multiples(n, figures);
+                pages_write(&race->entry, figures);
+        }
+        return NULL;
+}
+
+/* Both ends in one process, so that a race detector sees both. */
+START_TEST(entry_under_a_writer)
+{
+        static struct race race;
+        uint64_t figures[PAGES_N_FIGURES], want[PAGES_N_FIGURES], last = 0;
+        time_t end = time(NULL) + 2;
+        pthread_t thread;
+
+        memset(&race, 0, sizeof(race));
+        ck_assert_int_eq(pthread_create(&thread, NULL, race_write, &race), 0);
+        while (race.n_changes < 20000 && time(NULL) < end) {
+                for (unsigned i = 0; i < 1000; i++) {
+                        if (pages_read(&race.entry, figures) < 0)
+                                continue;
+                        multiples(figures[0], want);
+                        race.n_reads++;
+                        race.n_wrong += memcmp(figures, want, sizeof(want)) != 0;
+                        race.n_changes += figures[0] != last;
+                        ck_assert_uint_ge(figures[0], last);
+                        last = figures[0];
+                }
+        }
+        atomic_store(&race.stop, true);
+        pthread_join(thread, NULL);
+        ck_assert_uint_eq(race.n_wrong, 0);
+        ck_assert_uint_gt(race.n_changes, 10);
+}
+END_TEST
+
+/* ---- seals ----------------------------------------------------------------- */
+
+/* A page of four bytes more or less, or of another content, would be the others' end. */
+static void expect_size_stays(int fd)
+{
+        ck_assert(ftruncate(fd, 0) < 0 && errno == EPERM);
+        ck_assert(ftruncate(fd, 1 << 20) < 0 && errno == EPERM);
+        ck_assert(fallocate(fd, 0, 0, 1 << 20) < 0 && errno == EPERM);
+        ck_assert(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) < 0 && errno == EPERM);
+}
+
+/* By an fd of its own too, as whoever has the first can open it. */
+static int open_again(int fd)
+{
+        char path[64];
+        int ret;
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        ret = open(path, O_RDWR | O_CLOEXEC);
+        ck_assert_int_ge(ret, 0);
+        return ret;
+}
+
+START_TEST(usage_page_is_the_daemons)
+{
+        struct usage_page *p;
+        struct pages_view v;
+        char byte = 1;
+        int fds[2];
+
+        ck_assert_int_eq(usage_page_new(3, &p), 0);
+        fds[0] = p->fd;
+        fds[1] = open_again(p->fd);
+        ck_assert_int_eq(pages_map_usage(p->fd, &v), 0);
+        ck_assert_uint_eq(v.n_entries, 3);
+        ck_assert_ptr_nonnull(pages_view_entry(&v, 2));
+        ck_assert_ptr_null(pages_view_entry(&v, 3));
+        ck_assert(mprotect((void *)(uintptr_t)v.page, v.n_bytes, PROT_READ | PROT_WRITE) < 0);
+        for (size_t i = 0; i < 2; i++) {
+                expect_size_stays(fds[i]);
+                ck_assert(pwrite(fds[i], &byte, 1, 0) < 0 && errno == EPERM);
+                ck_assert(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0) == MAP_FAILED);
+                ck_assert(fallocate(fds[i], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) < 0);
+        }
+        close(fds[1]);
+        munmap((void *)(uintptr_t)v.page, v.n_bytes);
+        usage_page_free(p);
+}
+END_TEST
+
+/* Who still has it mapped must not take old figures for new ones. */
+START_TEST(usage_page_ends)
+{
+        uint64_t in[PAGES_N_FIGURES], out[PAGES_N_FIGURES];
+        struct usage_page *p;
+        struct pages_view v;
+
+        ck_assert_int_eq(usage_page_new(1, &p), 0);
+        ck_assert_int_eq(pages_map_usage(p->fd, &v), 0);
+        multiples(3, in);
+        pages_write(usage_page_entry(p, 0), in);
+        ck_assert_int_eq(pages_read(pages_view_entry(&v, 0), out), 0);
+        ck_assert_mem_eq(in, out, sizeof(in));
+        usage_page_free(p);
+        ck_assert_int_eq(pages_read(pages_view_entry(&v, 0), out), -EAGAIN);
+        munmap((void *)(uintptr_t)v.page, v.n_bytes);
+}
+END_TEST
+
+/* ---- what is taken for a page ---------------------------------------------- */
+
+static int memfd(size_t n_bytes, const struct pages_usage *header, int seals)
+{
+        int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        ck_assert_int_eq(ftruncate(fd, (off_t)n_bytes), 0);
+        if (header)
+                ck_assert_int_eq(pwrite(fd, header, sizeof(*header), 0), sizeof(*header));
+        ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
+        return fd;
+}
+
+static void expect_usage(int want, size_t n_bytes, const struct pages_usage *header, int seals)
+{
+        struct pages_view v = { 0 };
+        int fd = memfd(n_bytes, header, seals);
+
+        ck_assert_int_eq(pages_map_usage(fd, &v), want);
+        if (want == 0)
+                munmap((void *)(uintptr_t)v.page, v.n_bytes);
+        else
+                ck_assert_ptr_null(v.page);
+        close(fd);
+}
+
+static const struct pages_usage right = { PAGES_USAGE_MAGIC, PAGES_VERSION, 31, 128, {} };
+
+START_TEST(odd_usage_pages)
+{
+        struct pages_usage h = right;
+        struct pages_view v;
+        int fds[2];
+
+        expect_usage(0, 4096, &h, ALL_SEALS);
+        expect_usage(0, 4096, &h, ALL_SEALS | F_SEAL_WRITE);
+        expect_usage(-EPROTO, 4096, &h, SIZE_SEALS); /* anybody could write it */
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS & ~F_SEAL_SHRINK);
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS & ~F_SEAL_GROW);
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS & ~F_SEAL_SEAL);
+        expect_usage(-EPROTO, 4096, &h, 0);
+        expect_usage(-EPROTO, 4096, NULL, ALL_SEALS);
+        expect_usage(-EPROTO, 0, NULL, ALL_SEALS);
+        expect_usage(-EPROTO, 4095, &h, ALL_SEALS); /* the last entry is cut off */
+        expect_usage(-EPROTO, PAGES_MAX_BYTES + 4096, &h, ALL_SEALS);
+        h.n_entries = 32;
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS);
+        h.n_entries = UINT64_MAX;
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS);
+        h = right;
+        h.entry_bytes = 0;
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS);
+        h.entry_bytes = 64;
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS);
+        h.entry_bytes = 136;
+        expect_usage(-EPROTO, 8192, &h, ALL_SEALS);
+        h.entry_bytes = 256; /* of a later version of ours */
+        expect_usage(0, 8192, &h, ALL_SEALS);
+        h.entry_bytes = UINT64_MAX - 127;
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS);
+        h = right;
+        h.version = 2;
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS);
+        h = right;
+        h.magic++;
+        expect_usage(-EPROTO, 4096, &h, ALL_SEALS);
+
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+        ck_assert_int_eq(pages_map_usage(fds[0], &v), -EPROTO);
+        close(fds[0]);
+        close(fds[1]);
+        ck_assert_int_eq(pages_map_usage(-1, &v), -EPROTO);
+}
+END_TEST
+
+static void expect_client(int want, size_t n_bytes, int seals)
+{
+        struct pages_client *p = NULL;
+        int fd = memfd(n_bytes, NULL, seals);
+
+        ck_assert_int_eq(pages_map_client(fd, &p), want);
+        if (want == 0)
+                munmap(p, pages_client_bytes());
+        else
+                ck_assert_ptr_null(p);
+        close(fd);
+}
+
+START_TEST(odd_client_pages)
+{
+        expect_client(0, 4096, SIZE_SEALS);
+        expect_client(0, 8192, SIZE_SEALS);
+        expect_client(-EPROTO, 4095, SIZE_SEALS);
+        expect_client(-EPROTO, 4096, SIZE_SEALS & ~F_SEAL_SHRINK);
+        expect_client(-EPROTO, 4096, 0);
+        expect_client(-EPROTO, 4096, SIZE_SEALS | F_SEAL_WRITE);
+        expect_client(-EPROTO, 4096, ALL_SEALS);
+}
+END_TEST
+
+static bool is_mapped(const void *p)
+{
+        unsigned char there;
+
+        return mincore((void *)(uintptr_t)p, 4096, &there) == 0;
+}
+
+START_TEST(no_page_in_a_child)
+{
+        struct client_page *client;
+        struct pages_client *own;
+        struct usage_page *usage;
+        struct pages_view v;
+        int fd, status;
+        pid_t pid;
+
+        ck_assert_int_eq(usage_page_new(1, &usage), 0);
+        ck_assert_int_eq(client_page_new(&client, &fd), 0);
+        ck_assert_int_eq(pages_map_usage(usage->fd, &v), 0);
+        ck_assert_int_eq(pages_map_client(fd, &own), 0);
+        ck_assert(is_mapped(v.page) && is_mapped(own));
+        pid = fork();
+        if (pid == 0)
+                _exit(is_mapped(v.page) || is_mapped(own));
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        munmap((void *)(uintptr_t)v.page, v.n_bytes);
+        munmap(own, pages_client_bytes());
+        close(fd);
+        client_page_free(client);
+        usage_page_free(usage);
+}
+END_TEST
+
+/* ---- what clients do to theirs ---------------------------------------------- */
+
+static void say(struct pages_client *own, size_t i, uint64_t held, uint64_t in_use, uint64_t idle)
+{
+        own->held[i].bytes_held = held;
+        own->held[i].bytes_in_use = in_use;
+        own->held[i].bytes_idle = idle;
+        own->version = PAGES_VERSION;
+        own->magic = PAGES_CLIENT_MAGIC;
+}
+
+START_TEST(hostile_client_pages)
+{
+        struct client_page_reader *reader;
+        struct client_page *page;
+        struct pages_client *own;
+        struct client_word word;
+        uint8_t garbage[4096];
+        uint32_t x = 1;
+        int fd;
+
+        ck_assert_int_eq(client_page_reader_new(&reader), 0);
+        ck_assert_int_eq(client_page_new(&page, &fd), 0);
+        ck_assert_int_eq(pages_map_client(fd, &own), 0);
+        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
+        say(own, 2, UINT64_MAX, 5, 6);
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_uint_eq(word.partitions[2].bytes_held, UINT64_MAX);
+        ck_assert_uint_eq(word.partitions[2].bytes_in_use, 5);
+        ck_assert_uint_eq(word.partitions[2].bytes_idle, 6);
+        ck_assert_uint_eq(word.partitions[16].bytes_held, 0);
+        own->version = 2;
+        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
+        own->version = PAGES_VERSION;
+
+        expect_size_stays(fd);
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
+        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
+        munmap(own, pages_client_bytes());
+        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
+
+        for (unsigned i = 0; i < 200; i++) {
+                for (size_t k = 0; k < sizeof(garbage); k++)
+                        garbage[k] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
+                if (i % 2)
+                        memcpy(garbage, &(uint64_t[]){ PAGES_CLIENT_MAGIC, PAGES_VERSION }, 16);
+                ck_assert_int_eq(pwrite(fd, garbage, sizeof(garbage), 0), sizeof(garbage));
+                ck_assert_int_eq(client_page_read(page, reader, &word), i % 2 ? 0 : -ENODATA);
+        }
+        close(fd);
+        client_page_free(page);
+        client_page_reader_free(reader);
+}
+END_TEST
+
+/* As on a machine that has no memory for a hole: the access would be a SIGBUS. */
+START_TEST(unreadable_client_page)
+{
+        int fd = memfd(0, NULL, 0); /* empty: every access of its mapping is one */
+        struct {
+                void *map;
+        } lost = { mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) };
+        struct client_page_reader *reader;
+        struct client_word word;
+
+        close(fd);
+        ck_assert_ptr_ne(lost.map, MAP_FAILED);
+        ck_assert_int_eq(client_page_reader_new(&reader), 0);
+        ck_assert_int_eq(client_page_read((struct client_page *)(void *)&lost, reader, &word), -ENODATA);
+        munmap(lost.map, 4096);
+        client_page_reader_free(reader);
+}
+END_TEST
+
+/* ---- sessions --------------------------------------------------------------- */
+
+static const char config_text[] = "devices:\n"
+                                  "  - id: host\n"
+                                  "    size: 64MiB\n"
+                                  "    partitions:\n"
+                                  "      - {name: train, limit: 32MiB}\n"
+                                  "      - {name: infer, limit: 32MiB}\n"
+                                  "tenants:\n"
+                                  "  - name: a\n"
+                                  "    match: {uid: 1}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: train, limit: 32MiB}\n"
+                                  "      - {partition: infer, limit: 16MiB}\n"
+                                  "  - name: b\n"
+                                  "    match: {uid: 2}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: infer, limit: 16MiB}\n";
+
+static struct broker *b;
+static struct config *config;
+
+static void setup_broker(void)
+{
+        setup();
+        b = peer_broker(config_text, &config);
+}
+
+static void teardown_broker(void)
+{
+        b = peer_broker_free(b, config);
+        teardown();
+}
+
+static struct peer *join(uid_t uid, bool wants_pages)
+{
+        struct peer *p = peer_new(b, uid, false);
+
+        p->wants_pages = wants_pages;
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        return p;
+}
+
+static void take(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t id = peer_malloc(p, partition, n_bytes);
+
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(p, id), 0);
+}
+
+/* That the figures agree at every reply is what every peer checks. */
+START_TEST(session_has_pages)
+{
+        struct peer *p = join(1, true), *old = join(1, false), *other = join(2, true);
+        uint64_t f[PAGES_N_FIGURES];
+        struct pages_view v, w;
+
+        ck_assert_int_eq(old->page_fds[0], -1);
+        ck_assert_ptr_null(old->session->page);
+        ck_assert(p->session->in_flight && !old->session->in_flight);
+        ck_assert_int_eq(pages_map_usage(p->page_fds[0], &v), 0);
+        ck_assert_int_eq(pages_map_usage(other->page_fds[0], &w), 0);
+        ck_assert_uint_eq(v.n_entries, 2);
+        ck_assert_uint_eq(w.n_entries, 1);
+        take(old, 1, 5 * MIB); /* which p, who never asked there, sees */
+        take(other, 0, MIB);
+        ck_assert_int_eq(pages_read(pages_view_entry(&v, 1), f), 0);
+        ck_assert_uint_eq(f[PAGES_BYTES_IN_USE], 5 * MIB);
+        ck_assert_uint_eq(f[PAGES_BYTES_RESERVED], 6 * MIB);
+        ck_assert_uint_eq(f[PAGES_NUM_SESSIONS], 1);
+        ck_assert_int_eq(pages_read(pages_view_entry(&v, 0), f), 0);
+        ck_assert_uint_eq(f[PAGES_NUM_SESSIONS], 2);
+        ck_assert_uint_eq(f[PAGES_BYTES_IN_USE], 0);
+        ck_assert_int_eq(pages_read(pages_view_entry(&w, 0), f), 0);
+        ck_assert_uint_eq(f[PAGES_BYTES_IN_USE], MIB);
+        peer_free(old);
+        peer_settle(b);
+        /* No reply told of it. */
+        ck_assert_int_eq(pages_read(pages_view_entry(&v, 1), f), 0);
+        ck_assert_uint_eq(f[PAGES_BYTES_IN_USE], 0);
+        ck_assert_uint_eq(f[PAGES_BYTES_RESERVED], 0);
+        ck_assert_uint_eq(f[PAGES_NUM_SESSIONS], 0);
+        ck_assert_uint_eq(f[PAGES_LARGEST_FREE_BLOCK_BYTES], 0);
+        ck_assert_uint_eq(f[PAGES_LIFETIME_PEAK_BYTES_IN_USE], 5 * MIB);
+        munmap((void *)(uintptr_t)v.page, v.n_bytes);
+        munmap((void *)(uintptr_t)w.page, w.n_bytes);
+        peer_free(p);
+        peer_free(other);
+}
+END_TEST
+
+START_TEST(operators_have_none)
+{
+        struct peer *admin = peer_new(b, 0, true);
+
+        admin->wants_pages = true;
+        ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
+        ck_assert_int_eq(admin->page_fds[0], -1);
+        peer_free(admin);
+}
+END_TEST
+
+START_TEST(what_clients_say)
+{
+        struct peer *p = join(1, true), *silent = join(1, false);
+        struct client_figures figures;
+        struct pages_client *own;
+
+        ck_assert_int_eq(pages_map_client(p->page_fds[1], &own), 0);
+        take(p, 0, 8 * MIB);
+        take(p, 1, 2 * MIB);
+        take(silent, 0, 3 * MIB);
+        /* Nobody says a word: all that is held may be idle. */
+        ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
+        ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
+        ck_assert_uint_eq(session_idle_hint(silent->session, 0), 3 * MIB);
+        ck_assert_uint_eq(session_idle_hint(silent->session, 1), 0);
+        session_client_figures(p->session, &figures);
+        ck_assert_uint_eq(figures.bytes_held + figures.bytes_in_use + figures.bytes_idle, 0);
+
+        say(own, 0, 8 * MIB, 5 * MIB, 3 * MIB);
+        say(own, 1, 2 * MIB, 2 * MIB, 0);
+        ck_assert_uint_eq(session_idle_hint(p->session, 0), 3 * MIB);
+        ck_assert_uint_eq(session_idle_hint(p->session, 1), 0);
+        session_client_figures(p->session, &figures);
+        ck_assert_uint_eq(figures.bytes_held, 10 * MIB);
+        ck_assert_uint_eq(figures.bytes_in_use, 7 * MIB);
+        ck_assert_uint_eq(figures.bytes_idle, 3 * MIB);
+
+        /* Claims that would wrap around. */
+        say(own, 0, UINT64_MAX, UINT64_MAX, UINT64_MAX);
+        say(own, 1, UINT64_MAX, UINT64_MAX - 1, 2 * MIB + 1);
+        say(own, 16, UINT64_MAX, 1, UINT64_MAX);
+        ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
+        ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
+        session_client_figures(p->session, &figures);
+        ck_assert_uint_eq(figures.bytes_held, 10 * MIB);
+        ck_assert_uint_eq(figures.bytes_in_use, 10 * MIB);
+        ck_assert_uint_eq(figures.bytes_idle, 10 * MIB);
+        munmap(own, pages_client_bytes());
+        peer_free(p);
+        peer_free(silent);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("pages");
+        TCase *tc = tcase_create("pages"), *sessions = tcase_create("sessions");
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_add_test(tc, one_entry);
+        tcase_add_test(tc, entry_under_a_writer);
+        tcase_add_test(tc, usage_page_is_the_daemons);
+        tcase_add_test(tc, usage_page_ends);
+        tcase_add_test(tc, odd_usage_pages);
+        tcase_add_test(tc, odd_client_pages);
+        tcase_add_test(tc, no_page_in_a_child);
+        tcase_add_test(tc, hostile_client_pages);
+        tcase_add_test(tc, unreadable_client_page);
+        suite_add_tcase(suite, tc);
+        tcase_add_checked_fixture(sessions, setup_broker, teardown_broker);
+        tcase_add_test(sessions, session_has_pages);
+        tcase_add_test(sessions, operators_have_none);
+        tcase_add_test(sessions, what_clients_say);
+        suite_add_tcase(suite, sessions);
+        return suite_run(suite);
+}
