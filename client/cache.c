@@ -372,6 +372,13 @@ uint64_t cache_offset(const struct block *block)
 
 /* ---- giving back --------------------------------------------------------- */
 
+void cache_figures(const struct cache *c, uint32_t partition, struct cache_figures *ret)
+{
+        const struct pool *p = &c->pools[partition];
+
+        *ret = (struct cache_figures){ .bytes_reserved = p->n_reserved, .bytes_in_use = p->n_in_use };
+}
+
 uint64_t cache_excess(const struct cache *c, uint32_t partition)
 {
         const struct pool *p = &c->pools[partition];

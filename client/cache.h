@@ -62,6 +62,13 @@ void cache_dealloc(const struct block *block);
 
 uint32_t cache_partition(const struct block *block); /* whose pool it came from */
 
+/* What the pool has: constant time. */
+struct cache_figures {
+        uint64_t bytes_reserved; /* slabs */
+        uint64_t bytes_in_use;   /* what is cut from them */
+};
+void cache_figures(const struct cache *c, uint32_t partition, struct cache_figures *ret);
+
 /* How much is idle beyond the bound, where something could go back for that; 0. */
 uint64_t cache_excess(const struct cache *c, uint32_t partition);
 

@@ -43,8 +43,9 @@ struct call_waiter {
 
 struct call_connection {
         int fd;
-        int events_fd; /* the leader's until it is taken; -1: none */
-        int error;     /* 0, or what every call returns from now on */
+        int events_fd;   /* the leader's until it is taken; -1: none */
+        int page_fds[2]; /* the same; of usage, of the client */
+        int error;       /* 0, or what every call returns from now on */
         int timeout_ms;
         bool has_leader;
         call_extents_fn on_extents;
@@ -89,6 +90,7 @@ int call_connect(const char *path, call_extents_fn on_extents, void *userdata, s
                 return -ENOMEM;
         c->fd = -1;
         c->events_fd = -1;
+        c->page_fds[0] = c->page_fds[1] = -1;
         c->timeout_ms = -1;
         c->on_extents = on_extents;
         c->userdata = userdata;
@@ -115,6 +117,9 @@ struct call_connection *call_free(struct call_connection *c)
                 close(c->fd);
         if (c->events_fd >= 0)
                 close(c->events_fd);
+        for (size_t i = 0; i < 2; i++)
+                if (c->page_fds[i] >= 0)
+                        close(c->page_fds[i]);
         frame_reader_free(c->reader);
         frame_writer_free(c->writer);
         pthread_mutex_destroy(&c->lock);
@@ -128,6 +133,14 @@ int call_take_events_fd(struct call_connection *c)
 
         c->events_fd = -1;
         return fd;
+}
+
+void call_take_page_fds(struct call_connection *c, int ret_fds[2])
+{
+        for (size_t i = 0; i < 2; i++) {
+                ret_fds[i] = c->page_fds[i];
+                c->page_fds[i] = -1;
+        }
 }
 
 void call_forget(struct call_connection *c)
@@ -251,14 +264,16 @@ static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
         return r;
 }
 
-/* Before the reply is delivered, so that its caller finds the socket. */
-static int take_events_socket(struct call_connection *c, const Bfcd__HelloReply *hello)
+/* Before the reply is delivered, so that its caller finds them. */
+static int take_hello_fds(struct call_connection *c, const Bfcd__HelloReply *hello)
 {
-        if (!(hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS))
-                return 0;
-        if (c->events_fd >= 0)
-                return -EPROTO;
-        return frame_reader_take_fds(c->reader, &c->events_fd, 1);
+        int r = 0;
+
+        if (hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS)
+                r = c->events_fd >= 0 ? -EPROTO : frame_reader_take_fds(c->reader, &c->events_fd, 1);
+        if (r == 0 && (hello->capabilities & BFCD__CAPABILITY__CAPABILITY_PAGES))
+                r = c->page_fds[0] >= 0 ? -EPROTO : frame_reader_take_fds(c->reader, c->page_fds, 2);
+        return r;
 }
 
 static int dispatch(struct call_connection *c, const uint8_t *payload, size_t n_bytes)
@@ -273,7 +288,7 @@ static int dispatch(struct call_connection *c, const uint8_t *payload, size_t n_
                 bfcd__reply__free_unpacked(reply, NULL);
                 return r;
         }
-        r = reply->body_case == BFCD__REPLY__BODY_HELLO ? take_events_socket(c, reply->hello) : 0;
+        r = reply->body_case == BFCD__REPLY__BODY_HELLO ? take_hello_fds(c, reply->hello) : 0;
         if (r == 0)
                 r = deliver(c, reply);
         if (r < 0)

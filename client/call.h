@@ -37,6 +37,9 @@ int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **r
  * came. */
 int call_take_events_fd(struct call_connection *c);
 
+/* The same for the fds of the usage page and the client page; both -1: none came. */
+void call_take_page_fds(struct call_connection *c, int ret_fds[2]);
+
 /* Ends the session for this error, -EPROTO or -ECONNRESET: calls under way and
  * all later ones return it. From any thread. */
 void call_end(struct call_connection *c, int error);

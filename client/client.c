@@ -238,12 +238,21 @@ static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n
         return r < 0 ? client_end(client, -ECONNRESET, "memory could not be unmapped") : 0;
 }
 
+/* What ended the session the next call finds out; there may be none for long. */
+static void client_events_ended(void *userdata)
+{
+        bfc_client *client = userdata;
+
+        __atomic_store_n(&client->is_hung_up, true, __ATOMIC_RELAXED);
+}
+
 static void client_events_failed(void *userdata, int error)
 {
         client_end(userdata, error, "the events socket failed");
 }
 
-static const struct events_ops client_events_ops = { client_on_retire, client_events_failed };
+static const struct events_ops client_events_ops = { client_on_retire, client_events_ended,
+                                                     client_events_failed };
 
 static int client_start_thread(bfc_client *client, const struct bfc_options *options)
 {
@@ -355,6 +364,7 @@ static void *client_free(bfc_client *client)
                 return NULL;
         events_stop(client->events);
         events_free(client->events);
+        client_pages_close(&client->pages);
         call_free(client->connection);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
@@ -469,8 +479,9 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
 
         snprintf(name, sizeof(name), "%s", options->name);
         hello.version = PROTOCOL_VERSION;
+        hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES;
         if (!(options->flags & BFC_NO_THREAD))
-                hello.capabilities = BFCD__CAPABILITY__CAPABILITY_EVENTS;
+                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
         hello.name = name;
         hello.tenant = (char *)(uintptr_t)options->tenant;
         hello.partition = (char *)(uintptr_t)options->partition;
@@ -533,6 +544,8 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 r = client_say_hello(client, &known);
         if (r == 0 && known.trace)
                 r = recorder_open(known.trace, &client->recorder);
+        if (r == 0)
+                r = client_pages_open(client);
         if (r == 0)
                 r = client_start_cache(client, &known);
         if (r == 0)

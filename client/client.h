@@ -18,6 +18,7 @@
 #include "client/call.h"
 #include "client/events.h"
 #include "client/magazine.h"
+#include "client/pages.h"
 #include "client/recorder.h"
 #include "client/region.h"
 #include "device/device.h"
@@ -40,7 +41,9 @@ struct bfc_client {
         uint64_t n_calls;            /* atomic */
         struct magazines *magazines; /* constant */
         bool parks;                  /* into them; constant */
-        int lost;                    /* atomic: why the session ended, as far as is known; 0 */
+        struct client_pages pages;
+        bool is_hung_up; /* atomic: the daemon ended the session, or is gone; the page is old */
+        int lost;        /* atomic: why the session ended, as far as is known; 0 */
 
         pthread_mutex_t lock; /* everything below; never held across a call */
         struct cache *cache;  /* NULL: none */

@@ -114,6 +114,7 @@ static void *events_run(void *userdata)
 
         /* An end of file is events_stop(), or a daemon that ended the session: then
          * the other socket tells. So it is while a Retire could not be done. */
+        e->ops->ended(e->userdata);
         if (r < 0 && r != -ECANCELED)
                 e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
         return NULL;

@@ -16,6 +16,8 @@ struct events_ops {
          * now; called again soon. Another negative errno ends the thread, and with it
          * what the daemon expects of a session. */
         int (*retire)(void *userdata, const uint64_t *extent_ids, size_t n_extent_ids);
+        /* No event comes any more: the daemon hung up, or the thread is to end. */
+        void (*ended)(void *userdata);
         /* The thread ends by itself: what the daemon sent makes no sense (-EPROTO), or
          * the socket failed (-ECONNRESET). */
         void (*failed)(void *userdata, int error);

@@ -7,7 +7,9 @@
 #include "client/client.h"
 #include "client/error.h"
 
+/* What the first version's had. */
 #define BLOCK_INFO_MIN_BYTES offsetof(struct bfc_block_info, share)
+#define USAGE_MIN_BYTES      offsetof(struct bfc_tenant_usage, lifetime_peak_bytes_in_use)
 
 /* n_bytes: what the first version's had. */
 static int check_struct(const char *function, const void *ret, size_t struct_size, size_t n_bytes)
@@ -60,16 +62,15 @@ BFC_API int bfc_reset_peaks(bfc_client *client)
         return 0;
 }
 
-static int usage_ask(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
+static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Usage body = BFCD__USAGE__INIT;
         const Bfcd__Figures *f;
         Bfcd__Reply *reply = NULL;
-        int r = client_partition_index(client, partition, &body.partition);
+        int r;
 
-        if (r < 0)
-                return r;
+        body.partition = partition;
         request.body_case = BFCD__REQUEST__BODY_USAGE;
         request.usage = &body;
         r = client_ask(client, &request, BFCD__REPLY__BODY_USAGE, &reply);
@@ -78,6 +79,7 @@ static int usage_ask(bfc_client *client, const char *partition, struct bfc_tenan
         f = reply->usage->figures;
         if (f)
                 *ret = (struct bfc_tenant_usage){
+                        .struct_size = ret->struct_size,
                         .bytes_limit = f->bytes_limit,
                         .bytes_reserved = f->bytes_reserved,
                         .peak_bytes_reserved = f->peak_bytes_reserved,
@@ -87,6 +89,8 @@ static int usage_ask(bfc_client *client, const char *partition, struct bfc_tenan
                         .num_blocks = f->num_blocks,
                         .num_sessions = f->num_sessions,
                         .largest_free_block_bytes = f->largest_free_block_bytes,
+                        .lifetime_peak_bytes_in_use = f->lifetime_peak_bytes_in_use,
+                        .lifetime_peak_bytes_reserved = f->lifetime_peak_bytes_reserved,
                 };
         else
                 r = error_set(-EPROTO, "the daemon's answer has no figures");
@@ -94,18 +98,36 @@ static int usage_ask(bfc_client *client, const char *partition, struct bfc_tenan
         return r;
 }
 
+/* What a page says of a session that is over is old, and nobody says how old. */
+static int usage_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
+{
+        if (__atomic_load_n(&client->is_hung_up, __ATOMIC_RELAXED) ||
+            __atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
+                return -EAGAIN;
+        return client_pages_read(client, partition, ret);
+}
+
 BFC_API int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
 {
-        struct bfc_tenant_usage usage = { 0 };
+        struct bfc_tenant_usage usage;
+        uint32_t index = 0;
         int r = client_check(client);
 
         if (r == 0)
-                r = check_struct("bfc_usage", ret, ret ? ret->struct_size : 0, sizeof(usage));
+                r = check_struct("bfc_usage", ret, ret ? ret->struct_size : 0, USAGE_MIN_BYTES);
         if (r == 0)
-                r = usage_ask(client, partition, &usage);
+                r = client_partition_index(client, partition, &index);
         if (r < 0)
                 return r;
-        fill_struct(ret, ret->struct_size, &usage, sizeof(usage));
+        usage.struct_size = ret->struct_size;
+        if (usage_read(client, index, &usage) < 0)
+                r = usage_ask(client, index, &usage);
+        if (r < 0)
+                return r;
+        if (ret->struct_size == sizeof(usage)) /* so that no size has to be looked at */
+                *ret = usage;
+        else
+                fill_struct(ret, ret->struct_size, &usage, sizeof(usage));
         return 0;
 }
 

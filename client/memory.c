@@ -35,6 +35,8 @@ static int client_keep(bfc_client *client, struct block *block, uint64_t n_reque
         if (r < 0)
                 return r == -EEXIST ? -EPROTO : r;
         client_count_alloc(client, block);
+        if (block->slab)
+                client_page_update(client, cache_partition(block));
         *ret_ptr = (void *)(uintptr_t)block->ptr;
         return 0;
 }
@@ -90,14 +92,17 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
                 *kept = r != CACHE_MISS;
                 if (*kept)
                         count_reserved(&client->stats, got->n_bytes);
+                client_page_update(client, partition);
                 return r;
         }
         if (got->n_bytes < n_bytes)
                 return CACHE_MISS;
         r = client_keep(client, &block, n_bytes, ret_ptr);
         *kept = r == 0;
-        if (*kept)
+        if (*kept) {
                 count_reserved(&client->stats, got->n_bytes);
+                client_page_count(client, partition, (int64_t)got->n_bytes);
+        }
         return r;
 }
 
@@ -203,6 +208,7 @@ static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_
                 n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, GIVE_BACK_AT_ONCE,
                                     &n_bytes);
                 client->stats.bytes_reserved -= n_bytes;
+                client_page_update(client, partition);
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
                 for (size_t i = 0; i < n; i++) {
@@ -372,6 +378,7 @@ static uint64_t client_uncut(bfc_client *client, const struct block *block)
         uint32_t partition = cache_partition(block);
 
         cache_dealloc(block);
+        client_page_update(client, partition);
         return cache_excess(client->cache, partition);
 }
 
@@ -427,18 +434,26 @@ static int client_take_out(bfc_client *client, const void *ptr, struct block *re
 static int client_put_back(bfc_client *client, const struct block *block, uint64_t *ret_excess)
 {
         int r = block->slab ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
+        uint32_t partition = UINT32_MAX;
 
         if (r != 0)
                 return client_lost(client, r);
-        if (!block->slab)
+        if (!block->slab) {
+                /* Its region may go with it. */
+                pthread_mutex_lock(&client->lock);
+                partition = regions_partition(&client->regions, block->region_id);
+                pthread_mutex_unlock(&client->lock);
                 r = client_give_back(client, block->block_id);
+        }
         if (r == -ECONNRESET)
                 return r;
         pthread_mutex_lock(&client->lock);
-        if (block->slab)
+        if (block->slab) {
                 *ret_excess = client_uncut(client, block);
-        else
+        } else {
                 client->stats.bytes_reserved -= block->n_bytes;
+                client_page_count(client, partition, -(int64_t)block->n_bytes);
+        }
         pthread_mutex_unlock(&client->lock);
         return r;
 }

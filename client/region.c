@@ -215,6 +215,13 @@ uint64_t regions_size(const struct regions *r, uint64_t region_id)
         return region ? region->n_bytes : 0;
 }
 
+uint32_t regions_partition(const struct regions *r, uint64_t region_id)
+{
+        const struct region *region = regions_find(r, region_id);
+
+        return region ? region->partition : UINT32_MAX;
+}
+
 static const struct mapped *regions_find_mapped(const struct regions *r, uint64_t extent_id,
                                                 struct region **ret)
 {

@@ -57,7 +57,8 @@ int regions_origin(const struct regions *r, uint64_t region_id, uint64_t offset,
 /* The range of a region, NULL: no such. It lives as long as the region. */
 struct device_range *regions_range(const struct regions *r, uint64_t region_id);
 
-uint64_t regions_size(const struct regions *r, uint64_t region_id); /* 0: no such */
+uint32_t regions_partition(const struct regions *r, uint64_t region_id); /* UINT32_MAX: no such */
+uint64_t regions_size(const struct regions *r, uint64_t region_id);      /* 0: no such */
 
 /* Waits for the work in them, takes all extents away and forgets those that went;
  * the first error. */

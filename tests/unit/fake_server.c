@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -69,6 +70,8 @@ struct fake_server {
         struct session sessions[MAX_SESSIONS];
         unsigned n_sessions_ever;
         struct fake_counts counts;
+        void *usage_page; /* of the last session that has pages; NULL: none */
+        void *client_page;
 };
 
 /* ---- sending ------------------------------------------------------------- */
@@ -323,11 +326,74 @@ static int open_events(struct session *s)
         return fds[1];
 }
 
+static void forget_pages(struct fake_server *f)
+{
+        if (f->usage_page)
+                munmap(f->usage_page, pages_usage_bytes(1));
+        if (f->client_page)
+                munmap(f->client_page, pages_client_bytes());
+        f->usage_page = f->client_page = NULL;
+}
+
+/* A file of so many bytes without seals, or with those of an extent. */
+static int odd_page(size_t n_bytes, bool sealed)
+{
+        int fd = memfd_create("odd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int r = ftruncate(fd, (off_t)n_bytes);
+
+        if (sealed)
+                r |= fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL | F_SEAL_FUTURE_WRITE);
+        assert(r == 0);
+        return fd;
+}
+
+static void make_pages(struct fake_server *f, int *ret_fds)
+{
+        uint64_t figures[PAGES_N_FIGURES];
+        struct pages_usage *usage;
+        int r;
+
+        forget_pages(f);
+        r = pages_make("usage", pages_usage_bytes(1), true, &f->usage_page, &ret_fds[0]);
+        r |= pages_make("client", pages_client_bytes(), false, &f->client_page, &ret_fds[1]);
+        munmap(f->client_page, pages_client_bytes());
+        r |= pages_map_client(ret_fds[1], (struct pages_client **)(void *)&f->client_page);
+        assert(r == 0);
+        usage = f->usage_page;
+        usage->magic = PAGES_USAGE_MAGIC;
+        usage->version = f->mood == FAKE_HELLO_PAGES_VERSION ? PAGES_VERSION + 1 : PAGES_VERSION;
+        usage->n_entries = 1;
+        usage->entry_bytes = sizeof(struct pages_entry);
+        for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
+                figures[i] = i + 1;
+        pages_write(usage->entries, figures);
+}
+
+/* How many fds of pages go with the hello's reply. */
+static size_t open_pages(struct session *s, int *ret_fds)
+{
+        enum fake_mood mood = s->server->mood;
+
+        if (mood == FAKE_HELLO_PAGES || mood == FAKE_HELLO_PAGES_VERSION)
+                make_pages(s->server, ret_fds);
+        else if (mood == FAKE_HELLO_PAGES_NO_MEMFD)
+                for (size_t i = 0; i < 2; i++)
+                        ret_fds[i] = dup(s->fd);
+        else if (mood == FAKE_HELLO_PAGES_UNSEALED || mood == FAKE_HELLO_PAGES_SHORT)
+                for (size_t i = 0; i < 2; i++)
+                        ret_fds[i] = odd_page(mood == FAKE_HELLO_PAGES_SHORT ? 64 : 4096,
+                                              mood == FAKE_HELLO_PAGES_SHORT);
+        else
+                return 0;
+        return 2;
+}
+
 static void put_hello(struct session *s, uint64_t capabilities, Bfcd__Reply *reply)
 {
         enum fake_mood mood = s->server->mood;
         bool granted = capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS;
-        int fd = -1;
+        int fds[3];
+        size_t n_fds = 0;
 
         if (mood == FAKE_HELLO_NO_EVENTS)
                 granted = false;
@@ -335,10 +401,13 @@ static void put_hello(struct session *s, uint64_t capabilities, Bfcd__Reply *rep
                 granted = true;
         reply->hello->capabilities = granted ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0;
         if (granted && mood != FAKE_HELLO_NO_EVENTS_FD)
-                fd = open_events(s);
-        put(s, reply, &fd, fd >= 0);
-        if (fd >= 0)
-                close(fd);
+                fds[n_fds++] = open_events(s);
+        n_fds += open_pages(s, fds + n_fds);
+        if (mood >= FAKE_HELLO_PAGES && mood <= FAKE_HELLO_PAGES_NO_MEMFD)
+                reply->hello->capabilities |= BFCD__CAPABILITY__CAPABILITY_PAGES;
+        put(s, reply, fds, n_fds);
+        for (size_t i = 0; i < n_fds; i++)
+                close(fds[i]);
 }
 
 static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
@@ -540,6 +609,7 @@ struct fake_server *fake_server_free(struct fake_server *f)
         for (size_t i = 0; i < N_EXTENTS; i++)
                 device_destroy(f->device, &f->extents[i]);
         device_free(f->device);
+        forget_pages(f);
         close(f->fd);
         close(f->stop[0]);
         unlink(f->path);
@@ -738,6 +808,15 @@ unsigned fake_server_event(struct fake_server *f, enum fake_event event)
                         lie(&f->sessions[i], event);
         pthread_mutex_unlock(&f->lock);
         return 0;
+}
+
+void fake_server_pages(struct fake_server *f, struct pages_usage **ret_usage,
+                       struct pages_client **ret_client)
+{
+        pthread_mutex_lock(&f->lock);
+        *ret_usage = f->usage_page;
+        *ret_client = f->client_page;
+        pthread_mutex_unlock(&f->lock);
 }
 
 struct fake_counts fake_server_count(struct fake_server *f)

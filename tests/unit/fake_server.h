@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/pages.h"
+
 enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_GOOD,
                  FAKE_HELLO_REFUSED, /* EACCES, then hangs up */
@@ -25,6 +27,12 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_HELLO_NO_EVENTS,      /* grants none */
                  FAKE_HELLO_UNASKED_EVENTS, /* grants them to everybody */
                  FAKE_HELLO_NO_EVENTS_FD,   /* grants them and sends no socket */
+                 FAKE_HELLO_PAGES,          /* grants pages, as they must be; else there are none */
+                 FAKE_HELLO_PAGES_NO_FDS,   /* grants them and sends none */
+                 FAKE_HELLO_PAGES_UNSEALED,
+                 FAKE_HELLO_PAGES_SHORT,    /* sealed, and of 64 bytes */
+                 FAKE_HELLO_PAGES_VERSION,  /* of version 2 */
+                 FAKE_HELLO_PAGES_NO_MEMFD, /* its own socket, twice */
                  FAKE_REFUSE,               /* EDQUOT with a sentence */
                  FAKE_REFUSE_ONCE,          /* the same, and is good from then on */
                  FAKE_WRONG_BODY,           /* Done instead of a Block */
@@ -78,6 +86,11 @@ enum fake_event {
 /* Sends it to everybody who has events. With FAKE_RETIRE waits for the answers and
  * then destroys those extents; returns how many. */
 unsigned fake_server_event(struct fake_server *s, enum fake_event event);
+
+/* The pages of the session that began last with good ones. In `ret_usage` train has figures that are their number
+ * (bytes_limit 1, bytes_reserved 2, ...), and infer none: it has no entry. */
+void fake_server_pages(struct fake_server *s, struct pages_usage **ret_usage,
+                       struct pages_client **ret_client);
 
 struct fake_counts {
         unsigned n_sessions; /* connected now */

@@ -1,0 +1,302 @@
+/* libbfcclient and its pages, against a stand-in for the daemon: what it reads, what it
+ * leaves alone, and what it says of its cache.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <bfcclient.h>
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/suite.h"
+#include "tests/unit/fake_server.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static struct fake_server *server;
+static bfc_client *client;
+static struct pages_usage *usage_page;
+static struct pages_client *page;
+static int n_fds_before;
+
+static int connect_in_mood(enum fake_mood mood)
+{
+        struct bfc_options o = { .struct_size = sizeof(o),
+                                 .socket = fake_server_path(server),
+                                 .cache_idle_bytes = UINT64_MAX };
+        int r;
+
+        fake_server_set_mood(server, mood, 0);
+        r = bfc_connect(&o, &client);
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+        fake_server_pages(server, &usage_page, &page);
+        return r;
+}
+
+static void setup(void)
+{
+        unsetenv("BFC_PARTITION");
+        unsetenv("BFC_TENANT");
+        unsetenv("BFC_CACHE");
+        n_fds_before = suite_count_fds();
+        server = fake_server_new();
+        client = NULL;
+}
+
+static void teardown(void)
+{
+        bfc_disconnect(client);
+        server = fake_server_free(server);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static uint64_t n_calls(void)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        return s.num_calls;
+}
+
+static struct bfc_tenant_usage usage_of(const char *partition)
+{
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+
+        ck_assert_msg(bfc_usage(client, partition, &u) == 0, "%s", bfc_last_error());
+        ck_assert_uint_eq(u.struct_size, sizeof(u));
+        return u;
+}
+
+START_TEST(read_without_asking)
+{
+        struct bfc_tenant_usage u;
+        uint64_t calls;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        calls = n_calls();
+        u = usage_of(NULL);
+        ck_assert_uint_eq(n_calls(), calls);
+        ck_assert_uint_eq(u.bytes_limit, 1);
+        ck_assert_uint_eq(u.bytes_reserved, 2);
+        ck_assert_uint_eq(u.peak_bytes_reserved, 3);
+        ck_assert_uint_eq(u.bytes_in_use, 4);
+        ck_assert_uint_eq(u.peak_bytes_in_use, 5);
+        ck_assert_uint_eq(u.bytes_requested, 6);
+        ck_assert_uint_eq(u.num_blocks, 7);
+        ck_assert_uint_eq(u.num_sessions, 8);
+        ck_assert_uint_eq(u.largest_free_block_bytes, 9);
+        ck_assert_uint_eq(u.lifetime_peak_bytes_in_use, 10);
+        ck_assert_uint_eq(u.lifetime_peak_bytes_reserved, 11);
+        /* infer has no entry: asked for. */
+        ck_assert_uint_eq(usage_of("infer").bytes_limit, 1001);
+        ck_assert_uint_eq(n_calls(), calls + 1);
+}
+END_TEST
+
+START_TEST(structure_of_an_earlier_header)
+{
+        struct bfc_tenant_usage u;
+        size_t old = offsetof(struct bfc_tenant_usage, lifetime_peak_bytes_in_use);
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        memset(&u, 0xee, sizeof(u));
+        u.struct_size = old;
+        ck_assert_int_eq(bfc_usage(client, NULL, &u), 0);
+        ck_assert_uint_eq(u.struct_size, old);
+        ck_assert_uint_eq(u.largest_free_block_bytes, 9);
+        ck_assert_uint_eq(u.lifetime_peak_bytes_in_use, UINT64_C(0xeeeeeeeeeeeeeeee));
+        u.struct_size = old - 1;
+        ck_assert_int_eq(bfc_usage(client, NULL, &u), -EINVAL);
+}
+END_TEST
+
+/* A writer that has stopped in the middle, or for good. */
+START_TEST(asked_where_it_cannot_be_read)
+{
+        uint64_t calls;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        usage_page->entries[0].sequence++;
+        calls = n_calls();
+        ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1000);
+        ck_assert_uint_eq(n_calls(), calls + 1);
+        usage_page->entries[0].sequence++;
+        ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1);
+}
+END_TEST
+
+/* What the header says later is nobody's business. */
+START_TEST(header_changes)
+{
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        usage_page->n_entries = UINT64_MAX;
+        usage_page->entry_bytes = UINT64_MAX;
+        ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1);
+        ck_assert_uint_eq(usage_of("infer").bytes_limit, 1001);
+}
+END_TEST
+
+static const struct {
+        enum fake_mood mood;
+        int error;
+} lies[] = {
+        { FAKE_HELLO_PAGES_NO_FDS, -EPROTO }, { FAKE_HELLO_PAGES_UNSEALED, 0 },
+        { FAKE_HELLO_PAGES_SHORT, 0 },        { FAKE_HELLO_PAGES_VERSION, 0 },
+        { FAKE_HELLO_PAGES_NO_MEMFD, 0 },     { FAKE_GOOD, 0 }, /* a daemon of before */
+};
+
+START_TEST(lying_daemon)
+{
+        void *p = NULL;
+
+        ck_assert_int_eq(connect_in_mood(lies[_i].mood), lies[_i].error);
+        if (lies[_i].error)
+                return;
+        ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1000);
+        ck_assert_int_eq(bfc_malloc(client, 1000, &p), 0);
+        memset(p, 1, 1000);
+        ck_assert_int_eq(bfc_free(client, p), 0);
+}
+END_TEST
+
+START_TEST(daemon_gone)
+{
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+        int r = 0;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1);
+        fake_server_event(server, FAKE_EVENT_HANG_UP);
+        fake_server_hang_up(server);
+        for (int i = 0; i < 5000 && r == 0; i++) {
+                r = bfc_usage(client, NULL, &u);
+                usleep(1000);
+        }
+        ck_assert_int_eq(r, -ECONNRESET);
+}
+END_TEST
+
+/* ---- what it says ----------------------------------------------------------- */
+
+/* All in the first partition: as bfc_stats() has it. */
+static void expect_said_all(uint64_t in_use)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        ck_assert_uint_eq(s.bytes_in_use, in_use);
+        ck_assert_uint_eq(page->held[0].bytes_held, s.bytes_reserved);
+        ck_assert_uint_eq(page->held[0].bytes_in_use, in_use);
+        ck_assert_uint_eq(page->held[0].bytes_idle, s.bytes_idle);
+}
+
+static void expect_said(unsigned i, uint64_t held, uint64_t in_use, uint64_t idle)
+{
+        ck_assert_uint_eq(page->held[i].bytes_held, held);
+        ck_assert_uint_eq(page->held[i].bytes_in_use, in_use);
+        ck_assert_uint_eq(page->held[i].bytes_idle, idle);
+}
+
+static void *get(const char *partition, size_t n_bytes, uint64_t flags)
+{
+        void *p = NULL;
+
+        ck_assert_msg(bfc_malloc_flags(client, partition, n_bytes, flags, &p) == 0, "%s", bfc_last_error());
+        return p;
+}
+
+static void put(void *p)
+{
+        ck_assert_msg(bfc_free(client, p) == 0, "%s", bfc_last_error());
+}
+
+START_TEST(says_what_it_has)
+{
+        void *small, *large, *direct;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        ck_assert_uint_eq(page->magic, PAGES_CLIENT_MAGIC);
+        ck_assert_uint_eq(page->version, PAGES_VERSION);
+        expect_said(0, 0, 0, 0);
+        small = get(NULL, 1000, 0);
+        expect_said(0, 2 * MIB, 1024, 2 * MIB - 1024);
+        large = get(NULL, 5 * MIB, 0);
+        expect_said_all(5 * MIB + 1024);
+        direct = get(NULL, MIB, BFC_ONE_EXTENT);
+        expect_said_all(6 * MIB + 1024);
+        expect_said(1, 0, 0, 0);
+        put(large);
+        expect_said_all(MIB + 1024);
+        put(direct);
+        expect_said_all(1024);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        expect_said(0, 2 * MIB, 1024, 2 * MIB - 1024);
+        put(small);
+        expect_said(0, 2 * MIB, 0, 2 * MIB);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        expect_said(0, 0, 0, 0);
+        fake_server_set_mood(server, FAKE_REFUSE, 0);
+        ck_assert_int_eq(bfc_malloc(client, 1000, &small), -EDQUOT);
+        expect_said(0, 0, 0, 0);
+}
+END_TEST
+
+/* A daemon that writes there, or another version of it, hurts nobody but itself. */
+START_TEST(page_is_not_believed)
+{
+        void *p;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        p = get(NULL, 1000, 0);
+        memset(page, 0xff, sizeof(*page));
+        put(p);
+        expect_said(0, 2 * MIB, 0, 2 * MIB);
+}
+END_TEST
+
+START_TEST(child_writes_nothing)
+{
+        void *p;
+        pid_t pid;
+        int status;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        p = get(NULL, 1000, 0);
+        pid = fork();
+        if (pid == 0) {
+                struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+                bool good = bfc_free(client, p) == -ECHILD && bfc_usage(client, NULL, &u) == -ECHILD;
+
+                bfc_disconnect(client);
+                _exit(good ? 0 : 1);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        expect_said(0, 2 * MIB, 1024, 2 * MIB - 1024);
+        ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1);
+        put(p);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("client-pages");
+        TCase *t = tcase_create("pages");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, read_without_asking);
+        tcase_add_test(t, structure_of_an_earlier_header);
+        tcase_add_test(t, asked_where_it_cannot_be_read);
+        tcase_add_test(t, header_changes);
+        tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
+        tcase_add_test(t, daemon_gone);
+        tcase_add_test(t, says_what_it_has);
+        tcase_add_test(t, page_is_not_believed);
+        tcase_add_test(t, child_writes_nothing);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
