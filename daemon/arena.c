@@ -30,8 +30,9 @@ struct arena_slot {
         uint32_t extent;        /* in the ledger; LEDGER_NONE: unbacked */
         struct device_extent memory;
         struct charge charge;
-        struct operation *retired; /* not NULL: to be destroyed without exports */
-        uint32_t n_late;           /* of its exports; while it is retired */
+        struct occupancy occupancy; /* of the extent */
+        struct operation *retired;  /* not NULL: to be destroyed without exports */
+        uint32_t n_late;            /* of its exports; while it is retired */
 };
 
 struct arena_region {
@@ -340,6 +341,7 @@ static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent m
         assert(r == 0);
         (void)r;
         s->memory = memory;
+        occupancy_open(&s->occupancy, memory.n_bytes);
         charge_split(charge, memory.n_bytes, &s->charge);
         a->n_extents++;
 }
@@ -361,6 +363,7 @@ static void arena_empty_slot(struct arena *a, size_t slot, bool escaped)
         while (e->links.first_export != LEDGER_NONE)
                 ledger_export_clear(a->o.ledger, e->links.first_export);
         ledger_extent_clear(a->o.ledger, s->extent);
+        occupancy_close(&s->occupancy);
         s->extent = LEDGER_NONE;
         a->n_extents--;
         if (escaped)
@@ -414,21 +417,59 @@ struct arena *arena_free(struct arena *a)
         return NULL;
 }
 
+/* ---- blocks --------------------------------------------------------------- */
+
+/* A block comes to lie at an offset, or leaves: each of its extents knows its part. */
+static void arena_count_block(struct arena *a, uint64_t offset, uint64_t n_bytes,
+                              void (*count)(struct occupancy *o, struct bfc_range range))
+{
+        size_t last = arena_slot_at(a, offset + n_bytes - 1);
+
+        for (size_t slot = arena_slot_at(a, offset); slot <= last; slot++) {
+                struct bfc_range range = arena_slot_range(a, slot), part = { 0, range.end - range.begin };
+
+                if (offset > range.begin)
+                        part.begin = offset - range.begin;
+                if (offset + n_bytes < range.end)
+                        part.end = offset + n_bytes - range.begin;
+                count(&a->slots[slot].occupancy, part);
+        }
+}
+
+typedef int (*alloc_fn)(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
+
+static int alloc_by(struct arena *a, alloc_fn alloc, uint64_t n_bytes, bfc_handle *ret_handle,
+                    uint64_t *ret_offset)
+{
+        int r = alloc(a->bfc, n_bytes, ret_handle, ret_offset);
+
+        if (r == 0)
+                arena_count_block(a, *ret_offset, bfc_block_bytes(n_bytes), occupancy_add);
+        return r;
+}
+
 int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
 {
-        return bfc_alloc(a->bfc, n_bytes, ret_handle, ret_offset);
+        return alloc_by(a, bfc_alloc, n_bytes, ret_handle, ret_offset);
 }
 
 int arena_dealloc(struct arena *a, bfc_handle handle)
 {
-        return bfc_dealloc(a->bfc, handle);
+        struct bfc_info info;
+        int r = bfc_info(a->bfc, handle, &info);
+
+        if (r == 0)
+                r = bfc_dealloc(a->bfc, handle);
+        if (r == 0)
+                arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
+        return r;
 }
 
 int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
 {
         /* A region of one extent has no grid, so nothing crosses it. */
-        return arena_has_grid(a) ? bfc_alloc_in_extent(a->bfc, n_bytes, ret_handle, ret_offset)
-                                 : bfc_alloc(a->bfc, n_bytes, ret_handle, ret_offset);
+        return alloc_by(a, arena_has_grid(a) ? bfc_alloc_in_extent : bfc_alloc, n_bytes, ret_handle,
+                        ret_offset);
 }
 
 uint64_t arena_max_in_extent(const struct arena *a)
@@ -532,6 +573,7 @@ static void growth_done(struct worker_job *job)
                 for (size_t i = 0; i < op->n_items; i++)
                         arena_fill_slot(a, op->items[i].slot, op->items[i].memory, &op->charge);
                 r = bfc_grow_commit(a->bfc, op->handle);
+                arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
                 assert(op->charge.n_bytes == 0);
         }
         assert(r == 0);
@@ -932,6 +974,44 @@ size_t arena_n_slots(const struct arena *a)
         return a->n_slots;
 }
 
+static bool arena_slot_leaves(const struct arena *a, size_t slot)
+{
+        return a->slots[slot].retired || a->slots[slot].memory.n_bytes == 0;
+}
+
+/* From the first extent to the end of the last one. */
+static struct bfc_range arena_span(const struct arena *a)
+{
+        struct bfc_range span = { UINT64_MAX, 0 };
+
+        for (size_t i = 0; i < a->n_slots; i++) {
+                struct bfc_range range = arena_slot_range(a, i);
+
+                if (a->slots[i].extent == LEDGER_NONE)
+                        continue;
+                span.begin = range.begin < span.begin ? range.begin : span.begin;
+                span.end = range.end > span.end ? range.end : span.end;
+        }
+        return span.end > 0 ? span : (struct bfc_range){ 0, 0 };
+}
+
+uint64_t arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
+{
+        struct picture picture;
+        uint64_t leaving_bytes = 0;
+
+        picture_begin(&picture, arena_span(a));
+        for (size_t i = 0; i < a->n_slots; i++) {
+                if (a->slots[i].extent == LEDGER_NONE)
+                        continue;
+                picture_add(&picture, arena_slot_range(a, i), &a->slots[i].occupancy,
+                            arena_slot_leaves(a, i));
+                leaving_bytes += arena_slot_leaves(a, i) ? arena_slot_bytes(a, i) : 0;
+        }
+        picture_draw(&picture, ret_picture);
+        return leaving_bytes;
+}
+
 static const char *arena_check_retired(const struct arena *a)
 {
         uint64_t n_awaited = 0, n_late = 0;
@@ -958,7 +1038,7 @@ static const char *arena_check_retired(const struct arena *a)
 int arena_check(const struct arena *a, const char **ret_why)
 {
         struct bfc_stats stats;
-        uint64_t n_backed = 0;
+        uint64_t n_backed = 0, n_used = 0;
         uint32_t n_extents = 0;
         const char *why;
         int r;
@@ -982,8 +1062,18 @@ int arena_check(const struct arena *a, const char **ret_why)
                         *ret_why = "an extent does not carry the charge of its slot";
                         return -EBADMSG;
                 }
+                if (!occupancy_check(&s->occupancy)) {
+                        *ret_why = "the cells of an extent do not add up";
+                        return -EBADMSG;
+                }
+                n_used += s->occupancy.used_bytes;
         }
         bfc_read_stats(a->bfc, &stats);
+        /* A block that waits for its backing is the allocator's already. */
+        if (n_used > stats.bytes_in_use || (a->pending_bytes == 0 && n_used != stats.bytes_in_use)) {
+                *ret_why = "blocks in extents and blocks of the allocator differ";
+                return -EBADMSG;
+        }
         /* While extents are made their bytes are reserved and in no slot yet. */
         if (n_extents != a->n_extents || n_backed > stats.bytes_reserved ||
             stats.bytes_reserved - n_backed > a->pending_bytes) {

@@ -29,6 +29,7 @@
 #include "bfc/bfc.h"
 #include "daemon/account.h"
 #include "daemon/ledger.h"
+#include "daemon/occupancy.h"
 #include "daemon/worker.h"
 #include "device/device.h"
 
@@ -143,6 +144,10 @@ void arena_settle_escapes(struct arena *a);
 bool arena_is_lost(const struct arena *a);
 
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret);
+
+/* The picture of its extents, from the first to the last, and how many bytes of
+ * them are being given back. Its cost is bounded by the number of extents. */
+uint64_t arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1]);
 
 /* A place in a region, as clients know it. */
 struct arena_place {
