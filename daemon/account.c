@@ -5,7 +5,10 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
+
+#include "daemon/clock.h"
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
 {
@@ -76,6 +79,24 @@ uint64_t account_room(const struct account *a)
         return own < pool ? own : pool;
 }
 
+/* The present values may be new peaks. */
+static void account_note_peaks(struct account *a)
+{
+        struct pool *p = a->pool;
+        bool is_new = a->charged_bytes > a->peak_charged_bytes;
+        bool is_pools = p->charged_bytes > p->peak_charged_bytes;
+        uint64_t now_ms = is_new || is_pools ? clock_wall_ms() : 0;
+
+        if (is_new) {
+                a->peak_charged_bytes = a->charged_bytes;
+                a->peak_charged_ms = now_ms;
+        }
+        if (is_pools) {
+                p->peak_charged_bytes = p->charged_bytes;
+                p->peak_charged_ms = now_ms;
+        }
+}
+
 int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
 {
         struct pool *p = a->pool;
@@ -86,10 +107,9 @@ int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_
         p->committed_bytes +=
                 account_committed(a, a->charged_bytes + n_bytes) - account_committed(a, a->charged_bytes);
         a->charged_bytes += n_bytes;
-        a->peak_charged_bytes = max_u64(a->peak_charged_bytes, a->charged_bytes);
-        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
         p->charged_bytes += n_bytes;
-        p->peak_charged_bytes = max_u64(p->peak_charged_bytes, p->charged_bytes);
+        account_note_peaks(a);
+        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
         p->lifetime_peak_charged_bytes = max_u64(p->lifetime_peak_charged_bytes, p->charged_bytes);
         assert(a->charged_bytes <= a->limit_bytes);
         assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->limit_bytes);
@@ -134,9 +154,11 @@ void charge_drop(struct charge *c)
 void account_clear_peaks(struct account *a)
 {
         a->peak_charged_bytes = a->charged_bytes;
+        a->peak_charged_ms = clock_wall_ms();
 }
 
 void pool_clear_peaks(struct pool *p)
 {
         p->peak_charged_bytes = p->charged_bytes;
+        p->peak_charged_ms = clock_wall_ms();
 }

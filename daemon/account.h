@@ -18,6 +18,7 @@ struct pool {
         uint64_t committed_bytes; /* what is charged or guaranteed */
         uint64_t charged_bytes;
         uint64_t peak_charged_bytes;
+        uint64_t peak_charged_ms; /* when: milliseconds since 1970; 0: never */
         uint64_t lifetime_peak_charged_bytes;
 };
 
@@ -27,6 +28,7 @@ struct account {
         uint64_t reserve_bytes; /* guaranteed */
         uint64_t charged_bytes;
         uint64_t peak_charged_bytes;
+        uint64_t peak_charged_ms;
         uint64_t lifetime_peak_charged_bytes;
         void (*changed)(struct account *a); /* charged_bytes is another; may be NULL */
 };

@@ -64,10 +64,11 @@ struct arena {
         size_t planned;           /* cuda-ipc: the slot that was made for a plan, or none */
         struct bfc_range *ranges; /* to plan a release in */
         uint32_t *retired;
-        size_t n_ranges_max;    /* of both: as many as there may be extents */
-        uint64_t pending_bytes; /* >= leaving + awaited + late */
-        uint64_t leaving_bytes; /* the worker destroys them */
-        uint64_t awaited_bytes; /* of retired extents that are not late */
+        size_t n_ranges_max;     /* of both: as many as there may be extents */
+        uint64_t pending_bytes;  /* >= retiring */
+        uint64_t leaving_bytes;  /* the worker destroys them */
+        uint64_t awaited_bytes;  /* of retired extents that are not late */
+        uint64_t retiring_bytes; /* leaving + awaited + late */
         uint32_t n_extents;
         bool is_lost;          /* the device said so */
         struct charge escaped; /* for memory that the device did not take back */
@@ -671,6 +672,7 @@ static void release_done(struct worker_job *job)
         struct arena *a = op->arena;
 
         a->pending_bytes -= op->n_bytes;
+        a->retiring_bytes -= op->n_bytes;
         a->is_lost = a->is_lost || op->is_lost;
         a->leaving_bytes -= op->n_bytes;
         for (size_t i = 0; i < op->n_items; i++) {
@@ -740,6 +742,7 @@ static void arena_release_slot(struct arena *a, size_t slot, struct operation *o
                 return;
         }
         a->pending_bytes += s->memory.n_bytes;
+        a->retiring_bytes += s->memory.n_bytes;
         if (own) {
                 a->awaited_bytes += s->memory.n_bytes;
                 s->retired = own;
@@ -920,6 +923,11 @@ uint64_t arena_awaited_bytes(const struct arena *a)
         return a->awaited_bytes;
 }
 
+uint64_t arena_retiring_bytes(const struct arena *a)
+{
+        return a->retiring_bytes;
+}
+
 uint64_t arena_escaped_bytes(const struct arena *a)
 {
         return a->escaped.n_bytes;
@@ -995,10 +1003,9 @@ static struct bfc_range arena_span(const struct arena *a)
         return span.end > 0 ? span : (struct bfc_range){ 0, 0 };
 }
 
-uint64_t arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
+void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
 {
         struct picture picture;
-        uint64_t leaving_bytes = 0;
 
         picture_begin(&picture, arena_span(a));
         for (size_t i = 0; i < a->n_slots; i++) {
@@ -1006,10 +1013,8 @@ uint64_t arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS +
                         continue;
                 picture_add(&picture, arena_slot_range(a, i), &a->slots[i].occupancy,
                             arena_slot_leaves(a, i));
-                leaving_bytes += arena_slot_leaves(a, i) ? arena_slot_bytes(a, i) : 0;
         }
         picture_draw(&picture, ret_picture);
-        return leaving_bytes;
 }
 
 static const char *arena_check_retired(const struct arena *a)
@@ -1030,7 +1035,9 @@ static const char *arena_check_retired(const struct arena *a)
         }
         if (n_awaited != a->awaited_bytes)
                 return "the retired extents are not what is awaited";
-        if (a->leaving_bytes + n_awaited + n_late > a->pending_bytes)
+        if (a->leaving_bytes + n_awaited + n_late != a->retiring_bytes)
+                return "what is given back does not add up";
+        if (a->retiring_bytes > a->pending_bytes)
                 return "more is given back than is pending";
         return NULL;
 }

@@ -130,9 +130,10 @@ void arena_export_is_gone(struct arena *a, uint32_t extent, bool was_late);
 uint64_t arena_leaving_bytes(const struct arena *a);
 uint64_t arena_awaited_bytes(const struct arena *a);
 
-/* Bytes being made or given back now; bytes that the device did not take back,
+/* Bytes being made or given back now; of these, those being given back; bytes that the device did not take back,
  * which stay charged; and extents the arena has. */
 uint64_t arena_pending_bytes(const struct arena *a);
+uint64_t arena_retiring_bytes(const struct arena *a);
 uint64_t arena_escaped_bytes(const struct arena *a);
 uint32_t arena_n_extents(const struct arena *a);
 
@@ -145,9 +146,9 @@ bool arena_is_lost(const struct arena *a);
 
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret);
 
-/* The picture of its extents, from the first to the last, and how many bytes of
- * them are being given back. Its cost is bounded by the number of extents. */
-uint64_t arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1]);
+/* The picture of its extents, from the first to the last. Its cost is bounded by the
+ * number of extents. */
+void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1]);
 
 /* A place in a region, as clients know it. */
 struct arena_place {

@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 #define LEDGER_MAGIC  UINT64_C(0x7265676465636662) /* "bfcedger" on little-endian machines */
-#define LEDGER_LAYOUT 2                            /* counts up with every change of a record or the header */
+#define LEDGER_LAYOUT 3                            /* counts up with every change of a record or the header */
 
 enum {
         TABLE_QUOTA,
@@ -100,9 +100,9 @@ _Static_assert(sizeof(struct ledger_quota) == 160, "layout of a quota");
 _Static_assert(sizeof(struct ledger_session) == 136, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 40, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 32, "layout of an export");
-_Static_assert(sizeof(struct ledger_block) == 80, "layout of a block");
 _Static_assert(sizeof(struct ledger_shared) == 96, "layout of a shared block");
 _Static_assert(sizeof(struct ledger_hold) == 40, "layout of a hold");
+_Static_assert(sizeof(struct ledger_block) == 112, "layout of a block");
 _Static_assert(sizeof(struct header) <= 4096, "the header is one page");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a commit is one store");
 _Static_assert(offsetof(struct ledger_quota, id) == 0 && offsetof(struct ledger_session, id) == 0 &&
@@ -578,6 +578,7 @@ int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_
          * even between two stores. */
         memcpy((unsigned char *)b + sizeof(uint64_t), (const unsigned char *)facts + sizeof(uint64_t),
                offsetof(struct ledger_block, links) - sizeof(uint64_t));
+        b->tag[LEDGER_TAG_BYTES - 1] = '\0';
         b->links.generation = generation + 1;
         b->links.in_delivery = 0;
         atomic_init(&b->shared, LEDGER_NONE);

@@ -38,6 +38,7 @@
 
 #define LEDGER_NONE       UINT32_MAX /* no index */
 #define LEDGER_NAME_BYTES 64         /* names of tenants and partitions, NUL included */
+#define LEDGER_TAG_BYTES  32         /* of blocks, NUL included */
 
 /* Records are addressed by index inside their table. */
 
@@ -98,8 +99,9 @@ struct ledger_block {
         uint64_t born_ms; /* CLOCK_BOOTTIME */
         uint32_t session; /* LEDGER_NONE: it is shared */
         uint32_t quota;
-        uint64_t handle;         /* the allocator's, in this process */
-        _Atomic uint32_t shared; /* index of the ledger_shared; LEDGER_NONE: it is its session's alone */
+        uint64_t handle;            /* the allocator's, in this process */
+        _Atomic uint32_t shared;    /* index of the ledger_shared; LEDGER_NONE: it is its session's alone */
+        char tag[LEDGER_TAG_BYTES]; /* for people; by the client's word, printable */
         struct {
                 uint32_t prev_of_session, next_of_session;
                 uint32_t generation;  /* of the next id at this index */

@@ -120,6 +120,16 @@ void log_write(enum log_level level, const char *format, ...)
         va_end(args);
 }
 
+static bool limit_is_open(const struct log_limit *limit, uint64_t now_ms)
+{
+        return limit->last_ms == 0 || now_ms - limit->last_ms >= LIMIT_INTERVAL_MS;
+}
+
+bool log_limit_is_open(const struct log_limit *limit)
+{
+        return limit_is_open(limit, clock_ms());
+}
+
 void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
 {
         uint64_t now_ms = clock_ms();
@@ -127,7 +137,7 @@ void log_limited(struct log_limit *limit, enum log_level level, const char *form
 
         if (level > max_level)
                 return;
-        if (limit->last_ms != 0 && now_ms - limit->last_ms < LIMIT_INTERVAL_MS) {
+        if (!limit_is_open(limit, now_ms)) {
                 limit->n_left_out++;
                 return;
         }

@@ -6,6 +6,7 @@
 #ifndef BFCD_LOG_H
 #define BFCD_LOG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum log_level {
@@ -27,6 +28,8 @@ struct log_limit {
         uint64_t last_ms;
         uint64_t n_left_out;
 };
+/* Whether the next such event is written; else there is no need to look for words. */
+bool log_limit_is_open(const struct log_limit *limit);
 void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
         __attribute__((format(printf, 3, 4)));
 

@@ -32,6 +32,7 @@ struct partition {
         struct pool pool;
         uint64_t bytes_in_use; /* blocks of all quotas */
         uint64_t peak_bytes_in_use;
+        uint64_t peak_in_use_ms; /* when: milliseconds since 1970; 0: never */
         uint64_t lifetime_peak_bytes_in_use;
         struct quota_list quotas;
         size_t n_quotas;
@@ -46,6 +47,7 @@ static inline void partition_clear_peaks(struct partition *p)
 {
         pool_clear_peaks(&p->pool);
         p->peak_bytes_in_use = p->bytes_in_use;
+        p->peak_in_use_ms = p->pool.peak_charged_ms;
 }
 
 #endif

@@ -126,6 +126,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->max_blocks = options->max_blocks;
         q->index = LEDGER_NONE;
         TAILQ_INIT(&q->waiting);
+        TAILQ_INIT(&q->holdings);
         TAILQ_INSERT_TAIL(&q->partition->quotas, q, of_partition);
         q->partition->n_quotas++;
 
@@ -185,6 +186,24 @@ void quota_make_due(struct quota *q)
         quota_ask_for_turn(q);
 }
 
+/* The present values may be new peaks. */
+static void quota_note_peaks(struct quota *q)
+{
+        struct partition *p = q->partition;
+        bool is_new = q->bytes_in_use > q->peak_bytes_in_use;
+        bool is_partitions = p->bytes_in_use > p->peak_bytes_in_use;
+        uint64_t now_ms = is_new || is_partitions ? clock_wall_ms() : 0;
+
+        if (is_new) {
+                q->peak_bytes_in_use = q->bytes_in_use;
+                q->peak_in_use_ms = now_ms;
+        }
+        if (is_partitions) {
+                p->peak_bytes_in_use = p->bytes_in_use;
+                p->peak_in_use_ms = now_ms;
+        }
+}
+
 void quota_count_alloc(struct quota *q, uint64_t n_bytes)
 {
         struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
@@ -194,9 +213,8 @@ void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         q->bytes_in_use += bfc_block_bytes(n_bytes);
         q->bytes_requested += n_bytes;
         p->bytes_in_use += bfc_block_bytes(n_bytes);
-        p->peak_bytes_in_use = max_u64(p->peak_bytes_in_use, p->bytes_in_use);
+        quota_note_peaks(q);
         p->lifetime_peak_bytes_in_use = max_u64(p->lifetime_peak_bytes_in_use, p->bytes_in_use);
-        q->peak_bytes_in_use = max_u64(q->peak_bytes_in_use, q->bytes_in_use);
         q->peak_bytes_requested = max_u64(q->peak_bytes_requested, q->bytes_requested);
         if (q->bytes_in_use > record->lifetime_peak_in_use)
                 record->lifetime_peak_in_use = q->bytes_in_use;
@@ -220,9 +238,16 @@ static int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_hand
         return r;
 }
 
-static bool quota_is_refusal(int r)
+static void quota_count_refusal(struct quota *q, int r)
 {
-        return r == -EDQUOT || r == -ENOMEM;
+        if (r != -EDQUOT && r != -ENOMEM)
+                return;
+        q->n_refusals++;
+        if (r == -EDQUOT)
+                q->n_over_quota++;
+        else
+                q->n_out_of_memory++;
+        q->last_refusal_ms = clock_wall_ms();
 }
 
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
@@ -242,8 +267,7 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
                 r = QUOTA_WAIT; /* those who came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
-        if (quota_is_refusal(r))
-                q->n_refusals++;
+        quota_count_refusal(q, r);
         return r > 0 ? QUOTA_WAIT : r;
 }
 
@@ -300,8 +324,8 @@ void quota_unqueue_served(struct quota_request *request)
 
 void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
-        if (quota_is_refusal(result))
-                request->quota->n_refusals++;
+        request->quota->n_waiting--;
+        quota_count_refusal(request->quota, result);
         request->done(request, result, handle, offset);
 }
 
@@ -378,6 +402,7 @@ void quota_wait(struct quota_request *request)
         request->since_ms = clock_ms();
         request->asked_again = false;
         TAILQ_INSERT_TAIL(&q->waiting, request, link);
+        q->n_waiting++;
         /* The round is over: it goes on with this one, unless all are to be looked at again. */
         if (!q->next && !q->look_again)
                 q->next = request;
@@ -388,6 +413,7 @@ void quota_cancel(struct quota_request *request)
 {
         struct quota *q = request->quota;
 
+        q->n_waiting--;
         if (q->growing_for == request)
                 q->growing_for = NULL;
         else
@@ -487,6 +513,7 @@ void quota_clear_peaks(struct quota *q)
         q->peak_bytes_requested = q->bytes_requested;
         account_clear_peaks(&q->account);
         quota_publish(q);
+        q->peak_in_use_ms = q->account.peak_charged_ms;
 }
 
 int quota_check(const struct quota *q, const char **ret_why)

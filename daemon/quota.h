@@ -58,6 +58,15 @@ struct quota_request {
 };
 TAILQ_HEAD(quota_request_list, quota_request);
 
+/* What a session has of a quota, and who has the most: the session floor's, see holding.h. */
+struct holding;
+TAILQ_HEAD(holding_list, holding);
+#define QUOTA_RANKS 3u
+struct quota_ranks {
+        uint64_t since_ms; /* 0: never looked for */
+        struct holding *by_bytes[QUOTA_RANKS], *by_blocks[QUOTA_RANKS];
+};
+
 struct quota {
         struct partition *partition;
         const char *tenant; /* name, the config's */
@@ -74,8 +83,12 @@ struct quota {
         uint64_t bytes_in_use;
         uint64_t bytes_requested;
         uint64_t peak_bytes_in_use; /* since the start or the last reset */
+        uint64_t peak_in_use_ms;    /* when: milliseconds since 1970; 0: never */
         uint64_t peak_bytes_requested;
-        uint64_t n_refusals;
+        uint64_t n_refusals; /* == n_over_quota + n_out_of_memory */
+        uint64_t n_over_quota;
+        uint64_t n_out_of_memory;
+        uint64_t last_refusal_ms;      /* since 1970; 0: none */
         uint64_t logged_escaped_bytes; /* the broker's: what it has told of */
         uint64_t high_bytes;           /* most that was charged since nothing was */
         struct charge held;            /* for the growth of the first in line */
@@ -83,10 +96,13 @@ struct quota {
         bool growing;
         struct quota_request *growing_for; /* NULL: it was cancelled */
         struct quota_request_list waiting;
+        uint32_t n_waiting;         /* requests, with the one that it grows for */
         struct quota_request *next; /* to be looked at in this round; NULL: all were */
         bool is_due;                /* in partition.due */
         bool look_again;            /* something changed: begin a new round */
         uint64_t blocked_ms;        /* since when those who wait are blocked by others; 0: they are not */
+        struct holding_list holdings;
+        struct quota_ranks ranks;
         TAILQ_ENTRY(quota) of_partition, of_due;
 };
 

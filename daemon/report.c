@@ -26,6 +26,11 @@ static bool viewer_sees(const struct session *viewer, const struct tenant *t)
         return viewer->admin || viewer->tenant == t;
 }
 
+bool report_shows(const struct session *viewer, const char *tenant)
+{
+        return viewer->admin || strcmp(viewer->tenant->name, tenant) == 0;
+}
+
 void report_quota_figures(const struct quota *q, Bfcd__Figures *f)
 {
         const struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
@@ -47,6 +52,11 @@ void report_quota_figures(const struct quota *q, Bfcd__Figures *f)
         f->num_sessions = q->n_sessions;
         f->num_extents = arena_n_extents(q->arena);
         f->num_refusals = q->n_refusals;
+        f->num_over_quota = q->n_over_quota;
+        f->num_out_of_memory = q->n_out_of_memory;
+        f->last_refusal_time_ms = q->last_refusal_ms;
+        f->peak_bytes_in_use_time_ms = q->peak_in_use_ms;
+        f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
         f->lifetime_peak_bytes_in_use = record->lifetime_peak_in_use;
         f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
         f->bytes_guaranteed = q->account.reserve_bytes;
@@ -57,14 +67,15 @@ static void report_pool_figures(const struct partition *p, Bfcd__Figures *f)
 {
         f->peak_bytes_reserved = p->pool.peak_charged_bytes;
         f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
+        f->peak_bytes_reserved_time_ms = p->pool.peak_charged_ms;
         f->peak_bytes_in_use = p->peak_bytes_in_use;
+        f->peak_bytes_in_use_time_ms = p->peak_in_use_ms;
         f->lifetime_peak_bytes_in_use = p->lifetime_peak_bytes_in_use;
 }
 
 /* A partition's limit and what is reserved of it are for all to see: who is
  * refused must be able to know why. The rest sums up what the viewer may see. */
-static void report_partition_figures(const struct session *viewer, const struct partition *p,
-                                     Bfcd__Figures *f)
+void report_partition_figures(const struct session *viewer, const struct partition *p, Bfcd__Figures *f)
 {
         const struct quota *q;
 
@@ -88,6 +99,10 @@ static void report_partition_figures(const struct session *viewer, const struct 
                 f->num_sessions += one.num_sessions;
                 f->num_extents += one.num_extents;
                 f->num_refusals += one.num_refusals;
+                f->num_over_quota += one.num_over_quota;
+                f->num_out_of_memory += one.num_out_of_memory;
+                if (one.last_refusal_time_ms > f->last_refusal_time_ms)
+                        f->last_refusal_time_ms = one.last_refusal_time_ms;
                 f->bytes_guaranteed += one.bytes_guaranteed;
                 if (one.largest_alloc_size > f->largest_alloc_size)
                         f->largest_alloc_size = one.largest_alloc_size;
@@ -209,7 +224,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
         r->list.status = &r->status;
 }
 
-static bool viewer_uses(const struct session *viewer, const struct partition *p)
+bool report_shows_partition(const struct session *viewer, const struct partition *p)
 {
         if (viewer->admin)
                 return true;
@@ -228,7 +243,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 const struct partition *p = &b->partitions[i];
                 Bfcd__PartitionRow *row = &r->rows.partitions[r->n_rows];
 
-                if (!viewer_uses(viewer, p))
+                if (!report_shows_partition(viewer, p))
                         continue;
                 bfcd__partition_row__init(row);
                 row->name = borrow(p->name);
@@ -363,6 +378,7 @@ static void report_block(const struct session *viewer, const struct ledger_block
         row->n_bytes = block->n_bytes;
         row->n_requested = block->n_requested;
         row->age_ms = clock_ms() - block->born_ms;
+        row->tag = borrow(block->tag);
 }
 
 /* The cursor is the ledger's index of the next record to look at. */

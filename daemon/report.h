@@ -32,6 +32,13 @@ struct report {
 /* Fills the page of a list. -EINVAL: no such kind. */
 int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret);
 
+/* Whether a viewer is told of this tenant, and uses this partition. */
+bool report_shows(const struct session *viewer, const char *tenant);
+bool report_shows_partition(const struct session *viewer, const struct partition *p);
+
 void report_quota_figures(const struct quota *q, Bfcd__Figures *ret);
+
+/* Of the whole partition what everybody is told, and sums of what the viewer may see. */
+void report_partition_figures(const struct session *viewer, const struct partition *p, Bfcd__Figures *ret);
 
 #endif

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/explain.h"
 #include "daemon/log.h"
 #include "daemon/report.h"
 
@@ -24,6 +25,7 @@ struct session_request {
         struct session *session;
         uint64_t id;
         size_t share;
+        char tag[LEDGER_TAG_BYTES];
         TAILQ_ENTRY(session_request) link;
 };
 
@@ -69,13 +71,20 @@ void session_done(struct session *s, uint64_t id)
         session_send(s, &reply);
 }
 
-static void session_log_refusal(struct session *s, const char *sentence)
+/* error: the holders are named that matter for it; 0: they do not. They are looked
+ * for only where a line is written. */
+static void session_log_refusal(struct session *s, const char *sentence, struct quota *q, int error)
 {
+        char line[SESSION_SENTENCE_BYTES];
+
         s->n_refusals++;
+        snprintf(line, sizeof(line), "%s", sentence);
+        if (error != 0 && log_limit_is_open(&s->refusal_log))
+                explain_to_log(q, error, line, sizeof(line));
         log_limited(&s->refusal_log, LOG_LEVEL_NOTICE,
                     "session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): refused (%" PRIu64 " so far): %s",
                     s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, s->n_refusals,
-                    sentence);
+                    line);
 }
 
 /* ---- extents and blocks -------------------------------------------------- */
@@ -257,7 +266,7 @@ static void session_free_block(struct session *s, uint32_t index)
 
         ledger_block_clear(s->broker->ledger, index);
         s->bytes_in_use -= n_bytes;
-        share->bytes_in_use -= n_bytes;
+        holding_remove(&share->holding, n_bytes);
         quota_dealloc(share->quota, handle, n_bytes, n_requested);
 }
 
@@ -309,7 +318,7 @@ int session_deliver_hold(struct session *s, uint64_t id, struct session_share *s
 /* A block has been taken out of the quota for request `id`: writes it down and
  * begins to deliver it. */
 static void session_give_block(struct session *s, uint64_t id, size_t share_index, uint64_t n_requested,
-                               bfc_handle handle, uint64_t offset)
+                               const char *tag, bfc_handle handle, uint64_t offset)
 {
         struct session_share *share = &s->shares[share_index];
         struct session_delivery *d = malloc(sizeof(*d));
@@ -324,6 +333,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         };
         int r = d ? share_reserve_seen(share) : -ENOMEM;
 
+        snprintf(facts.tag, sizeof(facts.tag), "%s", tag);
         if (r == 0)
                 r = ledger_block_add(s->broker->ledger, &facts, &d->block);
         if (r < 0) {
@@ -336,7 +346,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         }
         s->n_allocs++;
         s->bytes_in_use += facts.n_bytes;
-        share->bytes_in_use += facts.n_bytes;
+        holding_add(&share->holding, facts.n_bytes);
         if (s->bytes_in_use > s->peak_bytes_in_use)
                 s->peak_bytes_in_use = s->bytes_in_use;
         d->request_id = id;
@@ -352,6 +362,7 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
 {
         char sentence[SESSION_SENTENCE_BYTES];
         bool device_failed = refused->device_failed && error != -ENODEV;
+        bool names_holders = !device_failed && (error == -EDQUOT || error == -ENOMEM);
 
         if (device_failed)
                 snprintf(sentence, sizeof(sentence),
@@ -359,7 +370,9 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
                          refused->quota->partition->device_id, refused->n_bytes, strerror(-error));
         else
                 quota_explain(refused, error, sentence, sizeof(sentence));
-        session_log_refusal(s, sentence);
+        session_log_refusal(s, sentence, refused->quota, names_holders ? error : 0);
+        if (names_holders)
+                explain_to_tenant(refused->quota, error, sentence, sizeof(sentence));
         session_refuse(s, id, device_failed ? -ENOMEM : error, sentence); /* whatever the device lacked */
 }
 
@@ -373,7 +386,8 @@ static void session_request_done(struct quota_request *wait, int result, bfc_han
         if (result < 0)
                 session_refuse_malloc(s, request->id, wait, result);
         else
-                session_give_block(s, request->id, request->share, wait->n_bytes, handle, offset);
+                session_give_block(s, request->id, request->share, wait->n_bytes, request->tag, handle,
+                                   offset);
         free(request);
         s->ops->resume(s->userdata);
 }
@@ -398,7 +412,24 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
                 return r;
         }
         share->joined = true;
+        holding_join(&share->holding, s, share->quota);
         return 0;
+}
+
+static void session_leave(struct session_share *share)
+{
+        holding_leave(&share->holding);
+        quota_leave(share->quota);
+}
+
+/* 31 bytes of printable ASCII at most. */
+static bool tag_is_valid(const char *tag)
+{
+        size_t n = 0;
+
+        while (tag[n] >= ' ' && tag[n] <= '~')
+                n++;
+        return tag[n] == '\0' && n < LEDGER_TAG_BYTES;
 }
 
 #define MALLOC_FLAGS ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT)
@@ -428,6 +459,10 @@ static bool session_refuses_malloc(struct session *s, uint64_t id, const Bfcd__M
                 session_refuse(s, id, -EINVAL, sentence);
                 return true;
         }
+        if (!tag_is_valid(m->tag)) {
+                session_refuse(s, id, -EINVAL, "a tag has at most 31 bytes of printable ASCII");
+                return true;
+        }
         return false;
 }
 
@@ -448,7 +483,7 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         quota = s->shares[m->partition].quota;
         result = quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
         if (result == 0) {
-                session_give_block(s, r->id, m->partition, m->n_bytes, handle, offset);
+                session_give_block(s, r->id, m->partition, m->n_bytes, m->tag, handle, offset);
                 return 0;
         }
         request = result > 0 ? calloc(1, sizeof(*request)) : NULL;
@@ -467,6 +502,7 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         request->session = s;
         request->id = r->id;
         request->share = m->partition;
+        snprintf(request->tag, sizeof(request->tag), "%s", m->tag);
         TAILQ_INSERT_TAIL(&s->requests, request, link);
         s->n_requests++;
         quota_wait(&request->wait);
@@ -556,6 +592,24 @@ static int handle_list(struct session *s, const Bfcd__Request *r, const char **r
         reply.id = r->id;
         reply.body_case = BFCD__REPLY__BODY_LIST;
         reply.list = &report.list;
+        session_send(s, &reply);
+        return 0;
+}
+
+static int handle_explain(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        struct explanation explanation;
+
+        (void)ret_why;
+        if (explain_page(s, r->explain, &explanation) < 0) {
+                session_refuse(s, r->id, -ENOENT,
+                               "no such tenant has a quota in such a partition, or it is not for you to see");
+                return 0;
+        }
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_EXPLAIN;
+        reply.explain = &explanation.reply;
         session_send(s, &reply);
         return 0;
 }
@@ -667,7 +721,7 @@ static void session_forget_tenant(struct session *s)
                 return;
         for (size_t i = 0; s->shares && i < s->tenant->n_quotas; i++) {
                 if (s->shares[i].joined)
-                        quota_leave(s->shares[i].quota);
+                        session_leave(&s->shares[i]);
                 free(s->shares[i].seen);
         }
         free(s->shares);
@@ -929,6 +983,7 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_SHOW_CONFIG] = handle_show_config,
         [BFCD__REQUEST__BODY_PUBLISH] = shared_publish,
         [BFCD__REQUEST__BODY_ATTACH] = shared_attach,
+        [BFCD__REQUEST__BODY_EXPLAIN] = handle_explain,
 };
 
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
@@ -1046,7 +1101,7 @@ void session_client_figures(const struct session *s, struct client_figures *ret)
 
 uint64_t session_idle_hint(const struct session *s, uint32_t partition)
 {
-        uint64_t held = s->shares[partition].bytes_in_use;
+        uint64_t held = s->shares[partition].holding.bytes;
         struct client_word word;
 
         if (held == 0 || client_page_read(s->page, s->broker->reader, &word) < 0)
@@ -1131,7 +1186,7 @@ static void session_strike(struct session *s)
                 for (size_t i = 0; i < s->tenant->n_quotas; i++) {
                         free(s->shares[i].seen);
                         if (s->shares[i].joined)
-                                quota_leave(s->shares[i].quota);
+                                session_leave(&s->shares[i]);
                 }
                 free(s->shares);
                 s->shares = NULL;

@@ -21,6 +21,7 @@
 #include <sys/queue.h>
 
 #include "daemon/broker.h"
+#include "daemon/holding.h"
 #include "daemon/retire.h"
 #include "daemon/shared.h"
 #include "proto/bfcd.pb-c.h"
@@ -53,8 +54,8 @@ struct session_ops {
 struct session_share {
         struct quota *quota;
         bool joined;
-        uint64_t bytes_in_use; /* of the session's bytes_in_use, those in this partition */
-        uint64_t *seen;        /* by slot: the id of the extent that was exported, or 0 */
+        struct holding holding; /* where it joined */
+        uint64_t *seen;         /* by slot: the id of the extent that was exported, or 0 */
         size_t n_seen;
 };
 

@@ -310,8 +310,8 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
                 return 0;
         }
         s->bytes_in_use -= ledger_block_at(b->ledger, index)->n_bytes;
-        session_share_of(s, ledger_block_at(b->ledger, index)->quota)->bytes_in_use -=
-                ledger_block_at(b->ledger, index)->n_bytes;
+        holding_remove(&session_share_of(s, ledger_block_at(b->ledger, index)->quota)->holding,
+                       ledger_block_at(b->ledger, index)->n_bytes);
         session_done(s, r->id);
         if (!TAILQ_EMPTY(&name->waits)) {
                 name_set_due(b, name, true);

@@ -366,7 +366,8 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         return id;
 }
 
-uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags)
+static uint64_t send_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags,
+                            const char *tag)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc m = BFCD__MALLOC__INIT;
@@ -375,10 +376,21 @@ uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes,
         m.partition = partition;
         m.n_bytes = n_bytes;
         m.flags = flags;
+        m.tag = (char *)(uintptr_t)tag;
         r.body_case = BFCD__REQUEST__BODY_MALLOC;
         r.malloc = &m;
         MUST(peer_send(p, &r, &id) == 0);
         return id;
+}
+
+uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags)
+{
+        return send_malloc(p, partition, n_bytes, flags, "");
+}
+
+uint64_t peer_malloc_tag(struct peer *p, uint32_t partition, uint64_t n_bytes, const char *tag)
+{
+        return send_malloc(p, partition, n_bytes, 0, tag);
 }
 
 uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)

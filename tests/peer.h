@@ -76,6 +76,7 @@ void peer_forget_replies(struct peer *p);
 uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition);
 uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes);
 uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags);
+uint64_t peer_malloc_tag(struct peer *p, uint32_t partition, uint64_t n_bytes, const char *tag);
 uint64_t peer_free_block(struct peer *p, uint64_t block_id);
 uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name);
 uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms);

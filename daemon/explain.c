@@ -1,0 +1,263 @@
+/* Explain; see explain.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/explain.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/holding.h"
+#include "daemon/report.h"
+
+/* ---- words ------------------------------------------------------------------ */
+
+static void __attribute__((format(printf, 3, 4))) append(char *sentence, size_t n, const char *format, ...)
+{
+        size_t used = strlen(sentence);
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(sentence + used, n - used, format, args);
+        va_end(args);
+}
+
+static const char *plural(uint64_t n)
+{
+        return n == 1 ? "" : "s";
+}
+
+/* "session 7 (pid 123, train.py): 4096 bytes in 3 blocks" */
+static void append_holding(char *sentence, size_t n, const struct holding *h, bool with_tenant)
+{
+        const struct session *s = h->session;
+
+        append(sentence, n, "session %" PRIu64 " (", s->id);
+        if (with_tenant)
+                append(sentence, n, "tenant '%s', ", h->quota->tenant);
+        append(sentence, n, "pid %d, %.31s): %" PRIu64 " bytes in %" PRIu32 " block%s", (int)s->who.pid,
+               s->name[0] ? s->name : "without a name", h->bytes, h->n_blocks, plural(h->n_blocks));
+}
+
+/* What was not named: so many sessions have so much. */
+static void append_rest(char *sentence, size_t n, uint64_t n_sessions, uint64_t n_bytes)
+{
+        if (n_bytes > 0 && n_sessions == 0)
+                append(sentence, n, ", in shared blocks: %" PRIu64 " bytes", n_bytes);
+        else if (n_bytes > 0)
+                append(sentence, n, ", %" PRIu64 " other%s: %" PRIu64 " bytes", n_sessions,
+                       plural(n_sessions), n_bytes);
+}
+
+static void append_holdings(char *sentence, size_t n, struct holding *const *holdings, size_t n_holdings,
+                            uint64_t n_sessions, uint64_t n_bytes, bool with_tenant)
+{
+        append(sentence, n, "; ");
+        for (size_t i = 0; i < n_holdings; i++) {
+                append(sentence, n, "%s", i == 0 ? "the most has " : ", ");
+                append_holding(sentence, n, holdings[i], with_tenant);
+                n_bytes -= holdings[i]->bytes;
+        }
+        if (n_holdings == 0)
+                append(sentence, n, "none of its sessions has a block");
+        append_rest(sentence, n, n_sessions - n_holdings, n_bytes);
+}
+
+void explain_to_tenant(struct quota *q, int error, char *sentence, size_t n)
+{
+        bool by_blocks = error == -EDQUOT && q->n_blocks >= q->max_blocks;
+        struct holding *ranks[QUOTA_RANKS];
+        size_t n_ranks = holding_rank(q, by_blocks, ranks);
+
+        append_holdings(sentence, n, ranks, n_ranks, q->n_sessions, q->bytes_in_use, false);
+        if (error == -ENOMEM)
+                append(sentence, n, "; other tenants have %" PRIu64 " bytes reserved",
+                       q->partition->pool.charged_bytes - q->account.charged_bytes);
+}
+
+/* The first of all quotas, of which each knows its own. */
+static size_t partition_rank(struct partition *p, struct holding *ret[QUOTA_RANKS], uint64_t *ret_n_sessions)
+{
+        size_t n = 0;
+        struct quota *q;
+
+        *ret_n_sessions = 0;
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
+                struct holding *ranks[QUOTA_RANKS], *merged[QUOTA_RANKS];
+                size_t n_ranks = holding_rank(q, false, ranks), i = 0, k = 0, m = 0;
+
+                *ret_n_sessions += q->n_sessions;
+                for (; m < QUOTA_RANKS && (i < n || k < n_ranks); m++)
+                        merged[m] = k == n_ranks || (i < n && ret[i]->bytes >= ranks[k]->bytes) ? ret[i++]
+                                                                                                : ranks[k++];
+                memcpy(ret, merged, m * sizeof(merged[0]));
+                n = m;
+        }
+        return n;
+}
+
+void explain_to_log(struct quota *q, int error, char *sentence, size_t n)
+{
+        struct holding *ranks[QUOTA_RANKS];
+        uint64_t n_sessions;
+        size_t n_ranks;
+
+        if (error != -ENOMEM) {
+                explain_to_tenant(q, error, sentence, n);
+                return;
+        }
+        n_ranks = partition_rank(q->partition, ranks, &n_sessions);
+        append_holdings(sentence, n, ranks, n_ranks, n_sessions, q->partition->bytes_in_use, true);
+}
+
+/* ---- the report --------------------------------------------------------------- */
+
+/* protobuf-c's strings are not const; nobody writes there. */
+static char *borrow(const char *s)
+{
+        return (char *)(uintptr_t)s;
+}
+
+/* A row: the n-th quota of a partition from 1 on, or 0, the partition in all. The
+ * cursor names the next one. */
+struct explain_place {
+        uint64_t partition;
+        uint64_t n;
+        struct quota *quota; /* NULL for the partition */
+};
+
+static struct explain_place place_of(uint64_t cursor)
+{
+        return (struct explain_place){ .partition = cursor >> 32, .n = cursor & UINT32_MAX };
+}
+
+static uint64_t place_cursor(const struct explain_place *place)
+{
+        return place->partition << 32 | place->n;
+}
+
+static bool explain_shows(const struct session *viewer, const Bfcd__Explain *request, const struct quota *q)
+{
+        return report_shows(viewer, q->tenant) &&
+               (!request->tenant[0] || strcmp(request->tenant, q->tenant) == 0);
+}
+
+/* The first row of the partition from this place on. */
+static bool find_in_partition(const struct session *viewer, const Bfcd__Explain *request,
+                              const struct partition *p, struct explain_place *place)
+{
+        uint64_t n = 0;
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
+                n++;
+                if (n < place->n || !explain_shows(viewer, request, q))
+                        continue;
+                place->quota = place->n == 0 ? NULL : q;
+                place->n = place->n == 0 ? 0 : n;
+                return true;
+        }
+        return false;
+}
+
+static bool find_row(const struct session *viewer, const Bfcd__Explain *request, struct explain_place *place)
+{
+        const struct broker *b = viewer->broker;
+
+        for (; place->partition < b->n_partitions; place->partition++, place->n = 0) {
+                const struct partition *p = &b->partitions[place->partition];
+
+                if (request->partition[0] && strcmp(request->partition, p->name) != 0)
+                        continue;
+                if (find_in_partition(viewer, request, p, place))
+                        return true;
+        }
+        return false;
+}
+
+static void explain_holder(struct holding *h, size_t *budget, Bfcd__Holder *row)
+{
+        const struct session *s = h->session;
+
+        bfcd__holder__init(row);
+        row->session_id = s->id;
+        row->pid = (uint64_t)s->who.pid;
+        row->name = borrow(s->name);
+        row->num_blocks = h->n_blocks;
+        row->bytes_in_use = h->bytes;
+        row->largest_block_bytes = holding_largest(h, budget);
+        row->state = borrow(session_state_name(s));
+}
+
+static void explain_quota(struct quota *q, struct explanation *ret)
+{
+        struct holding *most[EXPLAIN_HOLDERS];
+        size_t budget = EXPLAIN_BLOCKS;
+
+        report_quota_figures(q, &ret->figures);
+        ret->row.tenant = borrow(q->tenant);
+        ret->row.num_waiting = q->n_waiting;
+        ret->row.bytes_retiring = arena_retiring_bytes(q->arena);
+        arena_draw(q->arena, ret->occupancy);
+        ret->row.occupancy = ret->occupancy;
+        ret->row.n_holders = holding_most(q, most, EXPLAIN_HOLDERS);
+        ret->row.holders = ret->pointers;
+        for (size_t i = 0; i < ret->row.n_holders; i++) {
+                explain_holder(most[i], &budget, &ret->holders[i]);
+                ret->pointers[i] = &ret->holders[i];
+        }
+}
+
+static void explain_partition(const struct session *viewer, const struct partition *p,
+                              struct explanation *ret)
+{
+        const struct quota *q;
+
+        report_partition_figures(viewer, p, &ret->figures);
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
+                if (!report_shows(viewer, q->tenant))
+                        continue;
+                ret->row.num_waiting += q->n_waiting;
+                ret->row.bytes_retiring += arena_retiring_bytes(q->arena);
+        }
+}
+
+static double fragmentation(const Bfcd__Figures *f)
+{
+        if (f->bytes_free <= f->largest_free_block_bytes)
+                return 0;
+        return 1 - (double)f->largest_free_block_bytes / (double)f->bytes_free;
+}
+
+int explain_page(const struct session *viewer, const Bfcd__Explain *request, struct explanation *ret)
+{
+        struct explain_place place = place_of(0);
+
+        if (!find_row(viewer, request, &place))
+                return -ENOENT;
+        bfcd__explain_reply__init(&ret->reply);
+        place = place_of(request->cursor);
+        if (!find_row(viewer, request, &place))
+                return 0;
+        bfcd__explain_row__init(&ret->row);
+        bfcd__figures__init(&ret->figures);
+        ret->row.partition = borrow(viewer->broker->partitions[place.partition].name);
+        ret->row.figures = &ret->figures;
+        if (place.quota)
+                explain_quota(place.quota, ret);
+        else
+                explain_partition(viewer, &viewer->broker->partitions[place.partition], ret);
+        ret->row.fragmentation = fragmentation(&ret->figures);
+        ret->rows[0] = &ret->row;
+        ret->reply.rows = ret->rows;
+        ret->reply.n_rows = 1;
+        place.n++;
+        if (find_row(viewer, request, &place))
+                ret->reply.next_cursor = place_cursor(&place);
+        return 0;
+}

@@ -1,0 +1,661 @@
+/* Who has the memory: what a refusal says and to whom, the report and its pages,
+ * tags, the times of peaks, and what it costs.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/explain.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/clock.h"
+#include "tests/peer.h"
+#include "tests/random.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static const char config_text[] = "devices:\n"
+                                  "  - id: host\n"
+                                  "    size: 128MiB\n"
+                                  "    partitions:\n"
+                                  "      - {name: train, limit: 64MiB}\n"
+                                  "      - {name: serve, limit: 8MiB}\n"
+                                  "tenants:\n"
+                                  "  - name: red\n"
+                                  "    match: {uid: 1}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: train, limit: 48MiB, max_blocks: 1000}\n"
+                                  "      - {partition: serve, limit: 8MiB, max_blocks: 4}\n"
+                                  "  - name: blue\n"
+                                  "    match: {uid: 2}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: train, limit: 48MiB}\n";
+
+enum { TRAIN, SERVE }; /* red's */
+
+static struct broker *b;
+static struct config *config;
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        b = peer_broker(config_text, &config);
+}
+
+static void check(void)
+{
+        const char *why = "";
+
+        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        ck_assert_msg(holding_check(b->tenants[i].quotas[k], &why) == 0, "%s", why);
+}
+
+static void teardown(void)
+{
+        check();
+        b = peer_broker_free(b, config);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static struct peer *come_in(uid_t uid, const char *name)
+{
+        struct peer *p = peer_new(b, uid, false);
+
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        snprintf(p->session->name, sizeof(p->session->name), "%s", name);
+        return p;
+}
+
+static struct peer *come_in_as_admin(void)
+{
+        struct peer *p = peer_new(b, 0, true);
+
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        return p;
+}
+
+static uint64_t must_malloc_tag(struct peer *p, uint32_t partition, uint64_t n_bytes, const char *tag)
+{
+        uint64_t id = peer_malloc_tag(p, partition, n_bytes, tag);
+        const Bfcd__Reply *reply;
+
+        peer_settle(b);
+        reply = peer_reply(p, id);
+        ck_assert_ptr_nonnull(reply);
+        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_BLOCK);
+        return reply->block->block_id;
+}
+
+static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        return must_malloc_tag(p, partition, n_bytes, "");
+}
+
+static void must_free(struct peer *p, uint64_t id)
+{
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
+}
+
+static const char *refusal_of(struct peer *p, uint64_t id, int error)
+{
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(p, id), error);
+        return peer_reply(p, id)->refusal->message;
+}
+
+static struct quota *quota_of(const struct peer *p, uint32_t partition)
+{
+        return p->session->shares[partition].quota;
+}
+
+static void must_say(const char *sentence, const char *words)
+{
+        ck_assert_msg(strstr(sentence, words), "no \"%s\" in \"%s\"", words, sentence);
+}
+
+static void must_not_say(const char *sentence, const char *words)
+{
+        ck_assert_msg(!strstr(sentence, words), "\"%s\" in \"%s\"", words, sentence);
+}
+
+/* ---- refusals --------------------------------------------------------------- */
+
+START_TEST(over_quota_names_the_holders)
+{
+        struct peer *peers[5];
+        char words[128];
+        const char *sentence;
+
+        for (unsigned i = 0; i < 5; i++) {
+                snprintf(words, sizeof(words), "job-%u", i);
+                peers[i] = come_in(1, words);
+                must_malloc(peers[i], TRAIN, (i + 1) * MIB);
+        }
+        must_malloc(peers[4], TRAIN, 1);
+        sentence = refusal_of(peers[0], peer_malloc(peers[0], TRAIN, 40 * MIB), EDQUOT);
+        snprintf(words, sizeof(words),
+                 "the most has session %" PRIu64 " (pid %d, job-4): %" PRIu64 " bytes in 2 blocks, session",
+                 peers[4]->session->id, (int)peers[4]->session->who.pid, 5 * MIB + 256);
+        must_say(sentence, words);
+        must_say(sentence, "job-3): 4194304 bytes in 1 block, ");
+        must_say(sentence, "job-2): 3145728 bytes in 1 block, 2 others: 3145728 bytes");
+        must_not_say(sentence, "job-1");
+        must_not_say(sentence, "other tenants");
+        check();
+        for (unsigned i = 0; i < 5; i++)
+                peer_free(peers[i]);
+}
+END_TEST
+
+/* What others have is told as a sum; the log names them. */
+START_TEST(out_of_memory_keeps_others_names)
+{
+        struct peer *red = come_in(1, "mine"), *blue = come_in(2, "theirs"), *other = come_in(2, "idle");
+        char line[1024] = "refused";
+        const char *sentence;
+
+        must_malloc(blue, 0, 40 * MIB);
+        must_malloc(red, TRAIN, 2 * MIB);
+        sentence = refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
+        must_say(sentence, "; the most has session");
+        must_say(sentence, "mine): 2097152 bytes in 1 block; other tenants have 41943040 bytes reserved");
+        must_not_say(sentence, "theirs");
+        must_not_say(sentence, "blue");
+        explain_to_log(quota_of(red, TRAIN), -ENOMEM, line, sizeof(line));
+        must_say(line, "refused; the most has session");
+        must_say(line, "(tenant 'blue', pid");
+        must_say(line, "theirs): 41943040 bytes in 1 block, session");
+        must_say(line, "mine): 2097152 bytes in 1 block");
+        must_not_say(line, "idle");
+        peer_free(red);
+        peer_free(blue);
+        peer_free(other);
+}
+END_TEST
+
+START_TEST(nobody_of_the_tenant_has_any)
+{
+        struct peer *red = come_in(1, "mine"), *blue = come_in(2, "theirs");
+        const char *sentence;
+
+        must_malloc(blue, 0, 40 * MIB);
+        sentence = refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
+        must_say(sentence, "; none of its sessions has a block; other tenants have 41943040 bytes reserved");
+        peer_free(red);
+        peer_free(blue);
+}
+END_TEST
+
+/* Where blocks are what is short, those are named who have the most of these. */
+START_TEST(max_blocks_names_by_blocks)
+{
+        struct peer *large = come_in(1, "large"), *many = come_in(1, "many");
+        const char *sentence;
+
+        must_malloc(large, SERVE, 4 * MIB);
+        for (unsigned i = 0; i < 3; i++)
+                must_malloc(many, SERVE, 256);
+        sentence = refusal_of(large, peer_malloc(large, SERVE, 256), EDQUOT);
+        must_say(sentence, "max_blocks is 4; the most has session");
+        must_say(sentence, "many): 768 bytes in 3 blocks, session");
+        peer_free(large);
+        peer_free(many);
+}
+END_TEST
+
+/* The order of those who have freed is looked for at intervals; the figures are
+ * always of the moment, and who has gone is named no more. */
+START_TEST(names_are_of_the_moment)
+{
+        struct peer *first = come_in(1, "first"), *second = come_in(1, "second"),
+                    *third = come_in(1, "third");
+        uint64_t id = must_malloc(first, TRAIN, 4 * MIB);
+        char sentence[1024] = "";
+        uint64_t until;
+
+        must_malloc(second, TRAIN, 2 * MIB);
+        must_malloc(third, TRAIN, 1 * MIB);
+        explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
+        must_say(sentence, "has session");
+        must_say(sentence, "first): 4194304 bytes in 1 block, session");
+        must_free(first, id);
+        must_malloc(first, TRAIN, 256);
+        sentence[0] = '\0';
+        explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
+        must_say(sentence, "second): 2097152 bytes in 1 block, session");
+        must_say(sentence, "third): 1048576 bytes in 1 block, session");
+        must_say(sentence, "first): 256 bytes in 1 block");
+        peer_free(second);
+        peer_settle(b);
+        for (until = clock_ms() + 30; clock_ms() < until;) /* until it may look anew */
+                ;
+        sentence[0] = '\0';
+        explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
+        must_not_say(sentence, "second");
+        must_say(sentence, "the most has session");
+        peer_free(third);
+        peer_free(first);
+}
+END_TEST
+
+/* The longest names fit, and where a buffer is short it ends well. */
+START_TEST(long_names_fit)
+{
+        char name[64], sentence[1024], shorter[20];
+        struct peer *peers[3];
+
+        memset(name, 'n', sizeof(name) - 1);
+        name[sizeof(name) - 1] = '\0';
+        for (unsigned i = 0; i < 3; i++) {
+                peers[i] = come_in(1, name);
+                must_malloc(peers[i], TRAIN, MIB);
+        }
+        memset(sentence, 's', 500);
+        sentence[500] = '\0';
+        explain_to_log(quota_of(peers[0], TRAIN), -ENOMEM, sentence, sizeof(sentence));
+        ck_assert_uint_lt(strlen(sentence), sizeof(sentence) - 1);
+        snprintf(shorter, sizeof(shorter), "refused");
+        explain_to_tenant(quota_of(peers[0], TRAIN), -ENOMEM, shorter, sizeof(shorter));
+        ck_assert_uint_eq(strlen(shorter), sizeof(shorter) - 1);
+        for (unsigned i = 0; i < 3; i++)
+                peer_free(peers[i]);
+}
+END_TEST
+
+/* ---- the report --------------------------------------------------------------- */
+
+static const Bfcd__Reply *ask(struct peer *p, const char *partition, const char *tenant, uint64_t cursor)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
+        uint64_t id;
+
+        explain.partition = (char *)(uintptr_t)partition;
+        explain.tenant = (char *)(uintptr_t)tenant;
+        explain.cursor = cursor;
+        r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
+        r.explain = &explain;
+        ck_assert_int_eq(peer_send(p, &r, &id), 0);
+        ck_assert_ptr_nonnull(peer_reply(p, id));
+        return peer_reply(p, id);
+}
+
+static int ask_in_vain(struct peer *p, const char *partition, const char *tenant)
+{
+        const Bfcd__Reply *reply = ask(p, partition, tenant, 0);
+
+        return reply->body_case == BFCD__REPLY__BODY_REFUSAL ? (int)reply->refusal->error : 0;
+}
+
+/* All rows, as "partition/tenant " each. */
+static void rows_of(struct peer *p, const char *partition, const char *tenant, char *ret, size_t n_ret)
+{
+        uint64_t cursor = 0;
+        size_t n = 0;
+
+        ret[0] = '\0';
+        do {
+                const Bfcd__Reply *reply = ask(p, partition, tenant, cursor);
+
+                ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_EXPLAIN);
+                for (size_t i = 0; i < reply->explain->n_rows; i++)
+                        n += (size_t)snprintf(ret + n, n_ret - n, "%s/%s ",
+                                              reply->explain->rows[i]->partition,
+                                              reply->explain->rows[i]->tenant);
+                cursor = reply->explain->next_cursor;
+        } while (cursor != 0);
+}
+
+START_TEST(pages)
+{
+        struct peer *red = come_in(1, "r"), *blue = come_in(2, "b"), *admin = come_in_as_admin();
+        char rows[256];
+
+        rows_of(admin, "", "", rows, sizeof(rows));
+        ck_assert_str_eq(rows, "train/ train/red train/blue serve/ serve/red ");
+        rows_of(admin, "serve", "", rows, sizeof(rows));
+        ck_assert_str_eq(rows, "serve/ serve/red ");
+        rows_of(admin, "", "blue", rows, sizeof(rows));
+        ck_assert_str_eq(rows, "train/ train/blue ");
+        rows_of(red, "", "", rows, sizeof(rows));
+        ck_assert_str_eq(rows, "train/ train/red serve/ serve/red ");
+        rows_of(red, "", "red", rows, sizeof(rows));
+        ck_assert_str_eq(rows, "train/ train/red serve/ serve/red ");
+        rows_of(blue, "", "", rows, sizeof(rows));
+        ck_assert_str_eq(rows, "train/ train/blue ");
+        ck_assert_int_eq(ask_in_vain(admin, "nowhere", ""), ENOENT);
+        ck_assert_int_eq(ask_in_vain(admin, "serve", "blue"), ENOENT);
+        ck_assert_int_eq(ask_in_vain(blue, "serve", ""), ENOENT); /* as if it were not there */
+        ck_assert_int_eq(ask_in_vain(blue, "", "red"), ENOENT);
+        ck_assert_int_eq(ask_in_vain(blue, "", "nobody"), ENOENT);
+        peer_free(red);
+        peer_free(blue);
+        peer_free(admin);
+}
+END_TEST
+
+/* Any cursor is answered, by a row that the asker may see or by none. */
+START_TEST(cursors_from_outside)
+{
+        uint64_t seed = 6,
+                 cursors[] = { 1, 2, 3, UINT32_MAX, UINT64_C(1) << 32, UINT64_MAX, UINT64_C(2) << 32 };
+        struct peer *blue = come_in(2, "b");
+
+        for (unsigned i = 0; i < 2000; i++) {
+                uint64_t cursor = i < 7 ? cursors[i] : random_next(&seed) >> (random_next(&seed) % 64);
+                const Bfcd__Reply *reply = ask(blue, "", "", cursor);
+
+                ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_EXPLAIN);
+                ck_assert_uint_le(reply->explain->n_rows, 1);
+                if (reply->explain->n_rows == 1) {
+                        ck_assert_str_eq(reply->explain->rows[0]->partition, "train");
+                        ck_assert(reply->explain->rows[0]->tenant[0] == '\0' ||
+                                  strcmp(reply->explain->rows[0]->tenant, "blue") == 0);
+                }
+                peer_forget_replies(blue);
+        }
+        peer_free(blue);
+}
+END_TEST
+
+static const Bfcd__ExplainRow *row_of(struct peer *p, const char *partition, const char *tenant)
+{
+        uint64_t cursor = 0;
+
+        do {
+                const Bfcd__ExplainReply *page = ask(p, partition, "", cursor)->explain;
+
+                if (page->n_rows == 1 && strcmp(page->rows[0]->tenant, tenant) == 0)
+                        return page->rows[0];
+                cursor = page->next_cursor;
+        } while (cursor != 0);
+        ck_abort_msg("no row of '%s'", tenant);
+}
+
+START_TEST(a_row)
+{
+        struct peer *red = come_in(1, "train.py"), *more = come_in(1, "eval.py"), *admin = come_in_as_admin();
+        const Bfcd__ExplainRow *row;
+        uint64_t ids[3];
+
+        for (unsigned i = 0; i < 3; i++)
+                ids[i] = must_malloc(red, TRAIN, 2 * MIB);
+        must_malloc(more, TRAIN, 1000);
+        must_free(red, ids[1]);
+        row = row_of(admin, "train", "red");
+        ck_assert_uint_eq(row->figures->bytes_limit, 48 * MIB);
+        ck_assert_uint_eq(row->figures->bytes_in_use, 4 * MIB + 1024);
+        ck_assert_uint_eq(row->figures->bytes_requested, 4 * MIB + 1000);
+        ck_assert_uint_eq(row->figures->peak_bytes_in_use, 6 * MIB + 1024);
+        ck_assert_uint_eq(row->figures->largest_free_block_bytes, 2 * MIB);
+        ck_assert_uint_eq(row->figures->bytes_free, 4 * MIB - 1024);
+        ck_assert(row->fragmentation > 0.49 && row->fragmentation < 0.5);
+        ck_assert_uint_eq(row->n_holders, 2);
+        ck_assert_uint_eq(row->holders[0]->session_id, red->session->id);
+        ck_assert_str_eq(row->holders[0]->name, "train.py");
+        ck_assert_str_eq(row->holders[0]->state, "live");
+        ck_assert_uint_eq(row->holders[0]->num_blocks, 2);
+        ck_assert_uint_eq(row->holders[0]->bytes_in_use, 4 * MIB);
+        ck_assert_uint_eq(row->holders[0]->largest_block_bytes, 2 * MIB);
+        ck_assert_str_eq(row->holders[1]->name, "eval.py");
+        /* Four extents of 2 MiB: a block, a free one, a block, the small one. */
+        ck_assert_str_eq(row->occupancy, "#########################"
+                                         "........................."
+                                         "#########################"
+                                         "+........................");
+        ck_assert_uint_eq(row->num_waiting, 0);
+        row = row_of(admin, "train", "");
+        ck_assert_uint_eq(row->figures->bytes_limit, 64 * MIB);
+        ck_assert_uint_eq(row->figures->bytes_in_use, 4 * MIB + 1024);
+        ck_assert_uint_eq(row->n_holders, 0);
+        peer_free(red);
+        peer_free(more);
+        peer_free(admin);
+}
+END_TEST
+
+/* Nothing of another tenant is in any row, but what an ENOMEM tells. */
+START_TEST(others_stay_unseen)
+{
+        struct peer *red = come_in(1, "r"), *blue = come_in(2, "b");
+        const Bfcd__ExplainRow *row;
+
+        must_malloc(red, TRAIN, 10 * MIB);
+        row = row_of(blue, "train", "");
+        ck_assert_uint_eq(row->figures->bytes_limit, 64 * MIB);
+        ck_assert_uint_eq(row->figures->bytes_reserved, 10 * MIB);
+        ck_assert_uint_eq(row->figures->bytes_in_use, 0);
+        ck_assert_uint_eq(row->figures->peak_bytes_in_use, 0);
+        ck_assert_uint_eq(row->figures->peak_bytes_in_use_time_ms, 0);
+        ck_assert_uint_eq(row->figures->num_blocks, 0);
+        ck_assert_uint_eq(row->figures->num_allocs, 0);
+        ck_assert_uint_eq(row->n_holders, 0);
+        ck_assert_str_eq(row->occupancy, "");
+        row = row_of(blue, "train", "blue");
+        ck_assert_uint_eq(row->n_holders, 0);
+        ck_assert_str_eq(row->occupancy, "");
+        peer_free(red);
+        peer_free(blue);
+}
+END_TEST
+
+START_TEST(sixteen_holders)
+{
+        struct peer *peers[20], *admin = come_in_as_admin();
+        const Bfcd__ExplainRow *row;
+
+        for (unsigned i = 0; i < 20; i++) {
+                peers[i] = come_in(1, "job");
+                must_malloc(peers[i], TRAIN, 256 * ((i * 7) % 20 + 1));
+        }
+        row = row_of(admin, "train", "red");
+        ck_assert_uint_eq(row->n_holders, EXPLAIN_HOLDERS);
+        for (unsigned i = 0; i < EXPLAIN_HOLDERS; i++)
+                ck_assert_uint_eq(row->holders[i]->bytes_in_use, 256 * (20 - i));
+        for (unsigned i = 0; i < 20; i++)
+                peer_free(peers[i]);
+        peer_free(admin);
+}
+END_TEST
+
+/* The largest block, also when a larger one was freed; never looked for among more
+ * blocks than the budget has. */
+START_TEST(largest_block)
+{
+        struct peer *red = come_in(1, "r");
+        struct holding *h = &red->session->shares[TRAIN].holding;
+        uint64_t large = must_malloc(red, TRAIN, 4096), middle;
+        size_t budget = 2;
+
+        must_malloc(red, TRAIN, 512);
+        middle = must_malloc(red, TRAIN, 1024);
+        must_malloc(red, SERVE, 8192); /* of another partition */
+        ck_assert_uint_eq(holding_largest(h, &budget), 4096);
+        must_free(red, large);
+        ck_assert_uint_eq(holding_largest(h, &budget), 4096); /* three are too many to look at */
+        ck_assert_uint_eq(budget, 2);
+        budget = 3;
+        ck_assert_uint_eq(holding_largest(h, &budget), 1024);
+        ck_assert_uint_eq(budget, 0);
+        ck_assert_uint_eq(holding_largest(h, &budget), 1024); /* it is known by now */
+        must_free(red, middle);
+        must_malloc(red, TRAIN, 2048);
+        ck_assert_uint_eq(holding_largest(h, &budget), 2048);
+        check();
+        peer_free(red);
+}
+END_TEST
+
+/* ---- tags ----------------------------------------------------------------------- */
+
+static const Bfcd__BlockRow *block_row(struct peer *p, uint64_t id)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__List list = BFCD__LIST__INIT;
+        const Bfcd__ListReply *page;
+        uint64_t request;
+
+        list.kind = BFCD__LIST__KIND__BLOCKS;
+        r.body_case = BFCD__REQUEST__BODY_LIST;
+        r.list = &list;
+        ck_assert_int_eq(peer_send(p, &r, &request), 0);
+        page = peer_reply(p, request)->list;
+        for (size_t i = 0; i < page->n_blocks; i++)
+                if (page->blocks[i]->block_id == id)
+                        return page->blocks[i];
+        ck_abort_msg("no such block");
+}
+
+START_TEST(tags)
+{
+        static const char longest[] = "0123456789 abcdefghijklmnopqrs~";
+        struct peer *red = come_in(1, "r");
+        uint64_t waited = must_malloc_tag(red, TRAIN, MIB, longest); /* it waits for the device */
+        uint64_t at_once = must_malloc_tag(red, TRAIN, 256, "weights");
+
+        ck_assert_uint_eq(strlen(longest), LEDGER_TAG_BYTES - 1);
+        ck_assert_str_eq(block_row(red, waited)->tag, longest);
+        ck_assert_str_eq(block_row(red, at_once)->tag, "weights");
+        must_free(red, at_once);
+        ck_assert_str_eq(block_row(red, must_malloc(red, TRAIN, 256))->tag, ""); /* in the same record */
+        must_say(refusal_of(red, peer_malloc_tag(red, TRAIN, 1, "0123456789abcdefghijklmnopqrstuv"), EINVAL),
+                 "at most 31 bytes");
+        refusal_of(red, peer_malloc_tag(red, TRAIN, 1, "a\nb"), EINVAL);
+        refusal_of(red, peer_malloc_tag(red, TRAIN, 1, "a\x7f"), EINVAL);
+        refusal_of(red, peer_malloc_tag(red, TRAIN, 1, "\xc3\xa4"), EINVAL);
+        peer_free(red);
+}
+END_TEST
+
+/* ---- peaks and refusals ------------------------------------------------------------ */
+
+static void reset_peaks(struct peer *admin)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__ResetPeaks reset = BFCD__RESET_PEAKS__INIT;
+        uint64_t id;
+
+        r.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
+        r.reset_peaks = &reset;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        ck_assert_int_eq(peer_error(admin, id), 0);
+}
+
+static void let_time_pass(void)
+{
+        for (uint64_t now = clock_wall_ms(); clock_wall_ms() < now + 2;)
+                ;
+}
+
+static void check_times(const Bfcd__ExplainRow *row, uint64_t from_ms, uint64_t to_ms)
+{
+        ck_assert_uint_ge(row->figures->peak_bytes_in_use_time_ms, from_ms);
+        ck_assert_uint_le(row->figures->peak_bytes_in_use_time_ms, to_ms);
+        ck_assert_uint_ge(row->figures->peak_bytes_reserved_time_ms, from_ms);
+        ck_assert_uint_le(row->figures->peak_bytes_reserved_time_ms, to_ms);
+}
+
+START_TEST(when_peaks_were)
+{
+        struct peer *red = come_in(1, "r"), *admin = come_in_as_admin();
+        uint64_t before = clock_wall_ms(), after, id;
+
+        ck_assert_uint_eq(row_of(admin, "train", "red")->figures->peak_bytes_in_use_time_ms, 0);
+        id = must_malloc(red, TRAIN, 4 * MIB);
+        after = clock_wall_ms();
+        let_time_pass();
+        must_free(red, id);
+        must_malloc(red, TRAIN, 2 * MIB); /* below the peak */
+        check_times(row_of(admin, "train", "red"), before, after);
+        check_times(row_of(admin, "train", ""), before, after);
+        let_time_pass();
+        before = clock_wall_ms();
+        reset_peaks(admin);
+        check_times(row_of(admin, "train", "red"), before, clock_wall_ms());
+        check_times(row_of(admin, "train", ""), before, clock_wall_ms());
+        let_time_pass();
+        before = clock_wall_ms();
+        must_malloc(red, TRAIN, 8 * MIB);
+        check_times(row_of(admin, "train", "red"), before, clock_wall_ms());
+        peer_free(red);
+        peer_free(admin);
+}
+END_TEST
+
+START_TEST(refusals_by_kind)
+{
+        struct peer *red = come_in(1, "r"), *blue = come_in(2, "b"), *admin = come_in_as_admin();
+        const Bfcd__Figures *f;
+        uint64_t before = clock_wall_ms();
+
+        must_malloc(blue, 0, 40 * MIB);
+        refusal_of(red, peer_malloc(red, TRAIN, 49 * MIB), EDQUOT);
+        refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
+        refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
+        refusal_of(red, peer_malloc(red, TRAIN, 0), EINVAL);
+        f = row_of(admin, "train", "red")->figures;
+        ck_assert_uint_eq(f->num_refusals, 3);
+        ck_assert_uint_eq(f->num_over_quota, 1);
+        ck_assert_uint_eq(f->num_out_of_memory, 2);
+        ck_assert_uint_ge(f->last_refusal_time_ms, before);
+        ck_assert_uint_le(f->last_refusal_time_ms, clock_wall_ms());
+        f = row_of(admin, "train", "")->figures;
+        ck_assert_uint_eq(f->num_out_of_memory, 2);
+        ck_assert_uint_ge(f->last_refusal_time_ms, before);
+        ck_assert_uint_eq(row_of(admin, "train", "blue")->figures->last_refusal_time_ms, 0);
+        peer_free(red);
+        peer_free(blue);
+        peer_free(admin);
+}
+END_TEST
+
+START_TEST(who_waits_is_counted)
+{
+        struct peer *red = come_in(1, "r"), *gone = come_in(1, "gone"), *admin = come_in_as_admin();
+
+        (void)peer_malloc(red, TRAIN, 2 * MIB);
+        (void)peer_malloc(red, TRAIN, 3 * MIB);
+        (void)peer_malloc(gone, TRAIN, 4 * MIB);
+        ck_assert_uint_eq(row_of(admin, "train", "red")->num_waiting, 3);
+        broker_turn(b); /* the first grows */
+        ck_assert_uint_eq(row_of(admin, "train", "red")->num_waiting, 3);
+        peer_free(gone);
+        peer_settle(b);
+        ck_assert_uint_eq(row_of(admin, "train", "red")->num_waiting, 0);
+        peer_free(red);
+        peer_free(admin);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("explain");
+        TCase *c = tcase_create("explain");
+
+        tcase_add_checked_fixture(c, setup, teardown);
+        tcase_set_timeout(c, 120);
+        tcase_add_test(c, over_quota_names_the_holders);
+        tcase_add_test(c, out_of_memory_keeps_others_names);
+        tcase_add_test(c, nobody_of_the_tenant_has_any);
+        tcase_add_test(c, max_blocks_names_by_blocks);
+        tcase_add_test(c, names_are_of_the_moment);
+        tcase_add_test(c, long_names_fit);
+        tcase_add_test(c, pages);
+        tcase_add_test(c, cursors_from_outside);
+        tcase_add_test(c, a_row);
+        tcase_add_test(c, others_stay_unseen);
+        tcase_add_test(c, sixteen_holders);
+        tcase_add_test(c, largest_block);
+        tcase_add_test(c, tags);
+        tcase_add_test(c, when_peaks_were);
+        tcase_add_test(c, refusals_by_kind);
+        tcase_add_test(c, who_waits_is_counted);
+        suite_add_tcase(suite, c);
+        return suite_run(suite);
+}
