@@ -21,6 +21,17 @@ static void account_changed(struct account *a)
                 a->changed(a);
 }
 
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+/* A limit may have been set lower than what is used. */
+static uint64_t room_below(uint64_t limit, uint64_t used)
+{
+        return limit > used ? limit - used : 0;
+}
+
 /* What the account takes out of its pool when so much is charged. */
 static uint64_t account_committed(const struct account *a, uint64_t charged)
 {
@@ -29,17 +40,20 @@ static uint64_t account_committed(const struct account *a, uint64_t charged)
 
 void pool_init(struct pool *p, uint64_t limit_bytes)
 {
-        *p = (struct pool){ .limit_bytes = limit_bytes };
+        *p = (struct pool){ .limit_bytes = limit_bytes, .ceiling_bytes = limit_bytes };
 }
 
 int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64_t reserve_bytes)
 {
         if (reserve_bytes > limit_bytes)
                 return -EINVAL;
-        if (reserve_bytes > p->limit_bytes - p->committed_bytes)
+        if (reserve_bytes > 0 && reserve_bytes > room_below(p->limit_bytes, p->committed_bytes))
                 return -ENOMEM;
         p->committed_bytes += reserve_bytes;
-        *a = (struct account){ .pool = p, .limit_bytes = limit_bytes, .reserve_bytes = reserve_bytes };
+        *a = (struct account){ .pool = p,
+                               .limit_bytes = limit_bytes,
+                               .ceiling_bytes = limit_bytes,
+                               .reserve_bytes = reserve_bytes };
         return 0;
 }
 
@@ -50,21 +64,64 @@ void account_deinit(struct account *a)
         assert(a->charged_bytes == 0);
         assert(a->pool->committed_bytes >= a->reserve_bytes);
         a->pool->committed_bytes -= a->reserve_bytes;
+        a->pool->ceiling_bytes =
+                max_u64(a->pool->limit_bytes, min_u64(a->pool->ceiling_bytes, a->pool->committed_bytes));
         a->pool = NULL;
 }
 
+/* ---- limits that change -------------------------------------------------- */
+
+void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes)
+{
+        struct pool *p = a->pool;
+
+        assert(reserve_bytes <= limit_bytes);
+        p->committed_bytes -= account_committed(a, a->charged_bytes);
+        a->limit_bytes = limit_bytes;
+        a->reserve_bytes = reserve_bytes;
+        a->ceiling_bytes = max_u64(limit_bytes, a->charged_bytes);
+        p->committed_bytes += account_committed(a, a->charged_bytes);
+        p->ceiling_bytes = max_u64(p->limit_bytes, p->committed_bytes);
+}
+
+void pool_set_limit(struct pool *p, uint64_t limit_bytes)
+{
+        p->limit_bytes = limit_bytes;
+        p->ceiling_bytes = max_u64(limit_bytes, p->committed_bytes);
+}
+
+bool pool_fits(const struct pool *p, uint64_t limit_bytes, uint64_t committed_bytes)
+{
+        return committed_bytes <= max_u64(limit_bytes, min_u64(p->committed_bytes, p->ceiling_bytes));
+}
+
+uint64_t account_excess(const struct account *a)
+{
+        return room_below(a->charged_bytes, a->limit_bytes);
+}
+
+uint64_t pool_excess(const struct pool *p)
+{
+        return room_below(p->committed_bytes, p->limit_bytes);
+}
+
+/* ---- charging ------------------------------------------------------------ */
+
+/* What is over a limit already is missing too: it must go before anything fits. */
 int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes)
 {
         const struct pool *p = a->pool;
         uint64_t more;
 
-        if (n_bytes > a->limit_bytes - a->charged_bytes) {
-                *ret_missing_bytes = n_bytes - (a->limit_bytes - a->charged_bytes);
+        if (n_bytes == 0)
+                return 0;
+        if (n_bytes > room_below(a->limit_bytes, a->charged_bytes)) {
+                *ret_missing_bytes = n_bytes + a->charged_bytes - a->limit_bytes;
                 return -EDQUOT;
         }
         more = account_committed(a, a->charged_bytes + n_bytes) - account_committed(a, a->charged_bytes);
-        if (more > p->limit_bytes - p->committed_bytes) {
-                *ret_missing_bytes = more - (p->limit_bytes - p->committed_bytes);
+        if (more > 0 && more > room_below(p->limit_bytes, p->committed_bytes)) {
+                *ret_missing_bytes = more + p->committed_bytes - p->limit_bytes;
                 return -ENOMEM;
         }
         return 0;
@@ -72,8 +129,8 @@ int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missi
 
 uint64_t account_room(const struct account *a)
 {
-        uint64_t own = a->limit_bytes - a->charged_bytes;
-        uint64_t pool = a->pool->limit_bytes - a->pool->committed_bytes +
+        uint64_t own = room_below(a->limit_bytes, a->charged_bytes);
+        uint64_t pool = room_below(a->pool->limit_bytes, a->pool->committed_bytes) +
                         (account_committed(a, a->charged_bytes) - a->charged_bytes);
 
         return own < pool ? own : pool;
@@ -111,8 +168,8 @@ int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_
         account_note_peaks(a);
         a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, a->charged_bytes);
         p->lifetime_peak_charged_bytes = max_u64(p->lifetime_peak_charged_bytes, p->charged_bytes);
-        assert(a->charged_bytes <= a->limit_bytes);
-        assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->limit_bytes);
+        assert(a->charged_bytes <= a->ceiling_bytes);
+        assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->ceiling_bytes);
         *ret = (struct charge){ .account = a, .n_bytes = n_bytes };
         account_changed(a);
         return 0;
@@ -146,6 +203,9 @@ void charge_drop(struct charge *c)
         a->charged_bytes -= c->n_bytes;
         a->pool->charged_bytes -= c->n_bytes;
         a->pool->committed_bytes -= before - account_committed(a, a->charged_bytes);
+        a->ceiling_bytes = max_u64(a->limit_bytes, min_u64(a->ceiling_bytes, a->charged_bytes));
+        a->pool->ceiling_bytes =
+                max_u64(a->pool->limit_bytes, min_u64(a->pool->ceiling_bytes, a->pool->committed_bytes));
         assert(a->pool->charged_bytes <= a->pool->committed_bytes);
         *c = (struct charge){ .account = NULL };
         account_changed(a);

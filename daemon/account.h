@@ -4,17 +4,23 @@
  * taken from an account, and it lives inside what it pays for.
  *
  * Invariants, asserted at every change:
- *   account: charged == sum of its charges <= limit
- *   pool:    committed == sum over accounts of max(reserve, charged) <= limit
+ *   account: charged == sum of its charges <= ceiling
+ *   pool:    committed == sum over accounts of max(reserve, charged) <= ceiling
+ * A ceiling is the limit, or what was charged (committed) when the limit was set
+ * lower than that; it comes down with every charge that is dropped, and nothing
+ * that would go beyond the limit is charged meanwhile. So a ceiling never grows
+ * but by a change of limits, whose maker answers for it: see pool_fits().
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ACCOUNT_H
 #define BFCD_ACCOUNT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct pool {
         uint64_t limit_bytes;
+        uint64_t ceiling_bytes;   /* the limit, or what was committed when it was lowered */
         uint64_t committed_bytes; /* what is charged or guaranteed */
         uint64_t charged_bytes;
         uint64_t peak_charged_bytes;
@@ -25,6 +31,7 @@ struct pool {
 struct account {
         struct pool *pool;
         uint64_t limit_bytes;
+        uint64_t ceiling_bytes; /* the limit, or what was charged when it was lowered */
         uint64_t reserve_bytes; /* guaranteed */
         uint64_t charged_bytes;
         uint64_t peak_charged_bytes;
@@ -46,6 +53,20 @@ int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64
 
 /* Leaves the pool; nothing may be charged any more (asserted). */
 void account_deinit(struct account *a);
+
+/* Changes limits and guarantees while charges live on; none of them fails. Between
+ * them the pool may promise more than it has: whoever changes several asks
+ * pool_fits() before, and sets the pool's limit last. */
+void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes);
+void pool_set_limit(struct pool *p, uint64_t limit_bytes);
+
+/* Whether a pool could have this limit with so much committed after the change: it
+ * may be over its limit only by what is charged already, never by a promise. */
+bool pool_fits(const struct pool *p, uint64_t limit_bytes, uint64_t committed_bytes);
+
+/* By how much it is over its limit; 0. */
+uint64_t account_excess(const struct account *a);
+uint64_t pool_excess(const struct pool *p);
 
 /* Whether n_bytes could be charged now; fails as charge_take() does. */
 int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes);

@@ -21,7 +21,8 @@
 /* cuda-ipc: who asks for so much has an extent for himself; others share one. */
 #define ARENA_OWN_EXTENT_BYTES    (UINT64_C(16) << 20)
 #define ARENA_SHARED_EXTENT_BYTES (UINT64_C(32) << 20)
-#define ARENA_SMALL_EXTENTS       64u /* so many may be smaller than either */
+#define ARENA_SMALL_EXTENTS       64u   /* so many may be smaller than either */
+#define ARENA_MAX_EXTENTS         4096u /* fd: a limit that is raised may take so many, and no more */
 
 #define ARENA_NO_SLOT SIZE_MAX
 
@@ -64,7 +65,8 @@ struct arena {
         size_t planned;           /* cuda-ipc: the slot that was made for a plan, or none */
         struct bfc_range *ranges; /* to plan a release in */
         uint32_t *retired;
-        size_t n_ranges_max;     /* of both: as many as there may be extents */
+        size_t n_ranges_max;     /* used of both: as many as there may be extents */
+        size_t n_ranges_room;    /* allocated of both */
         uint64_t pending_bytes;  /* >= retiring */
         uint64_t leaving_bytes;  /* the worker destroys them */
         uint64_t awaited_bytes;  /* of retired extents that are not late */
@@ -217,7 +219,8 @@ static uint64_t arena_first_extent_bytes(const struct arena *a)
 static int arena_add_region(struct arena *a)
 {
         uint64_t e = a->o.extent_bytes, first = arena_first_extent_bytes(a);
-        uint64_t n_bytes = first + round_up(2 * a->o.limit_bytes - first, e);
+        uint64_t n_bytes =
+                2 * a->o.limit_bytes > first ? first + round_up(2 * a->o.limit_bytes - first, e) : first;
         uint64_t base = 0;
         int r;
 
@@ -372,6 +375,23 @@ static void arena_empty_slot(struct arena *a, size_t slot, bool escaped)
         charge_drop(&s->charge);
 }
 
+static int arena_reserve_ranges(struct arena *a, size_t n)
+{
+        struct bfc_range *ranges;
+        uint32_t *retired;
+
+        if (n <= a->n_ranges_room)
+                return 0;
+        ranges = reallocarray(a->ranges, n, sizeof(*ranges));
+        a->ranges = ranges ? ranges : a->ranges;
+        retired = reallocarray(a->retired, n, sizeof(*retired));
+        a->retired = retired ? retired : a->retired;
+        if (!ranges || !retired)
+                return -ENOMEM;
+        a->n_ranges_room = n;
+        return 0;
+}
+
 int arena_new(const struct arena_options *options, struct arena **ret)
 {
         struct arena *a;
@@ -384,9 +404,9 @@ int arena_new(const struct arena_options *options, struct arena **ret)
         a->o = *options;
         a->planned = ARENA_NO_SLOT;
         a->n_ranges_max = (size_t)arena_max_extents(a->o.share, a->o.limit_bytes, a->o.extent_bytes);
-        a->ranges = calloc(a->n_ranges_max, sizeof(*a->ranges));
-        a->retired = calloc(a->n_ranges_max, sizeof(*a->retired));
-        r = a->ranges && a->retired ? bfc_new(a->o.extent_bytes, &a->bfc) : -ENOMEM;
+        r = arena_reserve_ranges(a, a->n_ranges_max);
+        if (r == 0)
+                r = bfc_new(a->o.extent_bytes, &a->bfc);
         if (r == 0 && arena_has_grid(a))
                 r = arena_add_region(a);
         if (r < 0) {
@@ -395,6 +415,41 @@ int arena_new(const struct arena_options *options, struct arena **ret)
         }
         *ret = a;
         return 0;
+}
+
+int arena_prepare_limit(struct arena *a, uint64_t limit_bytes)
+{
+        uint64_t n_max = arena_max_extents(a->o.share, limit_bytes, a->o.extent_bytes);
+
+        if (arena_has_grid(a) && limit_bytes > a->o.limit_bytes && n_max > ARENA_MAX_EXTENTS)
+                return -ENOTSUP;
+        return arena_reserve_ranges(a, n_max);
+}
+
+void arena_set_limit(struct arena *a, uint64_t limit_bytes)
+{
+        size_t n_max = (size_t)arena_max_extents(a->o.share, limit_bytes, a->o.extent_bytes);
+
+        a->o.limit_bytes = limit_bytes;
+        if (n_max > a->n_ranges_max)
+                a->n_ranges_max = n_max;
+        assert(a->n_ranges_max <= a->n_ranges_room);
+}
+
+uint64_t arena_extent_room(const struct arena *a, uint64_t limit_bytes)
+{
+        uint64_t n_max = arena_max_extents(a->o.share, limit_bytes, a->o.extent_bytes);
+
+        return n_max > a->n_ranges_max ? n_max : a->n_ranges_max;
+}
+
+uint64_t arena_limit_max(const struct arena *a)
+{
+        uint64_t grid = a->o.extent_bytes * (ARENA_MAX_EXTENTS - 1);
+
+        if (!arena_has_grid(a))
+                return UINT64_MAX;
+        return grid > a->o.limit_bytes ? grid : a->o.limit_bytes;
 }
 
 struct arena *arena_free(struct arena *a)
@@ -911,6 +966,11 @@ void arena_settle_escapes(struct arena *a)
 uint64_t arena_pending_bytes(const struct arena *a)
 {
         return a->pending_bytes;
+}
+
+bool arena_is_quiet(const struct arena *a)
+{
+        return a->pending_bytes == 0 && a->n_extents == 0 && !a->question.is_asked;
 }
 
 uint64_t arena_leaving_bytes(const struct arena *a)

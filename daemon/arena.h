@@ -65,6 +65,23 @@ uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, uint64
 
 int arena_new(const struct arena_options *options, struct arena **ret);
 
+/* Another limit, while the arena lives: the size of its extents stays, their number
+ * may grow (by this to at most 4096 where they lie in a grid), and a further region is
+ * added when the first one has no stretch for a request. Of a limit that is no
+ * multiple of an extent the last piece cannot be backed. arena_prepare_limit() comes
+ * first: -ENOMEM, or -ENOTSUP where there would be too many extents, and nothing has
+ * changed; then arena_set_limit() cannot fail. */
+int arena_prepare_limit(struct arena *a, uint64_t limit_bytes);
+void arena_set_limit(struct arena *a, uint64_t limit_bytes);
+
+/* The highest limit that arena_prepare_limit() takes; and how many extents there could
+ * be with this limit or with those there were before. */
+uint64_t arena_limit_max(const struct arena *a);
+uint64_t arena_extent_room(const struct arena *a, uint64_t limit_bytes);
+
+/* No extent, and nothing on its way: it may be freed while the loop runs. */
+bool arena_is_quiet(const struct arena *a);
+
 /* Destroys every extent, here and now (device calls on the caller's thread); no
  * growth or release may be under way. */
 struct arena *arena_free(struct arena *a);

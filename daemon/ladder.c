@@ -84,7 +84,7 @@ static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct
 {
         uint64_t n_bytes;
 
-        if (q->partition->preallocate)
+        if (q->partition->preallocate && !q->is_removed)
                 return 0;
         n_bytes = arena_release(q->arena, want_bytes, keep, quota_released, q);
         if (n_bytes > 0) /* it is free no more */
@@ -336,4 +336,14 @@ int ladder_make_room(struct quota *q, struct quota_request *request)
         if (traded >= missing)
                 return quota_wait_for_own(q, missing, r);
         return quota_reclaim_in_partition(q, missing - traded, &plan);
+}
+
+/* ---- limits that were lowered -------------------------------------------- */
+
+void ladder_shed(struct quota *q)
+{
+        uint64_t excess = account_excess(&q->account), coming = quota_coming(q);
+
+        if (excess > coming)
+                (void)quota_release(q, excess - coming, NULL);
 }

@@ -20,6 +20,9 @@ void ladder_unhold(struct quota *q);
  * go back. */
 void ladder_settle(struct quota *q);
 
+/* What is over the limit and lies idle in the tenant's own extents goes back. */
+void ladder_shed(struct quota *q);
+
 /* ---- quota.c ------------------------------------------------------------- */
 
 /* The only way to charge: the ledger learns of the peak. Fails as charge_take() does. */

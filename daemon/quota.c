@@ -49,8 +49,8 @@ static void quota_charge_changed(struct account *a)
 static void quota_assert(const struct quota *q)
 {
         assert(q->bytes_in_use <= q->account.charged_bytes);
-        assert(q->account.charged_bytes <= q->account.limit_bytes);
-        assert(q->n_blocks <= q->max_blocks);
+        assert(q->account.charged_bytes <= q->account.ceiling_bytes);
+        assert(q->n_blocks <= q->blocks_ceiling);
         assert(q->bytes_requested <= q->bytes_in_use);
         (void)q;
 }
@@ -124,6 +124,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->ledger = options->ledger;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
+        q->blocks_ceiling = options->max_blocks;
         q->index = LEDGER_NONE;
         TAILQ_INIT(&q->waiting);
         TAILQ_INIT(&q->holdings);
@@ -279,6 +280,8 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         (void)r;
         assert(q->n_blocks > 0);
         q->n_blocks--;
+        if (q->blocks_ceiling > q->max_blocks)
+                q->blocks_ceiling = q->n_blocks > q->max_blocks ? q->n_blocks : q->max_blocks;
         q->bytes_in_use -= n_bytes;
         q->bytes_requested -= n_requested;
         q->partition->bytes_in_use -= n_bytes;
@@ -420,10 +423,51 @@ void quota_cancel(struct quota_request *request)
                 quota_unqueue(request);
 }
 
+/* ---- limits that change -------------------------------------------------- */
+
+int quota_prepare_limit(struct quota *q, uint64_t limit_bytes)
+{
+        return arena_prepare_limit(q->arena, limit_bytes);
+}
+
+void quota_set(struct quota *q, const struct quota_limits *limits)
+{
+        arena_set_limit(q->arena, limits->limit_bytes);
+        account_set(&q->account, limits->limit_bytes, limits->reserve_bytes);
+        q->max_sessions = limits->max_sessions;
+        q->max_blocks = limits->max_blocks;
+        q->blocks_ceiling = q->n_blocks > q->max_blocks ? q->n_blocks : q->max_blocks;
+        q->is_removed = false;
+        quota_assert(q);
+        ladder_shed(q);
+}
+
+void quota_remove(struct quota *q)
+{
+        account_set(&q->account, q->account.limit_bytes, 0);
+        q->is_removed = true;
+        ladder_settle(q);
+}
+
+bool quota_is_gone(const struct quota *q)
+{
+        return q->is_removed && q->n_shares == 0 && q->n_sessions == 0 && q->n_blocks == 0 && !q->growing &&
+               TAILQ_EMPTY(&q->waiting) && q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
+}
+
+void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms)
+{
+        pool_set_limit(&p->pool, limit_bytes);
+        p->reclaim_timeout_ms = reclaim_timeout_ms;
+        partition_make_due(p);
+}
+
 /* ---- sessions ------------------------------------------------------------ */
 
 int quota_join(struct quota *q)
 {
+        if (q->is_removed)
+                return -ENOENT;
         if (q->n_sessions >= q->max_sessions)
                 return -EDQUOT;
         q->n_sessions++;

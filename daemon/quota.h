@@ -25,6 +25,8 @@
  *
  * Invariant, asserted at every change:
  *   bytes_in_use <= charged extent bytes <= limit; n_blocks <= max_blocks
+ * where a limit that was lowered counts as what was there then, as far as that has
+ * not gone since (see account.h).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_QUOTA_H
@@ -77,6 +79,10 @@ struct quota {
         uint32_t index;            /* in the ledger */
         uint32_t max_sessions;
         uint32_t max_blocks;
+        uint32_t blocks_ceiling; /* max_blocks, or what there was when it was lowered */
+        bool is_removed;         /* the config has it no more: who is in it may stay */
+        bool limit_changed;      /* whoever changed it is to tell the sessions */
+        uint32_t n_shares;       /* sessions that were told of it, joined or not */
         uint32_t n_sessions;
         uint32_t n_closing; /* sessions that are gone and whose blocks are being freed */
         uint32_t n_blocks;
@@ -127,6 +133,28 @@ int quota_new(const struct quota_options *options, struct quota **ret);
 /* No session, block, request or operation may be left. Takes NULL. */
 struct quota *quota_free(struct quota *q);
 
+/* Changes limits while everything goes on. What is held beyond them stays until it is
+ * given back, and nothing grows meanwhile; what lies wholly free goes back at
+ * once. quota_prepare_limit() makes room for the limit and comes first (-ENOMEM,
+ * and nothing has changed; -ENOTSUP: the arena's extents are too small for it);
+ * then this cannot fail. Ends a removal. Whether the pool has the reserve is the
+ * caller's business: see account_set(). Those who wait are looked at by
+ * partition_set_limit(), which comes last. */
+struct quota_limits {
+        uint64_t limit_bytes;
+        uint64_t reserve_bytes;
+        uint32_t max_sessions;
+        uint32_t max_blocks;
+};
+int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
+void quota_set(struct quota *q, const struct quota_limits *limits);
+void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms);
+
+/* Nobody joins any more and nothing is guaranteed; those who have joined go on. And:
+ * they all have gone, with all that was theirs: free it. */
+void quota_remove(struct quota *q);
+bool quota_is_gone(const struct quota *q);
+
 enum {
         QUOTA_WAIT = 1, /* it must wait: hand in a quota_request */
 };
@@ -153,7 +181,7 @@ void quota_cancel(struct quota_request *request);
 /* Frees a block that was handed out: its rounded size and as it was asked for. */
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested);
 
-/* Sessions that use this quota. -EDQUOT: max_sessions. */
+/* Sessions that use this quota. -EDQUOT: max_sessions. -ENOENT: it was removed. */
 int quota_join(struct quota *q);
 void quota_leave(struct quota *q);
 
