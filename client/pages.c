@@ -49,7 +49,8 @@ void client_pages_close(struct client_pages *p)
 
 int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
 {
-        const struct pages_entry *e = pages_view_entry(&client->pages.usage, partition);
+        const struct pages_entry *e = pages_view_entry(
+                &client->pages.usage, client->hello->hello->partitions[partition]->usage_entry);
         uint64_t f[PAGES_N_FIGURES];
 
         if (!e || pages_read(e, f) < 0)

@@ -15,20 +15,26 @@
 #define BROKER_ADMIN_SESSIONS 64u                 /* admins come in also when max_sessions are there */
 #define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
 #define BROKER_HOLDS          1024u               /* shared blocks that a session may have, see shared.h */
+#define BROKER_MAX_PLACES     (2 * CONFIG_MAX_TENANTS)
+/* Records that a later config may need beyond twice what this one does. */
+#define BROKER_MORE_QUOTAS  4096u
+#define BROKER_MORE_EXTENTS 65536u
+#define BROKER_MORE_BLOCKS  (UINT64_C(4) << 20)
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
         return a < b ? a : b;
 }
 
-static uint32_t at_least_one(uint64_t n)
-{
-        return n > 0 ? (uint32_t)n : 1;
-}
-
 static enum device_share partition_share(const struct config_partition *p)
 {
         return p->share == CONFIG_SHARE_FD ? DEVICE_SHARE_FD : DEVICE_SHARE_CUDA_IPC;
+}
+
+/* Room for a later config, which only address space pays. */
+static uint32_t with_room(uint64_t n, uint64_t more)
+{
+        return (uint32_t)(2 * n + more < BROKER_MAX_RECORDS ? 2 * n + more : BROKER_MAX_RECORDS);
 }
 
 /* As many records as the limits allow to be in use: no table is ever full. */
@@ -37,7 +43,6 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
         const struct config *c = b->config;
         uint64_t n_quotas = 0, n_extents = 0, n_exports = 0, n_blocks = 0;
         uint64_t n_sessions = (uint64_t)c->max_sessions + BROKER_ADMIN_SESSIONS;
-        struct ledger_limits limits;
 
         for (size_t i = 0; i < c->n_tenants; i++) {
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
@@ -63,21 +68,20 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
                          n_blocks, n_exports, BROKER_MAX_RECORDS);
                 return -EINVAL;
         }
-        limits = (struct ledger_limits){
-                .n_quotas = at_least_one(n_quotas),
-                .n_sessions = at_least_one(n_sessions),
-                .n_extents = at_least_one(n_extents),
-                .n_exports = at_least_one(n_exports),
-                .n_blocks = at_least_one(n_blocks),
-                .n_shared = at_least_one(n_blocks),
-                .n_holds = at_least_one(
-                        min_u64(n_sessions * min_u64(n_blocks, BROKER_HOLDS), BROKER_MAX_RECORDS)),
+        b->room = (struct ledger_limits){
+                .n_quotas = with_room(n_quotas, BROKER_MORE_QUOTAS),
+                .n_sessions = CONFIG_MAX_SESSIONS + BROKER_ADMIN_SESSIONS,
+                .n_extents = with_room(n_extents, BROKER_MORE_EXTENTS),
+                .n_exports = with_room(n_exports, BROKER_MORE_BLOCKS),
+                .n_blocks = with_room(n_blocks, BROKER_MORE_BLOCKS),
+                .n_shared = with_room(n_blocks, BROKER_MORE_BLOCKS),
+                .n_holds = with_room(
+                        min_u64(n_sessions * min_u64(n_blocks, BROKER_HOLDS), BROKER_MAX_RECORDS / 2), 0),
         };
-        b->n_session_slots = limits.n_sessions;
-        b->sessions = calloc(b->n_session_slots, sizeof(*b->sessions));
+        b->sessions = calloc(b->room.n_sessions, sizeof(*b->sessions));
         if (!b->sessions)
                 return -ENOMEM;
-        return ledger_new(&limits, &b->ledger);
+        return ledger_new(&b->room, &b->ledger);
 }
 
 static int broker_open_device(struct devices *opened, const struct broker_options *options,
@@ -168,40 +172,68 @@ static bool on_lets_go(void *userdata, uint32_t extent)
         return b->lets_go(b, extent);
 }
 
+int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
+                     uint64_t reserve_bytes)
+{
+        struct quota_options options = {
+                .tenant = t->name,
+                .partition = &b->partitions[partition],
+                .ledger = b->ledger,
+                .limit_bytes = from->limit_bytes,
+                .reserve_bytes = reserve_bytes,
+                .max_sessions = from->max_sessions,
+                .max_blocks = from->max_blocks,
+                .retire = on_retire,
+                .lets_go = b->lets_go ? on_lets_go : NULL,
+                .userdata = b,
+        };
+        struct quota **quotas = reallocarray(t->quotas, t->n_quotas + 1, sizeof(*quotas));
+        int r = t->usage ? 0 : usage_page_new(b->n_partitions, &t->usage);
+
+        if (quotas)
+                t->quotas = quotas;
+        if (!quotas || (r < 0 && r != -EINVAL))
+                return quotas ? r : -ENOMEM;
+        options.usage = usage_page_entry(t->usage, partition);
+        r = quota_new(&options, &t->quotas[t->n_quotas]);
+        if (r == 0)
+                t->n_quotas++;
+        return r;
+}
+
 static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
 {
-        int r = usage_page_new(t->config->n_quotas, &t->usage);
-
-        if (r < 0 && r != -EINVAL)
-                return r;
-        t->quotas = calloc(t->config->n_quotas + 1, sizeof(*t->quotas));
-        if (!t->quotas)
-                return -ENOMEM;
-        for (; t->n_quotas < t->config->n_quotas; t->n_quotas++) {
-                const struct config_quota *from = &t->config->quotas[t->n_quotas];
-                struct quota_options options = {
-                        .tenant = t->name,
-                        .partition = &b->partitions[from->partition],
-                        .ledger = b->ledger,
-                        .usage = usage_page_entry(t->usage, t->n_quotas),
-                        .limit_bytes = from->limit_bytes,
-                        .reserve_bytes = from->reserve_bytes,
-                        .max_sessions = from->max_sessions,
-                        .max_blocks = from->max_blocks,
-                        .retire = on_retire,
-                        .lets_go = b->lets_go ? on_lets_go : NULL,
-                        .userdata = b,
-                };
-
-                r = quota_new(&options, &t->quotas[t->n_quotas]);
+        for (size_t i = 0; i < t->config->n_quotas; i++) {
+                const struct config_quota *from = &t->config->quotas[i];
+                int r = broker_add_quota(b, t, from->partition, from, from->reserve_bytes);
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence,
                                  "tenant '%s' in partition '%s' could not be set up: %s", t->name,
-                                 options.partition->name, strerror(-r));
+                                 b->partitions[from->partition].name, strerror(-r));
                         return r;
                 }
         }
         return 0;
+}
+
+struct tenant *broker_tenant_place(struct broker *b)
+{
+        size_t i = 0;
+
+        while (i < b->n_tenants && b->tenants[i].name[0] != '\0')
+                i++;
+        if (i == BROKER_MAX_PLACES)
+                return NULL;
+        if (i == b->n_tenants)
+                b->n_tenants++;
+        return &b->tenants[i];
+}
+
+void broker_leave_place(struct broker *b, struct tenant *t)
+{
+        tenant_deinit(t);
+        while (b->n_tenants > 0 && b->tenants[b->n_tenants - 1].name[0] == '\0')
+                b->n_tenants--;
 }
 
 static int broker_open_tenants(struct broker *b, char *ret_sentence, size_t n_sentence)
@@ -209,18 +241,19 @@ static int broker_open_tenants(struct broker *b, char *ret_sentence, size_t n_se
         const struct config *c = b->config;
         int r = 0;
 
-        b->tenants = calloc(c->n_tenants + 1, sizeof(*b->tenants));
-        if (!b->tenants)
+        b->tenants = calloc(BROKER_MAX_PLACES, sizeof(*b->tenants));
+        b->order = calloc(c->n_tenants + 1, sizeof(*b->order));
+        if (!b->tenants || !b->order)
                 return -ENOMEM;
-        for (; r == 0 && b->n_tenants < c->n_tenants; b->n_tenants++) {
-                struct tenant *t = &b->tenants[b->n_tenants];
+        for (size_t i = 0; r == 0 && i < c->n_tenants; i++) {
+                struct tenant *t = &b->tenants[b->n_tenants++];
 
-                t->config = &c->tenants[b->n_tenants];
-                t->name = t->config->name;
+                tenant_init(t, &c->tenants[i]);
+                b->order[b->n_order++] = t;
                 r = broker_open_quotas(b, t, ret_sentence, n_sentence);
         }
         if (r == 0 && c->default_tenant >= 0)
-                b->default_tenant = &b->tenants[c->default_tenant];
+                b->default_tenant = b->order[c->default_tenant];
         return r;
 }
 
@@ -277,19 +310,20 @@ struct broker *broker_free(struct broker *b)
         for (size_t i = 0; i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         quota_free(b->tenants[i].quotas[k]);
-                free(b->tenants[i].quotas);
-                usage_page_free(b->tenants[i].usage);
+                tenant_deinit(&b->tenants[i]);
         }
         for (size_t i = 0; i < b->n_devices; i++)
                 worker_free(b->devices[i].worker);
         client_page_reader_free(b->reader);
         devices_free(b->opened);
+        free(b->order);
         free(b->tenants);
         free(b->partitions);
         free(b->devices);
         free(b->sessions);
         ledger_free(b->ledger);
         free(b->config_text);
+        config_free(b->own_config);
         free(b);
         return NULL;
 }
@@ -350,13 +384,51 @@ void broker_poll(struct broker *b)
                         if (arena_is_lost(q->arena) && !q->partition->is_lost)
                                 broker_lose_device(b, q->partition->device);
                         quota_log_escape(q);
+                        broker_note_leave(b, q);
                 }
         }
 }
 
+/* ---- what was removed from the config ------------------------------------ */
+
+void broker_note_leave(struct broker *b, const struct quota *q)
+{
+        if (!q->is_removed || b->may_have_gone)
+                return;
+        b->may_have_gone = true;
+        if (q->partition->wake)
+                q->partition->wake(q->partition->userdata);
+}
+
+static bool tenant_free_gone_quotas(struct tenant *t)
+{
+        size_t kept = 0;
+
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                if (quota_is_gone(t->quotas[i]))
+                        quota_free(t->quotas[i]);
+                else
+                        t->quotas[kept++] = t->quotas[i];
+        }
+        t->n_quotas = kept;
+        return kept == 0 && !t->config && t->n_sessions == 0;
+}
+
+static void broker_free_gone(struct broker *b)
+{
+        b->may_have_gone = false;
+        for (size_t i = b->n_tenants; i-- > 0;)
+                if (b->tenants[i].name[0] != '\0' && tenant_free_gone_quotas(&b->tenants[i]))
+                        broker_leave_place(b, &b->tenants[i]);
+}
+
+/* ---- turns --------------------------------------------------------------- */
+
 /* Each quota that is due has one turn. */
 void broker_turn(struct broker *b)
 {
+        if (b->may_have_gone)
+                broker_free_gone(b);
         for (size_t i = 0; i < b->n_partitions; i++) {
                 struct quota *q, *next;
 
@@ -369,6 +441,8 @@ void broker_turn(struct broker *b)
 
 bool broker_is_due(const struct broker *b)
 {
+        if (b->may_have_gone)
+                return true;
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (!TAILQ_EMPTY(&b->partitions[i].due))
                         return true;

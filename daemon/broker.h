@@ -39,7 +39,8 @@ struct broker_device {
 };
 
 struct broker {
-        const struct config *config; /* borrowed, outlives the broker */
+        const struct config *config; /* in force */
+        struct config *own_config;   /* the same, where it came by a reload; NULL: it is borrowed */
         char *config_text;           /* as YAML, for the operators */
         struct ledger *ledger;
         struct devices *opened; /* the broker's own; NULL: it was given them */
@@ -47,11 +48,14 @@ struct broker {
         size_t n_devices;
         struct partition *partitions;
         size_t n_partitions;
-        struct tenant *tenants;
+        struct tenant *tenants; /* with those that the config has no more, until they are empty */
         size_t n_tenants;
-        struct tenant *default_tenant; /* NULL: none */
-        struct session **sessions;     /* by index in the ledger; NULL: no such */
-        size_t n_session_slots;
+        struct tenant **order; /* those of the config, as it lists them: the first that matches counts */
+        size_t n_order;
+        struct tenant *default_tenant;      /* NULL: none */
+        struct ledger_limits room;          /* of the ledger */
+        struct session **sessions;          /* by index in the ledger; NULL: no such */
+        size_t n_session_slots;             /* one past the last that was ever used */
         size_t n_sessions;                  /* that have said hello, quarantined and closing ones included */
         size_t n_client_sessions;           /* of these, those that are no admin's */
         struct retirement_list retirements; /* of all sessions, the oldest first */
@@ -60,6 +64,7 @@ struct broker {
         size_t n_shared_waits;
         size_t shared_slot; /* where shared_tick() goes on */
         struct client_page_reader *reader;
+        bool may_have_gone; /* something that was removed from the config may be empty by now */
         uint64_t started_ms;
         uint64_t settled_ms;           /* when it was last asked for what escaped */
         struct log_limit stranger_log; /* refused hellos */
@@ -110,6 +115,19 @@ void broker_wake(const struct broker *b);
  * retire_tick() and shared_tick() now and then while there are any. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
+
+/* A quota of a session that ended, or of a change of the config: if it was removed, it
+ * may be freed at the next turn. */
+void broker_note_leave(struct broker *b, const struct quota *q);
+
+/* A place for a tenant; NULL: there is none, so many that were removed are not empty yet. */
+struct tenant *broker_tenant_place(struct broker *b);
+void broker_leave_place(struct broker *b, struct tenant *t);
+
+/* One more quota of a tenant, at the end of its list. partition: the broker's index.
+ * Fails as quota_new() does. */
+int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
+                     uint64_t reserve_bytes);
 
 /* Jobs that workers have not finished yet. */
 size_t broker_n_pending(const struct broker *b);

@@ -12,8 +12,10 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#define CONFIG_NAME_MAX    63                  /* bytes of a name: letters, digits, '_', '-', '.' */
-#define CONFIG_GRANULARITY (UINT64_C(2) << 20) /* limits and sizes are multiples: 2 MiB */
+#define CONFIG_NAME_MAX     63                  /* bytes of a name: letters, digits, '_', '-', '.' */
+#define CONFIG_GRANULARITY  (UINT64_C(2) << 20) /* limits and sizes are multiples: 2 MiB */
+#define CONFIG_MAX_SESSIONS 65536
+#define CONFIG_MAX_TENANTS  4096
 
 enum config_growth { CONFIG_GROWTH_ON_DEMAND, CONFIG_GROWTH_PREALLOCATE };
 enum config_share { CONFIG_SHARE_FD, CONFIG_SHARE_CUDA_IPC };

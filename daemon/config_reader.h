@@ -15,8 +15,7 @@
 #include "daemon/config.h"
 #include "daemon/yamltree.h"
 
-#define CONFIG_MAX_KEYS     8 /* of one mapping, the NULL at the end included */
-#define CONFIG_MAX_SESSIONS 65536
+#define CONFIG_MAX_KEYS 8 /* of one mapping, the NULL at the end included */
 
 enum device_kind { DEVICE_KIND_UNKNOWN, DEVICE_KIND_HOST, DEVICE_KIND_GPU, DEVICE_KIND_MIG };
 

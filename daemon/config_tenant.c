@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_TENANTS                4096
 #define MAX_MATCHES                4096                  /* uids or gids of one tenant */
 #define MAX_QUOTA_LIMIT            (UINT64_C(512) << 30) /* an arena's address space is twice this: 1 TiB */
 #define DEFAULT_QUOTA_MAX_SESSIONS 1024
@@ -294,8 +293,8 @@ static void read_tenant(struct config_reader *r, const struct yamltree_node *n)
                 r->lacks_tenants = true;
         else if (find_tenant(r->c, name) >= 0)
                 config_fail(r, v[0], "tenant '%s' is there already", name);
-        else if (r->c->n_tenants == MAX_TENANTS)
-                config_fail(r, v[0], "more than %d tenants", MAX_TENANTS);
+        else if (r->c->n_tenants == CONFIG_MAX_TENANTS)
+                config_fail(r, v[0], "more than %d tenants", CONFIG_MAX_TENANTS);
         else
                 t = add_tenant(r, name, n, v[1] != NULL);
         if (!t)

@@ -208,7 +208,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
 
                 if (!viewer_sees(viewer, t))
                         continue;
-                r->status.num_tenants++;
+                r->status.num_tenants += t->config != NULL;
                 r->status.num_sessions += t->n_sessions;
                 r->status.num_quarantined += t->n_quarantined;
                 for (size_t k = 0; k < t->n_quotas; k++) {
@@ -446,9 +446,9 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
         r->whoami.gid = viewer->who.gid;
         r->whoami.pid = (uint64_t)viewer->who.pid;
         r->whoami.admin = viewer->admin;
-        for (size_t i = 0; i < b->n_tenants && !report_is_full(r); i++)
-                if (tenant_matches(&b->tenants[i], &viewer->who))
-                        r->pointers[r->n_rows++] = borrow(b->tenants[i].name);
+        for (size_t i = 0; i < b->n_order && !report_is_full(r); i++)
+                if (tenant_matches(b->order[i], &viewer->who))
+                        r->pointers[r->n_rows++] = borrow(b->order[i]->name);
         r->whoami.n_matching_tenants = r->n_rows;
         r->whoami.matching_tenants = (char **)r->pointers;
         r->list.whoami = &r->whoami;

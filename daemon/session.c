@@ -252,7 +252,7 @@ static void session_send_block(struct session *s, const struct session_delivery 
 
 struct session_share *session_share_of(const struct session *s, uint32_t quota)
 {
-        for (size_t i = 0; i < s->tenant->n_quotas; i++)
+        for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].quota->index == quota)
                         return &s->shares[i];
         return NULL;
@@ -402,6 +402,13 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
         if (share->joined)
                 return 0;
         r = quota_join(share->quota);
+        if (r == -ENOENT) {
+                snprintf(sentence, sizeof(sentence),
+                         "tenant '%s' has no quota in partition '%s' any more: the configuration was changed",
+                         s->tenant->name, share->quota->partition->name);
+                session_refuse(s, id, r, sentence);
+                return r;
+        }
         if (r < 0) {
                 snprintf(sentence, sizeof(sentence),
                          "tenant '%s' has %" PRIu32
@@ -443,7 +450,7 @@ static bool session_refuses_malloc(struct session *s, uint64_t id, const Bfcd__M
                 session_refuse(s, id, -EACCES, "the admin socket hands out no memory: use the client socket");
                 return true;
         }
-        if (m->partition >= s->tenant->n_quotas) {
+        if (m->partition >= s->n_shares) {
                 session_refuse(s, id, -ENOENT, "no such partition: the hello's reply lists those there are");
                 return true;
         }
@@ -565,7 +572,7 @@ static int handle_usage(struct session *s, const Bfcd__Request *r, const char **
         Bfcd__Figures figures = BFCD__FIGURES__INIT;
 
         (void)ret_why;
-        if (s->admin || r->usage->partition >= s->tenant->n_quotas) {
+        if (s->admin || r->usage->partition >= s->n_shares) {
                 session_refuse(s, r->id, -ENOENT,
                                "no such partition: the hello's reply lists those there are");
                 return 0;
@@ -706,8 +713,8 @@ static void session_copy_name(struct session *s, const char *name)
 
 static int session_find_share(const struct session *s, const char *partition, size_t *ret)
 {
-        for (size_t i = 0; i < s->tenant->n_quotas; i++) {
-                if (partition[0] == '\0' || strcmp(partition, s->tenant->quotas[i]->partition->name) == 0) {
+        for (size_t i = 0; i < s->n_shares; i++) {
+                if (partition[0] == '\0' || strcmp(partition, s->shares[i].quota->partition->name) == 0) {
                         *ret = i;
                         return 0;
                 }
@@ -715,18 +722,59 @@ static int session_find_share(const struct session *s, const char *partition, si
         return -ENOENT;
 }
 
-static void session_forget_tenant(struct session *s)
+static void session_leave_shares(struct session *s)
 {
-        if (!s->tenant)
-                return;
-        for (size_t i = 0; s->shares && i < s->tenant->n_quotas; i++) {
+        for (size_t i = 0; i < s->n_shares; i++) {
+                struct quota *q = s->shares[i].quota;
+
                 if (s->shares[i].joined)
                         session_leave(&s->shares[i]);
+                q->n_shares--;
+                broker_note_leave(s->broker, q);
                 free(s->shares[i].seen);
         }
         free(s->shares);
         s->shares = NULL;
+        s->n_shares = 0;
+}
+
+static void session_forget_tenant(struct session *s)
+{
+        session_leave_shares(s);
         s->tenant = NULL;
+}
+
+/* In all quotas that its tenant has now; what is new later is for later sessions. */
+static int session_take_shares(struct session *s)
+{
+        const struct tenant *t = s->tenant;
+
+        s->shares = calloc(t->n_quotas + 1, sizeof(*s->shares));
+        if (!s->shares)
+                return -ENOMEM;
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                if (t->quotas[i]->is_removed)
+                        continue;
+                s->shares[s->n_shares++].quota = t->quotas[i];
+                t->quotas[i]->n_shares++;
+        }
+        return 0;
+}
+
+static void session_refuse_partition(struct session *s, const Bfcd__Request *r)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        snprintf(sentence, sizeof(sentence),
+                 "tenant '%s' has no quota in partition '%.63s'; it has one in:", s->tenant->name,
+                 r->hello->partition);
+        for (size_t i = 0; i < s->n_shares; i++) {
+                size_t used = strlen(sentence);
+
+                snprintf(sentence + used, sizeof(sentence) - used, " '%s'",
+                         s->shares[i].quota->partition->name);
+        }
+        session_refuse(s, r->id, -ENOENT, sentence);
 }
 
 /* Finds the tenant and joins its quota. Refuses where that fails. */
@@ -735,7 +783,7 @@ static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_
         struct broker *b = s->broker;
         char sentence[SESSION_SENTENCE_BYTES];
 
-        s->tenant = tenant_select(b->tenants, b->n_tenants, b->default_tenant, r->hello->tenant, &s->who,
+        s->tenant = tenant_select(b->order, b->n_order, b->default_tenant, r->hello->tenant, &s->who,
                                   sentence, sizeof(sentence));
         if (!s->tenant) {
                 log_limited(&b->stranger_log, LOG_LEVEL_NOTICE, "pid %d refused: %s", (int)s->who.pid,
@@ -743,26 +791,14 @@ static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_
                 session_refuse(s, r->id, -EACCES, sentence);
                 return -EACCES;
         }
-        if (s->tenant->n_quotas == 0 || session_find_share(s, r->hello->partition, ret_share) < 0) {
-                snprintf(sentence, sizeof(sentence),
-                         "tenant '%s' has no quota in partition '%.63s'; it has one in:", s->tenant->name,
-                         r->hello->partition);
-                for (size_t i = 0; i < s->tenant->n_quotas; i++) {
-                        size_t used = strlen(sentence);
-
-                        snprintf(sentence + used, sizeof(sentence) - used, " '%s'",
-                                 s->tenant->quotas[i]->partition->name);
-                }
-                session_refuse(s, r->id, -ENOENT, sentence);
-                return -ENOENT;
-        }
-        s->shares = calloc(s->tenant->n_quotas, sizeof(*s->shares));
-        if (!s->shares) {
+        if (session_take_shares(s) < 0) {
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
                 return -ENOMEM;
         }
-        for (size_t i = 0; i < s->tenant->n_quotas; i++)
-                s->shares[i].quota = s->tenant->quotas[i];
+        if (session_find_share(s, r->hello->partition, ret_share) < 0) {
+                session_refuse_partition(s, r);
+                return -ENOENT;
+        }
         return session_join(s, &s->shares[*ret_share], r->id);
 }
 
@@ -788,6 +824,8 @@ static int session_write_down(struct session *s, uint8_t *ret_secret)
         s->id = ledger_session_at(b->ledger, s->index)->id;
         s->state = SESSION_LIVE;
         b->sessions[s->index] = s;
+        if (s->index >= b->n_session_slots)
+                b->n_session_slots = (size_t)s->index + 1;
         b->n_sessions++;
         if (s->tenant) {
                 s->tenant->n_sessions++;
@@ -797,7 +835,8 @@ static int session_write_down(struct session *s, uint8_t *ret_secret)
 }
 
 /* protobuf-c's strings and bytes are not const; nobody writes there. */
-static void session_describe_partition(const struct quota *q, Bfcd__PartitionInfo *ret)
+static void session_describe_partition(const struct broker *b, const struct quota *q,
+                                       Bfcd__PartitionInfo *ret)
 {
         const struct partition *p = q->partition;
 
@@ -806,6 +845,7 @@ static void session_describe_partition(const struct quota *q, Bfcd__PartitionInf
         ret->device = (char *)(uintptr_t)p->device_id;
         ret->bytes_limit = q->account.limit_bytes;
         ret->share = (char *)(uintptr_t)p->share_name;
+        ret->usage_entry = (uint32_t)(p - b->partitions);
         if (p->is_cuda) {
                 ret->device_uuid.data = (uint8_t *)(uintptr_t)p->uuid;
                 ret->device_uuid.len = sizeof(p->uuid);
@@ -882,7 +922,7 @@ static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int event
 static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret,
                             int events_fd, int page_fd)
 {
-        size_t n = s->tenant ? s->tenant->n_quotas : 0;
+        size_t n = s->n_shares;
         Bfcd__PartitionInfo *infos = calloc(n + 1, sizeof(*infos)),
                             **pointers = calloc(n + 1, sizeof(*pointers));
         Bfcd__HelloReply hello = BFCD__HELLO_REPLY__INIT;
@@ -894,7 +934,7 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_
                 goto out;
         }
         for (size_t i = 0; i < n; i++) {
-                session_describe_partition(s->tenant->quotas[i], &infos[i]);
+                session_describe_partition(s->broker, s->shares[i].quota, &infos[i]);
                 pointers[i] = &infos[i];
         }
         hello.version = SESSION_PROTOCOL_VERSION;
@@ -1166,7 +1206,7 @@ void session_close(struct session *s, const char *why)
                           s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
                           record->links.n_blocks, s->bytes_in_use, record->links.n_holds,
                           s->peak_bytes_in_use, s->n_allocs, s->n_refusals);
-                for (size_t i = 0; i < s->tenant->n_quotas; i++)
+                for (size_t i = 0; i < s->n_shares; i++)
                         if (s->shares[i].joined)
                                 quota_closing(s->shares[i].quota);
         }
@@ -1183,13 +1223,7 @@ static void session_strike(struct session *s)
         if (s->tenant) {
                 s->tenant->n_sessions--;
                 b->n_client_sessions--;
-                for (size_t i = 0; i < s->tenant->n_quotas; i++) {
-                        free(s->shares[i].seen);
-                        if (s->shares[i].joined)
-                                session_leave(&s->shares[i]);
-                }
-                free(s->shares);
-                s->shares = NULL;
+                session_leave_shares(s);
         }
         s->page = client_page_free(s->page);
         ledger_session_clear(b->ledger, s->index);
@@ -1204,7 +1238,7 @@ static void session_is_closed(struct session *s)
         if (s->closed || !s->tenant)
                 return;
         s->closed = true;
-        for (size_t i = 0; i < s->tenant->n_quotas; i++)
+        for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].joined)
                         quota_closed(s->shares[i].quota);
 }

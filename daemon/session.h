@@ -80,7 +80,8 @@ struct session {
         uint64_t id;
         char name[64];
         uint64_t born_ms;
-        struct session_share *shares; /* one for each quota of the tenant */
+        struct session_share *shares; /* one for each quota that its tenant had when it came */
+        size_t n_shares;
         struct session_request_list requests;
         size_t n_requests;         /* waiting: at SESSION_MAX_PENDING the connection reads no more */
         struct shared_waits waits; /* of these, those that wait for names */

@@ -380,10 +380,10 @@ static void attach_give(struct session *s, uint64_t id, uint32_t shared, const b
 /* What the client can map, by its own word. None named: all of it. */
 static void attach_read_sees(const struct session *s, const Bfcd__Attach *a, bool *ret)
 {
-        for (size_t i = 0; i < s->tenant->n_quotas; i++)
+        for (size_t i = 0; i < s->n_shares; i++)
                 ret[i] = a->n_partitions == 0;
         for (size_t i = 0; i < a->n_partitions; i++)
-                if (a->partitions[i] < s->tenant->n_quotas)
+                if (a->partitions[i] < s->n_shares)
                         ret[a->partitions[i]] = true;
 }
 
@@ -445,7 +445,7 @@ int shared_attach(struct session *s, const Bfcd__Request *r, const char **ret_wh
         name = name_find(s, a->name);
         if (!(name && name->shared != LEDGER_NONE) && wait_is_refused(s, r->id, a))
                 return 0;
-        w = calloc(1, sizeof(*w) + s->tenant->n_quotas * sizeof(w->sees[0]));
+        w = calloc(1, sizeof(*w) + s->n_shares * sizeof(w->sees[0]));
         name = w ? name_get(s, a->name) : NULL;
         if (!name) {
                 free(w);

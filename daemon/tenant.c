@@ -5,6 +5,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Appends to a sentence; what does not fit is cut. */
@@ -19,10 +20,25 @@ static void append(char *buf, size_t n_buf, const char *format, ...)
         va_end(args);
 }
 
+void tenant_init(struct tenant *t, const struct config_tenant *config)
+{
+        *t = (struct tenant){ .config = config, .name = t->name_bytes };
+        snprintf(t->name_bytes, sizeof(t->name_bytes), "%s", config->name);
+}
+
+void tenant_deinit(struct tenant *t)
+{
+        free(t->quotas);
+        usage_page_free(t->usage);
+        *t = (struct tenant){ .name = t->name_bytes };
+}
+
 bool tenant_matches(const struct tenant *t, const struct credentials *who)
 {
         const struct config_tenant *c = t->config;
 
+        if (!c)
+                return false;
         for (size_t i = 0; i < c->n_uids; i++)
                 if (c->uids[i] == who->uid)
                         return true;
@@ -50,32 +66,32 @@ static void describe_match(const struct tenant *t, char *buf, size_t n_buf)
         append(buf, n_buf, ")");
 }
 
-static void describe_all(const struct tenant *tenants, size_t n_tenants, char *buf, size_t n_buf)
+static void describe_all(struct tenant *const *tenants, size_t n_tenants, char *buf, size_t n_buf)
 {
         for (size_t i = 0; i < n_tenants; i++) {
                 append(buf, n_buf, "%s", i ? ", " : "");
-                describe_match(&tenants[i], buf, n_buf);
+                describe_match(tenants[i], buf, n_buf);
         }
 }
 
-struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback,
+struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, struct tenant *fallback,
                              const char *name, const struct credentials *who, char *ret_sentence,
                              size_t n_sentence)
 {
         struct tenant *named = NULL;
 
         for (size_t i = 0; i < n_tenants; i++) {
-                bool is_named = strcmp(tenants[i].name, name) == 0;
+                bool is_named = strcmp(tenants[i]->name, name) == 0;
 
                 if (is_named)
-                        named = &tenants[i];
-                if ((name[0] == '\0' || is_named) && tenant_matches(&tenants[i], who))
-                        return &tenants[i];
+                        named = tenants[i];
+                if ((name[0] == '\0' || is_named) && tenant_matches(tenants[i], who))
+                        return tenants[i];
         }
         if (fallback && (name[0] == '\0' || named == fallback)) {
                 size_t i = 0;
 
-                while (i < n_tenants && !tenant_matches(&tenants[i], who))
+                while (i < n_tenants && !tenant_matches(tenants[i], who))
                         i++;
                 if (i == n_tenants)
                         return fallback;

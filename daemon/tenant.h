@@ -24,23 +24,29 @@ struct credentials {
         uint64_t start_time; /* of the process; 0: unknown */
 };
 
+/* Where a tenant lies it stays, so that sessions may point at it. */
 struct tenant {
-        const struct config_tenant *config;
-        const char *name;
-        struct quota **quotas; /* in the config's order */
+        const struct config_tenant *config; /* NULL: the config has it no more, nobody matches */
+        const char *name;                   /* its own; "": a place for another */
+        char name_bytes[CONFIG_NAME_MAX + 1];
+        struct quota **quotas; /* new ones are at the end; some may be removed */
         size_t n_quotas;
-        struct usage_page *usage; /* an entry for each quota; NULL: this kernel cannot seal it */
+        struct usage_page *usage; /* an entry for each partition; NULL: this kernel cannot seal it */
         size_t n_sessions;
         size_t n_quarantined; /* of these */
 };
 
 bool tenant_matches(const struct tenant *t, const struct credentials *who);
 
+/* Takes a place for a tenant of the config; and leaves it (its quotas are freed). */
+void tenant_init(struct tenant *t, const struct config_tenant *config);
+void tenant_deinit(struct tenant *t);
+
 /* The first tenant in the list that matches; where `name` is not empty, the one
  * of that name among those that match. NULL: none, and ret_sentence
  * says what would match. `fallback`: the default
  * tenant, or NULL. */
-struct tenant *tenant_select(struct tenant *tenants, size_t n_tenants, struct tenant *fallback,
+struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, struct tenant *fallback,
                              const char *name, const struct credentials *who, char *ret_sentence,
                              size_t n_sentence);
 

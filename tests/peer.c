@@ -148,7 +148,8 @@ static void check_usage_pages(const struct broker *b)
                         Bfcd__Figures f = BFCD__FIGURES__INIT;
                         uint64_t page[PAGES_N_FIGURES];
 
-                        MUST(q->usage == usage_page_entry(b->tenants[i].usage, k));
+                        MUST(q->usage ==
+                             usage_page_entry(b->tenants[i].usage, (size_t)(q->partition - b->partitions)));
                         MUST(pages_read(q->usage, page) == 0);
                         report_quota_figures(q, &f);
                         MUST(page[PAGES_BYTES_LIMIT] == f.bytes_limit);
