@@ -224,3 +224,14 @@ int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition)
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
 }
+
+int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Reload question = BFCD__RELOAD__INIT;
+
+        question.dry_run = dry_run;
+        request.body_case = BFCD__REQUEST__BODY_RELOAD;
+        request.reload = &question;
+        return ask(a, &request, BFCD__REPLY__BODY_RELOAD, ret);
+}

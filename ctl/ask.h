@@ -35,6 +35,10 @@ int ask_config(struct ask *a, char **ret);
 /* "": all. */
 int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition);
 
+/* Reads the config again. 0: *ret is the reply, the caller's, to be freed by
+ * bfcd__reply__free_unpacked(): what changed (or would), or what is wrong. */
+int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret);
+
 /* The socket for a program that administers: `option` where given, else
  * BFC_ADMIN_SOCKET, else BFC_SOCKET, else the default admin socket where this
  * user may open it, else the default client socket. */

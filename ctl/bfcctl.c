@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "ctl/ask.h"
+#include "ctl/reload.h"
 #include "ctl/show.h"
 #include "ctl/text.h"
 
@@ -25,6 +26,7 @@ enum {
 struct invocation {
         const char *socket; /* NULL: by ask_socket()'s rule */
         bool json;
+        bool dry_run;
         char **arguments; /* after the command */
         int n_arguments;
 };
@@ -103,6 +105,23 @@ static int run_reset_peaks(struct ask *a, const struct invocation *i, const stru
         return finish(0);
 }
 
+static int run_reload(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        Bfcd__Reply *reply;
+        bool failed;
+        int r;
+
+        (void)c;
+        if (ask_reload(a, i->dry_run, &reply) < 0)
+                return complain(a);
+        failed = reply->reload->n_errors > 0;
+        r = i->json ? reload_show_json(stdout, reply->reload, i->dry_run)
+                    : reload_show(stdout, stderr, reply->reload, i->dry_run);
+        bfcd__reply__free_unpacked(reply, NULL);
+        r = finish(r);
+        return failed ? EXIT_REFUSED : r;
+}
+
 static const struct command commands[] = {
         { "status", 0, false, BFCD__LIST__KIND__STATUS, run_list },
         { "partitions", 0, false, BFCD__LIST__KIND__PARTITIONS, run_list },
@@ -112,6 +131,7 @@ static const struct command commands[] = {
         { "whoami", 0, false, BFCD__LIST__KIND__WHOAMI, run_list },
         { "config", 0, true, 0, run_config },
         { "reset-peaks", 2, true, 0, run_reset_peaks },
+        { "reload", 0, true, 0, run_reload },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -131,6 +151,8 @@ static void print_help(FILE *out)
               "On the admin socket also:\n"
               "  config                           the configuration in force\n"
               "  reset-peaks [TENANT [PARTITION]] start peaks anew\n"
+              "  reload [--dry-run]               read the configuration again, or only say\n"
+              "                                   what that would change\n"
               "\n"
               "  -s, --socket PATH  the socket to talk to, for clients or for admins\n"
               "  -j, --json         print JSON\n"
@@ -180,12 +202,13 @@ static int run(const struct command *c, const struct invocation *i)
 
 int main(int argc, char **argv)
 {
-        enum { OPTION_VERSION = 256 };
+        enum { OPTION_VERSION = 256, OPTION_DRY_RUN };
         static const struct option options[] = {
                 { "socket", required_argument, NULL, 's' },
                 { "json", no_argument, NULL, 'j' },
                 { "help", no_argument, NULL, 'h' },
                 { "version", no_argument, NULL, OPTION_VERSION },
+                { "dry-run", no_argument, NULL, OPTION_DRY_RUN },
                 { NULL, 0, NULL, 0 },
         };
         struct invocation i = { 0 };
@@ -206,6 +229,9 @@ int main(int argc, char **argv)
                 case OPTION_VERSION:
                         puts("bfcctl " BFCD_VERSION);
                         return finish(0);
+                case OPTION_DRY_RUN:
+                        i.dry_run = true;
+                        break;
                 case ':':
                         return usage("no value for", argv[optind - 1], "it takes one, as in --socket PATH");
                 default:
@@ -220,6 +246,8 @@ int main(int argc, char **argv)
         c = find(argv[optind]);
         if (!c)
                 return usage("unknown command", argv[optind], "\"bfcctl --help\" lists them");
+        if (i.dry_run && c->run != run_reload)
+                return usage("--dry-run is not for", c->name, "it is \"bfcctl reload --dry-run\"");
         i.arguments = argv + optind + 1;
         i.n_arguments = argc - optind - 1;
         if (i.n_arguments > c->max_arguments)

@@ -229,6 +229,15 @@ struct tenant *broker_tenant_place(struct broker *b)
         return &b->tenants[i];
 }
 
+bool broker_has_places(const struct broker *b, size_t n)
+{
+        size_t n_free = BROKER_MAX_PLACES - b->n_tenants;
+
+        for (size_t i = 0; i < b->n_tenants; i++)
+                n_free += b->tenants[i].name[0] == '\0';
+        return n <= n_free;
+}
+
 void broker_leave_place(struct broker *b, struct tenant *t)
 {
         tenant_deinit(t);

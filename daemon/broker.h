@@ -25,6 +25,7 @@
 #include "device/device.h"
 
 struct session;
+struct reloads;    /* the session floor's, see reload.h; NULL: nothing can be reloaded */
 struct retirement; /* the session floor's, see retire.h */
 TAILQ_HEAD(retirement_list, retirement);
 struct shared_name; /* the same, see shared.h */
@@ -64,7 +65,8 @@ struct broker {
         size_t n_shared_waits;
         size_t shared_slot; /* where shared_tick() goes on */
         struct client_page_reader *reader;
-        bool may_have_gone; /* something that was removed from the config may be empty by now */
+        struct reloads *reloads; /* borrowed */
+        bool may_have_gone;      /* something that was removed from the config may be empty by now */
         uint64_t started_ms;
         uint64_t settled_ms;           /* when it was last asked for what escaped */
         struct log_limit stranger_log; /* refused hellos */
@@ -73,6 +75,9 @@ struct broker {
         bool (*lets_go)(const struct broker *b, uint32_t extent);
         void (*wake)(void *userdata); /* may be NULL */
         void *userdata;
+        /* A limit was lowered below what is held: so much is wanted back of the quota's
+         * sessions. May be NULL. */
+        void (*want_back)(struct broker *b, struct quota *q, uint64_t n_bytes);
 };
 
 struct broker_options {
@@ -120,8 +125,10 @@ void broker_tick(struct broker *b);
  * may be freed at the next turn. */
 void broker_note_leave(struct broker *b, const struct quota *q);
 
-/* A place for a tenant; NULL: there is none, so many that were removed are not empty yet. */
+/* A place for a tenant; NULL: there is none, so many that were removed are not empty yet. And
+ * whether there are so many. */
 struct tenant *broker_tenant_place(struct broker *b);
+bool broker_has_places(const struct broker *b, size_t n);
 void broker_leave_place(struct broker *b, struct tenant *t);
 
 /* One more quota of a tenant, at the end of its list. partition: the broker's index.

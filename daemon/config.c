@@ -86,6 +86,7 @@ static void read_main(struct config_reader *r, const struct yamltree_node *root,
         read_timeouts(r, v[2]);
         config_read_count(r, v[3], "max_sessions", CONFIG_MAX_SESSIONS, &r->c->max_sessions);
         config_read_devices(r, root, v[4]);
+        r->devices_at = v[4];
         if (v[5])
                 config_read_tenants(r, v[5]);
         *ret_tenants = v[5];
@@ -168,6 +169,8 @@ static void read_files(struct config_reader *r, const struct file *files)
         config_check_matches(r, root && (!of_default || r->c->default_tenant >= 0));
         config_check_partition_sums(r);
         config_check_gpus(r);
+        if (root)
+                config_check_live(r, root);
 }
 
 static struct config *config_new(void)

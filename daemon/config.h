@@ -95,6 +95,11 @@ struct config_machine {
         /* The config is about to be served: what it needs at the start must be free
          * now. If not, too little is a warning, and costs are warned of. */
         bool serves;
+        /* The config that is being served, whose successor is read: what cannot change
+         * under it is an error, and GPUs are what they were found to be. NULL at the
+         * start. A socket whose path the command line gives may have any here. */
+        const struct config *running;
+        bool socket_is_given, admin_socket_is_given;
 };
 
 /* Reads path and, where the folder conf.d stands beside it, the files
@@ -113,6 +118,16 @@ int config_load(const char *path, const struct config_machine *machine, FILE *er
  * fuzzers. */
 int config_parse(const char *name, const char *text, size_t n_bytes, const struct config_machine *machine,
                  FILE *errors, struct config **ret);
+
+/* What differs between two configs of the same devices and partitions, a sentence on a
+ * line each; not tenants and their quotas, of which the broker knows more. */
+void config_diff(const struct config *from, const struct config *to, FILE *f);
+
+/* The same processes are this tenant. */
+bool config_match_is_alike(const struct config_tenant *a, const struct config_tenant *b);
+
+/* Bytes as a config would have them, into buf. */
+const char *config_size(uint64_t n_bytes, char *buf, size_t n_buf);
 
 /* The command line's word on where the sockets are; NULL: as it was. Each path
  * is held to the config's rules. -EINVAL: it is not, or the two are the same,

@@ -95,7 +95,7 @@ static bool check_is_new(struct config_reader *r, size_t device, const uint8_t *
 
 /* 2 GiB, for bfcd's own context and those of a few clients; less of a small GPU
  * or a MIG slice, where it would be most of what there is. */
-static uint64_t default_headroom(uint64_t bytes_total)
+uint64_t config_default_headroom(uint64_t bytes_total)
 {
         uint64_t bytes = bytes_total / 8;
 
@@ -111,6 +111,8 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
         char sentence[512] = "";
         struct config_gpu gpu;
 
+        if (r->machine && r->machine->running)
+                return config_recall_gpu(r, device);
         if (!check_mig(r, device))
                 return false;
         if (!r->machine ||
@@ -123,7 +125,7 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
                 return false;
         memcpy(d->uuid, gpu.uuid, sizeof(d->uuid));
         d->size_bytes = gpu.bytes_total;
-        d->headroom_bytes = default_headroom(gpu.bytes_total);
+        d->headroom_bytes = config_default_headroom(gpu.bytes_total);
         note->bytes_free = gpu.bytes_free;
         note->lacks_fd = gpu.lacks_fd;
         note->lacks_ipc = gpu.lacks_ipc;

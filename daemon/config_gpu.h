@@ -13,4 +13,7 @@ enum device_kind config_read_gpu_id(struct config_reader *r, const struct yamltr
  * whose id and note are there. false: reported. */
 bool config_look_at_gpu(struct config_reader *r, size_t device);
 
+/* Of a GPU with so much memory. */
+uint64_t config_default_headroom(uint64_t bytes_total);
+
 #endif

@@ -67,6 +67,7 @@ struct config_reader {
         size_t n_warnings;
         const struct yamltree_node *socket_path;
         const struct yamltree_node *admin_socket_path;
+        const struct yamltree_node *devices_at; /* the key's value; NULL: not there */
 };
 
 /* ---- saying what is wrong (config_reader.c) ------------------------------- */
@@ -141,6 +142,14 @@ struct config_partition *config_find_partition(const struct config *c, const cha
 /* Once all tenants are read. */
 void config_check_partition_sums(struct config_reader *r);
 void config_check_gpus(struct config_reader *r);
+
+/* ---- what cannot change while it is served (config_live.c) ------------------ */
+
+/* Once all is read; nothing where no config is running. */
+void config_check_live(struct config_reader *r, const struct yamltree_node *root);
+
+/* What the running config knows of a GPU; false: reported, it serves none such. */
+bool config_recall_gpu(struct config_reader *r, size_t device);
 
 /* ---- tenants (config_tenant.c) -------------------------------------------- */
 

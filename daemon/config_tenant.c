@@ -52,7 +52,7 @@ static void read_match_one(struct config_reader *r, const struct yamltree_node *
         if (key == MATCH_USER) {
                 found = config_find_user(r, n, &id);
         } else if (key == MATCH_GROUP) {
-                found = config_find_group(r, n, "matches nobody until a restart", &id);
+                found = config_find_group(r, n, "matches nobody until a reload", &id);
         } else {
                 /* the last number is no id: it means "unchanged" to chown() */
                 found = config_read_number(r, n, key == MATCH_UID ? "uid" : "gid", 0, UINT32_MAX - 1,

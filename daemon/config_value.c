@@ -341,7 +341,7 @@ bool config_find_user(struct config_reader *r, const struct yamltree_node *n, ui
         else
                 config_warn(
                         r, n,
-                        "user '%s' is not known on this machine (getpwnam) and matches nobody until a restart",
+                        "user '%s' is not known on this machine (getpwnam) and matches nobody until a reload",
                         SHOW(n));
         return false;
 }

@@ -347,3 +347,19 @@ void ladder_shed(struct quota *q)
         if (excess > coming)
                 (void)quota_release(q, excess - coming, NULL);
 }
+
+void ladder_shed_partition(struct partition *p)
+{
+        uint64_t excess = pool_excess(&p->pool), n_bytes = 0;
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        n_bytes += min_u64(quota_coming(q), quota_surplus(q));
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
+                uint64_t yield = n_bytes < excess ? quota_yield(q) : 0;
+
+                if (yield > 0)
+                        n_bytes += quota_release(q, min_u64(excess - n_bytes, yield), NULL);
+        }
+}

@@ -22,6 +22,8 @@ void ladder_settle(struct quota *q);
 
 /* What is over the limit and lies idle in the tenant's own extents goes back. */
 void ladder_shed(struct quota *q);
+/* The same for what the partition is over its limit, of those who have it. */
+void ladder_shed_partition(struct partition *p);
 
 /* ---- quota.c ------------------------------------------------------------- */
 

@@ -151,8 +151,9 @@ static void on_ready(void)
         log_info("bfcd %s serves", BFCD_VERSION);
 }
 
-static int serve(const struct config *config, struct devices *devices)
+static int serve(const struct options *from, const struct config *config, struct devices *devices)
 {
+        const struct reload_source source = { from->config, from->socket, from->admin_socket };
         struct broker_options options = {
                 .config = config,
                 .devices = devices,
@@ -177,6 +178,10 @@ static int serve(const struct config *config, struct devices *devices)
         }
         if (r == 0)
                 r = server_listen(server, broker, config, sentence, sizeof(sentence));
+        if (r == 0 && server_set_source(server, &source) < 0) {
+                snprintf(sentence, sizeof(sentence), "out of memory");
+                r = -ENOMEM;
+        }
         if (r == 0) {
                 r = server_run(server, on_ready);
                 if (r < 0)
@@ -221,7 +226,7 @@ static int run(const struct options *options, struct config *config, struct devi
                 log_error("the sockets' paths could not be kept: %s", strerror(-r));
                 return EXIT_FAILURE;
         }
-        return serve(config, devices) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+        return serve(options, config, devices) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)

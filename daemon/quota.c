@@ -459,6 +459,7 @@ void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t rec
 {
         pool_set_limit(&p->pool, limit_bytes);
         p->reclaim_timeout_ms = reclaim_timeout_ms;
+        ladder_shed_partition(p);
         partition_make_due(p);
 }
 

@@ -53,6 +53,11 @@ struct server {
         void (*ready)(void);
         uv_timer_t start;
         uv_timer_t tick; /* while requests wait for others */
+        struct reloads *reloads;
+        struct reload_request hangup; /* by SIGHUP */
+        bool hung_up_again;           /* while that was under way */
+        uv_work_t reading;            /* of the config, by reloads */
+        bool is_reading, is_ending;
 };
 
 /* ---- sockets ------------------------------------------------------------- */
@@ -254,14 +259,83 @@ static void on_wake(struct connection_host *host)
         server_wake((char *)host - offsetof(struct server, host));
 }
 
+/* ---- reloads -------------------------------------------------------------- */
+
+static void run_reading(uv_work_t *work)
+{
+        struct server *s = work->data;
+
+        reload_read(s->reloads);
+}
+
+static void on_read(uv_work_t *work, int status)
+{
+        struct server *s = work->data;
+
+        (void)status; /* it is never cancelled */
+        s->is_reading = false;
+        reload_finish(s->reloads);
+}
+
+static void server_read(void *userdata)
+{
+        struct server *s = userdata;
+
+        s->is_reading = true;
+        s->reading.data = s;
+        uv_queue_work(&s->loop, &s->reading, run_reading, on_read); /* fails without a function only */
+}
+
+static void on_hangup_done(struct reload_request *request, const struct reload_result *result)
+{
+        struct server *s = (struct server *)((char *)request - offsetof(struct server, hangup));
+
+        (void)result; /* it is in the log */
+        if (s->hung_up_again && !s->is_ending) {
+                s->hung_up_again = false;
+                reload_ask(s->reloads, request);
+        }
+}
+
+static void server_hang_up(struct server *s)
+{
+        log_notice("SIGHUP: the configuration is read again");
+        if (s->hangup.is_asked) {
+                s->hung_up_again = true;
+                return;
+        }
+        s->hangup.done = on_hangup_done;
+        reload_ask(s->reloads, &s->hangup);
+}
+
+int server_set_source(struct server *s, const struct reload_source *source)
+{
+        s->reloads = reloads_new(s->broker, source, server_read, s);
+        return s->reloads ? 0 : -ENOMEM;
+}
+
+static void server_end_reloads(struct server *s)
+{
+        if (!s->reloads)
+                return;
+        reload_cancel(s->reloads, &s->hangup);
+        while (s->is_reading)
+                uv_run(&s->loop, UV_RUN_ONCE);
+        s->reloads = reloads_free(s->reloads);
+}
+
+/* ---- signals -------------------------------------------------------------- */
+
 static void on_signal(uv_signal_t *handle, int number)
 {
         struct server *s = handle->data;
 
         if (number == SIGHUP) {
-                log_notice("SIGHUP: this version reads its configuration only at the start");
+                if (s->reloads)
+                        server_hang_up(s);
                 return;
         }
+        s->is_ending = true;
         log_notice("%s: ending %zu sessions", number == SIGTERM ? "SIGTERM" : "SIGINT",
                    s->broker->n_sessions);
         uv_stop(&s->loop);
@@ -350,6 +424,7 @@ int server_run(struct server *s, void (*ready)(void))
         for (size_t i = 0; i < 2; i++)
                 uv_poll_stop(&s->listeners[i].poll);
         connection_drop_all(&s->host, "the daemon ends");
+        server_end_reloads(s);
         return 0;
 }
 

@@ -9,6 +9,7 @@
 
 #include "daemon/broker.h"
 #include "daemon/config.h"
+#include "daemon/reload.h"
 
 struct server;
 
@@ -24,6 +25,9 @@ void server_wake(void *userdata);
  * living daemon serves is an error. On failure one sentence in ret_sentence. */
 int server_listen(struct server *s, struct broker *b, const struct config *c, char *ret_sentence,
                   size_t n_sentence);
+
+/* What SIGHUP and an operator's Reload read again. -ENOMEM. */
+int server_set_source(struct server *s, const struct reload_source *source);
 
 /* Serves until SIGTERM or SIGINT, then ends every session. ready() is called
  * once the loop runs. */

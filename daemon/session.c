@@ -39,7 +39,7 @@ struct session_delivery {
 
 /* ---- replies ------------------------------------------------------------- */
 
-static void session_send(struct session *s, const Bfcd__Reply *reply)
+void session_send(struct session *s, const Bfcd__Reply *reply)
 {
         (void)s->ops->send(s->userdata, reply, NULL, 0);
 }
@@ -872,6 +872,7 @@ static int session_enter(struct session *s, const Bfcd__Request *r, uint8_t *ret
                 result = session_write_down(s, ret_secret);
         if (result == 0) {
                 *ret_events_fd = fd;
+                s->takes_trims = fd >= 0 && (r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_TRIM) != 0;
                 return 0;
         }
         if (fd >= 0)
@@ -906,6 +907,8 @@ static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int event
 
         if (events_fd >= 0) {
                 granted |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
+                if (s->takes_trims)
+                        granted |= BFCD__CAPABILITY__CAPABILITY_TRIM;
                 fds[n_fds++] = events_fd;
         }
         if (page_fd >= 0) {
@@ -1024,6 +1027,7 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_PUBLISH] = shared_publish,
         [BFCD__REQUEST__BODY_ATTACH] = shared_attach,
         [BFCD__REQUEST__BODY_EXPLAIN] = handle_explain,
+        [BFCD__REQUEST__BODY_RELOAD] = reload_handle,
 };
 
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
@@ -1094,6 +1098,7 @@ static void session_drop_pending(struct session *s)
 
         retire_end(s);
         shared_drop_waits(s);
+        reload_end_session(s);
         while ((request = TAILQ_FIRST(&s->requests))) {
                 quota_cancel(&request->wait);
                 TAILQ_REMOVE(&s->requests, request, link);

@@ -22,6 +22,7 @@
 
 #include "daemon/broker.h"
 #include "daemon/holding.h"
+#include "daemon/reload.h"
 #include "daemon/retire.h"
 #include "daemon/shared.h"
 #include "proto/bfcd.pb-c.h"
@@ -90,9 +91,11 @@ struct session {
         uint64_t acked_sequence;
         uint32_t n_unacked; /* extents */
         struct retire retire;
-        bool has_events;          /* it takes events, and answers them */
-        struct client_page *page; /* what its client says of its cache; NULL: nothing */
-        bool in_flight;           /* fds were sent; whether they were read only the kernel knows */
+        bool has_events;               /* it takes events, and answers them */
+        bool takes_trims;              /* and those of CAPABILITY_TRIM: Trim, QuotaChanged */
+        struct client_page *page;      /* what its client says of its cache; NULL: nothing */
+        struct session_reload *reload; /* an operator's, NULL: none yet */
+        bool in_flight;                /* fds were sent; whether they were read only the kernel knows */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
         uint64_t bytes_in_use;                    /* its own blocks: what is shared is no session's */
         uint64_t peak_bytes_in_use;
@@ -158,6 +161,7 @@ const char *session_state_name(const struct session *s);
 
 /* ---- for the other files of this floor ------------------------------------ */
 
+void session_send(struct session *s, const Bfcd__Reply *reply);
 void session_refuse(struct session *s, uint64_t id, int error, const char *sentence);
 void session_done(struct session *s, uint64_t id);
 

@@ -231,6 +231,13 @@ static int on_open_events(void *userdata, int *ret_fd)
         return *ret_fd < 0 ? -errno : 0;
 }
 
+static void on_quota_changed(struct peer *p, const Bfcd__QuotaChanged *changed)
+{
+        MUST(p->wants_trims && changed->partition < PEER_MAX_PARTITIONS);
+        p->n_limits_told++;
+        p->limits_told[changed->partition] = changed->bytes_limit;
+}
+
 /* What a correct client relies on: it is told in order, never of too much at
  * once, and only of what it has acknowledged. */
 static void on_send_event(void *userdata, const Bfcd__Event *event)
@@ -239,6 +246,10 @@ static void on_send_event(void *userdata, const Bfcd__Event *event)
         const Bfcd__Retire *retire = event->retire;
         struct peer_retire *r = &p->retires[p->n_retires];
 
+        if (event->body_case == BFCD__EVENT__BODY_QUOTA_CHANGED) {
+                on_quota_changed(p, event->quota_changed);
+                return;
+        }
         MUST(event->body_case == BFCD__EVENT__BODY_RETIRE && p->wants_events && real_ops);
         MUST(p->n_retires < RETIRE_MAX_OPEN);
         MUST(retire->sequence == ++p->retire_sequence);
@@ -358,6 +369,8 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         hello.version = 1;
         hello.capabilities = (p->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
                              (p->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0);
+        if (p->wants_trims)
+                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_TRIM;
         hello.name = (char *)(uintptr_t) "peer";
         hello.tenant = (char *)(uintptr_t)tenant;
         hello.partition = (char *)(uintptr_t)partition;

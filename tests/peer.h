@@ -13,7 +13,8 @@
 #include "daemon/session.h"
 #include "proto/bfcd.pb-c.h"
 
-#define PEER_MAX_REPLIES 4096
+#define PEER_MAX_REPLIES    4096
+#define PEER_MAX_PARTITIONS 16
 
 /* What it was told to let go of and has not confirmed. */
 struct peer_retire {
@@ -37,9 +38,12 @@ struct peer {
         bool aborted;
         bool auto_ack; /* acknowledge extents as they come */
         uint64_t to_ack;
-        bool wants_events; /* set before the hello */
-        bool wants_pages;  /* the same */
-        int page_fds[2];   /* usage, client; owned; -1: none came */
+        bool wants_events;                         /* set before the hello */
+        bool wants_pages;                          /* the same */
+        int page_fds[2];                           /* usage, client; owned; -1: none came */
+        bool wants_trims;                          /* the same; with those */
+        unsigned n_limits_told;                    /* QuotaChanged */
+        uint64_t limits_told[PEER_MAX_PARTITIONS]; /* the last of each partition */
         struct peer_retire retires[RETIRE_MAX_OPEN];
         size_t n_retires;
         size_t n_retired; /* extents, in all Retires so far */

@@ -1,0 +1,610 @@
+/* Changes of the config; see change.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/change.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct change_tenant {
+        struct tenant *tenant; /* NULL: a new one, that has not been made */
+        bool is_new;
+        size_t n_quotas_before; /* of a tenant that there is */
+};
+
+struct change_partition {
+        uint64_t limit_bytes;
+        uint64_t committed_bytes; /* after the change */
+};
+
+struct change {
+        struct broker *b;
+        struct config *next;
+        FILE *changes, *errors;
+        bool failed;
+        size_t *partition_of;                   /* by next's index: the broker's */
+        struct change_partition *partitions;    /* by the broker's index */
+        struct change_tenant *tenants;          /* as next lists them */
+        const struct config_tenant **config_of; /* by the broker's place: what next says; NULL: nothing */
+        struct tenant **by_name;                /* of the broker, sorted */
+        size_t n_by_name;
+        struct tenant **order;                             /* to be the broker's */
+        char *config_text;                                 /* to be the broker's */
+        uint64_t n_quotas, n_extents, n_exports, n_blocks; /* records that may be needed */
+};
+
+struct shown_size {
+        char text[32];
+};
+#define SIZE(n_bytes) config_size(n_bytes, (struct shown_size){ { 0 } }.text, sizeof(struct shown_size))
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+/* ---- who is who ----------------------------------------------------------- */
+
+static int compare_names(const void *left, const void *right)
+{
+        const struct tenant *const *a = left, *const *b = right;
+
+        return strcmp((*a)->name, (*b)->name);
+}
+
+static int compare_name(const void *key, const void *element)
+{
+        const struct tenant *const *t = element;
+
+        return strcmp(key, (*t)->name);
+}
+
+static struct tenant *find_tenant(const struct change *c, const char *name)
+{
+        struct tenant **found;
+
+        found = bsearch(name, c->by_name, c->n_by_name, sizeof(*c->by_name), compare_name);
+        return found ? *found : NULL;
+}
+
+static struct quota *find_quota(const struct tenant *t, const struct partition *p)
+{
+        for (size_t i = 0; t && i < t->n_quotas; i++)
+                if (t->quotas[i]->partition == p)
+                        return t->quotas[i];
+        return NULL;
+}
+
+/* What the next config says of a quota that there is; NULL: nothing. */
+static const struct config_quota *find_config_quota(const struct change *c, const struct config_tenant *t,
+                                                    const struct quota *q)
+{
+        for (size_t i = 0; t && i < t->n_quotas; i++)
+                if (&c->b->partitions[c->partition_of[t->quotas[i].partition]] == q->partition)
+                        return &t->quotas[i];
+        return NULL;
+}
+
+static int change_map_partitions(struct change *c)
+{
+        const struct config *next = c->next;
+
+        c->partition_of = calloc(next->n_partitions + 1, sizeof(*c->partition_of));
+        c->partitions = calloc(c->b->n_partitions + 1, sizeof(*c->partitions));
+        if (!c->partition_of || !c->partitions)
+                return -ENOMEM;
+        for (size_t i = 0; i < next->n_partitions; i++) {
+                size_t k = 0;
+
+                while (k < c->b->n_partitions &&
+                       strcmp(c->b->partitions[k].name, next->partitions[i].name) != 0)
+                        k++;
+                assert(k < c->b->n_partitions); /* the reader saw to that */
+                c->partition_of[i] = k;
+                c->partitions[k].limit_bytes = next->partitions[i].limit_bytes;
+        }
+        return 0;
+}
+
+static int change_map_tenants(struct change *c)
+{
+        struct broker *b = c->b;
+
+        c->by_name = calloc(b->n_tenants + 1, sizeof(*c->by_name));
+        c->tenants = calloc(c->next->n_tenants + 1, sizeof(*c->tenants));
+        c->order = calloc(c->next->n_tenants + 1, sizeof(*c->order));
+        c->config_of = calloc(b->n_tenants + 1, sizeof(const struct config_tenant *));
+        c->config_text = config_format(c->next);
+        if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text)
+                return -ENOMEM;
+        for (size_t i = 0; i < b->n_tenants; i++)
+                if (b->tenants[i].name[0] != '\0')
+                        c->by_name[c->n_by_name++] = &b->tenants[i];
+        qsort(c->by_name, c->n_by_name, sizeof(*c->by_name), compare_names);
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                struct change_tenant *t = &c->tenants[i];
+
+                t->tenant = find_tenant(c, c->next->tenants[i].name);
+                t->is_new = !t->tenant;
+                t->n_quotas_before = t->tenant ? t->tenant->n_quotas : 0;
+                if (t->tenant)
+                        c->config_of[t->tenant - b->tenants] = &c->next->tenants[i];
+        }
+        return 0;
+}
+
+static void change_free(struct change *c)
+{
+        free(c->partition_of);
+        free(c->partitions);
+        free(c->tenants);
+        free(c->config_of);
+        free(c->by_name);
+        free(c->order);
+        free(c->config_text);
+}
+
+/* ---- checking ------------------------------------------------------------- */
+
+static void change_fail(struct change *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void change_fail(struct change *c, const char *format, ...)
+{
+        va_list args;
+
+        c->failed = true;
+        va_start(args, format);
+        vfprintf(c->errors, format, args);
+        va_end(args);
+        fputc('\n', c->errors);
+}
+
+/* Records that a quota may need, and what it takes out of its pool. */
+static void change_count(struct change *c, size_t partition, uint64_t n_extents, uint64_t n_sessions,
+                         uint64_t n_blocks, uint64_t committed_bytes)
+{
+        c->n_quotas++;
+        c->n_extents += n_extents;
+        c->n_exports += n_extents * min_u64(n_sessions, c->b->room.n_sessions);
+        c->n_blocks += n_blocks;
+        c->partitions[partition].committed_bytes += committed_bytes;
+}
+
+/* A quota that there is: `to` is NULL where it is removed. */
+static void change_check_quota(struct change *c, const struct quota *q, const struct config_quota *to)
+{
+        size_t partition = (size_t)(q->partition - c->b->partitions);
+        uint64_t limit = to ? to->limit_bytes : q->account.limit_bytes;
+        uint64_t n_sessions = to ? to->max_sessions : q->max_sessions;
+        uint64_t n_blocks = to ? to->max_blocks : q->max_blocks;
+        uint64_t reserve = to ? to->reserve_bytes : 0;
+
+        change_count(c, partition, arena_extent_room(q->arena, limit), max_u64(n_sessions, q->n_sessions),
+                     max_u64(n_blocks, q->n_blocks), max_u64(reserve, q->account.charged_bytes));
+}
+
+static int change_prepare_quota(struct change *c, struct quota *q, const struct config_quota *to)
+{
+        int r;
+
+        if (q->partition->preallocate && (q->is_removed || to->limit_bytes != q->account.limit_bytes)) {
+                change_fail(
+                        c,
+                        "tenant '%s': its limit in partition '%s', %s, cannot change while bfcd runs, since "
+                        "the partition preallocates: restart bfcd",
+                        q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
+                return 0;
+        }
+        r = quota_prepare_limit(q, to->limit_bytes);
+        if (r == -ENOTSUP) {
+                change_fail(
+                        c,
+                        "tenant '%s': limit %s in partition '%s' cannot be had while bfcd runs: its extents "
+                        "were made for less and allow %s; restart bfcd",
+                        q->tenant, SIZE(to->limit_bytes), q->partition->name,
+                        SIZE(arena_limit_max(q->arena)));
+                return 0;
+        }
+        return r;
+}
+
+static void change_check_new_quota(struct change *c, const char *tenant, const struct config_quota *to)
+{
+        size_t index = c->partition_of[to->partition];
+        const struct partition *p = &c->b->partitions[index];
+        uint64_t extent_bytes = arena_extent_bytes(p->share, to->limit_bytes, device_granularity(p->device));
+
+        if (p->preallocate)
+                change_fail(
+                        c,
+                        "tenant '%s' cannot come into partition '%s' while bfcd runs, since the partition "
+                        "preallocates: restart bfcd",
+                        tenant, p->name);
+        change_count(c, index, arena_max_extents(p->share, to->limit_bytes, extent_bytes), to->max_sessions,
+                     to->max_blocks, to->reserve_bytes);
+}
+
+static int change_check_quotas(struct change *c)
+{
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                const struct config_tenant *t = &c->next->tenants[i];
+
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        const struct partition *p =
+                                &c->b->partitions[c->partition_of[t->quotas[k].partition]];
+                        struct quota *q = find_quota(c->tenants[i].tenant, p);
+                        int r = 0;
+
+                        if (q)
+                                r = change_prepare_quota(c, q, &t->quotas[k]);
+                        else
+                                change_check_new_quota(c, t->name, &t->quotas[k]);
+                        if (r < 0)
+                                return r;
+                        if (q)
+                                change_check_quota(c, q, &t->quotas[k]);
+                }
+        }
+        return 0;
+}
+
+/* Of a tenant that there was before. */
+static const struct config_tenant *change_config_of(const struct change *c, const struct tenant *t)
+{
+        return c->config_of[t - c->b->tenants];
+}
+
+static void change_check_pools(struct change *c)
+{
+        for (size_t i = 0; i < c->b->n_partitions; i++) {
+                const struct partition *p = &c->b->partitions[i];
+                const struct change_partition *to = &c->partitions[i];
+
+                if (pool_fits(&p->pool, to->limit_bytes, to->committed_bytes))
+                        continue;
+                change_fail(
+                        c,
+                        "partition '%s': its reserves and what is held beyond them would be %s now, of a limit "
+                        "of %s: lower the reserves, or have %s given back first",
+                        p->name, SIZE(to->committed_bytes), SIZE(to->limit_bytes),
+                        SIZE(to->committed_bytes - to->limit_bytes));
+        }
+}
+
+/* The partitions of a device may be over their limits by what is held, but not take it
+ * from each other. */
+static void change_check_device(struct change *c, const struct config_device *d, const struct device *device)
+{
+        uint64_t room = d->size_bytes - d->headroom_bytes, before = 0, after = 0;
+
+        for (size_t i = 0; i < c->b->n_partitions; i++) {
+                const struct change_partition *to = &c->partitions[i];
+
+                if (c->b->partitions[i].device != device)
+                        continue;
+                before += c->b->partitions[i].pool.ceiling_bytes;
+                after += max_u64(to->limit_bytes, to->committed_bytes);
+        }
+        if (after <= max_u64(room, before))
+                return;
+        change_fail(
+                c,
+                "device '%s': its partitions' limits, and what is held beyond them, would be %s now, and it has "
+                "%s: have %s given back first",
+                d->id, SIZE(after), SIZE(room), SIZE(after - room));
+}
+
+static void change_check_devices(struct change *c)
+{
+        for (size_t i = 0; i < c->next->n_devices; i++)
+                for (size_t k = 0; k < c->b->n_devices; k++)
+                        if (strcmp(c->b->devices[k].config->id, c->next->devices[i].id) == 0)
+                                change_check_device(c, &c->next->devices[i], c->b->devices[k].device);
+}
+
+static void change_check_room(struct change *c)
+{
+        const struct ledger_limits *room = &c->b->room;
+        size_t n_new = 0;
+
+        for (size_t i = 0; i < c->next->n_tenants; i++)
+                n_new += c->tenants[i].is_new;
+        if (c->n_quotas > room->n_quotas || c->n_extents > room->n_extents ||
+            c->n_exports > room->n_exports || c->n_blocks > room->n_blocks)
+                change_fail(c,
+                            "the daemon's tables were made for less: the quotas allow %" PRIu64
+                            " blocks (room for %" PRIu32 ") and %" PRIu64
+                            " extents given to sessions (room for %" PRIu32
+                            "): restart bfcd, or lower max_blocks or max_sessions",
+                            c->n_blocks, room->n_blocks, c->n_exports, room->n_exports);
+        if (!broker_has_places(c->b, n_new))
+                change_fail(
+                        c,
+                        "too many tenants were removed whose sessions have not ended: end them, or restart "
+                        "bfcd");
+}
+
+static int change_check(struct change *c)
+{
+        int r = change_map_partitions(c);
+
+        if (r == 0)
+                r = change_map_tenants(c);
+        if (r == 0)
+                r = change_check_quotas(c);
+        if (r < 0)
+                return r;
+        for (size_t i = 0; i < c->n_by_name; i++) {
+                const struct tenant *t = c->by_name[i];
+                const struct config_tenant *to = change_config_of(c, t);
+
+                for (size_t k = 0; k < t->n_quotas; k++)
+                        if (!find_config_quota(c, to, t->quotas[k]))
+                                change_check_quota(c, t->quotas[k], NULL);
+        }
+        change_check_pools(c);
+        change_check_devices(c);
+        change_check_room(c);
+        return c->failed ? -EINVAL : 0;
+}
+
+/* ---- saying --------------------------------------------------------------- */
+
+static void tell_quota(struct change *c, const struct quota *q, const struct config_quota *to)
+{
+        const struct account *a = &q->account;
+        const char *tenant = q->tenant, *partition = q->partition->name;
+
+        if (q->is_removed)
+                fprintf(c->changes, "tenant '%s' has its quota in partition '%s' again\n", tenant, partition);
+        if (a->limit_bytes != to->limit_bytes) {
+                fprintf(c->changes, "tenant '%s' in partition '%s': limit is %s, was %s", tenant, partition,
+                        SIZE(to->limit_bytes), SIZE(a->limit_bytes));
+                if (a->charged_bytes > to->limit_bytes)
+                        fprintf(c->changes, "; it holds %s, and gets no more until it is below",
+                                SIZE(a->charged_bytes));
+                else if (q->partition->share == DEVICE_SHARE_FD &&
+                         to->limit_bytes < arena_max_in_extent(q->arena))
+                        fprintf(c->changes, "; its extents have %s until bfcd is restarted, so it gets none",
+                                SIZE(arena_max_in_extent(q->arena)));
+                fputc('\n', c->changes);
+        }
+        if (a->reserve_bytes != to->reserve_bytes)
+                fprintf(c->changes, "tenant '%s' in partition '%s': reserve is %s, was %s\n", tenant,
+                        partition, SIZE(to->reserve_bytes), SIZE(a->reserve_bytes));
+        if (q->max_sessions != to->max_sessions)
+                fprintf(c->changes, "tenant '%s' in partition '%s': max_sessions is %u, was %u\n", tenant,
+                        partition, to->max_sessions, q->max_sessions);
+        if (q->max_blocks != to->max_blocks)
+                fprintf(c->changes, "tenant '%s' in partition '%s': max_blocks is %u, was %u\n", tenant,
+                        partition, to->max_blocks, q->max_blocks);
+}
+
+static void tell_tenant(struct change *c, const struct config_tenant *to, const struct tenant *t)
+{
+        if (!t || !t->config)
+                fprintf(c->changes, "tenant '%s' is new\n", to->name);
+        else if (!config_match_is_alike(t->config, to))
+                fprintf(c->changes, "tenant '%s' matches others than before\n", to->name);
+        for (size_t i = 0; i < to->n_quotas; i++) {
+                const struct partition *p = &c->b->partitions[c->partition_of[to->quotas[i].partition]];
+                const struct quota *q = find_quota(t, p);
+
+                if (q)
+                        tell_quota(c, q, &to->quotas[i]);
+                else
+                        fprintf(c->changes,
+                                "tenant '%s' has a quota in partition '%s': limit %s, reserve %s\n", to->name,
+                                p->name, SIZE(to->quotas[i].limit_bytes), SIZE(to->quotas[i].reserve_bytes));
+        }
+}
+
+static void tell_gone(struct change *c, const struct tenant *t, const struct config_tenant *to)
+{
+        if (!to && t->config)
+                fprintf(c->changes,
+                        "tenant '%s' is removed: nobody comes in as it any more; its sessions (%zu) go on\n",
+                        t->name, t->n_sessions);
+        for (size_t k = 0; to && k < t->n_quotas; k++)
+                if (!t->quotas[k]->is_removed && !find_config_quota(c, to, t->quotas[k]))
+                        fprintf(c->changes,
+                                "tenant '%s' loses its quota in partition '%s'; its sessions there (%" PRIu32
+                                ") go on\n",
+                                t->name, t->quotas[k]->partition->name, t->quotas[k]->n_sessions);
+}
+
+/* The first that matches counts. */
+static void tell_order(struct change *c)
+{
+        size_t at = 0;
+
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                const struct tenant *t = c->tenants[i].tenant;
+                size_t k = at;
+
+                if (!t || !t->config)
+                        continue;
+                while (k < c->b->n_order && c->b->order[k] != t)
+                        k++;
+                if (k == c->b->n_order) {
+                        fputs("the order of the tenants is another one: the first that matches counts\n",
+                              c->changes);
+                        return;
+                }
+                at = k + 1;
+        }
+}
+
+static void change_tell(struct change *c)
+{
+        config_diff(c->b->config, c->next, c->changes);
+        for (size_t i = 0; i < c->next->n_tenants; i++)
+                tell_tenant(c, &c->next->tenants[i], c->tenants[i].tenant);
+        for (size_t i = 0; i < c->n_by_name; i++)
+                tell_gone(c, c->by_name[i], change_config_of(c, c->by_name[i]));
+        tell_order(c);
+}
+
+/* ---- making --------------------------------------------------------------- */
+
+static void change_undo(struct change *c)
+{
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                struct tenant *t = c->tenants[i].tenant;
+
+                while (t && t->n_quotas > c->tenants[i].n_quotas_before)
+                        quota_free(t->quotas[--t->n_quotas]);
+                if (t && c->tenants[i].is_new)
+                        broker_leave_place(c->b, t);
+        }
+}
+
+static int change_make_quotas(struct change *c, const struct config_tenant *to, struct tenant *t)
+{
+        for (size_t i = 0; i < to->n_quotas; i++) {
+                size_t partition = c->partition_of[to->quotas[i].partition];
+                int r = 0;
+
+                if (!find_quota(t, &c->b->partitions[partition]))
+                        r = broker_add_quota(c->b, t, partition, &to->quotas[i], 0);
+                if (r < 0)
+                        return r;
+        }
+        return 0;
+}
+
+static int change_make(struct change *c)
+{
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                struct change_tenant *t = &c->tenants[i];
+                int r;
+
+                if (t->is_new) {
+                        t->tenant = broker_tenant_place(c->b);
+                        assert(t->tenant); /* there were enough */
+                        tenant_init(t->tenant, &c->next->tenants[i]);
+                }
+                r = change_make_quotas(c, &c->next->tenants[i], t->tenant);
+                if (r < 0) {
+                        change_undo(c);
+                        return r;
+                }
+        }
+        return 0;
+}
+
+/* ---- putting it in force -------------------------------------------------- */
+
+static void put_quotas(struct change *c, struct tenant *t)
+{
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                struct quota *q = t->quotas[i];
+                const struct config_quota *to = find_config_quota(c, t->config, q);
+
+                if (!to) {
+                        quota_remove(q);
+                        broker_note_leave(c->b, q);
+                        continue;
+                }
+                q->limit_changed = q->account.limit_bytes != to->limit_bytes;
+                quota_set(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes, to->max_sessions,
+                                                     to->max_blocks });
+        }
+}
+
+static void put_tenants(struct change *c)
+{
+        struct broker *b = c->b;
+
+        for (size_t i = 0; i < b->n_tenants; i++)
+                b->tenants[i].config = NULL;
+        for (size_t i = 0; i < c->next->n_tenants; i++) {
+                c->order[i] = c->tenants[i].tenant;
+                c->order[i]->config = &c->next->tenants[i];
+        }
+        for (size_t i = 0; i < b->n_tenants; i++)
+                put_quotas(c, &b->tenants[i]);
+        free(b->order);
+        b->order = c->order;
+        b->n_order = c->next->n_tenants;
+        c->order = NULL;
+        b->default_tenant = c->next->default_tenant >= 0 ? b->order[c->next->default_tenant] : NULL;
+        b->may_have_gone = true;
+}
+
+static void put_devices(struct change *c)
+{
+        struct broker *b = c->b;
+
+        for (size_t i = 0; i < c->next->n_devices; i++)
+                for (size_t k = 0; k < b->n_devices; k++)
+                        if (strcmp(b->devices[k].config->id, c->next->devices[i].id) == 0)
+                                b->devices[k].config = &c->next->devices[i];
+        for (size_t i = 0; i < c->next->n_partitions; i++) {
+                struct partition *p = &b->partitions[c->partition_of[i]];
+
+                p->name = c->next->partitions[i].name;
+                p->device_id = c->next->devices[c->next->partitions[i].device].id;
+                partition_set_limit(p, c->next->partitions[i].limit_bytes, c->next->reclaim_timeout_ms);
+        }
+}
+
+/* What is over a limit is asked back of those who hold it. */
+static void ask_back(struct broker *b)
+{
+        for (size_t i = 0; b->want_back && i < b->n_partitions; i++) {
+                struct partition *p = &b->partitions[i];
+                struct quota *q;
+
+                TAILQ_FOREACH(q, &p->quotas, of_partition)
+                {
+                        const struct account *a = &q->account;
+                        uint64_t surplus = a->charged_bytes - min_u64(a->charged_bytes, a->reserve_bytes);
+                        uint64_t n_bytes =
+                                max_u64(account_excess(a), min_u64(pool_excess(&p->pool), surplus));
+
+                        if (n_bytes > 0)
+                                b->want_back(b, q, n_bytes);
+                }
+        }
+}
+
+static void change_put(struct change *c)
+{
+        struct broker *b = c->b;
+        struct config *old = b->own_config;
+
+        put_tenants(c);
+        put_devices(c);
+        free(b->config_text);
+        b->config_text = c->config_text;
+        c->config_text = NULL;
+        b->config = b->own_config = c->next;
+        config_free(old);
+        ask_back(b);
+}
+
+int change_config(struct broker *b, struct config *next, bool dry_run, FILE *changes, FILE *errors)
+{
+        struct change c = { .b = b, .next = next, .changes = changes, .errors = errors };
+        int r = change_check(&c);
+
+        if (r == 0)
+                change_tell(&c);
+        if (r == 0 && !dry_run)
+                r = change_make(&c);
+        if (r == 0 && !dry_run)
+                change_put(&c);
+        if (r < 0 && r != -EINVAL)
+                fprintf(errors, "the new configuration could not be set up: %s\n", strerror(-r));
+        change_free(&c);
+        return r;
+}

@@ -1,0 +1,892 @@
+/* Reloads under sessions that live: tenants and quotas come and go, limits change
+ * under what is charged, and whatever cannot be kept changes nothing. No sockets.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/reload.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "tests/peer.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+/* Two partitions whose limits can be moved against each other. */
+#define HEAD(a, b)                                                                                           \
+        "devices:\n"                                                                                         \
+        "  - id: host\n"                                                                                     \
+        "    size: 128MiB\n"                                                                                 \
+        "    partitions: [{name: a, limit: " a "MiB}, {name: b, limit: " b "MiB},"                           \
+        " {name: pre, limit: 8MiB, growth: preallocate}]\n"                                                  \
+        "tenants:\n"
+#define TENANT(name, uid, quotas) "  - {name: " name ", match: {uid: " uid "}, quotas: [" quotas "]}\n"
+#define RED(quotas)               TENANT("red", "1", quotas)
+#define BLUE(quotas)              TENANT("blue", "2", quotas)
+
+static const char first[] =
+        HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
+                BLUE("{partition: a, limit: 64MiB}");
+
+static struct broker *b;
+static struct config *config;
+static char *changes, *errors;
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        b = peer_broker(first, &config);
+}
+
+static void forget_words(void)
+{
+        free(changes);
+        free(errors);
+        changes = errors = NULL;
+}
+
+static void assert_sound(void)
+{
+        const char *why = "";
+
+        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                ck_assert_uint_le(b->partitions[i].pool.committed_bytes, b->partitions[i].pool.ceiling_bytes);
+}
+
+static void teardown(void)
+{
+        assert_sound();
+        b = peer_broker_free(b, config);
+        forget_words();
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static int reload_as(const char *text, bool dry_run)
+{
+        const struct config_machine machine = { .serves = true, .running = b->config };
+        struct config *next = NULL;
+        size_t n_changes, n_errors;
+        FILE *to, *wrong;
+        int r;
+
+        forget_words();
+        to = open_memstream(&changes, &n_changes);
+        wrong = open_memstream(&errors, &n_errors);
+        r = config_parse("next.yaml", text, strlen(text), &machine, wrong, &next);
+        if (r == 0)
+                r = reload_config(b, next, dry_run, to, wrong);
+        if (r < 0 || dry_run)
+                config_free(next);
+        fclose(to);
+        fclose(wrong);
+        assert_sound();
+        return r;
+}
+
+static void must_reload(const char *text)
+{
+        int r = reload_as(text, false);
+
+        ck_assert_msg(r == 0, "%s", errors);
+        ck_assert_str_eq(errors, "");
+}
+
+/* It fails with this sentence, and nothing is another than before. */
+static void must_refuse(const char *text, const char *sentence)
+{
+        char *before = strdup(b->config_text);
+        const struct config *config_before = b->config;
+
+        ck_assert_int_eq(reload_as(text, false), -EINVAL);
+        ck_assert_str_eq(errors, sentence);
+        ck_assert_str_eq(b->config_text, before);
+        ck_assert_ptr_eq(b->config, config_before);
+        free(before);
+}
+
+static struct peer *come_in(uid_t uid, const char *partition)
+{
+        struct peer *p = peer_new(b, uid, false);
+
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", partition)), 0);
+        return p;
+}
+
+/* 0 and a block; or the error. */
+static int try_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t *ret_block)
+{
+        uint64_t id = peer_malloc(p, partition, n_bytes);
+
+        peer_settle(b);
+        if (peer_error(p, id) == 0 && ret_block)
+                *ret_block = peer_reply(p, id)->block->block_id;
+        return peer_error(p, id);
+}
+
+static int must_be_refused(uid_t uid, const char *tenant)
+{
+        struct peer *p = peer_new(b, uid, false);
+        int error = peer_error(p, peer_hello(p, tenant, ""));
+
+        peer_free(p);
+        return error;
+}
+
+static struct quota *quota_of(const char *tenant, const char *partition)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; strcmp(b->tenants[i].name, tenant) == 0 && k < b->tenants[i].n_quotas; k++)
+                        if (strcmp(b->tenants[i].quotas[k]->partition->name, partition) == 0)
+                                return b->tenants[i].quotas[k];
+        return NULL;
+}
+
+/* ---- tenants that come and go --------------------------------------------- */
+
+START_TEST(a_tenant_comes)
+{
+        struct peer *p;
+
+        ck_assert_int_eq(must_be_refused(3, ""), EACCES);
+        must_reload(HEAD("64", "32") TENANT("green", "3", "{partition: b, limit: 4MiB, reserve: 2MiB}")
+                            RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
+                                    BLUE("{partition: a, limit: 64MiB}"));
+        ck_assert_str_eq(changes, "tenant 'green' is new\n"
+                                  "tenant 'green' has a quota in partition 'b': limit 4MiB, reserve 2MiB\n");
+        ck_assert_uint_eq(b->partitions[1].pool.committed_bytes, 2 * MIB);
+        p = come_in(3, "");
+        ck_assert_int_eq(try_malloc(p, 0, 4 * MIB, NULL), 0);
+        ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
+        peer_free(p);
+}
+END_TEST
+
+/* Who is in stays in, and has all that it had; nobody comes. */
+START_TEST(a_tenant_goes_when_its_sessions_have)
+{
+        struct peer *p = come_in(1, "a"), *q = come_in(2, "");
+        size_t n_before = b->n_tenants;
+        uint64_t block;
+
+        ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, &block), 0);
+        must_reload(HEAD("64", "32") BLUE("{partition: a, limit: 64MiB}"));
+        ck_assert_str_eq(changes,
+                         "tenant 'red' is removed: nobody comes in as it any more; its sessions (1) go on\n");
+        ck_assert_int_eq(must_be_refused(1, ""), EACCES);
+        ck_assert_int_eq(must_be_refused(2, "red"), EACCES);
+        ck_assert_int_eq(try_malloc(p, 0, 20 * MIB, NULL), 0);
+        ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, NULL), EDQUOT); /* its limit as it was */
+        ck_assert_int_eq(try_malloc(p, 1, 1, NULL), ENOENT);       /* it never came in there */
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, block)), 0);
+        peer_settle(b);
+        ck_assert_uint_eq(b->n_tenants, n_before);
+        ck_assert_ptr_nonnull(quota_of("red", "pre")); /* somebody knows it; its memory went at once */
+        ck_assert_uint_eq(b->partitions[2].pool.charged_bytes, 0);
+        peer_free(p);
+        peer_settle(b);
+        ck_assert_ptr_null(quota_of("red", "a"));
+        ck_assert_ptr_null(quota_of("red", "pre"));
+        ck_assert_int_eq(try_malloc(q, 0, 64 * MIB, NULL), 0);
+        peer_free(q);
+}
+END_TEST
+
+START_TEST(a_tenant_comes_back_before_it_is_gone)
+{
+        struct peer *p = come_in(2, "");
+        uint64_t block;
+
+        ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, &block), 0);
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}"));
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}")
+                            BLUE("{partition: a, limit: 10MiB, reserve: 4MiB}"));
+        ck_assert_str_eq(changes, "tenant 'blue' is new\n"
+                                  "tenant 'blue' has its quota in partition 'a' again\n"
+                                  "tenant 'blue' in partition 'a': limit is 10MiB, was 64MiB\n"
+                                  "tenant 'blue' in partition 'a': reserve is 4MiB, was 0\n");
+        ck_assert_int_eq(try_malloc(p, 0, 4 * MIB, NULL), EDQUOT);
+        ck_assert_int_eq(must_be_refused(2, ""), 0);
+        peer_settle(b);
+        ck_assert_ptr_nonnull(quota_of("blue", "a"));
+        peer_free(p);
+}
+END_TEST
+
+/* A session keeps the list that its hello was answered with. */
+START_TEST(quotas_of_a_tenant_come_and_go)
+{
+        struct peer *before = come_in(1, "a"), *after;
+
+        must_reload(HEAD("64", "32") RED("{partition: b, limit: 8MiB}") BLUE("{partition: a}"));
+        ck_assert_str_eq(changes,
+                         "tenant 'red' has a quota in partition 'b': limit 8MiB, reserve 0\n"
+                         "tenant 'red' loses its quota in partition 'a'; its sessions there (1) go on\n"
+                         "tenant 'red' loses its quota in partition 'pre'; its sessions there (0) go on\n");
+        after = come_in(1, "");
+        ck_assert_uint_eq(peer_reply(after, 1)->hello->n_partitions, 1);
+        ck_assert_str_eq(peer_reply(after, 1)->hello->partitions[0]->name, "b");
+        ck_assert_int_eq(try_malloc(before, 0, 1 * MIB, NULL), 0);
+        ck_assert_int_eq(try_malloc(before, 1, 1 * MIB, NULL), ENOENT);
+        ck_assert_int_eq(try_malloc(before, 2, 1 * MIB, NULL), ENOENT);
+        ck_assert_int_eq(try_malloc(after, 0, 1 * MIB, NULL), 0);
+        ck_assert_int_eq(peer_error(after, peer_malloc(after, 1, 1)), ENOENT);
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 8MiB}, {partition: b, limit: 8MiB}")
+                            BLUE("{partition: a}"));
+        ck_assert_int_eq(try_malloc(before, 0, 1 * MIB, NULL), 0);
+        peer_free(before);
+        peer_free(after);
+        peer_settle(b);
+        ck_assert_ptr_nonnull(quota_of("red", "a"));
+        ck_assert_ptr_null(quota_of("red", "pre"));
+}
+END_TEST
+
+START_TEST(matches_and_their_order)
+{
+        struct peer *p = come_in(1, "a"), *q;
+
+        must_reload(HEAD("64", "32") TENANT("blue", "[1, 2]", "{partition: a}")
+                            RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}"));
+        ck_assert_str_eq(changes, "tenant 'blue' matches others than before\n"
+                                  "the order of the tenants is another one: the first that matches counts\n");
+        q = come_in(1, "a");
+        ck_assert_str_eq(p->session->tenant->name, "red");
+        ck_assert_str_eq(q->session->tenant->name, "blue");
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+START_TEST(the_default_tenant_changes)
+{
+        must_reload(HEAD("64", "32") RED("{partition: a}, {partition: pre, limit: 4MiB}") BLUE(
+                "{partition: a, limit: 64MiB}") "default_tenant: blue\nmax_sessions: 7\ntimeouts: {reclaim: 5ms, release: 6s}\n");
+        ck_assert_str_eq(changes, "timeouts: reclaim is 5ms, was 200ms\n"
+                                  "timeouts: release is 6000ms, was 5000ms\n"
+                                  "max_sessions is 7, was 4096\n"
+                                  "default_tenant is blue, was nobody\n"
+                                  "tenant 'red' in partition 'a': limit is 64MiB, was 32MiB\n");
+        ck_assert_int_eq(must_be_refused(99, ""), 0);
+        ck_assert_uint_eq(b->partitions[0].reclaim_timeout_ms, 5);
+        must_reload(first);
+        ck_assert_int_eq(must_be_refused(99, ""), EACCES);
+}
+END_TEST
+
+/* ---- limits ---------------------------------------------------------------- */
+
+START_TEST(a_limit_below_what_is_held)
+{
+        struct peer *p = come_in(2, "");
+        uint64_t blocks[4];
+
+        for (size_t i = 0; i < 4; i++)
+                ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, &blocks[i]), 0);
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 16MiB, max_blocks: 2, max_sessions: 1}"));
+        ck_assert_str_eq(changes,
+                         "tenant 'blue' in partition 'a': limit is 16MiB, was 64MiB; it holds 32MiB, and "
+                         "gets no more until it is below\n"
+                         "tenant 'blue' in partition 'a': max_sessions is 1, was 1024\n"
+                         "tenant 'blue' in partition 'a': max_blocks is 2, was 100000\n");
+        ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
+        ck_assert_int_eq(must_be_refused(2, ""), EDQUOT);
+        peer_free_block(p, blocks[0]);
+        peer_free_block(p, blocks[1]);
+        ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
+        peer_free_block(p, blocks[2]);
+        ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, NULL), 0);
+        ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
+        peer_free(p);
+}
+END_TEST
+
+/* What is over the limit and lies idle goes back without anybody's asking. */
+START_TEST(what_is_idle_goes_back_at_once)
+{
+        struct peer *p = come_in(2, "");
+        uint64_t block;
+
+        ck_assert_int_eq(try_malloc(p, 0, 32 * MIB, &block), 0);
+        peer_free_block(p, block);
+        ck_assert_uint_eq(b->partitions[0].pool.charged_bytes, 32 * MIB);
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 16MiB}"));
+        peer_settle(b);
+        ck_assert_uint_le(b->partitions[0].pool.charged_bytes, 16 * MIB);
+        must_reload(HEAD("8", "32") RED("{partition: a, limit: 8MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 8MiB}"));
+        peer_settle(b);
+        ck_assert_uint_le(b->partitions[0].pool.charged_bytes, 8 * MIB);
+        peer_free(p);
+}
+END_TEST
+
+START_TEST(a_limit_that_is_raised)
+{
+        struct peer *p = come_in(1, "a");
+        uint64_t block;
+
+        ck_assert_int_eq(try_malloc(p, 0, 32 * MIB, &block), 0);
+        ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
+        must_reload(HEAD("80", "32") RED("{partition: a, limit: 80MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 64MiB}"));
+        ck_assert_int_eq(try_malloc(p, 0, 48 * MIB, NULL), 0);
+        ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
+        peer_free(p);
+        /* A block larger than all the address space that there was. */
+        p = come_in(1, "a");
+        ck_assert_int_eq(try_malloc(p, 0, 80 * MIB, NULL), 0);
+        peer_free(p);
+}
+END_TEST
+
+START_TEST(a_partition_below_what_is_held)
+{
+        struct peer *p = come_in(2, ""), *q;
+
+        must_reload(HEAD("64", "32")
+                            RED("{partition: a, limit: 32MiB, reserve: 8MiB}, {partition: pre, limit: 4MiB}")
+                                    BLUE("{partition: a, limit: 64MiB}"));
+        ck_assert_int_eq(try_malloc(p, 0, 40 * MIB, NULL), 0);
+        must_reload(HEAD("16", "32")
+                            RED("{partition: a, limit: 16MiB, reserve: 8MiB}, {partition: pre, limit: 4MiB}")
+                                    BLUE("{partition: a, limit: 16MiB}"));
+        q = come_in(1, "a");
+        ck_assert_int_eq(try_malloc(q, 0, 8 * MIB, NULL), 0); /* guaranteed */
+        ck_assert_int_eq(try_malloc(q, 0, 1, NULL), ENOMEM);
+        peer_free(p);
+        peer_settle(b);
+        ck_assert_int_eq(try_malloc(q, 0, 8 * MIB, NULL), 0);
+        ck_assert_int_eq(try_malloc(q, 0, 1, NULL), EDQUOT);
+        peer_free(q);
+}
+END_TEST
+
+START_TEST(a_limit_below_its_extents)
+{
+        struct peer *p;
+
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 2MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 64MiB}"));
+        p = come_in(1, "a");
+        ck_assert_int_eq(try_malloc(p, 0, 2 * MIB, NULL), 0);
+        ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
+        peer_free(p);
+}
+END_TEST
+
+/* ---- what is refused -------------------------------------------------------- */
+
+START_TEST(a_reserve_that_others_hold)
+{
+        struct peer *p = come_in(2, "");
+
+        ck_assert_int_eq(try_malloc(p, 0, 60 * MIB, NULL), 0);
+        must_refuse(
+                HEAD("64", "32")
+                        RED("{partition: a, limit: 32MiB, reserve: 6MiB}, {partition: pre, limit: 4MiB}")
+                                BLUE("{partition: a, limit: 64MiB}"),
+                "partition 'a': its reserves and what is held beyond them would be 66MiB now, of a limit of "
+                "64MiB: lower the reserves, or have 2MiB given back first\n");
+        must_refuse(
+                HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
+                        BLUE("{partition: a, limit: 64MiB}")
+                                TENANT("green", "3", "{partition: a, reserve: 8MiB}"),
+                "partition 'a': its reserves and what is held beyond them would be 68MiB now, of a limit of "
+                "64MiB: lower the reserves, or have 4MiB given back first\n");
+        ck_assert_uint_eq(b->n_tenants, 2);
+        must_reload(HEAD("64", "32")
+                            RED("{partition: a, limit: 32MiB, reserve: 4MiB}, {partition: pre, limit: 4MiB}")
+                                    BLUE("{partition: a, limit: 64MiB}"));
+        peer_free(p);
+}
+END_TEST
+
+/* What one partition still holds is not another's yet. */
+START_TEST(partitions_do_not_take_from_each_other)
+{
+        struct peer *p = come_in(2, "");
+
+        ck_assert_int_eq(try_malloc(p, 0, 64 * MIB, NULL), 0);
+        must_refuse(
+                HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                        BLUE("{partition: a, limit: 16MiB}"),
+                "device 'host': its partitions' limits, and what is held beyond them, would be 152MiB now, and "
+                "it has 128MiB: have 24MiB given back first\n");
+        must_reload(HEAD("16", "56") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 16MiB}"));
+        must_refuse(
+                HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                        BLUE("{partition: a, limit: 16MiB}"),
+                "device 'host': its partitions' limits, and what is held beyond them, would be 152MiB now, and "
+                "it has 128MiB: have 24MiB given back first\n");
+        peer_free(p);
+        peer_settle(b);
+        must_reload(HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 16MiB}"));
+}
+END_TEST
+
+START_TEST(what_preallocates_stays)
+{
+        must_refuse(
+                HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 6MiB}")
+                        BLUE("{partition: pre, limit: 2MiB}"),
+                "tenant 'red': its limit in partition 'pre', 4MiB, cannot change while bfcd runs, since the "
+                "partition preallocates: restart bfcd\n"
+                "tenant 'blue' cannot come into partition 'pre' while bfcd runs, since the partition "
+                "preallocates: restart bfcd\n");
+}
+END_TEST
+
+#define RESTART "cannot change while bfcd runs: restart bfcd\n"
+
+/* Each with its place, and all of them at once. */
+START_TEST(what_cannot_change_live)
+{
+        must_refuse("socket: {path: /tmp/other, mode: \"0600\"}\n"
+                    "devices:\n"
+                    "  - id: host\n"
+                    "    size: 64MiB\n"
+                    "    partitions: [{name: a, limit: 16MiB, growth: preallocate}, {name: c, limit: 2MiB}]\n"
+                    "  - {id: 'cuda:0', partitions: [{name: b, limit: 2MiB}]}\n"
+                    "tenants:\n" RED("{partition: a, limit: 2MiB}"),
+                    "next.yaml:1:16: the path of socket, '/run/bfcd/bfcd.sock', " RESTART
+                    "next.yaml:1:16: the mode of socket, \"0666\", " RESTART
+                    "next.yaml:3:9: the size of device 'host', 128MiB, " RESTART
+                    "next.yaml:6:10: device 'cuda:0' is new: devices " RESTART
+                    "next.yaml:5:50: the growth of partition 'a', on-demand, " RESTART
+                    "next.yaml:5:64: partition 'c' is new: partitions " RESTART
+                    "next.yaml:6:33: the device of partition 'b', 'host', " RESTART
+                    "next.yaml:3:3: partition 'pre' is missing: partitions " RESTART);
+}
+END_TEST
+
+START_TEST(a_bad_file)
+{
+        must_refuse(
+                "devices: [\n",
+                "next.yaml:2:1: not YAML: did not find expected node content while parsing a flow node\n");
+        must_refuse(HEAD("64", "32") RED("{partition: a, limit: 65MiB}"),
+                    "next.yaml:6:65: limit 65MiB is not a multiple of 2MiB; write 64MiB or 66MiB\n");
+}
+END_TEST
+
+START_TEST(a_dry_run)
+{
+        char *before = strdup(b->config_text);
+
+        ck_assert_int_eq(reload_as(HEAD("16", "32") TENANT("green", "3", "{partition: a}"), true), 0);
+        ck_assert_str_eq(changes,
+                         "partition 'a': limit is 16MiB, was 64MiB\n"
+                         "tenant 'green' is new\n"
+                         "tenant 'green' has a quota in partition 'a': limit 16MiB, reserve 0\n"
+                         "tenant 'blue' is removed: nobody comes in as it any more; its sessions (0) go on\n"
+                         "tenant 'red' is removed: nobody comes in as it any more; its sessions (0) go on\n");
+        ck_assert_str_eq(b->config_text, before);
+        ck_assert_uint_eq(b->n_tenants, 2);
+        ck_assert_int_eq(must_be_refused(1, "red"), 0);
+        ck_assert_int_eq(must_be_refused(3, "green"), EACCES);
+        free(before);
+}
+END_TEST
+
+/* ---- what sessions are told -------------------------------------------------- */
+
+START_TEST(sessions_are_told_of_their_limits)
+{
+        struct peer *p = peer_new(b, 1, false), *old = peer_new(b, 1, false), *q = peer_new(b, 2, false);
+
+        p->wants_events = p->wants_trims = old->wants_events = q->wants_events = q->wants_trims = true;
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "a")), 0);
+        ck_assert_int_eq(peer_error(old, peer_hello(old, "", "a")), 0); /* MUST()s that it hears nothing */
+        ck_assert_int_eq(peer_error(q, peer_hello(q, "", "a")), 0);
+        must_reload(HEAD("64", "32")
+                            RED("{partition: a, limit: 20MiB, reserve: 2MiB}, {partition: pre, limit: 4MiB}")
+                                    BLUE("{partition: a, limit: 64MiB}"));
+        ck_assert_uint_eq(p->n_limits_told, 1);
+        ck_assert_uint_eq(p->limits_told[0], 20 * MIB);
+        ck_assert_uint_eq(q->n_limits_told, 0);
+        must_reload(b->config_text);
+        ck_assert_str_eq(changes, "");
+        ck_assert_uint_eq(p->n_limits_told, 1);
+        peer_free(p);
+        peer_free(old);
+        peer_free(q);
+}
+END_TEST
+
+static unsigned n_wanted;
+static uint64_t bytes_wanted;
+
+static void on_want_back(struct broker *from, struct quota *q, uint64_t n_bytes)
+{
+        ck_assert_ptr_eq(from, b);
+        ck_assert_str_eq(q->tenant, "blue");
+        n_wanted++;
+        bytes_wanted = n_bytes;
+}
+
+START_TEST(what_is_over_a_limit_is_wanted_back)
+{
+        struct peer *p = come_in(2, "");
+
+        n_wanted = 0;
+        b->want_back = on_want_back;
+        ck_assert_int_eq(try_malloc(p, 0, 40 * MIB, NULL), 0);
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 16MiB}"));
+        ck_assert_uint_eq(n_wanted, 1);
+        ck_assert_uint_eq(bytes_wanted, 24 * MIB);
+        must_reload(HEAD("30", "32") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 30MiB}"));
+        ck_assert_uint_eq(n_wanted, 2);
+        ck_assert_uint_eq(bytes_wanted, 10 * MIB);
+        peer_free(p);
+}
+END_TEST
+
+/* ---- operators -------------------------------------------------------------- */
+
+static char path[] = "/tmp/bfcd-reload-XXXXXX";
+
+static void write_file(const char *text)
+{
+        FILE *f = fopen(path, "w");
+
+        ck_assert_ptr_nonnull(f);
+        fputs(text, f);
+        fclose(f);
+}
+
+static uint64_t ask(struct peer *p, bool dry_run)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Reload reload = BFCD__RELOAD__INIT;
+        uint64_t id;
+
+        reload.dry_run = dry_run;
+        r.body_case = BFCD__REQUEST__BODY_RELOAD;
+        r.reload = &reload;
+        ck_assert_int_eq(peer_send(p, &r, &id), 0);
+        return id;
+}
+
+static const Bfcd__ReloadReply *asked(struct peer *p, bool dry_run)
+{
+        const Bfcd__Reply *reply = peer_reply(p, ask(p, dry_run));
+
+        ck_assert(reply && reply->body_case == BFCD__REPLY__BODY_RELOAD);
+        return reply->reload;
+}
+
+static int n_readings;
+
+static void count_reading(void *userdata)
+{
+        ck_assert_ptr_eq(userdata, &n_readings);
+        n_readings++;
+}
+
+START_TEST(an_operator_reloads)
+{
+        const struct reload_source source = { .path = path };
+        struct peer *admin = peer_new(b, 0, true), *p = come_in(1, "");
+        const Bfcd__ReloadReply *reply;
+        struct reloads *reloads;
+        char expected[256];
+
+        close(mkstemp(path));
+        ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
+        ck_assert_int_eq(peer_error(admin, ask(admin, false)), EINVAL); /* no file */
+        reloads = reloads_new(b, &source, NULL, NULL);
+        ck_assert_int_eq(peer_error(p, ask(p, false)), EACCES);
+        write_file(HEAD("64", "32") BLUE("{partition: a, limit: 16MiB}"));
+        ck_assert_uint_eq(asked(admin, true)->n_changes, 2);
+        reply = asked(admin, false);
+        ck_assert_uint_eq(reply->n_changes, 2);
+        ck_assert_uint_eq(reply->n_errors, 0);
+        ck_assert_str_eq(reply->changes[0], "tenant 'blue' in partition 'a': limit is 16MiB, was 64MiB");
+        write_file("devices: 1\n");
+        reply = asked(admin, false);
+        ck_assert_uint_eq(reply->n_changes, 0);
+        ck_assert_uint_eq(reply->n_errors, 2);
+        snprintf(expected, sizeof(expected), "%s:1:10: devices must be a list, this is a single value", path);
+        ck_assert_str_eq(reply->errors[0], expected);
+        unlink(path);
+        reply = asked(admin, false);
+        ck_assert_uint_eq(reply->n_errors, 1);
+        reloads_free(reloads);
+        peer_free(admin);
+        peer_free(p);
+}
+END_TEST
+
+/* With a thread of the server's: in order, one at a time; who goes away is not
+ * answered, and what it asked for is carried out only if it was begun. */
+START_TEST(reloads_take_turns)
+{
+        const struct reload_source source = { .path = path };
+        struct peer *admins[3];
+        struct reloads *reloads = reloads_new(b, &source, count_reading, &n_readings);
+        uint64_t id, first_id;
+
+        n_readings = 0;
+        close(mkstemp(path));
+        write_file(HEAD("64", "32") BLUE("{partition: a, limit: 16MiB}"));
+        for (size_t i = 0; i < 3; i++) {
+                admins[i] = peer_new(b, 0, true);
+                ck_assert_int_eq(peer_error(admins[i], peer_hello(admins[i], "", "")), 0);
+        }
+        first_id = ask(admins[0], false);
+        ck_assert_int_eq(peer_error(admins[0], ask(admins[0], false)), EBUSY);
+        ask(admins[1], false);
+        id = ask(admins[2], false);
+        ck_assert_int_eq(n_readings, 1);
+        admins[0] = peer_free(admins[0]);
+        admins[1] = peer_free(admins[1]);
+        (void)first_id;
+        reload_read(reloads);
+        reload_finish(reloads);
+        ck_assert_uint_eq(b->n_order, 1);
+        ck_assert_int_eq(n_readings, 2);
+        ck_assert_int_eq(peer_error(admins[2], id), -1);
+        reload_read(reloads);
+        reload_finish(reloads);
+        ck_assert_uint_eq(peer_reply(admins[2], id)->reload->n_changes, 0);
+        ck_assert_int_eq(n_readings, 2);
+        reloads_free(reloads);
+        peer_free(admins[2]);
+        unlink(path);
+}
+END_TEST
+
+/* ---- a random walk ----------------------------------------------------------- */
+
+#define WALK_TENANTS 6u
+#define WALK_PEERS   24u
+#define WALK_BLOCKS  512u
+
+struct walker {
+        struct peer *peer;
+        size_t n_read; /* of its replies */
+        uint64_t blocks[WALK_BLOCKS];
+        size_t n_blocks;
+};
+
+static unsigned seed;
+
+static unsigned pick(unsigned n)
+{
+        return (unsigned)rand_r(&seed) % n;
+}
+
+/* Mostly sound, and now and then too much for its partition. */
+static void walk_config(char *buf, size_t n_buf)
+{
+        unsigned limits[2] = { 2 * (8 + pick(25)), 2 * (8 + pick(25)) };
+        int n = snprintf(buf, n_buf,
+                         "devices: [{id: host, size: 128MiB, partitions: [{name: a, limit: %uMiB},"
+                         "{name: b, limit: %uMiB}]}]\ntimeouts: {reclaim: %ums}\nmax_sessions: %u\ntenants:\n"
+                         "  - {name: always, match: {uid: 99}, quotas: [{partition: a}]}\n",
+                         limits[0], limits[1], 1 + pick(3), 15 + pick(30));
+
+        for (unsigned t = 0; t < WALK_TENANTS; t++) {
+                unsigned which = pick(5); /* none, a, b, both */
+
+                if (which == 0)
+                        continue;
+                n += snprintf(buf + n, n_buf - (size_t)n, "  - {name: t%u, match: {uid: %u}, quotas: [", t,
+                              t);
+                for (unsigned p = 0; p < 2; p++) {
+                        unsigned limit = 2 * (1 + pick(limits[p] / 2)), reserve = 2 * pick(4);
+
+                        if (which < 3 && which != p + 1)
+                                continue;
+                        n += snprintf(
+                                buf + n, n_buf - (size_t)n,
+                                "{partition: %c, limit: %uMiB, reserve: %uMiB, max_sessions: %u, max_blocks: "
+                                "%u},",
+                                'a' + (char)p, limit, reserve < limit ? reserve : limit, 1 + pick(6),
+                                1 + pick(40));
+                }
+                n += snprintf(buf + n, n_buf - (size_t)n, "]}\n");
+        }
+}
+
+static void walker_read(struct walker *w)
+{
+        for (; w->n_read < w->peer->n_replies; w->n_read++) {
+                const Bfcd__Reply *reply = w->peer->replies[w->n_read];
+
+                if (reply->body_case == BFCD__REPLY__BODY_BLOCK && w->n_blocks < WALK_BLOCKS)
+                        w->blocks[w->n_blocks++] = reply->block->block_id;
+        }
+        if (w->n_read > PEER_MAX_REPLIES / 2) {
+                peer_forget_replies(w->peer);
+                w->n_read = 0;
+        }
+}
+
+static void walker_step(struct walker *w)
+{
+        if (!w->peer) {
+                w->peer = peer_new(b, pick(WALK_TENANTS), false);
+                w->peer->wants_events = w->peer->wants_trims = pick(2);
+                w->n_blocks = w->n_read = 0;
+                if (peer_error(w->peer, peer_hello(w->peer, "", "")) != 0)
+                        w->peer = peer_free(w->peer);
+                return;
+        }
+        walker_read(w);
+        if (pick(3) == 0)
+                peer_retired_all(w->peer);
+        if (w->peer->aborted || pick(25) == 0) {
+                w->peer = peer_free(w->peer);
+        } else if (w->n_blocks > 0 && pick(2) == 0) {
+                size_t i = pick((unsigned)w->n_blocks);
+
+                ck_assert_int_eq(peer_error(w->peer, peer_free_block(w->peer, w->blocks[i])), 0);
+                w->blocks[i] = w->blocks[--w->n_blocks];
+        } else if (w->peer->session->n_requests < SESSION_MAX_PENDING) {
+                peer_malloc(w->peer, pick(3), 1 + pick(pick(4) == 0 ? 16u << 20 : 1u << 20));
+        }
+}
+
+/* What is charged is what the accounts say; a removed quota has nobody new. */
+static void walk_check(void)
+{
+        ck_assert_uint_eq(b->n_order, b->config->n_tenants);
+        for (size_t i = 0; i < b->n_order; i++) {
+                ck_assert_str_eq(b->order[i]->name, b->config->tenants[i].name);
+                ck_assert_ptr_eq(b->order[i]->config, &b->config->tenants[i]);
+        }
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        const struct quota *q = b->tenants[i].quotas[k];
+
+                        ck_assert_uint_le(q->n_sessions, q->n_shares);
+                        ck_assert_uint_le(q->account.charged_bytes, q->account.ceiling_bytes);
+                        ck_assert(!q->is_removed || q->account.reserve_bytes == 0);
+                }
+        assert_sound();
+}
+
+static const char walk_end[] = "devices: [{id: host, size: 128MiB, partitions: [{name: a, limit: 64MiB},"
+                               "{name: b, limit: 64MiB}]}]\n"
+                               "tenants: [{name: always, match: {uid: 99}, quotas: [{partition: a}]}]\n";
+
+/* On every second device extents are retired before they go. */
+START_TEST(a_random_walk)
+{
+        struct walker walkers[WALK_PEERS] = { { NULL } };
+        unsigned n_done = 0, n_refused = 0;
+        static char text[8192];
+
+        b = peer_broker_free(b, config);
+        seed = 20260101u + (unsigned)_i;
+        printf("# seed %u\n", seed);
+        walk_config(text, sizeof(text));
+        b = (_i % 2 ? peer_broker_sticky : peer_broker)(walk_end, &config);
+        for (unsigned step = 0; step < 15000; step++) {
+                if (pick(12) == 0) {
+                        bool dry = pick(8) == 0;
+
+                        walk_config(text, sizeof(text));
+                        *(reload_as(text, dry) == 0 ? &n_done : &n_refused) += 1;
+                        walk_check();
+                }
+                walker_step(&walkers[pick(WALK_PEERS)]);
+                if (pick(2))
+                        broker_turn(b);
+                if (pick(2))
+                        broker_poll(b);
+                if (pick(40) == 0) {
+                        broker_tick(b);
+                        retire_tick(b, clock_ms());
+                }
+        }
+        printf("# %u reloads, %u refused\n", n_done, n_refused);
+        ck_assert_uint_gt(n_done, 300);
+        ck_assert_uint_gt(n_refused, 20);
+        for (size_t i = 0; i < WALK_PEERS; i++)
+                peer_free(walkers[i].peer);
+        peer_settle(b);
+        must_reload(walk_end);
+        peer_settle(b);
+        ck_assert_uint_eq(b->n_tenants, 1 + (b->tenants[0].name[0] == '\0'));
+}
+END_TEST
+
+/* ---- memory ------------------------------------------------------------------ */
+
+/* `first` cannot come back: its preallocated quota was removed. */
+START_TEST(a_thousand_reloads_leave_nothing)
+{
+        size_t before;
+
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}")
+                            BLUE("{partition: a, limit: 64MiB}"));
+        peer_settle(b);
+        for (unsigned i = 0; i < 2; i++) {
+                before = mallinfo2().uordblks;
+                for (unsigned k = 0; k < 500; k++) {
+                        must_reload(k % 2 ? HEAD("64", "32") RED("{partition: a, limit: 32MiB}")
+                                                    BLUE("{partition: a, limit: 64MiB}")
+                                          : HEAD("48", "48")
+                                                    TENANT("green", "3", "{partition: b, reserve: 2MiB}")
+                                                            BLUE("{partition: a, limit: 8MiB}"));
+                        peer_settle(b);
+                }
+                forget_words();
+        }
+        ck_assert_uint_le(mallinfo2().uordblks, before + 4096);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                a_tenant_comes,
+                a_tenant_goes_when_its_sessions_have,
+                a_tenant_comes_back_before_it_is_gone,
+                quotas_of_a_tenant_come_and_go,
+                matches_and_their_order,
+                the_default_tenant_changes,
+                a_limit_below_what_is_held,
+                what_is_idle_goes_back_at_once,
+                a_limit_that_is_raised,
+                a_partition_below_what_is_held,
+                a_limit_below_its_extents,
+                a_reserve_that_others_hold,
+                partitions_do_not_take_from_each_other,
+                what_preallocates_stays,
+                what_cannot_change_live,
+                a_bad_file,
+                a_dry_run,
+                sessions_are_told_of_their_limits,
+                what_is_over_a_limit_is_wanted_back,
+                an_operator_reloads,
+                reloads_take_turns,
+                a_thousand_reloads_leave_nothing,
+        };
+        Suite *suite = suite_create("reload");
+        TCase *tc = tcase_create("reload");
+
+        tcase_set_timeout(tc, 120);
+        tcase_add_checked_fixture(tc, setup, teardown);
+        for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
+                tcase_add_test(tc, tests[i]);
+        tcase_add_loop_test(tc, a_random_walk, 0, 4);
+        suite_add_tcase(suite, tc);
+        return suite_run(suite);
+}
