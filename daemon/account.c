@@ -82,6 +82,7 @@ void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes
         a->ceiling_bytes = max_u64(limit_bytes, a->charged_bytes);
         p->committed_bytes += account_committed(a, a->charged_bytes);
         p->ceiling_bytes = max_u64(p->limit_bytes, p->committed_bytes);
+        account_changed(a);
 }
 
 void pool_set_limit(struct pool *p, uint64_t limit_bytes)
