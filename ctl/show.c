@@ -93,9 +93,24 @@ static void add_partitions(struct table *t, const struct list *l)
 }
 
 static const struct table_column session_columns[] = {
-        { "SESSION", true }, { "TENANT", false }, { "PID", true },    { "UID", true },    { "NAME", false },
-        { "STATE", false },  { "AGE", true },     { "BLOCKS", true }, { "IN-USE", true }, { "PEAK", true },
+        { "SESSION", true }, { "TENANT", false },   { "PID", true },  { "UID", true },
+        { "NAME", false },   { "STATE", false },    { "AGE", true },  { "BLOCKS", true },
+        { "HELD", true },    { "PEAK-HELD", true }, { "USED", true }, { "IDLE", true },
 };
+
+/* Held and not a word of it: an older client, or one without a page. */
+static bool is_silent(const Bfcd__SessionRow *row)
+{
+        return row->bytes_in_use > 0 && row->client_bytes_reserved == 0;
+}
+
+static void client_size(struct table *t, const Bfcd__SessionRow *row, uint64_t n_bytes)
+{
+        if (is_silent(row))
+                table_text(t, "-");
+        else
+                table_size(t, n_bytes);
+}
 
 static void add_sessions(struct table *t, const struct list *l)
 {
@@ -112,6 +127,8 @@ static void add_sessions(struct table *t, const struct list *l)
                 table_number(t, row->num_blocks);
                 table_size(t, row->bytes_in_use);
                 table_size(t, row->peak_bytes_in_use);
+                client_size(t, row, row->client_bytes_in_use);
+                client_size(t, row, row->client_bytes_idle);
         }
 }
 
@@ -368,6 +385,9 @@ static json_t *json_sessions(const struct list *l)
                 set(&row, "num_blocks", number(s->num_blocks));
                 set(&row, "bytes_in_use", number(s->bytes_in_use));
                 set(&row, "peak_bytes_in_use", number(s->peak_bytes_in_use));
+                set(&row, "client_bytes_reserved", number(s->client_bytes_reserved));
+                set(&row, "client_bytes_in_use", number(s->client_bytes_in_use));
+                set(&row, "client_bytes_idle", number(s->client_bytes_idle));
                 push(&ret, row);
         }
         return ret;

@@ -46,6 +46,7 @@ int raw_open(const char *path, struct raw **ret)
         raw->next_id = 1;
         raw->ack = true;
         raw->events_fd = -1;
+        raw->page_fds[0] = raw->page_fds[1] = -1;
         raw->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (raw->fd < 0 || connect(raw->fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
                 r = -errno;
@@ -64,6 +65,9 @@ struct raw *raw_close(struct raw *raw)
                 close(raw->fd);
         if (raw->events_fd >= 0)
                 close(raw->events_fd);
+        for (size_t i = 0; i < 2; i++)
+                if (raw->page_fds[i] >= 0)
+                        close(raw->page_fds[i]);
         for (size_t i = 0; i < raw->n_extents; i++) {
                 if (raw->extents[i].fd >= 0)
                         close(raw->extents[i].fd);
@@ -345,6 +349,22 @@ int raw_do(struct raw *raw, Bfcd__Request *request)
         return r;
 }
 
+/* In this order, and no others. */
+static int take_hello_fds(struct raw *raw, uint64_t granted)
+{
+        size_t n_events = (granted & BFCD__CAPABILITY__CAPABILITY_EVENTS) != 0;
+        size_t n_pages = granted & BFCD__CAPABILITY__CAPABILITY_PAGES ? 2 : 0;
+
+        if (raw->n_fds != n_events + n_pages)
+                return -EPROTO;
+        if (n_events > 0)
+                raw->events_fd = raw->fds[0];
+        if (n_pages > 0)
+                memcpy(raw->page_fds, raw->fds + n_events, sizeof(raw->page_fds));
+        raw->n_fds = 0;
+        return 0;
+}
+
 int raw_hello(struct raw *raw, const char *tenant, const char *partition)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
@@ -353,7 +373,8 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         int r;
 
         hello.version = 1;
-        hello.capabilities = raw->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0;
+        hello.capabilities = (raw->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
+                             (raw->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0);
         hello.name = (char *)(uintptr_t) "raw";
         if (tenant)
                 hello.tenant = (char *)(uintptr_t)tenant;
@@ -364,11 +385,7 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         r = call_expecting(raw, &request, BFCD__REPLY__BODY_HELLO, &reply);
         if (r < 0)
                 return r;
-        if (reply->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS) {
-                r = raw->n_fds == 1 ? 0 : -EPROTO;
-                if (r == 0)
-                        raw->events_fd = raw->fds[--raw->n_fds];
-        }
+        r = take_hello_fds(raw, reply->hello->capabilities);
         bfcd__reply__free_unpacked(reply, NULL);
         return r;
 }

@@ -40,6 +40,8 @@ struct raw {
         uint64_t last_sequence; /* of the Extents messages */
         bool wants_events;      /* set before the hello */
         int events_fd;          /* -1: none */
+        bool wants_pages;       /* set before the hello */
+        int page_fds[2];        /* usage, client; -1: none */
         struct raw_extent *extents;
         size_t n_extents;
         size_t n_used; /* bytes in the buffer */

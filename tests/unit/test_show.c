@@ -189,8 +189,8 @@ END_TEST
 START_TEST(sessions)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
-        Bfcd__SessionRow row = BFCD__SESSION_ROW__INIT;
-        Bfcd__SessionRow *rows[] = { &row };
+        Bfcd__SessionRow row = BFCD__SESSION_ROW__INIT, silent = BFCD__SESSION_ROW__INIT;
+        Bfcd__SessionRow *rows[] = { &row, &silent };
         struct list *l;
         char *text;
 
@@ -204,18 +204,30 @@ START_TEST(sessions)
         row.num_blocks = 3;
         row.bytes_in_use = 768;
         row.peak_bytes_in_use = 1024;
-        page.n_sessions = 1;
+        row.client_bytes_reserved = 768;
+        row.client_bytes_in_use = 256;
+        row.client_bytes_idle = 512;
+        silent.tenant = silent.name = silent.state = (char[]){ "x" };
+        silent.bytes_in_use = 100;
+        page.n_sessions = 2;
         page.sessions = rows;
         ck_assert_int_eq(list_new(&l), 0);
         add(l, BFCD__LIST__KIND__SESSIONS, &page, 0);
         check_json(BFCD__LIST__KIND__SESSIONS, l,
                    "{\"schema\":1,\"sessions\":[{\"session_id\":9,\"tenant\":\"vision\",\"pid\":4242,"
                    "\"uid\":1000,\"name\":\"python3\",\"state\":\"live\",\"age_ms\":61000,"
-                   "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024}]}");
+                   "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024,"
+                   "\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512},"
+                   "{\"session_id\":0,\"tenant\":\"x\",\"pid\":0,"
+                   "\"uid\":0,\"name\":\"x\",\"state\":\"x\",\"age_ms\":0,"
+                   "\"num_blocks\":0,\"bytes_in_use\":100,\"peak_bytes_in_use\":0,"
+                   "\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0}]}");
         text = table_of(BFCD__LIST__KIND__SESSIONS, l);
-        ck_assert_str_eq(text,
-                         "SESSION  TENANT   PID   UID  NAME     STATE     AGE  BLOCKS  IN-USE     PEAK\n"
-                         "      9  vision  4242  1000  python3  live   1m 01s       3   768 B  1.0 KiB\n");
+        ck_assert_str_eq(
+                text,
+                "SESSION  TENANT   PID   UID  NAME     STATE     AGE  BLOCKS   HELD  PEAK-HELD   USED   IDLE\n"
+                "      9  vision  4242  1000  python3  live   1m 01s       3  768 B    1.0 KiB  256 B  512 B\n"
+                "      0  x          0     0  x        x       0.0 s       0  100 B        0 B      -      -\n");
         free(text);
         list_free(l);
 }

@@ -1,0 +1,394 @@
+/* Pages: what a tenant uses and what clients say, between real processes; and what hostile
+ * clients do to theirs.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include "proto/pages.h"
+#include "tests/integration/harness.h"
+
+static const struct rig_config config = {
+        .top = "timeouts: {quarantine: 500ms}\n",
+        .partitions = "      - {name: train, limit: 128MiB, growth: on-demand}\n"
+                      "      - {name: infer, limit: 64MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 64MiB, max_sessions: 300},"
+                   " {partition: infer, limit: 32MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 64MiB}]\n",
+};
+
+static uint64_t n_calls(bfc_client *client)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_ok(bfc_stats(client, &s));
+        return s.num_calls;
+}
+
+static bfc_client *open_cached(const struct rig *rig, const char *tenant)
+{
+        struct bfc_options o = { .struct_size = sizeof(o),
+                                 .socket = rig->socket,
+                                 .tenant = tenant,
+                                 .cache_idle_bytes = UINT64_MAX };
+        bfc_client *client = NULL;
+
+        setenv("BFC_CACHE", "on", 1);
+        ck_assert_ok(bfc_connect(&o, &client));
+        return client;
+}
+
+static struct raw *open_raw(const struct rig *rig, bool wants_pages)
+{
+        struct raw *raw = NULL;
+
+        ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+        raw->wants_pages = wants_pages;
+        ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
+        return raw;
+}
+
+/* The row of red's only session of that name, by the daemon's word. */
+static bool find_session(struct rig *rig, const char *name, Bfcd__SessionRow *ret)
+{
+        Bfcd__Reply *reply;
+        bool found = false;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__SESSIONS, 0, &reply), 0);
+        for (size_t i = 0; i < reply->list->n_sessions && !found; i++) {
+                found = strcmp(reply->list->sessions[i]->name, name) == 0 &&
+                        strcmp(reply->list->sessions[i]->tenant, "red") == 0;
+                if (found)
+                        *ret = *reply->list->sessions[i];
+        }
+        bfcd__reply__free_unpacked(reply, NULL);
+        return found;
+}
+
+/* ---- what a tenant uses ---------------------------------------------------- */
+
+START_TEST(what_others_do_is_seen)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *a = client_open(rig, "red", NULL), *b = client_open(rig, "red", NULL),
+                   *blue = client_open(rig, "blue", NULL);
+        struct bfc_tenant_usage u, asked;
+        Bfcd__Figures f;
+        uint64_t calls;
+        void *p, *q;
+
+        client_usage(a, NULL);
+        calls = n_calls(a);
+        ck_assert_uint_eq(client_usage(a, NULL).num_sessions, 2);
+        ck_assert_ok(bfc_malloc(b, 5 * MIB, &p));
+        u = client_usage(a, NULL); /* without a wait */
+        ck_assert_uint_eq(u.bytes_in_use, 5 * MIB);
+        ck_assert_uint_eq(u.num_blocks, 1);
+        ck_assert_ok(bfc_malloc_in(b, "infer", 1000, &q));
+        ck_assert_uint_eq(client_usage(a, "infer").bytes_in_use, 1024);
+        ck_assert_uint_eq(client_usage(a, "infer").bytes_requested, 1000);
+        ck_assert_uint_eq(client_usage(blue, NULL).bytes_in_use, 0);
+        ck_assert_ok(bfc_free(b, p));
+        u = client_usage(a, NULL);
+        ck_assert_uint_eq(u.bytes_in_use, 0);
+        ck_assert_uint_eq(u.peak_bytes_in_use, 5 * MIB);
+        ck_assert_uint_eq(n_calls(a), calls);
+
+        asked = client_usage(b, NULL);
+        f = rig_figures(rig, "red", "train");
+        ck_assert_mem_eq(&u, &asked, sizeof(u));
+        ck_assert_uint_eq(u.bytes_limit, f.bytes_limit);
+        ck_assert_uint_eq(u.bytes_reserved, f.bytes_reserved);
+        ck_assert_uint_eq(u.peak_bytes_reserved, f.peak_bytes_reserved);
+        ck_assert_uint_eq(u.largest_free_block_bytes, f.largest_free_block_bytes);
+        ck_assert_uint_eq(u.lifetime_peak_bytes_in_use, f.lifetime_peak_bytes_in_use);
+        ck_assert_uint_eq(u.lifetime_peak_bytes_reserved, f.lifetime_peak_bytes_reserved);
+        bfc_disconnect(a);
+        bfc_disconnect(b);
+        bfc_disconnect(blue);
+        rig_stop(rig);
+}
+END_TEST
+
+struct job {
+        const char *socket;
+        struct gate ready;
+};
+
+static void hold_until_killed(void *arg)
+{
+        struct job *job = arg;
+        bfc_client *client = child_client_open(job->socket, "red");
+        void *p;
+
+        REQUIRE(bfc_malloc(client, 7 * MIB, &p) == 0, "%s", bfc_last_error());
+        gate_open(&job->ready);
+        pause();
+}
+
+START_TEST(a_death_is_seen)
+{
+        struct rig *rig = rig_start(&config);
+        struct job job = { rig->socket, gate_new() };
+        bfc_client *client = client_open(rig, "red", NULL);
+        pid_t pid = child_start(hold_until_killed, &job);
+
+        ck_assert(gate_wait(&job.ready, SETTLE_MS));
+        ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 7 * MIB);
+        child_kill(pid);
+        ck_assert(WAIT_FOR(client_usage(client, NULL).bytes_in_use == 0 &&
+                                   client_usage(client, NULL).num_sessions == 1,
+                           SETTLE_MS));
+        gate_free(&job.ready);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Of a session that hung up and whose process lives, all stays as it was. */
+START_TEST(quarantine_is_seen)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", NULL);
+        struct raw *raw = open_raw(rig, true);
+        Bfcd__SessionRow row;
+        Bfcd__Block block;
+
+        ck_assert_int_eq(raw_malloc(raw, 0, 3 * MIB, &block), 0);
+        shutdown(raw->fd, SHUT_RDWR);
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
+        ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 3 * MIB);
+        ck_assert(find_session(rig, "raw", &row));
+        raw_close(raw);
+        if (rig_device() == ON_HOST) {
+                ck_assert(WAIT_FOR(client_usage(client, NULL).bytes_in_use == 0, SETTLE_MS));
+                bfc_disconnect(client);
+                rig_stop(rig);
+        } else { /* a GPU's memory is not taken from a process that lives */
+                bfc_disconnect(client);
+                rig_terminate(rig);
+                rig_discard(rig);
+        }
+}
+END_TEST
+
+START_TEST(the_daemons_end_is_seen)
+{
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = client_open(rig, "red", NULL);
+
+        client_usage(client, NULL);
+        rig_terminate(rig);
+        ck_assert_int_eq(bfc_usage(client, NULL, &u), -ECONNRESET);
+        bfc_disconnect(client);
+        rig_discard(rig);
+}
+END_TEST
+
+/* ---- what clients say ------------------------------------------------------- */
+
+START_TEST(what_a_client_says_is_shown)
+{
+        struct rig *rig = rig_start(&config);
+        bfc_client *client = open_cached(rig, "red");
+        struct raw *older = open_raw(rig, false);
+        const char *const words[] = { program_bfcctl(), "--socket", rig->admin_socket, "sessions", NULL };
+        Bfcd__Block block;
+        Bfcd__SessionRow row;
+        char *out;
+        void *p, *q;
+
+        ck_assert_int_eq(raw_malloc(older, 0, MIB, &block), 0);
+        ck_assert_ok(bfc_malloc(client, 100000, &p));
+        ck_assert_ok(bfc_malloc_in(client, "infer", 100000, &q));
+        ck_assert(find_session(rig, "test_pages", &row));
+        ck_assert_uint_eq(row.bytes_in_use, 4 * MIB);
+        ck_assert_uint_eq(row.client_bytes_reserved, 4 * MIB);
+        ck_assert_uint_eq(row.client_bytes_in_use, 2 * rounded(100000));
+        ck_assert_uint_eq(row.client_bytes_idle, 4 * MIB - 2 * rounded(100000));
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_ok(bfc_free(client, q));
+        ck_assert(find_session(rig, "test_pages", &row));
+        ck_assert_uint_eq(row.client_bytes_in_use, 0);
+        ck_assert_uint_eq(row.client_bytes_idle, 4 * MIB);
+        ck_assert(find_session(rig, "raw", &row));
+        ck_assert_uint_eq(row.bytes_in_use, MIB);
+        ck_assert_uint_eq(row.client_bytes_reserved, 0);
+        ck_assert_int_eq(program_run(words, &out, NULL), 0);
+        ck_assert_ptr_nonnull(strstr(out, "IDLE"));
+        ck_assert_ptr_nonnull(strstr(out, "4.0 MiB"));
+        free(out);
+        bfc_disconnect(client);
+        ck_assert_int_eq(raw_goodbye(older), 0);
+        raw_close(older);
+        rig_stop(rig);
+}
+END_TEST
+
+static void write_garbage(int fd, unsigned short random[3])
+{
+        uint64_t words[512];
+
+        for (size_t i = 0; i < 512; i++)
+                words[i] = nrand48(random) % 3 == 0 ? UINT64_MAX : (uint64_t)jrand48(random) << 20;
+        words[0] = PAGES_CLIENT_MAGIC;
+        words[1] = PAGES_VERSION;
+        ck_assert_int_eq(pwrite(fd, words, sizeof(words), 0), sizeof(words));
+}
+
+/* It tries all that an fd allows, while an operator looks. */
+START_TEST(hostile_clients)
+{
+        struct rig *rig = rig_start(&config);
+        struct raw *raw = open_raw(rig, true);
+        bfc_client *client = client_open(rig, "red", NULL);
+        unsigned short random[3] = { 1, 2, 3 };
+        Bfcd__SessionRow row;
+        Bfcd__Block block;
+        void *p;
+
+        ck_assert_int_eq(raw_malloc(raw, 0, 2 * MIB, &block), 0);
+        for (size_t i = 0; i < 2; i++) {
+                ck_assert(ftruncate(raw->page_fds[i], 0) < 0 && errno == EPERM);
+                ck_assert(ftruncate(raw->page_fds[i], 1 << 30) < 0 && errno == EPERM);
+                ck_assert(fcntl(raw->page_fds[i], F_ADD_SEALS, F_SEAL_WRITE) < 0);
+        }
+        ck_assert(pwrite(raw->page_fds[0], "x", 1, 0) < 0);
+        ck_assert(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, raw->page_fds[0], 0) == MAP_FAILED);
+        ck_assert(fallocate(raw->page_fds[0], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) < 0);
+        for (unsigned i = 0; i < 50; i++) {
+                if (i % 5 == 4)
+                        ck_assert_int_eq(fallocate(raw->page_fds[1],
+                                                   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
+                                         0);
+                else
+                        write_garbage(raw->page_fds[1], random);
+                ck_assert(find_session(rig, "raw", &row));
+                ck_assert_uint_eq(row.bytes_in_use, 2 * MIB);
+                ck_assert_uint_le(row.client_bytes_reserved, 2 * MIB);
+                ck_assert_uint_le(row.client_bytes_in_use, 2 * MIB);
+                ck_assert_uint_le(row.client_bytes_idle, 2 * MIB);
+        }
+        ck_assert_ok(bfc_malloc(client, MIB, &p));
+        ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 3 * MIB);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, MIB);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- fds -------------------------------------------------------------------- */
+
+/* rig_stop() finds each fd that the daemon did not have at the start. */
+START_TEST(hundreds_of_sessions)
+{
+        enum { N = 200 };
+        struct rig *rig = rig_start(&config);
+        struct raw *sessions[N];
+
+        for (size_t i = 0; i < N; i++)
+                sessions[i] = open_raw(rig, i % 4 != 3);
+        ck_assert_uint_eq(rig_count(rig).n_sessions, N);
+        for (size_t i = 0; i < N; i++) {
+                ck_assert_int_eq(sessions[i]->page_fds[0] >= 0, i % 4 != 3);
+                if (i % 2)
+                        ck_assert_int_eq(raw_goodbye(sessions[i]), 0);
+                raw_close(sessions[i]);
+        }
+        rig_stop(rig);
+}
+END_TEST
+
+static struct raw *say_hello_and_read_nothing(const struct rig *rig)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        struct raw *raw = NULL;
+
+        ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+        hello.version = 1;
+        hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        hello.tenant = (char *)(uintptr_t) "red";
+        request.body_case = BFCD__REQUEST__BODY_HELLO;
+        request.hello = &hello;
+        ck_assert_int_eq(raw_send(raw, &request), 0);
+        return raw;
+}
+
+/* What is in flight is not let go of before it is out of the socket, or that is gone. */
+START_TEST(pages_that_nobody_reads)
+{
+        enum { N = 40 };
+        struct rig *rig = rig_start(&config);
+        struct raw *silent[N];
+        bfc_client *client;
+
+        for (size_t i = 0; i < N; i++)
+                silent[i] = say_hello_and_read_nothing(rig);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == N, SETTLE_MS));
+        client = client_open(rig, "red", NULL);
+        ck_assert_uint_eq(client_usage(client, NULL).num_sessions, N + 1);
+        for (size_t i = 0; i < N; i++)
+                raw_close(silent[i]);
+        ck_assert(WAIT_FOR(client_usage(client, NULL).num_sessions == 1, SETTLE_MS));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* A session takes two fds of the daemon, and its pages three more until they are sent: where
+ * these are not to be had, it goes without. */
+START_TEST(few_fds)
+{
+        enum { N = 32 };
+        struct rig_config few = config;
+        struct raw *sessions[N];
+        bool has_pages = true;
+        Bfcd__Figures f;
+        struct rig *rig;
+        size_t n = 0;
+
+        few.max_fds = 64;
+        rig = rig_start(&few);
+        while (has_pages && n < N) {
+                sessions[n] = open_raw(rig, true);
+                has_pages = sessions[n++]->page_fds[0] >= 0;
+        }
+        ck_assert(!has_pages);
+        ck_assert_uint_gt(n, 8);
+        ck_assert_int_eq(raw_usage(sessions[n - 1], 0, &f), 0);
+        ck_assert_uint_eq(f.num_sessions, n);
+        while (n > 0)
+                raw_close(sessions[--n]);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = { what_others_do_is_seen,
+                                       a_death_is_seen,
+                                       quarantine_is_seen,
+                                       the_daemons_end_is_seen,
+                                       what_a_client_says_is_shown,
+                                       hostile_clients,
+                                       hundreds_of_sessions,
+                                       pages_that_nobody_reads,
+                                       few_fds,
+                                       NULL };
+
+        return harness_main(harness_suite("pages", tests));
+}
