@@ -65,6 +65,8 @@ struct pool {
         struct slabs idle; /* the first has been idle the longest */
         uint64_t n_reserved;
         uint64_t n_in_use;
+        struct pages_held *shown;     /* where that is told */
+        struct pages_held unseen;     /* to nobody, so far */
         struct cache_region *regions; /* sorted by base */
         size_t n_regions;
         unsigned n_doubts; /* so many misses go without a guess where the broker will put it */
@@ -85,6 +87,7 @@ int cache_new(const struct cache_sizes *sizes, uint32_t n_partitions, struct cac
         for (uint32_t i = 0; i < n_partitions; i++) {
                 c->pools[i].sizes = sizes[i];
                 c->pools[i].partition = i;
+                c->pools[i].shown = &c->pools[i].unseen;
                 TAILQ_INIT(&c->pools[i].idle);
         }
         *ret = c;
@@ -219,6 +222,7 @@ static int pool_insert(struct pool *p, struct slab *s)
         p->n_slots++;
         TAILQ_INSERT_TAIL(&p->idle, s, idle);
         p->n_reserved += s->n_bytes;
+        pages_add(&p->shown->bytes_slabs, s->n_bytes);
         return 0;
 }
 
@@ -343,6 +347,7 @@ int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct bl
         while (slab_end(p->slots[i].slab) < at + n_block)
                 slab_use(p, p->slots[++i].slab);
         p->n_in_use += n_block;
+        pages_add(&p->shown->bytes_cut, n_block);
         return 0;
 }
 
@@ -354,6 +359,7 @@ void cache_dealloc(const struct block *block)
 
         bfc_dealloc(p->bfc, block->handle);
         p->n_in_use -= block->n_bytes;
+        pages_add(&p->shown->bytes_cut, -block->n_bytes);
         slab_unuse(p, s);
         if (slab_end(s) < end)
                 for (size_t i = slots_up_to(p, s->at); i < p->n_slots && p->slots[i].at < end; i++)
@@ -372,11 +378,13 @@ uint64_t cache_offset(const struct block *block)
 
 /* ---- giving back --------------------------------------------------------- */
 
-void cache_figures(const struct cache *c, uint32_t partition, struct cache_figures *ret)
+void cache_show(struct cache *c, uint32_t partition, struct pages_held *held)
 {
-        const struct pool *p = &c->pools[partition];
+        struct pool *p = &c->pools[partition];
 
-        *ret = (struct cache_figures){ .bytes_reserved = p->n_reserved, .bytes_in_use = p->n_in_use };
+        pages_add(&held->bytes_slabs, p->n_reserved);
+        pages_add(&held->bytes_cut, p->n_in_use);
+        p->shown = held;
 }
 
 uint64_t cache_excess(const struct cache *c, uint32_t partition)
@@ -400,6 +408,7 @@ static void pool_remove(struct pool *p, struct slab *s)
         p->n_slots--;
         memmove(p->slots + i, p->slots + i + 1, (p->n_slots - i) * sizeof(*p->slots));
         p->n_reserved -= s->n_bytes;
+        pages_add(&p->shown->bytes_slabs, -s->n_bytes);
         bfc_release_commit(p->bfc, range);
         if (--region->n_slabs == 0)
                 region_remove(p, region);

@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "client/blocks.h"
+#include "proto/pages.h"
 
 struct cache;
 
@@ -62,12 +63,9 @@ void cache_dealloc(const struct block *block);
 
 uint32_t cache_partition(const struct block *block); /* whose pool it came from */
 
-/* What the pool has: constant time. */
-struct cache_figures {
-        uint64_t bytes_reserved; /* slabs */
-        uint64_t bytes_in_use;   /* what is cut from them */
-};
-void cache_figures(const struct cache *c, uint32_t partition, struct cache_figures *ret);
+/* From now on what the pool has is added there too, slabs and what is cut. `held` must outlive
+ * the cache. */
+void cache_show(struct cache *c, uint32_t partition, struct pages_held *held);
 
 /* How much is idle beyond the bound, where something could go back for that; 0. */
 uint64_t cache_excess(const struct cache *c, uint32_t partition);

@@ -364,12 +364,12 @@ static void *client_free(bfc_client *client)
                 return NULL;
         events_stop(client->events);
         events_free(client->events);
-        client_pages_close(&client->pages);
         call_free(client->connection);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
         cache_free(client->cache);
         magazines_free(client->magazines);
+        client_pages_close(&client->pages);
         free(client->places);
         free(client->is_seen);
         recorder_free(client->recorder);
@@ -545,9 +545,9 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
         if (r == 0 && known.trace)
                 r = recorder_open(known.trace, &client->recorder);
         if (r == 0)
-                r = client_pages_open(client);
-        if (r == 0)
                 r = client_start_cache(client, &known);
+        if (r == 0)
+                client_pages_open(client);
         if (r == 0)
                 r = client_start_thread(client, &known);
         if (r < 0) {

@@ -28,6 +28,8 @@ struct magazine {
         uint64_t n_frees;
         uint64_t n_requested; /* given less taken back; modulo 2^64 */
         uint64_t n_bytes;
+        _Atomic uint64_t *shown; /* where n_bytes is told */
+        _Atomic uint64_t unseen; /* to nobody, so far */
         unsigned n_blocks;
         uint64_t filled;
         struct record *tops[N_SIZES];
@@ -61,7 +63,7 @@ int magazines_new(uint64_t max_bytes, uint64_t max_bytes_each, struct magazines 
                                  .bytes_each =
                                          max_bytes / n < max_bytes_each ? max_bytes / n : max_bytes_each };
         for (unsigned i = 0; i < n; i++) {
-                m->items[i] = (struct magazine){ 0 };
+                m->items[i] = (struct magazine){ .shown = &m->items[i].unseen };
                 pthread_mutex_init(&m->items[i].lock, NULL);
         }
         *ret = m;
@@ -182,6 +184,22 @@ static unsigned size_of(uint64_t n_bytes)
         return (unsigned)((n_bytes - 1) / GRANULE);
 }
 
+unsigned magazines_show(struct magazines *m, struct pages_parked *parked, unsigned n_places)
+{
+        unsigned n = m->n < n_places ? m->n : n_places;
+
+        for (unsigned i = 0; i < n; i++)
+                m->items[i].shown = &parked[i].n_bytes;
+        return n;
+}
+
+/* Its lock is held. */
+static void set_bytes(struct magazine *z, uint64_t n_bytes)
+{
+        z->n_bytes = n_bytes;
+        atomic_store_explicit(z->shown, n_bytes, memory_order_relaxed);
+}
+
 /* Its lock is held. */
 static struct record *empty(struct magazine *z)
 {
@@ -197,7 +215,7 @@ static struct record *empty(struct magazine *z)
                 z->tops[__builtin_ctzll(z->filled)] = NULL;
         }
         z->n_blocks = 0;
-        z->n_bytes = 0;
+        set_bytes(z, 0);
         return list;
 }
 
@@ -216,7 +234,7 @@ struct record *magazines_get(struct magazines *m, uint64_t n_requested)
                 z->tops[size] = r->below;
                 z->filled &= ~((uint64_t)!r->below << size);
                 z->n_blocks--;
-                z->n_bytes -= n_bytes;
+                set_bytes(z, z->n_bytes - n_bytes);
                 z->n_allocs++;
                 z->n_requested += n_requested;
         }
@@ -243,7 +261,7 @@ struct record *magazines_put(struct magazines *m, struct record *record)
         record->below = z->tops[size];
         z->tops[size] = record;
         z->filled |= UINT64_C(1) << size;
-        z->n_bytes += n_bytes;
+        set_bytes(z, z->n_bytes + n_bytes);
         if (++z->n_blocks > MAGAZINE_BLOCKS || z->n_bytes > m->bytes_each)
                 full = empty(z);
         pthread_mutex_unlock(&z->lock);

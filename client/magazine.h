@@ -31,6 +31,7 @@
 #include <stdint.h>
 
 #include "client/blocks.h"
+#include "proto/pages.h"
 
 #define MAGAZINE_BLOCK_BYTES UINT64_C(16384) /* larger ones are not parked */
 #define MAGAZINE_BLOCKS      64u             /* in each, at most */
@@ -55,6 +56,10 @@ struct record *magazines_take_all(struct magazines *m);
 /* One at a time: a block came or went otherwise. */
 void magazines_count_alloc(struct magazines *m, uint64_t n_bytes);
 void magazines_count_free(struct magazines *m, uint64_t n_bytes);
+
+/* From now on what is parked is told there too, in at most so many places, which must outlive the
+ * magazines. Returns how many are used. Before any other thread comes. */
+unsigned magazines_show(struct magazines *m, struct pages_parked *parked, unsigned n_places);
 
 struct magazine_sums {
         uint64_t num_allocs;      /* by magazines_get() */

@@ -35,8 +35,6 @@ static int client_keep(bfc_client *client, struct block *block, uint64_t n_reque
         if (r < 0)
                 return r == -EEXIST ? -EPROTO : r;
         client_count_alloc(client, block);
-        if (block->slab)
-                client_page_update(client, cache_partition(block));
         *ret_ptr = (void *)(uintptr_t)block->ptr;
         return 0;
 }
@@ -92,7 +90,6 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
                 *kept = r != CACHE_MISS;
                 if (*kept)
                         count_reserved(&client->stats, got->n_bytes);
-                client_page_update(client, partition);
                 return r;
         }
         if (got->n_bytes < n_bytes)
@@ -101,7 +98,7 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
         *kept = r == 0;
         if (*kept) {
                 count_reserved(&client->stats, got->n_bytes);
-                client_page_count(client, partition, (int64_t)got->n_bytes);
+                client_page_whole(client, partition, (int64_t)got->n_bytes);
         }
         return r;
 }
@@ -208,7 +205,6 @@ static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_
                 n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, GIVE_BACK_AT_ONCE,
                                     &n_bytes);
                 client->stats.bytes_reserved -= n_bytes;
-                client_page_update(client, partition);
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
                 for (size_t i = 0; i < n; i++) {
@@ -378,7 +374,6 @@ static uint64_t client_uncut(bfc_client *client, const struct block *block)
         uint32_t partition = cache_partition(block);
 
         cache_dealloc(block);
-        client_page_update(client, partition);
         return cache_excess(client->cache, partition);
 }
 
@@ -452,7 +447,7 @@ static int client_put_back(bfc_client *client, const struct block *block, uint64
                 *ret_excess = client_uncut(client, block);
         } else {
                 client->stats.bytes_reserved -= block->n_bytes;
-                client_page_count(client, partition, -(int64_t)block->n_bytes);
+                client_page_whole(client, partition, -(int64_t)block->n_bytes);
         }
         pthread_mutex_unlock(&client->lock);
         return r;

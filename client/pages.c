@@ -2,50 +2,16 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The counters' home is the cache, not the page: the daemon has that mapped too, and what
- * this process reckons with is nobody else's to write. */
+ * The cache and the magazines write into the client's page themselves, in passing: a store or
+ * two beside those to their own counters. These stay: the daemon has the page mapped too, and
+ * what this process reckons with is nobody else's to write. */
 #include "client/pages.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "client/client.h"
-#include "client/error.h"
-
-int client_pages_open(bfc_client *client)
-{
-        struct client_pages *p = &client->pages;
-        int fds[2], r = 0;
-
-        call_take_page_fds(client->connection, fds);
-        if (fds[0] < 0)
-                return 0;
-        (void)pages_map_usage(fds[0], &p->usage);
-        if (pages_map_client(fds[1], &p->own) == 0) {
-                p->direct_bytes = calloc(client->hello->hello->n_partitions + 1, sizeof(*p->direct_bytes));
-                if (p->direct_bytes) {
-                        atomic_store_explicit(&p->own->version, PAGES_VERSION, memory_order_relaxed);
-                        atomic_store_explicit(&p->own->magic, PAGES_CLIENT_MAGIC, memory_order_release);
-                } else {
-                        r = error_set(-ENOMEM, "this process is out of memory");
-                }
-        }
-        close(fds[0]);
-        close(fds[1]);
-        return r;
-}
-
-void client_pages_close(struct client_pages *p)
-{
-        if (p->usage.page)
-                munmap((void *)(uintptr_t)p->usage.page, p->usage.n_bytes);
-        if (p->own)
-                munmap(p->own, pages_client_bytes());
-        free(p->direct_bytes);
-        *p = (struct client_pages){ .own = NULL };
-}
 
 int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
 {
@@ -74,15 +40,9 @@ int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_t
 
 /* ---- the client's own ------------------------------------------------------ */
 
-static void add_cache(const bfc_client *client, uint32_t partition, struct cache_figures *sum)
+static struct pages_held *held_of(const struct client_pages *p, uint32_t partition)
 {
-        struct cache_figures f;
-
-        if (!client->cache)
-                return;
-        cache_figures(client->cache, partition, &f);
-        sum->bytes_reserved += f.bytes_reserved;
-        sum->bytes_in_use += f.bytes_in_use;
+        return &p->own->held[partition < PAGES_MAX_PARTITIONS ? partition : PAGES_MAX_PARTITIONS];
 }
 
 static void put(_Atomic uint64_t *word, uint64_t n)
@@ -90,48 +50,48 @@ static void put(_Atomic uint64_t *word, uint64_t n)
         atomic_store_explicit(word, n, memory_order_relaxed);
 }
 
-static void page_put(struct pages_held *held, const struct cache_figures *f, uint64_t direct_bytes)
+static void client_page_begin(bfc_client *client)
 {
-        put(&held->bytes_held, f->bytes_reserved + direct_bytes);
-        put(&held->bytes_in_use, f->bytes_in_use + direct_bytes);
-        put(&held->bytes_idle, f->bytes_reserved - f->bytes_in_use);
+        struct pages_client *own = client->pages.own;
+
+        for (uint32_t i = 0; client->cache && i < client->hello->hello->n_partitions; i++)
+                cache_show(client->cache, i, held_of(&client->pages, i));
+        put(&own->parked_partition, (uint64_t)(held_of(&client->pages, client->partition) - own->held));
+        put(&own->n_parked, magazines_show(client->magazines, own->parked, PAGES_MAX_PARKED));
+        put(&own->version, PAGES_VERSION);
+        atomic_store_explicit(&own->magic, PAGES_CLIENT_MAGIC, memory_order_release);
 }
 
-/* Those that share the last entry. */
-static void page_put_rest(bfc_client *client)
-{
-        struct client_pages *p = &client->pages;
-        struct cache_figures sum = { 0 };
-        uint64_t direct_bytes = 0;
-
-        for (uint32_t i = PAGES_MAX_PARTITIONS; i < client->hello->hello->n_partitions; i++) {
-                add_cache(client, i, &sum);
-                direct_bytes += p->direct_bytes[i];
-        }
-        page_put(&p->own->held[PAGES_MAX_PARTITIONS], &sum, direct_bytes);
-}
-
-void client_page_update(bfc_client *client, uint32_t partition)
-{
-        struct client_pages *p = &client->pages;
-        struct cache_figures f = { 0 };
-
-        if (!p->own)
-                return;
-        if (partition >= PAGES_MAX_PARTITIONS) {
-                page_put_rest(client);
-                return;
-        }
-        add_cache(client, partition, &f);
-        page_put(&p->own->held[partition], &f, p->direct_bytes[partition]);
-}
-
-void client_page_count(bfc_client *client, uint32_t partition, int64_t n_bytes)
+void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes)
 {
         struct client_pages *p = &client->pages;
 
-        if (!p->own || partition >= client->hello->hello->n_partitions)
+        if (p->own)
+                pages_add(&held_of(p, partition)->bytes_whole, (uint64_t)n_bytes);
+}
+
+/* ---- both ------------------------------------------------------------------ */
+
+void client_pages_open(bfc_client *client)
+{
+        struct client_pages *p = &client->pages;
+        int fds[2];
+
+        call_take_page_fds(client->connection, fds);
+        if (fds[0] < 0)
                 return;
-        p->direct_bytes[partition] += (uint64_t)n_bytes;
-        client_page_update(client, partition);
+        (void)pages_map_usage(fds[0], &p->usage);
+        if (pages_map_client(fds[1], &p->own) == 0)
+                client_page_begin(client);
+        close(fds[0]);
+        close(fds[1]);
+}
+
+void client_pages_close(struct client_pages *p)
+{
+        if (p->usage.page)
+                munmap((void *)(uintptr_t)p->usage.page, p->usage.n_bytes);
+        if (p->own)
+                munmap(p->own, pages_client_bytes());
+        *p = (struct client_pages){ .own = NULL };
 }

@@ -4,6 +4,7 @@
 #include "daemon/pages.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -122,19 +123,61 @@ static uint64_t word(const _Atomic uint64_t *p)
         return atomic_load_explicit(p, memory_order_relaxed);
 }
 
+/* Copies so much of the page; false: it cannot be read. */
+static bool copy_page(const struct client_page *p, struct client_page_reader *reader, size_t n_bytes)
+{
+        return pwrite(reader->fd, p->map, n_bytes, 0) == (ssize_t)n_bytes;
+}
+
+/* Sums stop at UINT64_MAX, differences at 0. */
+static uint64_t sum_of(uint64_t a, uint64_t b)
+{
+        return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+static uint64_t less(uint64_t a, uint64_t b)
+{
+        return a > b ? a - b : 0;
+}
+
+static uint64_t parked_bytes(const struct pages_client *copy, size_t n_parked)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < n_parked; i++)
+                sum = sum_of(sum, word(&copy->parked[i].n_bytes));
+        return sum;
+}
+
+static struct client_figures held_figures(const struct pages_held *held, uint64_t parked)
+{
+        uint64_t slabs = word(&held->bytes_slabs), whole = word(&held->bytes_whole);
+        uint64_t used = less(word(&held->bytes_cut), parked);
+
+        return (struct client_figures){ .bytes_held = sum_of(slabs, whole),
+                                        .bytes_in_use = sum_of(used, whole),
+                                        .bytes_idle = less(slabs, used) };
+}
+
 int client_page_read(const struct client_page *p, struct client_page_reader *reader, struct client_word *ret)
 {
         const struct pages_client *copy;
+        uint64_t n_parked, parked, parked_partition;
 
-        if (!p || !reader ||
-            pwrite(reader->fd, p->map, sizeof(struct pages_client), 0) != sizeof(struct pages_client))
+        if (!p || !reader || !copy_page(p, reader, offsetof(struct pages_client, parked)))
                 return -ENODATA;
         copy = reader->copy;
         if (word(&copy->magic) != PAGES_CLIENT_MAGIC || word(&copy->version) != PAGES_VERSION)
                 return -ENODATA;
+        n_parked = word(&copy->n_parked);
+        if (n_parked > PAGES_MAX_PARKED)
+                n_parked = PAGES_MAX_PARKED;
+        /* Places that are not used are not touched: that would take memory. */
+        if (!copy_page(p, reader, offsetof(struct pages_client, parked) + n_parked * sizeof(copy->parked[0])))
+                return -ENODATA;
+        parked = parked_bytes(copy, n_parked);
+        parked_partition = word(&copy->parked_partition);
         for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++)
-                ret->partitions[i] = (struct client_figures){ word(&copy->held[i].bytes_held),
-                                                              word(&copy->held[i].bytes_in_use),
-                                                              word(&copy->held[i].bytes_idle) };
+                ret->partitions[i] = held_figures(&copy->held[i], i == parked_partition ? parked : 0);
         return 0;
 }

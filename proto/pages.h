@@ -27,6 +27,7 @@
 #define PAGES_USAGE_MAGIC    UINT64_C(0x6567617375636662) /* "bfcusage" on little-endian machines */
 #define PAGES_CLIENT_MAGIC   UINT64_C(0x646c656873636662) /* "bfcsheld" */
 #define PAGES_MAX_PARTITIONS 16u                          /* with an entry of their own in a client page */
+#define PAGES_MAX_PARKED     64u
 #define PAGES_MAX_BYTES      (UINT64_C(1) << 24)
 #define PAGES_TRIES          64u /* of a read; a few microseconds in all */
 
@@ -61,25 +62,35 @@ struct pages_usage {
         struct pages_entry entries[];
 };
 
-/* A client page. By its client's word, and each word for itself. */
+/* A client page. By its client's word, and each word for itself: what is read may be of several
+ * moments. */
 struct pages_held {
-        _Atomic uint64_t bytes_held; /* blocks of the daemon's */
-        _Atomic uint64_t bytes_in_use;
-        _Atomic uint64_t bytes_idle; /* could go back, or be used without asking */
+        _Atomic uint64_t bytes_slabs; /* blocks of the daemon's that the client cuts */
+        _Atomic uint64_t bytes_cut;   /* what is cut out of them, parked or in use */
+        _Atomic uint64_t bytes_whole; /* blocks of the daemon's that its program has as they came */
         _Atomic uint64_t pad;
+};
+
+/* Cut, and free for the next request of its size. Several places, each on a cache line of its
+ * own: threads that run side by side write side by side. */
+struct pages_parked {
+        _Alignas(128) _Atomic uint64_t n_bytes;
 };
 
 struct pages_client {
         _Atomic uint64_t magic; /* the client's last word of the header: before it nothing is said */
         _Atomic uint64_t version;
-        _Atomic uint64_t pad[2];
+        _Atomic uint64_t parked_partition;                /* of all that is parked */
+        _Atomic uint64_t n_parked;                        /* places in use */
         struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last: all further ones together */
+        struct pages_parked parked[PAGES_MAX_PARKED];
 };
 
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "a word is one store");
 _Static_assert(sizeof(struct pages_entry) == 128, "layout of an entry");
 _Static_assert(offsetof(struct pages_usage, entries) == 128, "layout of a usage page");
-_Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32,
+_Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32 &&
+                       offsetof(struct pages_client, parked) == 640,
                "layout of a client page");
 
 /* ---- entries ------------------------------------------------------------- */
@@ -107,6 +118,14 @@ static inline bool pages_try_read(const struct pages_entry *e, uint64_t ret[PAGE
         for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
                 ret[i] = atomic_load_explicit(&e->figures[i], memory_order_acquire);
         return atomic_load_explicit(&e->sequence, memory_order_relaxed) == sequence;
+}
+
+/* One thread at a time writes this word of a client page. Wraps around. */
+static inline void pages_add(_Atomic uint64_t *word, uint64_t n)
+{
+        uint64_t before = atomic_load_explicit(word, memory_order_relaxed);
+
+        atomic_store_explicit(word, before + n, memory_order_relaxed);
 }
 
 /* -EAGAIN: the writer was at it each time, has stopped in the middle, or the entry is closed. */

@@ -262,13 +262,15 @@ static void expect_client(int want, size_t n_bytes, int seals)
 
 START_TEST(odd_client_pages)
 {
-        expect_client(0, 4096, SIZE_SEALS);
-        expect_client(0, 8192, SIZE_SEALS);
-        expect_client(-EPROTO, 4095, SIZE_SEALS);
-        expect_client(-EPROTO, 4096, SIZE_SEALS & ~F_SEAL_SHRINK);
-        expect_client(-EPROTO, 4096, 0);
-        expect_client(-EPROTO, 4096, SIZE_SEALS | F_SEAL_WRITE);
-        expect_client(-EPROTO, 4096, ALL_SEALS);
+        size_t n = pages_client_bytes();
+
+        expect_client(0, n, SIZE_SEALS);
+        expect_client(0, n + 4096, SIZE_SEALS);
+        expect_client(-EPROTO, n - 1, SIZE_SEALS);
+        expect_client(-EPROTO, n, SIZE_SEALS & ~F_SEAL_SHRINK);
+        expect_client(-EPROTO, n, 0);
+        expect_client(-EPROTO, n, SIZE_SEALS | F_SEAL_WRITE);
+        expect_client(-EPROTO, n, ALL_SEALS);
 }
 END_TEST
 
@@ -308,13 +310,20 @@ END_TEST
 
 /* ---- what clients do to theirs ---------------------------------------------- */
 
-static void say(struct pages_client *own, size_t i, uint64_t held, uint64_t in_use, uint64_t idle)
+static void say(struct pages_client *own, size_t i, uint64_t slabs, uint64_t cut, uint64_t whole)
 {
-        own->held[i].bytes_held = held;
-        own->held[i].bytes_in_use = in_use;
-        own->held[i].bytes_idle = idle;
+        own->held[i].bytes_slabs = slabs;
+        own->held[i].bytes_cut = cut;
+        own->held[i].bytes_whole = whole;
         own->version = PAGES_VERSION;
         own->magic = PAGES_CLIENT_MAGIC;
+}
+
+static void expect_word(const struct client_figures *f, uint64_t held, uint64_t in_use, uint64_t idle)
+{
+        ck_assert_uint_eq(f->bytes_held, held);
+        ck_assert_uint_eq(f->bytes_in_use, in_use);
+        ck_assert_uint_eq(f->bytes_idle, idle);
 }
 
 START_TEST(hostile_client_pages)
@@ -331,19 +340,35 @@ START_TEST(hostile_client_pages)
         ck_assert_int_eq(client_page_new(&page, &fd), 0);
         ck_assert_int_eq(pages_map_client(fd, &own), 0);
         ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
+        say(own, 2, 100, 60, 7);
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        expect_word(&word.partitions[2], 107, 67, 40);
+        own->parked[0].n_bytes = 10;
+        own->parked[63].n_bytes = 20;
+        own->parked_partition = 2;
+        own->n_parked = 1;
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        expect_word(&word.partitions[2], 107, 57, 50);
+        own->n_parked = UINT64_MAX;
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        expect_word(&word.partitions[2], 107, 37, 70);
+        expect_word(&word.partitions[16], 0, 0, 0);
+        /* What makes no sense ends where numbers do. */
+        own->parked[5].n_bytes = UINT64_MAX;
         say(own, 2, UINT64_MAX, 5, 6);
         ck_assert_int_eq(client_page_read(page, reader, &word), 0);
-        ck_assert_uint_eq(word.partitions[2].bytes_held, UINT64_MAX);
-        ck_assert_uint_eq(word.partitions[2].bytes_in_use, 5);
-        ck_assert_uint_eq(word.partitions[2].bytes_idle, 6);
-        ck_assert_uint_eq(word.partitions[16].bytes_held, 0);
+        expect_word(&word.partitions[2], UINT64_MAX, 6, UINT64_MAX);
+        own->parked_partition = UINT64_MAX;
+        say(own, 2, 5, UINT64_MAX, UINT64_MAX);
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        expect_word(&word.partitions[2], UINT64_MAX, UINT64_MAX, 0);
         own->version = 2;
         ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
         own->version = PAGES_VERSION;
 
         expect_size_stays(fd);
         ck_assert_int_eq(client_page_read(page, reader, &word), 0);
-        ck_assert_int_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
+        ck_assert_int_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 12288), 0);
         ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
         munmap(own, pages_client_bytes());
         ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
@@ -502,7 +527,7 @@ START_TEST(what_clients_say)
         session_client_figures(p->session, &figures);
         ck_assert_uint_eq(figures.bytes_held + figures.bytes_in_use + figures.bytes_idle, 0);
 
-        say(own, 0, 8 * MIB, 5 * MIB, 3 * MIB);
+        say(own, 0, 7 * MIB, 4 * MIB, MIB);
         say(own, 1, 2 * MIB, 2 * MIB, 0);
         ck_assert_uint_eq(session_idle_hint(p->session, 0), 3 * MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 0);
@@ -512,8 +537,8 @@ START_TEST(what_clients_say)
         ck_assert_uint_eq(figures.bytes_idle, 3 * MIB);
 
         /* Claims that would wrap around. */
-        say(own, 0, UINT64_MAX, UINT64_MAX, UINT64_MAX);
-        say(own, 1, UINT64_MAX, UINT64_MAX - 1, 2 * MIB + 1);
+        say(own, 0, UINT64_MAX, UINT64_MAX - 8 * MIB, UINT64_MAX);
+        say(own, 1, UINT64_MAX, UINT64_MAX - 2 * MIB - 1, 2 * MIB + 1);
         say(own, 16, UINT64_MAX, 1, UINT64_MAX);
         ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
