@@ -203,6 +203,10 @@ size_t bfc_plan_release(const struct bfc *b, uint64_t want_bytes, const struct b
  * no longer free. -EINVAL: not wholly free. -ENOMEM. */
 int bfc_release_begin(struct bfc *b, struct bfc_range range);
 
+/* The next bfc_release_begin() will not fail for want of memory, if only blocks are freed
+ * before it. 0 or -ENOMEM. */
+int bfc_release_reserve(struct bfc *b);
+
 /* The memory is gone: a range that was given to bfc_release_begin() becomes
  * unbacked. -EINVAL: it was not. */
 int bfc_release_commit(struct bfc *b, struct bfc_range range);

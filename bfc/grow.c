@@ -669,6 +669,11 @@ static uint32_t free_chunk_around(const struct bfc *b, const struct region *r, u
         return 0;
 }
 
+int bfc_release_reserve(struct bfc *b)
+{
+        return records_reserve(b, 2);
+}
+
 int bfc_release_begin(struct bfc *b, struct bfc_range range)
 {
         uint32_t begin, end, i, upper;

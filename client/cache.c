@@ -447,6 +447,23 @@ int cache_take_wrong(struct cache *c, uint32_t partition, uint64_t block_id)
         return 0;
 }
 
+int cache_take_whole(const struct block *block)
+{
+        struct slab *s = block->slab;
+        struct pool *p = s->pool;
+
+        if (block->offset != s->offset || block->n_bytes != s->n_bytes)
+                return -EINVAL;
+        /* Free for a moment: there is no way back, so what could fail is done before. */
+        if (bfc_release_reserve(p->bfc) < 0)
+                return -ENOMEM;
+        cache_dealloc(block);
+        if (bfc_release_begin(p->bfc, (struct bfc_range){ s->at, slab_end(s) }) < 0)
+                return -ENOMEM; /* cannot be */
+        pool_remove(p, s);
+        return 0;
+}
+
 /* ---- looking ------------------------------------------------------------- */
 
 bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, uint64_t n_bytes)

@@ -61,6 +61,10 @@ int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct bl
 /* The block's place is free again. It must have come from cache_alloc(). */
 void cache_dealloc(const struct block *block);
 
+/* A block that is all of its slab: it leaves the cache with it, and is the broker's block as it
+ * came. -EINVAL: it is not all of one. -ENOMEM. */
+int cache_take_whole(const struct block *block);
+
 uint32_t cache_partition(const struct block *block); /* whose pool it came from */
 
 /* From now on what the pool has is added there too, slabs and what is cut. `held` must outlive

@@ -367,6 +367,7 @@ static void *client_free(bfc_client *client)
         call_free(client->connection);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
+        shared_clear(client);
         cache_free(client->cache);
         magazines_free(client->magazines);
         client_pages_close(&client->pages);

@@ -50,6 +50,7 @@ struct bfc_client {
         struct regions regions;
         struct blocks blocks;          /* blocks_park() is called without the lock */
         struct bfc_client_stats stats; /* without bytes_in_use and its peak */
+        struct shared_block *shared;   /* a list, see shared.c */
         char end_reason[160];          /* why this end ended the session */
 };
 
@@ -67,7 +68,7 @@ int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase
 
 /* How a block is asked for. */
 struct malloc_how {
-        uint64_t flags;   /* BFC_ONE_EXTENT */
+        uint64_t flags;   /* BFC_ONE_EXTENT, BFC_WHOLE */
         uint32_t wait_ms; /* for room */
         const char *tag;  /* NULL: none */
 };
@@ -110,5 +111,35 @@ bool client_park(bfc_client *client, const void *ptr, uint64_t *ret_excess);
 /* Puts all that is parked into the cache, also while other threads are busy; before looking there
  * for what is idle. True: there was something. Lock held. */
 bool client_drain(bfc_client *client);
+
+/* ---- blocks (memory.c) ----------------------------------------------------- */
+
+/* So many bytes more are the daemon's. Lock held. */
+void client_count_reserved(bfc_client *client, uint64_t n_bytes);
+
+/* Whether this process sees the device of a partition. Looked up once for each. */
+bool client_sees_place(bfc_client *client, uint32_t partition);
+
+/* Gives a block of the daemon's back. Lock not held. */
+int client_give_back(bfc_client *client, uint64_t block_id);
+
+/* Writes down again a block whose free did not come about, where its memory is still there. Lock
+ * not held. */
+void client_keep_on(bfc_client *client, const struct block *block);
+
+/* Waits for the work in a range, before a block there is given back. The sentence is set. Lock not
+ * held. */
+int client_finish(struct device_range *range);
+
+/* ---- shared blocks (shared.c) ---------------------------------------------- */
+
+enum { SHARED_NONE = 1 };
+
+/* Lets go of a shared block, once. SHARED_NONE: it is none. *ret_stays: this process
+ * has it still, be it because the call failed; not touched with SHARED_NONE. Lock not held. */
+int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays);
+
+bool shared_has(const bfc_client *client, const void *ptr); /* lock held */
+void shared_clear(bfc_client *client);                      /* forgets them all */
 
 #endif

@@ -18,8 +18,10 @@
 
 #define BLOCK_GRANULE 256u
 
-static void count_reserved(struct bfc_client_stats *s, uint64_t n_bytes)
+void client_count_reserved(bfc_client *client, uint64_t n_bytes)
 {
+        struct bfc_client_stats *s = &client->stats;
+
         s->bytes_reserved += n_bytes;
         if (s->bytes_reserved > s->peak_bytes_reserved)
                 s->peak_bytes_reserved = s->bytes_reserved;
@@ -89,7 +91,7 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
                         r = -ENOMEM;
                 *kept = r != CACHE_MISS;
                 if (*kept)
-                        count_reserved(&client->stats, got->n_bytes);
+                        client_count_reserved(client, got->n_bytes);
                 return r;
         }
         if (got->n_bytes < n_bytes)
@@ -97,13 +99,13 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
         r = client_keep(client, &block, n_bytes, ret_ptr);
         *kept = r == 0;
         if (*kept) {
-                count_reserved(&client->stats, got->n_bytes);
+                client_count_reserved(client, got->n_bytes);
                 client_page_whole(client, partition, (int64_t)got->n_bytes);
         }
         return r;
 }
 
-static int client_give_back(bfc_client *client, uint64_t block_id)
+int client_give_back(bfc_client *client, uint64_t block_id)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Free body = BFCD__FREE__INIT;
@@ -128,22 +130,28 @@ static int client_malloc_failed(bfc_client *client, int error)
         return error;
 }
 
-/* An extent that cannot be mapped would end the session, so this is found out
- * before one is asked for. Looked up once for each partition. */
-static int client_check_place(bfc_client *client, uint32_t partition)
+bool client_sees_place(bfc_client *client, uint32_t partition)
 {
         const struct device_view *place = &client->places[partition];
         uint8_t uuid[DEVICE_UUID_BYTES];
-        int r = 0;
 
         if (!place->is_cuda || __atomic_load_n(&client->is_seen[partition], __ATOMIC_RELAXED))
-                return 0;
-        for (int ordinal = 0; (r = device_cuda_ordinal_uuid(ordinal, uuid)) == 0; ordinal++) {
+                return true;
+        for (int ordinal = 0; device_cuda_ordinal_uuid(ordinal, uuid) == 0; ordinal++) {
                 if (memcmp(uuid, place->uuid, sizeof(uuid)) != 0)
                         continue;
                 __atomic_store_n(&client->is_seen[partition], true, __ATOMIC_RELAXED);
-                return 0;
+                return true;
         }
+        return false;
+}
+
+/* An extent that cannot be mapped would end the session, so this is found out
+ * before one is asked for. */
+static int client_check_place(bfc_client *client, uint32_t partition)
+{
+        if (client_sees_place(client, partition))
+                return 0;
         return error_set(-ENODEV,
                          "partition %s is on device %s, which this process does not see: look at "
                          "CUDA_VISIBLE_DEVICES and at the devices of the container (and who was forked by a "
@@ -165,7 +173,7 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
 
         body.partition = partition;
         body.n_bytes = ask_bytes;
-        body.flags = how->flags;
+        body.flags = how->flags & BFC_ONE_EXTENT; /* BFC_WHOLE is between this client and its cache */
         body.wait_ms = how->wait_ms;
         body.tag = (char *)(uintptr_t)how->tag;
         request.body_case = BFCD__REQUEST__BODY_MALLOC;
@@ -291,8 +299,9 @@ static int client_malloc_as(bfc_client *client, const char *partition, size_t n_
                 return error_set(-EINVAL, "bfc_malloc: ret_ptr is NULL");
         if (n_bytes == 0)
                 return error_set(-EINVAL, "0 bytes: ask for at least 1");
-        if ((how->flags & ~BFC_ONE_EXTENT) != 0)
-                return error_set(-EINVAL, "flags 0x%llx: this library knows BFC_ONE_EXTENT and no other",
+        if ((how->flags & ~(BFC_ONE_EXTENT | BFC_WHOLE)) != 0)
+                return error_set(-EINVAL,
+                                 "flags 0x%llx: this library knows BFC_ONE_EXTENT and BFC_WHOLE and no other",
                                  (unsigned long long)how->flags);
         r = client_partition_index(client, partition, &index);
         if (r == 0)
@@ -336,7 +345,7 @@ BFC_API int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_by
 
 /* Writes down again a block whose free did not come about, where its memory is still
  * there: once it was sent, the daemon may have taken that back before it went away. */
-static void client_keep_on(bfc_client *client, const struct block *block)
+void client_keep_on(bfc_client *client, const struct block *block)
 {
         void *ptr;
 
@@ -352,7 +361,7 @@ static void client_keep_on(bfc_client *client, const struct block *block)
 
 /* The next owner of the block must not meet our kernels in it. The block is
  * still ours, here and at the daemon, so its region stays. */
-static int client_finish(struct device_range *range)
+int client_finish(struct device_range *range)
 {
         int r = device_range_finish(range);
 
@@ -408,7 +417,8 @@ static int client_take_out(bfc_client *client, const void *ptr, struct block *re
         int r;
 
         pthread_mutex_lock(&client->lock);
-        r = blocks_leave(&client->blocks, ptr, ret);
+        /* Another thread may publish it at this moment, which is a mistake of the caller's. */
+        r = shared_has(client, ptr) ? -EINVAL : blocks_leave(&client->blocks, ptr, ret);
         if (r == 0)
                 range = regions_range(&client->regions, ret->region_id);
         pthread_mutex_unlock(&client->lock);
@@ -464,6 +474,9 @@ static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stay
         *ret_stays = false;
         partition = client->partition;
         if (!client_park(client, ptr, &excess) && !client_uncut_at_once(client, ptr, &partition, &excess)) {
+                r = shared_let_go(client, ptr, ret_stays);
+                if (r != SHARED_NONE)
+                        return r;
                 r = client_take_out(client, ptr, &block);
                 *ret_stays = r < 0 && r != -EINVAL;
                 if (r < 0)

@@ -128,6 +128,7 @@ static const struct command commands[] = {
         { "tenants", 0, false, BFCD__LIST__KIND__TENANTS, run_list },
         { "sessions", 0, false, BFCD__LIST__KIND__SESSIONS, run_list },
         { "blocks", 0, false, BFCD__LIST__KIND__BLOCKS, run_list },
+        { "shared", 0, false, BFCD__LIST__KIND__SHARED, run_list },
         { "whoami", 0, false, BFCD__LIST__KIND__WHOAMI, run_list },
         { "config", 0, true, 0, run_config },
         { "reset-peaks", 2, true, 0, run_reset_peaks },
@@ -147,6 +148,7 @@ static void print_help(FILE *out)
               "  tenants                          each tenant's use, peaks and limit\n"
               "  sessions                         client processes and what they hold\n"
               "  blocks                           every block handed out\n"
+              "  shared                           blocks that processes share, by name\n"
               "  whoami                           which tenant this user is\n"
               "On the admin socket also:\n"
               "  config                           the configuration in force\n"

@@ -28,6 +28,7 @@ struct list *list_free(struct list *l)
         free(l->tenants);
         free(l->sessions);
         free(l->blocks);
+        free(l->shared);
         free(l);
         return NULL;
 }
@@ -75,7 +76,8 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
         if ((r = append(&l->partitions, &l->n_partitions, page->partitions, page->n_partitions)) < 0 ||
             (r = append(&l->tenants, &l->n_tenants, page->tenants, page->n_tenants)) < 0 ||
             (r = append(&l->sessions, &l->n_sessions, page->sessions, page->n_sessions)) < 0 ||
-            (r = append(&l->blocks, &l->n_blocks, page->blocks, page->n_blocks)) < 0)
+            (r = append(&l->blocks, &l->n_blocks, page->blocks, page->n_blocks)) < 0 ||
+            (r = append(&l->shared, &l->n_shared, page->shared, page->n_shared)) < 0)
                 return r;
         if (page->status)
                 l->status = page->status;

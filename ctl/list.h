@@ -25,6 +25,8 @@ struct list {
         size_t n_sessions;
         Bfcd__BlockRow **blocks;
         size_t n_blocks;
+        Bfcd__SharedRow **shared;
+        size_t n_shared;
 };
 
 int list_new(struct list **ret);

@@ -144,13 +144,37 @@ static void add_blocks(struct table *t, const struct list *l)
                 const Bfcd__BlockRow *row = l->blocks[i];
 
                 table_number(t, row->block_id);
-                table_number(t, row->session_id);
+                if (row->session_id != 0)
+                        table_number(t, row->session_id);
+                else
+                        table_text(t, "shared");
                 table_text(t, row->tenant);
                 table_text(t, row->partition);
                 table_number(t, row->region_id);
                 table_hex(t, row->offset);
                 table_size(t, row->n_bytes);
                 table_size(t, row->n_requested);
+                table_duration(t, row->age_ms);
+        }
+}
+
+static const struct table_column shared_columns[] = {
+        { "NAME", false }, { "TENANT", false },   { "PARTITION", false }, { "BLOCK", true },
+        { "SIZE", true },  { "REQUESTED", true }, { "HOLDERS", true },    { "AGE", true },
+};
+
+static void add_shared(struct table *t, const struct list *l)
+{
+        for (size_t i = 0; i < l->n_shared; i++) {
+                const Bfcd__SharedRow *row = l->shared[i];
+
+                table_text(t, row->name);
+                table_text(t, row->tenant);
+                table_text(t, row->partition);
+                table_number(t, row->block_id);
+                table_size(t, row->n_bytes);
+                table_size(t, row->n_requested);
+                table_number(t, row->num_holders);
                 table_duration(t, row->age_ms);
         }
 }
@@ -410,6 +434,28 @@ static json_t *json_blocks(const struct list *l)
                 set(&row, "n_bytes", number(b->n_bytes));
                 set(&row, "n_requested", number(b->n_requested));
                 set(&row, "age_ms", number(b->age_ms));
+                set(&row, "shared_name", b->shared_name[0] ? show_string(b->shared_name) : json_null());
+                push(&ret, row);
+        }
+        return ret;
+}
+
+static json_t *json_shared(const struct list *l)
+{
+        json_t *ret = json_array();
+
+        for (size_t i = 0; i < l->n_shared; i++) {
+                const Bfcd__SharedRow *s = l->shared[i];
+                json_t *row = json_object();
+
+                set(&row, "name", show_string(s->name));
+                set(&row, "tenant", show_string(s->tenant));
+                set(&row, "partition", show_string(s->partition));
+                set(&row, "block_id", id(s->block_id));
+                set(&row, "n_bytes", number(s->n_bytes));
+                set(&row, "n_requested", number(s->n_requested));
+                set(&row, "num_holders", number(s->num_holders));
+                set(&row, "age_ms", number(s->age_ms));
                 push(&ret, row);
         }
         return ret;
@@ -496,6 +542,7 @@ static const struct view {
         [BFCD__LIST__KIND__TENANTS] = VIEW(tenants, tenant_columns, false),
         [BFCD__LIST__KIND__SESSIONS] = VIEW(sessions, session_columns, false),
         [BFCD__LIST__KIND__BLOCKS] = VIEW(blocks, block_columns, false),
+        [BFCD__LIST__KIND__SHARED] = VIEW(shared, shared_columns, false),
         [BFCD__LIST__KIND__WHOAMI] = VIEW(whoami, whoami_columns, true),
 #undef VIEW
 };

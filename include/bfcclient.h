@@ -24,6 +24,8 @@
  *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read)
  *   -ECONNRESET  the daemon ended the session, or is gone
  *   -EPROTO      the other end does not speak the protocol
+ *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
+ *   -ETIMEDOUT   nobody published the name in time (bfc_attach)
  *   -ECHILD      the client belongs to the parent of this forked process
  *
  * bfc_connect() may also return other errnos of socket(2), connect(2) and open(2).
@@ -101,6 +103,7 @@ int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, voi
 
 /* The same with flags (0: none). */
 #define BFC_ONE_EXTENT UINT64_C(1)
+#define BFC_WHOLE      UINT64_C(2)
 int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                      void **ret_ptr);
 
@@ -109,7 +112,7 @@ int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, 
 struct bfc_malloc_options {
         size_t struct_size;
         const char *partition; /* by name; NULL: the client's own */
-        uint64_t flags;        /* BFC_ONE_EXTENT */
+        uint64_t flags;        /* BFC_ONE_EXTENT, BFC_WHOLE */
         uint32_t wait_ms;      /* how long it may wait for room; 10 minutes at most count */
         const char *tag;       /* what bfcctl shows of the block; at most 31 bytes, printable ASCII */
 };
@@ -127,7 +130,10 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
  * lies so. With "share: fd" the block can be as large as the partition's extents for
  * this tenant, a 256th of its limit, rounded up to 2 MiB; -EINVAL for more, with
  * the figures in bfc_last_error(). It may cost a new extent where other blocks
- * would fill up what is left of several. */
+ * would fill up what is left of several.
+ *
+ * BFC_WHOLE: the block is one of the daemon's own, never cut from what the client has: so it
+ * can be shared by bfc_publish(). */
 
 /* Gives a block back. ptr: as bfc_malloc() returned it; NULL does nothing.
  * -EINVAL for anything else, also for a second free. On a GPU it waits, as
@@ -144,6 +150,38 @@ int bfc_free(bfc_client *client, void *ptr);
  * meanwhile. 0 bytes do nothing. */
 int bfc_write(bfc_client *client, void *ptr, const void *src, size_t n_bytes);
 int bfc_read(bfc_client *client, void *dst, const void *ptr, size_t n_bytes);
+
+/* Shared blocks: one copy of something large, a model's weights for instance, for many
+ * processes of a tenant. Who has the block publishes it under a name; the others attach it by
+ * that name, and everybody reads and writes the same memory. The block lives until the last
+ * process that has it lets go of it, be it by its end, and whoever published it first is no
+ * more than one of them. It is charged to the tenant once, and is none of its sessions'
+ * use by the daemon's count (bfcctl shared lists it; bfc_stats() of each process has it).
+ * No other tenant can attach it or learn that it is there. When the contents are complete
+ * processes must tell each other by themselves: publish after writing.
+ *
+ * Names are the tenant's, in all its partitions: 1 to 63 bytes of printable ASCII. A name
+ * is free again when its block is. */
+
+/* ptr: a block as bfc_malloc_flags() with BFC_WHOLE returned it, or any that the client did not
+ * cut from a larger one. The process goes on using it, and lets go of it by bfc_detach() or
+ * bfc_free(). -EEXIST: the tenant has a shared block of that name. -EINVAL: the name, or not such
+ * a block, or it is shared already. -EDQUOT: the process has 1,024 shared blocks. */
+int bfc_publish(bfc_client *client, void *ptr, const char *name);
+
+/* Attaches, or waits until somebody publishes the name, wait_ms at most (10 minutes; more counts as
+ * that; 0: not at all). The pointer is good for all that a block's is, bfc_write() and
+ * bfc_block_info() among it; it is not the same in other processes. Attached again in the same
+ * process it is the same pointer, and is to be let go of once for each time. ret_n_bytes: as its
+ * publisher asked for it; may be NULL. -ENOENT: there is no such name. -ETIMEDOUT: nor came
+ * one in time. -EINVAL: the name. -EDQUOT: as in bfc_publish(), or too many sessions in that
+ * partition. -ENODEV: it is on a device that this process does not see, or that is lost. */
+int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr, size_t *ret_n_bytes);
+
+/* Lets go of a shared block, once; bfc_free() does the same. The last time it waits for this
+ * process's work on a GPU as bfc_free() does, and may fail as that: then it stays. NULL does nothing.
+ * -EINVAL: not a shared block of this client. */
+int bfc_detach(bfc_client *client, void *ptr);
 
 /* A pool: one block from which pieces are cut, and which is emptied at once. For the
  * temporaries of a step. */

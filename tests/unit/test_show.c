@@ -257,10 +257,46 @@ START_TEST(blocks)
         check_json(BFCD__LIST__KIND__BLOCKS, l,
                    "{\"schema\":1,\"blocks\":[{\"block_id\":\"18446744073709551615\",\"session_id\":9,"
                    "\"tenant\":\"vision\",\"partition\":\"train\",\"region_id\":2,\"offset\":4096,"
-                   "\"n_bytes\":512,\"n_requested\":300,\"age_ms\":5}]}");
+                   "\"n_bytes\":512,\"n_requested\":300,\"age_ms\":5,\"shared_name\":null}]}");
         text = table_of(BFCD__LIST__KIND__BLOCKS, l);
         ck_assert_ptr_nonnull(
                 strstr(text, "18446744073709551615        9  vision  train           2  0x1000  512 B"));
+        free(text);
+        list_free(l);
+}
+END_TEST
+
+START_TEST(shared)
+{
+        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
+        Bfcd__SharedRow row = BFCD__SHARED_ROW__INIT;
+        Bfcd__SharedRow *rows[] = { &row };
+        struct list *l;
+        char *text;
+
+        row.name = (char[]){ "my weights" };
+        row.tenant = (char[]){ "vision" };
+        row.partition = (char[]){ "train" };
+        row.block_id = UINT64_C(1) << 32;
+        row.n_bytes = 512;
+        row.n_requested = 300;
+        row.num_holders = 3;
+        row.age_ms = 5;
+        page.n_shared = 1;
+        page.shared = rows;
+        ck_assert_int_eq(list_new(&l), 0);
+        page.next_cursor = 1;
+        add(l, BFCD__LIST__KIND__SHARED, &page, 1);
+        page.next_cursor = 0;
+        add(l, BFCD__LIST__KIND__SHARED, &page, 0);
+        ck_assert_uint_eq(l->n_shared, 2);
+        l->n_shared = 1;
+        check_json(BFCD__LIST__KIND__SHARED, l,
+                   "{\"schema\":1,\"shared\":[{\"name\":\"my weights\",\"tenant\":\"vision\","
+                   "\"partition\":\"train\",\"block_id\":\"4294967296\",\"n_bytes\":512,"
+                   "\"n_requested\":300,\"num_holders\":3,\"age_ms\":5}]}");
+        text = table_of(BFCD__LIST__KIND__SHARED, l);
+        ck_assert_ptr_nonnull(strstr(text, "my weights  vision  train      4294967296  512 B"));
         free(text);
         list_free(l);
 }
@@ -404,6 +440,7 @@ int main(void)
         tcase_add_test(c, partitions);
         tcase_add_test(c, sessions);
         tcase_add_test(c, blocks);
+        tcase_add_test(c, shared);
         tcase_add_test(c, no_rows);
         tcase_add_test(c, whoami);
         tcase_add_test(c, status);

@@ -1,0 +1,399 @@
+/* Shared blocks: publishing, attaching, letting go; see bfcclient.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A shared block is in the table of blocks as any other of the daemon's own, once, and here
+ * with a count: how often this process has it, which is what the daemon counts for this
+ * session. Each attach that was answered adds one on both ends, each let-go takes one, and on this
+ * end before the daemon is told. So whatever order threads come in, the counts are the same
+ * when no call is under way, and an attach that comes while another thread lets go of the
+ * last one finds the block here still, or not at all.
+ *
+ * Who lets go of the last one waits for the device first; meanwhile that one is counted in
+ * n_leaving, and is nobody else's to let go of.
+ *
+ * A publication is written down before the daemon is asked: another thread that
+ * attaches the name can have its answer before ours is read. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "client/error.h"
+
+/* Invariant: n_leaving <= n_holds, n_holds > 0; the table of blocks has ptr with this id. */
+struct shared_block {
+        struct shared_block *next;
+        const void *ptr;
+        uint64_t block_id;
+        uint32_t n_holds;
+        uint32_t n_leaving; /* of these */
+};
+
+void shared_clear(bfc_client *client)
+{
+        struct shared_block *s;
+
+        while ((s = client->shared)) {
+                client->shared = s->next;
+                free(s);
+        }
+}
+
+/* ---- the list. The lock is held ------------------------------------------- */
+
+static struct shared_block *shared_find(const bfc_client *client, const void *ptr)
+{
+        struct shared_block *s = client->shared;
+
+        while (s && s->ptr != ptr)
+                s = s->next;
+        return s;
+}
+
+bool shared_has(const bfc_client *client, const void *ptr)
+{
+        return shared_find(client, ptr) != NULL;
+}
+
+static int shared_add(bfc_client *client, const void *ptr, uint64_t block_id)
+{
+        struct shared_block *s = malloc(sizeof(*s));
+
+        if (!s)
+                return -ENOMEM;
+        *s = (struct shared_block){ client->shared, ptr, block_id, 1, 0 };
+        client->shared = s;
+        return 0;
+}
+
+static void shared_remove(bfc_client *client, struct shared_block *s)
+{
+        struct shared_block **at = &client->shared;
+
+        while (*at != s)
+                at = &(*at)->next;
+        *at = s->next;
+        free(s);
+}
+
+/* ---- publish ------------------------------------------------------------- */
+
+/* A block that is all of its slab leaves the cache and is the daemon's own from now on. */
+static int publish_take_whole(bfc_client *client, const struct block *found)
+{
+        struct block block = *found;
+        int r = cache_take_whole(&block);
+
+        if (r < 0)
+                return r;
+        if (blocks_take(&client->blocks, block.ptr, &block) < 0)
+                return -EINVAL; /* cannot be: it was found */
+        block.slab = NULL;
+        block.may_park = false;
+        return blocks_add(&client->blocks, &block); /* into the place that was left */
+}
+
+/* What is shared is no session's, so it is not on the page of this one. Lock held. */
+static void publish_page(bfc_client *client, const struct block *block, int sign)
+{
+        client_page_whole(client, regions_partition(&client->regions, block->region_id),
+                          sign * (int64_t)block->n_bytes);
+}
+
+/* Lock held. -EEXIST: it is shared already. -EDOM: it is a piece of a slab. */
+static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_id)
+{
+        const struct block *block = blocks_find(&client->blocks, ptr);
+        int r = 0;
+
+        if (!block)
+                return -EINVAL;
+        if (shared_find(client, ptr))
+                return -EEXIST;
+        *ret_block_id = block->block_id;
+        if (block->slab) {
+                r = publish_take_whole(client, block);
+                if (r < 0)
+                        return r == -EINVAL ? -EDOM : r;
+                block = blocks_find(&client->blocks, ptr);
+                publish_page(client, block, 1); /* it is its own now */
+        }
+        r = shared_add(client, ptr, *ret_block_id);
+        if (r == 0)
+                publish_page(client, block, -1);
+        return r;
+}
+
+static int publish_failed(int error, const void *ptr)
+{
+        switch (error) {
+        case -EEXIST:
+                return error_set(-EINVAL, "%p is shared already", ptr);
+        case -EDOM:
+                return error_set(
+                        -EINVAL,
+                        "%p is a piece of a larger block that this client cuts: what is to be shared "
+                        "must be asked for with BFC_WHOLE",
+                        ptr);
+        case -ENOMEM:
+                return error_set(error, "this process is out of memory");
+        default:
+                return error_set(-EINVAL, "%p is not a block of this client", ptr);
+        }
+}
+
+/* It was refused: the block is this process's alone, as before. */
+static void publish_undo(bfc_client *client, const void *ptr, uint64_t block_id)
+{
+        const struct block *block;
+        struct shared_block *s;
+
+        pthread_mutex_lock(&client->lock);
+        s = shared_find(client, ptr);
+        block = blocks_find(&client->blocks, ptr);
+        if (s && block && s->block_id == block_id && s->n_leaving == 0) {
+                shared_remove(client, s);
+                publish_page(client, block, 1);
+        }
+        pthread_mutex_unlock(&client->lock);
+}
+
+BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Publish body = BFCD__PUBLISH__INIT;
+        Bfcd__Reply *reply = NULL;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!name)
+                return error_set(-EINVAL, "bfc_publish: name is NULL");
+        pthread_mutex_lock(&client->lock);
+        r = publish_begin(client, ptr, &body.block_id);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return publish_failed(r, ptr);
+        body.name = (char *)(uintptr_t)name;
+        request.body_case = BFCD__REQUEST__BODY_PUBLISH;
+        request.publish = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_DONE, &reply);
+        if (r < 0)
+                publish_undo(client, ptr, body.block_id);
+        else
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+/* ---- attach -------------------------------------------------------------- */
+
+/* Lock held. -EPROTO: the daemon's answer makes no sense. */
+static int attach_keep(bfc_client *client, const Bfcd__Attached *got, void **ret_ptr)
+{
+        const Bfcd__Block *b = got->block;
+        struct shared_block *s;
+        struct block block;
+        void *ptr;
+        int r;
+
+        if (got->partition >= client->hello->hello->n_partitions || got->n_requested == 0 ||
+            got->n_requested > b->n_bytes ||
+            regions_resolve(&client->regions, b->region_id, b->offset, b->n_bytes, &ptr) < 0)
+                return -EPROTO;
+        s = shared_find(client, ptr);
+        if (s) {
+                if (s->block_id != b->block_id || s->n_holds == UINT32_MAX)
+                        return -EPROTO;
+                s->n_holds++;
+                *ret_ptr = ptr;
+                return 0;
+        }
+        block = (struct block){ .ptr = ptr,
+                                .block_id = b->block_id,
+                                .region_id = b->region_id,
+                                .offset = b->offset,
+                                .n_bytes = b->n_bytes,
+                                .n_requested = got->n_requested };
+        r = blocks_add(&client->blocks, &block);
+        if (r < 0)
+                return r == -EEXIST ? -EPROTO : r;
+        r = shared_add(client, ptr, b->block_id);
+        if (r < 0) {
+                (void)blocks_take(&client->blocks, ptr, &block);
+                return r;
+        }
+        client_count_alloc(client, &block);
+        client_count_reserved(client, block.n_bytes);
+        *ret_ptr = ptr;
+        return 0;
+}
+
+/* The partitions whose devices this process sees, where that is not all: what lies elsewhere it
+ * could not map. *ret: the caller's. */
+static int attach_list_places(bfc_client *client, uint32_t **ret, size_t *ret_n)
+{
+        size_t n_all = client->hello->hello->n_partitions, n = 0;
+        uint32_t *seen = calloc(n_all + 1, sizeof(*seen));
+
+        if (!seen)
+                return error_set(-ENOMEM, "this process is out of memory");
+        for (size_t i = 0; i < n_all; i++)
+                if (client_sees_place(client, (uint32_t)i))
+                        seen[n++] = (uint32_t)i;
+        if (n == 0) {
+                free(seen);
+                return error_set(-ENODEV,
+                                 "this process sees no device of tenant %s's partitions: look at "
+                                 "CUDA_VISIBLE_DEVICES",
+                                 client->hello->hello->tenant);
+        }
+        *ret = seen;
+        *ret_n = n < n_all ? n : 0;
+        return 0;
+}
+
+static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bfcd__Reply **ret)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Attach body = BFCD__ATTACH__INIT;
+        int r = attach_list_places(client, &body.partitions, &body.n_partitions);
+
+        if (r < 0)
+                return r;
+        body.name = (char *)(uintptr_t)name;
+        body.wait_ms = wait_ms;
+        request.body_case = BFCD__REQUEST__BODY_ATTACH;
+        request.attach = &body;
+        r = client_ask(client, &request, BFCD__REPLY__BODY_ATTACHED, ret);
+        free(body.partitions);
+        return r;
+}
+
+BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
+                       size_t *ret_n_bytes)
+{
+        Bfcd__Reply *reply = NULL;
+        void *ptr = NULL;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!name || !ret_ptr)
+                return error_set(-EINVAL, "bfc_attach: %s is NULL", name ? "ret_ptr" : "name");
+        r = attach_ask(client, name, wait_ms, &reply);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        r = reply->attached->block ? attach_keep(client, reply->attached, &ptr) : -EPROTO;
+        pthread_mutex_unlock(&client->lock);
+        if (r == -ENOMEM) {
+                client_give_back(client, reply->attached->block->block_id);
+                error_set(r, "this process is out of memory");
+        } else if (r < 0) {
+                error_set(r, "the daemon attached a block where none can be");
+        } else {
+                *ret_ptr = ptr;
+                if (ret_n_bytes)
+                        *ret_n_bytes = (size_t)reply->attached->n_requested;
+        }
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+/* ---- letting go ----------------------------------------------------------- */
+
+/* One hold begins to leave. SHARED_NONE. *ret_range: that of the last one, whose work is to be
+ * waited for; else NULL. */
+static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_id,
+                       struct device_range **ret_range)
+{
+        const struct block *block;
+        struct shared_block *s;
+        int r = SHARED_NONE;
+
+        pthread_mutex_lock(&client->lock);
+        s = shared_find(client, ptr);
+        block = s ? blocks_find(&client->blocks, ptr) : NULL;
+        if (s)
+                r = block && s->n_leaving < s->n_holds ? 0 : -EINVAL;
+        if (r == 0) {
+                s->n_leaving++;
+                *ret_block_id = s->block_id;
+                *ret_range =
+                        s->n_leaving == s->n_holds ? regions_range(&client->regions, block->region_id) : NULL;
+        }
+        pthread_mutex_unlock(&client->lock);
+        return r == -EINVAL ? error_set(r, "%p is being let go of by another thread", ptr) : r;
+}
+
+/* It is gone here, or stays where error < 0. 1: that was the last one, *ret is the block. */
+static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int error, struct block *ret)
+{
+        struct shared_block *s;
+        int r = error;
+
+        pthread_mutex_lock(&client->lock);
+        s = shared_find(client, ptr);
+        if (!s || s->block_id != block_id)
+                r = -EINVAL; /* it was published at the same time, in vain */
+        else
+                s->n_leaving--;
+        if (r == 0 && --s->n_holds == 0) {
+                shared_remove(client, s);
+                if (blocks_take(&client->blocks, ptr, ret) == 0) {
+                        client_count_free(client, ret);
+                        client->stats.bytes_reserved -= ret->n_bytes;
+                        r = 1;
+                }
+        }
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays)
+{
+        struct device_range *range = NULL;
+        struct block block;
+        uint64_t block_id = 0;
+        int gone, r = leave_begin(client, ptr, &block_id, &range);
+
+        if (r != 0)
+                return r;
+        if (range)
+                r = client_finish(range);
+        gone = leave_end(client, ptr, block_id, r, &block);
+        *ret_stays = gone != 1;
+        if (gone < 0)
+                return gone;
+        r = client_give_back(client, block_id);
+        if (r == -ECONNRESET && gone == 1) { /* mapped, and this process's, as long as it lasts */
+                client_keep_on(client, &block);
+                pthread_mutex_lock(&client->lock);
+                client_count_reserved(client, block.n_bytes);
+                pthread_mutex_unlock(&client->lock);
+                *ret_stays = true;
+        }
+        return r;
+}
+
+BFC_API int bfc_detach(bfc_client *client, void *ptr)
+{
+        struct recorder_life life;
+        bool stays = true;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ptr)
+                return 0;
+        recorder_freeing(client->recorder, ptr, &life);
+        r = shared_let_go(client, ptr, &stays);
+        if (r == SHARED_NONE)
+                r = error_set(-EINVAL, "%p is not a shared block of this client", ptr);
+        if (stays)
+                recorder_kept(client->recorder, &life);
+        else
+                recorder_freed(client->recorder, &life);
+        return r;
+}
