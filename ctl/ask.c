@@ -170,6 +170,67 @@ int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
         return 0;
 }
 
+int ask_explain(struct ask *a, const char *partition, const char *tenant, struct list **ret)
+{
+        struct list *l;
+        uint64_t cursor = 0;
+        int r = list_new(&l);
+
+        if (r < 0)
+                return fail(a, r, "Out of memory.");
+        do {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__Explain question = BFCD__EXPLAIN__INIT;
+                Bfcd__Reply *reply;
+
+                question.partition = (char *)partition;
+                question.tenant = (char *)tenant;
+                question.cursor = cursor;
+                request.body_case = BFCD__REQUEST__BODY_EXPLAIN;
+                request.explain = &question;
+                r = ask(a, &request, BFCD__REPLY__BODY_EXPLAIN, &reply);
+                if (r == 0 && (r = list_add_explained(l, reply, &cursor)) < 0)
+                        fail_socket(a, r);
+                if (r == 0 && cursor != 0 && cursor == question.cursor)
+                        r = fail_socket(a, -EPROTO);
+        } while (r == 0 && cursor != 0);
+        if (r < 0) {
+                list_free(l);
+                return r;
+        }
+        *ret = l;
+        return 0;
+}
+
+int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *row), void *userdata)
+{
+        uint64_t cursor = 0;
+        int r = 0;
+
+        do {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__List question = BFCD__LIST__INIT;
+                Bfcd__Reply *reply;
+
+                question.kind = BFCD__LIST__KIND__BLOCKS;
+                question.cursor = cursor;
+                request.body_case = BFCD__REQUEST__BODY_LIST;
+                request.list = &question;
+                r = ask(a, &request, BFCD__REPLY__BODY_LIST, &reply);
+                if (r < 0)
+                        return r;
+                for (size_t i = 0; i < reply->list->n_blocks && r >= 0; i++)
+                        r = each(userdata, reply->list->blocks[i]);
+                cursor = reply->list->next_cursor;
+                bfcd__reply__free_unpacked(reply, NULL);
+                if (r < 0)
+                        return fail(a, r, "Out of memory.");
+                if (cursor != 0 && cursor == question.cursor)
+                        return fail_socket(a, -EPROTO);
+        } while (cursor != 0);
+        return 0;
+}
+
 int ask_config(struct ask *a, char **ret)
 {
         char *text = NULL;

@@ -29,6 +29,13 @@ void ask_close(struct ask *a); /* also after a failed ask_open() */
 /* The caller frees *ret with list_free(). */
 int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret);
 
+/* The report of who has the memory; "": all. As above. */
+int ask_explain(struct ask *a, const char *partition, const char *tenant, struct list **ret);
+
+/* Hands over each block, page by page; the row is gone afterwards. A negative
+ * result of `each` ends it, as being out of memory. */
+int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *row), void *userdata);
+
 /* The configuration in force; the caller frees it. */
 int ask_config(struct ask *a, char **ret);
 

@@ -12,8 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ctl/ask.h"
+#include "ctl/explain.h"
+#include "ctl/leaks.h"
 #include "ctl/reload.h"
 #include "ctl/show.h"
 #include "ctl/text.h"
@@ -27,6 +30,9 @@ struct invocation {
         const char *socket; /* NULL: by ask_socket()'s rule */
         bool json;
         bool dry_run;
+        const char *tenant; /* NULL: not given; so the next two */
+        const char *older;
+        const char *by;
         char **arguments; /* after the command */
         int n_arguments;
 };
@@ -38,6 +44,8 @@ struct command {
         Bfcd__List__Kind kind;
         int (*run)(struct ask *a, const struct invocation *i, const struct command *c);
 };
+
+static int usage(const char *what, const char *which, const char *right);
 
 static int complain(const struct ask *a)
 {
@@ -122,6 +130,63 @@ static int run_reload(struct ask *a, const struct invocation *i, const struct co
         return failed ? EXIT_REFUSED : r;
 }
 
+static uint64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_REALTIME, &now);
+        return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static int run_explain(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct list *l;
+        int r;
+
+        (void)c;
+        if (ask_explain(a, i->n_arguments > 0 ? i->arguments[0] : "", i->tenant ? i->tenant : "", &l) < 0)
+                return complain(a);
+        r = i->json ? show_print(stdout, explain_json(l)) : explain_print(stdout, l, now_ms());
+        list_free(l);
+        return finish(r);
+}
+
+static int add_leak(void *userdata, const Bfcd__BlockRow *row)
+{
+        return leaks_add(userdata, row);
+}
+
+/* Sessions are read behind the blocks: whose block was seen is most likely still there. */
+static int print_leaks(struct ask *a, const struct invocation *i, struct leaks *k)
+{
+        struct list *sessions;
+        int r;
+
+        if (ask_blocks(a, add_leak, k) < 0 || ask_list(a, BFCD__LIST__KIND__SESSIONS, &sessions) < 0)
+                return complain(a);
+        r = i->json ? show_print(stdout, leaks_json(k, sessions)) : leaks_print(stdout, k, sessions);
+        list_free(sessions);
+        return finish(r);
+}
+
+static int run_leaks(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct leaks_options options = { .by = LEAKS_BY_TAG, .tenant = i->tenant };
+        struct leaks *k;
+        int status;
+
+        (void)c;
+        if (i->older && leaks_parse_age(i->older, &options.older_ms) < 0)
+                return usage("no age", i->older, "it is a number and ms, s, m, h or d, as in --older 10m");
+        if (i->by && leaks_parse_by(i->by, &options.by) < 0)
+                return usage("blocks cannot be summed up by", i->by, "--by takes tag, session or block");
+        if (leaks_new(&options, &k) < 0)
+                return finish(-ENOMEM);
+        status = print_leaks(a, i, k);
+        leaks_free(k);
+        return status;
+}
+
 static const struct command commands[] = {
         { "status", 0, false, BFCD__LIST__KIND__STATUS, run_list },
         { "partitions", 0, false, BFCD__LIST__KIND__PARTITIONS, run_list },
@@ -130,6 +195,8 @@ static const struct command commands[] = {
         { "blocks", 0, false, BFCD__LIST__KIND__BLOCKS, run_list },
         { "shared", 0, false, BFCD__LIST__KIND__SHARED, run_list },
         { "whoami", 0, false, BFCD__LIST__KIND__WHOAMI, run_list },
+        { "explain", 1, false, 0, run_explain },
+        { "leaks", 0, false, 0, run_leaks },
         { "config", 0, true, 0, run_config },
         { "reset-peaks", 2, true, 0, run_reset_peaks },
         { "reload", 0, true, 0, run_reload },
@@ -150,6 +217,10 @@ static void print_help(FILE *out)
               "  blocks                           every block handed out\n"
               "  shared                           blocks that processes share, by name\n"
               "  whoami                           which tenant this user is\n"
+              "  explain [PARTITION] [--tenant TENANT]\n"
+              "                                   who has the memory\n"
+              "  leaks [--older AGE] [--by tag|session|block] [--tenant TENANT]\n"
+              "                                   what has been there for long\n"
               "On the admin socket also:\n"
               "  config                           the configuration in force\n"
               "  reset-peaks [TENANT [PARTITION]] start peaks anew\n"
@@ -182,6 +253,15 @@ static const struct command *find(const char *name)
         return NULL;
 }
 
+static const char *right_use(const struct command *c)
+{
+        if (c->run == run_explain)
+                return "it is \"bfcctl explain [PARTITION] [--tenant TENANT]\"";
+        if (c->run == run_reset_peaks)
+                return "it is \"bfcctl reset-peaks [TENANT [PARTITION]]\"";
+        return "this command takes none";
+}
+
 static int run(const struct command *c, const struct invocation *i)
 {
         struct ask a;
@@ -204,13 +284,16 @@ static int run(const struct command *c, const struct invocation *i)
 
 int main(int argc, char **argv)
 {
-        enum { OPTION_VERSION = 256, OPTION_DRY_RUN };
+        enum { OPTION_VERSION = 256, OPTION_DRY_RUN, OPTION_TENANT, OPTION_OLDER, OPTION_BY };
         static const struct option options[] = {
                 { "socket", required_argument, NULL, 's' },
                 { "json", no_argument, NULL, 'j' },
                 { "help", no_argument, NULL, 'h' },
                 { "version", no_argument, NULL, OPTION_VERSION },
                 { "dry-run", no_argument, NULL, OPTION_DRY_RUN },
+                { "tenant", required_argument, NULL, OPTION_TENANT },
+                { "older", required_argument, NULL, OPTION_OLDER },
+                { "by", required_argument, NULL, OPTION_BY },
                 { NULL, 0, NULL, 0 },
         };
         struct invocation i = { 0 };
@@ -234,6 +317,15 @@ int main(int argc, char **argv)
                 case OPTION_DRY_RUN:
                         i.dry_run = true;
                         break;
+                case OPTION_TENANT:
+                        i.tenant = optarg;
+                        break;
+                case OPTION_OLDER:
+                        i.older = optarg;
+                        break;
+                case OPTION_BY:
+                        i.by = optarg;
+                        break;
                 case ':':
                         return usage("no value for", argv[optind - 1], "it takes one, as in --socket PATH");
                 default:
@@ -250,11 +342,13 @@ int main(int argc, char **argv)
                 return usage("unknown command", argv[optind], "\"bfcctl --help\" lists them");
         if (i.dry_run && c->run != run_reload)
                 return usage("--dry-run is not for", c->name, "it is \"bfcctl reload --dry-run\"");
+        if (i.tenant && c->run != run_explain && c->run != run_leaks)
+                return usage("--tenant is not for", c->name, "it is for explain and leaks");
+        if ((i.older || i.by) && c->run != run_leaks)
+                return usage("--older and --by are not for", c->name, "they are for leaks");
         i.arguments = argv + optind + 1;
         i.n_arguments = argc - optind - 1;
         if (i.n_arguments > c->max_arguments)
-                return usage("too many arguments from", i.arguments[c->max_arguments],
-                             c->max_arguments ? "it is \"bfcctl reset-peaks [TENANT [PARTITION]]\""
-                                              : "this command takes none");
+                return usage("too many arguments from", i.arguments[c->max_arguments], right_use(c));
         return run(c, &i);
 }

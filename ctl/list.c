@@ -29,6 +29,7 @@ struct list *list_free(struct list *l)
         free(l->sessions);
         free(l->blocks);
         free(l->shared);
+        free(l->explained);
         free(l);
         return NULL;
 }
@@ -86,6 +87,23 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
         if (page->next_cursor == 0 && ((kind == BFCD__LIST__KIND__STATUS && !l->status) ||
                                        (kind == BFCD__LIST__KIND__WHOAMI && !l->whoami)))
                 return -EPROTO;
+        *ret_cursor = page->next_cursor;
+        return 0;
+}
+
+int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor)
+{
+        const Bfcd__ExplainReply *page =
+                reply->body_case == BFCD__REPLY__BODY_EXPLAIN ? reply->explain : NULL;
+        int r = keep(l, reply);
+
+        if (r < 0)
+                return r;
+        if (!page)
+                return -EPROTO;
+        r = append(&l->explained, &l->n_explained, page->rows, page->n_rows);
+        if (r < 0)
+                return r;
         *ret_cursor = page->next_cursor;
         return 0;
 }

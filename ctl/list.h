@@ -27,6 +27,8 @@ struct list {
         size_t n_blocks;
         Bfcd__SharedRow **shared;
         size_t n_shared;
+        Bfcd__ExplainRow **explained;
+        size_t n_explained;
 };
 
 int list_new(struct list **ret);
@@ -36,5 +38,8 @@ struct list *list_free(struct list *l);
  * 0 after the last page. -EPROTO: not a page, or the last page and what was
  * asked for never came. -ENOMEM. */
 int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t *ret_cursor);
+
+/* The same with a page of the report that explains. */
+int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
 #endif

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <time.h>
 
 #include "ctl/table.h"
 #include "ctl/text.h"
@@ -32,11 +33,22 @@ static uint64_t scattered(const Bfcd__Figures *f)
 
 /* ---- tables -------------------------------------------------------------- */
 
+/* How long ago something was, for people; it never was where it has no time. */
+static void add_ago(struct table *t, uint64_t time_ms)
+{
+        uint64_t now_ms = (uint64_t)time(NULL) * 1000;
+
+        if (time_ms == 0)
+                table_text(t, "-");
+        else
+                table_duration(t, now_ms > time_ms ? now_ms - time_ms : 0);
+}
+
+/* Tables are for terminals of 120 columns; explain and JSON tell the rest. */
 static const struct table_column tenant_columns[] = {
-        { "TENANT", false },  { "PARTITION", false },    { "IN-USE", true },   { "PEAK", true },
-        { "RESERVED", true }, { "PEAK-RESERVED", true }, { "LIMIT", true },    { "USE%", true },
-        { "BLOCKS", true },   { "SESSIONS", true },      { "REFUSALS", true }, { "FRAG%", true },
-        { "ESCAPED", true },
+        { "TENANT", false }, { "PARTITION", false }, { "IN-USE", true },   { "PEAK", true },
+        { "AGO", true },     { "RESERVED", true },   { "PEAK-RES", true }, { "LIMIT", true },
+        { "EDQUOT", true },  { "ENOMEM", true },     { "LAST", true },     { "ESCAPED", true },
 };
 
 static void add_tenants(struct table *t, const struct list *l)
@@ -48,23 +60,21 @@ static void add_tenants(struct table *t, const struct list *l)
                 table_text(t, l->tenants[i]->partition);
                 table_size(t, f->bytes_in_use);
                 table_size(t, f->peak_bytes_in_use);
+                add_ago(t, f->peak_bytes_in_use_time_ms);
                 table_size(t, f->bytes_reserved);
                 table_size(t, f->peak_bytes_reserved);
                 table_size(t, f->bytes_limit);
-                table_percent(t, f->bytes_in_use, f->bytes_limit);
-                table_number(t, f->num_blocks);
-                table_number(t, f->num_sessions);
-                table_number(t, f->num_refusals);
-                table_percent(t, scattered(f), f->bytes_free);
+                table_number(t, f->num_over_quota);
+                table_number(t, f->num_out_of_memory);
+                add_ago(t, f->last_refusal_time_ms);
                 table_size(t, f->bytes_escaped);
         }
 }
 
 static const struct table_column partition_columns[] = {
-        { "PARTITION", false },    { "DEVICE", false },    { "GROWTH", false },  { "SHARE", false },
-        { "TENANTS", true },       { "IN-USE", true },     { "PEAK", true },     { "RESERVED", true },
-        { "PEAK-RESERVED", true }, { "GUARANTEED", true }, { "LIMIT", true },    { "USE%", true },
-        { "BLOCKS", true },        { "SESSIONS", true },   { "REFUSALS", true }, { "ESCAPED", true },
+        { "PARTITION", false }, { "DEVICE", false }, { "GROWTH", false },  { "IN-USE", true },
+        { "PEAK", true },       { "AGO", true },     { "RESERVED", true }, { "PEAK-RES", true },
+        { "GUARANTEED", true }, { "LIMIT", true },   { "ENOMEM", true },   { "ESCAPED", true },
 };
 
 static void add_partitions(struct table *t, const struct list *l)
@@ -76,18 +86,14 @@ static void add_partitions(struct table *t, const struct list *l)
                 table_text(t, row->name);
                 table_text(t, row->device);
                 table_text(t, row->growth);
-                table_text(t, row->share);
-                table_number(t, row->num_tenants);
                 table_size(t, f->bytes_in_use);
                 table_size(t, f->peak_bytes_in_use);
+                add_ago(t, f->peak_bytes_in_use_time_ms);
                 table_size(t, f->bytes_reserved);
                 table_size(t, f->peak_bytes_reserved);
                 table_size(t, f->bytes_guaranteed);
                 table_size(t, f->bytes_limit);
-                table_percent(t, f->bytes_in_use, f->bytes_limit);
-                table_number(t, f->num_blocks);
-                table_number(t, f->num_sessions);
-                table_number(t, f->num_refusals);
+                table_number(t, f->num_out_of_memory);
                 table_size(t, f->bytes_escaped);
         }
 }
@@ -298,7 +304,6 @@ static json_t *number(uint64_t n)
         return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
 }
 
-/* A block's id uses all 64 bits, which few readers of JSON keep in a number. */
 static json_t *id(uint64_t n)
 {
         char text[TEXT_MAX];
@@ -307,7 +312,6 @@ static json_t *id(uint64_t n)
         return json_string(text);
 }
 
-/* Sets one field of an object; a failure anywhere makes the whole NULL. */
 static void set(json_t **object, const char *key, json_t *value)
 {
         if (!*object) {
@@ -352,6 +356,37 @@ static void set_figures(json_t **row, const Bfcd__Figures *figures)
         set(row, "num_sessions", number(f->num_sessions));
         set(row, "num_extents", number(f->num_extents));
         set(row, "num_refusals", number(f->num_refusals));
+        set(row, "num_over_quota", number(f->num_over_quota));
+        set(row, "num_out_of_memory", number(f->num_out_of_memory));
+        set(row, "last_refusal_time_ms", number(f->last_refusal_time_ms));
+        set(row, "peak_bytes_in_use_time_ms", number(f->peak_bytes_in_use_time_ms));
+        set(row, "peak_bytes_reserved_time_ms", number(f->peak_bytes_reserved_time_ms));
+}
+
+/* The same by the names that other files know. */
+json_t *show_number(uint64_t n)
+{
+        return number(n);
+}
+
+json_t *show_id(uint64_t n)
+{
+        return id(n);
+}
+
+void show_set(json_t **object, const char *key, json_t *value)
+{
+        set(object, key, value);
+}
+
+void show_push(json_t **array, json_t *value)
+{
+        push(array, value);
+}
+
+void show_set_figures(json_t **row, const Bfcd__Figures *figures)
+{
+        set_figures(row, figures);
 }
 
 static json_t *json_tenants(const struct list *l)
@@ -434,6 +469,7 @@ static json_t *json_blocks(const struct list *l)
                 set(&row, "n_bytes", number(b->n_bytes));
                 set(&row, "n_requested", number(b->n_requested));
                 set(&row, "age_ms", number(b->age_ms));
+                set(&row, "tag", show_string(b->tag));
                 set(&row, "shared_name", b->shared_name[0] ? show_string(b->shared_name) : json_null());
                 push(&ret, row);
         }

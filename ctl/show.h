@@ -24,6 +24,19 @@ json_t *show_document(const char *name, json_t *value);
 /* A string from the daemon as JSON, whatever bytes it holds. */
 json_t *show_string(const char *s);
 
+/* A figure; and an id, as text, since it may use all 64 bits, which few readers of
+ * JSON keep in a number. */
+json_t *show_number(uint64_t n);
+json_t *show_id(uint64_t n);
+
+/* Sets one field of an object, or adds to an array; takes the value over. A failure
+ * anywhere makes the whole NULL, so that filling one needs no checks. */
+void show_set(json_t **object, const char *key, json_t *value);
+void show_push(json_t **array, json_t *value);
+
+/* All figures but those that only a tenant has; NULL: zeroes. */
+void show_set_figures(json_t **row, const Bfcd__Figures *figures);
+
 /* NULL when out of memory. */
 json_t *show_json(Bfcd__List__Kind kind, const struct list *l);
 

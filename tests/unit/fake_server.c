@@ -432,6 +432,7 @@ static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
         }
         train.name = (char *)(uintptr_t) "train";
         train.bytes_limit = infer.bytes_limit = UINT64_C(16) << 20;
+        infer.usage_entry = 1;
         tell_infer(mood, &infer);
         body.version = mood == FAKE_HELLO_VERSION_0 ? 0 : mood == FAKE_HELLO_VERSION_2 ? 2 : 1;
         body.tenant = (char *)(uintptr_t) "vision";

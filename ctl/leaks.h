@@ -1,0 +1,46 @@
+/* bfcctl leaks: blocks that have been there for long, summed up by their tags, by
+ * their sessions, or one by one.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Blocks are added page by page as they come: a million of them take no more
+ * memory here than there are groups. */
+#ifndef BFC_CTL_LEAKS_H
+#define BFC_CTL_LEAKS_H
+
+#include <jansson.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "ctl/list.h"
+
+enum leaks_by { LEAKS_BY_TAG, LEAKS_BY_SESSION, LEAKS_BY_BLOCK };
+
+struct leaks_options {
+        enum leaks_by by;
+        uint64_t older_ms;  /* younger blocks are left out */
+        const char *tenant; /* NULL: all */
+};
+
+struct leaks;
+
+/* "tag", "session", "block"; -EINVAL. */
+int leaks_parse_by(const char *s, enum leaks_by *ret);
+
+/* "90s", "10m", "1h", "2d", "500ms", "0"; -EINVAL, also where it is too much. */
+int leaks_parse_age(const char *s, uint64_t *ret_ms);
+
+/* options must outlive it. -ENOMEM. */
+int leaks_new(const struct leaks_options *options, struct leaks **ret);
+struct leaks *leaks_free(struct leaks *k);
+
+/* Counts a block; -ENOMEM. */
+int leaks_add(struct leaks *k, const Bfcd__BlockRow *row);
+
+/* Groups with the most bytes first. sessions: to name them by. -ENOMEM, -EIO. */
+int leaks_print(FILE *out, struct leaks *k, const struct list *sessions);
+
+/* NULL when out of memory. */
+json_t *leaks_json(struct leaks *k, const struct list *sessions);
+
+#endif

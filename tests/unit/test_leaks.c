@@ -1,0 +1,316 @@
+/* bfcctl's reports that are more than a list: leaks summed up, and the report of
+ * who has the memory, from canned rows.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/suite.h"
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ctl/explain.h"
+#include "ctl/leaks.h"
+#include "ctl/show.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static struct list none; /* no sessions */
+
+static void check_json(json_t *document, const char *expected_text)
+{
+        json_error_t error;
+        json_t *expected = json_loads(expected_text, 0, &error);
+        char *text;
+
+        ck_assert_msg(expected != NULL, "%s at %d", error.text, error.position);
+        ck_assert_ptr_nonnull(document);
+        text = json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+        ck_assert_msg(json_equal(expected, document), "got %s", text);
+        free(text);
+        json_decref(expected);
+        json_decref(document);
+}
+
+/* ---- leaks ------------------------------------------------------------------- */
+
+START_TEST(ages)
+{
+        static const struct {
+                const char *text;
+                uint64_t ms;
+        } good[] = { { "0", 0 },        { "500ms", 500 },   { "90s", 90000 }, { "10m", 600000 },
+                     { "2h", 7200000 }, { "1d", 86400000 }, { "0007s", 7000 } };
+        static const char *const bad[] = { "",
+                                           "10",
+                                           "m",
+                                           "-1s",
+                                           "1.5h",
+                                           "10 m",
+                                           "10mm",
+                                           "1w",
+                                           "99999999999999999999s",
+                                           "18446744073709551615d" };
+        uint64_t ms;
+
+        for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+                ck_assert_msg(leaks_parse_age(good[i].text, &ms) == 0, "%s", good[i].text);
+                ck_assert_uint_eq(ms, good[i].ms);
+        }
+        ms = 1;
+        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+                ck_assert_msg(leaks_parse_age(bad[i], &ms) == -EINVAL, "%s", bad[i]);
+        ck_assert_uint_eq(ms, 1);
+}
+END_TEST
+
+START_TEST(what_to_sum_up_by)
+{
+        enum leaks_by by = LEAKS_BY_BLOCK;
+
+        ck_assert_int_eq(leaks_parse_by("tag", &by), 0);
+        ck_assert_int_eq(by, LEAKS_BY_TAG);
+        ck_assert_int_eq(leaks_parse_by("session", &by), 0);
+        ck_assert_int_eq(by, LEAKS_BY_SESSION);
+        ck_assert_int_eq(leaks_parse_by("block", &by), 0);
+        ck_assert_int_eq(by, LEAKS_BY_BLOCK);
+        ck_assert_int_eq(leaks_parse_by("age", &by), -EINVAL);
+}
+END_TEST
+
+static void add(struct leaks *k, uint64_t id, uint64_t session, const char *tenant, const char *tag,
+                uint64_t n_bytes, uint64_t age_ms)
+{
+        Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
+
+        row.block_id = id;
+        row.session_id = session;
+        row.tenant = (char *)(uintptr_t)tenant;
+        row.partition = (char[]){ "train" };
+        row.tag = (char *)(uintptr_t)tag;
+        row.n_bytes = n_bytes;
+        row.n_requested = n_bytes - 1;
+        row.age_ms = age_ms;
+        ck_assert_int_eq(leaks_add(k, &row), 0);
+}
+
+static struct leaks *open_leaks(const struct leaks_options *options)
+{
+        struct leaks *k;
+
+        ck_assert_int_eq(leaks_new(options, &k), 0);
+        add(k, 1, 7, "red", "weights", 1024, 5000);
+        add(k, 2, 7, "red", "", 4096, 9000);
+        add(k, 3, 8, "red", "weights", 2048, 7000);
+        add(k, 4, 9, "blue", "weights", 512, 60000);
+        add(k, 5, 8, "red", "weights", 8192, 10); /* young */
+        return k;
+}
+
+static char *table_of(struct leaks *k, const struct list *sessions)
+{
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        ck_assert_int_eq(leaks_print(out, k, sessions), 0);
+        fclose(out);
+        return text;
+}
+
+START_TEST(by_tag)
+{
+        struct leaks_options options = { .by = LEAKS_BY_TAG, .older_ms = 1000 };
+        struct leaks *k = open_leaks(&options);
+        char *text = table_of(k, &none);
+
+        ck_assert_str_eq(text, "TAG      TENANT  PARTITION  BLOCKS   IN-USE  LARGEST  OLDEST  NEWEST\n"
+                               "-        red     train           1  4.0 KiB  4.0 KiB   9.0 s   9.0 s\n"
+                               "weights  red     train           2  3.0 KiB  2.0 KiB   7.0 s   5.0 s\n"
+                               "weights  blue    train           1    512 B    512 B  1m 00s  1m 00s\n");
+        free(text);
+        check_json(
+                leaks_json(k, &none),
+                "{\"schema\":1,\"leaks\":["
+                "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"\",\"num_blocks\":1,\"bytes_in_use\":4096,"
+                "\"bytes_requested\":4095,\"largest_block_bytes\":4096,\"oldest_age_ms\":9000,\"newest_age_ms\":9000},"
+                "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"weights\",\"num_blocks\":2,\"bytes_in_use\":3072,"
+                "\"bytes_requested\":3070,\"largest_block_bytes\":2048,\"oldest_age_ms\":7000,\"newest_age_ms\":5000},"
+                "{\"tenant\":\"blue\",\"partition\":\"train\",\"tag\":\"weights\",\"num_blocks\":1,\"bytes_in_use\":512,"
+                "\"bytes_requested\":511,\"largest_block_bytes\":512,\"oldest_age_ms\":60000,\"newest_age_ms\":60000}"
+                "]}");
+        leaks_free(k);
+        ck_assert_ptr_null(leaks_free(NULL));
+}
+END_TEST
+
+START_TEST(by_session)
+{
+        struct leaks_options options = { .by = LEAKS_BY_SESSION, .tenant = "red" };
+        struct leaks *k = open_leaks(&options);
+        Bfcd__SessionRow row = BFCD__SESSION_ROW__INIT, *rows[] = { &row };
+        struct list sessions = { .sessions = rows, .n_sessions = 1 };
+        char *text;
+
+        row.session_id = 8;
+        row.pid = 4242;
+        row.name = (char[]){ "train\n.py" };
+        row.state = (char[]){ "live" };
+        text = table_of(k, &sessions);
+        ck_assert_str_eq(
+                text,
+                "SESSION   PID  NAME        STATE  TENANT  PARTITION  BLOCKS    IN-USE  LARGEST  OLDEST  NEWEST\n"
+                "      8  4242  train\\n.py  live   red     train           2  10.0 KiB  8.0 KiB   7.0 s   0.0 s\n"
+                "      7     0  -           -      red     train           2   5.0 KiB  4.0 KiB   9.0 s   5.0 s\n");
+        free(text);
+        leaks_free(k);
+}
+END_TEST
+
+START_TEST(by_block)
+{
+        struct leaks_options options = { .by = LEAKS_BY_BLOCK, .older_ms = 6000, .tenant = "red" };
+        struct leaks *k = open_leaks(&options);
+        char *text;
+
+        add(k, UINT64_MAX, 7, "red", "x", 4096, 9001);
+        text = table_of(k, &none);
+        ck_assert_str_eq(
+                text,
+                "               BLOCK  SESSION  TENANT  PARTITION  TAG         SIZE  REQUESTED    AGE\n"
+                "18446744073709551615        7  red     train      x        4.0 KiB    4.0 KiB  9.0 s\n"
+                "                   2        7  red     train      -        4.0 KiB    4.0 KiB  9.0 s\n"
+                "                   3        8  red     train      weights  2.0 KiB    2.0 KiB  7.0 s\n");
+        free(text);
+        leaks_free(k);
+        ck_assert_int_eq(leaks_new(&options, &k), 0);
+        check_json(leaks_json(k, &none), "{\"schema\":1,\"leaks\":[]}");
+        add(k, UINT64_MAX, 7, "red", "x", 4096, 9001);
+        check_json(
+                leaks_json(k, &none),
+                "{\"schema\":1,\"leaks\":[{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"x\","
+                "\"session_id\":7,\"block_id\":\"18446744073709551615\",\"n_bytes\":4096,\"n_requested\":4095,"
+                "\"age_ms\":9001}]}");
+        leaks_free(k);
+}
+END_TEST
+
+/* ---- explain --------------------------------------------------------------------- */
+
+/* A partition and a tenant in it, with a holder that others named. */
+static struct list *explained(void)
+{
+        static Bfcd__Figures figures;
+        static Bfcd__Holder holder;
+        static Bfcd__Holder *holders[] = { &holder };
+        static Bfcd__ExplainRow rows[2], *pointers[] = { &rows[0], &rows[1] };
+        static struct list l;
+        static char train[] = "train", red[] = "red", name[] = "x\x1b[2J", live[] = "live",
+                    picture[] = "##+.~-";
+
+        bfcd__figures__init(&figures);
+        figures.bytes_limit = 64 * MIB;
+        figures.bytes_in_use = 3 * MIB;
+        figures.peak_bytes_in_use = 5 * MIB;
+        figures.peak_bytes_in_use_time_ms = 1000000;
+        figures.num_allocs = 12;
+        figures.largest_alloc_size = MIB;
+        figures.bytes_free = 4 * MIB;
+        figures.largest_free_block_bytes = 3 * MIB;
+        figures.num_refusals = 3;
+        figures.num_over_quota = 1;
+        figures.num_out_of_memory = 2;
+        figures.last_refusal_time_ms = 1030000;
+        figures.num_sessions = 2;
+        bfcd__holder__init(&holder);
+        holder.session_id = 9;
+        holder.pid = 77;
+        holder.name = name;
+        holder.state = live;
+        holder.num_blocks = 4;
+        holder.bytes_in_use = 3 * MIB;
+        holder.client_bytes_idle = 512;
+        holder.largest_block_bytes = MIB;
+        bfcd__explain_row__init(&rows[0]);
+        bfcd__explain_row__init(&rows[1]);
+        rows[0].partition = rows[1].partition = train;
+        rows[1].tenant = red;
+        rows[1].figures = &figures;
+        rows[1].fragmentation = 0.25;
+        rows[1].occupancy = picture;
+        rows[1].n_holders = 1;
+        rows[1].holders = holders;
+        rows[1].num_waiting = 6;
+        rows[1].bytes_retiring = 2 * MIB;
+        l = (struct list){ .explained = pointers, .n_explained = 2 };
+        return &l;
+}
+
+START_TEST(explain_for_people)
+{
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        ck_assert_int_eq(explain_print(out, explained(), 1060000), 0);
+        fclose(out);
+        ck_assert_int_eq(strncmp(text, "Partition train\n  Limit ", 24), 0);
+        ck_assert_ptr_nonnull(strstr(text, "\n\nTenant red in partition train\n"
+                                           "  Limit               67108864    64.0 MiB\n"
+                                           "  InUse                3145728     3.0 MiB\n"
+                                           "  MaxInUse             5242880     5.0 MiB, 1m 00s ago\n"
+                                           "  NumAllocs                 12\n"
+                                           "  MaxAllocSize         1048576     1.0 MiB\n"));
+        ck_assert_ptr_nonnull(strstr(text, "  Fragmentation           25.0  %\n"
+                                           "  Retiring             2097152     2.0 MiB\n"));
+        ck_assert_ptr_nonnull(strstr(text,
+                                     "  Waiting                    6\n"
+                                     "  Refused                    3  EDQUOT 1, ENOMEM 2, last 30.0 s ago\n"
+                                     "  ##+.~-\n"
+                                     "  # used  . free  + mixed  ~ being given back  - no memory there\n"));
+        ck_assert_ptr_nonnull(strstr(text, "SESSION  PID  NAME      STATE  BLOCKS   IN-USE   IDLE  LARGEST\n"
+                                           "      9   77  x\\x1b[2J  live        4  3.0 MiB  512 B  1.0 MiB\n"
+                                           "(1 of 2 sessions)\n"));
+        free(text);
+}
+END_TEST
+
+START_TEST(explain_for_programs)
+{
+        json_t *document = explain_json(explained()), *rows, *row, *holder;
+
+        ck_assert_int_eq(json_integer_value(json_object_get(document, "schema")), SHOW_SCHEMA);
+        rows = json_object_get(document, "explain");
+        ck_assert_uint_eq(json_array_size(rows), 2);
+        ck_assert(json_is_null(json_object_get(json_array_get(rows, 0), "tenant")));
+        row = json_array_get(rows, 1);
+        ck_assert_str_eq(json_string_value(json_object_get(row, "tenant")), "red");
+        ck_assert_str_eq(json_string_value(json_object_get(row, "occupancy")), "##+.~-");
+        ck_assert_int_eq(json_integer_value(json_object_get(row, "num_waiting")), 6);
+        ck_assert_int_eq(json_integer_value(json_object_get(row, "bytes_retiring")), 2 * MIB);
+        ck_assert_int_eq(json_integer_value(json_object_get(row, "peak_bytes_in_use_time_ms")), 1000000);
+        ck_assert(json_real_value(json_object_get(row, "fragmentation")) == 0.25);
+        holder = json_array_get(json_object_get(row, "holders"), 0);
+        check_json(
+                json_incref(holder),
+                "{\"session_id\":9,\"pid\":77,\"name\":\"x\\u001b[2J\",\"state\":\"live\",\"num_blocks\":4,"
+                "\"bytes_in_use\":3145728,\"client_bytes_idle\":512,\"largest_block_bytes\":1048576}");
+        json_decref(document);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("leaks");
+        TCase *c = tcase_create("leaks");
+
+        tcase_add_test(c, ages);
+        tcase_add_test(c, what_to_sum_up_by);
+        tcase_add_test(c, by_tag);
+        tcase_add_test(c, by_session);
+        tcase_add_test(c, by_block);
+        tcase_add_test(c, explain_for_people);
+        tcase_add_test(c, explain_for_programs);
+        suite_add_tcase(suite, c);
+        return suite_run(suite);
+}
