@@ -1,0 +1,292 @@
+/* Who has the memory: refusals, the log, bfcctl explain and bfcctl leaks, with real
+ * processes.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/integration/harness.h"
+
+enum { REFUSED = 1, USAGE = 2 }; /* exit statuses */
+
+static const struct rig_config two_tenants = {
+        .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 80MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 80MiB}]\n",
+};
+
+static int ctl(const char *socket, const char *const words[6], char **ret_out, char **ret_err)
+{
+        const char *argv[10] = { program_bfcctl(), "--socket", socket };
+
+        for (size_t i = 0; i < 6 && words[i]; i++)
+                argv[3 + i] = words[i];
+        return program_run(argv, ret_out, ret_err);
+}
+
+#define WORDS(...) ((const char *const[6]){ __VA_ARGS__ })
+
+/* The array that the command prints; the caller releases it. */
+static json_t *ctl_rows(const char *socket, const char *const words[6])
+{
+        char *out, *err;
+        json_t *document, *rows;
+        int status = ctl(socket, words, &out, &err);
+
+        ck_assert_msg(status == 0, "bfcctl %s: status %d: %s", words[1], status, err);
+        document = json_loads(out, JSON_REJECT_DUPLICATES, NULL);
+        ck_assert_ptr_nonnull(document);
+        rows = json_incref(json_object_get(document, words[1]));
+        ck_assert_msg(json_is_array(rows), "no \"%s\" in: %s", words[1], out);
+        json_decref(document);
+        free(out);
+        free(err);
+        return rows;
+}
+
+static json_int_t number_of(const json_t *object, const char *key)
+{
+        ck_assert_msg(json_is_integer(json_object_get(object, key)), "\"%s\" is no number", key);
+        return json_integer_value(json_object_get(object, key));
+}
+
+static const char *string_of(const json_t *object, const char *key)
+{
+        ck_assert_msg(json_is_string(json_object_get(object, key)), "\"%s\" is no string", key);
+        return json_string_value(json_object_get(object, key));
+}
+
+/* A process that holds 20 MiB with a tag until it is told to end. */
+struct holder {
+        const struct rig *rig;
+        const char *tenant, *name, *tag;
+        size_t n_blocks, n_bytes;
+        struct gate has, may_end;
+        pid_t pid;
+};
+
+static void hold(void *arg)
+{
+        const struct holder *h = arg;
+        struct bfc_options options = { .struct_size = sizeof(options),
+                                       .socket = h->rig->socket,
+                                       .tenant = h->tenant,
+                                       .name = h->name,
+                                       .flags = CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD };
+        struct bfc_malloc_options how = { .struct_size = sizeof(how), .tag = h->tag };
+        bfc_client *client;
+        struct gate gate = h->has;
+        void *p;
+
+        REQUIRE(bfc_connect(&options, &client) == 0, "%s", bfc_last_error());
+        for (size_t i = 0; i < h->n_blocks; i++)
+                REQUIRE(bfc_malloc_with(client, h->n_bytes, &how, &p) == 0, "%s", bfc_last_error());
+        gate_open(&gate);
+        gate = h->may_end;
+        REQUIRE(gate_wait(&gate, 60000), "nobody told it to end");
+        bfc_disconnect(client);
+}
+
+static void hold_begin(struct holder *h, const struct rig *rig)
+{
+        h->rig = rig;
+        h->has = gate_new();
+        h->may_end = gate_new();
+        h->pid = child_start(hold, h);
+        ck_assert(gate_wait(&h->has, 60000));
+}
+
+static void hold_end(struct holder *h)
+{
+        gate_open(&h->may_end);
+        child_join(h->pid);
+        gate_free(&h->has);
+        gate_free(&h->may_end);
+}
+
+static void must_say(const char *sentence, const char *words)
+{
+        ck_assert_msg(strstr(sentence, words), "no \"%s\" in \"%s\"", words, sentence);
+}
+
+static void must_not_say(const char *sentence, const char *words)
+{
+        ck_assert_msg(!strstr(sentence, words), "\"%s\" in \"%s\"", words, sentence);
+}
+
+/* The tenant is told of its own and of others' sum; the log has all names. */
+START_TEST(refusals_name_holders)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct holder mine = { .tenant = "red", .name = "mine", .n_blocks = 2, .n_bytes = 2 * MIB },
+                      theirs = { .tenant = "blue", .name = "theirs", .n_blocks = 2, .n_bytes = 30 * MIB };
+        bfc_client *client;
+        char words[128], *log;
+        void *no;
+
+        hold_begin(&mine, rig);
+        hold_begin(&theirs, rig);
+        client = client_open(rig, "red", NULL);
+        ck_assert_int_eq(bfc_malloc(client, 40 * MIB, &no), -ENOMEM);
+        snprintf(words, sizeof(words), "(pid %d, mine): 4194304 bytes in 2 blocks", (int)mine.pid);
+        must_say(bfc_last_error(), words);
+        must_say(bfc_last_error(), "other tenants have 62914560 bytes reserved");
+        must_not_say(bfc_last_error(), "theirs");
+        must_not_say(bfc_last_error(), "blue");
+        log = rig_log(rig);
+        snprintf(words, sizeof(words), "(tenant 'blue', pid %d, theirs): 62914560 bytes in 2 blocks",
+                 (int)theirs.pid);
+        must_say(log, words);
+        free(log);
+        ck_assert_int_eq(bfc_malloc(client, 79 * MIB, &no), -EDQUOT);
+        must_say(bfc_last_error(), "the most has session");
+        must_not_say(bfc_last_error(), "other tenants");
+        bfc_disconnect(client);
+        hold_end(&mine);
+        hold_end(&theirs);
+        rig_stop(rig);
+}
+END_TEST
+
+/* The row of a tenant; NULL tenant: the partition's. */
+static json_t *row_of(json_t *rows, const char *tenant)
+{
+        for (size_t i = 0; i < json_array_size(rows); i++) {
+                json_t *row = json_array_get(rows, i), *name = json_object_get(row, "tenant");
+
+                if (tenant ? json_is_string(name) && strcmp(json_string_value(name), tenant) == 0
+                           : json_is_null(name))
+                        return row;
+        }
+        return NULL;
+}
+
+START_TEST(explain_on_both_sockets)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct holder mine = { .tenant = "red", .name = "mine", .n_blocks = 3, .n_bytes = 2 * MIB },
+                      theirs = { .tenant = "blue", .name = "theirs", .n_blocks = 1, .n_bytes = 20 * MIB };
+        json_int_t before = (json_int_t)time(NULL) * 1000;
+        json_t *rows, *row, *holders;
+        char *out, *err;
+
+        hold_begin(&mine, rig);
+        hold_begin(&theirs, rig);
+        rows = ctl_rows(rig->admin_socket, WORDS("--json", "explain"));
+        ck_assert_uint_eq(json_array_size(rows), 3);
+        row = row_of(rows, "red");
+        ck_assert_int_eq(number_of(row, "bytes_in_use"), 6 << 20);
+        ck_assert_int_eq(number_of(row, "num_allocs"), 3);
+        ck_assert_int_eq(number_of(row, "largest_alloc_size"), 2 << 20);
+        ck_assert_int_ge(number_of(row, "peak_bytes_in_use_time_ms"), before);
+        ck_assert_int_ge(number_of(row, "peak_bytes_reserved_time_ms"), before);
+        ck_assert_uint_eq(strlen(string_of(row, "occupancy")), 100);
+        ck_assert_ptr_nonnull(strchr(string_of(row, "occupancy"), '#'));
+        holders = json_object_get(row, "holders");
+        ck_assert_uint_eq(json_array_size(holders), 1);
+        ck_assert_int_eq(number_of(json_array_get(holders, 0), "pid"), mine.pid);
+        ck_assert_str_eq(string_of(json_array_get(holders, 0), "name"), "mine");
+        ck_assert_int_eq(number_of(json_array_get(holders, 0), "largest_block_bytes"), 2 << 20);
+        ck_assert_ptr_nonnull(row_of(rows, "blue"));
+        ck_assert_int_eq(number_of(row_of(rows, NULL), "bytes_in_use"), 26 << 20);
+        json_decref(rows);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("explain", "train", "--tenant", "blue"), &out, NULL),
+                         0);
+        must_say(out, "Tenant blue in partition train\n");
+        must_say(out, "theirs");
+        must_say(out, "# used  . free");
+        must_not_say(out, "red");
+        free(out);
+
+        setenv("BFC_TENANT", "red", 1);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("--json", "explain"), &out, NULL), 0);
+        must_say(out, "mine");
+        must_not_say(out, "blue");
+        must_not_say(out, "theirs");
+        free(out);
+        rows = ctl_rows(rig->socket, WORDS("--json", "explain"));
+        ck_assert_int_eq(number_of(row_of(rows, NULL), "bytes_in_use"), 6 << 20);
+        ck_assert_int_ge(number_of(row_of(rows, NULL), "bytes_reserved"), 26 << 20);
+        json_decref(rows);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("explain", "--tenant", "blue"), NULL, &err), REFUSED);
+        must_say(err, "not for you to see");
+        free(err);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("explain", "nowhere"), NULL, NULL), REFUSED);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("explain", "a", "b"), NULL, NULL), USAGE);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("status", "--tenant", "red"), NULL, NULL), USAGE);
+        hold_end(&mine);
+        hold_end(&theirs);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(leaks_by_all_there_is)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct holder weights = { .tenant = "red",
+                                  .name = "one",
+                                  .tag = "weights",
+                                  .n_blocks = 150,
+                                  .n_bytes = 1000 },
+                      other = { .tenant = "red",
+                                .name = "two",
+                                .tag = "weights",
+                                .n_blocks = 2,
+                                .n_bytes = MIB },
+                      theirs = { .tenant = "blue", .name = "three", .n_blocks = 1, .n_bytes = 512 };
+        json_t *rows, *row;
+        char *out;
+
+        hold_begin(&weights, rig);
+        hold_begin(&other, rig);
+        hold_begin(&theirs, rig);
+        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks"));
+        ck_assert_uint_eq(json_array_size(rows), 2);
+        row = json_array_get(rows, 0);
+        ck_assert_str_eq(string_of(row, "tag"), "weights");
+        ck_assert_int_eq(number_of(row, "num_blocks"), 152);
+        ck_assert_int_eq(number_of(row, "bytes_in_use"), 150 * 1024 + (2 << 20));
+        ck_assert_int_eq(number_of(row, "bytes_requested"), 150 * 1000 + (2 << 20));
+        ck_assert_str_eq(string_of(json_array_get(rows, 1), "tag"), "");
+        json_decref(rows);
+        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--by", "session", "--tenant", "red"));
+        ck_assert_uint_eq(json_array_size(rows), 2);
+        ck_assert_int_eq(number_of(json_array_get(rows, 0), "pid"), other.pid);
+        ck_assert_str_eq(string_of(json_array_get(rows, 1), "name"), "one");
+        json_decref(rows);
+        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--by", "block"));
+        ck_assert_uint_eq(json_array_size(rows), 153);
+        json_decref(rows);
+        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--older", "1d"));
+        ck_assert_uint_eq(json_array_size(rows), 0);
+        json_decref(rows);
+        setenv("BFC_TENANT", "blue", 1);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "--by", "session"), &out, NULL), 0);
+        must_say(out, "three");
+        must_not_say(out, "red");
+        free(out);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "--by", "colour"), NULL, NULL), USAGE);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "--older", "soon"), NULL, NULL), USAGE);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "red"), NULL, NULL), USAGE);
+        hold_end(&weights);
+        hold_end(&other);
+        hold_end(&theirs);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = { refusals_name_holders, explain_on_both_sockets, leaks_by_all_there_is,
+                                       NULL };
+
+        setenv("BFC_CACHE", "off", 1); /* the daemon's blocks, not slabs */
+        return harness_main(harness_suite("explain", tests));
+}
