@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/clock.h"
 #include "daemon/holding.h"
 #include "daemon/report.h"
 
@@ -193,22 +194,37 @@ static void explain_holder(struct holding *h, size_t *budget, Bfcd__Holder *row)
         row->state = borrow(session_state_name(s));
 }
 
+/* How many blocks may be looked at for this report. */
+static size_t explain_anew(struct quota *q)
+{
+        uint64_t now_ms = clock_ms();
+
+        if (q->report.since_ms != 0 && now_ms - q->report.since_ms < EXPLAIN_MS)
+                return 0;
+        q->report.since_ms = now_ms;
+        holding_most(q, q->report.most, QUOTA_HOLDERS);
+        arena_draw(q->arena, q->report.picture);
+        return EXPLAIN_BLOCKS;
+}
+
 static void explain_quota(struct quota *q, struct explanation *ret)
 {
-        struct holding *most[EXPLAIN_HOLDERS];
-        size_t budget = EXPLAIN_BLOCKS;
+        size_t budget = explain_anew(q);
 
         report_quota_figures(q, &ret->figures);
         ret->row.tenant = borrow(q->tenant);
         ret->row.num_waiting = q->n_waiting;
         ret->row.bytes_retiring = arena_retiring_bytes(q->arena);
-        arena_draw(q->arena, ret->occupancy);
-        ret->row.occupancy = ret->occupancy;
-        ret->row.n_holders = holding_most(q, most, EXPLAIN_HOLDERS);
+        ret->row.occupancy = q->report.picture;
         ret->row.holders = ret->pointers;
-        for (size_t i = 0; i < ret->row.n_holders; i++) {
-                explain_holder(most[i], &budget, &ret->holders[i]);
-                ret->pointers[i] = &ret->holders[i];
+        for (size_t i = 0; i < QUOTA_HOLDERS; i++) {
+                size_t n = ret->row.n_holders;
+
+                if (!q->report.most[i] || q->report.most[i]->n_blocks == 0)
+                        continue;
+                explain_holder(q->report.most[i], &budget, &ret->holders[n]);
+                ret->pointers[n] = &ret->holders[n];
+                ret->row.n_holders++;
         }
 }
 

@@ -6,9 +6,10 @@
  * a refusal must say anyway; an operator, and the log, are told all names.
  *
  * All of it takes bounded time on the loop: words of a refusal look at no more
- * than the first of each quota (see holding.h), a report has one row a page, and a
- * row looks at the quota's sessions once, at its extents, and at no more than
- * EXPLAIN_BLOCKS blocks.
+ * than the first of each quota (see holding.h). A report has one row a page; it
+ * looks at the quota's sessions, at its extents, and at no more than EXPLAIN_BLOCKS
+ * blocks, and that at most every 50 ms: who asks more often is told the present figures of
+ * those who were the first then, and shown the same picture.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_EXPLAIN_H
@@ -19,8 +20,8 @@
 #include "daemon/session.h"
 #include "proto/bfcd.pb-c.h"
 
-#define EXPLAIN_HOLDERS 16u
-#define EXPLAIN_BLOCKS  8192u
+#define EXPLAIN_BLOCKS 2048u
+#define EXPLAIN_MS     50u
 
 /* Appends to a refusal's sentence who has what the request lacks: the quota's
  * sessions with the most, and for -ENOMEM what other tenants have in all. */
@@ -34,8 +35,7 @@ struct explanation {
         Bfcd__ExplainReply reply;
         Bfcd__ExplainRow row, *rows[1];
         Bfcd__Figures figures;
-        Bfcd__Holder holders[EXPLAIN_HOLDERS], *pointers[EXPLAIN_HOLDERS];
-        char occupancy[PICTURE_CHARACTERS + 1];
+        Bfcd__Holder holders[QUOTA_HOLDERS], *pointers[QUOTA_HOLDERS];
 };
 
 /* -ENOENT: the viewer sees no such tenant in such a partition. */

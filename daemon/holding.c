@@ -20,6 +20,7 @@ void holding_join(struct holding *h, struct session *s, struct quota *q)
 void holding_leave(struct holding *h)
 {
         struct quota_ranks *ranks = &h->quota->ranks;
+        struct holding **most = h->quota->report.most;
 
         assert(h->n_blocks == 0 && h->bytes == 0);
         TAILQ_REMOVE(&h->quota->holdings, h, of_quota);
@@ -29,6 +30,8 @@ void holding_leave(struct holding *h)
                 if (ranks->by_blocks[i] == h)
                         ranks->by_blocks[i] = NULL;
         }
+        for (size_t i = 0; i < QUOTA_HOLDERS; i++)
+                most[i] = most[i] == h ? NULL : most[i];
 }
 
 static uint64_t holding_weight(const struct holding *h, bool by_blocks)
@@ -118,18 +121,14 @@ size_t holding_rank(struct quota *q, bool by_blocks, struct holding *ret[QUOTA_R
         return n;
 }
 
-size_t holding_most(const struct quota *q, struct holding **ret, size_t n)
+void holding_most(const struct quota *q, struct holding **ret, size_t n)
 {
         struct holding *h;
-        size_t n_found = 0;
 
         for (size_t i = 0; i < n; i++)
                 ret[i] = NULL;
         TAILQ_FOREACH(h, &q->holdings, of_quota)
         rank_insert(ret, n, h, false);
-        while (n_found < n && ret[n_found])
-                n_found++;
-        return n_found;
 }
 
 uint64_t holding_largest(struct holding *h, size_t *budget)

@@ -43,8 +43,9 @@ void holding_remove(struct holding *h, uint64_t n_bytes);
  * nothing. Returns how many there are, QUOTA_RANKS at most. */
 size_t holding_rank(struct quota *q, bool by_blocks, struct holding *ret[QUOTA_RANKS]);
 
-/* The same with up to n places, and of this moment: it looks at all sessions. */
-size_t holding_most(const struct quota *q, struct holding **ret, size_t n);
+/* The same with n places, NULL where there are not as many, and of this moment: it looks
+ * at all sessions. */
+void holding_most(const struct quota *q, struct holding **ret, size_t n);
 
 /* Its largest block. Where that was freed, the next largest is looked for among its
  * blocks, if they are no more than *budget, which goes down by what was looked at;

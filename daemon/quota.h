@@ -69,6 +69,14 @@ struct quota_ranks {
         struct holding *by_bytes[QUOTA_RANKS], *by_blocks[QUOTA_RANKS];
 };
 
+/* What is costly in a report, for whoever asks next: explain.c's. */
+#define QUOTA_HOLDERS 16u
+struct quota_report {
+        uint64_t since_ms; /* 0: there was none */
+        struct holding *most[QUOTA_HOLDERS];
+        char picture[PICTURE_CHARACTERS + 1];
+};
+
 struct quota {
         struct partition *partition;
         const char *tenant; /* name, the config's */
@@ -109,6 +117,7 @@ struct quota {
         uint64_t blocked_ms;        /* since when those who wait are blocked by others; 0: they are not */
         struct holding_list holdings;
         struct quota_ranks ranks;
+        struct quota_report report;
         TAILQ_ENTRY(quota) of_partition, of_due;
 };
 

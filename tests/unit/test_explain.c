@@ -455,11 +455,42 @@ START_TEST(sixteen_holders)
                 must_malloc(peers[i], TRAIN, 256 * ((i * 7) % 20 + 1));
         }
         row = row_of(admin, "train", "red");
-        ck_assert_uint_eq(row->n_holders, EXPLAIN_HOLDERS);
-        for (unsigned i = 0; i < EXPLAIN_HOLDERS; i++)
+        ck_assert_uint_eq(row->n_holders, QUOTA_HOLDERS);
+        for (unsigned i = 0; i < QUOTA_HOLDERS; i++)
                 ck_assert_uint_eq(row->holders[i]->bytes_in_use, 256 * (20 - i));
         for (unsigned i = 0; i < 20; i++)
                 peer_free(peers[i]);
+        peer_free(admin);
+}
+END_TEST
+
+/* Between two looks the order is old, the figures are not, and nobody is named who left. */
+START_TEST(reports_in_a_row)
+{
+        struct peer *first = come_in(1, "first"), *second = come_in(1, "second"), *admin = come_in_as_admin();
+        const Bfcd__ExplainRow *row;
+        uint64_t id, until;
+
+        id = must_malloc(first, TRAIN, 4 * MIB);
+        must_malloc(second, TRAIN, 2 * MIB);
+        row = row_of(admin, "train", "red");
+        ck_assert_str_eq(row->holders[0]->name, "first");
+        must_free(first, id);
+        must_malloc(first, TRAIN, 256);
+        row = row_of(admin, "train", "red");
+        ck_assert_uint_eq(row->n_holders, 2);
+        for (size_t i = 0; i < 2; i++)
+                ck_assert_uint_eq(row->holders[i]->bytes_in_use,
+                                  strcmp(row->holders[i]->name, "first") == 0 ? 256 : 2 * MIB);
+        peer_free(second);
+        row = row_of(admin, "train", "red");
+        ck_assert_uint_eq(row->n_holders, 1);
+        ck_assert_str_eq(row->holders[0]->name, "first");
+        for (until = clock_ms() + EXPLAIN_MS + 10; clock_ms() < until;)
+                ;
+        row = row_of(admin, "train", "red");
+        ck_assert_uint_eq(row->holders[0]->largest_block_bytes, 256);
+        peer_free(first);
         peer_free(admin);
 }
 END_TEST
@@ -651,6 +682,7 @@ int main(void)
         tcase_add_test(c, a_row);
         tcase_add_test(c, others_stay_unseen);
         tcase_add_test(c, sixteen_holders);
+        tcase_add_test(c, reports_in_a_row);
         tcase_add_test(c, largest_block);
         tcase_add_test(c, tags);
         tcase_add_test(c, when_peaks_were);
