@@ -180,6 +180,23 @@ static bool find_row(const struct session *viewer, const Bfcd__Explain *request,
         return false;
 }
 
+/* By its client's word, as far as that can be; 0 where it says nothing. */
+static uint64_t holding_idle(const struct holding *h)
+{
+        const struct session *s = h->session;
+        struct client_word word;
+        uint64_t idle;
+        size_t i = 0;
+
+        if (client_page_read(s->page, s->broker->reader, &word) < 0)
+                return 0;
+        while (&s->shares[i].holding != h)
+                i++;
+        /* What it has in further partitions is one sum, and may be in this one. */
+        idle = word.partitions[i < PAGES_MAX_PARTITIONS ? i : PAGES_MAX_PARTITIONS].bytes_idle;
+        return idle < h->bytes ? idle : h->bytes;
+}
+
 static void explain_holder(struct holding *h, size_t *budget, Bfcd__Holder *row)
 {
         const struct session *s = h->session;
@@ -190,6 +207,7 @@ static void explain_holder(struct holding *h, size_t *budget, Bfcd__Holder *row)
         row->name = borrow(s->name);
         row->num_blocks = h->n_blocks;
         row->bytes_in_use = h->bytes;
+        row->client_bytes_idle = holding_idle(h);
         row->largest_block_bytes = holding_largest(h, budget);
         row->state = borrow(session_state_name(s));
 }

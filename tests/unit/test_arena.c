@@ -5,6 +5,7 @@
 #include "daemon/arena.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/fake_device.h"
@@ -1021,6 +1022,114 @@ START_TEST(test_retired_escapes)
 }
 END_TEST
 
+struct live {
+        bfc_handle handle;
+        uint64_t offset, n_bytes;
+};
+
+/* The picture as it would be drawn anew of these blocks. */
+static void check_picture(const struct live *live, size_t n_live)
+{
+        char drawn[PICTURE_CHARACTERS + 1], expected[PICTURE_CHARACTERS + 1];
+        struct bfc_range span = { UINT64_MAX, 0 };
+        struct picture picture;
+
+        for (size_t i = 0; i < arena_n_slots(a); i++) {
+                uint32_t extent = arena_slot_extent(a, i);
+
+                if (extent == LEDGER_NONE)
+                        continue;
+                if (span.end == 0)
+                        span.begin = ledger_extent_at(ledger, extent)->offset;
+                span.end =
+                        ledger_extent_at(ledger, extent)->offset + ledger_extent_at(ledger, extent)->n_bytes;
+        }
+        picture_begin(&picture, span.end > 0 ? span : (struct bfc_range){ 0, 0 });
+        for (size_t i = 0; i < arena_n_slots(a); i++) {
+                uint32_t extent = arena_slot_extent(a, i);
+                struct occupancy o;
+                struct bfc_range range;
+
+                if (extent == LEDGER_NONE)
+                        continue;
+                range.begin = ledger_extent_at(ledger, extent)->offset;
+                range.end = range.begin + ledger_extent_at(ledger, extent)->n_bytes;
+                occupancy_open(&o, range.end - range.begin);
+                for (size_t k = 0; k < n_live; k++) {
+                        uint64_t begin = live[k].offset, end = begin + live[k].n_bytes;
+                        struct bfc_range part = { begin > range.begin ? begin - range.begin : 0,
+                                                  (end < range.end ? end : range.end) - range.begin };
+
+                        if (begin < range.end && end > range.begin)
+                                occupancy_add(&o, part);
+                }
+                picture_add(&picture, range, &o, false);
+                occupancy_close(&o);
+        }
+        picture_draw(&picture, expected);
+        arena_draw(a, drawn);
+        ck_assert_str_eq(drawn, expected);
+}
+
+/* Blocks come and go, extents too; the picture is always that of what is there. */
+START_TEST(pictures)
+{
+        struct live live[200];
+        size_t n_live = 0, n_drawn = 0;
+        uint64_t seed = 611;
+        unsigned n_released = 0;
+
+        printf("# seed %llu\n", (unsigned long long)seed);
+        open_arena(32 * MIB + SHORT);
+        check_picture(live, 0);
+        for (unsigned step = 0; step < 4000; step++) {
+                uint64_t n_bytes = 1 + random_next(&seed) % (step % 5 == 0 ? 5 * MIB : MIB / 4);
+                struct live *l = &live[n_live];
+                size_t victim = n_live > 0 ? (size_t)(random_next(&seed) % n_live) : 0;
+                size_t most = step / 200 % 2 == 0 ? 200 : 8;
+                int r = BFC_NO_FIT;
+
+                if (n_live < most && random_next(&seed) % 100 < 55)
+                        r = arena_alloc(a, n_bytes, &l->handle, &l->offset);
+                if (r == BFC_NO_FIT && n_live < most && random_next(&seed) % 4 == 0) {
+                        struct bfc_growth plan;
+                        struct charge charge;
+                        struct grown g = { 0 };
+                        uint64_t missing;
+
+                        if (arena_plan(a, n_bytes, UINT64_MAX, &plan) == 0 &&
+                            charge_take(&account, plan.new_bytes, &charge, &missing) == 0) {
+                                ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &g), 0);
+                                worker_drain(worker);
+                                l->handle = g.handle;
+                                l->offset = g.offset;
+                                r = g.result;
+                        }
+                }
+                if (r == 0) {
+                        l->n_bytes = bfc_block_bytes(n_bytes);
+                        n_live++;
+                } else if (n_live > 0) {
+                        ck_assert_int_eq(arena_dealloc(a, live[victim].handle), 0);
+                        live[victim] = live[--n_live];
+                }
+                if (step % 100 == 99) {
+                        (void)arena_release(a, UINT64_MAX, NULL, on_released, &n_released);
+                        worker_drain(worker);
+                }
+                if (step % 8 == 0) {
+                        check_picture(live, n_live);
+                        n_drawn++;
+                }
+        }
+        check();
+        ck_assert_uint_gt(n_released, 5);
+        while (n_live > 0)
+                ck_assert_int_eq(arena_dealloc(a, live[--n_live].handle), 0);
+        check_picture(live, 0);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("arena");
@@ -1028,6 +1137,7 @@ int main(void)
 
         tcase_add_checked_fixture(tc, setup, teardown);
         tcase_set_timeout(tc, 60);
+        tcase_add_test(tc, pictures);
         tcase_add_test(tc, test_extent_bytes);
         tcase_add_test(tc, test_limit_for_extent);
         tcase_add_test(tc, test_in_extent);

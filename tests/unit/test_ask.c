@@ -184,6 +184,66 @@ START_TEST(pages)
 }
 END_TEST
 
+/* Explains by two pages of one row each, for what was asked; and gives two pages of blocks. */
+static bool answer_report(const Bfcd__Request *request, Bfcd__Reply *reply)
+{
+        static Bfcd__ExplainReply explained;
+        static Bfcd__ExplainRow row, *rows[] = { &row };
+        static Bfcd__ListReply page;
+        static Bfcd__BlockRow block, *blocks[] = { &block, &block };
+
+        if (request->body_case == BFCD__REQUEST__BODY_EXPLAIN) {
+                bfcd__explain_reply__init(&explained);
+                bfcd__explain_row__init(&row);
+                row.partition = request->explain->partition;
+                row.tenant = request->explain->tenant;
+                row.num_waiting = request->explain->cursor;
+                explained.n_rows = 1;
+                explained.rows = rows;
+                explained.next_cursor = request->explain->cursor == 0 ? 7 : 0;
+                reply->body_case = BFCD__REPLY__BODY_EXPLAIN;
+                reply->explain = &explained;
+                return true;
+        }
+        bfcd__list_reply__init(&page);
+        bfcd__block_row__init(&block);
+        block.block_id = request->list->cursor + 1;
+        page.n_blocks = 2;
+        page.blocks = blocks;
+        page.next_cursor = request->list->cursor == 0 ? 10 : 0;
+        reply->body_case = BFCD__REPLY__BODY_LIST;
+        reply->list = &page;
+        return request->list->kind == BFCD__LIST__KIND__BLOCKS;
+}
+
+static int add_block(void *userdata, const Bfcd__BlockRow *row)
+{
+        uint64_t *sum = userdata;
+
+        *sum += row->block_id;
+        return *sum < 1000 ? 0 : -ENOMEM;
+}
+
+START_TEST(explain_and_blocks)
+{
+        struct list *l;
+        uint64_t sum = 0;
+
+        start(answer_report);
+        ck_assert_msg(ask_explain(&a, "train", "red", &l) == 0, "%s", a.error);
+        ck_assert_uint_eq(l->n_explained, 2);
+        ck_assert_str_eq(l->explained[0]->partition, "train");
+        ck_assert_str_eq(l->explained[1]->tenant, "red");
+        ck_assert_uint_eq(l->explained[1]->num_waiting, 7);
+        list_free(l);
+        ck_assert_msg(ask_blocks(&a, add_block, &sum) == 0, "%s", a.error);
+        ck_assert_uint_eq(sum, 1 + 1 + 11 + 11);
+        sum = 1000;
+        ck_assert_int_eq(ask_blocks(&a, add_block, &sum), -ENOMEM);
+        ck_assert_str_eq(a.error, "Out of memory.");
+}
+END_TEST
+
 static bool answer_for_ever(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
         static Bfcd__ListReply page;
@@ -330,6 +390,7 @@ int main(void)
         tcase_add_checked_fixture(c, setup, teardown);
         tcase_add_test(c, pages);
         tcase_add_test(c, the_same_page_for_ever);
+        tcase_add_test(c, explain_and_blocks);
         tcase_add_test(c, refused);
         tcase_add_test(c, config);
         tcase_add_test(c, nonsense);
