@@ -37,9 +37,9 @@
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
 #define CONNECTION_CROWD_MS          20u
 #define CONNECTION_LINGER_MAX_MS     128u
-#define CONNECTION_CLOSING_COST      16u   /* blocks that could be freed instead of an end */
+#define CONNECTION_CLOSING_COST      8u    /* blocks that could be freed instead of an end */
 #define CONNECTION_NEWCOMERS         1024u /* in all */
-#define CONNECTION_NEWCOMERS_OF_USER 32u
+#define CONNECTION_NEWCOMERS_OF_USER 128u  /* a job of as many processes may begin at once */
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */

@@ -28,10 +28,10 @@
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
-#define SESSION_MAX_PENDING      64u  /* requests that wait for room */
-#define SESSION_MAX_HELLOS       3u   /* a refused one may be tried again so often in all */
-#define SESSION_MAX_UNACKED      64u  /* extents sent and not acknowledged */
-#define SESSION_REAP_SLICE       256u /* blocks freed in one turn of the loop */
+#define SESSION_MAX_PENDING      64u /* requests that wait for room */
+#define SESSION_MAX_HELLOS       3u  /* a refused one may be tried again so often in all */
+#define SESSION_MAX_UNACKED      64u /* extents sent and not acknowledged */
+#define SESSION_REAP_SLICE       64u /* blocks freed in one turn of the loop */
 
 enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLOSING };
 

@@ -683,7 +683,7 @@ END_TEST
  * by asking; others come in all the same, and so does that user when it speaks. */
 START_TEST(silent_crowds_are_small)
 {
-        enum { N = 48, N_ALLOWED = 32 };
+        enum { N = 144, N_ALLOWED = 128 };
         struct scene s = scene_new(&two_tenants);
         struct raw *crowd[N];
         size_t n_out = 0;
