@@ -303,6 +303,14 @@ void peer_forget_replies(struct peer *p)
         p->n_replies = 0;
 }
 
+void peer_exit(struct peer *p)
+{
+        if (p->session->state == SESSION_NEW || p->session->state == SESSION_LIVE)
+                (void)session_hang_up(p->session);
+        peer_let_go_all(p);
+        session_close(p->session, "test");
+}
+
 struct peer *peer_free(struct peer *p)
 {
         if (!p)

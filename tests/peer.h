@@ -67,6 +67,8 @@ void peer_settle(struct broker *b);
 
 /* A session of this uid that has not said hello. */
 struct peer *peer_new(struct broker *b, uid_t uid, bool admin);
+/* Its process exits: what it had mapped is let go of, and the session closes. */
+void peer_exit(struct peer *p);
 /* Hangs up, lets the process exit, reaps all. */
 struct peer *peer_free(struct peer *p);
 
