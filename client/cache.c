@@ -24,7 +24,8 @@
 
 #include "bfc/bfc.h"
 
-#define DOUBTS 16u /* after a wrong guess */
+#define DOUBTS      16u /* after a wrong guess */
+#define EXTENT_STEP (UINT64_C(2) << 20)
 
 struct cache_region {
         uint64_t id;
@@ -276,13 +277,20 @@ int cache_add(struct cache *c, uint32_t partition, const struct cache_given *giv
 
 /* ---- what to ask for ------------------------------------------------------ */
 
+/* What is a multiple of its extents the broker places in whole ones, and leaves free what is
+ * before them: the next guess would land there, and not beside what is ours. */
+static uint64_t want_odd(const struct pool *p, uint64_t n_bytes)
+{
+        return p->sizes.has_grid && n_bytes % EXTENT_STEP == 0 ? n_bytes + BFC_GRANULE : n_bytes;
+}
+
 uint64_t cache_want_whole(const struct cache *c, uint32_t partition, uint64_t n_bytes)
 {
         const struct pool *p = &c->pools[partition];
 
         if (n_bytes <= p->sizes.slab_bytes / 2)
                 return bfc_block_bytes(p->sizes.slab_bytes);
-        return n_bytes <= BFC_MAX_SPACE ? bfc_block_bytes(n_bytes) : n_bytes;
+        return n_bytes < BFC_MAX_SPACE ? want_odd(p, bfc_block_bytes(n_bytes)) : n_bytes;
 }
 
 /* The broker places by the same rules as this pool's allocator. Where it serves nobody else, the
@@ -303,7 +311,7 @@ uint64_t cache_want(struct cache *c, uint32_t partition, uint64_t n_bytes)
         }
         if (bfc_plan_growth(p->bfc, n_bytes, n_whole - BFC_GRANULE, &plan) != 0)
                 return n_whole;
-        return plan.new_bytes > n_slab ? plan.new_bytes : n_slab;
+        return plan.new_bytes > n_slab ? want_odd(p, plan.new_bytes) : n_slab;
 }
 
 /* ---- blocks -------------------------------------------------------------- */

@@ -27,6 +27,7 @@ enum { CACHE_MISS = 1 }; /* the pool has no free space that is large enough */
 struct cache_sizes {
         uint64_t slab_bytes; /* asked for at least, where a request is at most half of it */
         uint64_t idle_bytes; /* more than that goes back on a free, where it is whole slabs */
+        bool has_grid;       /* the broker's extents have a size of their own, a multiple of 2 MiB */
 };
 
 /* sizes: one for each partition. -ENOMEM. */

@@ -513,8 +513,10 @@ static int client_start_cache(bfc_client *client, const struct bfc_options *opti
 
         sizes = calloc(hello->n_partitions + 1, sizeof(*sizes));
         for (size_t i = 0; sizes && i < hello->n_partitions; i++)
-                sizes[i] = (struct cache_sizes){ options->cache_slab_bytes,
-                                                 client_idle_bytes(options, hello->partitions[i]) };
+                sizes[i] =
+                        (struct cache_sizes){ .slab_bytes = options->cache_slab_bytes,
+                                              .idle_bytes = client_idle_bytes(options, hello->partitions[i]),
+                                              .has_grid = client->places[i].share == DEVICE_SHARE_FD };
         r = sizes ? 0 : -ENOMEM;
         if (r == 0 && !(options->flags & BFC_NO_CACHE))
                 r = cache_new(sizes, (uint32_t)hello->n_partitions, &client->cache);

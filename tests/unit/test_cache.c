@@ -39,8 +39,8 @@ static uint64_t n_given, now;
 static struct block blocks[MAX_BLOCKS]; /* ptr NULL: none */
 static uint64_t n_refusals, n_wrong;
 
-static const struct cache_sizes sizes[N_PARTITIONS] = { { SLAB_BYTES, IDLE_BYTES },
-                                                        { SLAB_BYTES, IDLE_BYTES } };
+static const struct cache_sizes sizes[N_PARTITIONS] = { { SLAB_BYTES, IDLE_BYTES, false },
+                                                        { SLAB_BYTES, IDLE_BYTES, true } };
 
 static void setup(void)
 {
@@ -411,6 +411,12 @@ START_TEST(what_is_asked_for)
         struct block b;
 
         ck_assert_uint_eq(cache_want(cache, 0, 1), SLAB_BYTES);
+        /* Where there is a grid no whole extents are asked for. */
+        ck_assert_uint_eq(cache_want(cache, 0, 4096 * KIB), 4096 * KIB);
+        ck_assert_uint_eq(cache_want(cache, 1, 4096 * KIB), 4096 * KIB + 256);
+        ck_assert_uint_eq(cache_want(cache, 1, 4096 * KIB - 1), 4096 * KIB + 256);
+        ck_assert_uint_eq(cache_want(cache, 1, 4096 * KIB + 1), 4096 * KIB + 256);
+        ck_assert_uint_eq(cache_want(cache, 1, 3072 * KIB), 3072 * KIB);
         ck_assert_uint_eq(cache_want(cache, 0, SLAB_BYTES / 2), SLAB_BYTES);
         ck_assert_uint_eq(cache_want(cache, 0, SLAB_BYTES / 2 + 1), SLAB_BYTES / 2 + 256);
         ck_assert_uint_eq(cache_want(cache, 0, 100 * KIB + 1), 100 * KIB + 256);
