@@ -205,8 +205,7 @@ void quota_explain(const struct quota_request *refused, int error, char *buf, si
 
 void quota_clear_peaks(struct quota *q);
 
-/* Writes its figures where its clients read them. All that changes them here does so itself;
- * who changes one from outside (a limit) calls it. */
+/* Writes its figures where its clients read them. All that changes them does so itself. */
 void quota_publish(struct quota *q);
 
 /* The partition's device is lost: who waits in it is refused at the next turn,

@@ -303,6 +303,7 @@ static void tell_infer(enum fake_mood mood, Bfcd__PartitionInfo *infer)
         infer->name = (char *)(uintptr_t) "infer";
         infer->device = (char *)(uintptr_t) "host";
         infer->share = (char *)(uintptr_t) "fd";
+        infer->usage_entry = 1;
         if (mood == FAKE_HELLO_GPUS || mood == FAKE_HELLO_ODD_UUID) {
                 infer->device = (char *)(uintptr_t) "cuda:1";
                 infer->device_uuid.data = second_gpu;

@@ -498,6 +498,19 @@ START_TEST(session_has_pages)
 }
 END_TEST
 
+START_TEST(limits_that_change)
+{
+        struct quota_limits limits = { 8 * MIB, MIB * 2, 10, 10 };
+        struct quota *q = b->tenants[0].quotas[0];
+        uint64_t f[PAGES_N_FIGURES];
+
+        ck_assert_int_eq(quota_prepare_limit(q, limits.limit_bytes), 0);
+        quota_set(q, &limits);
+        ck_assert_int_eq(pages_read(q->usage, f), 0);
+        ck_assert_uint_eq(f[PAGES_BYTES_LIMIT], 8 * MIB);
+}
+END_TEST
+
 START_TEST(operators_have_none)
 {
         struct peer *admin = peer_new(b, 0, true);
@@ -570,6 +583,7 @@ int main(void)
         suite_add_tcase(suite, tc);
         tcase_add_checked_fixture(sessions, setup_broker, teardown_broker);
         tcase_add_test(sessions, session_has_pages);
+        tcase_add_test(sessions, limits_that_change);
         tcase_add_test(sessions, operators_have_none);
         tcase_add_test(sessions, what_clients_say);
         suite_add_tcase(suite, sessions);
