@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 struct slab; /* the cache's */
+struct stream_life;
 
 struct block {
         const void *ptr;
@@ -26,9 +27,10 @@ struct block {
         uint64_t offset; /* in the region */
         uint64_t n_bytes;
         uint64_t n_requested;
-        struct slab *slab; /* in which it begins; NULL: it is the broker's own */
-        uint64_t handle;   /* the slab's pool knows it by that */
-        bool may_park;     /* its memory may be another block's at once when it is freed */
+        struct slab *slab;        /* in which it begins; NULL: it is the broker's own */
+        uint64_t handle;          /* the slab's pool knows it by that */
+        struct stream_life *life; /* a stream's, which knows where it is from; NULL: no stream's */
+        bool may_park;            /* its memory may be another block's at once when it is freed */
 };
 
 /* A block in the table. Its memory is the table's, until blocks_clear(). */

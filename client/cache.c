@@ -42,7 +42,8 @@ struct slab {
         uint64_t n_bytes;
         uint64_t n_used; /* blocks that have bytes in it */
         TAILQ_ENTRY(slab) idle;
-        uint64_t offset; /* in the region */
+        uint64_t idle_stamp; /* while it is in that list, which is sorted by it */
+        uint64_t offset;     /* in the region */
         uint64_t region_id;
         uint64_t block_id;
 };
@@ -64,6 +65,7 @@ struct pool {
         size_t n_slots;
         size_t n_room;
         struct slabs idle; /* the first has been idle the longest */
+        uint64_t n_stamps;
         uint64_t n_reserved;
         uint64_t n_in_use;
         struct pages_held *shown;     /* where that is told */
@@ -207,6 +209,12 @@ static int pool_make_room(struct pool *p)
         return 0;
 }
 
+static void slab_idle(struct pool *p, struct slab *s)
+{
+        s->idle_stamp = ++p->n_stamps;
+        TAILQ_INSERT_TAIL(&p->idle, s, idle);
+}
+
 static int pool_insert(struct pool *p, struct slab *s)
 {
         size_t i = slots_up_to(p, s->at);
@@ -221,7 +229,7 @@ static int pool_insert(struct pool *p, struct slab *s)
         memmove(p->slots + i + 1, p->slots + i, (p->n_slots - i) * sizeof(*p->slots));
         p->slots[i] = (struct slot){ s->at, s };
         p->n_slots++;
-        TAILQ_INSERT_TAIL(&p->idle, s, idle);
+        slab_idle(p, s);
         p->n_reserved += s->n_bytes;
         pages_add(&p->shown->bytes_slabs, s->n_bytes);
         return 0;
@@ -325,7 +333,7 @@ static void slab_use(struct pool *p, struct slab *s)
 static void slab_unuse(struct pool *p, struct slab *s)
 {
         if (--s->n_used == 0)
-                TAILQ_INSERT_TAIL(&p->idle, s, idle);
+                slab_idle(p, s);
 }
 
 int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct block *ret)
@@ -474,6 +482,16 @@ int cache_take_whole(const struct block *block)
 
 /* ---- looking ------------------------------------------------------------- */
 
+void cache_look_idle(const struct cache *c, uint32_t partition, struct cache_idle *ret)
+{
+        const struct pool *p = &c->pools[partition];
+        const struct slab *first = TAILQ_FIRST(&p->idle), *last = TAILQ_LAST(&p->idle, slabs);
+
+        *ret = (struct cache_idle){ 0 };
+        if (first)
+                *ret = (struct cache_idle){ first->idle_stamp, last->idle_stamp, first->block_id };
+}
+
 bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
 {
         for (uint32_t i = 0; i < c->n_pools; i++) {
@@ -515,7 +533,7 @@ static int walk_chunk(void *userdata, char kind, struct bfc_range range)
 
 static const char *pool_check(const struct pool *p)
 {
-        uint64_t n_reserved = 0, n_used = 0, n_idle = 0, n_slabs = 0;
+        uint64_t n_reserved = 0, n_used = 0, n_idle = 0, n_slabs = 0, n_stamp = 0;
         struct walk walk = { .pool = p };
         struct bfc_stats stats;
         const struct slab *s;
@@ -529,8 +547,13 @@ static const char *pool_check(const struct pool *p)
                 n_idle += s->n_used == 0;
         }
         TAILQ_FOREACH(s, &p->idle, idle)
-        if (n_idle-- == 0 || s->n_used > 0)
-                return "a slab in use is listed as idle";
+        {
+                if (n_idle-- == 0 || s->n_used > 0)
+                        return "a slab in use is listed as idle";
+                if (s->idle_stamp <= n_stamp)
+                        return "idle slabs are not in the order in which they became so";
+                n_stamp = s->idle_stamp;
+        }
         if (n_idle > 0)
                 return "an idle slab is not listed";
         for (size_t i = 0; i < p->n_regions; i++) {

@@ -81,6 +81,15 @@ uint64_t cache_excess(const struct cache *c, uint32_t partition);
 size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes, uint64_t *ret_block_ids,
                        size_t max, uint64_t *ret_bytes);
 
+/* Each time that a slab becomes one in which nothing lies it gets a stamp, higher than all
+ * before. `first` is the stamp of the slab that cache_take_idle() would take first, `last` of the
+ * one that it would take last; 0: there is none. */
+struct cache_idle {
+        uint64_t first, last;
+        uint64_t first_block_id;
+};
+void cache_look_idle(const struct cache *c, uint32_t partition, struct cache_idle *ret);
+
 /* Whether a slab has bytes in [offset, offset + n_bytes) of the region. */
 bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 

@@ -185,6 +185,7 @@ static int client_retired_range(const bfc_client *client, uint64_t extent_id, st
 
         if (regions_find_extent(&client->regions, extent_id, &place) < 0 ||
             blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
+            blocks_lie_in(&client->slabs, place.region_id, place.offset, place.n_bytes) ||
             (client->cache && cache_lies_in(client->cache, place.region_id, place.offset, place.n_bytes)))
                 return -EPROTO;
         *ret = place.range;
@@ -365,9 +366,11 @@ static void *client_free(bfc_client *client)
         events_stop(client->events);
         events_free(client->events);
         call_free(client->connection);
+        streams_free(client);
         regions_clear(&client->regions);
         blocks_clear(&client->blocks);
         shared_clear(client);
+        blocks_clear(&client->slabs);
         cache_free(client->cache);
         magazines_free(client->magazines);
         client_pages_close(&client->pages);
@@ -551,6 +554,8 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 r = client_start_cache(client, &known);
         if (r == 0)
                 client_pages_open(client);
+        if (r == 0)
+                r = streams_new(client);
         if (r == 0)
                 r = client_start_thread(client, &known);
         if (r < 0) {

@@ -45,10 +45,13 @@ struct bfc_client {
         bool is_hung_up; /* atomic: the daemon ended the session, or is gone; the page is old */
         int lost;        /* atomic: why the session ended, as far as is known; 0 */
 
+        struct streams *streams; /* with a lock of its own, taken before this one */
+
         pthread_mutex_t lock; /* everything below; never held across a call */
         struct cache *cache;  /* NULL: none */
         struct regions regions;
         struct blocks blocks;          /* blocks_park() is called without the lock */
+        struct blocks slabs;           /* the daemon's own blocks that streams have */
         struct bfc_client_stats stats; /* without bytes_in_use and its peak */
         struct shared_block *shared;   /* a list, see shared.c */
         char end_reason[160];          /* why this end ended the session */
@@ -68,9 +71,11 @@ int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase
 
 /* How a block is asked for. */
 struct malloc_how {
-        uint64_t flags;   /* BFC_ONE_EXTENT, BFC_WHOLE */
-        uint32_t wait_ms; /* for room */
-        const char *tag;  /* NULL: none */
+        uint64_t flags;         /* BFC_ONE_EXTENT, BFC_WHOLE */
+        uint32_t wait_ms;       /* for room */
+        const char *tag;        /* NULL: none */
+        struct block *ret_slab; /* NULL, or it is for a stream's pool: a block that is in no table,
+                                 * and not counted as used; ends with client_return() */
 };
 
 /* From a caller's options, NULL for none. -EINVAL with a sentence. */
@@ -82,6 +87,41 @@ static inline bool malloc_may_be_cut(const struct malloc_how *how)
 {
         return how->flags == 0 && !how->tag;
 }
+
+/* From the cache, or else from the daemon. */
+int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
+                  void **ret_ptr);
+
+/* Gives such a block back, to the cache or the daemon. */
+int client_return(bfc_client *client, const struct block *slab);
+
+/* What every bfc_malloc() looks at first. -EINVAL, -ENOENT, -ENODEV. */
+int client_check_malloc(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr,
+                        uint32_t *ret_index);
+
+/* A call failed: counts that, and returns error. */
+int client_malloc_failed(bfc_client *client, int error);
+
+/* Fills a caller's structure, which may be of an earlier header, or of a later one: then the
+ * rest is 0. */
+void fill_struct(void *ret, size_t struct_size, const void *known, size_t n_bytes);
+
+/* ---- streams.c -------------------------------------------------------------- */
+
+struct stream_life;
+
+int streams_new(bfc_client *client); /* -ENOMEM */
+void streams_free(bfc_client *client);
+
+/* Looks which work of streams is done, and gives what that frees back to the cache, or to
+ * the daemon. Any thread. True: there was something. */
+bool streams_collect(bfc_client *client);
+
+/* All work is done that could touch the block, which is in no table any more. */
+void streams_free_done(bfc_client *client, struct stream_life *life);
+
+uint64_t streams_offset(bfc_client *client, const struct block *block); /* in the daemon's block */
+void streams_reset_peaks(bfc_client *client);
 
 /* A partition by its name; NULL: the client's own. -ENOENT with a sentence. */
 int client_partition_index(const bfc_client *client, const char *name, uint32_t *ret_index);

@@ -22,9 +22,7 @@ static int check_struct(const char *function, const void *ret, size_t struct_siz
         return 0;
 }
 
-/* Fills a caller's structure, which may be of an earlier header, or of a later one: then the
- * rest is 0. */
-static void fill_struct(void *ret, size_t struct_size, const void *known, size_t n_bytes)
+void fill_struct(void *ret, size_t struct_size, const void *known, size_t n_bytes)
 {
         n_bytes = n_bytes < struct_size ? n_bytes : struct_size;
         memcpy((char *)ret + sizeof(size_t), (const char *)known + sizeof(size_t), n_bytes - sizeof(size_t));
@@ -59,6 +57,7 @@ BFC_API int bfc_reset_peaks(bfc_client *client)
         magazines_reset_peak(client->magazines);
         client->stats.peak_bytes_reserved = client->stats.bytes_reserved;
         pthread_mutex_unlock(&client->lock);
+        streams_reset_peaks(client);
         return 0;
 }
 
@@ -163,7 +162,9 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
                         .offset = block->offset,
                         .n_bytes = block->n_bytes,
                         .n_requested = block->n_requested,
-                        .block_offset = block->slab ? cache_offset(block) : 0,
+                        .block_offset = block->life   ? streams_offset(client, block)
+                                        : block->slab ? cache_offset(block)
+                                                      : 0,
                 };
         if (block)
                 info_add_origin(client, &info);

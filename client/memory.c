@@ -28,10 +28,17 @@ void client_count_reserved(bfc_client *client, uint64_t n_bytes)
 }
 
 /* Writes a new block down. Lock held. */
-static int client_keep(bfc_client *client, struct block *block, uint64_t n_requested, void **ret_ptr)
+static int client_keep(bfc_client *client, struct block *block, uint64_t n_requested,
+                       const struct malloc_how *how, void **ret_ptr)
 {
         int r;
 
+        if (how->ret_slab) {
+                r = block->slab ? 0 : blocks_add(&client->slabs, block);
+                if (r == 0)
+                        *how->ret_slab = *block;
+                return r == -EEXIST ? -EPROTO : r;
+        }
         block->n_requested = n_requested;
         r = blocks_add(&client->blocks, block);
         if (r < 0)
@@ -42,7 +49,8 @@ static int client_keep(bfc_client *client, struct block *block, uint64_t n_reque
 }
 
 /* A block out of what this client has already. Lock held. CACHE_MISS. */
-static int client_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, void **ret_ptr)
+static int client_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
+                      void **ret_ptr)
 {
         struct block block;
         int r = cache_alloc(client->cache, partition, n_bytes, &block);
@@ -51,8 +59,8 @@ static int client_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, 
                 r = cache_alloc(client->cache, partition, n_bytes, &block);
         if (r != 0)
                 return r;
-        block.may_park = client_may_park(client, partition, n_bytes);
-        r = client_keep(client, &block, n_bytes, ret_ptr);
+        block.may_park = !how->ret_slab && client_may_park(client, partition, n_bytes);
+        r = client_keep(client, &block, n_bytes, how, ret_ptr);
         if (r < 0)
                 cache_dealloc(&block);
         return r;
@@ -86,7 +94,7 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
                 *kept = r == 0;
         }
         if (*kept) {
-                r = client_cut(client, partition, n_bytes, ret_ptr);
+                r = client_cut(client, partition, n_bytes, how, ret_ptr);
                 if (r == CACHE_MISS && cache_take_wrong(client->cache, partition, got->block_id) < 0)
                         r = -ENOMEM;
                 *kept = r != CACHE_MISS;
@@ -96,7 +104,7 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
         }
         if (got->n_bytes < n_bytes)
                 return CACHE_MISS;
-        r = client_keep(client, &block, n_bytes, ret_ptr);
+        r = client_keep(client, &block, n_bytes, how, ret_ptr);
         *kept = r == 0;
         if (*kept) {
                 client_count_reserved(client, got->n_bytes);
@@ -122,7 +130,7 @@ int client_give_back(bfc_client *client, uint64_t block_id)
         return 0;
 }
 
-static int client_malloc_failed(bfc_client *client, int error)
+int client_malloc_failed(bfc_client *client, int error)
 {
         pthread_mutex_lock(&client->lock);
         client->stats.num_failures++;
@@ -226,13 +234,13 @@ static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_
 }
 
 /* CACHE_MISS: *ret_want is to be asked for. */
-static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes, uint64_t *ret_want,
-                          void **ret_ptr)
+static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_bytes,
+                          const struct malloc_how *how, uint64_t *ret_want, void **ret_ptr)
 {
         int r;
 
         pthread_mutex_lock(&client->lock);
-        r = client_cut(client, partition, n_bytes, ret_ptr);
+        r = client_cut(client, partition, n_bytes, how, ret_ptr);
         if (r == CACHE_MISS)
                 *ret_want = cache_want(client->cache, partition, n_bytes);
         pthread_mutex_unlock(&client->lock);
@@ -247,33 +255,40 @@ static int client_refused(bfc_client *client, uint32_t partition, int error, uin
                           uint64_t n_bytes, const struct malloc_how *how, void **ret_ptr)
 {
         uint64_t given_back = 0, want;
-        int r = client_give_back_idle(client, partition, UINT64_MAX, &given_back);
+        int r;
 
+        streams_collect(client);
+        r = client_give_back_idle(client, partition, UINT64_MAX, &given_back);
         if (r < 0)
                 return r;
         if (given_back == 0 && n_asked < n_bytes + BLOCK_GRANULE && how->wait_ms == 0)
                 return error;
         /* Another thread may have freed something meanwhile. */
-        r = malloc_may_be_cut(how) ? client_try_cut(client, partition, n_bytes, &want, ret_ptr) : CACHE_MISS;
+        r = malloc_may_be_cut(how) ? client_try_cut(client, partition, n_bytes, how, &want, ret_ptr)
+                                   : CACHE_MISS;
         return r == CACHE_MISS ? client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr) : r;
 }
 
 /* From the cache, or else from the daemon. Where extents end only the daemon knows, so what has
  * flags is a block of its own. Nobody waits for room as long as something is idle here, nor
  * for more than is needed. */
-static int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes,
-                         const struct malloc_how *how, void **ret_ptr)
+int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
+                  void **ret_ptr)
 {
-        struct malloc_how at_once = { how->flags, 0, how->tag };
+        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab };
         uint64_t want = n_bytes;
         int r;
 
-        if (!client->cache)
-                return client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
+        if (!client->cache) {
+                r = client_fetch(client, partition, n_bytes, n_bytes, &at_once, ret_ptr);
+                if ((r == -EDQUOT || r == -ENOMEM) && (streams_collect(client) || how->wait_ms > 0))
+                        r = client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
+                return r;
+        }
         if (malloc_may_be_cut(how) && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
-                if (client_unpark(client, partition, n_bytes, ret_ptr))
+                if (!how->ret_slab && client_unpark(client, partition, n_bytes, ret_ptr))
                         return 0;
-                r = client_try_cut(client, partition, n_bytes, &want, ret_ptr);
+                r = client_try_cut(client, partition, n_bytes, how, &want, ret_ptr);
                 if (r != CACHE_MISS)
                         return r;
         }
@@ -287,10 +302,9 @@ static int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_byte
         return r;
 }
 
-static int client_malloc_as(bfc_client *client, const char *partition, size_t n_bytes,
-                            const struct malloc_how *how, void **ret_ptr)
+int client_check_malloc(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr,
+                        uint32_t *ret_index)
 {
-        uint32_t index = 0;
         int r = client_check(client);
 
         if (r < 0)
@@ -299,15 +313,22 @@ static int client_malloc_as(bfc_client *client, const char *partition, size_t n_
                 return error_set(-EINVAL, "bfc_malloc: ret_ptr is NULL");
         if (n_bytes == 0)
                 return error_set(-EINVAL, "0 bytes: ask for at least 1");
+        r = client_partition_index(client, partition, ret_index);
+        return r < 0 ? r : client_check_place(client, *ret_index);
+}
+
+static int client_malloc_as(bfc_client *client, const char *partition, size_t n_bytes,
+                            const struct malloc_how *how, void **ret_ptr)
+{
+        uint32_t index = 0;
+        int r = client_check_malloc(client, partition, n_bytes, ret_ptr, &index);
+
+        if (r < 0)
+                return r;
         if ((how->flags & ~(BFC_ONE_EXTENT | BFC_WHOLE)) != 0)
                 return error_set(-EINVAL,
                                  "flags 0x%llx: this library knows BFC_ONE_EXTENT and BFC_WHOLE and no other",
                                  (unsigned long long)how->flags);
-        r = client_partition_index(client, partition, &index);
-        if (r == 0)
-                r = client_check_place(client, index);
-        if (r < 0)
-                return r;
         r = client_malloc(client, index, n_bytes, how, ret_ptr);
         if (r < 0)
                 return client_malloc_failed(client, r);
@@ -328,7 +349,7 @@ BFC_API int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc
 BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                              void **ret_ptr)
 {
-        struct malloc_how how = { flags, 0, NULL };
+        struct malloc_how how = { flags, 0, NULL, NULL };
 
         return client_malloc_as(client, partition, n_bytes, &how, ret_ptr);
 }
@@ -438,11 +459,15 @@ static int client_take_out(bfc_client *client, const void *ptr, struct block *re
 /* A block that no work touches any more goes to the cache, or to the daemon. */
 static int client_put_back(bfc_client *client, const struct block *block, uint64_t *ret_excess)
 {
-        int r = block->slab ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
+        int r = block->slab || block->life ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
         uint32_t partition = UINT32_MAX;
 
         if (r != 0)
                 return client_lost(client, r);
+        if (block->life) {
+                streams_free_done(client, block->life);
+                return 0;
+        }
         if (!block->slab) {
                 /* Its region may go with it. */
                 pthread_mutex_lock(&client->lock);
@@ -460,6 +485,23 @@ static int client_put_back(bfc_client *client, const struct block *block, uint64
                 client_page_whole(client, partition, -(int64_t)block->n_bytes);
         }
         pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+int client_return(bfc_client *client, const struct block *slab)
+{
+        uint64_t excess = 0, n_bytes;
+        struct block gone;
+        int r;
+
+        if (!slab->slab) {
+                pthread_mutex_lock(&client->lock);
+                blocks_take(&client->slabs, slab->ptr, &gone);
+                pthread_mutex_unlock(&client->lock);
+        }
+        r = client_put_back(client, slab, &excess);
+        if (excess > 0)
+                client_give_back_idle(client, cache_partition(slab), excess, &n_bytes);
         return r;
 }
 
@@ -485,7 +527,8 @@ static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stay
                         partition = cache_partition(&block);
                 r = client_put_back(client, &block, &excess);
                 if (r == -ECONNRESET ||
-                    (r < 0 && block.slab)) { /* mapped, and this process's, as long as it lasts */
+                    (r < 0 &&
+                     (block.slab || block.life))) { /* mapped, and this process's, as long as it lasts */
                         client_keep_on(client, &block);
                         *ret_stays = true;
                 }
@@ -500,6 +543,8 @@ BFC_API int bfc_trim(bfc_client *client, size_t n_bytes)
         uint64_t sum = 0, given_back;
         int r = client_check(client);
 
+        if (r == 0)
+                streams_collect(client);
         for (uint32_t i = 0; r == 0 && client->cache && i < client->hello->hello->n_partitions; i++) {
                 r = client_give_back_idle(client, i, n_bytes - sum, &given_back);
                 sum += given_back < n_bytes - sum ? given_back : n_bytes - sum;

@@ -45,6 +45,7 @@ int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_p
         ret->flags = known.flags;
         ret->wait_ms = known.wait_ms < MAX_WAIT_MS ? known.wait_ms : MAX_WAIT_MS;
         ret->tag = known.tag && known.tag[0] ? known.tag : NULL;
+        ret->ret_slab = NULL;
         *ret_partition = known.partition;
         return 0;
 }

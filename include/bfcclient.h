@@ -183,6 +183,63 @@ int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **re
  * -EINVAL: not a shared block of this client. */
 int bfc_detach(bfc_client *client, void *ptr);
 
+/* ---- streams ----
+ *
+ * Memory in the order of a stream's work. What is freed on a stream is used again there at
+ * once, because what the stream is given next comes behind; others get it when the work that
+ * may touch it is done, and nobody waits. `stream` is a cudaStream_t, as a number; 0, 1 and 2
+ * (CUDA's legacy default stream, and each thread's own) are streams too. It must be a stream of
+ * the partition's device, in the primary context, which the runtime API uses. On the host device
+ * it is any number, and no stream has work.
+ *
+ * Captures. What a captured stream is given runs when the graph is launched: as often as that
+ * may still be, its memory must not be freed. While a stream is captured no event is
+ * recorded in it or asked, so what is freed then goes to others after the capture.
+ *
+ * Failures. When the device is lost, or this process's context is broken, none of its
+ * work goes on, and what it freed is free. */
+
+/* A block of at least n_bytes for work in this stream; like a bfc_malloc() otherwise. Where there
+ * is no room and other streams have freed what is not done yet, it waits for these, for 2 seconds
+ * at most. -EINVAL also for what is no stream of the device. */
+int bfc_malloc_async(bfc_client *client, size_t n_bytes, uintptr_t stream, void **ret_ptr);
+int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
+                        void **ret_ptr);
+
+/* Gives a block back behind the work that the stream has been given by now; waits for nothing. ptr:
+ * from bfc_malloc_async() or bfc_malloc(). The stream need not be the one that it was allocated on;
+ * but all work with the block, in whatever stream, must be ordered before this point, or that
+ * stream be told of by bfc_record_stream(). -EINVAL and -ENOMEM: the block stays. bfc_free()
+ * takes such blocks too, and waits as ever. */
+int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream);
+
+/* Work in this stream uses the block too, until it is freed: it is nobody's before the work that
+ * this stream has been given by then is done. ptr: from bfc_malloc_async(). -EINVAL also for
+ * stream 2 of a GPU. */
+int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream);
+
+/* To be called before a stream is destroyed in which memory was allocated: CUDA may give its
+ * handle to another stream, whose work would not come behind. Blocks that are left stay good, and
+ * are freed on other streams. Waits for nothing. -EBUSY: the stream is being captured. */
+int bfc_end_stream(bfc_client *client, uintptr_t stream);
+
+/* What was allocated on one stream of a partition (NULL: the client's own). All are 0 for a
+ * stream that nothing is known of; one that has had nothing for long may be forgotten.
+ * `struct_size` as in bfc_options. */
+struct bfc_stream_stats {
+        size_t struct_size;
+        uint64_t num_allocs;
+        uint64_t num_frees;
+        uint64_t bytes_in_use;
+        uint64_t peak_bytes_in_use;
+        uint64_t bytes_reserved; /* that the stream holds: in use, free for its next work, or pending */
+        uint64_t peak_bytes_reserved;
+        uint64_t bytes_pending; /* freed, while another stream's work is not done */
+        uint64_t largest_alloc_size;
+};
+int bfc_stats_stream(bfc_client *client, const char *partition, uintptr_t stream,
+                     struct bfc_stream_stats *ret);
+
 /* A pool: one block from which pieces are cut, and which is emptied at once. For the
  * temporaries of a step. */
 typedef struct bfc_pool bfc_pool;
@@ -230,7 +287,7 @@ struct bfc_client_stats {
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
 
-/* The client's peaks become what is so now. */
+/* The client's peaks, and those of its streams, become what is so now. */
 int bfc_reset_peaks(bfc_client *client);
 
 /* Gives idle memory back to the daemon: of what it gave and in which nothing lies, the

@@ -1,0 +1,524 @@
+/* Allocation on streams; see bfcclient.h. What is whose when is stream_pool.c's business.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The pools have a lock of their own, under which a driver may be asked for an event; the
+ * client's lock is taken inside of it, never the other way round. Neither is held while the
+ * daemon is asked, or while slabs go back.
+ *
+ * A block of a stream is in the client's table like any other, so copies, figures and
+ * bfc_free() find it; there it has its life, which only this file reads. A life's memory
+ * comes from slabs that the partition's cache cut, or the daemon gave. Without a cache each
+ * block is the daemon's own.
+ *
+ * Slabs that the pools have let go of are given back by whichever thread looked. */
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "client/client.h"
+#include "client/error.h"
+#include "client/stream_pool.h"
+
+#define BLOCK_GRANULE   256u
+#define LOOK_LIVES      4u /* on each free */
+#define LOOK_POOLS      1u
+#define LOOK_MISS       32u
+#define PENDING_MS      2000 /* how long a refused request waits for work that is under way */
+#define PENDING_STEP_NS 200000
+
+struct streams {
+        pthread_mutex_t lock;
+        struct stream_pools *pools;
+};
+
+/* What a request has to do with, as it goes from step to step. */
+struct stream_request {
+        bfc_client *client;
+        uint32_t partition;
+        uintptr_t stream;
+        uint64_t n_bytes;
+        bool is_captured;
+        bool is_pooled;
+};
+
+/* ---- the client's part ------------------------------------------------------ */
+
+static int finish_region(void *userdata, uint64_t region_id)
+{
+        bfc_client *client = userdata;
+        struct device_range *range;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        range = regions_range(&client->regions, region_id);
+        pthread_mutex_unlock(&client->lock);
+        r = range ? device_range_finish(range) : 0;
+        return r == -ENODEV || r == -EIO ? 0 : r;
+}
+
+int streams_new(bfc_client *client)
+{
+        struct stream_pools_options options = { .places = client->places,
+                                                .n_partitions = (uint32_t)client->hello->hello->n_partitions,
+                                                .finish = finish_region,
+                                                .userdata = client };
+        struct streams *s = calloc(1, sizeof(*s));
+
+        if (!s || stream_pools_new(&options, &s->pools) < 0) {
+                free(s);
+                return error_set(-ENOMEM, "this process is out of memory");
+        }
+        pthread_mutex_init(&s->lock, NULL);
+        client->streams = s;
+        return 0;
+}
+
+void streams_free(bfc_client *client)
+{
+        struct streams *s = client->streams;
+
+        if (!s)
+                return;
+        stream_pools_free(s->pools);
+        pthread_mutex_destroy(&s->lock);
+        free(s);
+        client->streams = NULL;
+}
+
+/* Gives back what left the pools. No lock is held. Returns whether there was anything. */
+static bool give_back(bfc_client *client, struct stream_slabs *slabs)
+{
+        bool any = !LIST_EMPTY(slabs);
+        struct stream_slab *slab;
+
+        while ((slab = LIST_FIRST(slabs))) {
+                LIST_REMOVE(slab, next);
+                client_return(client, &slab->block);
+                free(slab);
+        }
+        return any;
+}
+
+/* Looks at so many, and unlocks. */
+static bool look_and_unlock(bfc_client *client, size_t max_lives, size_t max_pools)
+{
+        struct stream_slabs slabs;
+
+        stream_pools_look(client->streams->pools, max_lives, max_pools);
+        stream_pools_take_leaving(client->streams->pools, &slabs);
+        pthread_mutex_unlock(&client->streams->lock);
+        return give_back(client, &slabs);
+}
+
+bool streams_collect(bfc_client *client)
+{
+        pthread_mutex_lock(&client->streams->lock);
+        return look_and_unlock(client, SIZE_MAX, SIZE_MAX);
+}
+
+void streams_free_done(bfc_client *client, struct stream_life *life)
+{
+        pthread_mutex_lock(&client->streams->lock);
+        stream_life_free_done(client->streams->pools, life);
+        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS);
+}
+
+uint64_t streams_offset(bfc_client *client, const struct block *block)
+{
+        (void)client;
+        return stream_life_offset(block->life);
+}
+
+void streams_reset_peaks(bfc_client *client)
+{
+        pthread_mutex_lock(&client->streams->lock);
+        stream_pools_reset_peaks(client->streams->pools);
+        pthread_mutex_unlock(&client->streams->lock);
+}
+
+static int no_such_stream(int error, uintptr_t stream)
+{
+        if (error == -EINVAL)
+                return error_set(error, "0x%llx is no stream of the partition's device",
+                                 (unsigned long long)stream);
+        if (error == -ENOMEM || error == -EAGAIN)
+                return error_set(-ENOMEM, "an event in a stream could not be had");
+        if (error == -EIO)
+                return error_set(error, "this process's CUDA context is broken");
+        return error_set(error, "the device is lost, or this process does not see it");
+}
+
+/* ---- taking ------------------------------------------------------------------ */
+
+/* Writes a life down as a block that is used. The pools' lock is held. */
+static int keep(bfc_client *client, struct stream_life *life, uint64_t n_bytes, void **ret_ptr)
+{
+        struct block block;
+        int r;
+
+        stream_life_block(life, &block);
+        block.life = life;
+        block.n_requested = n_bytes;
+        pthread_mutex_lock(&client->lock);
+        r = blocks_add(&client->blocks, &block);
+        if (r == 0)
+                client_count_alloc(client, &block);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0) {
+                stream_life_undo(client->streams->pools, life);
+                return error_set(-ENOMEM, "this process is out of memory");
+        }
+        *ret_ptr = (void *)(uintptr_t)block.ptr;
+        return 0;
+}
+
+/* From what the stream has. CACHE_MISS. */
+static int take_at_once(const struct stream_request *q, void **ret_ptr)
+{
+        struct streams *s = q->client->streams;
+        struct stream_life *life;
+        int r = CACHE_MISS;
+
+        for (int i = 0; i < 2 && r == CACHE_MISS; i++) {
+                struct stream_slabs slabs;
+
+                pthread_mutex_lock(&s->lock);
+                if (i > 0) /* what is free by now may be free in this very pool */
+                        stream_pools_look(s->pools, LOOK_MISS, LOOK_MISS);
+                r = stream_pools_alloc(s->pools, q->partition, q->stream, q->is_captured, q->n_bytes, &life);
+                if (r == 0)
+                        r = keep(q->client, life, q->n_bytes, ret_ptr);
+                stream_pools_take_leaving(s->pools, &slabs);
+                pthread_mutex_unlock(&s->lock);
+                give_back(q->client, &slabs);
+        }
+        return r == -ENOMEM ? error_set(r, "this process is out of memory") : r;
+}
+
+/* A slab of the partition, of at least so many bytes. */
+static int fetch_slab(const struct stream_request *q, uint64_t n_bytes, struct stream_slab **ret)
+{
+        struct stream_slab *slab = calloc(1, sizeof(*slab));
+        struct malloc_how how = { .ret_slab = slab ? &slab->block : NULL };
+        int r = slab ? client_malloc(q->client, q->partition, n_bytes, &how, NULL)
+                     : error_set(-ENOMEM, "this process is out of memory");
+
+        if (r < 0) {
+                free(slab);
+                return r;
+        }
+        pthread_mutex_lock(&q->client->lock);
+        slab->region_bytes = regions_size(&q->client->regions, slab->block.region_id);
+        pthread_mutex_unlock(&q->client->lock);
+        *ret = slab;
+        return 0;
+}
+
+/* How much to ask for: as the partition's cache does of the daemon. */
+static uint64_t slab_bytes(const struct stream_request *q)
+{
+        return q->is_pooled ? cache_want_whole(q->client->cache, q->partition, q->n_bytes) : q->n_bytes;
+}
+
+static uint64_t rounded_up(uint64_t n_bytes)
+{
+        return n_bytes > UINT64_MAX - BLOCK_GRANULE
+                       ? n_bytes
+                       : (n_bytes + BLOCK_GRANULE - 1) / BLOCK_GRANULE * BLOCK_GRANULE;
+}
+
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* False: nothing more will come by waiting, or not in time. */
+static bool wait_for_more(bfc_client *client, int64_t deadline_ms)
+{
+        const struct timespec step = { 0, PENDING_STEP_NS };
+        bool waits;
+
+        do {
+                pthread_mutex_lock(&client->streams->lock);
+                waits = stream_pools_wait(client->streams->pools);
+                pthread_mutex_unlock(&client->streams->lock);
+                if (!waits || now_ms() >= deadline_ms)
+                        return false;
+                nanosleep(&step, NULL);
+        } while (!streams_collect(client));
+        return true;
+}
+
+/* Refused, it asks for no more than it needs, and then waits for work that is under way: a free
+ * that waited for it would have taken as long. */
+static int fetch(const struct stream_request *q, struct stream_slab **ret)
+{
+        uint64_t want = slab_bytes(q), least = rounded_up(q->n_bytes);
+        int64_t deadline_ms = now_ms() + PENDING_MS;
+        int r = fetch_slab(q, want, ret);
+
+        if ((r == -EDQUOT || r == -ENOMEM) && want > least)
+                r = fetch_slab(q, want = least, ret);
+        while ((r == -EDQUOT || r == -ENOMEM) && wait_for_more(q->client, deadline_ms))
+                r = fetch_slab(q, want, ret);
+        return r;
+}
+
+static int take_from_slab(const struct stream_request *q, struct stream_slab *slab, void **ret_ptr)
+{
+        struct streams *s = q->client->streams;
+        struct stream_slabs slabs;
+        struct stream_life *life;
+        bool kept;
+        int r;
+
+        pthread_mutex_lock(&s->lock);
+        r = q->is_pooled ? stream_pools_alloc_with(s->pools, q->partition, q->stream, q->is_captured,
+                                                   q->n_bytes, slab, &life)
+                         : stream_pools_alloc_whole(s->pools, q->partition, q->stream, false, slab, &life);
+        kept = r == 0 || r == CACHE_MISS;
+        if (r == 0)
+                r = keep(q->client, life, q->n_bytes, ret_ptr);
+        stream_pools_take_leaving(s->pools, &slabs);
+        if (!kept)
+                LIST_INSERT_HEAD(&slabs, slab, next);
+        pthread_mutex_unlock(&s->lock);
+        give_back(q->client, &slabs);
+        return r == 0 ? 0 : error_set(-ENOMEM, "this process is out of memory");
+}
+
+static int streams_malloc(struct stream_request *q, void **ret_ptr)
+{
+        struct streams *s = q->client->streams;
+        struct stream_slab *slab;
+        int r;
+
+        pthread_mutex_lock(&s->lock);
+        r = stream_pools_look_at(s->pools, q->partition, q->stream);
+        pthread_mutex_unlock(&s->lock);
+        if (r < 0)
+                return no_such_stream(r, q->stream);
+        q->is_captured = r > 0;
+        q->is_pooled = q->client->cache && stream_pools_can(s->pools, q->partition, q->stream);
+        r = __atomic_load_n(&q->client->lost, __ATOMIC_RELAXED);
+        if (r != 0)
+                return client_lost(q->client, r);
+        r = q->is_pooled ? take_at_once(q, ret_ptr) : CACHE_MISS;
+        if (r != CACHE_MISS)
+                return r;
+        r = fetch(q, &slab);
+        return r < 0 ? r : take_from_slab(q, slab, ret_ptr);
+}
+
+BFC_API int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
+                                void **ret_ptr)
+{
+        struct stream_request q = { .client = client, .stream = stream, .n_bytes = n_bytes };
+        int r = client_check_malloc(client, partition, n_bytes, ret_ptr, &q.partition);
+
+        if (r < 0)
+                return r;
+        r = streams_malloc(&q, ret_ptr);
+        if (r < 0)
+                return client_malloc_failed(client, r);
+        recorder_given(client->recorder, *ret_ptr, n_bytes);
+        return 0;
+}
+
+BFC_API int bfc_malloc_async(bfc_client *client, size_t n_bytes, uintptr_t stream, void **ret_ptr)
+{
+        return bfc_malloc_async_in(client, NULL, n_bytes, stream, ret_ptr);
+}
+
+/* ---- giving back ------------------------------------------------------------- */
+
+static int no_such_block(const void *ptr)
+{
+        return error_set(-EINVAL, "%p is not a block of this client: never given, or freed already", ptr);
+}
+
+/* A block of bfc_malloc()'s gets a life, which has one thing to do: wait. */
+static int make_life(bfc_client *client, const struct block *block, uint32_t partition,
+                     struct stream_slab **ret_slab, struct stream_life **ret)
+{
+        struct stream_slab *slab = calloc(1, sizeof(*slab));
+        int r = slab ? 0 : -ENOMEM;
+
+        if (r == 0)
+                slab->block = *block;
+        if (r == 0 && !block->slab) {
+                pthread_mutex_lock(&client->lock);
+                r = blocks_add(&client->slabs, block);
+                pthread_mutex_unlock(&client->lock);
+        }
+        if (r == 0)
+                r = stream_pools_alloc_whole(client->streams->pools, partition, 0, true, slab, ret);
+        if (r < 0)
+                free(slab);
+        *ret_slab = slab;
+        return r < 0 ? error_set(-ENOMEM, "this process is out of memory") : 0;
+}
+
+/* The life of the block that leaves, from now on the pools'. */
+static int end_life(bfc_client *client, const struct block *block, uint32_t partition, uintptr_t stream)
+{
+        struct stream_pools *pools = client->streams->pools;
+        struct stream_life *life = block->life;
+        struct stream_slab *slab = NULL;
+        struct block gone;
+        int r = stream_pools_look_at(pools, partition, stream);
+
+        if (r == -EINVAL)
+                return no_such_stream(r, stream);
+        r = life ? 0 : make_life(client, block, partition, &slab, &life);
+        if (r == 0)
+                r = stream_life_free(pools, life, stream);
+        if (r < 0 && slab) { /* back to how it was */
+                stream_life_drop(pools, life);
+                free(slab);
+        }
+        if (r < 0 && !block->life && !block->slab) {
+                pthread_mutex_lock(&client->lock);
+                blocks_take(&client->slabs, block->ptr, &gone);
+                pthread_mutex_unlock(&client->lock);
+        }
+        return r < 0 ? no_such_stream(r, stream) : 0;
+}
+
+static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t stream)
+{
+        struct block block;
+        uint32_t partition = 0;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        r = blocks_leave(&client->blocks, ptr, &block);
+        if (r == 0)
+                partition = regions_partition(&client->regions, block.region_id);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return no_such_block(ptr);
+        r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+        r = r != 0 ? client_lost(client, r) : end_life(client, &block, partition, stream);
+        pthread_mutex_lock(&client->lock);
+        if (r < 0)
+                blocks_stay(&client->blocks, ptr);
+        else if (blocks_take(&client->blocks, ptr, &block) == 0)
+                client_count_free(client, &block);
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+BFC_API int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream)
+{
+        struct recorder_life life;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ptr)
+                return 0;
+        recorder_freeing(client->recorder, ptr, &life);
+        pthread_mutex_lock(&client->streams->lock);
+        r = streams_free_block(client, ptr, stream);
+        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS);
+        if (r < 0)
+                recorder_kept(client->recorder, &life);
+        else
+                recorder_freed(client->recorder, &life);
+        return r;
+}
+
+static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream)
+{
+        struct stream_life *life = NULL;
+        const struct block *found;
+        uint32_t partition;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        found = blocks_find(&client->blocks, ptr);
+        if (found)
+                life = found->life;
+        pthread_mutex_unlock(&client->lock);
+        if (!found)
+                return no_such_block(ptr);
+        if (!life)
+                return error_set(-EINVAL, "%p is no stream's: it is from bfc_malloc()", ptr);
+        partition = stream_life_partition(life);
+        if (!stream_pools_can(client->streams->pools, partition, stream))
+                return error_set(-EINVAL, "the stream is each thread's own (2), and only that thread could "
+                                          "tell when its work is done: use a stream of its own");
+        r = stream_pools_look_at(client->streams->pools, partition, stream);
+        if (r >= 0)
+                r = stream_life_record(client->streams->pools, life, stream);
+        return r < 0 ? no_such_stream(r, stream) : 0;
+}
+
+BFC_API int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->streams->lock);
+        r = streams_record(client, ptr, stream);
+        pthread_mutex_unlock(&client->streams->lock);
+        return r;
+}
+
+BFC_API int bfc_end_stream(bfc_client *client, uintptr_t stream)
+{
+        int r = client_check(client), error;
+
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->streams->lock);
+        for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
+                error = stream_pools_end_stream(client->streams->pools, i, stream);
+                if (error < 0 && error != -ENOENT && r == 0)
+                        r = error;
+        }
+        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS);
+        if (r == -EBUSY)
+                return error_set(r, "the stream is being captured: end it after the capture");
+        return r < 0 ? no_such_stream(r, stream) : 0;
+}
+
+/* ---- figures ------------------------------------------------------------------ */
+
+BFC_API int bfc_stats_stream(bfc_client *client, const char *partition, uintptr_t stream,
+                             struct bfc_stream_stats *ret)
+{
+        struct bfc_stream_stats known = { 0 };
+        struct stream_stats stats = { 0 };
+        uint32_t index = 0;
+        int r = client_check(client);
+
+        if (r == 0 && (!ret || ret->struct_size < sizeof(known)))
+                r = error_set(-EINVAL, "bfc_stats_stream: set struct_size to the size of the structure, %zu",
+                              sizeof(known));
+        if (r == 0)
+                r = client_partition_index(client, partition, &index);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->streams->lock);
+        stream_pools_stats(client->streams->pools, index, stream, &stats); /* unknown: zeros */
+        pthread_mutex_unlock(&client->streams->lock);
+        known = (struct bfc_stream_stats){
+                .num_allocs = stats.num_allocs,
+                .num_frees = stats.num_frees,
+                .bytes_in_use = stats.bytes_in_use,
+                .peak_bytes_in_use = stats.peak_bytes_in_use,
+                .bytes_reserved = stats.bytes_reserved,
+                .peak_bytes_reserved = stats.peak_bytes_reserved,
+                .bytes_pending = stats.bytes_pending,
+                .largest_alloc_size = stats.largest_alloc_size,
+        };
+        fill_struct(ret, ret->struct_size, &known, sizeof(known));
+        return 0;
+}

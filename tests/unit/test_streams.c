@@ -1,0 +1,786 @@
+/* Allocation on streams of the host, to which this test gives work, against a stand-in for the
+ * daemon.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * "Busy" is a stream that has work which is not done. */
+#include <bfcclient.h>
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "device/host_stream.h"
+#include "tests/suite.h"
+#include "tests/unit/fake_server.h"
+
+#define KIB  (UINT64_C(1) << 10)
+#define MIB  (UINT64_C(1) << 20)
+#define SLAB (2 * MIB)
+#define S    ((uintptr_t)0x1000)
+#define T    ((uintptr_t)0x2000)
+
+static struct fake_server *server;
+static bfc_client *client;
+static int n_fds_before;
+
+static bfc_client *open_client(uint64_t flags)
+{
+        struct bfc_options o = { .struct_size = sizeof(o),
+                                 .socket = fake_server_path(server),
+                                 .flags = flags,
+                                 .cache_idle_bytes = UINT64_MAX };
+        bfc_client *ret = NULL;
+
+        ck_assert_msg(bfc_connect(&o, &ret) == 0, "%s", bfc_last_error());
+        return ret;
+}
+
+static void setup(void)
+{
+        unsetenv("BFC_PARTITION");
+        unsetenv("BFC_TENANT");
+        unsetenv("BFC_CACHE");
+        host_stream_reset();
+        n_fds_before = suite_count_fds();
+        server = fake_server_new();
+        client = open_client(0);
+}
+
+static void setup_without_cache(void)
+{
+        setup();
+        bfc_disconnect(client);
+        client = open_client(BFC_NO_CACHE);
+}
+
+static void teardown(void)
+{
+        bfc_disconnect(client);
+        client = NULL;
+        server = fake_server_free(server);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        ck_assert_uint_eq(host_stream_n_events(), 0);
+}
+
+static struct bfc_client_stats stats(void)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        return s;
+}
+
+static struct bfc_stream_stats stats_of(uintptr_t stream)
+{
+        struct bfc_stream_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats_stream(client, NULL, stream, &s), 0);
+        return s;
+}
+
+static char *get(uintptr_t stream, size_t n_bytes)
+{
+        void *p = NULL;
+        int r = bfc_malloc_async(client, n_bytes, stream, &p);
+
+        ck_assert_msg(r == 0, "bfc_malloc_async: %d: %s", r, bfc_last_error());
+        return p;
+}
+
+static char *get_sync(size_t n_bytes)
+{
+        void *p = NULL;
+        int r = bfc_malloc(client, n_bytes, &p);
+
+        ck_assert_msg(r == 0, "bfc_malloc: %d: %s", r, bfc_last_error());
+        return p;
+}
+
+static void put(uintptr_t stream, void *p)
+{
+        ck_assert_msg(bfc_free_async(client, p, stream) == 0, "bfc_free_async: %s", bfc_last_error());
+}
+
+static void put_sync(void *p)
+{
+        ck_assert_msg(bfc_free(client, p) == 0, "bfc_free: %s", bfc_last_error());
+}
+
+/* A look at what is done, and all that is idle goes back. */
+static unsigned n_blocks_after_trim(void)
+{
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        return fake_server_count(server).n_blocks;
+}
+
+static void expect_error(int r, int expected, const char *part)
+{
+        ck_assert_int_eq(r, expected);
+        ck_assert_msg(strstr(bfc_last_error(), part) != NULL, "\"%s\" does not say \"%s\"", bfc_last_error(),
+                      part);
+}
+
+/* ---- one stream ------------------------------------------------------------- */
+
+START_TEST(its_own_stream_has_it_at_once)
+{
+        char *a = get(S, 1000), *b;
+
+        host_stream_begin(S);
+        memset(a, 1, 1000);
+        put(S, a);
+        b = get(S, 900);
+        ck_assert_ptr_eq(a, b);
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
+        put(S, b);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+START_TEST(nobody_else_before_the_work_is_done)
+{
+        char *a, *b, *c;
+
+        a = get(S, 1 * MIB);
+        host_stream_begin(S);
+        put(S, a);
+        b = get(T, 1 * MIB);
+        c = get_sync(1 * MIB);
+        ck_assert(b + MIB <= a || a + MIB <= b);
+        ck_assert(c + MIB <= a || a + MIB <= c);
+        put(T, b);
+        put_sync(c);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1); /* the busy one's slab */
+        b = get(T, 1 * MIB);
+        ck_assert(b + MIB <= a || a + MIB <= b);
+        put(T, b);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        host_stream_end(S);
+        b = get(T, 1 * MIB); /* a miss looks */
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
+        ck_assert_ptr_eq(a, b);
+        put(T, b);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* An event for each slab that became idle, not for each free. */
+START_TEST(events_are_for_whole_slabs)
+{
+        char *p[16];
+
+        host_stream_begin(S);
+        for (int i = 0; i < 16; i++)
+                p[i] = get(S, 100 * KIB);
+        for (int i = 0; i < 15; i++)
+                put(S, p[i]);
+        ck_assert_uint_eq(host_stream_n_events(), 0);
+        put(S, p[15]);
+        ck_assert_uint_eq(host_stream_n_events(), 1);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        ck_assert_uint_eq(host_stream_n_events(), 0); /* the pool is gone */
+}
+END_TEST
+
+/* The event was of an idle time that is over. */
+START_TEST(a_slab_taken_again_stays)
+{
+        char *a = get(S, 1000), *b;
+
+        host_stream_begin(S);
+        put(S, a);
+        a = get(S, 1000);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        host_stream_begin(S);
+        put(S, a); /* idle again, behind more work */
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        b = get(T, 1000);
+        ck_assert_ptr_ne(a, b);
+        put(T, b);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* More slabs than marks: each leaves when the work before its free is done, or a little later. */
+START_TEST(many_slabs_become_idle)
+{
+        char *p[20];
+
+        for (int i = 0; i < 20; i++)
+                p[i] = get(S, 2 * MIB);
+        for (int i = 0; i < 20; i++) {
+                host_stream_begin(S);
+                put(S, p[i]);
+        }
+        ck_assert_uint_le(host_stream_n_events(), 10);
+        for (unsigned i = 0; i < 20; i++) {
+                unsigned n = n_blocks_after_trim();
+
+                ck_assert_uint_ge(n, 20 - i); /* never one too early */
+                if (i < 7)
+                        ck_assert_uint_eq(n, 20 - i);
+                host_stream_end(S);
+        }
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* ---- several ----------------------------------------------------------------- */
+
+START_TEST(freed_on_another_stream)
+{
+        char *a = get(S, 1000), *b, *c;
+
+        host_stream_begin(T);
+        put(T, a);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
+        b = get(S, 1000);
+        ck_assert_ptr_ne(a, b); /* its own stream neither */
+        put(S, b);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        host_stream_end(T);
+        c = get(S, 3 * KIB);
+        put(S, c);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+START_TEST(recorded_streams)
+{
+        char *a = get(S, 1000), *b;
+
+        ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
+        ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
+        ck_assert_int_eq(bfc_record_stream(client, a, S), 0);
+        ck_assert_int_eq(bfc_record_stream(client, a, 77), 0);
+        host_stream_begin(T); /* after it was told of: what counts is the free */
+        host_stream_begin(77);
+        put(S, a);
+        host_stream_begin(T); /* that is too late to matter */
+        host_stream_end(77);
+        b = get(S, 1000);
+        ck_assert_ptr_ne(a, b);
+        host_stream_end(T);
+        put(S, b);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        host_stream_end(T);
+}
+END_TEST
+
+START_TEST(a_block_of_bfc_malloc)
+{
+        char *a = get_sync(1000), *b;
+
+        host_stream_begin(S);
+        put(S, a);
+        expect_error(bfc_free(client, a), -EINVAL, "freed already");
+        expect_error(bfc_free_async(client, a, S), -EINVAL, "freed already");
+        ck_assert_uint_eq(stats().bytes_in_use, 0);
+        b = get_sync(1000);
+        ck_assert_ptr_ne(a, b);
+        put_sync(b);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+static void *end_later(void *arg)
+{
+        usleep(30000);
+        host_stream_end((uintptr_t)arg);
+        return NULL;
+}
+
+START_TEST(bfc_free_waits)
+{
+        char *a = get(S, 1000);
+        pthread_t thread;
+
+        ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
+        host_stream_begin(T);
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)T), 0);
+        put_sync(a);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        pthread_join(thread, NULL);
+        a = get(S, 1000);
+        host_stream_begin_capture(T);
+        expect_error(bfc_free(client, a), -EBUSY, "captured");
+        host_stream_end_capture(T);
+        put_sync(a);
+}
+END_TEST
+
+START_TEST(a_stream_that_ends)
+{
+        char *a = get(S, 1000), *b = get(S, 1000), *c;
+
+        host_stream_begin(S);
+        put(S, a);
+        ck_assert_int_eq(bfc_end_stream(client, S), 0);
+        ck_assert_int_eq(bfc_end_stream(client, 12345), 0); /* nothing there */
+        c = get(S, 1000);                                   /* another stream of the same number */
+        ck_assert(c > b + SLAB || c + SLAB < a || (c != a && c != b));
+        ck_assert_ptr_ne(a, c);
+        put(S, c);
+        put(T, b);
+        ck_assert_uint_eq(n_blocks_after_trim(), 2);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        host_stream_begin_capture(S);
+        a = get(S, 1);
+        expect_error(bfc_end_stream(client, S), -EBUSY, "captured");
+        host_stream_end_capture(S);
+        put(S, a);
+}
+END_TEST
+
+/* ---- captures ----------------------------------------------------------------- */
+
+START_TEST(no_event_in_a_capture)
+{
+        char *before = get(S, 1000), *a, *b;
+        uint64_t n_queries;
+
+        host_stream_begin(T);
+        put(T, before); /* waits for T */
+        host_stream_begin_capture(S);
+        a = get(S, 1000);
+        n_queries = host_stream_n_queries();
+        put(S, a);
+        ck_assert_ptr_eq(get(S, 1000), a); /* in the order of the graph */
+        put(S, a);
+        host_stream_end(T);
+        ck_assert_uint_eq(n_blocks_after_trim(), 2);
+        ck_assert_uint_eq(host_stream_n_queries(), n_queries);
+        b = get(T, 1000);
+        ck_assert_ptr_ne(a, b);
+        put(T, b);
+        host_stream_end_capture(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* The graph may run in another stream, which does not come behind the work of this one. */
+START_TEST(a_capture_has_memory_of_its_own)
+{
+        char *a = get(S, 1000), *b;
+
+        host_stream_begin(S);
+        put(S, a);
+        host_stream_begin_capture(S);
+        b = get(S, 1000);
+        ck_assert_ptr_ne(a, b);
+        host_stream_end_capture(S);
+        ck_assert_ptr_eq(get(S, 1000), a);
+        put(S, a);
+        put(S, b);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+START_TEST(freed_in_the_capture_of_another)
+{
+        char *a = get(S, 1000);
+
+        host_stream_begin_capture(T);
+        put(T, a);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        host_stream_end_capture(T);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* ---- failures ------------------------------------------------------------------ */
+
+/* i: -EIO and -ENODEV: none of its work goes on; others say nothing of it. */
+START_TEST(events_that_fail)
+{
+        static const int errors[] = { -EIO, -ENODEV, -ENOMEM, -EAGAIN };
+        bool is_over = _i < 2;
+        char *a = get(S, 1000), *b = get(T, 1000);
+
+        host_stream_begin(S);
+        put(S, a);
+        put(S, b);
+        host_stream_fail(S, errors[_i]);
+        ck_assert_uint_eq(n_blocks_after_trim(), is_over ? 0 : 2);
+        host_stream_fail(S, 0);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* The same where they cannot be recorded. */
+START_TEST(events_that_cannot_be_had)
+{
+        static const int errors[] = { -EIO, -ENODEV, -ENOMEM, -EAGAIN };
+        bool is_over = _i < 2;
+        char *a = get(S, 1000), *b = get(T, 1000);
+
+        host_stream_begin(S);
+        ck_assert_int_eq(bfc_record_stream(client, b, S), 0);
+        host_stream_fail(S, errors[_i]);
+        put(S, a);
+        put(T, b);
+        ck_assert_uint_eq(n_blocks_after_trim(), is_over ? 0 : 2);
+        host_stream_fail(S, 0);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* Then it takes waiting for all work. */
+START_TEST(a_stream_that_is_no_more)
+{
+        char *a = get(S, 1000), *b = get(S, 1000), *c;
+        pthread_t thread;
+
+        host_stream_fail(T, -EINVAL);
+        expect_error(bfc_malloc_async(client, 1, T, (void **)&c), -EINVAL, "no stream");
+        expect_error(bfc_free_async(client, a, T), -EINVAL, "no stream");
+        expect_error(bfc_record_stream(client, a, T), -EINVAL, "no stream");
+        host_stream_fail(T, 0);
+        ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
+        host_stream_begin(T);
+        host_stream_fail(T, -EINVAL);
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)T), 0);
+        put(S, b);
+        put(S, a);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        pthread_join(thread, NULL);
+}
+END_TEST
+
+START_TEST(mistakes)
+{
+        char *a = get(S, 1000), *b = get_sync(1);
+        void *p = NULL;
+
+        expect_error(bfc_malloc_async(client, 0, S, &p), -EINVAL, "0 bytes");
+        expect_error(bfc_malloc_async(client, 1, S, NULL), -EINVAL, "NULL");
+        expect_error(bfc_malloc_async(NULL, 1, S, &p), -EINVAL, "no client");
+        expect_error(bfc_malloc_async_in(client, "nowhere", 1, S, &p), -ENOENT, "nowhere");
+        expect_error(bfc_free_async(client, a + 256, S), -EINVAL, "not a block");
+        expect_error(bfc_record_stream(client, a + 256, S), -EINVAL, "not a block");
+        expect_error(bfc_record_stream(client, b, S), -EINVAL, "bfc_malloc()");
+        expect_error(bfc_stats_stream(client, NULL, S, NULL), -EINVAL, "struct_size");
+        expect_error(bfc_stats_stream(client, "nowhere", S, &(struct bfc_stream_stats){ .struct_size = 72 }),
+                     -ENOENT, "nowhere");
+        ck_assert_int_eq(bfc_free_async(client, NULL, S), 0);
+        put_sync(b);
+        put(S, a);
+        expect_error(bfc_free_async(client, a, S), -EINVAL, "freed already");
+        expect_error(bfc_free(client, a), -EINVAL, "freed already");
+        ck_assert_ptr_null(p);
+}
+END_TEST
+
+/* ---- room ----------------------------------------------------------------------- */
+
+/* The server has 64 MiB. Refused, it waits for what was freed elsewhere. */
+START_TEST(a_refused_one_waits_for_work)
+{
+        char *a = get(S, 40 * MIB), *b;
+        pthread_t thread;
+
+        host_stream_begin(S);
+        put(S, a);
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)S), 0);
+        b = get(T, 50 * MIB);
+        pthread_join(thread, NULL);
+        put(T, b);
+}
+END_TEST
+
+static double seconds(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+START_TEST(and_not_for_ever)
+{
+        char *a = get(S, 40 * MIB);
+        double begin = seconds();
+        void *p;
+
+        host_stream_begin(S);
+        put(S, a);
+        ck_assert_int_lt(bfc_malloc_async(client, 50 * MIB, T, &p), 0);
+        ck_assert_double_gt(seconds() - begin, 1.5);
+        begin = seconds();
+        ck_assert_int_lt(bfc_malloc(client, 50 * MIB, &p), 0); /* that waits for nothing */
+        host_stream_begin_capture(T);                          /* nor is a capture waited for */
+        ck_assert_int_lt(bfc_malloc_async(client, 50 * MIB, T, &p), 0);
+        ck_assert_double_lt(seconds() - begin, 1.5);
+        host_stream_end_capture(T);
+        host_stream_end(S);
+        ck_assert_int_eq(bfc_malloc(client, 50 * MIB, &p), 0); /* what is done comes back */
+        put_sync(p);
+}
+END_TEST
+
+START_TEST(disconnecting_with_work_pending)
+{
+        char *a = get(S, 1000), *b = get(S, 3 * MIB), *c = get_sync(100);
+        pthread_t thread;
+
+        host_stream_begin(T);
+        ck_assert_int_eq(bfc_record_stream(client, b, T), 0);
+        put(T, a);
+        put(S, b);
+        put(T, c);
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)T), 0);
+        bfc_disconnect(client); /* after the work */
+        ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
+        ck_assert_uint_eq(host_stream_n_events(), 0);
+        pthread_join(thread, NULL);
+        client = open_client(0);
+}
+END_TEST
+
+/* ---- figures --------------------------------------------------------------------- */
+
+START_TEST(figures_by_stream)
+{
+        char *a = get(S, 1000), *b = get(S, 3 * MIB), *c = get(T, 500);
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        struct bfc_stream_stats s = stats_of(S);
+        char bytes[4];
+
+        ck_assert_uint_eq(s.num_allocs, 2);
+        ck_assert_uint_eq(s.bytes_in_use, 1024 + 3 * MIB);
+        ck_assert_uint_eq(s.bytes_reserved, SLAB + 3 * MIB);
+        ck_assert_uint_eq(s.largest_alloc_size, 3 * MIB);
+        ck_assert_uint_eq(stats_of(T).bytes_in_use, 512);
+        ck_assert_uint_eq(stats().bytes_in_use, 1024 + 3 * MIB + 512);
+        ck_assert_uint_eq(stats().peak_bytes_in_use, 1024 + 3 * MIB + 512);
+        ck_assert_uint_eq(stats().num_allocs, 3);
+        ck_assert_uint_eq(stats().bytes_requested, 1000 + 3 * MIB + 500);
+        ck_assert_int_eq(bfc_block_info(client, a, &info), 0);
+        ck_assert_uint_eq(info.n_requested, 1000);
+        ck_assert_uint_gt(info.block_id, 0);
+        ck_assert_uint_eq(info.block_offset, 0);
+        ck_assert_int_eq(bfc_write(client, a + 10, "abc", 4), 0);
+        ck_assert_int_eq(bfc_read(client, bytes, a + 10, 4), 0);
+        ck_assert_str_eq(bytes, "abc");
+        put(S, b);
+        s = stats_of(S);
+        ck_assert_uint_eq(s.num_frees, 1);
+        ck_assert_uint_eq(s.bytes_in_use, 1024);
+        ck_assert_uint_eq(s.peak_bytes_in_use, 1024 + 3 * MIB);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(stats_of(S).bytes_reserved, SLAB);
+        ck_assert_int_eq(bfc_reset_peaks(client), 0);
+        ck_assert_uint_eq(stats_of(S).peak_bytes_in_use, 1024);
+        ck_assert_uint_eq(stats_of(S).peak_bytes_reserved, SLAB);
+        put(S, a);
+        put(T, c);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        ck_assert_uint_eq(stats_of(S).peak_bytes_in_use, 1024); /* it is remembered for a while */
+        ck_assert_uint_eq(stats_of(999).num_allocs, 0);
+}
+END_TEST
+
+/* What is remembered of streams that have nothing is bounded. */
+START_TEST(many_streams_come_and_go)
+{
+        for (uintptr_t i = 1; i <= 1000; i++)
+                put(i, get(i, 100));
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        ck_assert_uint_eq(stats_of(1000).num_allocs, 1);
+        ck_assert_uint_eq(stats_of(1).num_allocs, 0);
+        ck_assert_uint_eq(host_stream_n_events(), 0);
+}
+END_TEST
+
+START_TEST(lives_are_recorded)
+{
+        char path[] = "/tmp/bfc-test-streams-XXXXXX", line[128];
+        int fd = mkstemp(path), n = 0;
+        struct bfc_options o = { .struct_size = sizeof(o),
+                                 .socket = fake_server_path(server),
+                                 .trace = path,
+                                 .cache_idle_bytes = UINT64_MAX };
+        char *a, *b;
+        FILE *f;
+
+        ck_assert_int_ge(fd, 0);
+        close(fd);
+        bfc_disconnect(client);
+        client = NULL;
+        ck_assert_int_eq(bfc_connect(&o, &client), 0);
+        a = get(S, 1000);
+        b = get(T, 77);
+        host_stream_begin(S);
+        put(S, a);
+        ck_assert_int_lt(bfc_free_async(client, a, S), 0);
+        host_stream_end(S);
+        put_sync(get(S, 5));
+        put(S, b);
+        bfc_disconnect(client);
+        client = NULL;
+        f = fopen(path, "re");
+        ck_assert_ptr_nonnull(f);
+        while (fgets(line, sizeof(line), f)) {
+                unsigned long long id, lower, upper, size;
+
+                if (sscanf(line, "%llu,%llu,%llu,%llu", &id, &lower, &upper, &size) != 4)
+                        continue;
+                n++;
+                ck_assert(size == 1000 || size == 77 || size == 5);
+                ck_assert_uint_lt(lower, upper);
+                if (size == 1000)
+                        ck_assert_uint_eq(upper, 2); /* ended at its free, not later */
+        }
+        fclose(f);
+        unlink(path);
+        ck_assert_int_eq(n, 3);
+        client = open_client(0);
+}
+END_TEST
+
+START_TEST(a_forked_child_has_none)
+{
+        char *a = get(S, 1000);
+        int status;
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                void *p;
+
+                _exit(bfc_malloc_async(client, 1, S, &p) == -ECHILD &&
+                                      bfc_free_async(client, a, S) == -ECHILD &&
+                                      bfc_record_stream(client, a, S) == -ECHILD &&
+                                      bfc_end_stream(client, S) == -ECHILD
+                              ? 0
+                              : 1);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        put(S, a);
+}
+END_TEST
+
+START_TEST(the_daemon_goes)
+{
+        char *a = get(S, 1000), *b = get_sync(1000);
+        void *p;
+
+        fake_server_hang_up(server);
+        ck_assert_int_eq(bfc_malloc_async(client, 30 * MIB, S, &p), -ECONNRESET);
+        ck_assert_int_eq(bfc_malloc_async(client, 10, S, &p), -ECONNRESET);
+        ck_assert_int_eq(bfc_free_async(client, a, S), -ECONNRESET);
+        ck_assert_int_eq(bfc_free_async(client, b, S), -ECONNRESET);
+        memset(a, 1, 1000); /* they are still there */
+        memset(b, 1, 1000);
+}
+END_TEST
+
+/* ---- without a cache ---------------------------------------------------------------- */
+
+START_TEST(without_a_cache_it_goes_to_the_daemon)
+{
+        char *a = get(S, 1000), *b;
+
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
+        host_stream_begin(S);
+        put(S, a);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
+        b = get(S, 1000);
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 2);
+        host_stream_end(S);
+        put(S, b);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        a = get(S, 1000);
+        host_stream_begin(S);
+        put(T, a); /* of both streams */
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        a = get_sync(5);
+        host_stream_begin(T);
+        put(T, a);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        fake_server_event(server, FAKE_RETIRE); /* where it lies is not to be unmapped */
+        host_stream_end(T);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+}
+END_TEST
+
+START_TEST(without_a_cache_room_is_made)
+{
+        char *a = get(S, 40 * MIB);
+        pthread_t thread;
+        void *p;
+
+        host_stream_begin(S);
+        put(S, a);
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)S), 0);
+        a = get(T, 50 * MIB);
+        pthread_join(thread, NULL);
+        put(T, a);
+        ck_assert_int_eq(bfc_malloc(client, 50 * MIB, &p), 0);
+        put_sync(p);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *s = suite_create("streams");
+        TCase *t = tcase_create("streams"), *without = tcase_create("without a cache");
+
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_set_timeout(t, 30);
+        tcase_add_test(t, its_own_stream_has_it_at_once);
+        tcase_add_test(t, nobody_else_before_the_work_is_done);
+        tcase_add_test(t, events_are_for_whole_slabs);
+        tcase_add_test(t, a_slab_taken_again_stays);
+        tcase_add_test(t, many_slabs_become_idle);
+        tcase_add_test(t, freed_on_another_stream);
+        tcase_add_test(t, recorded_streams);
+        tcase_add_test(t, a_block_of_bfc_malloc);
+        tcase_add_test(t, bfc_free_waits);
+        tcase_add_test(t, a_stream_that_ends);
+        tcase_add_test(t, no_event_in_a_capture);
+        tcase_add_test(t, a_capture_has_memory_of_its_own);
+        tcase_add_test(t, freed_in_the_capture_of_another);
+        tcase_add_loop_test(t, events_that_fail, 0, 4);
+        tcase_add_loop_test(t, events_that_cannot_be_had, 0, 4);
+        tcase_add_test(t, a_stream_that_is_no_more);
+        tcase_add_test(t, mistakes);
+        tcase_add_test(t, a_refused_one_waits_for_work);
+        tcase_add_test(t, and_not_for_ever);
+        tcase_add_test(t, disconnecting_with_work_pending);
+        tcase_add_test(t, figures_by_stream);
+        tcase_add_test(t, many_streams_come_and_go);
+        tcase_add_test(t, lives_are_recorded);
+        tcase_add_test(t, a_forked_child_has_none);
+        tcase_add_test(t, the_daemon_goes);
+        suite_add_tcase(s, t);
+        tcase_add_checked_fixture(without, setup_without_cache, teardown);
+        tcase_set_timeout(without, 30);
+        tcase_add_test(without, without_a_cache_it_goes_to_the_daemon);
+        tcase_add_test(without, without_a_cache_room_is_made);
+        suite_add_tcase(s, without);
+        return suite_run(s);
+}
