@@ -1,0 +1,223 @@
+/* See work.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/integration/work.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "device/cuda_api.h"
+#include "device/host_stream.h"
+#include "tests/integration/harness.h"
+
+struct job {
+        struct job *next;
+        void (*function)(void *data);
+        void *data;
+};
+
+struct work_stream {
+        CUstream cuda;
+        uintptr_t number;
+        pthread_t thread;
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+        struct job *first, **last;
+        size_t n_left;
+        bool is_captured, is_ending;
+};
+
+static unsigned delay;
+
+/* ---- the driver -------------------------------------------------------------- */
+
+#define F(symbol, base, version, arguments) static CUresult(*p_##symbol) arguments;
+#include "device/cuda_functions.h"
+#undef F
+
+static void load_driver(void)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        CUcontext context;
+        CUdevice device;
+
+        REQUIRE(library, "%s", dlerror());
+#define F(symbol, base, version, arguments) *(void **)&p_##symbol = dlsym(library, #symbol);
+#include "device/cuda_functions.h"
+#undef F
+        REQUIRE(p_cuInit(0) == CUDA_SUCCESS && p_cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
+                        p_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
+                        p_cuCtxSetCurrent(context) == CUDA_SUCCESS,
+                "no driver");
+}
+
+/* The threads of a test begin without a context. */
+static void enter(void)
+{
+        CUcontext context = NULL;
+        CUdevice device;
+
+        if (p_cuCtxGetCurrent(&context) == CUDA_SUCCESS && context)
+                return;
+        REQUIRE(p_cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
+                        p_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
+                        p_cuCtxSetCurrent(context) == CUDA_SUCCESS,
+                "no context");
+}
+
+void work_setup(unsigned delay_us)
+{
+        char text[16];
+
+        delay = delay_us;
+        if (rig_device() == ON_HOST)
+                return;
+        snprintf(text, sizeof(text), "%u", delay_us);
+        setenv("FAKE_CUDA_STREAM_DELAY_US", text, 1);
+        load_driver();
+}
+
+/* ---- a thread that works -------------------------------------------------------- */
+
+static void *run(void *arg)
+{
+        struct work_stream *s = arg;
+        struct job *job;
+
+        pthread_mutex_lock(&s->lock);
+        for (;;) {
+                while (!s->first && !s->is_ending)
+                        pthread_cond_wait(&s->changed, &s->lock);
+                job = s->first;
+                if (!job)
+                        break;
+                s->first = job->next;
+                if (!s->first)
+                        s->last = &s->first;
+                pthread_mutex_unlock(&s->lock);
+                usleep(delay);
+                job->function(job->data);
+                free(job);
+                host_stream_end(s->number);
+                pthread_mutex_lock(&s->lock);
+                s->n_left--;
+                pthread_cond_broadcast(&s->changed);
+        }
+        pthread_mutex_unlock(&s->lock);
+        return NULL;
+}
+
+struct work_stream *work_stream_new(void)
+{
+        struct work_stream *s = calloc(1, sizeof(*s));
+
+        REQUIRE(s, "no memory");
+        if (rig_device() != ON_HOST) {
+                enter();
+                REQUIRE(p_cuStreamCreate(&s->cuda, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "a stream");
+                s->number = (uintptr_t)s->cuda;
+                return s;
+        }
+        s->number = (uintptr_t)s;
+        s->last = &s->first;
+        pthread_mutex_init(&s->lock, NULL);
+        pthread_cond_init(&s->changed, NULL);
+        REQUIRE(pthread_create(&s->thread, NULL, run, s) == 0, "a thread");
+        return s;
+}
+
+struct work_stream *work_stream_free(struct work_stream *s)
+{
+        if (!s)
+                return NULL;
+        if (s->cuda) {
+                enter();
+                p_cuStreamDestroy_v2(s->cuda);
+        } else {
+                pthread_mutex_lock(&s->lock);
+                s->is_ending = true;
+                pthread_cond_broadcast(&s->changed);
+                pthread_mutex_unlock(&s->lock);
+                pthread_join(s->thread, NULL);
+        }
+        free(s);
+        return NULL;
+}
+
+uintptr_t work_stream_number(const struct work_stream *s)
+{
+        return s->number;
+}
+
+void work_put(struct work_stream *s, void (*function)(void *data), void *data)
+{
+        struct job *job;
+
+        if (s->cuda) {
+                enter();
+                REQUIRE(p_cuLaunchHostFunc(s->cuda, function, data) == CUDA_SUCCESS, "work");
+                return;
+        }
+        job = calloc(1, sizeof(*job));
+        REQUIRE(job, "no memory");
+        *job = (struct job){ NULL, function, data };
+        pthread_mutex_lock(&s->lock);
+        if (!s->is_captured) {
+                host_stream_begin(s->number);
+                *s->last = job;
+                s->last = &job->next;
+                s->n_left++;
+                job = NULL;
+        }
+        pthread_cond_broadcast(&s->changed);
+        pthread_mutex_unlock(&s->lock);
+        free(job);
+}
+
+void work_wait(struct work_stream *s)
+{
+        if (s->cuda) {
+                enter();
+                REQUIRE(p_cuStreamSynchronize(s->cuda) == CUDA_SUCCESS, "waiting");
+                return;
+        }
+        pthread_mutex_lock(&s->lock);
+        while (s->n_left > 0)
+                pthread_cond_wait(&s->changed, &s->lock);
+        pthread_mutex_unlock(&s->lock);
+}
+
+void work_begin_capture(struct work_stream *s)
+{
+        if (s->cuda) {
+                enter();
+                REQUIRE(p_cuStreamBeginCapture_v2(s->cuda, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS,
+                        "a capture");
+                return;
+        }
+        pthread_mutex_lock(&s->lock);
+        s->is_captured = true;
+        host_stream_begin_capture(s->number);
+        pthread_mutex_unlock(&s->lock);
+}
+
+int work_end_capture(struct work_stream *s)
+{
+        CUgraph graph = NULL;
+
+        if (s->cuda) {
+                enter();
+                if (p_cuStreamEndCapture(s->cuda, &graph) != CUDA_SUCCESS)
+                        return -1;
+                p_cuGraphDestroy(graph);
+                return 0;
+        }
+        pthread_mutex_lock(&s->lock);
+        s->is_captured = false;
+        host_stream_end_capture(s->number);
+        pthread_mutex_unlock(&s->lock);
+        return 0;
+}
