@@ -120,6 +120,10 @@ bool streams_collect(bfc_client *client);
 /* All work is done that could touch the block, which is in no table any more. */
 void streams_free_done(bfc_client *client, struct stream_life *life);
 
+/* bfc_free_async(), but -EBUSY where that stream, or one that is known of by the calls so far, is
+ * being captured: the block stays. */
+int client_free_unless_captured(bfc_client *client, void *ptr, uintptr_t stream);
+
 uint64_t streams_offset(bfc_client *client, const struct block *block); /* in the daemon's block */
 void streams_reset_peaks(bfc_client *client);
 

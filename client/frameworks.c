@@ -9,6 +9,9 @@
  * of another device would be taken for memory of this one. Only a process that sees no GPU
  * at all is given the client's own partition: what runs there runs on the host.
  *
+ * What is freed while a stream is being captured is kept for good: the graph may use it each
+ * time that it is launched, and nobody says when it is gone.
+ *
  * Invariant: what is in `default_client` and `partitions` is this process's; a forked
  * child begins with none. */
 #include <bfcclient.h>
@@ -20,13 +23,12 @@
 #include <stdio.h>
 #include <sys/types.h>
 
+#include "client/client.h"
 #include "client/error.h"
-#include "device/device.h"
 
 #define N_CACHED_DEVICES 64
 #define MAX_ERRNO        4095
 #define OWN_PARTITION    "" /* in `partitions` */
-#define BFC_API          __attribute__((visibility("default")))
 
 static pthread_mutex_t default_lock = PTHREAD_MUTEX_INITIALIZER; /* while it is being made */
 static _Atomic(bfc_client *) default_client;
@@ -125,7 +127,8 @@ static int partition_of_device(bfc_client *client, int ordinal, const char **ret
         return 0;
 }
 
-static void *framework_malloc(const char *function, size_t n_bytes, int ordinal)
+/* stream: NULL is the framework that names none. */
+static void *framework_malloc(const char *function, size_t n_bytes, int ordinal, const uintptr_t *stream)
 {
         const char *partition;
         bfc_client *client;
@@ -138,18 +141,21 @@ static void *framework_malloc(const char *function, size_t n_bytes, int ordinal)
         if (r == 0)
                 r = partition_of_device(client, ordinal, &partition);
         if (r == 0)
-                r = bfc_malloc_in(client, partition, n_bytes, &ptr);
+                r = stream ? bfc_malloc_async_in(client, partition, n_bytes, *stream, &ptr)
+                           : bfc_malloc_in(client, partition, n_bytes, &ptr);
         if (r < 0)
                 say(function, r, "it returns NULL");
         return ptr;
 }
 
 /* A process without a client of its own, as a forked child, has nothing to free. */
-static void framework_free(const char *function, void *ptr)
+static void framework_free(const char *function, void *ptr, const uintptr_t *stream)
 {
         bfc_client *client = atomic_load(&default_client);
-        int r = client && ptr ? bfc_free(client, ptr) : 0;
+        int r = 0;
 
+        if (client && ptr)
+                r = stream ? client_free_unless_captured(client, ptr, *stream) : bfc_free(client, ptr);
         if (r == -EBUSY)
                 say(function, r, "the block stays until the process ends, as the graph may use it");
         else if (r < 0)
@@ -160,20 +166,31 @@ static void framework_free(const char *function, void *ptr)
 
 BFC_API void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream)
 {
-        (void)stream;
+        uintptr_t number = (uintptr_t)stream;
+
         if (n_bytes < 0) {
                 say("bfc_torch_malloc", error_set(-EINVAL, "%zd bytes", n_bytes), "it returns NULL");
                 return NULL;
         }
-        return framework_malloc("bfc_torch_malloc", (size_t)n_bytes, device);
+        return framework_malloc("bfc_torch_malloc", (size_t)n_bytes, device, &number);
 }
 
 BFC_API void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream)
 {
+        uintptr_t number = (uintptr_t)stream;
+
         (void)n_bytes;
         (void)device;
-        (void)stream;
-        framework_free("bfc_torch_free", ptr);
+        framework_free("bfc_torch_free", ptr, &number);
+}
+
+BFC_API void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream)
+{
+        bfc_client *client = atomic_load(&default_client);
+        int r = client && ptr ? bfc_record_stream(client, ptr, (uintptr_t)stream) : 0;
+
+        if (r < 0)
+                say("bfc_torch_record_stream", r, "the block may be another's too early");
 }
 
 /* ---- CuPy: cupy.cuda.memory.CFunctionAllocator ---------------------------- */
@@ -181,12 +198,12 @@ BFC_API void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstr
 BFC_API void *bfc_cupy_malloc(void *param, size_t n_bytes, int device)
 {
         (void)param;
-        return framework_malloc("bfc_cupy_malloc", n_bytes, device);
+        return framework_malloc("bfc_cupy_malloc", n_bytes, device, NULL);
 }
 
 BFC_API void bfc_cupy_free(void *param, void *ptr, int device)
 {
         (void)param;
         (void)device;
-        framework_free("bfc_cupy_free", ptr);
+        framework_free("bfc_cupy_free", ptr, NULL);
 }

@@ -720,8 +720,7 @@ int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t 
         return r;
 }
 
-/* Whether one that is known of goes on. */
-static bool captures_go_on(struct stream_pools *sp)
+bool stream_pools_captures_go_on(struct stream_pools *sp)
 {
         for (unsigned i = 0; i < sp->n_captures;) {
                 const struct capture *c = &sp->captures[i];
@@ -757,7 +756,7 @@ void stream_pools_look(struct stream_pools *sp, size_t max_lives, size_t max_poo
 {
         size_t n = sp->n_busy < max_pools ? sp->n_busy : max_pools;
 
-        if (captures_go_on(sp))
+        if (stream_pools_captures_go_on(sp))
                 return;
         look_at_lives(sp, max_lives);
         for (; n > 0 && sp->n_busy > 0; n--) {
@@ -785,7 +784,7 @@ bool stream_pools_wait(struct stream_pools *sp)
         const struct stream_pool *pool;
         bool waits = sp->n_waiting > 0;
 
-        if (captures_go_on(sp))
+        if (stream_pools_captures_go_on(sp))
                 return false;
         TAILQ_FOREACH(pool, &sp->busy, in_list)
         waits = waits || pool_waits(pool);

@@ -77,6 +77,9 @@ struct stream_pools *stream_pools_free(struct stream_pools *sp);
  * no event is asked until that has ended. */
 int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t stream);
 
+/* Whether one that was noted goes on. */
+bool stream_pools_captures_go_on(struct stream_pools *sp);
+
 /* Whether memory of this stream can be pooled: not of CUDA's number for each thread's own. */
 bool stream_pools_can(const struct stream_pools *sp, uint32_t partition, uintptr_t stream);
 

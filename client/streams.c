@@ -389,7 +389,15 @@ static int end_life(bfc_client *client, const struct block *block, uint32_t part
         return r < 0 ? no_such_stream(r, stream) : 0;
 }
 
-static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t stream)
+/* Whether the stream, or any that is known of, is being captured. */
+static bool is_in_capture(bfc_client *client, uint32_t partition, uintptr_t stream)
+{
+        struct stream_pools *pools = client->streams->pools;
+
+        return stream_pools_look_at(pools, partition, stream) > 0 || stream_pools_captures_go_on(pools);
+}
+
+static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t stream, bool in_captures)
 {
         struct block block;
         uint32_t partition = 0;
@@ -403,7 +411,12 @@ static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t str
         if (r < 0)
                 return no_such_block(ptr);
         r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
-        r = r != 0 ? client_lost(client, r) : end_life(client, &block, partition, stream);
+        if (r != 0)
+                r = client_lost(client, r);
+        else if (!in_captures && is_in_capture(client, partition, stream))
+                r = error_set(-EBUSY, "a stream is being captured, and its graph may use the block");
+        else
+                r = end_life(client, &block, partition, stream);
         pthread_mutex_lock(&client->lock);
         if (r < 0)
                 blocks_stay(&client->blocks, ptr);
@@ -413,7 +426,7 @@ static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t str
         return r;
 }
 
-BFC_API int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream)
+static int free_async(bfc_client *client, void *ptr, uintptr_t stream, bool in_captures)
 {
         struct recorder_life life;
         int r = client_check(client);
@@ -424,13 +437,23 @@ BFC_API int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream)
                 return 0;
         recorder_freeing(client->recorder, ptr, &life);
         pthread_mutex_lock(&client->streams->lock);
-        r = streams_free_block(client, ptr, stream);
+        r = streams_free_block(client, ptr, stream, in_captures);
         look_and_unlock(client, LOOK_LIVES, LOOK_POOLS);
         if (r < 0)
                 recorder_kept(client->recorder, &life);
         else
                 recorder_freed(client->recorder, &life);
         return r;
+}
+
+BFC_API int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream)
+{
+        return free_async(client, ptr, stream, true);
+}
+
+int client_free_unless_captured(bfc_client *client, void *ptr, uintptr_t stream)
+{
+        return free_async(client, ptr, stream, false);
 }
 
 static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream)

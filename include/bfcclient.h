@@ -365,15 +365,20 @@ int bfc_default(bfc_client **ret_client);
  * from the client's own partition. What fails returns NULL, also for a GPU on which the
  * tenant has no quota, and the sentence goes to stderr, once for each errno. 0 bytes are NULL.
  *
- * A free is a bfc_free(): on a GPU it waits for all work of this process there, whatever the
- * stream. While a stream is being captured it keeps the block until the process ends,
- * because the graph may use it each time that it is launched. NULL does nothing, and nothing
- * is freed in a forked child that has allocated nothing itself.
+ * PyTorch's are bfc_malloc_async() and bfc_free_async() on the stream that it names, so a tensor
+ * that other streams use must be told of: by bfc_torch_record_stream(), which Tensor.record_stream()
+ * calls where it was set. While that stream, or another on which memory was allocated since,
+ * is being captured a free keeps the block until the process ends, because the graph may use
+ * it each time that it is launched.
  *
- * `stream` (CUDA's cudaStream_t), the size at a free, and `param` are not looked at. */
+ * CuPy names no stream: its free is a bfc_free(), which on a GPU waits for all work of this process
+ * there, and in a capture keeps the block too. NULL does nothing, and nothing is freed in a
+ * forked child that has allocated nothing itself. The size at a free and `param` are not looked
+ * at. */
 struct CUstream_st;
 void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream);
+void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream);
 void *bfc_cupy_malloc(void *param, size_t n_bytes, int device);
 void bfc_cupy_free(void *param, void *ptr, int device);
 

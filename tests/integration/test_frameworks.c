@@ -20,11 +20,13 @@
 typedef struct CUstream_st *cudaStream_t;
 typedef void *(*torch_malloc_fn)(ssize_t, int, cudaStream_t);
 typedef void (*torch_free_fn)(void *, ssize_t, int, cudaStream_t);
+typedef void (*torch_record_stream_fn)(void *, cudaStream_t);
 typedef void *(*cupy_malloc_fn)(void *, size_t, int);
 typedef void (*cupy_free_fn)(void *, void *, int);
 
 static torch_malloc_fn torch_malloc;
 static torch_free_fn torch_free;
+static torch_record_stream_fn torch_record_stream;
 static cupy_malloc_fn cupy_malloc;
 static cupy_free_fn cupy_free;
 
@@ -38,9 +40,11 @@ static void load(void)
         REQUIRE(library, "%s", dlerror());
         *(void **)&torch_malloc = dlsym(library, "bfc_torch_malloc");
         *(void **)&torch_free = dlsym(library, "bfc_torch_free");
+        *(void **)&torch_record_stream = dlsym(library, "bfc_torch_record_stream");
         *(void **)&cupy_malloc = dlsym(library, "bfc_cupy_malloc");
         *(void **)&cupy_free = dlsym(library, "bfc_cupy_free");
-        REQUIRE(torch_malloc && torch_free && cupy_malloc && cupy_free, "a symbol is missing");
+        REQUIRE(torch_malloc && torch_free && torch_record_stream && cupy_malloc && cupy_free,
+                "a symbol is missing");
 }
 
 /* The GPUs are the fake driver's; on the host device the job shall see none. */
@@ -125,12 +129,21 @@ static uint64_t in_use(const char *partition)
         return usage.bytes_in_use;
 }
 
+/* What a stream's work held up may be done by now. */
+static uint64_t in_use_after_look(const char *partition)
+{
+        bfc_client *client = NULL;
+
+        REQUIRE(bfc_default(&client) == 0 && bfc_trim(client, SIZE_MAX) == 0, "%s", bfc_last_error());
+        return in_use(partition);
+}
+
 /* ---- allocating ----------------------------------------------------------- */
 
 static void allocate_with_both(void *arg)
 {
         const char *other = rig_device() == ON_HOST ? "train" : "other";
-        cudaStream_t stream = (cudaStream_t)(uintptr_t)0x10;
+        cudaStream_t stream = rig_device() == ON_HOST ? (cudaStream_t)(uintptr_t)0x10 : NULL;
         int param = 0;
         void *p, *q;
 
@@ -148,11 +161,13 @@ static void allocate_with_both(void *arg)
                 REQUIRE(in_use("train") == 1024 + (rig_device() == ON_HOST ? 3 * MIB : 0), "%llu bytes",
                         (unsigned long long)in_use("train"));
                 REQUIRE(in_use(other) >= 3 * MIB, "in %s", other);
+                torch_record_stream(p, (cudaStream_t)(uintptr_t)1);
                 torch_free(p, 1000, 0, stream);
                 cupy_free(&param, q, 1);
-                REQUIRE(in_use("train") == 0 && in_use(other) == 0, "freed");
+                REQUIRE(WAIT_FOR(in_use_after_look("train") == 0, SETTLE_MS) && in_use(other) == 0, "freed");
         }
         torch_free(NULL, 0, 0, stream);
+        torch_record_stream(NULL, stream);
         cupy_free(&param, NULL, 0);
 }
 
@@ -327,7 +342,7 @@ static void fork_and_go_on(void *arg)
         REQUIRE(pattern_holds(p, 5000, 3), "the parent's block");
         REQUIRE(bfc_default(&mine) == 0 && mine == client, "the parent's client");
         torch_free(p, 5000, 0, NULL);
-        REQUIRE(in_use(NULL) == 0, "after the fork");
+        REQUIRE(WAIT_FOR(in_use_after_look(NULL) == 0, SETTLE_MS), "after the fork");
 }
 
 START_TEST(a_child_gets_its_own)
