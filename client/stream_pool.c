@@ -2,7 +2,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A pool has two parts, for work and for captures. A part's cache says by stamps which of
+ * A pool has two parts, for work and for captures. In the second, places are free only when
+ * no work touches them. A part's cache says by stamps which of
  * its slabs became idle when; a mark is an event with the stamp up to which it counts. Marks
  * are in order. When they are MARKS, the last is recorded anew for the slabs that come behind,
  * which is later, so it counts for its own too.
@@ -589,10 +590,12 @@ static int use_add(struct stream_life *life, uintptr_t stream, struct use **ret)
         return 0;
 }
 
-/* Whether this stream's own order is enough for who comes next. */
+/* Whether this stream's own order is enough for who comes next. Not for a capture: its graph may
+ * run in another stream. */
 static bool life_is_home(const struct stream_life *life, uintptr_t stream)
 {
-        return life->part && stream == life->pool->stream && life->pool->ending.upto == 0;
+        return life->part && life->part == &life->pool->parts[WORK] && stream == life->pool->stream &&
+               life->pool->ending.upto == 0;
 }
 
 int stream_life_record(struct stream_pools *sp, struct stream_life *life, uintptr_t stream)
@@ -637,8 +640,8 @@ static bool life_look(struct stream_pools *sp, struct stream_life *life)
         for (size_t i = 0; i < life->n_uses; i++)
                 if (!use_look(sp, life, &life->uses[i]))
                         return false;
-        return life->part || !life->pool || life->pool->ending.upto == 0 ||
-               ending_is_done(sp, life->pool, life->slab->block.region_id);
+        return !life->pool || life->part == &life->pool->parts[WORK] || life->pool->ending.upto == 0 ||
+               ending_is_done(sp, life->pool, life_slab(life)->block.region_id);
 }
 
 static void life_count_free(struct stream_life *life, bool waits)
@@ -652,15 +655,15 @@ static void life_count_free(struct stream_life *life, bool waits)
         life->pool->stats.bytes_pending += waits ? n_bytes : 0;
 }
 
-/* The streams whose events have to pass; *ret_use: that of the one that frees, NULL: none. A block
- * that is its slab has no pool where its own stream's order would count. */
+/* The streams whose events have to pass; *ret_use: that of the one that frees, NULL: none. Where
+ * its own stream's order does not count, that is one of them. */
 static int life_add_uses(struct stream_life *life, uintptr_t stream, struct use **ret_use)
 {
         struct use *use;
         int r = 0;
 
         *ret_use = NULL;
-        if (!life->part && life->pool && life->pool->ending.upto == 0)
+        if (life->pool && life->part != &life->pool->parts[WORK] && life->pool->ending.upto == 0)
                 r = use_add(life, life->pool->stream, &use);
         if (r == 0 && !life_is_home(life, stream))
                 r = use_add(life, stream, ret_use);

@@ -348,6 +348,41 @@ START_TEST(a_stream_that_ends)
 }
 END_TEST
 
+START_TEST(freed_on_a_later_stream_of_that_number)
+{
+        char *a = get(S, 1000);
+
+        ck_assert_int_eq(bfc_end_stream(client, S), 0);
+        host_stream_begin(S);
+        put(S, a);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
+/* Not when somebody happens to look. */
+START_TEST(events_are_recorded_at_the_free)
+{
+        char *p[8];
+
+        for (unsigned i = 0; i < 8; i++) {
+                p[i] = get(i + 1, 1000);
+                host_stream_begin(i + 1);
+        }
+        for (unsigned i = 0; i < 8; i++) {
+                put(i + 1, p[i]);
+                ck_assert_uint_eq(host_stream_n_events(), i + 1);
+                host_stream_begin(i + 1); /* comes too late to matter */
+        }
+        for (unsigned i = 0; i < 8; i++)
+                host_stream_end(i + 1);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        for (unsigned i = 0; i < 8; i++)
+                host_stream_end(i + 1);
+}
+END_TEST
+
 /* ---- captures ----------------------------------------------------------------- */
 
 START_TEST(no_event_in_a_capture)
@@ -361,8 +396,9 @@ START_TEST(no_event_in_a_capture)
         a = get(S, 1000);
         n_queries = host_stream_n_queries();
         put(S, a);
-        ck_assert_ptr_eq(get(S, 1000), a); /* in the order of the graph */
-        put(S, a);
+        b = get(S, 1000);
+        ck_assert_ptr_ne(a, b);
+        put(S, b);
         host_stream_end(T);
         ck_assert_uint_eq(n_blocks_after_trim(), 2);
         ck_assert_uint_eq(host_stream_n_queries(), n_queries);
@@ -387,7 +423,14 @@ START_TEST(a_capture_has_memory_of_its_own)
         host_stream_end_capture(S);
         ck_assert_ptr_eq(get(S, 1000), a);
         put(S, a);
+        host_stream_begin(S); /* with what was allocated in the capture */
         put(S, b);
+        host_stream_begin_capture(S);
+        a = get(S, 1000);
+        ck_assert_ptr_ne(a, b);
+        host_stream_end_capture(S);
+        put(S, a);
+        host_stream_end(S);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
@@ -505,6 +548,17 @@ START_TEST(a_refused_one_waits_for_work)
         b = get(T, 50 * MIB);
         pthread_join(thread, NULL);
         put(T, b);
+}
+END_TEST
+
+/* Less than a slab is left. */
+START_TEST(refused_it_asks_for_less)
+{
+        char *a = get_sync(63 * MIB), *b = get(S, 1000);
+
+        ck_assert_uint_eq(stats_of(S).bytes_reserved, 1024);
+        put_sync(a);
+        put(S, b);
 }
 END_TEST
 
@@ -727,6 +781,25 @@ START_TEST(without_a_cache_it_goes_to_the_daemon)
 }
 END_TEST
 
+START_TEST(what_waits_is_not_taken_back)
+{
+        char *a = get(S, 1000);
+        void *p;
+        int r = 0;
+
+        host_stream_begin(S);
+        put(S, a);
+        fake_server_event(server, FAKE_RETIRE_USED);
+        for (int i = 0; i < 2000 && r != -EPROTO; i++) {
+                r = bfc_malloc(client, 1, &p);
+                usleep(1000);
+        }
+        expect_error(r, -EPROTO, "in use");
+        *(volatile char *)a = 1; /* it is still there */
+        host_stream_end(S);
+}
+END_TEST
+
 START_TEST(without_a_cache_room_is_made)
 {
         char *a = get(S, 40 * MIB);
@@ -761,6 +834,8 @@ int main(void)
         tcase_add_test(t, a_block_of_bfc_malloc);
         tcase_add_test(t, bfc_free_waits);
         tcase_add_test(t, a_stream_that_ends);
+        tcase_add_test(t, freed_on_a_later_stream_of_that_number);
+        tcase_add_test(t, events_are_recorded_at_the_free);
         tcase_add_test(t, no_event_in_a_capture);
         tcase_add_test(t, a_capture_has_memory_of_its_own);
         tcase_add_test(t, freed_in_the_capture_of_another);
@@ -769,6 +844,7 @@ int main(void)
         tcase_add_test(t, a_stream_that_is_no_more);
         tcase_add_test(t, mistakes);
         tcase_add_test(t, a_refused_one_waits_for_work);
+        tcase_add_test(t, refused_it_asks_for_less);
         tcase_add_test(t, and_not_for_ever);
         tcase_add_test(t, disconnecting_with_work_pending);
         tcase_add_test(t, figures_by_stream);
@@ -780,6 +856,7 @@ int main(void)
         tcase_add_checked_fixture(without, setup_without_cache, teardown);
         tcase_set_timeout(without, 30);
         tcase_add_test(without, without_a_cache_it_goes_to_the_daemon);
+        tcase_add_test(without, what_waits_is_not_taken_back);
         tcase_add_test(without, without_a_cache_room_is_made);
         suite_add_tcase(s, without);
         return suite_run(s);
