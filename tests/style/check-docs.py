@@ -51,6 +51,12 @@ def check_program(root):
         yield "README.md: its program is not examples/hello.c"
 
 
+def check_example(root):
+    """The program about streams in libbfcclient(3) is the one that the tests run."""
+    if read(root, "examples/streams.c") not in read(root, "man/libbfcclient.3.scd"):
+        yield "man/libbfcclient.3.scd: its program is not examples/streams.c"
+
+
 def check_pages(root):
     """Every program has a manual page, and every page that is named exists."""
     have = {p[len("man/"):-len(".scd")] for p in files_of(root, (".scd",)) if p.startswith("man/")}
@@ -72,6 +78,7 @@ def check_licence(root):
 RULES = (
     ("links in documents lead somewhere", check_links),
     ("the README's program is examples/hello.c", check_program),
+    ("libbfcclient(3)'s program is examples/streams.c", check_example),
     ("manual pages are complete", check_pages),
     ("every source names its licence", check_licence),
 )

@@ -749,6 +749,25 @@ START_TEST(the_daemon_goes)
 }
 END_TEST
 
+/* The program of the manual page. */
+START_TEST(the_example)
+{
+        const char *program = getenv("BFC_EXAMPLE");
+        char line[64] = "";
+        FILE *out;
+
+        if (!program)
+                return; /* not under Meson */
+        setenv("BFC_SOCKET", fake_server_path(server), 1);
+        setenv("BFC_CACHE", "on", 1);
+        out = popen(program, "re");
+        ck_assert_ptr_nonnull(out);
+        ck_assert_ptr_nonnull(fgets(line, sizeof(line), out));
+        ck_assert_int_eq(pclose(out), 0);
+        ck_assert_str_eq(line, "100 blocks, 1048576 bytes at most\n");
+}
+END_TEST
+
 /* ---- without a cache ---------------------------------------------------------------- */
 
 START_TEST(without_a_cache_it_goes_to_the_daemon)
@@ -852,6 +871,7 @@ int main(void)
         tcase_add_test(t, lives_are_recorded);
         tcase_add_test(t, a_forked_child_has_none);
         tcase_add_test(t, the_daemon_goes);
+        tcase_add_test(t, the_example);
         suite_add_tcase(s, t);
         tcase_add_checked_fixture(without, setup_without_cache, teardown);
         tcase_set_timeout(without, 30);
