@@ -450,6 +450,36 @@ size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes,
         return n;
 }
 
+size_t cache_take_idle_in(struct cache *c, uint32_t partition, uint64_t region_id, uint64_t offset,
+                          uint64_t n_bytes, uint64_t want_bytes, uint64_t *ret_block_ids, size_t max,
+                          uint64_t *ret_bytes)
+{
+        struct pool *p = &c->pools[partition];
+        const struct cache_region *region = region_find(p, region_id);
+        uint64_t at, end;
+        size_t i, n = 0;
+
+        *ret_bytes = 0;
+        if (!region || offset >= region->n_bytes)
+                return 0;
+        at = region->base + offset;
+        end = n_bytes < region->n_bytes - offset ? at + n_bytes : region->base + region->n_bytes;
+        i = at > 0 ? slots_up_to(p, at - 1) : 0;
+        while (n < max && *ret_bytes < want_bytes && i < p->n_slots && slab_end(p->slots[i].slab) <= end) {
+                struct slab *s = p->slots[i].slab;
+
+                if (s->n_used > 0 ||
+                    bfc_release_begin(p->bfc, (struct bfc_range){ s->at, slab_end(s) }) < 0) {
+                        i++;
+                        continue;
+                }
+                ret_block_ids[n++] = s->block_id;
+                *ret_bytes += s->n_bytes;
+                pool_remove(p, s);
+        }
+        return n;
+}
+
 int cache_take_wrong(struct cache *c, uint32_t partition, uint64_t block_id)
 {
         struct pool *p = &c->pools[partition];

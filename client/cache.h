@@ -81,6 +81,12 @@ uint64_t cache_excess(const struct cache *c, uint32_t partition);
 size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes, uint64_t *ret_block_ids,
                        size_t max, uint64_t *ret_bytes);
 
+/* The same with those only that lie wholly inside [offset, offset + n_bytes) of the region, the
+ * lowest first. */
+size_t cache_take_idle_in(struct cache *c, uint32_t partition, uint64_t region_id, uint64_t offset,
+                          uint64_t n_bytes, uint64_t want_bytes, uint64_t *ret_block_ids, size_t max,
+                          uint64_t *ret_bytes);
+
 /* Each time that a slab becomes one in which nothing lies it gets a stamp, higher than all
  * before. `first` is the stamp of the slab that cache_take_idle() would take first, `last` of the
  * one that it would take last; 0: there is none. */

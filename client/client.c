@@ -247,13 +247,29 @@ static void client_events_ended(void *userdata)
         __atomic_store_n(&client->is_hung_up, true, __ATOMIC_RELAXED);
 }
 
+static int client_on_trim(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes)
+{
+        bfc_client *client = userdata;
+        int r = client_trim_ranges(client, trim, ret_bytes);
+
+        if (r == -EPROTO)
+                return client_end(client, r, "the daemon asks for idle memory where none can be");
+        return r;
+}
+
 static void client_events_failed(void *userdata, int error)
 {
         client_end(userdata, error, "the events socket failed");
 }
 
-static const struct events_ops client_events_ops = { client_on_retire, client_events_ended,
+static const struct events_ops client_events_ops = { client_on_retire, client_on_trim, client_events_ended,
                                                      client_events_failed };
+
+/* By its thread, or where the program polls. */
+static bool client_takes_events(const struct bfc_options *options)
+{
+        return (options->flags & (BFC_NO_THREAD | BFC_POLL)) != BFC_NO_THREAD;
+}
 
 static int client_start_thread(bfc_client *client, const struct bfc_options *options)
 {
@@ -262,10 +278,10 @@ static int client_start_thread(bfc_client *client, const struct bfc_options *opt
 
         if (!granted)
                 return 0;
-        if (options->flags & BFC_NO_THREAD)
+        if (!client_takes_events(options))
                 return error_set(-EPROTO, "the daemon has events, which it was not asked for");
-        r = events_start(call_take_events_fd(client->connection), &client_events_ops, client,
-                         &client->events);
+        r = (options->flags & BFC_POLL ? events_new : events_start)(
+                call_take_events_fd(client->connection), &client_events_ops, client, &client->events);
         return r < 0 ? error_set(r, "the client's thread cannot be started: %s", strerror(-r)) : 0;
 }
 
@@ -280,12 +296,13 @@ static const char *pick(const char *option, const char *variable, const char *fa
         return value && value[0] ? value : fallback;
 }
 
-/* What the environment says of the cache. Off, where neither it nor the options ask
- * for one: nobody can yet fetch back what lies idle in it. */
+/* What the environment says of the cache. It is on, but where the daemon could not have back what
+ * lies idle in it: then it must be asked for. */
 static int options_read_cache(struct bfc_options *options)
 {
         bool is_asked_for = options->cache_idle_bytes > 0 || options->cache_slab_bytes > 0;
-        const char *word = pick(NULL, "BFC_CACHE", is_asked_for ? "on" : "off");
+        const char *word =
+                pick(NULL, "BFC_CACHE", is_asked_for || client_takes_events(options) ? "on" : "off");
 
         if (options->cache_slab_bytes > MAX_SLAB_BYTES)
                 return error_set(-EINVAL, "bfc_options.cache_slab_bytes is %llu: at most %llu make sense",
@@ -323,7 +340,7 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
                                                  bfc_version());
                 memcpy(&known, options,
                        options->struct_size < sizeof(known) ? options->struct_size : sizeof(known));
-                if (known.flags & ~(BFC_NO_THREAD | BFC_NO_CACHE))
+                if (known.flags & ~(BFC_NO_THREAD | BFC_NO_CACHE | BFC_POLL))
                         return error_set(-EINVAL,
                                          "bfc_options.flags has bits that this library, %s, does not know",
                                          bfc_version());
@@ -484,8 +501,11 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
         snprintf(name, sizeof(name), "%s", options->name);
         hello.version = PROTOCOL_VERSION;
         hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES;
-        if (!(options->flags & BFC_NO_THREAD))
+        if (client_takes_events(options))
                 hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        /* Without a cache nothing lies idle, and there is nothing to ask for. */
+        if (client_takes_events(options) && !(options->flags & BFC_NO_CACHE))
+                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_TRIM;
         hello.name = name;
         hello.tenant = (char *)(uintptr_t)options->tenant;
         hello.partition = (char *)(uintptr_t)options->partition;
@@ -499,13 +519,16 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
         return client_check_hello(client, options->partition);
 }
 
-/* What is idle here nobody else can use. So by default half of the tenant's limit is left to
- * its other processes. */
-static uint64_t client_idle_bytes(const struct bfc_options *options, const Bfcd__PartitionInfo *partition)
+/* What is idle here the daemon asks for where others need it. A client that it cannot ask leaves
+ * half of the tenant's limit to its other processes. */
+static uint64_t client_idle_bytes(const bfc_client *client, const struct bfc_options *options,
+                                  const Bfcd__PartitionInfo *partition)
 {
+        bool can_be_asked = client->hello->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_TRIM;
+
         if (options->cache_idle_bytes > 0)
                 return options->cache_idle_bytes;
-        return partition->bytes_limit > 0 ? partition->bytes_limit / 2 : UINT64_MAX;
+        return can_be_asked || partition->bytes_limit == 0 ? UINT64_MAX : partition->bytes_limit / 2;
 }
 
 static int client_start_cache(bfc_client *client, const struct bfc_options *options)
@@ -516,10 +539,10 @@ static int client_start_cache(bfc_client *client, const struct bfc_options *opti
 
         sizes = calloc(hello->n_partitions + 1, sizeof(*sizes));
         for (size_t i = 0; sizes && i < hello->n_partitions; i++)
-                sizes[i] =
-                        (struct cache_sizes){ .slab_bytes = options->cache_slab_bytes,
-                                              .idle_bytes = client_idle_bytes(options, hello->partitions[i]),
-                                              .has_grid = client->places[i].share == DEVICE_SHARE_FD };
+                sizes[i] = (struct cache_sizes){ .slab_bytes = options->cache_slab_bytes,
+                                                 .idle_bytes = client_idle_bytes(client, options,
+                                                                                 hello->partitions[i]),
+                                                 .has_grid = client->places[i].share == DEVICE_SHARE_FD };
         r = sizes ? 0 : -ENOMEM;
         if (r == 0 && !(options->flags & BFC_NO_CACHE))
                 r = cache_new(sizes, (uint32_t)hello->n_partitions, &client->cache);
@@ -558,12 +581,44 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 r = streams_new(client);
         if (r == 0)
                 r = client_start_thread(client, &known);
+        client->polls = client->events && (known.flags & BFC_POLL);
         if (r < 0) {
                 client_free(client);
                 return r;
         }
         *ret_client = client;
         return 0;
+}
+
+BFC_API int bfc_poll(bfc_client *client)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!client->polls)
+                return error_set(-EINVAL, "this client has a thread for events, or none at all: connect with "
+                                          "BFC_POLL");
+        if (__atomic_exchange_n(&client->is_polled, true, __ATOMIC_ACQUIRE))
+                return 0; /* another thread is at it */
+        r = events_poll(client->events);
+        __atomic_store_n(&client->is_polled, false, __ATOMIC_RELEASE);
+        if (r == -EBUSY)
+                return error_set(r, "a stream is being captured: memory that the daemon takes back cannot be "
+                                    "unmapped before it ends");
+        return r < 0 ? client_lost(client, r) : 0;
+}
+
+BFC_API int bfc_poll_fd(const bfc_client *client)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!client->polls)
+                return error_set(-EINVAL, "this client has a thread for events, or none at all: connect with "
+                                          "BFC_POLL");
+        return events_fd(client->events);
 }
 
 BFC_API void bfc_disconnect(bfc_client *client)

@@ -32,7 +32,9 @@ struct bfc_client {
         const volatile char *alive; /* 0 in a forked child */
         size_t alive_bytes;
         struct call_connection *connection;
-        struct events *events;       /* NULL: no thread */
+        struct events *events;       /* NULL: none, so no thread */
+        bool polls;                  /* the program looks for events; constant */
+        bool is_polled;              /* a thread is in bfc_poll(); atomic */
         Bfcd__Reply *hello;          /* what the daemon said of us; constant */
         struct device_view *places;  /* where its partitions are, one each; constant */
         bool *is_seen;               /* of a GPU's: it is one that this process sees; atomic */
@@ -68,6 +70,12 @@ int client_lost(bfc_client *client, int error);
  * sentence. */
 int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
                Bfcd__Reply **ret_reply);
+
+/* Frees a block at the daemon. The lock is not held. */
+int client_give_back(bfc_client *client, uint64_t block_id);
+
+/* What a Trim asks for. -EPROTO: it makes no sense; -ECONNRESET: the session is over. */
+int client_trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret_bytes);
 
 /* How a block is asked for. */
 struct malloc_how {

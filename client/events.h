@@ -1,6 +1,6 @@
 /* Events: what the daemon tells this client unasked, on a socket of its own,
- * read by one thread. The thread knows frames and confirmations; what an event
- * means is its owner's.
+ * read by one thread, or in events_poll() by whoever calls. Here frames and answers
+ * are known; what an event means is its owner's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_EVENTS_H
@@ -10,12 +10,14 @@
 
 struct events;
 
-/* Called by the thread; may take its time. */
+/* Called by whoever reads; may take its time. */
 struct events_ops {
         /* Unmap these extents; 0 is confirmed to the daemon. -EBUSY: it cannot be done
          * now; called again soon. Another negative errno ends the thread, and with it
          * what the daemon expects of a session. */
         int (*retire)(void *userdata, const uint64_t *extent_ids, size_t n_extent_ids);
+        /* Give back what lies idle there; 0: *ret_bytes did, which is answered. */
+        int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
         /* No event comes any more: the daemon hung up, or the thread is to end. */
         void (*ended)(void *userdata);
         /* The thread ends by itself: what the daemon sent makes no sense (-EPROTO), or
@@ -26,6 +28,13 @@ struct events_ops {
 /* Starts the thread, which takes no signals. fd: taken over, also on failure.
  * -ENOMEM, -EAGAIN (no thread can be had). */
 int events_start(int fd, const struct events_ops *ops, void *userdata, struct events **ret);
+
+/* Without a thread: fails as events_start() does. And what it would do, for all that is there
+ * now: 0, -EBUSY (something cannot be done now: call again soon), or the error with which
+ * ops->failed() was called, now or before. One caller at a time. */
+int events_new(int fd, const struct events_ops *ops, void *userdata, struct events **ret);
+int events_poll(struct events *e);
+int events_fd(const struct events *e); /* readable: there is something to poll */
 
 /* Ends the thread. The daemon sees nothing of it before events_free(). Takes NULL. */
 void events_stop(struct events *e);

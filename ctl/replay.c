@@ -272,7 +272,7 @@ static void print_help(void)
               "  -n, --jobs N          as many processes, each with the whole trace (1)\n"
               "  -r, --repeat N        each as many times (1)\n"
               "      --scale F         every size times F, rounded up (1)\n"
-              "      --cache on|off    the client's cache ($BFC_CACHE, off)\n"
+              "      --cache on|off    the client's cache ($BFC_CACHE, on)\n"
               "      --verify          write every block and check it before it is freed\n"
               "  -j, --json            print JSON\n"
               "      --generate NAME   print a trace instead: transformer or random\n"

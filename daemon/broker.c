@@ -172,6 +172,14 @@ static bool on_lets_go(void *userdata, uint32_t extent)
         return b->lets_go(b, extent);
 }
 
+static bool on_trim(void *userdata, struct quota *q, struct quota_request *first, int refusal,
+                    uint64_t missing)
+{
+        struct broker *b = userdata;
+
+        return b->trim(b, q, first, refusal, missing);
+}
+
 int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
                      uint64_t reserve_bytes)
 {
@@ -185,6 +193,7 @@ int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const
                 .max_blocks = from->max_blocks,
                 .retire = on_retire,
                 .lets_go = b->lets_go ? on_lets_go : NULL,
+                .trim = b->trim ? on_trim : NULL,
                 .userdata = b,
         };
         struct quota **quotas = reallocarray(t->quotas, t->n_quotas + 1, sizeof(*quotas));
@@ -279,6 +288,8 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->lets_go = options->lets_go;
         b->wake = options->wake;
         b->userdata = options->userdata;
+        b->trim = options->trim;
+        TAILQ_INIT(&b->trims);
         TAILQ_INIT(&b->retirements);
         TAILQ_INIT(&b->shared_due);
         b->started_ms = clock_ms();
@@ -308,7 +319,7 @@ struct broker *broker_free(struct broker *b)
 {
         if (!b)
                 return NULL;
-        assert(b->n_sessions == 0 && TAILQ_EMPTY(&b->retirements));
+        assert(b->n_sessions == 0 && TAILQ_EMPTY(&b->retirements) && TAILQ_EMPTY(&b->trims));
         assert(!b->shared_names && b->n_shared_waits == 0);
         for (size_t i = 0; i < b->n_devices; i++)
                 device_end(b->devices[i].device);
@@ -466,7 +477,7 @@ void broker_wake(const struct broker *b)
 
 bool broker_is_blocked(const struct broker *b)
 {
-        if (!TAILQ_EMPTY(&b->retirements) || b->n_shared_waits > 0)
+        if (!TAILQ_EMPTY(&b->retirements) || !TAILQ_EMPTY(&b->trims) || b->n_shared_waits > 0)
                 return true;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)

@@ -30,6 +30,8 @@ struct retirement; /* the session floor's, see retire.h */
 TAILQ_HEAD(retirement_list, retirement);
 struct shared_name; /* the same, see shared.h */
 TAILQ_HEAD(shared_name_list, shared_name);
+struct trim_share; /* the same, see trim.h */
+TAILQ_HEAD(trim_share_list, trim_share);
 
 struct broker_device {
         const struct config_device *config;
@@ -65,8 +67,10 @@ struct broker {
         size_t n_shared_waits;
         size_t shared_slot; /* where shared_tick() goes on */
         struct client_page_reader *reader;
-        struct reloads *reloads; /* borrowed */
-        bool may_have_gone;      /* something that was removed from the config may be empty by now */
+        struct reloads *reloads;      /* borrowed */
+        bool may_have_gone;           /* something that was removed from the config may be empty by now */
+        struct trim_share_list trims; /* Trims that are waited for, the oldest first */
+        uint64_t trim_clock;          /* counts what happens with them */
         uint64_t started_ms;
         uint64_t settled_ms;           /* when it was last asked for what escaped */
         struct log_limit stranger_log; /* refused hellos */
@@ -78,6 +82,8 @@ struct broker {
         /* A limit was lowered below what is held: so much is wanted back of the quota's
          * sessions. May be NULL. */
         void (*want_back)(struct broker *b, struct quota *q, uint64_t n_bytes);
+        bool (*trim)(struct broker *b, struct quota *q, struct quota_request *first, int refusal,
+                     uint64_t missing);
 };
 
 struct broker_options {
@@ -92,6 +98,9 @@ struct broker_options {
          * itself. See arena.h. */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
         bool (*lets_go)(const struct broker *b, uint32_t extent);
+        /* trim_ask(), or NULL: no session is asked for what lies idle in it. See quota.h. */
+        bool (*trim)(struct broker *b, struct quota *q, struct quota_request *first, int refusal,
+                     uint64_t missing);
 };
 
 /* Makes everything, and backs preallocating partitions (this may take its
@@ -116,8 +125,9 @@ void broker_wake(const struct broker *b);
 
 /* Memory that escaped is asked for once a second. Requests that wait for others are
  * refused when their time is up, and sessions that do not let go are late, or
- * ended, and those who wait for a name have waited long enough: call broker_tick(),
- * retire_tick() and shared_tick() now and then while there are any. */
+ * ended, those that do not answer a Trim deaf, and those who wait for a name have waited long
+ * enough: call broker_tick(), retire_tick(), trim_tick() and shared_tick() now and then while
+ * there are any. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
 

@@ -7,6 +7,8 @@
 
 #include "daemon/clock.h"
 
+#define LADDER_AGAIN_MS 500u
+
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
         return a < b ? a : b;
@@ -52,6 +54,68 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         ladder_settle(q);
 }
 
+/* ---- who comes first in the partition -------------------------------------- */
+
+void ladder_claim(struct quota_request *request, uint64_t n_bytes)
+{
+        struct partition *p = request->quota->partition;
+        struct quota *q;
+
+        if (request->claim == 0 && n_bytes > 0)
+                p->n_claims++;
+        if (request->claim > 0 && n_bytes == 0) {
+                p->n_claims--;
+                TAILQ_FOREACH(q, &p->quotas, of_partition)
+                if (q != request->quota) /* those behind it */
+                        quota_make_due(q);
+        }
+        request->claim = n_bytes;
+}
+
+/* What those who have waited longer are to have. */
+static uint64_t partition_claims_before(const struct quota_request *request)
+{
+        const struct partition *p = request->quota->partition;
+        const struct quota *q;
+        uint64_t n_bytes = 0;
+
+        if (p->n_claims == 0)
+                return 0;
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
+                const struct quota_request *first = TAILQ_FIRST(&q->waiting);
+
+                if (q != request->quota && first && first->ticket < request->ticket)
+                        n_bytes += first->claim;
+        }
+        return n_bytes;
+}
+
+/* Whether n_bytes may be charged now for this request; fails as account_probe() does. What is
+ * free in the partition is for who has waited the longest; what the reserve keeps is there
+ * whoever waits. *ret_pool_bytes: how much of the partition's it would take. */
+static int ladder_probe(const struct quota_request *request, uint64_t n_bytes, uint64_t *ret_missing_bytes,
+                        uint64_t *ret_pool_bytes)
+{
+        const struct account *a = &request->quota->account;
+        const struct pool *pool = a->pool;
+        uint64_t after = a->charged_bytes + n_bytes, claims;
+        uint64_t room = pool->limit_bytes - min_u64(pool->limit_bytes, pool->committed_bytes);
+        int r = account_probe(a, n_bytes, ret_missing_bytes);
+
+        *ret_pool_bytes = max_u64(after, a->reserve_bytes) - max_u64(a->charged_bytes, a->reserve_bytes);
+        if (r == -EDQUOT || *ret_pool_bytes == 0)
+                return r;
+        claims = partition_claims_before(request);
+        room -= min_u64(room, claims);
+        if (*ret_pool_bytes <= room)
+                return 0;
+        *ret_missing_bytes = *ret_pool_bytes - room;
+        return -ENOMEM;
+}
+
+/* ---- growing --------------------------------------------------------------- */
+
 /* Holds at least n_bytes for the growth of the first in line; false: they are not there. */
 static bool quota_hold(struct quota *q, uint64_t n_bytes)
 {
@@ -64,6 +128,15 @@ static bool quota_hold(struct quota *q, uint64_t n_bytes)
                 return false;
         charge_join(&q->held, &more);
         return true;
+}
+
+/* Nobody who has waited longer is to have that. */
+static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
+{
+        uint64_t missing, of_pool;
+
+        return n_bytes <= q->held.n_bytes ||
+               ladder_probe(TAILQ_FIRST(&q->waiting), n_bytes - q->held.n_bytes, &missing, &of_pool) == 0;
 }
 
 /* What was given back is uncharged by now, in this very turn of the loop: nobody else had it.
@@ -118,7 +191,7 @@ static bool partition_is_closing(const struct partition *p)
 
 /* What a quota holds beyond what its reserve keeps anyway: only that can come
  * back to its pool. */
-static uint64_t quota_surplus(const struct quota *q)
+uint64_t quota_surplus(const struct quota *q)
 {
         const struct account *a = &q->account;
 
@@ -179,7 +252,8 @@ static bool quota_trade(struct quota *q, const struct bfc_growth *plan, uint64_t
 
         n_bytes = min_u64(n_bytes, want_bytes);
         traded = min_u64(plan->new_bytes, quota_traded(q) + n_bytes);
-        if (n_bytes == 0 || !quota_hold(q, plan->new_bytes - traded))
+        if (n_bytes == 0 || !quota_may_hold(q, plan->new_bytes - traded) ||
+            !quota_hold(q, plan->new_bytes - traded))
                 return false;
         n_bytes = arena_release_soon(q->arena, n_bytes, plan, quota_released, q);
         quota_publish(q);
@@ -306,17 +380,27 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         return 0;
 }
 
-/* Makes room for the first in line. 0: something is under way, wait for it.
- * Negative: it is refused. */
-int ladder_make_room(struct quota *q, struct quota_request *request)
+static int ladder_plan(struct quota *q, const struct quota_request *request, struct bfc_growth *ret)
 {
-        uint64_t need, after, want, traded = quota_traded(q), missing = 0;
         uint64_t room = account_room(&q->account) + q->held.n_bytes;
-        struct bfc_growth plan;
-        int r;
 
-        r = request->in_extent ? arena_plan_in_extent(q->arena, request->n_bytes, room, &plan)
-                               : arena_plan(q->arena, request->n_bytes, room, &plan);
+        return request->in_extent ? arena_plan_in_extent(q->arena, request->n_bytes, room, ret)
+                                  : arena_plan(q->arena, request->n_bytes, room, ret);
+}
+
+/* How much the request lacks, and of what. */
+struct shortage {
+        int refusal; /* -EDQUOT, -ENOMEM; 0: nothing is lacking */
+        uint64_t missing;
+};
+
+/* The steps that ask no session: what is wholly free is given back, or is on its way. */
+static int ladder_make_room_by_itself(struct quota *q, struct quota_request *request, struct shortage *ret)
+{
+        uint64_t need, after, want, traded = quota_traded(q), missing = 0, of_pool;
+        struct bfc_growth plan;
+        int r = ladder_plan(q, request, &plan);
+
         if (r < 0)
                 return r;
         if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */
@@ -325,7 +409,9 @@ int ladder_make_room(struct quota *q, struct quota_request *request)
         }
         need = plan.new_bytes - min_u64(plan.new_bytes, q->held.n_bytes);
         after = q->account.charged_bytes + need;
-        r = account_probe(&q->account, need, &missing);
+        r = ladder_probe(request, need, &missing, &of_pool);
+        *ret = (struct shortage){ r, missing };
+        ladder_claim(request, r == -ENOMEM ? of_pool : 0);
         want = max_u64(missing, after > q->high_bytes ? after - q->high_bytes : 0);
         if (want > traded && (r < 0 || !quota_is_late(q)) && quota_trade(q, &plan, want - traded))
                 return quota_wait_for_others(q, 0); /* from now on */
@@ -336,6 +422,77 @@ int ladder_make_room(struct quota *q, struct quota_request *request)
         if (traded >= missing)
                 return quota_wait_for_own(q, missing, r);
         return quota_reclaim_in_partition(q, missing - traded, &plan);
+}
+
+/* What sessions gave is on its way to where it is needed. */
+static bool ladder_is_coming(const struct quota *q, const struct quota_request *request, int refusal,
+                             uint64_t now)
+{
+        uint64_t coming = refusal == -EDQUOT ? quota_coming(q) : quota_traded(q) + partition_coming(q);
+
+        return coming > 0 && request->asking.heard_ms != 0 &&
+               now - request->asking.heard_ms <= q->partition->reclaim_timeout_ms;
+}
+
+/* Asks sessions for what lies idle in them. True: wait for them. */
+static bool ladder_ask_sessions(struct quota *q, struct quota_request *request, const struct shortage *lack,
+                                uint64_t now)
+{
+        struct quota_asking *asking = &request->asking;
+
+        if (asking->begun_ms == 0)
+                asking->begun_ms = now;
+        if (q->trim && now - asking->begun_ms <= q->partition->reclaim_timeout_ms &&
+            q->trim(q->userdata, q, request, lack->refusal, lack->missing))
+                return true;
+        return ladder_is_coming(q, request, lack->refusal, now);
+}
+
+/* For as long as the request itself says. Meanwhile more may lie idle than did, so now and then
+ * sessions are asked again. */
+static bool ladder_queue(struct quota *q, struct quota_request *request, uint64_t now)
+{
+        if (request->wait_ms == 0)
+                return false;
+        if (request->queued_ms == 0)
+                request->queued_ms = now;
+        if (now - request->queued_ms >= request->wait_ms)
+                return false;
+        if (now - request->asking.begun_ms >= q->partition->reclaim_timeout_ms + LADDER_AGAIN_MS)
+                request->asking = (struct quota_asking){ 0 };
+        return true;
+}
+
+int ladder_make_room(struct quota *q, struct quota_request *request)
+{
+        struct shortage lack = { 0 };
+        int r = ladder_make_room_by_itself(q, request, &lack);
+        uint64_t now;
+
+        if (r == 0 || lack.refusal == 0)
+                return r;
+        now = clock_ms();
+        if (q->blocked_ms == 0)
+                q->blocked_ms = now;
+        if (ladder_ask_sessions(q, request, &lack, now) || ladder_queue(q, request, now))
+                return 0;
+        return r;
+}
+
+int ladder_last_chance(struct quota *q, struct quota_request *request)
+{
+        uint64_t missing, of_pool;
+        struct bfc_growth plan;
+        int r = ladder_plan(q, request, &plan);
+
+        if (r == 0)
+                r = ladder_probe(request, plan.new_bytes, &missing, &of_pool);
+        return r < 0 ? r : quota_grow(q, request, &plan);
+}
+
+void quota_release_idle(struct quota *q)
+{
+        (void)quota_release(q, UINT64_MAX, NULL);
 }
 
 /* ---- limits that were lowered -------------------------------------------- */

@@ -7,11 +7,20 @@
 
 #include "daemon/quota.h"
 
+#define LADDER_STEPS 3u /* that last timeouts.reclaim each, at most, before a request is queued or refused */
+
 /* ---- ladder.c ------------------------------------------------------------ */
 
 /* Makes room for the first in line. 0: something is under way, wait for it.
  * Negative: it is refused. */
 int ladder_make_room(struct quota *q, struct quota_request *request);
+
+/* A request behind a first in line that waits for others to free, when its own time is up: it grows
+ * if the limits have room now (0), or is refused. */
+int ladder_last_chance(struct quota *q, struct quota_request *request);
+
+/* The request is to have so many bytes of the partition before those that came later. */
+void ladder_claim(struct quota_request *request, uint64_t n_bytes);
 
 /* Nobody grows with what is held. */
 void ladder_unhold(struct quota *q);

@@ -16,6 +16,7 @@
 #include "daemon/log.h"
 #include "daemon/retire.h"
 #include "daemon/server.h"
+#include "daemon/trim.h"
 
 #ifdef HAVE_SYSTEMD
 #include <systemd/sd-daemon.h>
@@ -161,6 +162,7 @@ static int serve(const struct options *from, const struct config *config, struct
                 .wake = server_wake,
                 .retire = retire_extents,
                 .lets_go = retire_lets_go,
+                .trim = trim_ask,
         };
         struct server *server = NULL;
         struct broker *broker = NULL;

@@ -37,6 +37,8 @@ struct partition {
         struct quota_list quotas;
         size_t n_quotas;
         struct quota_list due; /* quotas whose waiting requests are to be looked at */
+        uint64_t n_tickets;    /* requests that have waited */
+        size_t n_claims;       /* requests that wait for room in the partition, see quota_request.claim */
         uint64_t reclaim_timeout_ms;
         void (*wake)(void *userdata); /* may be NULL: something is due */
         void *userdata;

@@ -14,8 +14,12 @@
 #include "daemon/clock.h"
 #include "daemon/ladder.h"
 
-#define QUOTA_LOOKS 256u /* requests looked at in one turn */
-#define QUOTA_ROOMS 32u  /* and for so many room is made, or a refusal written */
+#define QUOTA_LOOKS   256u /* requests looked at in one turn */
+#define QUOTA_ROOMS   32u  /* and for so many room is made, or a refusal written */
+#define QUOTA_AGED_MS 1000u
+
+static bool quota_first_is_aged(const struct quota *q, uint64_t now);
+static void partition_make_claims_due(struct partition *p);
 
 /* Before any reply that goes out because of the change: a client that knows of it reads it. */
 void quota_publish(struct quota *q)
@@ -125,6 +129,8 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
         q->blocks_ceiling = options->max_blocks;
+        q->trim = options->trim;
+        q->userdata = options->userdata;
         q->index = LEDGER_NONE;
         TAILQ_INIT(&q->waiting);
         TAILQ_INIT(&q->holdings);
@@ -150,7 +156,7 @@ struct quota *quota_free(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->n_sessions == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->waiting));
-        assert(!q->growing && q->held.n_bytes == 0);
+        assert(!q->growing && q->held.n_bytes == 0 && !q->asked);
         q->usage = NULL; /* the arena's figures go first */
         q->arena = arena_free(q->arena);
         if (q->index != LEDGER_NONE)
@@ -264,7 +270,7 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
                 r = -EDQUOT;
         else if (in_extent && n_bytes > arena_max_in_extent(q->arena))
                 r = -EINVAL;
-        else if (q->is_due)
+        else if (q->is_due || (q->blocked_ms != 0 && quota_first_is_aged(q, clock_ms())))
                 r = QUOTA_WAIT; /* those who came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
@@ -288,6 +294,8 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         quota_assert(q);
         quota_publish(q);
         quota_make_due(q);
+        if (q->partition->n_claims > 0)
+                partition_make_claims_due(q->partition);
 }
 
 /* ---- who waits ---------------------------------------------------------- */
@@ -301,6 +309,16 @@ void partition_make_due(struct partition *p)
         quota_make_due(q);
 }
 
+/* A block was freed: by that there may be room for those who wait for the partition's. */
+static void partition_make_claims_due(struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        if (!TAILQ_EMPTY(&q->waiting) && TAILQ_FIRST(&q->waiting)->claim > 0)
+                quota_make_due(q);
+}
+
 static void quota_unqueue(struct quota_request *request)
 {
         struct quota *q = request->quota;
@@ -308,6 +326,7 @@ static void quota_unqueue(struct quota_request *request)
         if (q->next == request)
                 q->next = TAILQ_NEXT(request, link);
         TAILQ_REMOVE(&q->waiting, request, link);
+        ladder_claim(request, 0);
         if (!TAILQ_EMPTY(&q->waiting))
                 return;
         q->blocked_ms = 0;
@@ -338,21 +357,67 @@ void partition_lose(struct partition *p)
         partition_make_due(p);
 }
 
+/* The first in line has waited so long for others to free that nobody of its tenant passes it
+ * any more, but for who would be refused otherwise. */
+static bool quota_first_is_aged(const struct quota *q, uint64_t now)
+{
+        const struct quota_request *first = TAILQ_FIRST(&q->waiting);
+
+        return first && first->queued_ms != 0 && now - first->queued_ms >= QUOTA_AGED_MS;
+}
+
+/* Whether it may have what fits now. */
+static bool quota_may_pass(const struct quota_request *request, uint64_t now)
+{
+        const struct quota *q = request->quota;
+
+        return request == TAILQ_FIRST(&q->waiting) || !quota_first_is_aged(q, now) ||
+               now - request->since_ms >= q->partition->reclaim_timeout_ms;
+}
+
+/* Behind a first in line that waits for others to free: has it waited for as long as it would
+ * have been waiting as the first? */
+static bool quota_is_over(const struct quota_request *request, uint64_t now)
+{
+        const struct quota *q = request->quota;
+        const struct quota_request *first = TAILQ_FIRST(&q->waiting);
+
+        return request != first && first->queued_ms != 0 && !q->growing &&
+               now - request->since_ms >= LADDER_STEPS * q->partition->reclaim_timeout_ms + request->wait_ms;
+}
+
+/* 0: it is served, or grows. Positive: it goes on waiting. */
+static int quota_serve_one(struct quota *q, struct quota_request *request, uint64_t now)
+{
+        bfc_handle handle = 0;
+        uint64_t offset = 0;
+        int r = QUOTA_WAIT;
+
+        if (quota_may_pass(request, now))
+                r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);
+        if (r > 0 && quota_is_over(request, now)) {
+                r = ladder_last_chance(q, request);
+                if (r == 0)
+                        return 0;
+        }
+        if (r > 0)
+                return r;
+        quota_unqueue_served(request);
+        quota_complete(request, r, handle, offset);
+        return 0;
+}
+
 /* Gives those who wait what fits; false: the budget is used up. */
 static bool quota_serve(struct quota *q, unsigned *budget)
 {
+        uint64_t now = q->next ? clock_ms() : 0;
+
         while (q->next && *budget > 0) {
                 struct quota_request *request = q->next;
-                bfc_handle handle = 0;
-                uint64_t offset = 0;
-                int r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);
 
                 (*budget)--;
                 q->next = TAILQ_NEXT(request, link);
-                if (r > 0)
-                        continue;
-                quota_unqueue_served(request);
-                quota_complete(request, r, handle, offset);
+                quota_serve_one(q, request, now);
         }
         return !q->next;
 }
@@ -403,13 +468,31 @@ void quota_wait(struct quota_request *request)
         struct quota *q = request->quota;
 
         request->since_ms = clock_ms();
+        request->ticket = ++q->partition->n_tickets;
         request->asked_again = false;
+        request->queued_ms = 0;
+        request->claim = 0;
+        request->asking = (struct quota_asking){ 0 };
         TAILQ_INSERT_TAIL(&q->waiting, request, link);
         q->n_waiting++;
         /* The round is over: it goes on with this one, unless all are to be looked at again. */
         if (!q->next && !q->look_again)
                 q->next = request;
         quota_ask_for_turn(q);
+}
+
+void quota_heard(struct quota *q, bool gave)
+{
+        struct quota_request *first = NULL;
+        struct quota *each;
+
+        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
+        {
+                first = gave ? TAILQ_FIRST(&each->waiting) : NULL;
+                if (first && first->asking.begun_ms != 0)
+                        first->asking.heard_ms = clock_ms();
+        }
+        partition_make_due(q->partition);
 }
 
 void quota_cancel(struct quota_request *request)

@@ -44,6 +44,16 @@
 #include "daemon/partition.h"
 
 struct quota;
+struct trim_quota;
+
+/* What of a request's asking sessions for what lies idle in them is remembered. */
+struct quota_asking {
+        uint64_t begun_ms; /* 0: nobody was asked */
+        uint64_t heard_ms; /* when somebody gave back something; 0: nobody did */
+        uint64_t clock;    /* the rest is for who asks: quota_options.trim() */
+        unsigned n_round;
+        unsigned n_vain;
+};
 
 /* A request that waits. Embedded by the session; it leaves the queue before
  * done() is called, or by quota_cancel(). */
@@ -52,8 +62,14 @@ struct quota_request {
         uint64_t n_bytes;
         bool in_extent;     /* the block must lie in one extent */
         bool device_failed; /* result: the device could not, the limits could */
+        uint32_t wait_ms;   /* for others to free, when the ladder has nothing more */
+        void *asker;        /* whose it is, for quota_options.trim; may be NULL */
         uint64_t since_ms;  /* the quota's: it waits from then on */
+        uint64_t ticket;    /* the quota's: the lower has waited longer, in the whole partition */
         bool asked_again;   /* the quota's: the neighbours were, when its time was up */
+        uint64_t queued_ms; /* the ladder's: from then on it waits for others to free; 0: not yet */
+        uint64_t claim;     /* the ladder's: so many bytes of the partition it is to have before later ones */
+        struct quota_asking asking; /* the ladder's */
         /* 0: the block is the callee's. -EDQUOT, -ENOMEM, -ENODEV, ... */
         void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
         TAILQ_ENTRY(quota_request) link;
@@ -118,6 +134,10 @@ struct quota {
         struct holding_list holdings;
         struct quota_ranks ranks;
         struct quota_report report;
+        struct trim_quota *asked; /* the trimming's, see trim.h; NULL: it knows no session of it */
+        bool (*trim)(void *userdata, struct quota *q, struct quota_request *first, int refusal,
+                     uint64_t missing);
+        void *userdata;
         TAILQ_ENTRY(quota) of_partition, of_due;
 };
 
@@ -132,6 +152,12 @@ struct quota_options {
         uint32_t max_blocks;
         void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents); /* see arena.h */
         bool (*lets_go)(void *userdata, uint32_t extent);                          /* see arena.h */
+        /* The first in line is about to be refused: it lacks so many bytes, of its quota
+         * (-EDQUOT) or of the partition (-ENOMEM). Asks sessions for what lies idle in
+         * them, more with each call. False: nobody is left to ask, and all have answered.
+         * May be NULL. Nothing of a quota may be called in it but quota_surplus(). */
+        bool (*trim)(void *userdata, struct quota *q, struct quota_request *first, int refusal,
+                     uint64_t missing);
         void *userdata;
 };
 
@@ -174,7 +200,7 @@ enum {
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                 uint64_t *ret_offset);
 
-/* Queues a request (quota, n_bytes, in_extent and done are set). */
+/* Queues a request (quota, n_bytes, in_extent, wait_ms, asker and done are set). */
 void quota_wait(struct quota_request *request);
 
 /* One turn for those who wait, for a quota in its partition's `due`; it stays
@@ -183,6 +209,16 @@ void quota_turn(struct quota *q);
 
 /* Time has passed: if its first in line waits for others, it is looked at. */
 void quota_tick(struct quota *q);
+
+/* Sessions have answered: everybody in the partition who waits is looked at. gave: of this
+ * quota's memory something came back by it. */
+void quota_heard(struct quota *q, bool gave);
+
+/* What it holds beyond what its reserve keeps anyway: only that can come back to its pool. */
+uint64_t quota_surplus(const struct quota *q);
+
+/* Gives back to the device all extents in which nothing lies. */
+void quota_release_idle(struct quota *q);
 
 /* Takes a request out, whatever state it is in; done() is not called. */
 void quota_cancel(struct quota_request *request);

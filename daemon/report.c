@@ -311,6 +311,8 @@ static void report_session(const struct session *s, Bfcd__SessionRow *row)
         row->client_bytes_reserved = client.bytes_held;
         row->client_bytes_in_use = client.bytes_in_use;
         row->client_bytes_idle = client.bytes_idle;
+        row->num_trims = s->n_trims;
+        row->num_trims_missed = s->n_trims_missed;
 }
 
 static void report_sessions(const struct session *viewer, uint64_t cursor, struct report *r)

@@ -21,6 +21,7 @@
 #include "daemon/log.h"
 #include "daemon/retire.h"
 #include "daemon/shared.h"
+#include "daemon/trim.h"
 #include "proto/message.h"
 
 #define SERVER_ACCEPTS_PER_TURN 2
@@ -213,6 +214,7 @@ static void on_tick(uv_timer_t *timer)
         broker_tick(s->broker);
         retire_tick(s->broker, clock_ms());
         shared_tick(s->broker, clock_ms());
+        trim_tick(s->broker, clock_ms());
         server_wake(s); /* which starts the timer again where that is needed */
 }
 

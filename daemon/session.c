@@ -16,6 +16,7 @@
 #include "daemon/clock.h"
 #include "daemon/explain.h"
 #include "daemon/log.h"
+#include "daemon/order.h"
 #include "daemon/report.h"
 
 #define SESSION_SENTENCE_BYTES 1024
@@ -264,6 +265,7 @@ static void session_free_block(struct session *s, uint32_t index)
         struct session_share *share = session_share_of(s, block->quota);
         uint64_t n_bytes = block->n_bytes, n_requested = block->n_requested, handle = block->handle;
 
+        trim_remove_block(share, block->offset, n_bytes);
         ledger_block_clear(s->broker->ledger, index);
         s->bytes_in_use -= n_bytes;
         holding_remove(&share->holding, n_bytes);
@@ -344,6 +346,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
                                             : "the daemon is out of memory");
                 return;
         }
+        trim_add_block(s, share, offset, facts.n_bytes);
         s->n_allocs++;
         s->bytes_in_use += facts.n_bytes;
         holding_add(&share->holding, facts.n_bytes);
@@ -505,6 +508,8 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         request->wait.quota = quota;
         request->wait.n_bytes = m->n_bytes;
         request->wait.in_extent = in_extent;
+        request->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
+        request->wait.asker = s;
         request->wait.done = session_request_done;
         request->session = s;
         request->id = r->id;
@@ -732,6 +737,7 @@ static void session_leave_shares(struct session *s)
                 q->n_shares--;
                 broker_note_leave(s->broker, q);
                 free(s->shares[i].seen);
+                trim_share_free(&s->shares[i]);
         }
         free(s->shares);
         s->shares = NULL;
@@ -1028,6 +1034,8 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_ATTACH] = shared_attach,
         [BFCD__REQUEST__BODY_EXPLAIN] = handle_explain,
         [BFCD__REQUEST__BODY_RELOAD] = reload_handle,
+        [BFCD__REQUEST__BODY_TRIM_NOW] = handle_trim_now,
+        [BFCD__REQUEST__BODY_EVICT] = handle_evict,
 };
 
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
@@ -1055,11 +1063,12 @@ int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const
 {
         if (s->state != SESSION_LIVE)
                 return 0;
-        if (reply->body_case != BFCD__EVENT_REPLY__BODY_RETIRED) {
-                *ret_why = "it answered an event in a way that this version does not know";
-                return -EPROTO;
-        }
-        return retire_confirm(s, reply->retired->sequence, ret_why);
+        if (reply->body_case == BFCD__EVENT_REPLY__BODY_RETIRED)
+                return retire_confirm(s, reply->retired->sequence, ret_why);
+        if (reply->body_case == BFCD__EVENT_REPLY__BODY_TRIMMED)
+                return trim_answer(s, reply->trimmed->sequence, ret_why);
+        *ret_why = "it answered an event in a way that this version does not know";
+        return -EPROTO;
 }
 
 /* ---- life ---------------------------------------------------------------- */
@@ -1099,6 +1108,8 @@ static void session_drop_pending(struct session *s)
         retire_end(s);
         shared_drop_waits(s);
         reload_end_session(s);
+        trim_end(s);
+        order_drop(s);
         while ((request = TAILQ_FIRST(&s->requests))) {
                 quota_cancel(&request->wait);
                 TAILQ_REMOVE(&s->requests, request, link);

@@ -25,13 +25,15 @@
 #include "daemon/reload.h"
 #include "daemon/retire.h"
 #include "daemon/shared.h"
+#include "daemon/trim.h"
 #include "proto/bfcd.pb-c.h"
 
 #define SESSION_PROTOCOL_VERSION 1u
-#define SESSION_MAX_PENDING      64u /* requests that wait for room */
-#define SESSION_MAX_HELLOS       3u  /* a refused one may be tried again so often in all */
-#define SESSION_MAX_UNACKED      64u /* extents sent and not acknowledged */
-#define SESSION_REAP_SLICE       64u /* blocks freed in one turn of the loop */
+#define SESSION_MAX_PENDING      64u     /* requests that wait for room */
+#define SESSION_MAX_HELLOS       3u      /* a refused one may be tried again so often in all */
+#define SESSION_MAX_UNACKED      64u     /* extents sent and not acknowledged */
+#define SESSION_REAP_SLICE       64u     /* blocks freed in one turn of the loop */
+#define SESSION_MAX_WAIT_MS      600000u /* of what a request says */
 
 enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLOSING };
 
@@ -58,6 +60,7 @@ struct session_share {
         struct holding holding; /* where it joined */
         uint64_t *seen;         /* by slot: the id of the extent that was exported, or 0 */
         size_t n_seen;
+        struct trim_share trim;
 };
 
 struct session_request;  /* a malloc that waits for room */
@@ -91,6 +94,10 @@ struct session {
         uint64_t acked_sequence;
         uint32_t n_unacked; /* extents */
         struct retire retire;
+        struct trim_order *order; /* an operator's; NULL: none */
+        uint64_t trim_sequence;   /* of the last Trim */
+        uint64_t n_trims;
+        uint64_t n_trims_missed;       /* not answered in time */
         bool has_events;               /* it takes events, and answers them */
         bool takes_trims;              /* and those of CAPABILITY_TRIM: Trim, QuotaChanged */
         struct client_page *page;      /* what its client says of its cache; NULL: nothing */

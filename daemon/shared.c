@@ -163,6 +163,7 @@ static void shared_end(struct session *s, uint32_t hold)
         ledger_shared_clear(l, index);
         name->shared = LEDGER_NONE;
         name_settle(s->broker, name);
+        trim_remove_shared_block(session_share_of(s, block.quota)->quota, block.offset, block.n_bytes);
         quota_dealloc(session_share_of(s, block.quota)->quota, block.handle, block.n_bytes,
                       block.n_requested);
 }
@@ -312,6 +313,9 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
         s->bytes_in_use -= ledger_block_at(b->ledger, index)->n_bytes;
         holding_remove(&session_share_of(s, ledger_block_at(b->ledger, index)->quota)->holding,
                        ledger_block_at(b->ledger, index)->n_bytes);
+        trim_publish_block(session_share_of(s, ledger_block_at(b->ledger, index)->quota),
+                           ledger_block_at(b->ledger, index)->offset,
+                           ledger_block_at(b->ledger, index)->n_bytes);
         session_done(s, r->id);
         if (!TAILQ_EMPTY(&name->waits)) {
                 name_set_due(b, name, true);

@@ -53,7 +53,7 @@ struct bfc_options {
         const char *partition;     /* default: the first in which the tenant has a quota */
         const char *tenant;        /* which tenant, where the user matches several */
         const char *name;          /* what bfcctl shows; default: the program's name */
-        uint64_t flags;            /* BFC_NO_THREAD, BFC_NO_CACHE */
+        uint64_t flags;            /* BFC_NO_THREAD, BFC_POLL, BFC_NO_CACHE */
         const char *trace;         /* file to record into, BFC_TRACE; default, and "": none */
         uint64_t cache_idle_bytes; /* in each partition; 0: the default */
         uint64_t cache_slab_bytes; /* 0: 2 MiB */
@@ -75,12 +75,17 @@ struct bfc_options {
  * memory, it ends the session. On the host device nothing is lost. */
 #define BFC_NO_THREAD UINT64_C(1)
 
-/* Every bfc_malloc() and bfc_free() asks the daemon: so it is by default, and with
- * BFC_CACHE=off. With BFC_CACHE=on in the environment, or where one of the sizes below
- * is set, what the daemon gave is kept and cut by the client: freed memory stays with
- * it, up to cache_idle_bytes, for the next bfc_malloc(). A request of at most half of
- * cache_slab_bytes is cut from a block of that size. */
+/* Every bfc_malloc() and bfc_free() asks the daemon; BFC_CACHE=off in the environment does the
+ * same. Otherwise what the daemon gave is kept and cut by the client: freed memory stays with it,
+ * up to cache_idle_bytes (by default all of it), for the next bfc_malloc(), or until the
+ * daemon asks for it because others need it. A request of at most half of cache_slab_bytes is
+ * cut from a block of that size. With BFC_NO_THREAD there is no cache unless BFC_CACHE=on or one
+ * of the sizes asks for one: the daemon cannot ask such a client. */
 #define BFC_NO_CACHE UINT64_C(2)
+
+/* Without the thread; the program itself calls bfc_poll(), whenever bfc_poll_fd() is readable:
+ * then the daemon can have memory back as from any other. With BFC_NO_THREAD the same. */
+#define BFC_POLL UINT64_C(4)
 
 /* Connects and says hello. options may be NULL. The caller owns *ret_client and
  * ends it with bfc_disconnect(). */
@@ -90,6 +95,17 @@ int bfc_connect(const struct bfc_options *options, bfc_client **ret_client);
  * invalid afterwards. No other thread may be inside a call. Takes NULL. In a
  * forked child it only forgets the client. */
 void bfc_disconnect(bfc_client *client);
+
+/* With BFC_POLL: does what the daemon has asked for unasked: memory that it takes back is
+ * unmapped, what lies idle goes back. Waits for the daemon's answers, and on a GPU for work with
+ * that memory; otherwise for nothing. Call it within a tenth of a second: who does not answer a
+ * request for idle memory in time (timeouts.reclaim of the daemon) is not waited for the next
+ * time. From any thread, also beside other calls. -EBUSY: something has to wait for the end of a
+ * capture, call it again soon, whatever the fd says. -EINVAL: a client without BFC_POLL. */
+int bfc_poll(bfc_client *client);
+
+/* The fd to wait on by poll(2) for POLLIN; the library's, valid until bfc_disconnect(). */
+int bfc_poll_fd(const bfc_client *client);
 
 /* A block of at least n_bytes in the client's partition, aligned to 256 bytes.
  * On the host device the pointer is ordinary memory, shared with nobody outside

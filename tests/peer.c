@@ -33,6 +33,7 @@ struct broker *peer_broker_on(const char *config_text, const struct config_machi
         struct broker_options options = { .inline_workers = true,
                                           .retire = retire_extents,
                                           .lets_go = retire_lets_go,
+                                          .trim = trim_ask,
                                           .devices = devices };
         struct broker *b;
         char sentence[512];
@@ -123,7 +124,7 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
                 MUST(b->tenants[i].n_sessions == 0 && b->tenants[i].n_quarantined == 0);
         for (size_t i = 0; i < b->n_partitions; i++)
                 MUST(b->partitions[i].preallocate || b->partitions[i].pool.charged_bytes == 0);
-        MUST(retire_check(b, &why) == 0);
+        MUST(retire_check(b, &why) == 0 && trim_check(b, &why) == 0);
         broker_free(b);
         real_ops = NULL;
         config_free(c);
@@ -238,6 +239,28 @@ static void on_quota_changed(struct peer *p, const Bfcd__QuotaChanged *changed)
         p->limits_told[changed->partition] = changed->bytes_limit;
 }
 
+/* One at a time for a partition, and not about nothing. */
+static void on_trim(struct peer *p, const Bfcd__Trim *trim)
+{
+        struct peer_trim *t = &p->trims[p->n_trims];
+
+        MUST(p->wants_trims && p->n_trims < 16);
+        MUST(trim->sequence == ++p->trim_sequence && trim->n_bytes > 0);
+        MUST(trim->partition < p->session->n_shares);
+        MUST(trim->n_ranges > 0 && trim->n_ranges <= TRIM_MAX_RANGES);
+        for (size_t i = 0; i < p->n_trims; i++)
+                MUST(p->trims[i].partition != trim->partition);
+        *t = (struct peer_trim){ trim->sequence, trim->partition, trim->n_bytes, trim->n_ranges, { { 0 } } };
+        for (size_t i = 0; i < t->n_ranges; i++) {
+                t->ranges[i].region_id = trim->ranges[i]->region_id;
+                t->ranges[i].offset = trim->ranges[i]->offset;
+                t->ranges[i].n_bytes = trim->ranges[i]->n_bytes;
+                MUST(t->ranges[i].n_bytes > 0);
+        }
+        p->n_trims++;
+        p->n_trimmed++;
+}
+
 /* What a correct client relies on: it is told in order, never of too much at
  * once, and only of what it has acknowledged. */
 static void on_send_event(void *userdata, const Bfcd__Event *event)
@@ -248,6 +271,10 @@ static void on_send_event(void *userdata, const Bfcd__Event *event)
 
         if (event->body_case == BFCD__EVENT__BODY_QUOTA_CHANGED) {
                 on_quota_changed(p, event->quota_changed);
+                return;
+        }
+        if (event->body_case == BFCD__EVENT__BODY_TRIM) {
+                on_trim(p, event->trim);
                 return;
         }
         MUST(event->body_case == BFCD__EVENT__BODY_RETIRE && p->wants_events && real_ops);
@@ -388,6 +415,21 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         return id;
 }
 
+uint64_t peer_malloc_wait(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Malloc m = BFCD__MALLOC__INIT;
+        uint64_t id;
+
+        m.partition = partition;
+        m.n_bytes = n_bytes;
+        m.wait_ms = wait_ms;
+        r.body_case = BFCD__REQUEST__BODY_MALLOC;
+        r.malloc = &m;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
 static uint64_t send_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags,
                             const char *tag)
 {
@@ -493,6 +535,28 @@ int peer_retired(struct peer *p, uint64_t sequence)
         retired.sequence = sequence;
         reply.body_case = BFCD__EVENT_REPLY__BODY_RETIRED;
         reply.retired = &retired;
+        r = session_handle_event(p->session, &reply, &why);
+        MUST((r < 0) == (why != NULL));
+        return r;
+}
+
+int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Trimmed trimmed = BFCD__TRIMMED__INIT;
+        const char *why = NULL;
+        int r;
+
+        for (size_t i = 0; i < p->n_trims; i++) {
+                if (p->trims[i].sequence != sequence)
+                        continue;
+                p->trims[i] = p->trims[--p->n_trims];
+                break;
+        }
+        trimmed.sequence = sequence;
+        trimmed.n_bytes = n_bytes;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_TRIMMED;
+        reply.trimmed = &trimmed;
         r = session_handle_event(p->session, &reply, &why);
         MUST((r < 0) == (why != NULL));
         return r;

@@ -23,6 +23,17 @@ struct peer_retire {
         uint64_t ids[RETIRE_MAX_EXTENTS];
 };
 
+/* What it was asked to give back and has not answered. */
+struct peer_trim {
+        uint64_t sequence;
+        uint32_t partition;
+        uint64_t n_bytes;
+        size_t n_ranges;
+        struct {
+                uint64_t region_id, offset, n_bytes;
+        } ranges[TRIM_MAX_RANGES];
+};
+
 /* An extent that it has mapped, as far as anybody else can know. */
 struct peer_hold {
         uint64_t id;
@@ -44,6 +55,10 @@ struct peer {
         bool wants_trims;                          /* the same; with those */
         unsigned n_limits_told;                    /* QuotaChanged */
         uint64_t limits_told[PEER_MAX_PARTITIONS]; /* the last of each partition */
+        struct peer_trim trims[16];
+        size_t n_trims;
+        size_t n_trimmed; /* Trims, in all */
+        uint64_t trim_sequence;
         struct peer_retire retires[RETIRE_MAX_OPEN];
         size_t n_retires;
         size_t n_retired; /* extents, in all Retires so far */
@@ -91,6 +106,12 @@ int peer_ack(struct peer *p, uint64_t sequence);
 /* Lets go of what the Retire named, if there is such a one, and says so. */
 int peer_retired(struct peer *p, uint64_t sequence);
 void peer_retired_all(struct peer *p);
+
+/* Says that so many bytes went back, whether they did or not. */
+int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes);
+
+/* A Malloc that may wait. */
+uint64_t peer_malloc_wait(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms);
 
 /* The errno of a refusal, 0 for another reply, -1 for none yet. */
 int peer_error(const struct peer *p, uint64_t id);

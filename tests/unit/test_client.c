@@ -46,6 +46,7 @@ static void setup(void)
         unsetenv("BFC_SOCKET");
         unsetenv("BFC_PARTITION");
         unsetenv("BFC_TENANT");
+        setenv("BFC_CACHE", "off", 1);
         setenv("BFC_CACHE", "off", 1); /* the daemon's blocks are counted; test_client_cache.c has it on */
         n_fds_before = suite_count_fds();
         server = fake_server_new();

@@ -368,12 +368,14 @@ START_TEST(turned_off)
         void *p;
 
         for (int i = 0; i < 3; i++) {
+                const uint64_t flags[] = { BFC_NO_CACHE, 0, BFC_NO_THREAD };
+
                 bfc_disconnect(client);
                 if (i == 1)
                         setenv("BFC_CACHE", "off", 1);
                 if (i == 2) /* nobody asks for it */
                         unsetenv("BFC_CACHE");
-                client = open_client(i == 0 ? BFC_NO_CACHE : 0, 0, 0);
+                client = open_client(flags[i], 0, 0);
                 put(get(100));
                 ck_assert_msg(n_blocks() == 0, "round %d", i);
                 ck_assert_uint_eq(stats().bytes_reserved, 0);
@@ -383,6 +385,11 @@ START_TEST(turned_off)
                 ck_assert_uint_eq(info(p).block_offset, 0);
                 put(p);
         }
+        /* It is on by itself, but where the daemon could not have back what lies idle. */
+        bfc_disconnect(client);
+        client = open_client(0, 0, 0);
+        put(get(100));
+        ck_assert_uint_eq(n_blocks(), 1);
         setenv("BFC_CACHE", "of", 1);
         expect_error(bfc_connect(&o, &other), -EINVAL, "on or off");
         setenv("BFC_CACHE", "on", 1);

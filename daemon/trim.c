@@ -1,0 +1,621 @@
+/* Trimming; see trim.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/trim.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+#include "daemon/order.h"
+#include "daemon/session.h"
+
+struct trim_slot { /* blocks */
+        uint32_t n_all;
+        uint32_t n_willing;
+};
+
+struct trim_quota {
+        struct trim_share_list shares;
+        size_t n_shares;
+        size_t n_open;    /* Trims that are waited for */
+        uint64_t sent_ms; /* the last of all */
+        uint64_t n_blocks;
+        struct trim_slot *slots;
+        size_t n_slots;
+};
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+/* ---- counting ------------------------------------------------------------ */
+
+static void *grow_zeroed(void *array, size_t *n, size_t n_new, size_t size)
+{
+        unsigned char *grown = realloc(array, n_new * size);
+
+        if (!grown)
+                return NULL;
+        memset(grown + *n * size, 0, (n_new - *n) * size);
+        *n = n_new;
+        return grown;
+}
+
+static struct trim_quota *trim_quota_of(struct quota *q)
+{
+        size_t n = arena_n_slots(q->arena);
+
+        if (!q->asked) {
+                q->asked = calloc(1, sizeof(*q->asked));
+                if (!q->asked)
+                        return NULL;
+                TAILQ_INIT(&q->asked->shares);
+        }
+        if (q->asked->n_slots < n) {
+                struct trim_slot *slots = grow_zeroed(q->asked->slots, &q->asked->n_slots, n, sizeof(*slots));
+
+                if (slots)
+                        q->asked->slots = slots;
+        }
+        return q->asked;
+}
+
+static void trim_quota_drop(struct quota *q)
+{
+        struct trim_quota *t = q->asked;
+
+        if (!t || t->n_shares > 0 || t->n_blocks > 0)
+                return;
+        free(t->slots);
+        free(t);
+        q->asked = NULL;
+}
+
+static bool share_is_willing(const struct trim_share *share)
+{
+        return share->is_listed && !share->is_deaf;
+}
+
+/* Its blocks count as those of a session that answers, or do so no more. */
+static void share_count_willing(struct trim_share *share, struct quota *q, bool willing)
+{
+        struct trim_quota *t = q->asked;
+
+        for (size_t i = 0; i < share->n_slots && i < t->n_slots; i++)
+                t->slots[i].n_willing += willing ? share->n_mine[i] : 0u - share->n_mine[i];
+}
+
+static void share_list(struct session *s, struct session_share *session_share)
+{
+        struct trim_share *share = &session_share->trim;
+        struct quota *q = session_share->quota;
+
+        share->session = s;
+        share->share = session_share;
+        share->is_listed = true;
+        TAILQ_INSERT_TAIL(&q->asked->shares, share, of_quota);
+        q->asked->n_shares++;
+}
+
+/* Where memory for the counts is lacking they are not: then less can be asked for. */
+static void share_reserve(struct trim_share *share, size_t n)
+{
+        uint32_t *mine = share->n_slots < n
+                                 ? grow_zeroed(share->n_mine, &share->n_slots, n, sizeof(*share->n_mine))
+                                 : NULL;
+
+        if (mine)
+                share->n_mine = mine;
+}
+
+void trim_add_block(struct session *s, struct session_share *session_share, uint64_t offset, uint64_t n_bytes)
+{
+        struct trim_share *share = &session_share->trim;
+        struct quota *q = session_share->quota;
+        struct trim_quota *t = trim_quota_of(q);
+        size_t slot, last;
+
+        share->bytes_held += n_bytes;
+        if (!t)
+                return;
+        t->n_blocks++;
+        if (s->takes_trims && s->state == SESSION_LIVE && !share->is_listed)
+                share_list(s, session_share);
+        if (s->takes_trims)
+                share_reserve(share, t->n_slots);
+        for (slot = arena_slots(q->arena, offset, n_bytes, &last); slot <= last && slot < t->n_slots;
+             slot++) {
+                t->slots[slot].n_all++;
+                if (slot >= share->n_slots)
+                        continue;
+                share->n_mine[slot]++;
+                t->slots[slot].n_willing += share_is_willing(share);
+        }
+}
+
+/* The share loses a block: what is counted of it and, where it goes altogether, of all. */
+static void uncount(struct quota *q, struct trim_share *share, uint64_t offset, uint64_t n_bytes, bool of_all)
+{
+        struct trim_quota *t = q->asked;
+        size_t slot, last;
+
+        for (slot = arena_slots(q->arena, offset, n_bytes, &last); slot <= last && slot < t->n_slots;
+             slot++) {
+                if (of_all && t->slots[slot].n_all > 0)
+                        t->slots[slot].n_all--;
+                if (!share || slot >= share->n_slots || share->n_mine[slot] == 0)
+                        continue;
+                share->n_mine[slot]--;
+                t->slots[slot].n_willing -= share_is_willing(share);
+        }
+        t->n_blocks -= of_all && t->n_blocks > 0;
+}
+
+void trim_remove_block(struct session_share *session_share, uint64_t offset, uint64_t n_bytes)
+{
+        struct trim_share *share = &session_share->trim;
+        struct quota *q = session_share->quota;
+
+        share->bytes_held -= n_bytes;
+        share->bytes_freed += n_bytes;
+        if (q->asked)
+                uncount(q, share, offset, n_bytes, true);
+        trim_quota_drop(q);
+}
+
+void trim_publish_block(struct session_share *session_share, uint64_t offset, uint64_t n_bytes)
+{
+        session_share->trim.bytes_held -= n_bytes;
+        if (session_share->quota->asked)
+                uncount(session_share->quota, &session_share->trim, offset, n_bytes, false);
+}
+
+void trim_remove_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes)
+{
+        if (q->asked)
+                uncount(q, NULL, offset, n_bytes, true);
+        trim_quota_drop(q);
+}
+
+/* ---- asking -------------------------------------------------------------- */
+
+struct ranges {
+        size_t n;
+        Bfcd__TrimRange ranges[TRIM_MAX_RANGES];
+        bool alone[TRIM_MAX_RANGES]; /* nobody else has blocks there */
+        Bfcd__TrimRange *pointers[TRIM_MAX_RANGES];
+};
+
+/* False: there is no room for one more. */
+static bool ranges_add(struct ranges *r, const struct arena *arena, const struct ledger_extent *extent,
+                       bool alone)
+{
+        Bfcd__TrimRange *last = r->n > 0 ? &r->ranges[r->n - 1] : NULL;
+        struct arena_place place;
+
+        arena_locate(arena, extent->offset, &place);
+        if (last && r->alone[r->n - 1] == alone && last->region_id == place.region_id &&
+            last->offset + last->n_bytes == place.offset) {
+                last->n_bytes += extent->n_bytes;
+                return true;
+        }
+        if (r->n == TRIM_MAX_RANGES)
+                return false;
+        last = &r->ranges[r->n];
+        bfcd__trim_range__init(last);
+        last->region_id = place.region_id;
+        last->offset = place.offset;
+        last->n_bytes = extent->n_bytes;
+        r->alone[r->n++] = alone;
+        return true;
+}
+
+/* Those first in which it alone decides. */
+static void ranges_sort(struct ranges *r)
+{
+        size_t n = 0;
+
+        for (size_t pass = 0; pass < 2; pass++)
+                for (size_t i = 0; i < r->n; i++)
+                        if (r->alone[i] == (pass == 0))
+                                r->pointers[n++] = &r->ranges[i];
+}
+
+/* From its cursor on, what would become wholly free if it and the others gave back all. Moves the
+ * cursor behind it; at the end it is 0. */
+static void share_find_ranges(struct trim_share *share, struct ranges *ret)
+{
+        const struct quota *q = share->share->quota;
+        const struct trim_quota *t = q->asked;
+        size_t n = share->n_slots < t->n_slots ? share->n_slots : t->n_slots;
+        size_t slot = share->cursor, end = n - slot > TRIM_MAX_SLOTS ? slot + TRIM_MAX_SLOTS : n;
+
+        ret->n = 0;
+        for (; slot < end; slot++) {
+                const struct trim_slot *counts = &t->slots[slot];
+                uint32_t extent;
+
+                if (share->n_mine[slot] == 0 || counts->n_willing != counts->n_all)
+                        continue;
+                extent = arena_slot_extent(q->arena, slot);
+                if (extent != LEDGER_NONE && !ranges_add(ret, q->arena, ledger_extent_at(q->ledger, extent),
+                                                         share->n_mine[slot] == counts->n_all))
+                        break;
+        }
+        share->cursor = slot < n ? slot : 0;
+        ranges_sort(ret);
+}
+
+static void share_send(struct trim_share *share, struct ranges *ranges, uint64_t n_bytes, uint64_t now_ms)
+{
+        struct session *s = share->session;
+        struct trim_quota *t = share->share->quota->asked;
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Trim message = BFCD__TRIM__INIT;
+
+        message.sequence = ++s->trim_sequence;
+        message.partition = (uint32_t)(share->share - s->shares);
+        message.n_bytes = n_bytes;
+        message.n_ranges = ranges->n;
+        message.ranges = ranges->pointers;
+        event.body_case = BFCD__EVENT__BODY_TRIM;
+        event.trim = &message;
+        share->sequence = message.sequence;
+        share->sent_ms = now_ms;
+        share->bytes_freed_then = share->bytes_freed;
+        TAILQ_INSERT_TAIL(&s->broker->trims, share, of_broker);
+        t->n_open++;
+        t->sent_ms = now_ms;
+        s->n_trims++;
+        s->ops->send_event(s->userdata, &event);
+}
+
+/* It has nothing more to give to those who ask already. */
+static void share_is_spent(struct trim_share *share)
+{
+        share->spent_clock = ++share->session->broker->trim_clock;
+}
+
+bool trim_send(struct trim_share *share, uint64_t n_bytes, uint64_t now_ms)
+{
+        struct ranges ranges;
+
+        if (!share_is_willing(share) || share->sequence != 0 || share->bytes_held == 0 || n_bytes == 0)
+                return false;
+        share_find_ranges(share, &ranges);
+        if (ranges.n > 0)
+                share_send(share, &ranges, n_bytes, now_ms);
+        else if (share->cursor == 0)
+                share_is_spent(share);
+        return ranges.n > 0;
+}
+
+/* ---- who is asked -------------------------------------------------------- */
+
+/* The best of those looked at, the first first. */
+struct round {
+        size_t n, max;
+        struct trim_share *best[TRIM_MAX_ROUND];
+        uint64_t idle[TRIM_MAX_ROUND];
+};
+
+/* What may lie idle there, as far as that is known; nothing that it may be relied on. */
+static uint64_t share_idle(const struct trim_share *share)
+{
+        return session_idle_hint(share->session, (uint32_t)(share->share - share->session->shares));
+}
+
+static void round_add(struct round *r, struct trim_share *share)
+{
+        uint64_t idle = share_idle(share);
+        size_t i = r->n < r->max ? r->n++ : r->max;
+
+        for (; i > 0 && r->idle[i - 1] < idle; i--) {
+                if (i == r->max)
+                        continue;
+                r->best[i] = r->best[i - 1];
+                r->idle[i] = r->idle[i - 1];
+        }
+        if (i == r->max)
+                return;
+        r->best[i] = share;
+        r->idle[i] = idle;
+}
+
+static bool share_may_be_asked(const struct trim_share *share, const struct quota_asking *asking)
+{
+        return share_is_willing(share) && share->sequence == 0 && share->bytes_held > 0 &&
+               share->spent_clock < asking->clock;
+}
+
+/* Looks at some sessions of a quota; those looked at come last the next time. */
+static void round_look(struct round *r, struct trim_quota *t, const struct quota_asking *asking, size_t n)
+{
+        for (n = n < t->n_shares ? n : t->n_shares; n > 0; n--) {
+                struct trim_share *share = TAILQ_FIRST(&t->shares);
+
+                TAILQ_REMOVE(&t->shares, share, of_quota);
+                TAILQ_INSERT_TAIL(&t->shares, share, of_quota);
+                if (share_may_be_asked(share, asking))
+                        round_add(r, share);
+        }
+}
+
+/* Whose sessions are asked for this shortage. */
+static bool quota_is_asked(const struct quota *each, const struct quota *q, int refusal)
+{
+        if (!each->asked)
+                return false;
+        return each == q || (refusal == -ENOMEM && quota_surplus(each) > 0);
+}
+
+struct survey {
+        size_t n_quotas;
+        size_t n_most; /* sessions of one quota */
+        size_t n_open;
+        bool is_fresh; /* those were asked just now */
+};
+
+static void survey_make(const struct quota *q, int refusal, uint64_t now_ms, struct survey *ret)
+{
+        const struct quota *each;
+
+        *ret = (struct survey){ 0 };
+        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
+        {
+                const struct trim_quota *t = each->asked;
+
+                if (!quota_is_asked(each, q, refusal))
+                        continue;
+                ret->n_quotas++;
+                ret->n_most = t->n_shares > ret->n_most ? t->n_shares : ret->n_most;
+                ret->n_open += t->n_open;
+                ret->is_fresh |= t->n_open > 0 && now_ms - t->sent_ms < TRIM_SLOW_MS;
+        }
+}
+
+/* What of so many bytes a session of another tenant is asked for: what its reserve keeps
+ * would help nobody. */
+static uint64_t trim_bytes(const struct trim_share *share, const struct quota *q, uint64_t missing)
+{
+        const struct quota *its = share->share->quota;
+
+        return its == q ? missing : min_u64(missing, quota_surplus(its));
+}
+
+/* The one that asks comes first, where its own tenant's limit is short. */
+static bool trim_ask_asker(const struct quota *q, struct quota_request *first, int refusal, uint64_t missing,
+                           uint64_t now_ms)
+{
+        const struct session *s = first->asker;
+
+        if (refusal != -EDQUOT || !s || first->asking.n_round > 0)
+                return false;
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota == q)
+                        return share_may_be_asked(&s->shares[i].trim, &first->asking) &&
+                               trim_send(&s->shares[i].trim, missing, now_ms);
+        return false;
+}
+
+/* Returns how many there were to ask. */
+static size_t trim_ask_round(const struct quota *q, struct quota_request *first, int refusal,
+                             uint64_t missing, size_t n_looks, uint64_t now_ms)
+{
+        unsigned n_round = first->asking.n_round;
+        struct round round = { .max = n_round < 4 ? (size_t)1 << n_round : TRIM_MAX_ROUND };
+        struct quota *each;
+
+        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
+        if (quota_is_asked(each, q, refusal))
+                round_look(&round, each->asked, &first->asking, n_looks);
+        for (size_t i = 0; i < round.n; i++)
+                (void)trim_send(round.best[i], trim_bytes(round.best[i], q, missing), now_ms);
+        return round.n;
+}
+
+bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, int refusal, uint64_t missing)
+{
+        struct quota_asking *asking = &first->asking;
+        uint64_t now_ms = clock_ms();
+        struct survey survey;
+        size_t n_looks;
+
+        survey_make(q, refusal, now_ms, &survey);
+        if (survey.n_quotas == 0)
+                return false;
+        if (asking->clock == 0)
+                asking->clock = ++b->trim_clock;
+        if (survey.is_fresh)
+                return true;
+        n_looks = TRIM_MAX_LOOKS / survey.n_quotas;
+        n_looks = n_looks > TRIM_MAX_ROUND ? n_looks : TRIM_MAX_ROUND;
+        if (trim_ask_asker(q, first, refusal, missing, now_ms) ||
+            trim_ask_round(q, first, refusal, missing, n_looks, now_ms) > 0) {
+                asking->n_vain = 0;
+                asking->n_round++;
+                q->look_again = true; /* whether it was sent or not, there may be more to ask */
+                return true;
+        }
+        /* None of those looked at; where there are more, they have their turn. */
+        if (++asking->n_vain * n_looks < survey.n_most) {
+                q->look_again = true;
+                return true;
+        }
+        asking->n_vain = 0;
+        return survey.n_open > 0;
+}
+
+/* ---- answers, and none --------------------------------------------------- */
+
+/* The Trim is open no more, or not waited for. */
+static void share_forget(struct trim_share *share)
+{
+        if (share->sequence == 0 || share->is_deaf)
+                return;
+        TAILQ_REMOVE(&share->session->broker->trims, share, of_broker);
+        share->share->quota->asked->n_open--;
+}
+
+static void share_tell_order(struct trim_share *share)
+{
+        struct trim_order *order = share->order;
+
+        share->order = NULL;
+        if (order)
+                order_heard(order, share->bytes_freed - share->bytes_freed_then);
+}
+
+int trim_answer(struct session *s, uint64_t sequence, const char **ret_why)
+{
+        struct trim_share *share = NULL;
+        struct quota *q;
+        bool gave;
+
+        for (size_t i = 0; sequence != 0 && i < s->n_shares; i++)
+                if (s->shares[i].trim.sequence == sequence)
+                        share = &s->shares[i].trim;
+        if (!share) {
+                *ret_why = "it answered a Trim that was not sent, or answered before";
+                return -EPROTO;
+        }
+        q = share->share->quota;
+        gave = share->bytes_freed != share->bytes_freed_then;
+        share_forget(share);
+        share->sequence = 0;
+        if (share->is_deaf) {
+                share->is_deaf = false;
+                share_count_willing(share, q, true);
+        }
+        if (gave)
+                share->cursor = 0;
+        else if (share->cursor == 0)
+                share_is_spent(share);
+        share_tell_order(share);
+        quota_heard(q, gave);
+        return 0;
+}
+
+void trim_end(struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++) {
+                struct trim_share *share = &s->shares[i].trim;
+                struct quota *q = s->shares[i].quota;
+
+                if (!share->is_listed)
+                        continue;
+                share_forget(share);
+                share->sequence = 0;
+                if (!share->is_deaf)
+                        share_count_willing(share, q, false);
+                share->is_listed = false;
+                TAILQ_REMOVE(&q->asked->shares, share, of_quota);
+                q->asked->n_shares--;
+                share_tell_order(share);
+                trim_quota_drop(q);
+                quota_heard(q, false);
+        }
+}
+
+void trim_share_free(struct session_share *session_share)
+{
+        assert(!session_share->trim.is_listed);
+        free(session_share->trim.n_mine);
+        session_share->trim.n_mine = NULL;
+        session_share->trim.n_slots = 0;
+}
+
+static void share_is_deaf(struct trim_share *share)
+{
+        struct session *s = share->session;
+        struct quota *q = share->share->quota;
+
+        log_limited(
+                &s->broker->late_log, LOG_LEVEL_WARNING,
+                "session %" PRIu64
+                " (uid %u, pid %d): it did not answer a Trim within timeouts.reclaim; it is not waited for "
+                "until it does",
+                s->id, (unsigned)s->who.uid, (int)s->who.pid);
+        share_forget(share);
+        share_count_willing(share, q, false);
+        share->is_deaf = true;
+        s->n_trims_missed++;
+        share_tell_order(share);
+        quota_heard(q, false);
+}
+
+void trim_tick(struct broker *b, uint64_t now_ms)
+{
+        struct trim_share *share;
+
+        while ((share = TAILQ_FIRST(&b->trims)) && now_ms - share->sent_ms > b->config->reclaim_timeout_ms)
+                share_is_deaf(share);
+}
+
+/* ---- the check ----------------------------------------------------------- */
+
+static const char *check_slots(const struct quota *q)
+{
+        const struct trim_quota *t = q->asked;
+
+        for (size_t i = 0; i < t->n_slots; i++) {
+                const struct trim_share *share;
+                uint32_t n_willing = 0;
+
+                TAILQ_FOREACH(share, &t->shares, of_quota)
+                if (share_is_willing(share) && i < share->n_slots)
+                        n_willing += share->n_mine[i];
+                if (n_willing != t->slots[i].n_willing || n_willing > t->slots[i].n_all)
+                        return "blocks are counted wrongly in a slot";
+        }
+        return NULL;
+}
+
+static const char *check_quota(const struct quota *q)
+{
+        const struct trim_quota *t = q->asked;
+        const struct trim_share *share;
+        size_t n_shares = 0, n_open = 0;
+
+        if (!t)
+                return NULL;
+        TAILQ_FOREACH(share, &t->shares, of_quota)
+        {
+                n_shares++;
+                n_open += share->sequence != 0 && !share->is_deaf;
+                if (share->session->state != SESSION_LIVE || !share->session->takes_trims)
+                        return "a session is to be asked that does not answer";
+                if (share->is_deaf && share->sequence == 0)
+                        return "a session is deaf to nothing";
+        }
+        if (n_shares != t->n_shares || n_open != t->n_open)
+                return "a quota has not as many sessions to ask, or Trims open, as it says";
+        return check_slots(q);
+}
+
+int trim_check(const struct broker *b, const char **ret_why)
+{
+        const struct trim_share *share;
+        const char *why = NULL;
+        uint64_t sent_ms = 0;
+
+        TAILQ_FOREACH(share, &b->trims, of_broker)
+        {
+                if (share->sequence == 0 || share->is_deaf || share->sent_ms < sent_ms)
+                        why = "open Trims are not in the order of their deadlines";
+                sent_ms = share->sent_ms;
+        }
+        for (size_t i = 0; !why && i < b->n_tenants; i++)
+                for (size_t k = 0; !why && k < b->tenants[i].n_quotas; k++)
+                        why = check_quota(b->tenants[i].quotas[k]);
+        if (!why)
+                return 0;
+        *ret_why = why;
+        return -EBADMSG;
+}

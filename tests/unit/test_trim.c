@@ -1,0 +1,711 @@
+/* Trimming, and requests that wait: on sessions without sockets.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "tests/peer.h"
+#include "tests/suite.h"
+
+#define MIB        (UINT64_C(1) << 20)
+#define E          (2 * MIB) /* the grid of all quotas */
+#define RECLAIM_MS 60u
+
+static const char config_text[] = "timeouts: {reclaim: 60ms}\n"
+                                  "devices:\n"
+                                  "  - id: host\n"
+                                  "    size: 512MiB\n"
+                                  "    partitions:\n"
+                                  "      - {name: p, limit: 16MiB}\n"
+                                  "      - {name: q, limit: 496MiB}\n"
+                                  "tenants:\n"
+                                  "  - name: a\n"
+                                  "    match: {uid: 1}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: p, limit: 12MiB}\n"
+                                  "      - {partition: q, limit: 400MiB}\n"
+                                  "  - name: b\n"
+                                  "    match: {uid: 2}\n"
+                                  "    quotas: [{partition: p, reserve: 4MiB}]\n"
+                                  "  - name: c\n"
+                                  "    match: {uid: 3}\n"
+                                  "    quotas: [{partition: p}]\n";
+
+static struct broker *b;
+static struct config *config;
+static int n_fds_before;
+
+static void check(void)
+{
+        const char *why = "";
+
+        if (broker_check(b, &why) < 0 || trim_check(b, &why) < 0)
+                ck_abort_msg("%s", why);
+}
+
+static void settle(void)
+{
+        peer_settle(b);
+        check();
+}
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        b = peer_broker(config_text, &config);
+}
+
+static void teardown(void)
+{
+        check();
+        b = peer_broker_free(b, config);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static struct peer *come_in(uid_t uid, bool wants_trim)
+{
+        struct peer *p = peer_new(b, uid, false);
+
+        p->wants_events = wants_trim;
+        p->wants_trim = wants_trim;
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        return p;
+}
+
+static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t id = peer_malloc(p, partition, n_bytes);
+
+        settle();
+        ck_assert_int_eq(peer_error(p, id), 0);
+        return peer_reply(p, id)->block->block_id;
+}
+
+static void must_free(struct peer *p, uint64_t block_id)
+{
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, block_id)), 0);
+}
+
+static void must_answer(struct peer *p, uint64_t n_bytes)
+{
+        ck_assert_uint_eq(p->n_trims, 1);
+        ck_assert_int_eq(peer_trimmed(p, p->trims[0].sequence, n_bytes), 0);
+        settle();
+}
+
+/* Time passes, and is looked at. */
+static void wait_a_little(unsigned ms)
+{
+        usleep(ms * 1000);
+        broker_tick(b);
+        trim_tick(b, clock_ms());
+        settle();
+}
+
+static void leave(struct peer *p)
+{
+        peer_free(p);
+        settle();
+}
+
+static uint64_t sum_ranges(const struct peer_trim *t)
+{
+        uint64_t n_bytes = 0;
+
+        for (size_t i = 0; i < t->n_ranges; i++)
+                n_bytes += t->ranges[i].n_bytes;
+        return n_bytes;
+}
+
+/* ---- who is asked ------------------------------------------------------------ */
+
+/* First the one that asks, then its tenant's others, one at a time as long as they answer. */
+START_TEST(test_within_a_tenant)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, true), *z = come_in(1, true);
+        uint64_t of_x[2], of_y, id;
+
+        of_x[0] = must_malloc(x, 0, E);
+        of_x[1] = must_malloc(x, 0, E);
+        of_y = must_malloc(y, 0, 3 * E);
+        must_malloc(z, 0, E);
+        id = peer_malloc(z, 0, E);
+        settle();
+        ck_assert_int_eq(peer_error(z, id), -1);
+        ck_assert_uint_eq(x->n_trims + y->n_trims, 0);
+        ck_assert_uint_eq(z->n_trims, 1);
+        ck_assert_uint_eq(z->trims[0].n_bytes, E);
+        ck_assert_uint_eq(z->trims[0].n_ranges, 1);
+        ck_assert_uint_eq(z->trims[0].ranges[0].n_bytes, E);
+        must_answer(z, 0);
+        /* The one with the most. */
+        ck_assert_uint_eq(x->n_trims, 1);
+        ck_assert_uint_eq(y->n_trims, 1);
+        ck_assert_uint_eq(sum_ranges(&y->trims[0]), 3 * E);
+        ck_assert_uint_eq(sum_ranges(&x->trims[0]), 2 * E);
+        must_answer(y, 0);
+        ck_assert_int_eq(peer_error(z, id), -1);
+        must_free(x, of_x[0]);
+        must_answer(x, E);
+        ck_assert_int_eq(peer_error(z, id), 0);
+        ck_assert_uint_eq(z->n_trims, 0);
+        (void)of_x[1];
+        (void)of_y;
+        leave(x);
+        leave(y);
+        leave(z);
+}
+END_TEST
+
+/* All have answered and nothing came: it is refused there and then. */
+START_TEST(test_refused_at_once)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, true);
+        uint64_t id, began = clock_ms();
+
+        must_malloc(x, 0, 4 * E);
+        must_malloc(y, 0, 2 * E);
+        id = peer_malloc(y, 0, E);
+        settle();
+        must_answer(y, 0);
+        must_answer(x, 100 * MIB); /* a lie */
+        ck_assert_int_eq(peer_error(y, id), EDQUOT);
+        ck_assert_uint_lt(clock_ms() - began, RECLAIM_MS); /* nobody was waited for */
+        ck_assert_uint_eq(x->n_trimmed + y->n_trimmed, 2);
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* Who cannot be asked is not, and where it has a block nobody is asked to make room. */
+START_TEST(test_unwilling)
+{
+        struct peer *x = come_in(1, true), *no = come_in(1, false);
+        uint64_t id;
+
+        must_malloc(no, 0, E / 2);
+        must_malloc(x, 0, E / 2); /* in the same extent */
+        must_malloc(x, 0, 4 * E);
+        must_malloc(x, 0, E);
+        id = peer_malloc(x, 0, E);
+        settle();
+        ck_assert_uint_eq(x->n_trims, 1);
+        ck_assert_uint_eq(sum_ranges(&x->trims[0]), 5 * E);
+        must_answer(x, 0);
+        ck_assert_int_eq(peer_error(x, id), EDQUOT);
+        /* When it is gone, its extent counts. */
+        leave(no);
+        id = peer_malloc(x, 0, E);
+        settle();
+        ck_assert_uint_eq(sum_ranges(&x->trims[0]), 6 * E);
+        must_answer(x, 0);
+        ck_assert_int_eq(peer_error(x, id), EDQUOT);
+        leave(x);
+}
+END_TEST
+
+/* Where the partition is full: tenants above their reserve, and no more than is above it. */
+START_TEST(test_between_tenants)
+{
+        struct peer *x = come_in(1, true), *y = come_in(2, true), *z = come_in(3, true);
+        uint64_t of_x[3], id;
+
+        for (int i = 0; i < 3; i++)
+                of_x[i] = must_malloc(x, 0, E);
+        must_malloc(y, 0, 3 * E); /* 1 above its reserve */
+        must_malloc(z, 0, 2 * E);
+        id = peer_malloc(z, 0, 2 * E);
+        settle();
+        /* Its own first, then two at once: those with the most. */
+        ck_assert_uint_eq(x->n_trims + y->n_trims + z->n_trims, 1);
+        for (int round = 0; round < 3 && peer_error(z, id) < 0; round++) {
+                if (y->n_trims > 0) {
+                        ck_assert_uint_eq(y->trims[0].n_bytes, E);
+                        must_answer(y, 0);
+                }
+                if (z->n_trims > 0)
+                        must_answer(z, 0);
+                if (x->n_trims > 0) {
+                        ck_assert_uint_eq(x->trims[0].n_bytes, 2 * E);
+                        must_free(x, of_x[0]);
+                        must_free(x, of_x[1]);
+                        must_answer(x, 2 * E);
+                }
+        }
+        ck_assert_int_eq(peer_error(z, id), 0);
+        ck_assert_uint_ge(b->tenants[1].quotas[0]->account.charged_bytes, 2 * E);
+        leave(x);
+        leave(y);
+        leave(z);
+}
+END_TEST
+
+/* Who has no more than its reserve is left alone. */
+START_TEST(test_reserves_are_not_asked_for)
+{
+        struct peer *x = come_in(1, false), *y = come_in(2, true);
+        uint64_t id;
+
+        must_malloc(y, 0, 2 * E);
+        must_malloc(x, 0, 6 * E);
+        id = peer_malloc(come_in(3, false), 0, E);
+        settle();
+        ck_assert_uint_eq(y->n_trimmed, 0);
+        for (uint32_t i = 0; i < b->n_session_slots; i++)
+                if (b->sessions[i] && b->sessions[i] != x->session && b->sessions[i] != y->session) {
+                        struct peer *z = b->sessions[i]->userdata;
+
+                        ck_assert_int_eq(peer_error(z, id), ENOMEM);
+                        leave(z);
+                        break;
+                }
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* ---- answers, and none -------------------------------------------------------- */
+
+START_TEST(test_deaf)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, true);
+        uint64_t of_x = must_malloc(x, 0, 4 * E), id, sequence;
+
+        must_malloc(y, 0, 2 * E);
+        id = peer_malloc(y, 0, E);
+        settle();
+        must_answer(y, 0);
+        ck_assert_uint_eq(x->n_trims, 1);
+        sequence = x->trims[0].sequence;
+        wait_a_little(RECLAIM_MS / 2);
+        ck_assert_int_eq(peer_error(y, id), -1);
+        wait_a_little(RECLAIM_MS);
+        ck_assert_int_eq(peer_error(y, id), EDQUOT);
+        ck_assert_uint_eq(x->session->n_trims_missed, 1);
+        /* Nobody waits for it again, nor asks. */
+        id = peer_malloc(y, 0, E);
+        settle();
+        must_answer(y, 0);
+        ck_assert_int_eq(peer_error(y, id), EDQUOT);
+        ck_assert_uint_eq(x->n_trimmed, 1);
+        /* Until it answers. */
+        ck_assert_int_eq(peer_trimmed(x, sequence, 0), 0);
+        id = peer_malloc(y, 0, E);
+        settle();
+        must_answer(y, 0);
+        ck_assert_uint_eq(x->n_trimmed, 2);
+        must_free(x, of_x);
+        must_answer(x, 4 * E);
+        ck_assert_int_eq(peer_error(y, id), 0);
+        ck_assert_uint_eq(x->session->n_trims_missed, 1);
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* A late answer is heard by who still waits. */
+START_TEST(test_late)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        uint64_t of_x = must_malloc(x, 0, 4 * E), id;
+
+        must_malloc(y, 0, 2 * E);
+        id = peer_malloc_wait(y, 0, E, 10000);
+        settle();
+        wait_a_little(2 * RECLAIM_MS);
+        ck_assert_uint_eq(x->session->n_trims_missed, 1);
+        ck_assert_int_eq(peer_error(y, id), -1);
+        must_free(x, of_x);
+        must_answer(x, 4 * E);
+        ck_assert_int_eq(peer_error(y, id), 0);
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+START_TEST(test_hostile_answers)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        uint64_t id;
+
+        ck_assert_int_eq(peer_trimmed(y, 1, 0), -EPROTO); /* it is never asked */
+        ck_assert_int_eq(peer_trimmed(x, 0, 0), -EPROTO);
+        ck_assert_int_eq(peer_trimmed(x, 1, 0), -EPROTO);
+        must_malloc(x, 0, 6 * E);
+        id = peer_malloc(y, 0, E);
+        settle();
+        ck_assert_uint_eq(x->n_trims, 1);
+        ck_assert_int_eq(peer_trimmed(x, 2, 0), -EPROTO);
+        ck_assert_int_eq(peer_trimmed(x, 0, 0), -EPROTO);
+        ck_assert_int_eq(peer_trimmed(x, 1, UINT64_MAX), 0);
+        ck_assert_int_eq(peer_trimmed(x, 1, 0), -EPROTO);
+        settle();
+        ck_assert_int_eq(peer_error(y, id), EDQUOT);
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* One that is asked ends instead: its memory comes back as after any end. */
+START_TEST(test_asked_and_gone)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        uint64_t id;
+
+        must_malloc(x, 0, 6 * E);
+        id = peer_malloc_wait(y, 0, E, 1000);
+        settle();
+        ck_assert_uint_eq(x->n_trims, 1);
+        leave(x);
+        ck_assert_int_eq(peer_error(y, id), 0);
+        leave(y);
+}
+END_TEST
+
+/* The one that asked is gone: nobody minds the answer. */
+START_TEST(test_asker_gone)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        uint64_t of_x = must_malloc(x, 0, 6 * E);
+
+        peer_malloc(y, 0, E);
+        settle();
+        leave(y);
+        must_free(x, of_x);
+        must_answer(x, 6 * E);
+        leave(x);
+}
+END_TEST
+
+/* ---- ranges -------------------------------------------------------------------- */
+
+/* 200 extents, every second with a block of somebody who cannot be asked: 64 ranges at a time, and
+ * the next when nothing came of those. */
+START_TEST(test_ranges_are_bounded)
+{
+        struct peer *x = come_in(1, true), *no = come_in(1, false);
+        uint64_t ids[200], first = 0, id;
+        unsigned n_asked = 0;
+
+        for (int i = 0; i < 200; i++)
+                ids[i] = must_malloc(i % 2 ? no : x, 1, E);
+        id = peer_malloc(no, 1, E);
+        settle();
+        for (; x->n_trims > 0; n_asked++) {
+                ck_assert_uint_le(x->trims[0].n_ranges, 64);
+                ck_assert_uint_gt(x->trims[0].ranges[0].offset + 1, first);
+                first = x->trims[0].ranges[0].offset + 1;
+                for (size_t i = 0; i < x->trims[0].n_ranges; i++)
+                        ck_assert_uint_eq(x->trims[0].ranges[i].offset / E % 2, 0);
+                if (n_asked == 1)
+                        must_free(x, ids[180]);
+                must_answer(x, 0);
+        }
+        ck_assert_int_eq(peer_error(no, id), 0);
+        ck_assert_uint_eq(n_asked, 2);
+        leave(x);
+        leave(no);
+}
+END_TEST
+
+/* ---- waiting -------------------------------------------------------------------- */
+
+START_TEST(test_wait_is_over)
+{
+        struct peer *x = come_in(1, false);
+        uint64_t id, began = clock_ms();
+
+        must_malloc(x, 0, 6 * E);
+        id = peer_malloc_wait(x, 0, E, 100);
+        settle();
+        ck_assert_int_eq(peer_error(x, id), -1);
+        while (peer_error(x, id) < 0 && clock_ms() - began < 5000)
+                wait_a_little(5);
+        ck_assert_int_eq(peer_error(x, id), EDQUOT);
+        ck_assert_uint_ge(clock_ms() - began, 100);
+        ck_assert_uint_lt(clock_ms() - began, 100 + 4 * RECLAIM_MS + 500);
+        ck_assert(!broker_is_blocked(b));
+        leave(x);
+}
+END_TEST
+
+/* As soon as there is room, without a tick. */
+START_TEST(test_woken_at_once)
+{
+        struct peer *x = come_in(1, false), *y = come_in(2, false);
+        uint64_t of_x = must_malloc(x, 0, 6 * E), id;
+
+        id = peer_malloc_wait(x, 0, E, 60000);
+        settle();
+        must_free(x, of_x);
+        settle();
+        ck_assert_int_eq(peer_error(x, id), 0);
+        /* The partition's. */
+        of_x = must_malloc(x, 0, 5 * E);
+        id = peer_malloc_wait(y, 0, 5 * E, 60000);
+        settle();
+        wait_a_little(3 * RECLAIM_MS);
+        ck_assert_int_eq(peer_error(y, id), -1);
+        must_free(x, of_x);
+        settle();
+        ck_assert_int_eq(peer_error(y, id), 0);
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* Room in the partition is for who has waited the longest; reserves wait for nobody. */
+START_TEST(test_the_longest_waiting_first)
+{
+        struct peer *x = come_in(1, false), *y = come_in(2, false), *z = come_in(3, false);
+        uint64_t of_x[5], large, small, n = 0;
+
+        for (int i = 0; i < 5; i++)
+                of_x[i] = must_malloc(x, 0, E); /* 1 of 8 is left beside the reserve of 2 */
+        large = peer_malloc_wait(z, 0, 3 * E, 60000);
+        settle();
+        small = peer_malloc_wait(x, 0, E, 60000); /* for which there is room, but it came later */
+        settle();
+        ck_assert_int_eq(peer_error(z, large), -1);
+        ck_assert_int_eq(peer_error(x, small), -1);
+        must_malloc(y, 0, 2 * E); /* its reserve */
+        /* A flood of small ones, beyond what anybody would wait. */
+        wait_a_little(4 * RECLAIM_MS);
+        for (int i = 0; i < 20; i++) {
+                uint64_t id = peer_malloc(y, 0, E);
+
+                settle();
+                n += peer_error(y, id) == 0;
+        }
+        ck_assert_uint_eq(n, 0);
+        must_free(x, of_x[0]);
+        settle();
+        /* It fits into what its tenant has, so it takes nothing of the partition's. */
+        ck_assert_int_eq(peer_error(x, small), 0);
+        ck_assert_int_eq(peer_error(z, large), -1);
+        must_free(x, of_x[1]);
+        must_free(x, of_x[2]);
+        settle();
+        ck_assert_int_eq(peer_error(z, large), 0);
+        leave(x);
+        leave(y);
+        leave(z);
+}
+END_TEST
+
+/* In order; who fits passes, but not for ever. */
+START_TEST(test_in_order_within_a_tenant)
+{
+        struct peer *x = come_in(1, false), *y = come_in(1, false);
+        uint64_t of_x[6], first, second, id;
+
+        for (int i = 0; i < 6; i++)
+                of_x[i] = must_malloc(x, 0, E);
+        first = peer_malloc_wait(y, 0, E, 60000);
+        second = peer_malloc_wait(x, 0, E, 60000);
+        settle();
+        wait_a_little(2 * RECLAIM_MS);
+        must_free(x, of_x[0]);
+        settle();
+        ck_assert_int_eq(peer_error(y, first), 0);
+        ck_assert_int_eq(peer_error(x, second), -1);
+        must_free(x, of_x[1]);
+        settle();
+        ck_assert_int_eq(peer_error(x, second), 0);
+
+        /* A large one, and small ones that fit. */
+        first = peer_malloc_wait(y, 0, 2 * E, 60000);
+        settle();
+        wait_a_little(2 * RECLAIM_MS);
+        must_free(x, of_x[2]);
+        id = peer_malloc(x, 0, E);
+        settle();
+        ck_assert_int_eq(peer_error(x, id), 0);
+        of_x[2] = peer_reply(x, id)->block->block_id;
+        /* After a second it has the first word. */
+        for (int i = 0; i < 11; i++)
+                wait_a_little(100);
+        must_free(x, of_x[2]);
+        id = peer_malloc(x, 0, E);
+        settle();
+        ck_assert_int_eq(peer_error(x, id), -1);
+        must_free(x, of_x[3]);
+        settle();
+        ck_assert_int_eq(peer_error(y, first), 0);
+        while (peer_error(x, id) < 0)
+                wait_a_little(10);
+        ck_assert_int_eq(peer_error(x, id), EDQUOT);
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* One that waits for minutes holds up nobody behind it for longer than he would have waited. */
+START_TEST(test_behind_one_that_waits)
+{
+        struct peer *x = come_in(1, false), *y = come_in(1, false);
+        uint64_t of_x[5], first, too_much, fits, began;
+
+        for (int i = 0; i < 5; i++)
+                of_x[i] = must_malloc(x, 0, E);
+        first = peer_malloc_wait(y, 0, 3 * E, 60000);
+        settle();
+        too_much = peer_malloc(x, 0, 2 * E);
+        fits = peer_malloc(x, 0, E); /* the limit has room for it */
+        settle();
+        began = clock_ms();
+        while ((peer_error(x, too_much) < 0 || peer_error(x, fits) < 0) && clock_ms() - began < 5000)
+                wait_a_little(5);
+        ck_assert_int_eq(peer_error(x, too_much), EDQUOT);
+        ck_assert_int_eq(peer_error(x, fits), 0);
+        ck_assert_uint_lt(clock_ms() - began, 10 * RECLAIM_MS);
+        ck_assert_int_eq(peer_error(y, first), -1);
+        (void)of_x;
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* While it waits more comes to lie idle: that is asked for too. */
+START_TEST(test_asked_again_while_waiting)
+{
+        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        uint64_t of_x = must_malloc(x, 0, 6 * E), id, began = clock_ms();
+
+        id = peer_malloc_wait(y, 0, E, 60000);
+        settle();
+        must_answer(x, 0);
+        ck_assert_int_eq(peer_error(y, id), -1);
+        while (x->n_trims == 0 && clock_ms() - began < 5000)
+                wait_a_little(20);
+        must_free(x, of_x);
+        must_answer(x, 6 * E);
+        ck_assert_int_eq(peer_error(y, id), 0);
+        leave(x);
+        leave(y);
+}
+END_TEST
+
+/* ---- at random ------------------------------------------------------------------ */
+
+static unsigned n_walk_answers;
+
+#define N_PEERS  9
+#define N_BLOCKS 40
+
+struct walker {
+        struct peer *peer;
+        uint64_t blocks[N_BLOCKS];
+        size_t n_blocks;
+        uint64_t open[64];
+        size_t n_open;
+        uint64_t reserved;
+};
+
+static void walker_take_replies(struct walker *w)
+{
+        for (size_t i = 0; i < w->n_open;) {
+                const Bfcd__Reply *reply = peer_reply(w->peer, w->open[i]);
+
+                if (!reply) {
+                        i++;
+                        continue;
+                }
+                if (reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                        w->blocks[w->n_blocks++] = reply->block->block_id;
+                w->open[i] = w->open[--w->n_open];
+        }
+        if (w->n_open == 0)
+                peer_forget_replies(w->peer);
+}
+
+static void walker_step(struct walker *w, unsigned *seed, uid_t uid)
+{
+        unsigned what = (unsigned)rand_r(seed) % 100, n = (unsigned)rand_r(seed);
+
+        if (!w->peer) {
+                w->peer = come_in(uid, n % 4 != 0);
+        } else if (what < 40 && w->n_blocks + w->n_open < N_BLOCKS) {
+                w->open[w->n_open++] = peer_malloc_wait(w->peer, uid == 1 ? n % 2 : 0,
+                                                        1 + n % (n % 5 ? 3 * E : E / 8), n % 7 ? 0 : n % 90);
+        } else if (what < 75 && w->n_blocks > 0) {
+                size_t i = n % w->n_blocks;
+
+                must_free(w->peer, w->blocks[i]);
+                w->blocks[i] = w->blocks[--w->n_blocks];
+        } else if (what < 97 && w->peer->n_trims > 0) {
+                n_walk_answers++;
+                ck_assert_int_eq(peer_trimmed(w->peer, w->peer->trims[0].sequence, n), 0);
+        } else if (what == 99 && n % 8 == 0) {
+                peer_free(w->peer);
+                *w = (struct walker){ 0 };
+        }
+}
+
+START_TEST(test_walk)
+{
+        static const uid_t uids[N_PEERS] = { 1, 1, 1, 1, 2, 2, 3, 3, 3 };
+        struct walker walkers[N_PEERS] = { { 0 } };
+        unsigned seed = 4711;
+
+        printf("# seed %u\n", seed);
+        for (int i = 0; i < 20000; i++) {
+                size_t k = (size_t)rand_r(&seed) % N_PEERS;
+
+                walker_step(&walkers[k], &seed, uids[k]);
+                if (rand_r(&seed) % 3 == 0)
+                        broker_turn(b);
+                if (rand_r(&seed) % 3 == 0)
+                        broker_poll(b);
+                if (i % 50 == 0) {
+                        broker_tick(b);
+                        trim_tick(b, clock_ms());
+                        check();
+                }
+                for (k = 0; k < N_PEERS; k++)
+                        if (walkers[k].peer)
+                                walker_take_replies(&walkers[k]);
+                /* No reserve is ever eaten. */
+                ck_assert_uint_le(b->partitions[0].pool.committed_bytes, b->partitions[0].pool.limit_bytes);
+        }
+        for (size_t k = 0; k < N_PEERS; k++)
+                peer_free(walkers[k].peer);
+        settle();
+        ck_assert_uint_eq(b->partitions[0].n_claims, 0);
+        printf("# %u answers\n", n_walk_answers);
+        ck_assert_uint_gt(n_walk_answers, 100);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("trim");
+        TCase *tc = tcase_create("trim");
+
+        tcase_set_timeout(tc, 60);
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_add_test(tc, test_within_a_tenant);
+        tcase_add_test(tc, test_refused_at_once);
+        tcase_add_test(tc, test_unwilling);
+        tcase_add_test(tc, test_between_tenants);
+        tcase_add_test(tc, test_reserves_are_not_asked_for);
+        tcase_add_test(tc, test_deaf);
+        tcase_add_test(tc, test_late);
+        tcase_add_test(tc, test_hostile_answers);
+        tcase_add_test(tc, test_asked_and_gone);
+        tcase_add_test(tc, test_asker_gone);
+        tcase_add_test(tc, test_ranges_are_bounded);
+        tcase_add_test(tc, test_wait_is_over);
+        tcase_add_test(tc, test_woken_at_once);
+        tcase_add_test(tc, test_the_longest_waiting_first);
+        tcase_add_test(tc, test_in_order_within_a_tenant);
+        tcase_add_test(tc, test_behind_one_that_waits);
+        tcase_add_test(tc, test_asked_again_while_waiting);
+        tcase_add_test(tc, test_walk);
+        suite_add_tcase(suite, tc);
+        return suite_run(suite);
+}
