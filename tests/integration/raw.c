@@ -374,7 +374,9 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
 
         hello.version = 1;
         hello.capabilities = (raw->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
-                             (raw->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0);
+                             (raw->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0) |
+
+                             (raw->wants_trim ? BFCD__CAPABILITY__CAPABILITY_TRIM : 0);
         hello.name = (char *)(uintptr_t) "raw";
         if (tenant)
                 hello.tenant = (char *)(uintptr_t)tenant;

@@ -39,6 +39,7 @@ struct raw {
         uint64_t next_id;
         uint64_t last_sequence; /* of the Extents messages */
         bool wants_events;      /* set before the hello */
+        bool wants_trim;        /* the same; with wants_events */
         int events_fd;          /* -1: none */
         bool wants_pages;       /* set before the hello */
         int page_fds[2];        /* usage, client; -1: none */

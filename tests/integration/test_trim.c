@@ -28,7 +28,7 @@ struct scene {
         const char *tenant;
         uint64_t flags;
         uint64_t hold_bytes; /* of blocks that stay */
-        struct gate up, go, done;
+        struct gate begin, up, go, done;
         volatile uint64_t served_ms[8]; /* shared: when each was served */
 };
 
@@ -38,6 +38,7 @@ static struct scene *scene_new(const struct rig *rig, const char *tenant)
 
         strcpy(s->socket, rig->socket);
         s->tenant = tenant;
+        s->begin = gate_new();
         s->up = gate_new();
         s->go = gate_new();
         s->done = gate_new();
@@ -47,6 +48,7 @@ static struct scene *scene_new(const struct rig *rig, const char *tenant)
 
 static void scene_free(struct scene *s)
 {
+        gate_free(&s->begin);
         gate_free(&s->up);
         gate_free(&s->go);
         gate_free(&s->done);
@@ -152,9 +154,337 @@ START_TEST(another_tenant_gives_way)
 }
 END_TEST
 
+/* Up to its reserve a tenant has its memory at once, however much lies idle elsewhere or is held. */
+START_TEST(reserves_wait_for_nobody)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        bfc_client *blue;
+        void *p;
+        pid_t pid;
+
+        s->hold_bytes = LIMIT - 4 * MIB;
+        pid = child_start(idle, s);
+        ck_assert(gate_wait(&s->up, 20000));
+        kill(pid, SIGSTOP);
+        blue = open_as(rig->socket, "blue", 0);
+        for (int i = 0; i < 4; i++)
+                ck_assert_ok(bfc_malloc(blue, 4 * MIB, &p));
+        ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_reserved, LIMIT);
+        bfc_disconnect(blue);
+        kill(pid, SIGCONT);
+        gate_open(&s->go);
+        child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- who does not answer, or lies ---------------------------------------------- */
+
+START_TEST(a_stopped_process_is_deaf)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        pid_t pid = child_start(idle, s);
+        int64_t began, first_ms, second_ms;
+
+        ck_assert(gate_wait(&s->up, 20000));
+        rig->forgiven = "did not answer a Trim";
+        kill(pid, SIGSTOP);
+        began = clock_ms();
+        ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
+        first_ms = clock_ms() - began;
+        began = clock_ms();
+        ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
+        second_ms = clock_ms() - began;
+        ck_assert_msg(first_ms >= 150, "%d ms", (int)first_ms); /* timeouts.reclaim is 200 ms */
+        ck_assert_msg(second_ms < first_ms / 2, "%d ms, then %d ms", (int)first_ms, (int)second_ms);
+        kill(pid, SIGCONT);
+        ck_assert(WAIT_FOR(malloc_as(rig, "red", 20 * MIB, 0) == 0, SETTLE_MS));
+        gate_open(&s->go);
+        child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+static void send_trimmed(struct raw *raw, uint64_t sequence)
+{
+        Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
+        Bfcd__Trimmed trimmed = BFCD__TRIMMED__INIT;
+        uint8_t bytes[64] = { 0 };
+        size_t n;
+
+        trimmed.sequence = sequence;
+        trimmed.n_bytes = UINT64_MAX;
+        reply.body_case = BFCD__EVENT_REPLY__BODY_TRIMMED;
+        reply.trimmed = &trimmed;
+        n = bfcd__event_reply__pack(&reply, bytes + 4);
+        bytes[0] = (uint8_t)n;
+        (void)!send(raw->events_fd, bytes, n + 4, MSG_NOSIGNAL);
+}
+
+/* Says each time that it gave back what it holds, and then what it was not asked. */
+static void lie(void *arg)
+{
+        struct scene *s = arg;
+        struct raw *raw = NULL;
+        Bfcd__Block block;
+
+        REQUIRE(raw_open(s->socket, &raw) == 0, "no connection");
+        raw->wants_events = true;
+        raw->wants_trim = true;
+        REQUIRE(raw_hello(raw, "red", "") == 0, "no session");
+        REQUIRE(raw_malloc(raw, 0, 60 * MIB, &block) == 0, "no memory");
+        gate_open(&s->up);
+        for (uint64_t i = 1; i <= 2; i++) {
+                Bfcd__Event *event = NULL;
+
+                REQUIRE(raw_event(raw, 20000, &event) == 0, "no event");
+                REQUIRE(event->body_case == BFCD__EVENT__BODY_TRIM && event->trim->sequence == i, "no Trim");
+                bfcd__event__free_unpacked(event, NULL);
+                send_trimmed(raw, i);
+        }
+        gate_open(&s->done);
+        REQUIRE(gate_wait(&s->go, 20000), "not in time");
+        send_trimmed(raw, 2); /* once more */
+        REQUIRE(raw_wait_hang_up(raw, 5000) == 0, "it goes on");
+        raw_close(raw);
+}
+
+START_TEST(lies)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        pid_t pid = child_start(lie, s);
+
+        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
+        ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
+        ck_assert(gate_wait(&s->done, 20000));
+        rig->forgiven = "it answered a Trim that was not sent";
+        gate_open(&s->go);
+        child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- also while its threads are elsewhere ---------------------------------------- */
+
+static const struct rig_config two_partitions = {
+        .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
+                      "      - {name: infer, limit: 64MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: @UID@}\n"
+                   "    quotas: [{partition: train}, {partition: infer}]\n",
+};
+
+/* Its only thread waits inside bfc_malloc(), which asks for what another holds. */
+static void wait_inside(void *arg)
+{
+        struct scene *s = arg;
+        struct bfc_malloc_options how = { .struct_size = sizeof(how),
+                                          .partition = "infer",
+                                          .wait_ms = 60000 };
+        bfc_client *client = open_as(s->socket, "red", 0);
+        void *p;
+
+        fill_cache(client, LIMIT);
+        gate_open(&s->up);
+        REQUIRE(gate_wait(&s->begin, 20000), "not in time");
+        REQUIRE(bfc_malloc_with(client, 20 * MIB, &how, &p) == 0, "%s", bfc_last_error());
+        gate_open(&s->done);
+        REQUIRE(gate_wait(&s->go, 60000), "not in time");
+        bfc_disconnect(client);
+}
+
+START_TEST(a_client_inside_malloc_gives_way)
+{
+        struct rig *rig = rig_start(&two_partitions);
+        struct scene *s = scene_new(rig, "red");
+        pid_t pid = child_start(wait_inside, s);
+        bfc_client *client;
+        void *p, *q;
+
+        ck_assert(gate_wait(&s->up, 20000));
+        client = open_as(rig->socket, "red", BFC_NO_CACHE);
+        ck_assert_ok(bfc_malloc_in(client, "infer", 60 * MIB, &q));
+        gate_open(&s->begin);
+        ck_assert(!gate_wait(&s->done, 500)); /* it waits */
+        ck_assert_ok(bfc_malloc_in(client, "train", 60 * MIB, &p));
+        ck_assert_ok(bfc_free(client, q));
+        ck_assert(gate_wait(&s->done, 5000));
+        gate_open(&s->go);
+        child_join(pid);
+        bfc_disconnect(client);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Without a thread, by bfc_poll(). */
+static void poll_for_events(void *arg)
+{
+        struct scene *s = arg;
+        bfc_client *client = open_as(s->socket, s->tenant, BFC_POLL);
+        struct pollfd fds[2];
+
+        fill_cache(client, LIMIT);
+        fds[0] = (struct pollfd){ .fd = bfc_poll_fd(client), .events = POLLIN };
+        fds[1] = (struct pollfd){ .fd = s->go.fds[0], .events = POLLIN };
+        gate_open(&s->up);
+        while (poll(fds, 2, 60000) > 0 && !fds[1].revents)
+                REQUIRE(bfc_poll(client) == 0, "%s", bfc_last_error());
+        REQUIRE(fds[1].revents, "not in time");
+        REQUIRE(bfc_poll(client) == 0, "%s", bfc_last_error()); /* nothing is there */
+        bfc_disconnect(client);
+}
+
+START_TEST(a_polling_client_gives_way)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        pid_t pid = child_start(poll_for_events, s);
+        bfc_client *other;
+
+        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 0), 0);
+        ck_assert_int_eq(malloc_as(rig, "blue", 60 * MIB, 0), 0);
+        gate_open(&s->go);
+        child_join(pid);
+        other = open_as(rig->socket, "red", 0);
+        ck_assert_int_eq(bfc_poll(other), -EINVAL);
+        ck_assert_int_eq(bfc_poll_fd(other), -EINVAL);
+        bfc_disconnect(other);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- waiting --------------------------------------------------------------------- */
+
+struct waiter {
+        struct scene *scene;
+        unsigned index;
+        uint64_t n_bytes;
+        struct gate begin;
+};
+
+static void wait_for_room(void *arg)
+{
+        struct waiter *w = arg;
+        struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = 30000 };
+        bfc_client *client;
+        void *p;
+
+        REQUIRE(gate_wait(&w->begin, 20000), "not in time");
+        client = open_as(w->scene->socket, w->scene->tenant, BFC_NO_CACHE);
+        gate_open(&w->scene->up);
+        REQUIRE(bfc_malloc_with(client, w->n_bytes, &how, &p) == 0, "%s", bfc_last_error());
+        w->scene->served_ms[w->index] = (uint64_t)clock_ms();
+        gate_open(&w->scene->done);
+        REQUIRE(gate_wait(&w->scene->go, 60000), "not in time");
+        bfc_disconnect(client);
+}
+
+/* In the order in which they came, each as soon as there is room. */
+START_TEST(waiting_in_order)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        struct waiter waiters[3];
+        bfc_client *client;
+        void *held[3];
+        pid_t pids[3];
+
+        for (unsigned i = 0; i < 3; i++) {
+                waiters[i] = (struct waiter){ s, i, 16 * MIB, gate_new() };
+                pids[i] = child_start(wait_for_room, &waiters[i]);
+        }
+        client = open_as(rig->socket, "red", BFC_NO_CACHE);
+        for (int i = 0; i < 3; i++)
+                ck_assert_ok(bfc_malloc(client, 20 * MIB, &held[i]));
+        for (unsigned i = 0; i < 3; i++) {
+                gate_open(&waiters[i].begin);
+                ck_assert(gate_wait(&s->up, 20000));
+                usleep(100000); /* its request has come */
+        }
+        for (int i = 0; i < 3; i++) {
+                int64_t began = clock_ms();
+
+                ck_assert(!gate_wait(&s->done, 50));
+                began = clock_ms();
+                ck_assert_ok(bfc_free(client, held[i]));
+                ck_assert(gate_wait(&s->done, 5000));
+                ck_assert_msg(clock_ms() - began < 1000, "%d ms", (int)(clock_ms() - began));
+                for (int k = 0; k < 3; k++)
+                        ck_assert_msg((s->served_ms[k] != 0) == (k <= i), "%d: %d", i, k);
+        }
+        for (int i = 0; i < 3; i++)
+                gate_open(&s->go);
+        for (int i = 0; i < 3; i++)
+                child_join(pids[i]);
+        for (int i = 0; i < 3; i++)
+                gate_free(&waiters[i].begin);
+        bfc_disconnect(client);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* A large request of one tenant is served beside a flood of small ones of another. */
+static void flood(void *arg)
+{
+        struct scene *s = arg;
+        bfc_client *client = open_as(s->socket, "blue", BFC_NO_CACHE);
+        void *held[64] = { NULL };
+        unsigned n = 0, seed = 1;
+
+        while (!gate_wait(&s->go, 0)) {
+                unsigned i = (unsigned)rand_r(&seed) % 24;
+
+                if (held[i])
+                        REQUIRE(bfc_free(client, held[i]) == 0, "%s", bfc_last_error());
+                held[i] = NULL;
+                if (rand_r(&seed) % 2)
+                        (void)bfc_malloc(client, 2 * MIB, &held[i]);
+                if (++n == 200)
+                        gate_open(&s->up);
+        }
+        bfc_disconnect(client);
+}
+
+START_TEST(a_flood_starves_nobody)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        pid_t pid = child_start(flood, s);
+
+        ck_assert(gate_wait(&s->up, 20000));
+        /* Of 96 MiB, with 48 at most of the flood's, which come and go. */
+        ck_assert_int_eq(malloc_as(rig, "red", 44 * MIB, 0), 0);
+        ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 30000), 0);
+        gate_open(&s->go);
+        child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
-        const TTest *const tests[] = { an_idle_process_gives_way, another_tenant_gives_way, NULL };
+        const TTest *const tests[] = { an_idle_process_gives_way,
+                                       another_tenant_gives_way,
+                                       reserves_wait_for_nobody,
+                                       a_stopped_process_is_deaf,
+                                       lies,
+                                       a_client_inside_malloc_gives_way,
+                                       a_polling_client_gives_way,
+                                       waiting_in_order,
+                                       a_flood_starves_nobody,
+                                       NULL };
 
         return harness_main(harness_suite("trim", tests));
 }
