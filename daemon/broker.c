@@ -289,6 +289,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->wake = options->wake;
         b->userdata = options->userdata;
         b->trim = options->trim;
+        b->want_back = options->want_back;
         TAILQ_INIT(&b->trims);
         TAILQ_INIT(&b->retirements);
         TAILQ_INIT(&b->shared_due);

@@ -101,6 +101,8 @@ struct broker_options {
         /* trim_ask(), or NULL: no session is asked for what lies idle in it. See quota.h. */
         bool (*trim)(struct broker *b, struct quota *q, struct quota_request *first, int refusal,
                      uint64_t missing);
+        /* trim_want_back(), or NULL. */
+        void (*want_back)(struct broker *b, struct quota *q, uint64_t n_bytes);
 };
 
 /* Makes everything, and backs preallocating partitions (this may take its

@@ -163,6 +163,7 @@ static int serve(const struct options *from, const struct config *config, struct
                 .retire = retire_extents,
                 .lets_go = retire_lets_go,
                 .trim = trim_ask,
+                .want_back = trim_want_back,
         };
         struct server *server = NULL;
         struct broker *broker = NULL;

@@ -452,6 +452,18 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, in
         return survey.n_open > 0;
 }
 
+void trim_want_back(struct broker *b, struct quota *q, uint64_t n_bytes)
+{
+        struct quota_asking asking = { .clock = ++b->trim_clock };
+        struct round round = { .max = TRIM_MAX_ROUND };
+        uint64_t now_ms = clock_ms();
+
+        if (q->asked)
+                round_look(&round, q->asked, &asking, TRIM_MAX_LOOKS);
+        for (size_t i = 0; i < round.n; i++)
+                (void)trim_send(round.best[i], n_bytes, now_ms);
+}
+
 /* ---- answers, and none --------------------------------------------------- */
 
 /* The Trim is open no more, or not waited for. */

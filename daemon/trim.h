@@ -62,6 +62,10 @@ struct trim_share {
 /* For broker_options.trim; see quota_options.trim. */
 bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, int refusal, uint64_t missing);
 
+/* For broker_options.want_back: asks those of the quota's sessions that have the most for so much,
+ * each; nobody waits for it. */
+void trim_want_back(struct broker *b, struct quota *q, uint64_t n_bytes);
+
 /* The session has one more block in that quota, or one less. */
 void trim_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
 void trim_remove_block(struct session_share *share, uint64_t offset, uint64_t n_bytes);

@@ -34,6 +34,7 @@ struct broker *peer_broker_on(const char *config_text, const struct config_machi
                                           .retire = retire_extents,
                                           .lets_go = retire_lets_go,
                                           .trim = trim_ask,
+                                          .want_back = trim_want_back,
                                           .devices = devices };
         struct broker *b;
         char sentence[512];

@@ -101,13 +101,17 @@ static void idle(void *arg)
         bfc_disconnect(client);
 }
 
+static int64_t malloc_ms; /* what the last malloc_as() took, without the rest */
+
 static int malloc_as(const struct rig *rig, const char *tenant, uint64_t n_bytes, uint32_t wait_ms)
 {
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = wait_ms };
         bfc_client *client = open_as(rig->socket, tenant, 0);
+        int64_t began = clock_ms();
         void *p = NULL;
         int r = bfc_malloc_with(client, n_bytes, &how, &p);
 
+        malloc_ms = clock_ms() - began;
         if (r == 0 && rig_device() == ON_HOST) {
                 pattern_write(p, 4096, n_bytes);
                 ck_assert(pattern_holds(p, 4096, n_bytes));
@@ -187,17 +191,15 @@ START_TEST(a_stopped_process_is_deaf)
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(idle, s);
-        int64_t began, first_ms, second_ms;
+        int64_t first_ms, second_ms;
 
         ck_assert(gate_wait(&s->up, 20000));
         rig->forgiven = "did not answer a Trim";
         kill(pid, SIGSTOP);
-        began = clock_ms();
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
-        first_ms = clock_ms() - began;
-        began = clock_ms();
+        first_ms = malloc_ms;
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
-        second_ms = clock_ms() - began;
+        second_ms = malloc_ms;
         ck_assert_msg(first_ms >= 150, "%d ms", (int)first_ms); /* timeouts.reclaim is 200 ms */
         ck_assert_msg(second_ms < first_ms / 2, "%d ms, then %d ms", (int)first_ms, (int)second_ms);
         kill(pid, SIGCONT);

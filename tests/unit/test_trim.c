@@ -66,11 +66,11 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
-static struct peer *come_in(uid_t uid, bool wants_trims)
+static struct peer *come_in(uid_t uid, bool wants_trim)
 {
         struct peer *p = peer_new(b, uid, false);
 
-        p->wants_events = wants_trims;
+        p->wants_events = wants_trim;
         p->wants_trims = wants_trim;
         ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
         return p;
