@@ -71,9 +71,9 @@ START_TEST(idle_memory_is_charged_and_trimmed)
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
         ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 0);
         /* Up to the limit as without a cache, and not beyond. */
-        ck_assert_ok(bfc_malloc(client, LIMIT - 2 * MIB, &p));
+        ck_assert_ok(bfc_malloc(client, LIMIT - 3 * MIB, &p)); /* a granule more is asked for */
         fill_cache(client, 2, MIB);
-        ck_assert_int_eq(bfc_malloc(client, 3 * MIB, &(void *){ NULL }), -EDQUOT);
+        ck_assert_int_eq(bfc_malloc(client, 4 * MIB, &(void *){ NULL }), -EDQUOT);
         ck_assert(has_figures(bfc_last_error()));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
@@ -164,7 +164,7 @@ START_TEST(an_idle_process_gives_back)
         pid = child_start(hold_idle, &pair);
         ck_assert(gate_wait(&pair.first, 20000));
         if (CHILDREN_HAVE_EVENTS)
-                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 28 * 2 * MIB);
+                ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_in_use, 28 * 2 * MIB);
         other = open_with(rig->socket, 0);
         for (int i = 0; i < (CHILDREN_HAVE_EVENTS ? 15 : 8); i++)
                 ck_assert_ok(bfc_malloc(other, 4 * MIB, &p));
