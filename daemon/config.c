@@ -57,7 +57,7 @@ static void check_paths_differ(struct config_reader *r)
 
 static void read_timeouts(struct config_reader *r, const struct yamltree_node *n)
 {
-        static const char *const known[] = { "reclaim", "release", "quarantine", NULL };
+        static const char *const known[] = { "reclaim", "release", "quarantine", "read", NULL };
         const struct yamltree_node *v[CONFIG_MAX_KEYS];
 
         if (!n || !config_read_mapping(r, n, "timeouts", known, v))
@@ -65,6 +65,7 @@ static void read_timeouts(struct config_reader *r, const struct yamltree_node *n
         config_read_duration(r, v[0], "reclaim", &r->c->reclaim_timeout_ms);
         config_read_duration(r, v[1], "release", &r->c->release_timeout_ms);
         config_read_duration(r, v[2], "quarantine", &r->c->quarantine_timeout_ms);
+        config_read_duration(r, v[3], "read", &r->c->read_timeout_ms);
 }
 
 /* ---- the top -------------------------------------------------------------- */
@@ -185,6 +186,7 @@ static struct config *config_new(void)
                 .reclaim_timeout_ms = 200,
                 .release_timeout_ms = 5000,
                 .quarantine_timeout_ms = 60000,
+                .read_timeout_ms = 30000,
                 .max_sessions = DEFAULT_MAX_SESSIONS,
                 .default_tenant = -1,
         };

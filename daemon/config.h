@@ -68,6 +68,7 @@ struct config {
         uint64_t reclaim_timeout_ms; /* part of the grammar, see bfcd.yaml(5) */
         uint64_t release_timeout_ms;
         uint64_t quarantine_timeout_ms;
+        uint64_t read_timeout_ms;
         uint32_t max_sessions;
         struct config_device *devices;
         size_t n_devices;

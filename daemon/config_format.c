@@ -91,9 +91,9 @@ static void put_config(FILE *f, const struct config *c)
 {
         put_socket(f, "socket", &c->socket);
         put_socket(f, "admin_socket", &c->admin_socket);
-        fprintf(f, "timeouts: {reclaim: %llums, release: %llums, quarantine: %llums}\n",
+        fprintf(f, "timeouts: {reclaim: %llums, release: %llums, quarantine: %llums, read: %llums}\n",
                 (unsigned long long)c->reclaim_timeout_ms, (unsigned long long)c->release_timeout_ms,
-                (unsigned long long)c->quarantine_timeout_ms);
+                (unsigned long long)c->quarantine_timeout_ms, (unsigned long long)c->read_timeout_ms);
         fprintf(f, "max_sessions: %u\n", c->max_sessions);
         fputs("devices:\n", f);
         for (size_t i = 0; i < c->n_devices; i++)

@@ -52,7 +52,7 @@ struct connection {
         int pidfd; /* -1: the process cannot be watched, pid_poll is not used */
         uv_poll_t poll;
         uv_poll_t pid_poll;
-        uv_timer_t timer; /* for the hello, while crowded, for the quarantine, while lingering */
+        uv_timer_t timer; /* for the hello, while crowded or stuck, for the quarantine, while lingering */
         unsigned n_handles;
         int awaited;   /* events that poll waits for */
         bool in_batch; /* replies are flushed at its end */
@@ -64,6 +64,8 @@ struct connection {
         bool has_frames;         /* the reader may hold whole frames */
         bool dribbles;           /* what came last made no frame whole */
         bool crowded;            /* no fds can be sent for a while */
+        bool is_stuck;           /* replies wait for the peer to read; timer runs */
+        int n_unread;            /* bytes in its socket when that time began */
         bool dropped;            /* the socket is no longer used, though perhaps not closed */
         uint64_t linger_ms;      /* until the next look, doubling */
         char failure[96];        /* not empty: to be dropped for this */
@@ -158,6 +160,14 @@ static int connection_look_closer(struct connection *c)
         return peer_groups(c->fd, who);
 }
 
+/* Without a word: a crowd that connects and disconnects costs little more than that. */
+static bool has_hung_up(int fd)
+{
+        char c;
+
+        return recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 static bool process_has_exited(int pidfd)
 {
         struct pollfd p = { .fd = pidfd, .events = POLLIN };
@@ -238,11 +248,12 @@ static void on_handle_closed(uv_handle_t *handle)
         free(c);
 }
 
-static bool socket_has_unread(int fd)
+/* As the kernel counts them. */
+static int socket_n_unread(int fd)
 {
         int n_bytes = 0;
 
-        return fd >= 0 && ioctl(fd, SIOCOUTQ, &n_bytes) == 0 && n_bytes > 0;
+        return fd >= 0 && ioctl(fd, SIOCOUTQ, &n_bytes) == 0 ? n_bytes : 0;
 }
 
 static void connection_linger(struct connection *c);
@@ -258,7 +269,7 @@ static void on_linger(uv_timer_t *timer)
  * in flight with sockets of dead children. */
 static void connection_linger(struct connection *c)
 {
-        if (socket_has_unread(c->fd)) {
+        if (socket_n_unread(c->fd) > 0) {
                 uv_timer_start(&c->timer, on_linger, c->linger_ms, 0);
                 if (c->linger_ms < CONNECTION_LINGER_MAX_MS)
                         c->linger_ms *= 2;
@@ -414,8 +425,42 @@ static void connection_update(struct connection *c)
 
 static void on_crowd_end(uv_timer_t *timer);
 
+static void on_read_timeout(uv_timer_t *timer);
+
+static void connection_start_reading_time(struct connection *c)
+{
+        c->n_unread = socket_n_unread(c->fd);
+        uv_timer_start(&c->timer, on_read_timeout, c->host->broker->config->read_timeout_ms, 0);
+}
+
+/* The socket takes more only when most of it was read: a slow reader may have taken something. */
+static void on_read_timeout(uv_timer_t *timer)
+{
+        struct connection *c = timer->data;
+
+        if (socket_n_unread(c->fd) < c->n_unread)
+                connection_start_reading_time(c);
+        else
+                connection_fail(c, "it takes none of its replies");
+}
+
+/* Who takes something has all of its time again. Before the hello that has its own. */
+static void connection_watch_reader(struct connection *c, size_t n_before)
+{
+        size_t n_queued = frame_writer_n_queued(c->writer);
+
+        if (c->is_new || (c->is_stuck && n_queued > 0 && n_queued >= n_before))
+                return;
+        if (n_queued > 0)
+                connection_start_reading_time(c);
+        else if (c->is_stuck)
+                uv_timer_stop(&c->timer);
+        c->is_stuck = n_queued > 0;
+}
+
 static void connection_flush(struct connection *c)
 {
+        size_t n_before = frame_writer_n_queued(c->writer);
         int r;
 
         if (c->crowded)
@@ -425,7 +470,10 @@ static void connection_flush(struct connection *c)
                 connection_fail(c, strerror(-r));
         } else if (r == FRAME_CROWDED) {
                 c->crowded = true;
+                c->is_stuck = false;
                 uv_timer_start(&c->timer, on_crowd_end, CONNECTION_CROWD_MS, 0);
+        } else {
+                connection_watch_reader(c, n_before);
         }
 }
 
@@ -667,6 +715,11 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         if (!c) {
                 close(fd);
                 return -ENOMEM;
+        }
+        if (has_hung_up(fd)) {
+                close(fd);
+                free(c);
+                return -ECONNABORTED;
         }
         c->host = host;
         c->admin = admin;

@@ -42,7 +42,7 @@ struct connection_host {
 void connection_host_init(struct connection_host *host);
 
 /* Takes over fd, also on failure. -EUSERS: too many of this user's connections,
- * or in all, have not said hello; logged. */
+ * or in all, have not said hello; logged. -ECONNABORTED: it has hung up already. */
 int connection_new(struct connection_host *host, int fd, bool admin);
 
 /* One turn of what is ready and closing; and whether there is any of that. */

@@ -24,7 +24,8 @@
 #include "daemon/trim.h"
 #include "proto/message.h"
 
-#define SERVER_ACCEPTS_PER_TURN 2
+#define SERVER_ACCEPTS_PER_TURN 16
+#define SERVER_NEW_PER_TURN     2 /* of these, taken in; the others are gone already, or turned away */
 #define SERVER_BACKLOG          1024
 #define SERVER_ADMINS           64u /* connections on the admin socket */
 #define SERVER_TICK_MS          50u
@@ -168,7 +169,7 @@ static void on_listener(uv_poll_t *handle, int status, int events)
 
         (void)status;
         (void)events;
-        for (int i = 0; i < SERVER_ACCEPTS_PER_TURN; i++) {
+        for (int i = 0, n_new = 0; i < SERVER_ACCEPTS_PER_TURN && n_new < SERVER_NEW_PER_TURN; i++) {
                 int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), r;
 
                 if (fd < 0) {
@@ -185,7 +186,8 @@ static void on_listener(uv_poll_t *handle, int status, int events)
                         listener_pause(l, r);
                         return;
                 }
-                if (r < 0 && r != -EUSERS)
+                n_new += r == 0;
+                if (r < 0 && r != -EUSERS && r != -ECONNABORTED)
                         log_limited(&l->server->failure_log, LOG_LEVEL_ERROR,
                                     "a connection could not be taken: %s", strerror(-r));
         }

@@ -189,7 +189,7 @@ static const struct {
         { "max_sessions: 100", "socket: {path: /a, colour: red}", 1, 20,
           "unknown key 'colour' in socket; known here: path, mode, group" },
         { "max_sessions: 100", "timeouts: {idle: 1s}", 1, 12,
-          "unknown key 'idle' in timeouts; known here: reclaim, release, quarantine" },
+          "unknown key 'idle' in timeouts; known here: reclaim, release, quarantine, read" },
         { "size: 1GiB", "size: 1GiB\n    colour: red", 5, 5,
           "unknown key 'colour' in a device; known here: id, size, headroom, partitions" },
         { "limit: 512MiB}", "limit: 512MiB, max: 3}", 6, 38,
@@ -851,6 +851,7 @@ START_TEST(test_defaults)
         ck_assert_uint_eq(c->reclaim_timeout_ms, 200);
         ck_assert_uint_eq(c->release_timeout_ms, 5000);
         ck_assert_uint_eq(c->quarantine_timeout_ms, 60000);
+        ck_assert_uint_eq(c->read_timeout_ms, 30000);
         ck_assert_uint_eq(c->max_sessions, 4096);
         ck_assert_int_eq(c->default_tenant, -1);
         ck_assert_uint_eq(c->n_devices, 1);
@@ -883,7 +884,7 @@ END_TEST
 static const char FULL[] =
         "socket: {path: '/tmp/a \"b\\c', mode: 0660, group: 7}\n"
         "admin_socket: {path: /tmp/admin, mode: \"0640\", group: root}\n"
-        "timeouts: {reclaim: 3ms, release: 4s, quarantine: 1440m}\n"
+        "timeouts: {reclaim: 3ms, release: 4s, quarantine: 1440m, read: 2m}\n"
         "max_sessions: 65536\n"
         "devices:\n"
         "  - id: \"host\"\n"
@@ -920,6 +921,7 @@ START_TEST(test_everything_said)
         ck_assert_uint_eq(c->reclaim_timeout_ms, 3);
         ck_assert_uint_eq(c->release_timeout_ms, 4000);
         ck_assert_uint_eq(c->quarantine_timeout_ms, 86400000);
+        ck_assert_uint_eq(c->read_timeout_ms, 120000);
         ck_assert_uint_eq(c->max_sessions, 65536);
         ck_assert_uint_eq(c->devices[0].headroom_bytes, 24 * MIB);
         /* 33 % of 1000 MiB are 330; 33 % of that are 108.9; 10 % are 33 */
@@ -949,7 +951,8 @@ static void assert_same(const struct config *a, const struct config *b)
                   a->admin_socket.group == b->admin_socket.group);
         ck_assert(a->reclaim_timeout_ms == b->reclaim_timeout_ms &&
                   a->release_timeout_ms == b->release_timeout_ms &&
-                  a->quarantine_timeout_ms == b->quarantine_timeout_ms);
+                  a->quarantine_timeout_ms == b->quarantine_timeout_ms &&
+                  a->read_timeout_ms == b->read_timeout_ms);
         ck_assert(a->max_sessions == b->max_sessions && a->default_tenant == b->default_tenant);
         ck_assert(a->n_devices == b->n_devices && a->n_partitions == b->n_partitions &&
                   a->n_tenants == b->n_tenants);
