@@ -199,7 +199,7 @@ static uint64_t kill_round(struct rig *rig, struct raw *survivor, unsigned n_kil
 
 START_TEST(kills_at_random)
 {
-        unsigned n_kills = (unsigned)number_from("BFC_TEST_KILLS", 300);
+        unsigned n_kills = (unsigned)number_from("BFC_TEST_KILLS", 100);
         uint64_t seed = number_from("BFC_TEST_SEED", 1), before, after;
         struct raw *survivor; /* no client: whose process uses CUDA has no children who can */
         struct rig *rig;
