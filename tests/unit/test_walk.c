@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "daemon/clock.h"
+#include "daemon/reload.h"
 #include "tests/peer.h"
 #include "tests/random.h"
 #include "tests/suite.h"
@@ -27,7 +28,8 @@
 #define N_TENANTS   3u
 #define CHECK_EVERY 256u
 
-static const char config_text[] =
+/* Limits that a reload changes: of a in p, of b and its reserve, blocks of a, sessions of a in q. */
+static const char config_words[] =
         "timeouts: {reclaim: 40ms, release: 300ms, quarantine: 1s}\n"
         "max_sessions: 10\n"
         "devices:\n"
@@ -40,10 +42,12 @@ static const char config_text[] =
         "  - name: a\n"
         "    match: {uid: [1, 2]}\n"
         "    quotas:\n"
-        "      - {partition: p, limit: 32MiB, max_blocks: 200}\n"
-        "      - {partition: q, limit: 12MiB, max_sessions: 2}\n"
-        "  - {name: b, match: {uid: 3}, quotas: [{partition: p, limit: 24MiB, reserve: 8MiB}]}\n"
+        "      - {partition: p, limit: %uMiB, max_blocks: %u}\n"
+        "      - {partition: q, limit: 12MiB, max_sessions: %u}\n"
+        "  - {name: b, match: {uid: 3}, quotas: [{partition: p, limit: %uMiB, reserve: %uMiB}]}\n"
         "  - {name: c, match: {uid: 4}, quotas: [{partition: q, limit: 16MiB, max_blocks: 20}]}\n";
+
+static char config_text[sizeof(config_words) + 64];
 
 static const char *const names[N_NAMES] = { "one", "two", "weights", "x", "y", "a name" };
 
@@ -84,7 +88,7 @@ struct walk {
         struct block blocks[N_BLOCKS];
         size_t n_blocks;
         uint64_t n_done[16]; /* replies, by request */
-        uint64_t n_refused;
+        uint64_t n_refused, n_reloads;
 };
 
 static struct walk w;
@@ -113,6 +117,13 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
 static uint64_t dice(uint64_t n)
 {
         return random_next(&w.random) % n;
+}
+
+static void write_config(unsigned a_mib, unsigned a_blocks, unsigned q_sessions, unsigned b_mib,
+                         unsigned reserve_mib)
+{
+        snprintf(config_text, sizeof(config_text), config_words, a_mib, a_blocks, q_sessions, b_mib,
+                 reserve_mib);
 }
 
 /* ---- the model ------------------------------------------------------------- */
@@ -664,6 +675,27 @@ static void op_settle(struct slot *s)
         peer_settle(w.b);
 }
 
+/* Limits go down as well, below what is held; or to what cannot be, and nothing changes. */
+static void op_reload(struct slot *s)
+{
+        const struct config_machine machine = { .serves = true, .running = w.b->config };
+        FILE *words = fopen("/dev/null", "we");
+        struct config *next = NULL;
+        bool dry = dice(8) == 0;
+
+        (void)s;
+        if (dice(4) == 0)
+                write_config(32, 200, 2, 24, 8);
+        else
+                write_config(2 + 2 * (unsigned)dice(16), 1 + (unsigned)dice(200), 1 + (unsigned)dice(4),
+                             8 + 2 * (unsigned)dice(9), 2 * (unsigned)dice(5));
+        if (config_parse("next.yaml", config_text, strlen(config_text), &machine, words, &next) == 0 &&
+            (reload_config(w.b, next, dry, words, words) < 0 || dry))
+                config_free(next);
+        fclose(words);
+        w.n_reloads++;
+}
+
 static const struct {
         const char *name;
         unsigned weight;
@@ -673,14 +705,14 @@ static const struct {
         { "malloc", 250, op_malloc },  { "malloc wrongly", 8, op_malloc_wrong },
         { "free", 200, op_free },      { "free wrongly", 12, op_free_wrong },
         { "publish", 30, op_publish }, { "attach", 50, op_attach },
-        { "ack", 120, op_ack },         { "list", 8, op_list },
+        { "ack", 120, op_ack },        { "list", 8, op_list },
         { "usage", 4, op_usage },      { "explain", 4, op_explain },
         { "admin", 4, op_admin },      { "retired", 60, op_retired },
         { "goodbye", 20, op_goodbye }, { "hang up", 20, op_hang_up },
         { "violate", 10, op_violate }, { "exit", 60, op_exit },
         { "reap", 120, op_reap },      { "poll", 120, op_poll },
         { "turn", 120, op_turn },      { "tick", 10, op_tick },
-        { "settle", 2, op_settle },
+        { "settle", 2, op_settle },    { "reload", 2, op_reload },
 };
 #define N_OPERATIONS (sizeof(operations) / sizeof(operations[0]))
 
@@ -752,6 +784,7 @@ static void walk(bool sticky)
         now_ns = UINT64_C(1000000000000);
         w.seed = w.random = number_from("BFC_TEST_SEED", 1);
         w.sticky = sticky;
+        write_config(32, 200, 2, 24, 8);
         w.b = sticky ? peer_broker_sticky(config_text, &config) : peer_broker(config_text, &config);
         w.admin = peer_new(w.b, 0, true);
         (void)peer_hello(w.admin, "", "");
@@ -767,9 +800,10 @@ static void walk(bool sticky)
         peer_broker_free(w.b, config);
         ck_assert_int_eq(suite_count_fds(), n_fds);
         printf("# seed %" PRIu64 ", %" PRIu64 " steps: %" PRIu64 " mallocs, %" PRIu64 " frees, %" PRIu64
-               " published, %" PRIu64 " attached, %" PRIu64 " goodbyes, %" PRIu64 " refusals\n",
+               " published, %" PRIu64 " attached, %" PRIu64 " goodbyes, %" PRIu64 " reloads, %" PRIu64
+               " refusals\n",
                w.seed, n_steps, w.n_done[MALLOC], w.n_done[FREE], w.n_done[PUBLISH], w.n_done[ATTACH],
-               w.n_done[GOODBYE], w.n_refused);
+               w.n_done[GOODBYE], w.n_reloads, w.n_refused);
         for (int i = MALLOC; i <= GOODBYE; i++)
                 ck_assert_uint_gt(w.n_done[i], 0);
 }
