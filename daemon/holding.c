@@ -152,9 +152,30 @@ uint64_t holding_largest(struct holding *h, size_t *budget)
         return largest;
 }
 
+/* Whoever is remembered as one of the first is there. */
+static bool all_are_there(const struct quota *q, struct holding *const *remembered, size_t n)
+{
+        const struct holding *h;
+
+        for (size_t i = 0; i < n; i++) {
+                TAILQ_FOREACH(h, &q->holdings, of_quota)
+                if (h == remembered[i])
+                        break;
+                if (remembered[i] && !h)
+                        return false;
+        }
+        return true;
+}
+
 int holding_check(const struct quota *q, const char **ret_why)
 {
         const struct holding *h;
+
+        *ret_why = "a session that has left is remembered as one that has the most";
+        if (!all_are_there(q, q->ranks.by_bytes, QUOTA_RANKS) ||
+            !all_are_there(q, q->ranks.by_blocks, QUOTA_RANKS) ||
+            !all_are_there(q, q->report.most, QUOTA_HOLDERS))
+                return -EBADMSG;
 
         TAILQ_FOREACH(h, &q->holdings, of_quota)
         {

@@ -52,7 +52,8 @@ void holding_most(const struct quota *q, struct holding **ret, size_t n);
  * otherwise the largest since then is the answer. */
 uint64_t holding_largest(struct holding *h, size_t *budget);
 
-/* The sums against the ledger, for all holdings of a quota; slow. 0, or -EBADMSG and a
+/* The sums against the ledger, for all holdings of a quota, and that the ranking is of
+ * sessions that are there; slow. 0, or -EBADMSG and a
  * sentence. */
 int holding_check(const struct quota *q, const char **ret_why);
 

@@ -214,7 +214,7 @@ END_TEST
 START_TEST(names_are_of_the_moment)
 {
         struct peer *first = come_in(1, "first"), *second = come_in(1, "second"),
-                    *third = come_in(1, "third");
+                    *third = come_in(1, "third"), *fourth = come_in(1, "fourth");
         uint64_t id = must_malloc(first, TRAIN, 4 * MIB);
         char sentence[1024] = "";
         uint64_t until;
@@ -231,7 +231,18 @@ START_TEST(names_are_of_the_moment)
         must_say(sentence, "second): 2097152 bytes in 1 block, session");
         must_say(sentence, "third): 1048576 bytes in 1 block, session");
         must_say(sentence, "first): 256 bytes in 1 block");
+        must_malloc(fourth, TRAIN, 3 * MIB); /* who grows is seen at once */
+        sentence[0] = '\0';
+        explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
+        must_say(sentence, "the most has session");
+        must_say(sentence, "fourth): 3145728 bytes in 1 block, session");
         peer_free(second);
+        peer_settle(b);
+        check();
+        sentence[0] = '\0';
+        explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
+        must_not_say(sentence, "second");
+        peer_free(fourth);
         peer_settle(b);
         for (until = clock_ms() + 30; clock_ms() < until;) /* until it may look anew */
                 ;
@@ -483,6 +494,7 @@ START_TEST(reports_in_a_row)
                 ck_assert_uint_eq(row->holders[i]->bytes_in_use,
                                   strcmp(row->holders[i]->name, "first") == 0 ? 256 : 2 * MIB);
         peer_free(second);
+        check();
         row = row_of(admin, "train", "red");
         ck_assert_uint_eq(row->n_holders, 1);
         ck_assert_str_eq(row->holders[0]->name, "first");
