@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -222,6 +223,24 @@ static void answer_malloc(struct session *s, uint64_t id, uint64_t n_bytes)
         reply.id = f->mood == FAKE_WRONG_ID ? id + 1000 : id;
         reply.body_case = BFCD__REPLY__BODY_BLOCK;
         reply.block = &body;
+        put(s, &reply, NULL, 0);
+}
+
+/* The name says what the answer is to be: block id, region, offset, bytes, bytes as asked for,
+ * partition. Anything else: an answer without a block. */
+static void on_attach(struct session *s, uint64_t id, const char *name)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Attached attached = BFCD__ATTACHED__INIT;
+        Bfcd__Block block = BFCD__BLOCK__INIT;
+
+        if (sscanf(name, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu32,
+                   &block.block_id, &block.region_id, &block.offset, &block.n_bytes, &attached.n_requested,
+                   &attached.partition) == 6)
+                attached.block = &block;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_ATTACHED;
+        reply.attached = &attached;
         put(s, &reply, NULL, 0);
 }
 
@@ -475,6 +494,12 @@ static bool on_request(struct session *s, const Bfcd__Request *request)
                 return on_malloc(s, request->id, request->malloc->n_bytes);
         case BFCD__REQUEST__BODY_FREE:
                 on_free(s, request->id, request->free->block_id);
+                return true;
+        case BFCD__REQUEST__BODY_PUBLISH:
+                refuse(s, request->id, EEXIST, "the fake has a block of every name");
+                return true;
+        case BFCD__REQUEST__BODY_ATTACH:
+                on_attach(s, request->id, request->attach->name);
                 return true;
         case BFCD__REQUEST__BODY_ACK:
                 f->counts.n_acks++;

@@ -438,6 +438,34 @@ START_TEST(what_is_asked_for)
 }
 END_TEST
 
+/* A block that is all of its slab leaves with it, from between its neighbours; others stay. */
+START_TEST(whole_slabs_leave)
+{
+        uint64_t ids[4], n_bytes;
+        struct block b[4];
+
+        for (uint64_t i = 0; i < 3; i++)
+                ck_assert_int_eq(add(1 + i, 100, i * 4096, 4096), 0);
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(cache_alloc(cache, 0, 4096, &b[i]), 0);
+        ck_assert_int_eq(cache_alloc(cache, 0, 256, &b[2]), 0);
+        ck_assert_int_eq(cache_take_whole(&b[2]), -EINVAL);
+        cache_dealloc(&b[2]);
+        cache_dealloc(&b[0]);
+        ck_assert_int_eq(cache_take_whole(&b[1]), 0); /* free space on both sides */
+        assert_sound();
+        ck_assert_int_eq(cache_alloc(cache, 0, 8192, &b[3]), CACHE_MISS); /* a gap between them */
+        ck_assert(!cache_lies_in(cache, 100, b[1].offset, 4096));
+        ck_assert_int_eq(add(9, 100, b[1].offset, 4096), 0); /* as if it had come back */
+        ck_assert_int_eq(cache_alloc(cache, 0, 8192, &b[3]), 0);
+        ck_assert_int_eq(cache_take_whole(&b[3]), -EINVAL); /* over two slabs */
+        cache_dealloc(&b[3]);
+        assert_sound();
+        ck_assert_uint_eq(cache_take_idle(cache, 0, UINT64_MAX, ids, 4, &n_bytes), 3);
+        assert_sound();
+}
+END_TEST
+
 /* Regions come and go by the thousand; their places are used again. */
 START_TEST(regions_come_and_go)
 {
@@ -464,6 +492,7 @@ int main(void)
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_add_test(t, walk);
         tcase_add_test(t, neighbours_merge);
+        tcase_add_test(t, whole_slabs_leave);
         tcase_add_test(t, what_cannot_be);
         tcase_add_test(t, what_is_asked_for);
         tcase_add_test(t, regions_come_and_go);

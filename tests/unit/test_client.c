@@ -223,7 +223,8 @@ START_TEST(arguments)
         expect_error(bfc_malloc(client, 1, NULL), -EINVAL, "NULL");
         expect_error(bfc_malloc(client, 0, &p), -EINVAL, "ask for at least 1");
         expect_error(bfc_malloc_flags(client, NULL, 1, 4, &p), -EINVAL, "flags 0x4");
-        expect_error(bfc_malloc_flags(client, NULL, 1, ~(BFC_ONE_EXTENT | BFC_WHOLE), &p), -EINVAL, "BFC_ONE_EXTENT");
+        expect_error(bfc_malloc_flags(client, NULL, 1, ~(BFC_ONE_EXTENT | BFC_WHOLE), &p), -EINVAL,
+                     "BFC_ONE_EXTENT");
         expect_error(bfc_malloc(client, SIZE_MAX, &p), -ENOMEM, "full");
         expect_error(bfc_malloc(client, (size_t)1 << 63, &p), -ENOMEM, "full");
         ck_assert_ptr_eq(p, &s);
@@ -588,6 +589,59 @@ START_TEST(lying_daemon)
                 ck_assert_int_eq(bfc_malloc(client, 1, (void **)&q), lie->error);
         else
                 ck_assert_int_eq(bfc_free(client, get(1)), 0);
+}
+END_TEST
+
+/* An attach is believed no more than a malloc. */
+START_TEST(lying_attach)
+{
+        static const char *const odd_names[] = {
+                "-",                                   /* no block */
+                "7 99 0 256 256 0",                    /* a region never announced */
+                "7 %r 1099511627520 256 256 0",        /* beyond it */
+                "7 %r 65536 18446744073709551360 1 0", /* longer than anything */
+                "7 %r 65536 256 257 0",
+                "7 %r 65536 256 0 0",         /* not what can have been asked for */
+                "7 %r 65536 256 256 77",      /* a partition never told of */
+                "7 %r 0 256 256 0",           /* where a block of this client is */
+                "21474836481 %r 0 256 256 0", /* the very same, though not shared */
+        };
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        char name[64], good[64], *p = get(100);
+        void *q = NULL, *r = NULL;
+        size_t n_bytes = 0;
+
+        ck_assert_int_eq(bfc_block_info(client, p, &info), 0);
+        for (size_t i = 0; i < sizeof(odd_names) / sizeof(odd_names[0]); i++) {
+                const char *place = strstr(odd_names[i], "%r");
+
+                snprintf(name, sizeof(name), "%s", odd_names[i]);
+                if (place)
+                        snprintf(name, sizeof(name), "%.*s%llu%s", (int)(place - odd_names[i]), odd_names[i],
+                                 (unsigned long long)info.region_id, place + 2);
+                expect_error(bfc_attach(client, name, 0, &q, &n_bytes), -EPROTO, "none can be");
+        }
+        ck_assert_ptr_null(q);
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        snprintf(good, sizeof(good), "7 %llu 65536 256 200 0", (unsigned long long)info.region_id);
+        ck_assert_int_eq(bfc_attach(client, good, 0, &q, &n_bytes), 0);
+        ck_assert_uint_eq(n_bytes, 200);
+        ck_assert_int_eq(bfc_attach(client, good, 0, &r, NULL), 0);
+        ck_assert_ptr_eq(q, r);
+        snprintf(name, sizeof(name), "8 %llu 65536 256 200 0", (unsigned long long)info.region_id);
+        expect_error(bfc_attach(client, name, 0, &r, NULL), -EPROTO, "none can be");
+        ck_assert_uint_eq(stats().num_blocks, 2);
+        /* A publication that is refused leaves the block as it was. */
+        expect_error(bfc_publish(client, p, "x"), -EEXIST, "every name");
+        expect_error(bfc_publish(client, q, "x"), -EINVAL, "shared already");
+        expect_error(bfc_detach(client, p), -EINVAL, "not a shared block");
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        (void)bfc_detach(client, q); /* the fake has no such block */
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        (void)bfc_free(client, q);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+        expect_error(bfc_free(client, q), -EINVAL, "not a block");
 }
 END_TEST
 
@@ -1223,6 +1277,7 @@ int main(void)
         tcase_add_test(t, example);
         tcase_add_test(t, daemon_gone);
         tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
+        tcase_add_test(t, lying_attach);
         tcase_add_test(t, usage_without_figures);
         tcase_add_test(t, deaf_daemon);
         tcase_add_test(t, many_threads);
