@@ -52,6 +52,11 @@ struct config_tenant {
         size_t n_uids;
         gid_t *gids; /* group names resolved */
         size_t n_gids;
+        bool names_ids; /* it says who; that nobody is known of those matches nobody */
+        char **units;   /* patterns: narrow it to processes in one of these units */
+        size_t n_units;
+        char **cgroups; /* and in or below one of these control groups */
+        size_t n_cgroups;
         struct config_quota *quotas;
         size_t n_quotas;
 };
@@ -70,6 +75,7 @@ struct config {
         uint64_t quarantine_timeout_ms;
         uint64_t read_timeout_ms;
         uint32_t max_sessions;
+        bool has_patterns; /* some tenant has units or cgroups */
         struct config_device *devices;
         size_t n_devices;
         struct config_partition *partitions;

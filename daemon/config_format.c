@@ -65,14 +65,40 @@ static void put_ids(FILE *f, const char *key, const uint32_t *ids, size_t n_ids)
         fputc(']', f);
 }
 
+static void put_patterns(FILE *f, const char *key, char *const *patterns, size_t n_patterns)
+{
+        if (n_patterns == 0)
+                return;
+        fprintf(f, "%s: [", key);
+        for (size_t i = 0; i < n_patterns; i++) {
+                fputs(i ? ", " : "", f);
+                put_string(f, patterns[i]);
+        }
+        fputc(']', f);
+}
+
+/* Without any key it would be an error, and with ids it would name who. */
+static void put_match(FILE *f, const struct config_tenant *t)
+{
+        bool has_patterns = t->n_units > 0 || t->n_cgroups > 0, has_ids = t->names_ids || !has_patterns;
+
+        if (has_ids) {
+                put_ids(f, "uid", t->uids, t->n_uids);
+                fputs(", ", f);
+                put_ids(f, "gid", t->gids, t->n_gids);
+        }
+        fputs(has_ids && t->n_units > 0 ? ", " : "", f);
+        put_patterns(f, "unit", t->units, t->n_units);
+        fputs((has_ids || t->n_units > 0) && t->n_cgroups > 0 ? ", " : "", f);
+        put_patterns(f, "cgroup", t->cgroups, t->n_cgroups);
+}
+
 static void put_tenant(FILE *f, const struct config *c, const struct config_tenant *t)
 {
         fputs("  - name: ", f);
         put_string(f, t->name);
         fputs("\n    match: {", f);
-        put_ids(f, "uid", t->uids, t->n_uids);
-        fputs(", ", f);
-        put_ids(f, "gid", t->gids, t->n_gids);
+        put_match(f, t);
         fputs("}\n    quotas:\n", f);
         for (size_t i = 0; i < t->n_quotas; i++) {
                 const struct config_quota *q = &t->quotas[i];

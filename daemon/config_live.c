@@ -194,8 +194,21 @@ static bool ids_are_alike(const uint32_t *a, size_t n_a, const uint32_t *b, size
         return n_a == n_b && (n_a == 0 || memcmp(a, b, n_a * sizeof(*a)) == 0);
 }
 
+static bool patterns_are_alike(char *const *a, size_t n_a, char *const *b, size_t n_b)
+{
+        if (n_a != n_b)
+                return false;
+        for (size_t i = 0; i < n_a; i++)
+                if (strcmp(a[i], b[i]) != 0)
+                        return false;
+        return true;
+}
+
 bool config_match_is_alike(const struct config_tenant *a, const struct config_tenant *b)
 {
-        return ids_are_alike(a->uids, a->n_uids, b->uids, b->n_uids) &&
+        return a->names_ids == b->names_ids &&
+               patterns_are_alike(a->units, a->n_units, b->units, b->n_units) &&
+               patterns_are_alike(a->cgroups, a->n_cgroups, b->cgroups, b->n_cgroups) &&
+               ids_are_alike(a->uids, a->n_uids, b->uids, b->n_uids) &&
                ids_are_alike(a->gids, a->n_gids, b->gids, b->n_gids);
 }

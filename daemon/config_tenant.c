@@ -10,6 +10,9 @@
 
 #define MAX_MATCHES                4096                  /* uids or gids of one tenant */
 #define MAX_QUOTA_LIMIT            (UINT64_C(512) << 30) /* an arena's address space is twice this: 1 TiB */
+#define MAX_PATTERNS               64
+#define MAX_UNIT_BYTES             255
+#define MAX_CGROUP_BYTES           4095
 #define DEFAULT_QUOTA_MAX_SESSIONS 1024
 #define MAX_BLOCKS                 16777216
 #define DEFAULT_MAX_BLOCKS         100000
@@ -39,7 +42,50 @@ static void add_match(struct config_reader *r, const struct yamltree_node *n, ui
         (*n_ids)++;
 }
 
-enum match_key { MATCH_USER, MATCH_GROUP, MATCH_UID, MATCH_GID };
+/* A pattern is kept as it is; what could never match is an error. */
+static const char *pattern_fault(const struct yamltree_node *n, bool is_unit)
+{
+        for (size_t i = 0; i < n->n_text; i++)
+                if ((unsigned char)n->text[i] < 0x20 || n->text[i] == 0x7f)
+                        return "holds a control character";
+        if (n->n_text > (is_unit ? MAX_UNIT_BYTES : MAX_CGROUP_BYTES))
+                return "is too long";
+        if (is_unit && strchr(n->text, '/'))
+                return "is no unit's name, which has no '/'; write it as in slurmd.service, or use cgroup";
+        if (!is_unit && n->text[0] != '/')
+                return "does not begin with '/'; write the path as in /system.slice/slurmd.service";
+        if (!is_unit && (strstr(n->text, "//") || (n->n_text > 1 && n->text[n->n_text - 1] == '/')))
+                return "has an empty step; write it as /proc/PID/cgroup does";
+        return NULL;
+}
+
+static void add_pattern(struct config_reader *r, const struct yamltree_node *n, bool is_unit,
+                        char ***patterns, size_t *n_patterns)
+{
+        const char *what = is_unit ? "unit" : "cgroup", *fault;
+        char **slot;
+
+        if (!config_want(r, n, YAMLTREE_SCALAR, what))
+                return;
+        fault = pattern_fault(n, is_unit);
+        if (fault) {
+                config_fail(r, n, "%s '%s' %s", what, SHOW(n), fault);
+                return;
+        }
+        if (*n_patterns == MAX_PATTERNS) {
+                config_fail(r, n, "more than %d patterns of one kind", MAX_PATTERNS);
+                return;
+        }
+        slot = config_grow(r, (void **)patterns, *n_patterns, sizeof(*slot));
+        if (slot)
+                *slot = config_copy_text(r, n->text);
+        if (!slot || !*slot)
+                return;
+        (*n_patterns)++;
+        r->c->has_patterns = true;
+}
+
+enum match_key { MATCH_USER, MATCH_GROUP, MATCH_UID, MATCH_GID, MATCH_UNIT, MATCH_CGROUP };
 
 static void read_match_one(struct config_reader *r, const struct yamltree_node *n, enum match_key key,
                            struct config_tenant *t)
@@ -49,6 +95,14 @@ static void read_match_one(struct config_reader *r, const struct yamltree_node *
         uint32_t id;
         bool found;
 
+        if (key == MATCH_UNIT) {
+                add_pattern(r, n, true, &t->units, &t->n_units);
+                return;
+        }
+        if (key == MATCH_CGROUP) {
+                add_pattern(r, n, false, &t->cgroups, &t->n_cgroups);
+                return;
+        }
         if (key == MATCH_USER) {
                 found = config_find_user(r, n, &id);
         } else if (key == MATCH_GROUP) {
@@ -65,7 +119,7 @@ static void read_match_one(struct config_reader *r, const struct yamltree_node *
 
 static void read_match(struct config_reader *r, const struct yamltree_node *n, struct config_tenant *t)
 {
-        static const char *const known[] = { "user", "group", "uid", "gid", NULL };
+        static const char *const known[] = { "user", "group", "uid", "gid", "unit", "cgroup", NULL };
         const struct yamltree_node *v[CONFIG_MAX_KEYS];
         bool has_any = false;
 
@@ -75,6 +129,10 @@ static void read_match(struct config_reader *r, const struct yamltree_node *n, s
                 if (!v[i])
                         continue;
                 has_any = true;
+                /* An empty list, too, says who: nobody. */
+                t->names_ids = t->names_ids || i <= MATCH_GID;
+                if (i > MATCH_GID && v[i]->type == YAMLTREE_SEQUENCE && !v[i]->first_child)
+                        config_fail(r, v[i], "%s is empty; leave it out, or write a pattern", known[i]);
                 if (v[i]->type == YAMLTREE_MAPPING)
                         config_fail(r, v[i], "%s must be a single value or a list, this is a mapping",
                                     known[i]);
@@ -85,7 +143,7 @@ static void read_match(struct config_reader *r, const struct yamltree_node *n, s
                         read_match_one(r, c, (enum match_key)i, t);
         }
         if (!has_any)
-                config_fail(r, n, "match is empty; write user, group, uid or gid");
+                config_fail(r, n, "match is empty; write user, group, uid, gid, unit or cgroup");
 }
 
 /* ---- quotas --------------------------------------------------------------- */
@@ -270,6 +328,12 @@ void config_free_tenant(struct config_tenant *t)
         free(t->name);
         free(t->uids);
         free(t->gids);
+        for (size_t i = 0; i < t->n_units; i++)
+                free(t->units[i]);
+        for (size_t i = 0; i < t->n_cgroups; i++)
+                free(t->cgroups[i]);
+        free(t->units);
+        free(t->cgroups);
         free(t->quotas);
 }
 
@@ -352,7 +416,7 @@ void config_check_matches(struct config_reader *r, bool default_known)
                                 r, note->node,
                                 "tenant '%s' lacks match and is not the default_tenant; nobody could be it",
                                 t->name);
-                else if (t->n_uids == 0 && t->n_gids == 0 && !r->has_failed)
+                else if (t->names_ids && t->n_uids == 0 && t->n_gids == 0 && !r->has_failed)
                         config_warn(r, note->node, "tenant '%s' matches nobody", t->name);
         }
 }

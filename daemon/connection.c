@@ -22,6 +22,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/cgroup.h"
 #include "daemon/events.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
@@ -148,6 +149,16 @@ static int peer_credentials(int fd, struct credentials *ret)
         return 0;
 }
 
+/* What cannot be known matches no pattern. */
+static void connection_look_at_cgroup(struct connection *c)
+{
+        struct credentials *who = &c->session->who;
+        char path[CGROUP_PATH_BYTES];
+
+        if (cgroup_of_process("/proc", who->pid, c->pidfd, path) == 0)
+                who->cgroup = strdup(path);
+}
+
 /* What only a hello needs, and takes its time: not for those who connect and say nothing. */
 static int connection_look_closer(struct connection *c)
 {
@@ -157,6 +168,8 @@ static int connection_look_closer(struct connection *c)
                 return 0;
         c->is_known = true;
         who->start_time = process_start_time(who->pid);
+        if (c->host->broker->config->has_patterns)
+                connection_look_at_cgroup(c);
         return peer_groups(c->fd, who);
 }
 

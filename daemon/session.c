@@ -1300,6 +1300,7 @@ struct session *session_free(struct session *s)
         assert(s->index == LEDGER_NONE);
         assert(TAILQ_EMPTY(&s->requests) && TAILQ_EMPTY(&s->deliveries));
         free(s->who.gids);
+        free(s->who.cgroup);
         free(s);
         return NULL;
 }

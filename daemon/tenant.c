@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/cgroup.h"
+
 /* Appends to a sentence; what does not fit is cut. */
 static void append(char *buf, size_t n_buf, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void append(char *buf, size_t n_buf, const char *format, ...)
@@ -33,12 +35,8 @@ void tenant_deinit(struct tenant *t)
         *t = (struct tenant){ .name = t->name_bytes };
 }
 
-bool tenant_matches(const struct tenant *t, const struct credentials *who)
+static bool ids_match(const struct config_tenant *c, const struct credentials *who)
 {
-        const struct config_tenant *c = t->config;
-
-        if (!c)
-                return false;
         for (size_t i = 0; i < c->n_uids; i++)
                 if (c->uids[i] == who->uid)
                         return true;
@@ -52,18 +50,66 @@ bool tenant_matches(const struct tenant *t, const struct credentials *who)
         return false;
 }
 
-static void describe_match(const struct tenant *t, char *buf, size_t n_buf)
+/* Of each kind that there is, one. */
+static bool patterns_match(const struct config_tenant *c, const char *path)
+{
+        char unit[CGROUP_UNIT_BYTES];
+        bool unit_matches = c->n_units == 0, path_matches = c->n_cgroups == 0;
+
+        if (unit_matches && path_matches)
+                return true;
+        if (!path)
+                return false;
+        cgroup_unit(path, unit);
+        for (size_t i = 0; i < c->n_units && !unit_matches; i++)
+                unit_matches = cgroup_unit_matches(c->units[i], unit);
+        for (size_t i = 0; i < c->n_cgroups && !path_matches; i++)
+                path_matches = cgroup_path_matches(c->cgroups[i], path);
+        return unit_matches && path_matches;
+}
+
+bool tenant_matches(const struct tenant *t, const struct credentials *who)
 {
         const struct config_tenant *c = t->config;
 
+        if (!c || !(c->names_ids || c->n_units > 0 || c->n_cgroups > 0))
+                return false;
+        return (!c->names_ids || ids_match(c, who)) && patterns_match(c, who->cgroup);
+}
+
+static void append_patterns(char *buf, size_t n_buf, const char *what, char *const *patterns,
+                            size_t n_patterns)
+{
+        for (size_t i = 0; i < n_patterns; i++)
+                append(buf, n_buf, "%s%s", i ? " or " : what, patterns[i]);
+}
+
+static void describe_match(const struct tenant *t, char *buf, size_t n_buf)
+{
+        const struct config_tenant *c = t->config;
+        bool has_patterns = c->n_units > 0 || c->n_cgroups > 0;
+
         append(buf, n_buf, "'%s' (", t->name);
         if (c->n_uids == 0 && c->n_gids == 0)
-                append(buf, n_buf, "nobody");
+                append(buf, n_buf, has_patterns && !c->names_ids ? "anybody" : "nobody");
         for (size_t i = 0; i < c->n_uids; i++)
                 append(buf, n_buf, "%suid %u", i ? ", " : "", (unsigned)c->uids[i]);
         for (size_t i = 0; i < c->n_gids; i++)
                 append(buf, n_buf, "%sgid %u", i || c->n_uids ? ", " : "", (unsigned)c->gids[i]);
+        append_patterns(buf, n_buf, " in unit ", c->units, c->n_units);
+        append_patterns(buf, n_buf, " in cgroup ", c->cgroups, c->n_cgroups);
         append(buf, n_buf, ")");
+}
+
+/* Whoever made the control group has named it. */
+static void describe_cgroup(const struct credentials *who, char *buf, size_t n_buf)
+{
+        size_t used = strlen(buf);
+
+        append(buf, n_buf, "in cgroup %.200s ", who->cgroup);
+        for (char *at = buf + used; *at; at++)
+                if ((unsigned char)*at < ' ' || (unsigned char)*at > '~')
+                        *at = '?';
 }
 
 static void describe_all(struct tenant *const *tenants, size_t n_tenants, char *buf, size_t n_buf)
@@ -99,6 +145,8 @@ struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, st
 
         ret_sentence[0] = '\0';
         append(ret_sentence, n_sentence, "uid %u, gid %u ", (unsigned)who->uid, (unsigned)who->gid);
+        if (who->cgroup)
+                describe_cgroup(who, ret_sentence, n_sentence);
         if (named) {
                 append(ret_sentence, n_sentence, "is not of tenant '%s'; these would match: ", name);
                 describe_match(named, ret_sentence, n_sentence);

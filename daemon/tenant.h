@@ -1,5 +1,5 @@
 /* A tenant: who is charged, and how the kernel's word about a process (uid, gid,
- * supplementary groups) names it. Nothing that the process says itself counts.
+ * supplementary groups, control group) names it. Nothing that the process says itself counts.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_TENANT_H
@@ -22,6 +22,7 @@ struct credentials {
         gid_t *gids; /* supplementary, owned */
         size_t n_gids;
         uint64_t start_time; /* of the process; 0: unknown */
+        char *cgroup;        /* see cgroup.h; owned; NULL: not known, and then no pattern matches */
 };
 
 /* Where a tenant lies it stays, so that sessions may point at it. */

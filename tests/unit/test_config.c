@@ -221,7 +221,14 @@ static const struct {
           "a user must be a single value, this is a list" },
         { "match: {uid: 1000}", "match: {group: [[x]]}", 10, 21,
           "a group must be a single value, this is a list" },
-        { "match: {uid: 1000}", "match: {}", 10, 12, "match is empty; write user, group, uid or gid" },
+        { "match: {uid: 1000}", "match: {}", 10, 12,
+          "match is empty; write user, group, uid, gid, unit or cgroup" },
+        { "match: {uid: 1000}", "match: {uid: 1000, unit: []}", 10, 30, "unit is empty; leave it out" },
+        { "match: {uid: 1000}", "match: {unit: a/b.service}", 10, 19, "is no unit's name, which has no '/'" },
+        { "match: {uid: 1000}", "match: {unit: \"a\\tb\"}", 10, 19, "holds a control character" },
+        { "match: {uid: 1000}", "match: {cgroup: a/b}", 10, 21, "does not begin with '/'" },
+        { "match: {uid: 1000}", "match: {cgroup: [/a, /a//b]}", 10, 26, "has an empty step" },
+        { "match: {uid: 1000}", "match: {cgroup: /a/}", 10, 21, "has an empty step" },
         { "quotas: [{partition: train}]", "quotas: train", 16, 13,
           "quotas must be a list, this is a single value" },
         { "quotas: [{partition: train}]", "quotas: []", 16, 13, "quotas is empty" },
@@ -1008,6 +1015,36 @@ START_TEST(test_format_comes_back)
 }
 END_TEST
 
+/* What narrows comes back as it was, and says who only where it said so. */
+START_TEST(test_patterns)
+{
+        static const char text[] =
+                "devices: [{id: host, size: 8MiB, partitions: [{name: p, limit: 100%}]}]\n"
+                "tenants:\n"
+                "  - {name: a, match: {unit: ['sl*.service', \"x\\\\x2d.scope\"], uid: 7, cgroup: /a/*}, quotas: "
+                "[{partition: p}]}\n"
+                "  - {name: b, match: {cgroup: [/b, '/c/\"d']}, quotas: [{partition: p}]}\n"
+                "  - {name: c, match: {uid: [], unit: x.service}, quotas: [{partition: p}]}\n";
+        struct config *c = parse_good(text), *again;
+        char *out = config_format(c);
+
+        ck_assert(c->has_patterns);
+        ck_assert(c->tenants[0].names_ids && !c->tenants[1].names_ids && c->tenants[2].names_ids);
+        ck_assert_uint_eq(c->tenants[0].n_units, 2);
+        ck_assert_str_eq(c->tenants[0].units[1], "x\\x2d.scope");
+        ck_assert_str_eq(c->tenants[0].cgroups[0], "/a/*");
+        ck_assert_str_eq(c->tenants[1].cgroups[1], "/c/\"d");
+        again = parse_good(out);
+        for (size_t i = 0; i < 3; i++) {
+                ck_assert(config_match_is_alike(&c->tenants[i], &again->tenants[i]));
+                ck_assert(!config_match_is_alike(&c->tenants[i], &c->tenants[(i + 1) % 3]));
+        }
+        free(out);
+        config_free(c);
+        config_free(again);
+}
+END_TEST
+
 /* A config may be written before its users are: a warning, not an error. */
 START_TEST(test_unknown_users)
 {
@@ -1364,6 +1401,7 @@ int main(void)
         tcase_add_test(t, test_defaults);
         tcase_add_test(t, test_everything_said);
         tcase_add_test(t, test_format_comes_back);
+        tcase_add_test(t, test_patterns);
         tcase_add_test(t, test_unknown_users);
         tcase_add_test(t, test_more_than_the_machine_has);
         tcase_add_test(t, test_default_tenant);

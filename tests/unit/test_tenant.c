@@ -16,12 +16,13 @@ static gid_t beta_gids[] = { 60, 61 };
 static uid_t gamma_uids[] = { 1002, 1003 };
 static struct config_tenant configs[N_TENANTS] = {
         [ALPHA] = { .name = (char[]){ "alpha" },
+                    .names_ids = true,
                     .uids = alpha_uids,
                     .n_uids = 2,
                     .gids = alpha_gids,
                     .n_gids = 1 },
-        [BETA] = { .name = (char[]){ "beta" }, .gids = beta_gids, .n_gids = 2 },
-        [GAMMA] = { .name = (char[]){ "gamma" }, .uids = gamma_uids, .n_uids = 2 },
+        [BETA] = { .name = (char[]){ "beta" }, .names_ids = true, .gids = beta_gids, .n_gids = 2 },
+        [GAMMA] = { .name = (char[]){ "gamma" }, .names_ids = true, .uids = gamma_uids, .n_uids = 2 },
         [NOBODY] = { .name = (char[]){ "nobody" } },
 };
 
@@ -133,6 +134,55 @@ START_TEST(test_sentences)
 }
 END_TEST
 
+/* Patterns narrow: of each kind that is given, one must match. */
+START_TEST(test_patterns)
+{
+        char *two_units[] = { (char[]){ "slurmd.service" }, (char[]){ "*.scope" } };
+        char *one_path[] = { (char[]){ "/system.slice/*/job_*" } };
+        uid_t uid = 7;
+        struct config_tenant c = { .name = (char[]){ "p" }, .uids = &uid, .n_uids = 1, .names_ids = true };
+        struct tenant t, *one = &t;
+        char job[] = "/system.slice/slurmd.service/job_1/step_0",
+             elsewhere[] = "/system.slice/slurmd.service", scope[] = "/system.slice/x.scope/job_2",
+             other[] = "/system.slice/y.service/job_2", odd[] = "/system.slice/\x1b[2J";
+        struct credentials who = { .uid = 7, .gid = 7 };
+
+        tenant_init(&t, &c);
+        ck_assert(tenant_matches(&t, &who));
+        c.units = two_units;
+        c.n_units = 2;
+        ck_assert(!tenant_matches(&t, &who)); /* nobody knows where it runs */
+        who.cgroup = elsewhere;
+        ck_assert(tenant_matches(&t, &who));
+        who.cgroup = other;
+        ck_assert(!tenant_matches(&t, &who));
+        who.cgroup = scope;
+        ck_assert(tenant_matches(&t, &who));
+        c.cgroups = one_path;
+        c.n_cgroups = 1;
+        ck_assert(tenant_matches(&t, &who));
+        who.cgroup = elsewhere;
+        ck_assert(!tenant_matches(&t, &who));
+        who.cgroup = job;
+        ck_assert(tenant_matches(&t, &who));
+        who.uid = 8;
+        ck_assert(!tenant_matches(&t, &who));
+        who.cgroup = odd;
+        ck_assert_ptr_null(tenant_select(&one, 1, NULL, "", &who, sentence, sizeof(sentence)));
+        ck_assert_str_eq(sentence,
+                         "uid 8, gid 7 in cgroup /system.slice/?[2J matches no tenant; these would match: "
+                         "'p' (uid 7 in unit slurmd.service or *.scope in cgroup /system.slice/*/job_*)");
+        /* No ids: whoever runs there. Ids of which none is known: nobody. */
+        who.cgroup = job;
+        c.n_uids = 0;
+        ck_assert(!tenant_matches(&t, &who));
+        c.names_ids = false;
+        ck_assert(tenant_matches(&t, &who));
+        c.n_units = c.n_cgroups = 0;
+        ck_assert(!tenant_matches(&t, &who));
+}
+END_TEST
+
 START_TEST(test_sentence_is_cut)
 {
         char small[24];
@@ -156,6 +206,7 @@ int main(void)
         tcase_add_test(tc, test_by_name);
         tcase_add_test(tc, test_default);
         tcase_add_test(tc, test_sentences);
+        tcase_add_test(tc, test_patterns);
         tcase_add_test(tc, test_sentence_is_cut);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
