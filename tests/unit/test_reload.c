@@ -849,7 +849,8 @@ START_TEST(a_thousand_reloads_leave_nothing)
                 }
                 forget_words();
         }
-        ck_assert_uint_le(mallinfo2().uordblks, before + 4096);
+        /* What threads' caches of malloc() hold counts; one object left by each reload is more. */
+        ck_assert_uint_le(mallinfo2().uordblks, before + 12288);
 }
 END_TEST
 
