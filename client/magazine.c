@@ -16,6 +16,7 @@
 
 #define GRANULE       256u
 #define N_SIZES       (MAGAZINE_BLOCK_BYTES / GRANULE)
+#define MIN_MAGAZINES 16u
 #define MAX_MAGAZINES 64u
 #define MAX_CREDIT    (UINT64_C(1) << 20)
 
@@ -37,20 +38,22 @@ struct magazine {
 
 struct magazines {
         uint64_t bytes_each;
-        unsigned n; /* a power of two */
+        unsigned n;         /* a power of two */
+        unsigned n_touched; /* atomic: those behind were never used, and have nothing */
         /* bound <= peak; peak changes only while all locks are held. */
         uint64_t peak __attribute__((aligned(128)));
         uint64_t bound __attribute__((aligned(128)));
         struct magazine items[];
 };
 
-static __thread unsigned last_used; /* of whichever client */
+static unsigned n_threads;     /* atomic: that have a home */
+static __thread unsigned home; /* the magazine that was used last, of whichever client, and 1; 0: none yet */
 
 int magazines_new(uint64_t max_bytes, uint64_t max_bytes_each, struct magazines **ret)
 {
         long n_processors = sysconf(_SC_NPROCESSORS_CONF);
         struct magazines *m;
-        unsigned n = 2;
+        unsigned n = MIN_MAGAZINES;
         size_t size;
 
         while (n < MAX_MAGAZINES && n < 2 * n_processors)
@@ -60,6 +63,7 @@ int magazines_new(uint64_t max_bytes, uint64_t max_bytes_each, struct magazines 
         if (!m)
                 return -ENOMEM;
         *m = (struct magazines){ .n = n,
+                                 .n_touched = 1,
                                  .bytes_each =
                                          max_bytes / n < max_bytes_each ? max_bytes / n : max_bytes_each };
         for (unsigned i = 0; i < n; i++) {
@@ -78,33 +82,56 @@ struct magazines *magazines_free(struct magazines *m)
         return NULL;
 }
 
-static struct magazine *lock_one(struct magazines *m)
+/* Who has the first one's lock may raise n_touched: so it is constant while all are locked. */
+static void touch(struct magazines *m, unsigned at)
 {
-        unsigned at = last_used & (m->n - 1);
+        pthread_mutex_lock(&m->items[0].lock);
+        if (m->n_touched <= at)
+                __atomic_store_n(&m->n_touched, at + 1, __ATOMIC_RELAXED);
+        pthread_mutex_unlock(&m->items[0].lock);
+}
 
-        if (pthread_mutex_trylock(&m->items[at].lock) == 0)
-                return &m->items[at];
-        for (unsigned i = 1; i < m->n; i++) {
-                unsigned next = (at + i) & (m->n - 1);
+/* The thread's own is somebody else's now, who may sleep: another one that is free. */
+static struct magazine *lock_another(struct magazines *m, unsigned at)
+{
+        unsigned n = __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED);
+
+        for (unsigned i = 1; i < n; i++) {
+                unsigned next = (at + i) % n;
 
                 if (pthread_mutex_trylock(&m->items[next].lock) != 0)
                         continue;
-                last_used = next;
+                home = next + 1;
                 return &m->items[next];
         }
         pthread_mutex_lock(&m->items[at].lock);
         return &m->items[at];
 }
 
+static struct magazine *lock_one(struct magazines *m)
+{
+        unsigned at;
+
+        if (home == 0)
+                home = __atomic_fetch_add(&n_threads, 1, __ATOMIC_RELAXED) % MAX_MAGAZINES + 1;
+        at = (home - 1) & (m->n - 1);
+        if (at >= __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED))
+                touch(m, at);
+        if (pthread_mutex_trylock(&m->items[at].lock) == 0)
+                return &m->items[at];
+        return lock_another(m, at);
+}
+
 static void lock_all(struct magazines *m)
 {
-        for (unsigned i = 0; i < m->n; i++)
+        pthread_mutex_lock(&m->items[0].lock);
+        for (unsigned i = 1; i < m->n_touched; i++)
                 pthread_mutex_lock(&m->items[i].lock);
 }
 
 static void unlock_all(struct magazines *m)
 {
-        for (unsigned i = m->n; i > 0; i--)
+        for (unsigned i = m->n_touched; i > 0; i--)
                 pthread_mutex_unlock(&m->items[i - 1].lock);
 }
 
@@ -130,7 +157,7 @@ static void lower_bound(struct magazines *m, uint64_t n_bytes)
 /* All locks are held: then the bound is what is in use. */
 static uint64_t collect_credits(struct magazines *m)
 {
-        for (unsigned i = 0; i < m->n; i++) {
+        for (unsigned i = 0; i < m->n_touched; i++) {
                 lower_bound(m, m->items[i].credit);
                 m->items[i].credit = 0;
         }
@@ -165,7 +192,7 @@ void magazines_read(struct magazines *m, struct magazine_sums *ret)
         *ret = (struct magazine_sums){ 0 };
         lock_all(m);
         ret->bytes_in_use = m->bound;
-        for (unsigned i = 0; i < m->n; i++) {
+        for (unsigned i = 0; i < m->n_touched; i++) {
                 ret->bytes_in_use -= m->items[i].credit;
                 ret->num_allocs += m->items[i].n_allocs;
                 ret->num_frees += m->items[i].n_frees;
@@ -270,9 +297,10 @@ struct record *magazines_put(struct magazines *m, struct record *record)
 
 struct record *magazines_take_all(struct magazines *m)
 {
+        unsigned n = __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED);
         struct record *all = NULL, *list, *last;
 
-        for (unsigned i = 0; i < m->n; i++) {
+        for (unsigned i = 0; i < n; i++) {
                 pthread_mutex_lock(&m->items[i].lock);
                 list = empty(&m->items[i]);
                 pthread_mutex_unlock(&m->items[i].lock);

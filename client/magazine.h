@@ -4,10 +4,9 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * Neither takes a lock that all threads share, so neither makes threads wait for each other.
- * A client has a few magazines, twice as many as processors; a thread
- * uses the one that it used last, and moves on where it meets another thread there. So
- * threads that run side by side come to have one each, and what a thread leaves behind when it
- * ends is the next one's.
+ * A client has a few magazines, twice as many as processors and at least 16; a
+ * thread begins with the next one and stays there, and where it meets another thread it moves on.
+ * So a few threads have one each, and what a thread leaves behind when it ends is another's.
  *
  * A parked block keeps its record in the table and its place in the cache's pool, so parking and
  * unparking is a list and a word. It is idle, and nobody else's to have: who needs it
