@@ -81,12 +81,21 @@ static void chain(struct blocks_heads *heads, struct record *r, const void *ptr)
         __atomic_store_n(head, r, __ATOMIC_RELEASE);
 }
 
+static struct record *records_new(size_t n)
+{
+        struct record *records = aligned_alloc(_Alignof(struct record), n * sizeof(*records));
+
+        for (size_t i = 0; records && i < n; i++)
+                records[i] = (struct record){ 0 };
+        return records;
+}
+
 /* The records of a step are more than all before, so there are heads for twice as many. */
 static int blocks_grow(struct blocks *b)
 {
         size_t n = n_records_of(b->n_steps), n_heads = 2 * n;
         struct blocks_heads *heads = calloc(1, sizeof(*heads) + n_heads * sizeof(heads->first[0]));
-        struct record *records = b->n_steps < BLOCKS_MAX_STEPS ? calloc(n, sizeof(*records)) : NULL;
+        struct record *records = b->n_steps < BLOCKS_MAX_STEPS ? records_new(n) : NULL;
 
         if (!heads || !records) {
                 free(heads);

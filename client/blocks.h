@@ -35,11 +35,11 @@ struct block {
 
 /* A block in the table. Its memory is the table's, until blocks_clear(). */
 struct record {
-        uint64_t word;        /* atomic: the pointer and the state; 0: a spare record */
-        struct record *next;  /* atomic: in the chain */
-        struct record *below; /* in a list of whoever parked it, or of the spare ones */
-        struct block block;   /* constant while it is in the table, but for n_requested */
-};
+        uint64_t word;          /* atomic: the pointer and the state; 0: a spare record */
+        struct record *next;    /* atomic: in the chain */
+        struct record *below;   /* in a list of whoever parked it, or of the spare ones */
+        struct block block;     /* constant while it is in the table, but for n_requested */
+} __attribute__((aligned(64))); /* no two threads' blocks in one line */
 
 struct blocks_heads;
 
