@@ -329,8 +329,10 @@ static void *pass_on(void *userdata)
         pthread_barrier_wait(&barrier);
         if (me == 0)
                 while (__atomic_load_n(&n_busy, __ATOMIC_SEQ_CST) > 1) {
+                        struct magazine_sums s = sums();
+
+                        ck_assert_uint_ge(s.peak_bytes_in_use, s.bytes_in_use);
                         drain();
-                        ck_assert_uint_ge(sums().peak_bytes_in_use, sums().bytes_in_use);
                         sched_yield();
                 }
         for (int i = 0; me > 0 && i < 30000; i++) {
