@@ -322,6 +322,18 @@ uint64_t cache_want(struct cache *c, uint32_t partition, uint64_t n_bytes)
         return plan.new_bytes > n_slab ? want_odd(p, plan.new_bytes) : n_slab;
 }
 
+uint64_t cache_want_least(const struct cache *c, uint32_t partition, uint64_t n_bytes)
+{
+        const struct pool *p = &c->pools[partition];
+        struct bfc_growth plan;
+
+        if (!p->bfc || n_bytes > BFC_MAX_SPACE ||
+            bfc_plan_growth(p->bfc, n_bytes, bfc_block_bytes(n_bytes) - BFC_GRANULE, &plan) != 0 ||
+            plan.new_bytes == 0)
+                return n_bytes;
+        return plan.new_bytes;
+}
+
 /* ---- blocks -------------------------------------------------------------- */
 
 static void slab_use(struct pool *p, struct slab *s)

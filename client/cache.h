@@ -40,6 +40,8 @@ struct cache *cache_free(struct cache *c); /* takes NULL */
  * cache_take_wrong(), give it back, and ask for cache_want_whole(). -ENOMEM: it stays. */
 uint64_t cache_want(struct cache *c, uint32_t partition, uint64_t n_bytes);
 uint64_t cache_want_whole(const struct cache *c, uint32_t partition, uint64_t n_bytes);
+/* The least that would do, where cache_want() was refused; the same holds for it. */
+uint64_t cache_want_least(const struct cache *c, uint32_t partition, uint64_t n_bytes);
 int cache_take_wrong(struct cache *c, uint32_t partition, uint64_t block_id);
 
 /* What the broker gave. */

@@ -250,6 +250,24 @@ static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_byt
         return r;
 }
 
+/* Only what is missing beside what is free here, so that a limit can be used to its last byte.
+ * CACHE_MISS: that did not come about. */
+static int client_fetch_least(bfc_client *client, uint32_t partition, uint64_t n_bytes,
+                              const struct malloc_how *how, void **ret_ptr)
+{
+        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab };
+        uint64_t want;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        want = cache_want_least(client->cache, partition, n_bytes);
+        pthread_mutex_unlock(&client->lock);
+        if (want >= n_bytes)
+                return CACHE_MISS;
+        r = client_fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
+        return r == -EDQUOT || r == -ENOMEM ? CACHE_MISS : r;
+}
+
 /* What is idle here goes back, and no more is asked for than is needed. Now it may wait. */
 static int client_refused(bfc_client *client, uint32_t partition, int error, uint64_t n_asked,
                           uint64_t n_bytes, const struct malloc_how *how, void **ret_ptr)
@@ -266,6 +284,8 @@ static int client_refused(bfc_client *client, uint32_t partition, int error, uin
         /* Another thread may have freed something meanwhile. */
         r = malloc_may_be_cut(how) ? client_try_cut(client, partition, n_bytes, how, &want, ret_ptr)
                                    : CACHE_MISS;
+        if (r == CACHE_MISS && malloc_may_be_cut(how))
+                r = client_fetch_least(client, partition, n_bytes, how, ret_ptr);
         return r == CACHE_MISS ? client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr) : r;
 }
 
