@@ -71,9 +71,9 @@ START_TEST(idle_memory_is_charged_and_trimmed)
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
         ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 0);
         /* Up to the limit as without a cache, and not beyond. */
-        ck_assert_ok(bfc_malloc(client, LIMIT - 3 * MIB, &p)); /* a granule more is asked for */
+        ck_assert_ok(bfc_malloc(client, LIMIT - 2 * MIB, &p));
         fill_cache(client, 2, MIB);
-        ck_assert_int_eq(bfc_malloc(client, 4 * MIB, &(void *){ NULL }), -EDQUOT);
+        ck_assert_int_eq(bfc_malloc(client, 3 * MIB, &(void *){ NULL }), -EDQUOT);
         ck_assert(has_figures(bfc_last_error()));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
