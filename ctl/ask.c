@@ -268,6 +268,45 @@ int ask_config(struct ask *a, char **ret)
         return 0;
 }
 
+int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
+             uint64_t *ret_n_asked, uint64_t *ret_n_bytes)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__TrimNow question = BFCD__TRIM_NOW__INIT;
+        Bfcd__Reply *reply;
+        int r;
+
+        question.tenant = (char *)tenant;
+        question.partition = (char *)partition;
+        question.n_bytes = n_bytes;
+        request.body_case = BFCD__REQUEST__BODY_TRIM_NOW;
+        request.trim_now = &question;
+        r = ask(a, &request, BFCD__REPLY__BODY_TRIM, &reply);
+        if (r < 0)
+                return r;
+        *ret_n_asked = reply->trim->n_asked;
+        *ret_n_bytes = reply->trim->n_bytes;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+int ask_evict(struct ask *a, uint64_t session_id)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Evict question = BFCD__EVICT__INIT;
+        Bfcd__Reply *reply;
+        int r;
+
+        question.session_id = session_id;
+        request.body_case = BFCD__REQUEST__BODY_EVICT;
+        request.evict = &question;
+        r = ask(a, &request, BFCD__REPLY__BODY_DONE, &reply);
+        if (r < 0)
+                return r;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
 int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;

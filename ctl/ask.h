@@ -46,6 +46,13 @@ int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition);
  * bfcd__reply__free_unpacked(): what changed (or would), or what is wrong. */
 int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret);
 
+/* Asks sessions for what lies idle in them. "": all; 0 bytes: all there is. It may take the
+ * daemon's reclaim time-out, or more of it where many do not answer. */
+int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
+             uint64_t *ret_n_asked, uint64_t *ret_n_bytes);
+
+int ask_evict(struct ask *a, uint64_t session_id);
+
 /* The socket for a program that administers: `option` where given, else
  * BFC_ADMIN_SOCKET, else BFC_SOCKET, else the default admin socket where this
  * user may open it, else the default client socket. */

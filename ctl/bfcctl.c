@@ -33,6 +33,8 @@ struct invocation {
         const char *tenant; /* NULL: not given; so the next two */
         const char *older;
         const char *by;
+        const char *partition; /* the same, and the next */
+        const char *bytes;
         char **arguments; /* after the command */
         int n_arguments;
 };
@@ -187,6 +189,63 @@ static int run_leaks(struct ask *a, const struct invocation *i, const struct com
         return status;
 }
 
+/* "123", "512KiB", "3MiB", "2GiB". False: none of these, or too much. */
+static bool read_size(const char *text, uint64_t *ret)
+{
+        static const char *const units[] = { "", "KiB", "MiB", "GiB", "TiB" };
+        char *end;
+        uint64_t n;
+
+        errno = 0;
+        n = strtoull(text, &end, 10);
+        if (end == text || errno != 0 || text[0] < '0' || text[0] > '9')
+                return false;
+        for (unsigned i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+                if (strcmp(end, units[i]) != 0)
+                        continue;
+                *ret = n << 10 * i;
+                return *ret >> 10 * i == n;
+        }
+        return false;
+}
+
+static int run_trim(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        const char *tenant = i->n_arguments > 0 ? i->arguments[0] : "";
+        uint64_t want = 0, n_asked, n_bytes;
+        char size[TEXT_MAX];
+
+        (void)c;
+        if (i->bytes && (!read_size(i->bytes, &want) || want == 0))
+                return usage("wrong value for --bytes", i->bytes, "a size, as in --bytes 512MiB");
+        if (ask_trim(a, tenant, i->partition ? i->partition : "", want, &n_asked, &n_bytes) < 0)
+                return complain(a);
+        if (i->json)
+                return finish(show_print(
+                        stdout,
+                        show_document("trim", json_pack("{s:I, s:I}", "sessions_asked", (json_int_t)n_asked,
+                                                        "bytes_given_back", (json_int_t)n_bytes))));
+        printf("%llu sessions were asked for what lies idle in them; %s came back.\n",
+               (unsigned long long)n_asked, text_size(n_bytes, size));
+        return finish(0);
+}
+
+static int run_evict(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        uint64_t id = 0;
+
+        (void)c;
+        if (i->n_arguments == 0 || !read_size(i->arguments[0], &id) || id == 0)
+                return usage("which session?", NULL, "it is \"bfcctl evict SESSION\", by its number");
+        if (ask_evict(a, id) < 0)
+                return complain(a);
+        if (i->json)
+                return finish(show_print(
+                        stdout, show_document("evict", json_pack("{s:I}", "session_id", (json_int_t)id))));
+        printf("Session %llu was ended. Its memory comes back with its process.\n", (unsigned long long)id);
+        return finish(0);
+}
+
 static const struct command commands[] = {
         { "status", 0, false, BFCD__LIST__KIND__STATUS, run_list },
         { "partitions", 0, false, BFCD__LIST__KIND__PARTITIONS, run_list },
@@ -200,6 +259,8 @@ static const struct command commands[] = {
         { "config", 0, true, 0, run_config },
         { "reset-peaks", 2, true, 0, run_reset_peaks },
         { "reload", 0, true, 0, run_reload },
+        { "trim", 1, true, 0, run_trim },
+        { "evict", 1, true, 0, run_evict },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -224,6 +285,8 @@ static void print_help(FILE *out)
               "On the admin socket also:\n"
               "  config                           the configuration in force\n"
               "  reset-peaks [TENANT [PARTITION]] start peaks anew\n"
+              "  trim [TENANT]                    have back what lies idle; --partition, --bytes N\n"
+              "  evict SESSION                    end a session\n"
               "  reload [--dry-run]               read the configuration again, or only say\n"
               "                                   what that would change\n"
               "\n"
@@ -284,7 +347,15 @@ static int run(const struct command *c, const struct invocation *i)
 
 int main(int argc, char **argv)
 {
-        enum { OPTION_VERSION = 256, OPTION_DRY_RUN, OPTION_TENANT, OPTION_OLDER, OPTION_BY };
+        enum {
+                OPTION_VERSION = 256,
+                OPTION_DRY_RUN,
+                OPTION_TENANT,
+                OPTION_OLDER,
+                OPTION_BY,
+                OPTION_PARTITION,
+                OPTION_BYTES
+        };
         static const struct option options[] = {
                 { "socket", required_argument, NULL, 's' },
                 { "json", no_argument, NULL, 'j' },
@@ -294,6 +365,8 @@ int main(int argc, char **argv)
                 { "tenant", required_argument, NULL, OPTION_TENANT },
                 { "older", required_argument, NULL, OPTION_OLDER },
                 { "by", required_argument, NULL, OPTION_BY },
+                { "partition", required_argument, NULL, OPTION_PARTITION },
+                { "bytes", required_argument, NULL, OPTION_BYTES },
                 { NULL, 0, NULL, 0 },
         };
         struct invocation i = { 0 };
@@ -326,6 +399,12 @@ int main(int argc, char **argv)
                 case OPTION_BY:
                         i.by = optarg;
                         break;
+                case OPTION_PARTITION:
+                        i.partition = optarg;
+                        break;
+                case OPTION_BYTES:
+                        i.bytes = optarg;
+                        break;
                 case ':':
                         return usage("no value for", argv[optind - 1], "it takes one, as in --socket PATH");
                 default:
@@ -346,6 +425,8 @@ int main(int argc, char **argv)
                 return usage("--tenant is not for", c->name, "it is for explain and leaks");
         if ((i.older || i.by) && c->run != run_leaks)
                 return usage("--older and --by are not for", c->name, "they are for leaks");
+        if ((i.partition || i.bytes) && c->run != run_trim)
+                return usage("--partition and --bytes are not for", c->name, "they are for trim");
         i.arguments = argv + optind + 1;
         i.n_arguments = argc - optind - 1;
         if (i.n_arguments > c->max_arguments)

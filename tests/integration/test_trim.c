@@ -391,6 +391,24 @@ static void wait_for_room(void *arg)
         bfc_disconnect(client);
 }
 
+static uint64_t n_waiting(struct rig *rig)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
+        Bfcd__Reply *reply;
+        uint64_t n = 0;
+
+        explain.tenant = (char *)(uintptr_t) "red";
+        request.body_case = BFCD__REQUEST__BODY_EXPLAIN;
+        request.explain = &explain;
+        ck_assert_int_eq(raw_call(rig->admin, &request, &reply), 0);
+        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_EXPLAIN);
+        for (size_t i = 0; i < reply->explain->n_rows; i++)
+                n += reply->explain->rows[i]->num_waiting;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return n;
+}
+
 /* In the order in which they came, each as soon as there is room. */
 START_TEST(waiting_in_order)
 {
@@ -411,7 +429,7 @@ START_TEST(waiting_in_order)
         for (unsigned i = 0; i < 3; i++) {
                 gate_open(&waiters[i].begin);
                 ck_assert(gate_wait(&s->up, 20000));
-                usleep(100000); /* its request has come */
+                ck_assert(WAIT_FOR(n_waiting(rig) == i + 1, SETTLE_MS));
         }
         for (int i = 0; i < 3; i++) {
                 int64_t began = clock_ms();
@@ -475,6 +493,58 @@ START_TEST(a_flood_starves_nobody)
 }
 END_TEST
 
+/* ---- operators --------------------------------------------------------------------- */
+
+static char *ctl(const struct rig *rig, const char *a, const char *b, const char *c, const char *d)
+{
+        const char *const argv[] = { program_bfcctl(), "--socket", rig->admin_socket, a, b, c, d, NULL };
+        char *out = NULL, *err = NULL;
+        int status = program_run(argv, &out, &err);
+
+        ck_assert_msg(status == 0, "%d: %s", status, err);
+        free(err);
+        return out;
+}
+
+START_TEST(an_operator_trims_and_evicts)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        pid_t pid;
+        char *out, number[32];
+        Bfcd__Reply *reply;
+
+        s->hold_bytes = 8 * MIB;
+        pid = child_start(idle, s);
+        ck_assert(gate_wait(&s->up, 20000));
+        out = ctl(rig, "trim", "blue", NULL, NULL);
+        ck_assert_msg(strncmp(out, "0 sessions", 10) == 0, "%s", out);
+        free(out);
+        out = ctl(rig, "trim", "red", "--bytes", "8MiB");
+        ck_assert_msg(strncmp(out, "1 sessions", 10) == 0, "%s", out);
+        free(out);
+        ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_in_use, LIMIT - 8 * MIB);
+        ck_assert_uint_gt(rig_figures(rig, "red", "train").bytes_in_use, 16 * MIB);
+        free(ctl(rig, "trim", "--partition", "train", NULL));
+        ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_in_use, 16 * MIB);
+        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved <= 40 * MIB, SETTLE_MS));
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__SESSIONS, 0, &reply), 0);
+        for (size_t i = 0; i < reply->list->n_sessions; i++)
+                if (strcmp(reply->list->sessions[i]->tenant, "red") == 0)
+                        snprintf(number, sizeof(number), "%llu",
+                                 (unsigned long long)reply->list->sessions[i]->session_id);
+        bfcd__reply__free_unpacked(reply, NULL);
+        rig->forgiven = "evict";
+        free(ctl(rig, "evict", number, NULL, NULL));
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
+        gate_open(&s->go);
+        child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = { an_idle_process_gives_way,
@@ -486,6 +556,7 @@ int main(void)
                                        a_polling_client_gives_way,
                                        waiting_in_order,
                                        a_flood_starves_nobody,
+                                       an_operator_trims_and_evicts,
                                        NULL };
 
         return harness_main(harness_suite("trim", tests));
