@@ -111,6 +111,8 @@ static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_bloc
                 return -EINVAL;
         if (shared_find(client, ptr))
                 return -EEXIST;
+        if (block->life)
+                return -EDOM;
         *ret_block_id = block->block_id;
         if (block->slab) {
                 r = publish_take_whole(client, block);

@@ -401,13 +401,17 @@ static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t str
 {
         struct block block;
         uint32_t partition = 0;
+        bool is_shared;
         int r;
 
         pthread_mutex_lock(&client->lock);
-        r = blocks_leave(&client->blocks, ptr, &block);
+        is_shared = shared_has(client, ptr);
+        r = is_shared ? -EINVAL : blocks_leave(&client->blocks, ptr, &block);
         if (r == 0)
                 partition = regions_partition(&client->regions, block.region_id);
         pthread_mutex_unlock(&client->lock);
+        if (is_shared)
+                return error_set(r, "%p is shared: bfc_detach() lets go of it", ptr);
         if (r < 0)
                 return no_such_block(ptr);
         r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);

@@ -223,7 +223,7 @@ int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_byte
                         void **ret_ptr);
 
 /* Gives a block back behind the work that the stream has been given by now; waits for nothing. ptr:
- * from bfc_malloc_async() or bfc_malloc(). The stream need not be the one that it was allocated on;
+ * from bfc_malloc_async() or bfc_malloc(), not shared. The stream need not be the one that it was allocated on;
  * but all work with the block, in whatever stream, must be ordered before this point, or that
  * stream be told of by bfc_record_stream(). -EINVAL and -ENOMEM: the block stays. bfc_free()
  * takes such blocks too, and waits as ever. */

@@ -310,7 +310,7 @@ START_TEST(the_daemon_has_it_when_it_is_done)
         h = get(&party, 0, 4 * MIB, &is_written);
         ck_assert_ok(bfc_free_async(party.client, h.p, number_of(&party, 0)));
         ck_assert_ok(bfc_trim(party.client, SIZE_MAX));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 4 * MIB);
+        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_in_use, 4 * MIB);
         ck_assert_uint_eq(__atomic_load_n(&is_written, __ATOMIC_ACQUIRE), 0);
         work_wait(party.streams[0]);
         ck_assert(WAIT_FOR(bfc_trim(party.client, SIZE_MAX) == 0 &&

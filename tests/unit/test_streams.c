@@ -510,6 +510,16 @@ START_TEST(a_stream_that_is_no_more)
 }
 END_TEST
 
+/* What a stream has is a part of what it holds. */
+START_TEST(it_cannot_be_published)
+{
+        char *a = get(S, 3 * MIB);
+
+        expect_error(bfc_publish(client, a, "a"), -EINVAL, "BFC_WHOLE");
+        put(S, a);
+}
+END_TEST
+
 START_TEST(mistakes)
 {
         char *a = get(S, 1000), *b = get_sync(1);
@@ -861,6 +871,7 @@ int main(void)
         tcase_add_loop_test(t, events_that_fail, 0, 4);
         tcase_add_loop_test(t, events_that_cannot_be_had, 0, 4);
         tcase_add_test(t, a_stream_that_is_no_more);
+        tcase_add_test(t, it_cannot_be_published);
         tcase_add_test(t, mistakes);
         tcase_add_test(t, a_refused_one_waits_for_work);
         tcase_add_test(t, refused_it_asks_for_less);
