@@ -357,10 +357,12 @@ static int make_life(bfc_client *client, const struct block *block, uint32_t par
         }
         if (r == 0)
                 r = stream_pools_alloc_whole(client->streams->pools, partition, 0, true, slab, ret);
-        if (r < 0)
+        if (r < 0) {
                 free(slab);
+                return error_set(-ENOMEM, "this process is out of memory");
+        }
         *ret_slab = slab;
-        return r < 0 ? error_set(-ENOMEM, "this process is out of memory") : 0;
+        return 0;
 }
 
 /* The life of the block that leaves, from now on the pools'. */

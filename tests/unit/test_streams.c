@@ -7,6 +7,7 @@
 #include <bfcclient.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -29,6 +30,29 @@
 static struct fake_server *server;
 static bfc_client *client;
 static int n_fds_before;
+
+/* So many of this thread's calls for memory have some, and the next has none. */
+static _Thread_local unsigned n_allocs_left = UINT_MAX;
+
+void *__real_calloc(size_t n, size_t n_bytes);
+void *__real_realloc(void *ptr, size_t n_bytes);
+void *__wrap_calloc(size_t n, size_t n_bytes);
+void *__wrap_realloc(void *ptr, size_t n_bytes);
+
+static bool has_memory(void)
+{
+        return n_allocs_left == UINT_MAX || n_allocs_left-- > 0;
+}
+
+void *__wrap_calloc(size_t n, size_t n_bytes)
+{
+        return has_memory() ? __real_calloc(n, n_bytes) : NULL;
+}
+
+void *__wrap_realloc(void *ptr, size_t n_bytes)
+{
+        return has_memory() ? __real_realloc(ptr, n_bytes) : NULL;
+}
 
 static bfc_client *open_client(uint64_t flags)
 {
@@ -510,6 +534,34 @@ START_TEST(a_stream_that_is_no_more)
 }
 END_TEST
 
+/* From malloc(), one after the other has none until it is done without the one that fails: nothing has
+ * changed then. i: where the block is from, the cache or the daemon. */
+START_TEST(without_memory_it_stays)
+{
+        size_t n_bytes = _i == 0 ? 1000 : 3 * SLAB;
+        unsigned n_refused = 0;
+        char *a = get_sync(n_bytes);
+        int r;
+
+        host_stream_begin(S);
+        do {
+                n_allocs_left = n_refused;
+                r = bfc_free_async(client, a, S);
+                n_allocs_left = UINT_MAX;
+                if (r < 0) {
+                        expect_error(r, -ENOMEM, "");
+                        ck_assert_uint_eq(stats().num_frees, 0);
+                        memset(a, 1, n_bytes);
+                        n_refused++;
+                }
+        } while (r < 0);
+        ck_assert_uint_ge(n_refused, 2);
+        ck_assert_uint_ge(n_blocks_after_trim(), 1);
+        host_stream_end(S);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
 /* What a stream has is a part of what it holds. */
 START_TEST(it_cannot_be_published)
 {
@@ -871,6 +923,7 @@ int main(void)
         tcase_add_loop_test(t, events_that_fail, 0, 4);
         tcase_add_loop_test(t, events_that_cannot_be_had, 0, 4);
         tcase_add_test(t, a_stream_that_is_no_more);
+        tcase_add_loop_test(t, without_memory_it_stays, 0, 2);
         tcase_add_test(t, it_cannot_be_published);
         tcase_add_test(t, mistakes);
         tcase_add_test(t, a_refused_one_waits_for_work);
