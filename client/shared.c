@@ -95,10 +95,12 @@ static int publish_take_whole(bfc_client *client, const struct block *found)
 }
 
 /* What is shared is no session's, so it is not on the page of this one. Lock held. */
-static void publish_page(bfc_client *client, const struct block *block, int sign)
+static void publish_page(bfc_client *client, const struct block *block, bool is_on)
 {
+        int64_t n_bytes = (int64_t)block->n_bytes;
+
         client_page_whole(client, regions_partition(&client->regions, block->region_id),
-                          sign * (int64_t)block->n_bytes);
+                          is_on ? n_bytes : -n_bytes);
 }
 
 /* Lock held. -EEXIST: it is shared already. -EDOM: it is a piece of a slab. */
@@ -119,11 +121,11 @@ static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_bloc
                 if (r < 0)
                         return r == -EINVAL ? -EDOM : r;
                 block = blocks_find(&client->blocks, ptr);
-                publish_page(client, block, 1); /* it is its own now */
+                publish_page(client, block, true); /* it is its own now */
         }
         r = shared_add(client, ptr, *ret_block_id);
         if (r == 0)
-                publish_page(client, block, -1);
+                publish_page(client, block, false);
         return r;
 }
 
@@ -156,7 +158,7 @@ static void publish_undo(bfc_client *client, const void *ptr, uint64_t block_id)
         block = blocks_find(&client->blocks, ptr);
         if (s && block && s->block_id == block_id && s->n_leaving == 0) {
                 shared_remove(client, s);
-                publish_page(client, block, 1);
+                publish_page(client, block, true);
         }
         pthread_mutex_unlock(&client->lock);
 }

@@ -178,11 +178,12 @@ static int leaks_add_group(struct leaks *k, const struct group *key, struct grou
 /* The group that the block is of. */
 static int leaks_group(struct leaks *k, const Bfcd__BlockRow *row, struct group **ret)
 {
+        static char no_tag[] = "";
         enum leaks_by by = k->options->by;
         struct group key = {
                 .tenant = row->tenant,
                 .partition = row->partition,
-                .tag = by == LEAKS_BY_SESSION ? (char[]){ "" } : row->tag,
+                .tag = by == LEAKS_BY_SESSION ? no_tag : row->tag,
                 .session_id = by == LEAKS_BY_TAG ? 0 : row->session_id,
                 .block_id = by == LEAKS_BY_BLOCK ? row->block_id : 0,
         };

@@ -383,11 +383,13 @@ static int arena_reserve_ranges(struct arena *a, size_t n)
         if (n <= a->n_ranges_room)
                 return 0;
         ranges = reallocarray(a->ranges, n, sizeof(*ranges));
-        a->ranges = ranges ? ranges : a->ranges;
-        retired = reallocarray(a->retired, n, sizeof(*retired));
-        a->retired = retired ? retired : a->retired;
-        if (!ranges || !retired)
+        if (!ranges)
                 return -ENOMEM;
+        a->ranges = ranges;
+        retired = reallocarray(a->retired, n, sizeof(*retired));
+        if (!retired)
+                return -ENOMEM;
+        a->retired = retired;
         a->n_ranges_room = n;
         return 0;
 }

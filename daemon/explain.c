@@ -94,8 +94,8 @@ static size_t partition_rank(struct partition *p, struct holding *ret[QUOTA_RANK
                 for (; m < QUOTA_RANKS && (i < n || k < n_ranks); m++)
                         merged[m] = k == n_ranks || (i < n && ret[i]->bytes >= ranks[k]->bytes) ? ret[i++]
                                                                                                 : ranks[k++];
-                memcpy(ret, merged, m * sizeof(merged[0]));
-                n = m;
+                for (n = 0; n < m; n++)
+                        ret[n] = merged[n];
         }
         return n;
 }

@@ -165,7 +165,7 @@ static int lay_out(const struct ledger_limits *limits, struct header *ret)
         for (size_t i = 0; i < N_TABLES; i++) {
                 struct header_table *t = &h.tables[i];
 
-                if ((n_records[i] == 0 && i < TABLE_SHARED) || n_records[i] == LEDGER_NONE)
+                if ((i < TABLE_SHARED && n_records[i] == 0) || n_records[i] == LEDGER_NONE)
                         return -EINVAL;
                 t->offset = h.n_bytes;
                 t->n_records = n_records[i];

@@ -439,7 +439,7 @@ static bool tag_is_valid(const char *tag)
 
         while (tag[n] >= ' ' && tag[n] <= '~')
                 n++;
-        return tag[n] == '\0' && n < LEDGER_TAG_BYTES;
+        return n < LEDGER_TAG_BYTES && tag[n] == '\0';
 }
 
 #define MALLOC_FLAGS ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT)

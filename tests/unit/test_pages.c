@@ -471,7 +471,7 @@ START_TEST(session_has_pages)
         ck_assert_int_eq(pages_map_usage(other->page_fds[0], &w), 0);
         ck_assert_uint_eq(v.n_entries, 2);
         ck_assert_uint_eq(w.n_entries, 2); /* an unused one among them */
-        take(old, 1, 5 * MIB); /* which p, who never asked there, sees */
+        take(old, 1, 5 * MIB);             /* which p, who never asked there, sees */
         take(other, 0, MIB);
         ck_assert_int_eq(pages_read(pages_view_entry(&v, 1), f), 0);
         ck_assert_uint_eq(f[PAGES_BYTES_IN_USE], 5 * MIB);
