@@ -74,7 +74,8 @@ static void *race_write(void *userdata)
         return NULL;
 }
 
-/* Both ends in one process, so that a race detector sees both. */
+/* Both ends in one process, so that a race detector sees both. Where a loaded machine lets them take
+ * turns it takes longer until enough was seen to change. */
 START_TEST(entry_under_a_writer)
 {
         static struct race race;
@@ -84,7 +85,7 @@ START_TEST(entry_under_a_writer)
 
         memset(&race, 0, sizeof(race));
         ck_assert_int_eq(pthread_create(&thread, NULL, race_write, &race), 0);
-        while (race.n_changes < 20000 && time(NULL) < end) {
+        while (race.n_changes <= 10 || (race.n_changes < 20000 && time(NULL) < end)) {
                 for (unsigned i = 0; i < 1000; i++) {
                         if (pages_read(&race.entry, figures) < 0)
                                 continue;
@@ -99,7 +100,6 @@ START_TEST(entry_under_a_writer)
         atomic_store(&race.stop, true);
         pthread_join(thread, NULL);
         ck_assert_uint_eq(race.n_wrong, 0);
-        ck_assert_uint_gt(race.n_changes, 10);
 }
 END_TEST
 

@@ -1,11 +1,12 @@
-/* Trimming, and requests that wait: on sessions without sockets.
+/* Trimming, and requests that wait: on sessions without sockets. The clock is the test's, so that no
+ * deadline passes while a loaded machine has no time for it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <time.h>
 
 #include "daemon/clock.h"
 #include "tests/peer.h"
@@ -38,6 +39,17 @@ static const char config_text[] = "timeouts: {reclaim: 60ms}\n"
 static struct broker *b;
 static struct config *config;
 static int n_fds_before;
+
+static uint64_t now_ms = 1000000; /* of the only clock there is */
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
+{
+        (void)clock;
+        ret->tv_sec = (time_t)(now_ms / 1000);
+        ret->tv_nsec = (long)(now_ms % 1000) * 1000000;
+        return 0;
+}
 
 static void check(void)
 {
@@ -100,7 +112,7 @@ static void must_answer(struct peer *p, uint64_t n_bytes)
 /* Time passes, and is looked at. */
 static void wait_a_little(unsigned ms)
 {
-        usleep(ms * 1000);
+        now_ms += ms;
         broker_tick(b);
         trim_tick(b, clock_ms());
         settle();
@@ -426,7 +438,7 @@ START_TEST(test_wait_is_over)
                 wait_a_little(5);
         ck_assert_int_eq(peer_error(x, id), EDQUOT);
         ck_assert_uint_ge(clock_ms() - began, 100);
-        ck_assert_uint_lt(clock_ms() - began, 100 + 4 * RECLAIM_MS + 500);
+        ck_assert_uint_lt(clock_ms() - began, 100 + RECLAIM_MS);
         ck_assert(!broker_is_blocked(b));
         leave(x);
 }
@@ -660,6 +672,7 @@ START_TEST(test_walk)
                         broker_turn(b);
                 if (rand_r(&seed) % 3 == 0)
                         broker_poll(b);
+                now_ms += i % 10 == 0;
                 if (i % 50 == 0) {
                         broker_tick(b);
                         trim_tick(b, clock_ms());
