@@ -14,20 +14,10 @@
 #include "daemon/config.h"
 #include "daemon/devices.h"
 #include "daemon/log.h"
+#include "daemon/manager.h"
 #include "daemon/retire.h"
 #include "daemon/server.h"
 #include "daemon/trim.h"
-
-#ifdef HAVE_SYSTEMD
-#include <systemd/sd-daemon.h>
-#else
-static int sd_notify(int unset, const char *state)
-{
-        (void)unset;
-        (void)state;
-        return 0;
-}
-#endif
 
 #define DEFAULT_CONFIG "/etc/bfcd/bfcd.yaml"
 
@@ -148,11 +138,17 @@ static void raise_fd_limit(void)
 
 static void on_ready(void)
 {
-        sd_notify(0, "READY=1\nSTATUS=Serving");
         log_info("bfcd %s serves", BFCD_VERSION);
 }
 
-static int serve(const struct options *from, const struct config *config, struct devices *devices)
+static void on_unknown_fd(const char *name)
+{
+        log_warning("the service manager hands over an fd '%s', which is none of 'client' and 'admin'", name);
+}
+
+/* manager: see server_listen(). */
+static int serve(const struct options *from, const struct config *config, struct devices *devices,
+                 struct manager *manager)
 {
         const struct reload_source source = { from->config, from->socket, from->admin_socket };
         struct broker_options options = {
@@ -180,17 +176,17 @@ static int serve(const struct options *from, const struct config *config, struct
                 r = broker_new(&options, &broker, sentence, sizeof(sentence));
         }
         if (r == 0)
-                r = server_listen(server, broker, config, sentence, sizeof(sentence));
+                r = server_listen(server, broker, config, manager, sentence, sizeof(sentence));
         if (r == 0 && server_set_source(server, &source) < 0) {
                 snprintf(sentence, sizeof(sentence), "out of memory");
                 r = -ENOMEM;
         }
         if (r == 0) {
+                manager_drop_rest(manager, on_unknown_fd);
                 r = server_run(server, on_ready);
                 if (r < 0)
                         snprintf(sentence, sizeof(sentence), "the event loop could not go on: %s",
                                  strerror(-r));
-                sd_notify(0, "STOPPING=1");
         }
         if (r < 0)
                 log_error("%s", sentence);
@@ -222,6 +218,7 @@ static int read_config(const struct options *options, struct devices *devices, s
 static int run(const struct options *options, struct config *config, struct devices *devices)
 {
         int r = config_set_sockets(config, options->socket, options->admin_socket, stderr);
+        struct manager *manager;
 
         if (r == -EINVAL)
                 return EXIT_USAGE;
@@ -229,7 +226,14 @@ static int run(const struct options *options, struct config *config, struct devi
                 log_error("the sockets' paths could not be kept: %s", strerror(-r));
                 return EXIT_FAILURE;
         }
-        return serve(options, config, devices) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+        r = manager_new(&manager);
+        if (r < 0) {
+                log_error("the service manager could not be listened to: %s", strerror(-r));
+                return EXIT_FAILURE;
+        }
+        r = serve(options, config, devices, manager);
+        manager_free(manager);
+        return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)

@@ -36,7 +36,7 @@ struct listener {
         bool admin;
         int fd;
         int lock_fd;
-        char *path; /* NULL: not bound */
+        char *path; /* NULL: not bound here, so not ours to remove */
         uv_poll_t poll;
         uv_timer_t pause;
 };
@@ -54,7 +54,9 @@ struct server {
         struct log_limit failure_log;
         void (*ready)(void);
         uv_timer_t start;
-        uv_timer_t tick; /* while requests wait for others */
+        uv_timer_t tick;         /* while requests wait for others */
+        uv_timer_t beat;         /* for the service manager */
+        struct manager *manager; /* borrowed; NULL: none */
         struct reloads *reloads;
         struct reload_request hangup; /* by SIGHUP */
         bool hung_up_again;           /* while that was under way */
@@ -138,6 +140,69 @@ static int listener_bind(struct listener *l, const struct config_socket *c)
         if (chmod(c->path, c->mode) < 0)
                 return -errno;
         return listen(l->fd, SERVER_BACKLOG) < 0 ? -errno : 0;
+}
+
+/* Whether the socket that was handed over is the one that clients look for. */
+static bool is_bound_to(int fd, const char *path)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNSPEC };
+        socklen_t n = sizeof(address) - 1; /* so that a path ends */
+        struct stat a, b;
+
+        if (getsockname(fd, (struct sockaddr *)&address, &n) < 0 || address.sun_family != AF_UNIX)
+                return false;
+        return stat(address.sun_path, &a) == 0 && stat(path, &b) == 0 && S_ISSOCK(b.st_mode) &&
+               a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+static bool is_listening(int fd)
+{
+        int type = 0, listens = 0;
+        socklen_t n = sizeof(int);
+
+        return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) == 0 && type == SOCK_STREAM &&
+               getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &n) == 0 && listens;
+}
+
+/* Takes a socket that the service manager has bound. Who may open it is the config's
+ * word, whatever the socket's unit says. */
+static int listener_adopt(struct listener *l, int fd, const struct config_socket *c)
+{
+        int flags = fcntl(fd, F_GETFL);
+        struct stat st;
+
+        l->fd = fd;
+        if (!is_listening(fd) || !is_bound_to(fd, c->path))
+                return -EDESTADDRREQ;
+        if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || stat(c->path, &st) < 0)
+                return -errno;
+        if (c->group != (gid_t)-1 && st.st_gid != c->group && chown(c->path, (uid_t)-1, c->group) < 0)
+                return -errno;
+        return (st.st_mode & 07777) != c->mode && chmod(c->path, c->mode) < 0 ? -errno : 0;
+}
+
+static int listener_open(struct listener *l, const struct config_socket *c, struct manager *m)
+{
+        int fd = m ? manager_take(m, l->admin ? "admin" : "client") : -1;
+
+        return fd >= 0 ? listener_adopt(l, fd, c) : listener_bind(l, c);
+}
+
+static const char *listener_trouble(int r)
+{
+        switch (r) {
+        case -EADDRINUSE:
+                return "another daemon serves it";
+        case -ENOTSOCK:
+                return "there is a file that is no socket; move it, or choose another path";
+        case -EDESTADDRREQ:
+                return "the service manager hands over another one; make ListenStream= of the socket unit and "
+                       "the configuration agree";
+        case -EPERM:
+                return "its group is not the daemon's to give; add it to SupplementaryGroups= of the service";
+        default:
+                return strerror(-r);
+        }
 }
 
 static void on_listener(uv_poll_t *handle, int status, int events);
@@ -345,10 +410,42 @@ static void on_signal(uv_signal_t *handle, int number)
         uv_stop(&s->loop);
 }
 
+/* ---- the service manager -------------------------------------------------- */
+
+static void server_count(const struct server *s, struct manager_figures *ret)
+{
+        const struct broker *b = s->broker;
+
+        *ret = (struct manager_figures){ .n_sessions = b->n_client_sessions };
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                ret->bytes_in_use += b->partitions[i].bytes_in_use;
+                ret->bytes_reserved += b->partitions[i].pool.charged_bytes;
+        }
+        for (size_t i = 0; i < b->n_devices; i++)
+                ret->n_lost += b->devices[i].is_lost;
+}
+
+/* From the loop, so that one which hangs falls silent. */
+static void on_beat(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+        struct manager_figures figures;
+
+        server_count(s, &figures);
+        manager_beat(s->manager, &figures);
+}
+
 static void on_start(uv_timer_t *timer)
 {
         struct server *s = timer->data;
+        struct manager_figures figures;
+        uint64_t beat_ms = s->manager ? manager_beat_ms(s->manager) : 0;
 
+        if (beat_ms > 0) {
+                server_count(s, &figures);
+                manager_ready(s->manager, &figures);
+                uv_timer_start(&s->beat, on_beat, beat_ms, beat_ms);
+        }
         s->ready();
 }
 
@@ -375,7 +472,8 @@ int server_new(struct server **ret)
         uv_check_init(&s->loop, &s->check);
         uv_timer_init(&s->loop, &s->start);
         uv_timer_init(&s->loop, &s->tick);
-        s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data = s;
+        uv_timer_init(&s->loop, &s->beat);
+        s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data = s->beat.data = s;
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;
@@ -390,25 +488,22 @@ int server_new(struct server **ret)
         return 0;
 }
 
-int server_listen(struct server *s, struct broker *b, const struct config *c, char *ret_sentence,
-                  size_t n_sentence)
+int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
+                  char *ret_sentence, size_t n_sentence)
 {
         const struct config_socket *sockets[] = { &c->socket, &c->admin_socket };
 
         s->broker = s->host.broker = b;
+        s->manager = m;
         for (size_t i = 0; i < 2; i++) {
                 struct listener *l = &s->listeners[i];
-                int r = listener_bind(l, sockets[i]);
+                int r = listener_open(l, sockets[i], m);
 
                 if (r == 0)
                         r = uv_poll_init(&s->loop, &l->poll, l->fd);
                 if (r < 0) {
-                        snprintf(
-                                ret_sentence, n_sentence, "socket %s cannot be served: %s", sockets[i]->path,
-                                r == -EADDRINUSE ? "another daemon serves it"
-                                : r == -ENOTSOCK
-                                        ? "there is a file that is no socket; move it, or choose another path"
-                                        : strerror(-r));
+                        snprintf(ret_sentence, n_sentence, "socket %s cannot be served: %s", sockets[i]->path,
+                                 listener_trouble(r));
                         return r;
                 }
                 uv_timer_init(&s->loop, &l->pause);
@@ -424,6 +519,8 @@ int server_run(struct server *s, void (*ready)(void))
         s->ready = ready;
         uv_timer_start(&s->start, on_start, 0, 0);
         uv_run(&s->loop, UV_RUN_DEFAULT);
+        if (s->manager)
+                manager_ending(s->manager, s->broker->n_client_sessions);
         uv_check_stop(&s->check);
         for (size_t i = 0; i < 2; i++)
                 uv_poll_stop(&s->listeners[i].poll);

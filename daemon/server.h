@@ -9,6 +9,7 @@
 
 #include "daemon/broker.h"
 #include "daemon/config.h"
+#include "daemon/manager.h"
 #include "daemon/reload.h"
 
 struct server;
@@ -21,10 +22,13 @@ int server_new(struct server **ret);
 void server_notify(void *userdata);
 void server_wake(void *userdata);
 
-/* Binds both sockets. A socket file that nobody serves is replaced; one that a
- * living daemon serves is an error. On failure one sentence in ret_sentence. */
-int server_listen(struct server *s, struct broker *b, const struct config *c, char *ret_sentence,
-                  size_t n_sentence);
+/* Opens both sockets: those that the service manager hands over as "client" and "admin",
+ * which stay its own and must lie where the config says; what it has not is bound here. A
+ * socket file that nobody serves is replaced; one that a living daemon serves is an error.
+ * On failure one sentence in ret_sentence. m may be NULL; it outlives the server and is
+ * told how the daemon fares. */
+int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
+                  char *ret_sentence, size_t n_sentence);
 
 /* What SIGHUP and an operator's Reload read again. -ENOMEM. */
 int server_set_source(struct server *s, const struct reload_source *source);

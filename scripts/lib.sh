@@ -28,7 +28,6 @@ libprotobuf-c-dev     pc:libprotobuf-c
 protobuf-c-compiler   cmd:protoc-c
 libyaml-dev           pc:yaml-0.1
 libjansson-dev        pc:jansson
-libsystemd-dev        pc:libsystemd
 '
 needs_test="$needs_build
 check                 pc:check
