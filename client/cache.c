@@ -476,8 +476,10 @@ size_t cache_take_idle_in(struct cache *c, uint32_t partition, uint64_t region_i
                 return 0;
         at = region->base + offset;
         end = n_bytes < region->n_bytes - offset ? at + n_bytes : region->base + region->n_bytes;
-        i = at > 0 ? slots_up_to(p, at - 1) : 0;
-        while (n < max && *ret_bytes < want_bytes && i < p->n_slots && slab_end(p->slots[i].slab) <= end) {
+        i = slots_up_to(p, at);
+        if (i > 0 && slab_end(p->slots[i - 1].slab) > at)
+                i--;
+        while (n < max && *ret_bytes < want_bytes && i < p->n_slots && p->slots[i].at < end) {
                 struct slab *s = p->slots[i].slab;
 
                 if (s->n_used > 0 ||

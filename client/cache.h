@@ -83,8 +83,8 @@ uint64_t cache_excess(const struct cache *c, uint32_t partition);
 size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes, uint64_t *ret_block_ids,
                        size_t max, uint64_t *ret_bytes);
 
-/* The same with those only that lie wholly inside [offset, offset + n_bytes) of the region, the
- * lowest first. */
+/* The same with those only that have bytes in [offset, offset + n_bytes) of the region, the lowest
+ * first: while one lies across a bound of it, what is inside is not free. */
 size_t cache_take_idle_in(struct cache *c, uint32_t partition, uint64_t region_id, uint64_t offset,
                           uint64_t n_bytes, uint64_t want_bytes, uint64_t *ret_block_ids, size_t max,
                           uint64_t *ret_bytes);

@@ -180,8 +180,8 @@ static int call_flush(struct call_connection *c)
         return r == -EPIPE || r == -ECONNRESET ? 0 : r;
 }
 
-/* Queues and sends the request, which is given its id. */
-static int call_put(struct call_connection *c, Bfcd__Request *request)
+/* Queues the request, which is given its id. */
+static int call_queue(struct call_connection *c, Bfcd__Request *request)
 {
         size_t n_bytes;
         uint8_t *payload;
@@ -190,13 +190,27 @@ static int call_put(struct call_connection *c, Bfcd__Request *request)
         request->id = ++c->last_id;
         n_bytes = bfcd__request__get_packed_size(request);
         r = frame_writer_add(c->writer, n_bytes, NULL, 0, &payload);
-        if (r < 0)
-                return r;
-        bfcd__request__pack(request, payload);
-        r = call_flush(c);
+        if (r == 0)
+                bfcd__request__pack(request, payload);
+        return r;
+}
+
+/* Sends what is queued, as far as the socket takes it. */
+static void call_push(struct call_connection *c)
+{
+        int r = call_flush(c);
+
         if (r < 0)
                 call_fail(c, r);
-        return 0;
+}
+
+static int call_put(struct call_connection *c, Bfcd__Request *request)
+{
+        int r = call_queue(c, request);
+
+        if (r == 0)
+                call_push(c);
+        return r;
 }
 
 static void waiter_add(struct call_connection *c, struct call_waiter *w)
@@ -363,45 +377,81 @@ static void call_wait_writable(struct call_connection *c)
                 call_fail(c, r);
 }
 
-static int call_exchange(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply)
+/* Waits for the reply, and leads meanwhile where nobody else does. */
+static void call_wait(struct call_connection *c, struct call_waiter *w)
 {
-        struct call_waiter w = { .cond = PTHREAD_COND_INITIALIZER };
-        int r;
-
-        if (c->error < 0)
-                return c->error;
-        r = call_put(c, request);
-        if (r < 0)
-                return r;
-        w.id = request->id;
-        waiter_add(c, &w);
-        while (!w.reply && c->error == 0) {
+        while (!w->reply && c->error == 0) {
                 if (!c->has_leader)
                         call_lead(c);
                 else if (frame_writer_n_queued(c->writer) > 0)
                         call_wait_writable(c);
                 else
-                        pthread_cond_wait(&w.cond, &c->lock);
+                        pthread_cond_wait(&w->cond, &c->lock);
         }
-        waiter_remove(c, &w);
+        waiter_remove(c, w);
         if (!c->has_leader && c->first)
                 pthread_cond_signal(&c->first->cond);
-        if (!w.reply)
-                return c->error;
-        *ret_reply = w.reply;
-        return 0;
 }
 
-int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply)
+/* Waits for them in their order: of these, the first in the list is the one that sleeps. */
+static int call_exchange(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
+                         struct call_waiter *waiters)
+{
+        size_t n_put = 0;
+        int r = c->error;
+
+        for (; r == 0 && n_put < n; n_put++) {
+                struct call_waiter *w = &waiters[n_put];
+
+                *w = (struct call_waiter){ .cond = PTHREAD_COND_INITIALIZER };
+                r = call_queue(c, requests[n_put]);
+                if (r < 0)
+                        break;
+                w->id = requests[n_put]->id;
+                waiter_add(c, w);
+        }
+        if (n_put > 0)
+                call_push(c);
+        for (size_t i = 0; i < n_put; i++) {
+                call_wait(c, &waiters[i]);
+                if (!waiters[i].reply)
+                        r = c->error;
+        }
+        return r;
+}
+
+static int call_send_some(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
+                          struct call_waiter *waiters)
 {
         int r, cancel_state;
 
         /* A leader cancelled in recvmsg() would leave everybody else waiting. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
         pthread_mutex_lock(&c->lock);
-        r = call_exchange(c, request, ret_reply);
+        r = call_exchange(c, requests, n, waiters);
         pthread_mutex_unlock(&c->lock);
         pthread_setcancelstate(cancel_state, NULL);
+        return r;
+}
+
+int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply)
+{
+        struct call_waiter w;
+        int r = call_send_some(c, &request, 1, &w);
+
+        if (r == 0)
+                *ret_reply = w.reply;
+        return r;
+}
+
+int call_send_all(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
+                  Bfcd__Reply **ret_replies)
+{
+        struct call_waiter waiters[CALL_MAX_AT_ONCE] = { 0 };
+        int r = call_send_some(c, requests, n, waiters);
+
+        for (size_t i = 0; i < n; i++)
+                ret_replies[i] = waiters[i].reply;
         return r;
 }
 

@@ -33,6 +33,12 @@ struct call_connection *call_free(struct call_connection *c); /* no call may be 
  * so too. -EPROTO: what it sent makes no sense. */
 int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
 
+/* The same for n requests, at most CALL_MAX_AT_ONCE, that are sent together: one wait in all. Every
+ * reply that came is the caller's, the others are NULL; 0: all came. */
+#define CALL_MAX_AT_ONCE 32u
+int call_send_all(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
+                  Bfcd__Reply **ret_replies);
+
 /* The events socket that came with the reply to the hello; the caller's. -1: none
  * came. */
 int call_take_events_fd(struct call_connection *c);

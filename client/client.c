@@ -60,6 +60,22 @@ int client_lost(bfc_client *client, int error)
         return error_set(error, "asking the daemon failed: %s", strerror(-error));
 }
 
+/* 0: a reply of the kind expected. Else what it says, and it is freed. */
+static int client_judge(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
+{
+        int r;
+
+        if (reply->body_case == expected)
+                return 0;
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->error > 0 &&
+            reply->refusal->error < 4096)
+                r = error_set(-(int)reply->refusal->error, "%s", reply->refusal->message);
+        else
+                r = error_set(-EPROTO, "the daemon answered with something else than was asked");
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
 /* One request and its reply, of the kind expected. A refusal is the error that
  * the daemon gives, with its sentence. */
 int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
@@ -71,17 +87,38 @@ int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase
         __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
         if (r < 0)
                 return client_lost(client, r);
-        if (reply->body_case == expected) {
+        r = client_judge(reply, expected);
+        if (r == 0)
                 *ret_reply = reply;
-                return 0;
-        }
-        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->error > 0 &&
-            reply->refusal->error < 4096)
-                r = error_set(-(int)reply->refusal->error, "%s", reply->refusal->message);
-        else
-                r = error_set(-EPROTO, "the daemon answered with something else than was asked");
-        bfcd__reply__free_unpacked(reply, NULL);
         return r;
+}
+
+int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n)
+{
+        Bfcd__Request requests[CALL_MAX_AT_ONCE], *pointers[CALL_MAX_AT_ONCE] = { NULL };
+        Bfcd__Free frees[CALL_MAX_AT_ONCE];
+        Bfcd__Reply *replies[CALL_MAX_AT_ONCE];
+        int r, lost;
+
+        for (size_t i = 0; i < n; i++) {
+                bfcd__request__init(&requests[i]);
+                bfcd__free__init(&frees[i]);
+                frees[i].block_id = block_ids[i];
+                requests[i].body_case = BFCD__REQUEST__BODY_FREE;
+                requests[i].free = &frees[i];
+                pointers[i] = &requests[i];
+        }
+        lost = call_send_all(client->connection, pointers, n, replies);
+        __atomic_add_fetch(&client->n_calls, n, __ATOMIC_RELAXED);
+        r = 0;
+        for (size_t i = 0; i < n; i++) {
+                int error = replies[i] ? client_judge(replies[i], BFCD__REPLY__BODY_DONE) : 0;
+
+                if (replies[i] && error == 0)
+                        bfcd__reply__free_unpacked(replies[i], NULL);
+                r = r < 0 ? r : error;
+        }
+        return lost < 0 ? client_lost(client, lost) : r;
 }
 
 /* Lists what there is, for a name that there is not. */

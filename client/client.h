@@ -71,8 +71,9 @@ int client_lost(bfc_client *client, int error);
 int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
                Bfcd__Reply **ret_reply);
 
-/* Frees a block at the daemon. The lock is not held. */
-int client_give_back(bfc_client *client, uint64_t block_id);
+/* Frees blocks at the daemon, at most CALL_MAX_AT_ONCE, with one wait in all. The first error, but all
+ * are tried. The lock is not held. */
+int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n);
 
 /* What a Trim asks for. -EPROTO: it makes no sense; -ECONNRESET: the session is over. */
 int client_trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret_bytes);

@@ -205,30 +205,24 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
         return r;
 }
 
-#define GIVE_BACK_AT_ONCE 32u
-
 /* Gives whole idle slabs back, until they were want_bytes or there is none. */
 static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_t want_bytes,
                                  uint64_t *ret_bytes)
 {
-        uint64_t block_ids[GIVE_BACK_AT_ONCE], sum = 0, n_bytes;
+        uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes;
         size_t n;
         int r = 0;
 
         do {
                 pthread_mutex_lock(&client->lock);
                 client_drain(client);
-                n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, GIVE_BACK_AT_ONCE,
+                n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, CALL_MAX_AT_ONCE,
                                     &n_bytes);
                 client->stats.bytes_reserved -= n_bytes;
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
-                for (size_t i = 0; i < n; i++) {
-                        int error = client_give_back(client, block_ids[i]);
-
-                        r = r < 0 ? r : error;
-                }
-        } while (r == 0 && n == GIVE_BACK_AT_ONCE && sum < want_bytes);
+                r = client_give_back_all(client, block_ids, n);
+        } while (r == 0 && n == CALL_MAX_AT_ONCE && sum < want_bytes);
         *ret_bytes = sum;
         return r;
 }

@@ -11,29 +11,25 @@
 #include "client/error.h"
 
 #define TRIM_MAX_RANGES 64u
-#define TRIM_AT_ONCE    32u
 
 /* Takes out what lies idle in a range, until it is want_bytes, and frees it at the daemon. */
 static int trim_range(bfc_client *client, uint32_t partition, const Bfcd__TrimRange *range,
                       uint64_t want_bytes, uint64_t *ret_bytes)
 {
-        uint64_t block_ids[TRIM_AT_ONCE], sum = 0, n_bytes;
+        uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes;
         size_t n;
         int r = 0;
 
         do {
                 pthread_mutex_lock(&client->lock);
                 n = cache_take_idle_in(client->cache, partition, range->region_id, range->offset,
-                                       range->n_bytes, want_bytes - sum, block_ids, TRIM_AT_ONCE, &n_bytes);
+                                       range->n_bytes, want_bytes - sum, block_ids, CALL_MAX_AT_ONCE,
+                                       &n_bytes);
                 client->stats.bytes_reserved -= n_bytes;
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
-                for (size_t i = 0; i < n; i++) {
-                        int error = client_give_back(client, block_ids[i]);
-
-                        r = r < 0 ? r : error;
-                }
-        } while (r == 0 && n == TRIM_AT_ONCE && sum < want_bytes);
+                r = client_give_back_all(client, block_ids, n);
+        } while (r == 0 && n == CALL_MAX_AT_ONCE && sum < want_bytes);
         *ret_bytes = sum;
         return r;
 }

@@ -489,8 +489,10 @@ void quota_heard(struct quota *q, bool gave)
         TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
         {
                 first = gave ? TAILQ_FIRST(&each->waiting) : NULL;
-                if (first && first->asking.begun_ms != 0)
-                        first->asking.heard_ms = clock_ms();
+                if (!first || first->asking.begun_ms == 0)
+                        continue;
+                first->asking.heard_ms = clock_ms();
+                first->asking.n_gave++;
         }
         partition_make_due(q->partition);
 }

@@ -50,6 +50,7 @@ struct trim_quota;
 struct quota_asking {
         uint64_t begun_ms; /* 0: nobody was asked */
         uint64_t heard_ms; /* when somebody gave back something; 0: nobody did */
+        unsigned n_gave;   /* how often that was */
         uint64_t clock;    /* the rest is for who asks: quota_options.trim() */
         unsigned n_round;
         unsigned n_vain;

@@ -381,12 +381,20 @@ static void survey_make(const struct quota *q, int refusal, uint64_t now_ms, str
 }
 
 /* What of so many bytes a session of another tenant is asked for: what its reserve keeps
- * would help nobody. */
-static uint64_t trim_bytes(const struct trim_share *share, const struct quota *q, uint64_t missing)
+ * would help nobody. Blocks do not end where extents do, so one extent more. And where what came
+ * did not make enough of them wholly free, the double of that, and so on: soon it is all. */
+static uint64_t trim_bytes(const struct trim_share *share, const struct quota *q,
+                           const struct quota_asking *asking, uint64_t missing)
 {
         const struct quota *its = share->share->quota;
+        uint64_t n_bytes = its == q ? missing : min_u64(missing, quota_surplus(its));
 
-        return its == q ? missing : min_u64(missing, quota_surplus(its));
+        if (n_bytes == 0)
+                return 0;
+        n_bytes = n_bytes < TRIM_MAX_BYTES ? n_bytes + ledger_quota_at(its->ledger, its->index)->extent_bytes
+                                           : TRIM_MAX_BYTES;
+        return n_bytes > TRIM_MAX_BYTES >> min_u64(asking->n_gave, 63) ? TRIM_MAX_BYTES
+                                                                       : n_bytes << asking->n_gave;
 }
 
 /* The one that asks comes first, where its own tenant's limit is short. */
@@ -400,7 +408,8 @@ static bool trim_ask_asker(const struct quota *q, struct quota_request *first, i
         for (size_t i = 0; i < s->n_shares; i++)
                 if (s->shares[i].quota == q)
                         return share_may_be_asked(&s->shares[i].trim, &first->asking) &&
-                               trim_send(&s->shares[i].trim, missing, now_ms);
+                               trim_send(&s->shares[i].trim,
+                                         trim_bytes(&s->shares[i].trim, q, &first->asking, missing), now_ms);
         return false;
 }
 
@@ -416,7 +425,7 @@ static size_t trim_ask_round(const struct quota *q, struct quota_request *first,
         if (quota_is_asked(each, q, refusal))
                 round_look(&round, each->asked, &first->asking, n_looks);
         for (size_t i = 0; i < round.n; i++)
-                (void)trim_send(round.best[i], trim_bytes(round.best[i], q, missing), now_ms);
+                (void)trim_send(round.best[i], trim_bytes(round.best[i], q, &first->asking, missing), now_ms);
         return round.n;
 }
 

@@ -30,11 +30,12 @@
 
 #include "daemon/broker.h"
 
-#define TRIM_MAX_RANGES 64u   /* in one event */
-#define TRIM_MAX_LOOKS  256u  /* sessions, in one call */
-#define TRIM_MAX_SLOTS  4096u /* for the ranges of one session */
-#define TRIM_MAX_ROUND  16u   /* sessions asked at once */
-#define TRIM_SLOW_MS    40u   /* after that the next are asked too */
+#define TRIM_MAX_RANGES 64u                 /* in one event */
+#define TRIM_MAX_LOOKS  256u                /* sessions, in one call */
+#define TRIM_MAX_SLOTS  4096u               /* for the ranges of one session */
+#define TRIM_MAX_ROUND  16u                 /* sessions asked at once */
+#define TRIM_MAX_BYTES  (UINT64_C(1) << 62) /* asked for at once */
+#define TRIM_SLOW_MS    40u                 /* after that the next are asked too */
 
 struct session;
 struct session_share;

@@ -466,6 +466,31 @@ START_TEST(whole_slabs_leave)
 }
 END_TEST
 
+/* Of a range also those that lie across its bounds: without them what is inside is not free. */
+START_TEST(slabs_across_bounds)
+{
+        uint64_t ids[8], n_bytes;
+        struct block b;
+
+        for (uint64_t i = 0; i < 6; i++)
+                ck_assert_int_eq(add(1 + i, 100, i * 4096, 4096), 0);
+        ck_assert_uint_eq(cache_take_idle_in(cache, 0, 100, 6144, 8192, UINT64_MAX, ids, 8, &n_bytes), 3);
+        ck_assert_uint_eq(n_bytes, 3 * 4096);
+        for (uint64_t i = 0; i < 3; i++)
+                ck_assert_uint_eq(ids[i], 2 + i);
+        assert_sound();
+        /* Not those that only touch it, nor used ones. */
+        ck_assert_uint_eq(cache_take_idle_in(cache, 0, 100, 4096, 12288, UINT64_MAX, ids, 8, &n_bytes), 0);
+        ck_assert_int_eq(cache_alloc(cache, 0, 8192, &b), 0);
+        ck_assert_uint_eq(cache_take_idle_in(cache, 0, 100, 1, UINT64_MAX / 2, UINT64_MAX, ids, 8, &n_bytes),
+                          1);
+        ck_assert_uint_eq(ids[0], 1);
+        cache_dealloc(&b);
+        assert_sound();
+        ck_assert_uint_eq(cache_take_idle_in(cache, 0, 100, 0, 24576, 4097, ids, 8, &n_bytes), 2);
+}
+END_TEST
+
 /* Regions come and go by the thousand; their places are used again. */
 START_TEST(regions_come_and_go)
 {
@@ -495,6 +520,7 @@ int main(void)
         tcase_add_test(t, whole_slabs_leave);
         tcase_add_test(t, what_cannot_be);
         tcase_add_test(t, what_is_asked_for);
+        tcase_add_test(t, slabs_across_bounds);
         tcase_add_test(t, regions_come_and_go);
         suite_add_tcase(suite, t);
         return suite_run(suite);
