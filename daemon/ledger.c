@@ -19,7 +19,6 @@
  * empty, so that the sparse memfd grows with the peak, not with the traffic. */
 #include "daemon/ledger.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -27,56 +26,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define LEDGER_MAGIC  UINT64_C(0x7265676465636662) /* "bfcedger" on little-endian machines */
-#define LEDGER_LAYOUT 3                            /* counts up with every change of a record or the header */
-
-enum {
-        TABLE_QUOTA,
-        TABLE_SESSION,
-        TABLE_EXTENT,
-        TABLE_EXPORT,
-        TABLE_BLOCK,
-        TABLE_SHARED,
-        TABLE_HOLD,
-        N_TABLES,
-};
-
-struct header_table {
-        uint64_t offset; /* in the memfd */
-        uint32_t n_records;
-        uint32_t record_bytes;
-        _Atomic uint64_t next_id;
-        _Atomic uint32_t n_touched;
-        uint32_t pad;
-};
-
-struct header {
-        uint64_t magic;
-        uint32_t layout;
-        uint32_t n_tables;
-        uint64_t n_bytes; /* of the memfd */
-        struct header_table tables[N_TABLES];
-};
-
-struct table {
-        struct header_table *shared;
-        unsigned char *records;
-        size_t record_bytes;
-        size_t link_offset; /* of the uint32_t that chains free records */
-        uint32_t n_records;
-        uint32_t n_touched;
-        uint32_t n_used;
-        uint32_t n_free;
-        uint32_t n_retired;
-        uint32_t first_free;
-};
-
-struct ledger {
-        int fd;
-        struct header *header; /* the mapping */
-        size_t n_bytes;
-        struct table tables[N_TABLES];
-};
+#include "daemon/ledger_table.h"
 
 /* A quota has no links; while it is free nobody reads its facts. */
 static const struct {
@@ -96,7 +46,7 @@ static const struct {
 
 /* The layout is an interface between versions: a change must be seen, and bump
  * LEDGER_LAYOUT. There may be millions of blocks. */
-_Static_assert(sizeof(struct ledger_quota) == 160, "layout of a quota");
+_Static_assert(sizeof(struct ledger_quota) == 168, "layout of a quota");
 _Static_assert(sizeof(struct ledger_session) == 136, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 40, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 32, "layout of an export");
@@ -111,36 +61,6 @@ _Static_assert(offsetof(struct ledger_quota, id) == 0 && offsetof(struct ledger_
                        offsetof(struct ledger_hold, id) == 0,
                "every record starts with its id");
 
-static void *record(const struct table *t, uint32_t index)
-{
-        return t->records + (size_t)index * t->record_bytes;
-}
-
-static uint64_t record_id(const struct table *t, uint32_t index)
-{
-        const _Atomic uint64_t *id = record(t, index);
-
-        return atomic_load_explicit(id, memory_order_acquire);
-}
-
-static uint32_t *record_link(const struct table *t, uint32_t index)
-{
-        unsigned char *r = record(t, index);
-
-        return (uint32_t *)(void *)(r + t->link_offset);
-}
-
-static bool in_use(const struct table *t, uint32_t index)
-{
-        return index < t->n_touched && record_id(t, index) != 0;
-}
-
-static void *used_record(const struct table *t, uint32_t index)
-{
-        assert(in_use(t, index));
-        return record(t, index);
-}
-
 /* ---- making and ending ---------------------------------------------------- */
 
 static uint64_t to_pages(uint64_t n_bytes, uint64_t page_bytes)
@@ -148,9 +68,9 @@ static uint64_t to_pages(uint64_t n_bytes, uint64_t page_bytes)
         return (n_bytes + page_bytes - 1) / page_bytes * page_bytes;
 }
 
-/* Fills *ret with where each table lies; no overflow: 2^32 records of 160 bytes
- * are 2^40 bytes. */
-static int lay_out(const struct ledger_limits *limits, struct header *ret)
+/* Fills *ret with where each table lies; no overflow: 2^32 records of 168 bytes
+ * are less than 2^40 bytes. */
+int ledger_lay_out(const struct ledger_limits *limits, struct header *ret)
 {
         const uint32_t n_records[N_TABLES] = {
                 [TABLE_QUOTA] = limits->n_quotas,   [TABLE_SESSION] = limits->n_sessions,
@@ -177,10 +97,18 @@ static int lay_out(const struct ledger_limits *limits, struct header *ret)
         return 0;
 }
 
+int ledger_map(struct ledger *l)
+{
+        void *p = mmap(NULL, l->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, l->fd, 0);
+
+        if (p == MAP_FAILED)
+                return -errno;
+        l->header = p;
+        return 0;
+}
+
 static int make_memfd(struct ledger *l)
 {
-        void *p;
-
         l->fd = memfd_create("bfcd-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         if (l->fd < 0)
                 return -errno;
@@ -188,14 +116,10 @@ static int make_memfd(struct ledger *l)
                 return -errno;
         if (fcntl(l->fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
                 return -errno;
-        p = mmap(NULL, l->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, l->fd, 0);
-        if (p == MAP_FAILED)
-                return -errno;
-        l->header = p;
-        return 0;
+        return ledger_map(l);
 }
 
-static void open_tables(struct ledger *l)
+void ledger_find_tables(struct ledger *l)
 {
         for (size_t i = 0; i < N_TABLES; i++) {
                 struct header_table *shared = &l->header->tables[i];
@@ -217,7 +141,7 @@ int ledger_new(const struct ledger_limits *limits, struct ledger **ret)
         struct ledger *l;
         int r;
 
-        r = lay_out(limits, &h);
+        r = ledger_lay_out(limits, &h);
         if (r < 0)
                 return r;
         l = calloc(1, sizeof(*l));
@@ -231,7 +155,7 @@ int ledger_new(const struct ledger_limits *limits, struct ledger **ret)
                 return r;
         }
         memcpy(l->header, &h, sizeof(h));
-        open_tables(l);
+        ledger_find_tables(l);
         *ret = l;
         return 0;
 }
@@ -255,17 +179,15 @@ int ledger_fd(const struct ledger *l)
 
 /* ---- a record's life ------------------------------------------------------ */
 
-/* A free record, the last freed first. *ret_fresh: it was never used. */
-static int take(struct table *t, uint32_t *ret_index, bool *ret_fresh)
+/* A free record, the last freed first. */
+static int take(struct table *t, uint32_t *ret_index)
 {
         if (t->first_free != LEDGER_NONE) {
                 *ret_index = t->first_free;
-                *ret_fresh = false;
                 t->first_free = *record_link(t, *ret_index);
                 t->n_free--;
         } else if (t->n_touched < t->n_records) {
                 *ret_index = t->n_touched++;
-                *ret_fresh = true;
                 atomic_store_explicit(&t->shared->n_touched, t->n_touched, memory_order_relaxed);
         } else {
                 return -ENOSPC;
@@ -281,38 +203,9 @@ static void fill(const struct table *t, uint32_t index, const void *facts)
                (const unsigned char *)facts + sizeof(uint64_t), t->record_bytes - sizeof(uint64_t));
 }
 
-static void commit(const struct table *t, uint32_t index, uint64_t id)
-{
-        _Atomic uint64_t *p = record(t, index);
-
-        atomic_store_explicit(p, id, memory_order_release);
-}
-
-/* The counter moves on before the id is seen anywhere: a crash in between
- * loses a number and never gives one twice. */
-static uint64_t next_id(const struct table *t)
-{
-        uint64_t id = atomic_load_explicit(&t->shared->next_id, memory_order_relaxed);
-
-        atomic_store_explicit(&t->shared->next_id, id + 1, memory_order_relaxed);
-        return id;
-}
-
-/* From here on the record is nobody's. The fence keeps later stores (links,
- * the next facts) behind the store of 0. */
-static void uncommit(const struct table *t, uint32_t index)
-{
-        _Atomic uint64_t *p = record(t, index);
-
-        atomic_store_explicit(p, 0, memory_order_relaxed);
-        atomic_thread_fence(memory_order_release);
-}
-
 static void put_back(struct table *t, uint32_t index)
 {
-        *record_link(t, index) = t->first_free;
-        t->first_free = index;
-        t->n_free++;
+        table_chain(t, index);
         t->n_used--;
 }
 
@@ -358,16 +251,16 @@ int ledger_quota_add(struct ledger *l, const struct ledger_quota *facts, uint32_
         struct table *t = &l->tables[TABLE_QUOTA];
         struct ledger_quota *q;
         uint32_t index;
-        bool fresh;
         int r;
 
-        r = take(t, &index, &fresh);
+        r = take(t, &index);
         if (r < 0)
                 return r;
         fill(t, index, facts);
         q = record(t, index);
         q->tenant[LEDGER_NAME_BYTES - 1] = '\0';
         q->partition[LEDGER_NAME_BYTES - 1] = '\0';
+        atomic_init(&q->is_closed, 0);
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
@@ -382,26 +275,25 @@ void ledger_quota_clear(struct ledger *l, uint32_t index)
         put_back(t, index);
 }
 
+void ledger_quota_close(struct ledger *l, uint32_t index)
+{
+        atomic_store_explicit(&ledger_quota_at(l, index)->is_closed, 1, memory_order_release);
+}
+
 int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uint32_t *ret_index)
 {
         struct table *t = &l->tables[TABLE_SESSION];
         struct ledger_session *s;
         uint32_t index;
-        bool fresh;
         int r;
 
-        r = take(t, &index, &fresh);
+        r = take(t, &index);
         if (r < 0)
                 return r;
         fill(t, index, facts);
         s = record(t, index);
         s->tenant[LEDGER_NAME_BYTES - 1] = '\0';
-        s->links.first_block = LEDGER_NONE;
-        s->links.first_export = LEDGER_NONE;
-        s->links.first_hold = LEDGER_NONE;
-        s->links.n_blocks = 0;
-        s->links.n_exports = 0;
-        s->links.n_holds = 0;
+        ledger_link_nothing(s);
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
@@ -424,11 +316,10 @@ int ledger_extent_add(struct ledger *l, const struct ledger_extent *facts, uint3
         struct table *t = &l->tables[TABLE_EXTENT];
         struct ledger_extent *e;
         uint32_t index;
-        bool fresh;
         int r;
 
         assert(in_use(&l->tables[TABLE_QUOTA], facts->quota));
-        r = take(t, &index, &fresh);
+        r = take(t, &index);
         if (r < 0)
                 return r;
         fill(t, index, facts);
@@ -452,7 +343,7 @@ void ledger_extent_clear(struct ledger *l, uint32_t index)
 
 /* New exports and blocks go to the front of their lists: constant time, and
  * what was made last is torn down first. */
-static void link_export(struct ledger *l, uint32_t index)
+void ledger_link_export(struct ledger *l, uint32_t index)
 {
         struct ledger_export *x = record(&l->tables[TABLE_EXPORT], index);
         struct ledger_session *s = ledger_session_at(l, x->session);
@@ -502,17 +393,16 @@ int ledger_export_add(struct ledger *l, uint32_t session, uint32_t extent, uint3
         struct table *t = &l->tables[TABLE_EXPORT];
         struct ledger_export *x;
         uint32_t index;
-        bool fresh;
         int r;
 
         assert(in_use(&l->tables[TABLE_SESSION], session) && in_use(&l->tables[TABLE_EXTENT], extent));
-        r = take(t, &index, &fresh);
+        r = take(t, &index);
         if (r < 0)
                 return r;
         x = record(t, index);
         x->session = session;
         x->extent = extent;
-        link_export(l, index);
+        ledger_link_export(l, index);
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
@@ -528,7 +418,7 @@ void ledger_export_clear(struct ledger *l, uint32_t index)
         put_back(t, index);
 }
 
-static void link_block(struct ledger *l, uint32_t index)
+void ledger_link_block(struct ledger *l, uint32_t index)
 {
         struct ledger_block *b = record(&l->tables[TABLE_BLOCK], index);
         struct ledger_session *s = ledger_session_at(l, b->session);
@@ -556,6 +446,16 @@ static void unlink_block(struct ledger *l, const struct ledger_block *b)
         s->links.n_blocks--;
 }
 
+/* Of a record that was never used, before it counts as touched: a free record without a
+ * generation is one whose generations are used up. */
+static void prepare_generation(const struct table *t)
+{
+        if (t->first_free != LEDGER_NONE || t->n_touched == t->n_records)
+                return;
+        ((struct ledger_block *)record(t, t->n_touched))->links.generation = 1;
+        atomic_thread_fence(memory_order_release);
+}
+
 /* The next id's generation is stored before this id is: then clearing needs no
  * second store, and no crash can bring a generation back. 0: none is left. */
 int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index)
@@ -564,16 +464,16 @@ int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_
         struct ledger_block *b;
         uint32_t generation;
         uint32_t index;
-        bool fresh;
         int r;
 
         assert(in_use(&l->tables[TABLE_SESSION], facts->session));
         assert(in_use(&l->tables[TABLE_QUOTA], facts->quota));
-        r = take(t, &index, &fresh);
+        prepare_generation(t);
+        r = take(t, &index);
         if (r < 0)
                 return r;
         b = record(t, index);
-        generation = fresh ? 1 : b->links.generation;
+        generation = b->links.generation;
         /* Two copies around the links: the generation must never go back, not
          * even between two stores. */
         memcpy((unsigned char *)b + sizeof(uint64_t), (const unsigned char *)facts + sizeof(uint64_t),
@@ -582,7 +482,7 @@ int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_
         b->links.generation = generation + 1;
         b->links.in_delivery = 0;
         atomic_init(&b->shared, LEDGER_NONE);
-        link_block(l, index);
+        ledger_link_block(l, index);
         commit(t, index, (uint64_t)generation << 32 | index);
         *ret_index = index;
         return 0;
@@ -611,11 +511,10 @@ int ledger_shared_add(struct ledger *l, const struct ledger_shared *facts, uint3
         struct table *t = &l->tables[TABLE_SHARED];
         struct ledger_shared *s;
         uint32_t index;
-        bool fresh;
         int r;
 
         assert(in_use(&l->tables[TABLE_BLOCK], facts->block));
-        r = take(t, &index, &fresh);
+        r = take(t, &index);
         if (r < 0)
                 return r;
         fill(t, index, facts);
@@ -648,7 +547,7 @@ void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared)
         b->session = LEDGER_NONE;
 }
 
-static void link_hold(struct ledger *l, uint32_t index)
+void ledger_link_hold(struct ledger *l, uint32_t index)
 {
         struct ledger_hold *h = record(&l->tables[TABLE_HOLD], index);
         struct ledger_session *s = ledger_session_at(l, h->session);
@@ -696,11 +595,10 @@ int ledger_hold_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_
         struct table *t = &l->tables[TABLE_HOLD];
         struct ledger_hold *h;
         uint32_t index;
-        bool fresh;
         int r;
 
         assert(in_use(&l->tables[TABLE_SESSION], session) && in_use(&l->tables[TABLE_SHARED], shared));
-        r = take(t, &index, &fresh);
+        r = take(t, &index);
         if (r < 0)
                 return r;
         h = record(t, index);
@@ -708,7 +606,7 @@ int ledger_hold_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_
         h->shared = shared;
         atomic_init(&h->count, 1);
         h->links.n_in_delivery = 0;
-        link_hold(l, index);
+        ledger_link_hold(l, index);
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
@@ -734,15 +632,6 @@ uint32_t ledger_block_find(const struct ledger *l, uint64_t id)
         if (id == 0 || index >= t->n_touched || record_id(t, index) != id)
                 return LEDGER_NONE;
         return index;
-}
-
-/* The next index in use at or after `from`, or LEDGER_NONE. */
-static uint32_t table_next(const struct table *t, uint32_t from)
-{
-        for (uint32_t i = from; i < t->n_touched; i++)
-                if (in_use(t, i))
-                        return i;
-        return LEDGER_NONE;
 }
 
 uint32_t ledger_block_end(const struct ledger *l)
@@ -780,273 +669,4 @@ void ledger_count(const struct ledger *l, struct ledger_counts *ret)
                 .n_shared = l->tables[TABLE_SHARED].n_used,
                 .n_holds = l->tables[TABLE_HOLD].n_used,
         };
-}
-
-/* ---- the check ------------------------------------------------------------ */
-
-/* Leaves the function with a sentence where the condition does not hold. */
-#define CHECK_THAT(condition, sentence)                                                                      \
-        do {                                                                                                 \
-                if (!(condition))                                                                            \
-                        return (sentence);                                                                   \
-        } while (0)
-
-static const char *check_header(const struct ledger *l)
-{
-        const struct header *h = l->header;
-
-        CHECK_THAT(h->magic == LEDGER_MAGIC && h->layout == LEDGER_LAYOUT,
-                   "the header's magic or layout is wrong");
-        CHECK_THAT(h->n_tables == N_TABLES && h->n_bytes == l->n_bytes, "the header's sizes are wrong");
-        for (size_t i = 0; i < N_TABLES; i++) {
-                const struct header_table *s = &h->tables[i];
-                const struct table *t = &l->tables[i];
-
-                CHECK_THAT((const unsigned char *)h + s->offset == t->records, "a table is not where it was");
-                CHECK_THAT(s->n_records == t->n_records && s->record_bytes == t->record_bytes,
-                           "a table's size is not what it was");
-                CHECK_THAT(atomic_load(&s->n_touched) == t->n_touched, "the header's n_touched is wrong");
-        }
-        return NULL;
-}
-
-/* n_used + n_free + n_retired == n_touched <= n_records */
-static const char *check_counts(const struct table *t, bool is_blocks)
-{
-        uint32_t n_used = 0;
-        uint32_t n_retired = 0;
-
-        CHECK_THAT(t->n_touched <= t->n_records, "more records touched than there are");
-        CHECK_THAT((uint64_t)t->n_used + t->n_free + t->n_retired == t->n_touched,
-                   "n_used + n_free + n_retired != n_touched");
-        for (uint32_t i = 0; i < t->n_touched; i++) {
-                uint64_t id = record_id(t, i);
-                const struct ledger_block *b = is_blocks ? record(t, i) : NULL;
-
-                if (id != 0)
-                        n_used++;
-                else if (b && b->links.generation == 0)
-                        n_retired++;
-                if (id == 0)
-                        continue;
-                if (b) {
-                        CHECK_THAT((uint32_t)id == i, "a block's id names another index");
-                        CHECK_THAT(b->links.generation == 0 || b->links.generation > (uint32_t)(id >> 32),
-                                   "a block's next id is not newer than its id");
-                } else {
-                        CHECK_THAT(id < atomic_load(&t->shared->next_id), "an id that was never given");
-                }
-        }
-        CHECK_THAT(n_used == t->n_used, "n_used is not the number of records in use");
-        CHECK_THAT(n_retired == t->n_retired, "n_retired is not the number of retired records");
-        return NULL;
-}
-
-/* A chain that ends after exactly n_free steps has no loop, so its records are
- * distinct. */
-static const char *check_free(const struct table *t, bool is_blocks)
-{
-        uint32_t i = t->first_free;
-
-        for (uint32_t n = 0; n < t->n_free; n++) {
-                const struct ledger_block *b;
-
-                CHECK_THAT(i < t->n_touched, "the free list leaves its table");
-                CHECK_THAT(record_id(t, i) == 0, "a record in use is in the free list");
-                b = is_blocks ? record(t, i) : NULL;
-                CHECK_THAT(!b || b->links.generation != 0, "a retired block is in the free list");
-                i = *record_link(t, i);
-        }
-        CHECK_THAT(i == LEDGER_NONE, "the free list is longer than n_free");
-        return NULL;
-}
-
-static const char *check_session_blocks(const struct ledger *l, uint32_t session, uint64_t *n_linked)
-{
-        const struct table *t = &l->tables[TABLE_BLOCK];
-        const struct ledger_session *s = record(&l->tables[TABLE_SESSION], session);
-        uint32_t prev = LEDGER_NONE;
-        uint32_t i = s->links.first_block;
-
-        for (uint32_t n = 0; n < s->links.n_blocks; n++) {
-                const struct ledger_block *b;
-
-                CHECK_THAT(in_use(t, i), "a session's list holds a block that is not in use");
-                b = record(t, i);
-                CHECK_THAT(b->session == session, "a session's list holds another session's block");
-                CHECK_THAT(b->links.prev_of_session == prev, "a session's list of blocks is broken");
-                CHECK_THAT(b->shared == LEDGER_NONE, "a shared block is in a session's list");
-                CHECK_THAT(in_use(&l->tables[TABLE_QUOTA], b->quota), "a block's quota is not in use");
-                prev = i;
-                i = b->links.next_of_session;
-        }
-        CHECK_THAT(i == LEDGER_NONE, "a session has more blocks than n_blocks");
-        *n_linked += s->links.n_blocks;
-        return NULL;
-}
-
-static const char *check_session_exports(const struct ledger *l, uint32_t session, uint64_t *n_linked)
-{
-        const struct table *t = &l->tables[TABLE_EXPORT];
-        const struct ledger_session *s = record(&l->tables[TABLE_SESSION], session);
-        uint32_t prev = LEDGER_NONE;
-        uint32_t i = s->links.first_export;
-
-        for (uint32_t n = 0; n < s->links.n_exports; n++) {
-                const struct ledger_export *x;
-
-                CHECK_THAT(in_use(t, i), "a session's list holds an export that is not in use");
-                x = record(t, i);
-                CHECK_THAT(x->session == session, "a session's list holds another session's export");
-                CHECK_THAT(x->links.prev_of_session == prev, "a session's list of exports is broken");
-                CHECK_THAT(in_use(&l->tables[TABLE_EXTENT], x->extent), "an export's extent is not in use");
-                prev = i;
-                i = x->links.next_of_session;
-        }
-        CHECK_THAT(i == LEDGER_NONE, "a session has more exports than n_exports");
-        *n_linked += s->links.n_exports;
-        return NULL;
-}
-
-static const char *check_extent(const struct ledger *l, uint32_t extent, uint64_t *n_linked)
-{
-        const struct table *t = &l->tables[TABLE_EXPORT];
-        const struct ledger_extent *e = record(&l->tables[TABLE_EXTENT], extent);
-        uint32_t prev = LEDGER_NONE;
-        uint32_t i = e->links.first_export;
-
-        CHECK_THAT(in_use(&l->tables[TABLE_QUOTA], e->quota), "an extent's quota is not in use");
-        for (uint32_t n = 0; n < e->links.n_exports; n++) {
-                const struct ledger_export *x;
-
-                CHECK_THAT(in_use(t, i), "an extent's list holds an export that is not in use");
-                x = record(t, i);
-                CHECK_THAT(x->extent == extent, "an extent's list holds another extent's export");
-                CHECK_THAT(x->links.prev_of_extent == prev, "an extent's list of exports is broken");
-                prev = i;
-                i = x->links.next_of_extent;
-        }
-        CHECK_THAT(i == LEDGER_NONE, "an extent has more exports than n_exports");
-        *n_linked += e->links.n_exports;
-        return NULL;
-}
-
-static const char *check_session_holds(const struct ledger *l, uint32_t session, uint64_t *n_linked)
-{
-        const struct table *t = &l->tables[TABLE_HOLD];
-        const struct ledger_session *s = record(&l->tables[TABLE_SESSION], session);
-        uint32_t prev = LEDGER_NONE;
-        uint32_t i = s->links.first_hold;
-
-        for (uint32_t n = 0; n < s->links.n_holds; n++) {
-                const struct ledger_hold *h;
-
-                CHECK_THAT(in_use(t, i), "a session's list holds a hold that is not in use");
-                h = record(t, i);
-                CHECK_THAT(h->session == session, "a session's list holds another session's hold");
-                CHECK_THAT(h->links.prev_of_session == prev, "a session's list of holds is broken");
-                CHECK_THAT(h->count > 0 && h->links.n_in_delivery <= h->count, "a hold's count is wrong");
-                prev = i;
-                i = h->links.next_of_session;
-        }
-        CHECK_THAT(i == LEDGER_NONE, "a session has more holds than n_holds");
-        *n_linked += s->links.n_holds;
-        return NULL;
-}
-
-static const char *check_shared(const struct ledger *l, uint32_t shared, uint64_t *n_linked)
-{
-        const struct table *t = &l->tables[TABLE_HOLD];
-        const struct ledger_shared *s = record(&l->tables[TABLE_SHARED], shared);
-        const struct ledger_block *b;
-        uint32_t prev = LEDGER_NONE;
-        uint32_t i = s->links.first_hold;
-
-        CHECK_THAT(in_use(&l->tables[TABLE_BLOCK], s->block), "a shared record's block is not in use");
-        b = record(&l->tables[TABLE_BLOCK], s->block);
-        CHECK_THAT(b->shared == shared, "a shared record's block does not name it");
-        CHECK_THAT(b->session == LEDGER_NONE, "a shared block is a session's");
-        CHECK_THAT(in_use(&l->tables[TABLE_QUOTA], b->quota), "a shared block's quota is not in use");
-        CHECK_THAT(s->links.n_holds > 0, "nobody holds a shared block");
-        CHECK_THAT(s->name[0] != '\0' && memchr(s->name, '\0', sizeof(s->name)),
-                   "a shared block has no name");
-        for (uint32_t n = 0; n < s->links.n_holds; n++) {
-                const struct ledger_hold *h;
-
-                CHECK_THAT(in_use(t, i), "a shared block's list holds a hold that is not in use");
-                h = record(t, i);
-                CHECK_THAT(h->shared == shared, "a shared block's list holds another one's hold");
-                CHECK_THAT(h->links.prev_of_shared == prev, "a shared block's list of holds is broken");
-                prev = i;
-                i = h->links.next_of_shared;
-        }
-        CHECK_THAT(i == LEDGER_NONE, "a shared block has more holds than n_holds");
-        *n_linked += s->links.n_holds;
-        return NULL;
-}
-
-/* Each shared block has its record, each hold is in both lists. */
-static const char *check_sharing(const struct ledger *l)
-{
-        const struct table *shared = &l->tables[TABLE_SHARED], *holds = &l->tables[TABLE_HOLD];
-        const struct table *sessions = &l->tables[TABLE_SESSION];
-        uint64_t n_of_sessions = 0;
-        uint64_t n_of_shared = 0;
-        const char *why = NULL;
-
-        for (uint32_t i = table_next(sessions, 0); !why && i != LEDGER_NONE; i = table_next(sessions, i + 1))
-                why = check_session_holds(l, i, &n_of_sessions);
-        for (uint32_t i = table_next(shared, 0); !why && i != LEDGER_NONE; i = table_next(shared, i + 1))
-                why = check_shared(l, i, &n_of_shared);
-        if (why)
-                return why;
-        CHECK_THAT(n_of_sessions == holds->n_used, "a hold is in no session's list");
-        CHECK_THAT(n_of_shared == holds->n_used, "a hold is in no shared block's list");
-        return NULL;
-}
-
-/* Each block and export is in exactly the lists it belongs to: every list is
- * sound, and together they are as long as the table is full. */
-static const char *check_lists(const struct ledger *l)
-{
-        uint64_t n_blocks = 0;
-        uint64_t n_of_sessions = 0;
-        uint64_t n_of_extents = 0;
-        const char *why = NULL;
-
-        for (uint32_t i = table_next(&l->tables[TABLE_SESSION], 0); !why && i != LEDGER_NONE;
-             i = table_next(&l->tables[TABLE_SESSION], i + 1)) {
-                why = check_session_blocks(l, i, &n_blocks);
-                if (!why)
-                        why = check_session_exports(l, i, &n_of_sessions);
-        }
-        for (uint32_t i = table_next(&l->tables[TABLE_EXTENT], 0); !why && i != LEDGER_NONE;
-             i = table_next(&l->tables[TABLE_EXTENT], i + 1))
-                why = check_extent(l, i, &n_of_extents);
-        if (why)
-                return why;
-        CHECK_THAT(n_blocks + l->tables[TABLE_SHARED].n_used == l->tables[TABLE_BLOCK].n_used,
-                   "a block is in no session's list and not shared");
-        CHECK_THAT(n_of_sessions == l->tables[TABLE_EXPORT].n_used, "an export is in no session's list");
-        CHECK_THAT(n_of_extents == l->tables[TABLE_EXPORT].n_used, "an export is in no extent's list");
-        return NULL;
-}
-
-int ledger_check(const struct ledger *l, const char **ret_why)
-{
-        const char *why = check_header(l);
-
-        for (size_t i = 0; !why && i < N_TABLES; i++) {
-                why = check_counts(&l->tables[i], i == TABLE_BLOCK);
-                if (!why)
-                        why = check_free(&l->tables[i], i == TABLE_BLOCK);
-        }
-        if (!why)
-                why = check_lists(l);
-        if (!why)
-                why = check_sharing(l);
-        if (!why)
-                return 0;
-        *ret_why = why;
-        return -EBADMSG;
 }

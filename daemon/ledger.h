@@ -49,6 +49,8 @@ struct ledger_quota { /* one tenant in one partition */
         uint64_t extent_bytes;         /* the grid of its arena */
         uint64_t lifetime_peak_in_use; /* peaks: single words, always whole */
         uint64_t lifetime_peak_reserved;
+        _Atomic uint32_t is_closed; /* not 0: a record of its arena was bad, see ledger_open() */
+        uint32_t pad;
 };
 
 struct ledger_session {
@@ -148,6 +150,36 @@ struct ledger;
  * (a limit is 0 that may not be, or LEDGER_NONE), -errno. */
 int ledger_new(const struct ledger_limits *limits, struct ledger **ret);
 struct ledger *ledger_free(struct ledger *l);
+
+/* A record of which a fact cannot be. */
+struct ledger_fault {
+        const char *table; /* "block"; "header" */
+        uint32_t index;    /* in the table */
+        uint64_t id;
+        uint32_t quota;  /* what was closed for it; LEDGER_NONE: several quotas, or none */
+        const char *why; /* a sentence */
+};
+
+enum { LEDGER_HAS_FAULTS = 1 };
+
+/* Takes over the ledger of a process that is no more, and its fd: every record is looked
+ * at, what a kill left half done is repaired, links and lists are made anew. No handle of
+ * a block and no fd of an extent in it means anything in this process.
+ *
+ * LEDGER_HAS_FAULTS: there are bad records, each of which on_fault (may be NULL; called
+ * before this returns) was told of, and which have been cleared. First their arenas are
+ * closed: where it is known, the quota that the record is of; else those of the tenant of
+ * the session that it names; else all. Of a closed quota nothing may be given out or given
+ * back, for it is not known what lies where; its other records stay, and no later process
+ * opens it again. A bad session is cleared alone, for what names it is then bad itself. A bad quota stays too, closed and without names.
+ *
+ * -EBADMSG: not a ledger of this layout, or its header cannot be; on_fault is told, and
+ * nothing has changed. -ENOMEM, -errno. After a failure the fd is the caller's. */
+int ledger_open(int fd, void (*on_fault)(void *userdata, const struct ledger_fault *fault), void *userdata,
+                struct ledger **ret);
+
+/* For good: nothing is given out or given back any more. */
+void ledger_quota_close(struct ledger *l, uint32_t index);
 
 /* Makes a committed record: `facts` is copied (its id and links are ignored),
  * links are set up, a fresh id is stored last. -ENOSPC: the table is full.

@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A successor opens a ledger: after a clean end, after kills, and damaged. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ledger_life.h"
+#include "tests/suite.h"
+
+enum { KILLS = 400, DAMAGES = 3000 };
+
+static int n_fds_before;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+}
+
+static void teardown(void)
+{
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static void assert_sound(const struct ledger *l)
+{
+        const char *why = "";
+
+        ck_assert_msg(ledger_check(l, &why) == 0, "%s", why);
+}
+
+static void fail_on_fault(void *userdata, const struct ledger_fault *fault)
+{
+        (void)userdata;
+        ck_abort_msg("%s %u is bad: %s", fault->table, fault->index, fault->why);
+}
+
+/* The same memory for a successor; the old process is no more. */
+static struct ledger *hand_over(struct ledger *old)
+{
+        int fd = fcntl(ledger_fd(old), F_DUPFD_CLOEXEC, 0);
+        struct ledger *l = NULL;
+
+        ck_assert_int_ge(fd, 0);
+        ledger_free(old);
+        ck_assert_int_eq(ledger_open(fd, fail_on_fault, NULL, &l), 0);
+        assert_sound(l);
+        return l;
+}
+
+/* ---- after a clean end ---------------------------------------------------------- */
+
+/* All facts, one table after the other. */
+static size_t copy_facts(const struct ledger *l, unsigned char *to)
+{
+        static const size_t N_BYTES[N_TABLES] = {
+                [TABLE_QUOTA] = sizeof(struct ledger_quota),
+                [TABLE_SESSION] = offsetof(struct ledger_session, links),
+                [TABLE_EXTENT] = offsetof(struct ledger_extent, fd),
+                [TABLE_EXPORT] = offsetof(struct ledger_export, links),
+                [TABLE_BLOCK] = offsetof(struct ledger_block, handle),
+                [TABLE_SHARED] = offsetof(struct ledger_shared, links),
+                [TABLE_HOLD] = offsetof(struct ledger_hold, links),
+        };
+        size_t n = 0;
+
+        for (int kind = 0; kind < N_TABLES; kind++) {
+                const struct table *t = &l->tables[kind];
+
+                for (uint32_t i = 0; i < t->n_touched; i++) {
+                        memset(to + n, 0, N_BYTES[kind]);
+                        if (in_use(t, i))
+                                memcpy(to + n, record(t, i), N_BYTES[kind]);
+                        n += N_BYTES[kind];
+                }
+        }
+        return n;
+}
+
+START_TEST(test_all_facts_stay)
+{
+        static unsigned char before[1 << 20], after[sizeof(before)];
+        struct ledger *l = life_ledger();
+        uint64_t n_blocks = 0, n_holds = 0;
+        struct ledger_counts counts;
+        struct life life;
+
+        for (uint64_t n = 0; n < 300; n++) {
+                size_t n_bytes;
+
+                life_join(&life, l, n * 3 + (uint64_t)_i);
+                for (int i = 0; i < 200; i++)
+                        life_step(&life);
+                assert_sound(l);
+                n_bytes = copy_facts(l, before);
+                l = hand_over(l);
+                ck_assert_uint_eq(copy_facts(l, after), n_bytes);
+                ck_assert_int_eq(memcmp(before, after, n_bytes), 0);
+                ledger_count(l, &counts);
+                n_blocks += counts.n_blocks;
+                n_holds += counts.n_holds;
+        }
+        ck_assert_uint_gt(n_blocks, 300 * 5);
+        ck_assert_uint_gt(n_holds, 300);
+        ledger_free(l);
+}
+END_TEST
+
+START_TEST(test_no_id_comes_again)
+{
+        struct ledger *l = life_ledger();
+        struct ledger_session s = { .tenant = "vision" };
+        struct ledger_extent e = { .n_bytes = 1 << 20 };
+        uint64_t session_id, extent_id, block_id;
+        uint32_t session, extent, block;
+
+        ck_assert_int_eq(ledger_session_add(l, &s, &session), 0);
+        ck_assert_int_eq(ledger_extent_add(l, &e, &extent), 0);
+        ck_assert_int_eq(
+                ledger_block_add(l, &(struct ledger_block){ .n_bytes = 256, .session = session }, &block), 0);
+        session_id = ledger_session_at(l, session)->id;
+        extent_id = ledger_extent_at(l, extent)->id;
+        block_id = ledger_block_at(l, block)->id;
+        ledger_block_clear(l, block);
+        ledger_session_clear(l, session);
+        ledger_extent_clear(l, extent);
+        l = hand_over(l);
+        ck_assert_uint_eq(ledger_block_find(l, block_id), LEDGER_NONE);
+        ck_assert_int_eq(ledger_session_add(l, &s, &session), 0);
+        ck_assert_int_eq(ledger_extent_add(l, &e, &extent), 0);
+        ck_assert_int_eq(
+                ledger_block_add(l, &(struct ledger_block){ .n_bytes = 256, .session = session }, &block), 0);
+        ck_assert_uint_gt(ledger_session_at(l, session)->id, session_id);
+        ck_assert_uint_gt(ledger_extent_at(l, extent)->id, extent_id);
+        ck_assert_uint_eq((uint32_t)block_id, block);
+        ck_assert_uint_gt(ledger_block_at(l, block)->id, block_id);
+        ledger_free(l);
+}
+END_TEST
+
+/* ---- after kills ----------------------------------------------------------------- */
+
+static void live_and_be_killed(struct ledger *l, uint64_t seed, long delay_ns)
+{
+        struct timespec delay = { .tv_nsec = delay_ns };
+        int started[2], status;
+        struct life life;
+        pid_t pid;
+        char c;
+
+        life_join(&life, l, seed);
+        ck_assert_int_eq(pipe2(started, O_CLOEXEC), 0);
+        pid = fork();
+        if (pid == 0) {
+                alarm(20); /* should the parent die first */
+                if (write(started[1], "x", 1) != 1)
+                        _exit(1);
+                for (;;)
+                        life_step(&life);
+        }
+        ck_assert_int_gt(pid, 0);
+        close(started[1]);
+        ck_assert_int_eq(read(started[0], &c, 1), 1);
+        close(started[0]);
+        nanosleep(&delay, NULL);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+/* What a kill left of publications and of shared blocks that ended. */
+static uint32_t count_halves(const struct ledger *l)
+{
+        const struct table *t = &l->tables[TABLE_SHARED], *blocks = &l->tables[TABLE_BLOCK];
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < t->n_records; i++) {
+                const struct ledger_shared *s = record(t, i);
+
+                if (s->id == 0)
+                        continue;
+                n += record_id(blocks, s->block) == 0 ||
+                     ((const struct ledger_block *)record(blocks, s->block))->shared != i;
+        }
+        return n;
+}
+
+/* One ledger lives through all of them. */
+START_TEST(test_kills)
+{
+        struct ledger *l = life_ledger();
+        uint64_t last_id = 0, random = 4711;
+        uint32_t n_halves = 0;
+
+        for (uint64_t n = 0; n < KILLS; n++) {
+                const char *why;
+                uint64_t id;
+
+                random = random * UINT64_C(6364136223846793005) + 1;
+                live_and_be_killed(l, n, (long)(random >> 33) % 1000000);
+                n_halves += count_halves(l);
+                l = hand_over(l);
+                why = life_check(l);
+                ck_assert_msg(!why, "kill %lu: %s", (unsigned long)n, why);
+                ck_assert_uint_eq(count_halves(l), 0);
+                id = atomic_load(&l->tables[TABLE_EXTENT].shared->next_id);
+                ck_assert_uint_ge(id, last_id);
+                last_id = id;
+                ck_assert_uint_eq(l->tables[TABLE_BLOCK].n_retired, 0); /* no index is lost */
+        }
+        ck_assert_uint_gt(last_id, KILLS); /* the children did work */
+        fprintf(stderr, "# %d kills, %u half-done publications or ends repaired\n", KILLS, n_halves);
+        ledger_free(l);
+}
+END_TEST
+
+/* ---- damaged ----------------------------------------------------------------------- */
+
+/* A ledger with some of everything: session 0 and 1 of vision, 2 of audio; in each quota
+ * two extents side by side, given to all that may have them, and a block over both.
+ * Session 0 has the blocks of quotas 0 and 1; that of quota 2 is shared by session 2. */
+static struct ledger *make_ledger(void)
+{
+        struct ledger *l = life_ledger();
+        uint32_t i;
+
+        for (uint32_t n = 0; n < 3; n++) {
+                struct ledger_session s = { .pid = n + 1 };
+
+                strcpy(s.tenant, n < 2 ? "vision" : "audio");
+                ck_assert_int_eq(ledger_session_add(l, &s, &i), 0);
+        }
+        for (uint32_t n = 0; n < 6; n++) {
+                struct ledger_extent e = { .quota = n / 2, .offset = n % 2 << 20, .n_bytes = 1 << 20 };
+
+                ck_assert_int_eq(ledger_extent_add(l, &e, &i), 0);
+                ck_assert_int_eq(ledger_export_add(l, n / 2 == 2 ? 2 : 0, i, &i), 0);
+        }
+        for (uint32_t n = 0; n < 3; n++) {
+                struct ledger_block b = { .quota = n, .n_bytes = 2 << 20, .n_requested = 5 };
+
+                b.session = n == 2 ? 2 : 0;
+                ck_assert_int_eq(ledger_block_add(l, &b, &i), 0);
+        }
+        ck_assert_int_eq(ledger_shared_add(l, &(struct ledger_shared){ .block = 2, .name = "model" }, &i), 0);
+        ck_assert_int_eq(ledger_hold_add(l, 2, 0, &i), 0);
+        ledger_block_share(l, 2, 0);
+        assert_sound(l);
+        return l;
+}
+
+enum { Q0 = 1, Q1 = 2, Q2 = 4, VISION = Q0 | Q1, AUDIO = Q2, ALL = VISION | AUDIO };
+
+static uint32_t closed_quotas(struct ledger *l)
+{
+        uint32_t closed = 0;
+
+        for (uint32_t i = 0; i < LIFE_QUOTAS; i++)
+                closed |= ledger_quota_at(l, i)->is_closed ? 1u << i : 0;
+        return closed;
+}
+
+struct first_fault {
+        struct ledger_fault fault;
+        uint32_t n;
+};
+
+static void note_fault(void *userdata, const struct ledger_fault *fault)
+{
+        struct first_fault *first = userdata;
+
+        if (first->n++ == 0)
+                first->fault = *fault;
+}
+
+/* The damaged ledger is opened: its first bad record is this one, and these quotas are
+ * closed for all that are bad. They stay so. */
+static void expect_fault(struct ledger *damaged, const char *table, uint32_t index, uint32_t closed)
+{
+        int fd = fcntl(ledger_fd(damaged), F_DUPFD_CLOEXEC, 0);
+        struct first_fault first = { .n = 0 };
+        struct ledger *l = NULL;
+
+        ledger_free(damaged);
+        ck_assert_int_eq(ledger_open(fd, note_fault, &first, &l), LEDGER_HAS_FAULTS);
+        ck_assert_str_eq(first.fault.table, table);
+        ck_assert_uint_eq(first.fault.index, index);
+        ck_assert_ptr_nonnull(first.fault.why);
+        assert_sound(l);
+        ck_assert_msg(closed_quotas(l) == closed, "closed are %x, not %x: %s", closed_quotas(l), closed,
+                      first.fault.why);
+        l = hand_over(l);
+        ck_assert_uint_eq(closed_quotas(l), closed);
+        ledger_free(l);
+}
+
+#define AT(kind, index) (*ledger_##kind##_at(l, index))
+#define DAMAGE(change, table, index, closed)                                                                 \
+        do {                                                                                                 \
+                struct ledger *l = make_ledger();                                                            \
+                                                                                                             \
+                change;                                                                                      \
+                expect_fault(l, table, index, closed);                                                       \
+        } while (0)
+
+START_TEST(test_bad_quotas_and_sessions)
+{
+        DAMAGE(AT(quota, 1).id = 99, "quota", 1, Q1);
+        DAMAGE(AT(quota, 1).id = AT(quota, 0).id, "quota", 0, Q0 | Q1);
+        DAMAGE(AT(quota, 2).tenant[0] = '\0', "quota", 2, Q2);
+        DAMAGE(memset(AT(quota, 0).partition, 'x', LEDGER_NAME_BYTES), "quota", 0, Q0);
+        DAMAGE(AT(session, 1).id = 99, "session", 1, 0); /* it had nothing */
+        DAMAGE(AT(session, 0).id = 99, "session", 0, VISION);
+        DAMAGE(memset(AT(session, 2).tenant, 'x', LEDGER_NAME_BYTES), "session", 2, AUDIO);
+        DAMAGE(AT(session, 0).id = AT(session, 1).id, "session", 0, VISION);
+}
+END_TEST
+
+START_TEST(test_bad_extents_and_exports)
+{
+        DAMAGE(AT(extent, 0).id = 99, "extent", 0, Q0);
+        DAMAGE(AT(extent, 0).id = AT(extent, 2).id, "extent", 0, Q0 | Q1);
+        DAMAGE(AT(extent, 0).n_bytes = 0, "extent", 0, Q0);
+        DAMAGE(AT(extent, 1).offset = UINT64_MAX - 5, "extent", 1, Q0);
+        DAMAGE(AT(extent, 1).offset--, "extent", 1, Q0);  /* lies over extent 0 */
+        DAMAGE(AT(extent, 3).offset++, "block", 1, Q1);   /* nothing behind a byte of it */
+        DAMAGE(AT(extent, 4).n_bytes--, "block", 2, Q2);  /* nor here */
+        DAMAGE(AT(extent, 4).quota = 3, "extent", 4, Q2); /* by its block */
+        DAMAGE(AT(extent, 5).quota = LEDGER_NONE, "extent", 5, Q2);
+        DAMAGE(AT(export, 0).id = 99, "export", 0, Q0);
+        DAMAGE(AT(export, 0).extent = 4, "export", 0, Q2);     /* another tenant's */
+        DAMAGE(AT(export, 0).extent = 6, "export", 0, VISION); /* by its session */
+        DAMAGE(AT(export, 0).session = LEDGER_NONE, "export", 0, Q0);
+        DAMAGE(AT(export, 0).extent = 1, "export", 0, Q0); /* twice */
+        DAMAGE((AT(export, 0).extent = 99, AT(export, 0).session = 99), "export", 0, ALL);
+}
+END_TEST
+
+START_TEST(test_bad_blocks)
+{
+        DAMAGE(AT(block, 0).id++, "block", 0, Q0);
+        DAMAGE(AT(block, 0).id = 0 | AT(block, 0).id >> 40 | 1u << 31, "block", 0, Q0);
+        DAMAGE(AT(block, 0).id += UINT64_C(1) << 32, "block", 0, Q0);
+        DAMAGE(AT(block, 0).n_bytes = 0, "block", 0, Q0);
+        DAMAGE(AT(block, 0).n_bytes++, "block", 0, Q0);
+        DAMAGE(AT(block, 0).n_bytes = UINT64_MAX, "block", 0, Q0);
+        DAMAGE(AT(block, 1).offset = UINT64_MAX - 255, "block", 1, Q1);
+        DAMAGE(AT(block, 0).n_requested = 0, "block", 0, Q0);
+        DAMAGE(AT(block, 0).n_requested = (2 << 20) + 1, "block", 0, Q0);
+        DAMAGE(memset(AT(block, 0).tag, 'x', LEDGER_TAG_BYTES), "block", 0, Q0);
+        DAMAGE(AT(block, 0).quota = 2, "block", 0, Q2);      /* another tenant's */
+        DAMAGE(AT(block, 1).quota = 0, "block", 1, Q0);      /* lies over block 0 */
+        DAMAGE(AT(block, 0).quota = 77, "block", 0, VISION); /* by its session */
+        DAMAGE(AT(block, 0).session = 7, "block", 0, Q0);
+        DAMAGE(AT(block, 0).session = LEDGER_NONE, "block", 0, Q0);
+        DAMAGE((AT(block, 0).session = 7, AT(block, 0).quota = 7), "block", 0, ALL);
+        DAMAGE(AT(block, 0).shared = 0, "block", 0, Q0); /* it is block 2's */
+        DAMAGE(AT(block, 0).shared = 7, "block", 0, Q0);
+        DAMAGE(AT(block, 2).shared = 7, "block", 2, Q2);
+        DAMAGE(AT(block, 2).shared = LEDGER_NONE, "block", 2, Q2); /* nobody's */
+}
+END_TEST
+
+START_TEST(test_bad_sharing)
+{
+        DAMAGE(AT(shared, 0).id = 99, "block", 2, Q2); /* named first: it ends with its record */
+        DAMAGE(AT(shared, 0).name[0] = '\0', "block", 2, Q2);
+        DAMAGE(memset(AT(shared, 0).name, 'x', LEDGER_NAME_BYTES), "block", 2, Q2);
+        DAMAGE(AT(shared, 0).block = 1, "block", 2, Q2);
+        DAMAGE(AT(shared, 0).block = 99, "shared", 0, Q2);
+        DAMAGE(AT(hold, 0).id = 99, "hold", 0, Q2);
+        DAMAGE(AT(hold, 0).session = 0, "hold", 0, Q2); /* another tenant's */
+        DAMAGE(AT(hold, 0).session = 99, "hold", 0, Q2);
+        DAMAGE(AT(hold, 0).count = 0, "hold", 0, Q2);
+        DAMAGE(AT(hold, 0).shared = 99, "hold", 0, Q2);
+}
+END_TEST
+
+/* Two blocks of a tenant with one name; one that a session holds twice. */
+START_TEST(test_bad_twins)
+{
+        struct ledger *l = make_ledger();
+        struct ledger_shared s = { .block = 0, .name = "model" };
+        uint32_t i;
+
+        for (s.block = 0; s.block < 2; s.block++) {
+                ck_assert_int_eq(ledger_shared_add(l, &s, &i), 0);
+                ck_assert_int_eq(ledger_hold_add(l, 0, i, &i), 0);
+                ledger_block_share(l, s.block, s.block + 1);
+        }
+        expect_fault(l, "block", 0, VISION);
+        l = make_ledger();
+        ck_assert_int_eq(ledger_hold_add(l, 2, 0, &i), 0);
+        expect_fault(l, "hold", 0, Q2);
+}
+END_TEST
+
+START_TEST(test_others_go_on)
+{
+        struct ledger *l = make_ledger(), *opened = NULL;
+        uint64_t good = AT(block, 2).id, bad = AT(block, 0).id;
+        struct first_fault first = { .n = 0 };
+        int fd = fcntl(ledger_fd(l), F_DUPFD_CLOEXEC, 0);
+
+        AT(block, 0).n_requested = 0;
+        ledger_free(l);
+        ck_assert_int_eq(ledger_open(fd, note_fault, &first, &opened), LEDGER_HAS_FAULTS);
+        ck_assert_uint_eq(first.n, 1);
+        ck_assert_uint_eq(first.fault.id, bad);
+        ck_assert_uint_eq(first.fault.quota, 0);
+        ck_assert_uint_eq(ledger_block_find(opened, bad), LEDGER_NONE);
+        ck_assert_uint_eq(ledger_block_find(opened, good), 2);
+        ck_assert_uint_eq(ledger_session_at(opened, 0)->links.n_blocks, 1);
+        ledger_free(opened);
+}
+END_TEST
+
+/* A copy of the first n_bytes of the ledger's memory, in a memfd of n_total. */
+static int copy_memfd(const struct ledger *l, size_t n_bytes, size_t n_total, int seals)
+{
+        int fd = memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_eq(ftruncate(fd, (off_t)n_total), 0);
+        ck_assert_int_eq(pwrite(fd, l->header, n_bytes, 0), (ssize_t)n_bytes);
+        ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
+        return fd;
+}
+
+static void refuse_fd(int fd)
+{
+        struct first_fault first = { .n = 0 };
+        struct ledger *l = NULL;
+
+        ck_assert_int_eq(ledger_open(fd, note_fault, &first, &l), -EBADMSG);
+        ck_assert_uint_eq(first.n, 1);
+        ck_assert_str_eq(first.fault.table, "header");
+        ck_assert_ptr_null(l);
+        ck_assert_int_eq(close(fd), 0); /* still ours */
+}
+
+START_TEST(test_bad_header)
+{
+        const int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+        struct ledger *l = make_ledger();
+        struct header *h = l->header, good;
+        size_t n = l->n_bytes;
+
+        memcpy(&good, h, sizeof(good));
+        refuse_fd(copy_memfd(l, n, n, F_SEAL_GROW));
+        refuse_fd(copy_memfd(l, n, n, F_SEAL_SHRINK));
+        refuse_fd(copy_memfd(l, n, n + 4096, seals));
+        refuse_fd(copy_memfd(l, 100, 100, seals));
+        refuse_fd(open("/dev/zero", O_RDWR | O_CLOEXEC));
+        for (int i = 0; i < 9; i++) {
+                struct header_table *t = &h->tables[TABLE_EXTENT];
+
+                switch (i) {
+                case 0:
+                        h->magic++;
+                        break;
+                case 1:
+                        h->layout++;
+                        break;
+                case 2:
+                        h->n_tables--;
+                        break;
+                case 3:
+                        h->n_bytes += 4096;
+                        break;
+                case 4:
+                        t->offset += 4096;
+                        break;
+                case 5:
+                        t->record_bytes += 8;
+                        break;
+                case 6:
+                        t->n_records = 0;
+                        break;
+                case 7:
+                        t->n_touched = t->n_records + 1;
+                        break;
+                default:
+                        t->next_id = 0;
+                        break;
+                }
+                refuse_fd(copy_memfd(l, n, n, seals));
+                memcpy(h, &good, sizeof(good));
+        }
+        ledger_free(hand_over(l));
+}
+END_TEST
+
+/* Whatever bytes there are: what is opened is sound, and was repaired for good. */
+START_TEST(test_random_damage)
+{
+        const int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
+        struct ledger *l = life_ledger(), *opened;
+        unsigned n_refused = 0, n_faulty = 0;
+        struct life life;
+        size_t n;
+
+        life_join(&life, l, 1);
+        for (int i = 0; i < 3000; i++)
+                life_step(&life);
+        n = l->n_bytes;
+        for (int round = 0; round < DAMAGES; round++) {
+                struct first_fault first = { .n = 0 };
+                int fd = copy_memfd(l, n, n, seals);
+                int r;
+
+                for (uint32_t i = 0; i <= (uint32_t)round % 8; i++) {
+                        uint32_t at = life_random(&life, 8) == 0
+                                              ? life_random(&life, 300)
+                                              : 4096 + life_random(&life, (uint32_t)n - 4096);
+                        uint8_t byte = (uint8_t)(life_random(&life, 2) ? life_random(&life, 256) : 0xff);
+
+                        ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+                }
+                r = ledger_open(fd, note_fault, &first, &opened);
+                ck_assert_msg(r == 0 || r == LEDGER_HAS_FAULTS || r == -EBADMSG, "%d", r);
+                if (r < 0) {
+                        n_refused++;
+                        close(fd);
+                        continue;
+                }
+                ck_assert_int_eq(first.n > 0, r == LEDGER_HAS_FAULTS);
+                n_faulty += first.n > 0;
+                assert_sound(opened);
+                ledger_free(hand_over(opened));
+        }
+        ck_assert_uint_gt(n_refused, 10);
+        ck_assert_uint_gt(n_faulty, 100);
+        ledger_free(l);
+}
+END_TEST
+
+/* For restarts that nobody notices: the time that a large ledger takes. */
+START_TEST(test_large)
+{
+        const struct ledger_limits limits = { 1, 1000, 256, 1000, 200000, 0, 0 };
+        struct ledger_quota q = { .tenant = "vision", .partition = "train" };
+        struct ledger_session s = { .tenant = "vision" };
+        struct ledger_extent e = { .n_bytes = 1 << 20 };
+        struct timespec begin, end;
+        struct ledger *l = NULL;
+        uint32_t index;
+
+        ck_assert_int_eq(ledger_new(&limits, &l), 0);
+        ck_assert_int_eq(ledger_quota_add(l, &q, &index), 0);
+        for (int i = 0; i < 1000; i++)
+                ck_assert_int_eq(ledger_session_add(l, &s, &index), 0);
+        for (e.offset = 0; e.offset < UINT64_C(200) << 20; e.offset += e.n_bytes)
+                ck_assert_int_eq(ledger_extent_add(l, &e, &index), 0);
+        for (uint64_t i = 0; i < 100000; i++) {
+                struct ledger_block b = { .offset = i * 48271 % 100000 * 2048,
+                                          .n_bytes = 2048,
+                                          .n_requested = 2000,
+                                          .session = (uint32_t)(i % 1000) };
+
+                ck_assert_int_eq(ledger_block_add(l, &b, &index), 0);
+        }
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+        l = hand_over(l);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+        fprintf(stderr,
+                "# 1,000 sessions with 100,000 blocks: opened and checked in %ld ms of the processor\n",
+                (long)(end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1000000);
+        ledger_free(l);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("ledger_open");
+        TCase *t = tcase_create("ledger_open");
+
+        tcase_set_timeout(t, 120);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_loop_test(t, test_all_facts_stay, 0, 3);
+        tcase_add_test(t, test_no_id_comes_again);
+        tcase_add_test(t, test_kills);
+        tcase_add_test(t, test_bad_quotas_and_sessions);
+        tcase_add_test(t, test_bad_extents_and_exports);
+        tcase_add_test(t, test_bad_blocks);
+        tcase_add_test(t, test_bad_sharing);
+        tcase_add_test(t, test_bad_twins);
+        tcase_add_test(t, test_others_go_on);
+        tcase_add_test(t, test_bad_header);
+        tcase_add_test(t, test_random_damage);
+        tcase_add_test(t, test_large);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
