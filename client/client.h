@@ -125,6 +125,8 @@ void streams_free(bfc_client *client);
 /* Looks which work of streams is done, and gives what that frees back to the cache, or to
  * the daemon. Any thread. True: there was something. */
 bool streams_collect(bfc_client *client);
+/* Whether something that was freed waits for work which is not done. */
+bool streams_keep(bfc_client *client);
 
 /* All work is done that could touch the block, which is in no table any more. */
 void streams_free_done(bfc_client *client, struct stream_life *life);

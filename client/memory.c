@@ -283,6 +283,22 @@ static int client_refused(bfc_client *client, uint32_t partition, int error, uin
         return r == CACHE_MISS ? client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr) : r;
 }
 
+/* Who waits takes its place in line at once: refused first, it would come behind who asked later. Only
+ * where work that is under way here keeps memory that was freed, that is looked at before. */
+static int client_malloc_uncached(bfc_client *client, uint32_t partition, uint64_t n_bytes,
+                                  const struct malloc_how *how, void **ret_ptr)
+{
+        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab };
+        bool is_last = how->wait_ms > 0 && !streams_keep(client);
+        int r = client_fetch(client, partition, n_bytes, n_bytes, is_last ? how : &at_once, ret_ptr);
+
+        if (is_last || (r != -EDQUOT && r != -ENOMEM))
+                return r;
+        if (!streams_collect(client) && how->wait_ms == 0)
+                return r;
+        return client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
+}
+
 /* From the cache, or else from the daemon. Where extents end only the daemon knows, so what has
  * flags is a block of its own. Nobody waits for room as long as something is idle here, nor
  * for more than is needed. */
@@ -293,12 +309,8 @@ int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, cons
         uint64_t want = n_bytes;
         int r;
 
-        if (!client->cache) {
-                r = client_fetch(client, partition, n_bytes, n_bytes, &at_once, ret_ptr);
-                if ((r == -EDQUOT || r == -ENOMEM) && (streams_collect(client) || how->wait_ms > 0))
-                        r = client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
-                return r;
-        }
+        if (!client->cache)
+                return client_malloc_uncached(client, partition, n_bytes, how, ret_ptr);
         if (malloc_may_be_cut(how) && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
                 if (!how->ret_slab && client_unpark(client, partition, n_bytes, ret_ptr))
                         return 0;

@@ -111,6 +111,16 @@ static bool look_and_unlock(bfc_client *client, size_t max_lives, size_t max_poo
         return give_back(client, &slabs);
 }
 
+bool streams_keep(bfc_client *client)
+{
+        bool ret;
+
+        pthread_mutex_lock(&client->streams->lock);
+        ret = stream_pools_wait(client->streams->pools);
+        pthread_mutex_unlock(&client->streams->lock);
+        return ret;
+}
+
 bool streams_collect(bfc_client *client)
 {
         pthread_mutex_lock(&client->streams->lock);
@@ -240,13 +250,9 @@ static int64_t now_ms(void)
 static bool wait_for_more(bfc_client *client, int64_t deadline_ms)
 {
         const struct timespec step = { 0, PENDING_STEP_NS };
-        bool waits;
 
         do {
-                pthread_mutex_lock(&client->streams->lock);
-                waits = stream_pools_wait(client->streams->pools);
-                pthread_mutex_unlock(&client->streams->lock);
-                if (!waits || now_ms() >= deadline_ms)
+                if (!streams_keep(client) || now_ms() >= deadline_ms)
                         return false;
                 nanosleep(&step, NULL);
         } while (!streams_collect(client));

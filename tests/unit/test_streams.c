@@ -862,6 +862,27 @@ START_TEST(without_a_cache_it_goes_to_the_daemon)
 }
 END_TEST
 
+/* It has its place in line at once; and a second time only where something may have come back here. */
+START_TEST(without_a_cache_who_waits_asks_once)
+{
+        struct bfc_malloc_options o = { .struct_size = sizeof(o), .wait_ms = 500 };
+        char *a = get(S, 1000);
+        void *p = NULL;
+
+        fake_server_set_mood(server, FAKE_REFUSE_ONCE, 0);
+        expect_error(bfc_malloc_with(client, 1000, &o, &p), -EDQUOT, "");
+        ck_assert_uint_eq(fake_server_count(server).wait_ms, 500);
+        host_stream_begin(S);
+        put(S, a);
+        fake_server_set_mood(server, FAKE_REFUSE_ONCE, 0);
+        ck_assert_int_eq(bfc_malloc_with(client, 1000, &o, &p), 0);
+        ck_assert_uint_eq(fake_server_count(server).wait_ms, 500);
+        host_stream_end(S);
+        put_sync(p);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+}
+END_TEST
+
 START_TEST(what_waits_is_not_taken_back)
 {
         char *a = get(S, 1000);
@@ -940,6 +961,7 @@ int main(void)
         tcase_add_checked_fixture(without, setup_without_cache, teardown);
         tcase_set_timeout(without, 30);
         tcase_add_test(without, without_a_cache_it_goes_to_the_daemon);
+        tcase_add_test(without, without_a_cache_who_waits_asks_once);
         tcase_add_test(without, what_waits_is_not_taken_back);
         tcase_add_test(without, without_a_cache_room_is_made);
         suite_add_tcase(s, without);
