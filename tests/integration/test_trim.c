@@ -191,17 +191,19 @@ START_TEST(a_stopped_process_is_deaf)
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(idle, s);
-        int64_t first_ms, second_ms;
+        int64_t first_ms, later_ms = INT64_MAX;
 
         ck_assert(gate_wait(&s->up, 20000));
         rig->forgiven = "did not answer a Trim";
         kill(pid, SIGSTOP);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         first_ms = malloc_ms;
-        ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
-        second_ms = malloc_ms;
         ck_assert_msg(first_ms >= 150, "%d ms", (int)first_ms); /* timeouts.reclaim is 200 ms */
-        ck_assert_msg(second_ms < first_ms / 2, "%d ms, then %d ms", (int)first_ms, (int)second_ms);
+        for (int i = 0; i < 10; i++) {                          /* a loaded machine may be slow itself */
+                ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
+                later_ms = malloc_ms < later_ms ? malloc_ms : later_ms;
+        }
+        ck_assert_msg(later_ms < first_ms / 2, "%d ms, then %d ms", (int)first_ms, (int)later_ms);
         kill(pid, SIGCONT);
         ck_assert(WAIT_FOR(malloc_as(rig, "red", 20 * MIB, 0) == 0, SETTLE_MS));
         gate_open(&s->go);
