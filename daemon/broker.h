@@ -74,7 +74,6 @@ struct broker {
         uint64_t started_ms;
         uint64_t settled_ms;           /* when it was last asked for what escaped */
         struct log_limit stranger_log; /* refused hellos */
-        struct log_limit late_log;     /* sessions that do not let go in time */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
         bool (*lets_go)(const struct broker *b, uint32_t extent);
         void (*wake)(void *userdata); /* may be NULL */

@@ -239,7 +239,7 @@ void retire_end(struct session *s)
 static void retire_is_late(struct session *s)
 {
         log_limited(
-                &s->broker->late_log, LOG_LEVEL_WARNING,
+                &s->tenant->late_log, LOG_LEVEL_WARNING,
                 "session %" PRIu64
                 " (uid %u, pid %d): it did not let go of memory within timeouts.release; what it was told "
                 "to let go of stays charged to tenant '%s' until it does",

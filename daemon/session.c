@@ -80,9 +80,9 @@ static void session_log_refusal(struct session *s, const char *sentence, struct 
 
         s->n_refusals++;
         snprintf(line, sizeof(line), "%s", sentence);
-        if (error != 0 && log_limit_is_open(&s->refusal_log))
+        if (error != 0 && log_limit_is_open(&s->tenant->refusal_log))
                 explain_to_log(q, error, line, sizeof(line));
-        log_limited(&s->refusal_log, LOG_LEVEL_NOTICE,
+        log_limited(&s->tenant->refusal_log, LOG_LEVEL_NOTICE,
                     "session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): refused (%" PRIu64 " so far): %s",
                     s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, s->n_refusals,
                     line);
@@ -1215,13 +1215,14 @@ void session_close(struct session *s, const char *why)
         if (s->state != SESSION_NEW && s->tenant) {
                 const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
 
-                log_write(s->n_allocs + s->n_refusals > 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
-                          "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
-                          " blocks of %" PRIu64 " bytes and %" PRIu32 " shared ones, peak %" PRIu64
-                          " bytes, %" PRIu64 " allocations, %" PRIu64 " refusals",
-                          s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
-                          record->links.n_blocks, s->bytes_in_use, record->links.n_holds,
-                          s->peak_bytes_in_use, s->n_allocs, s->n_refusals);
+                log_limited(&s->tenant->end_log,
+                            s->n_allocs + s->n_refusals > 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
+                            "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
+                            " blocks of %" PRIu64 " bytes and %" PRIu32 " shared ones, peak %" PRIu64
+                            " bytes, %" PRIu64 " allocations, %" PRIu64 " refusals",
+                            s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
+                            record->links.n_blocks, s->bytes_in_use, record->links.n_holds,
+                            s->peak_bytes_in_use, s->n_allocs, s->n_refusals);
                 for (size_t i = 0; i < s->n_shares; i++)
                         if (s->shares[i].joined)
                                 quota_closing(s->shares[i].quota);

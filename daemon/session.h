@@ -108,7 +108,6 @@ struct session {
         uint64_t peak_bytes_in_use;
         uint64_t n_allocs;
         uint64_t n_refusals;
-        struct log_limit refusal_log;
 };
 
 /* who: taken over, also on failure. admin: came in by the admin socket. */

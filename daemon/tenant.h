@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include "daemon/config.h"
+#include "daemon/log.h"
 #include "daemon/pages.h"
 #include "daemon/quota.h"
 
@@ -34,7 +35,10 @@ struct tenant {
         size_t n_quotas;
         struct usage_page *usage; /* an entry for each partition; NULL: this kernel cannot seal it */
         size_t n_sessions;
-        size_t n_quarantined; /* of these */
+        size_t n_quarantined;         /* of these */
+        struct log_limit refusal_log; /* requests; a tenant's own, so that none hides another's */
+        struct log_limit end_log;     /* of sessions */
+        struct log_limit late_log;    /* sessions that do not answer in time */
 };
 
 bool tenant_matches(const struct tenant *t, const struct credentials *who);

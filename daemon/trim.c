@@ -558,7 +558,7 @@ static void share_is_deaf(struct trim_share *share)
         struct quota *q = share->share->quota;
 
         log_limited(
-                &s->broker->late_log, LOG_LEVEL_WARNING,
+                &s->tenant->late_log, LOG_LEVEL_WARNING,
                 "session %" PRIu64
                 " (uid %u, pid %d): it did not answer a Trim within timeouts.reclaim; it is not waited for "
                 "until it does",

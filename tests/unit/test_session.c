@@ -3,10 +3,13 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "daemon/log.h"
 #include "tests/peer.h"
 #include "tests/suite.h"
 
@@ -519,6 +522,55 @@ START_TEST(test_waits_for_the_dying)
 }
 END_TEST
 
+/* ---- the log ------------------------------------------------------------- */
+
+/* Comes, is refused once, gets a block, and goes. */
+static void visit(uid_t uid)
+{
+        struct peer *p = come_in(uid);
+
+        ck_assert_int_eq(peer_error(p, peer_malloc(p, 0, 100 * MIB)), EDQUOT);
+        must_malloc(p, 0, 256);
+        peer_free(p);
+}
+
+static unsigned count_words(const char *text, const char *words)
+{
+        unsigned n = 0;
+
+        for (; (text = strstr(text, words)); text++)
+                n++;
+        return n;
+}
+
+/* Sessions that come and go write a line a second of each kind, for each tenant. */
+START_TEST(test_log_is_limited_by_tenant)
+{
+        static char text[1 << 16];
+        int ends[2], saved = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+        ssize_t n;
+
+        ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+        ck_assert_int_eq(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+        log_open(LOG_LEVEL_INFO);
+        for (unsigned i = 0; i < 20; i++)
+                visit(1);
+        visit(2);
+        dup2(saved, STDERR_FILENO);
+        n = read(ends[0], text, sizeof(text) - 1);
+        ck_assert_int_gt(n, 0);
+        close(ends[0]);
+        close(ends[1]);
+        close(saved);
+        printf("# %s", text);
+        ck_assert_uint_le(count_words(text, "): tenant 'a'"), 3); /* this machine may be slow */
+        ck_assert_uint_ge(count_words(text, "): tenant 'a'"), 1);
+        ck_assert_uint_le(count_words(text, "(tenant 'a', uid 1"), 3);
+        ck_assert_uint_eq(count_words(text, "): tenant 'b'"), 1);
+        ck_assert_uint_eq(count_words(text, "(tenant 'b', uid 2"), 1);
+}
+END_TEST
+
 /* ---- a random walk ------------------------------------------------------- */
 
 #define WALK_PEERS  8
@@ -623,6 +675,7 @@ int main(void)
         tcase_add_test(tc, test_lingers);
         tcase_add_test(tc, test_goodbye);
         tcase_add_test(tc, test_waits_for_the_dying);
+        tcase_add_test(tc, test_log_is_limited_by_tenant);
         tcase_add_test(tc, test_random_walk);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
