@@ -50,6 +50,7 @@ int account_init(struct account *a, struct pool *p, uint64_t limit_bytes, uint64
         if (reserve_bytes > 0 && reserve_bytes > room_below(p->limit_bytes, p->committed_bytes))
                 return -ENOMEM;
         p->committed_bytes += reserve_bytes;
+        p->reserve_bytes += reserve_bytes;
         *a = (struct account){ .pool = p,
                                .limit_bytes = limit_bytes,
                                .ceiling_bytes = limit_bytes,
@@ -64,6 +65,7 @@ void account_deinit(struct account *a)
         assert(a->charged_bytes == 0);
         assert(a->pool->committed_bytes >= a->reserve_bytes);
         a->pool->committed_bytes -= a->reserve_bytes;
+        a->pool->reserve_bytes -= a->reserve_bytes;
         a->pool->ceiling_bytes =
                 max_u64(a->pool->limit_bytes, min_u64(a->pool->ceiling_bytes, a->pool->committed_bytes));
         a->pool = NULL;
@@ -77,6 +79,7 @@ void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes
 
         assert(reserve_bytes <= limit_bytes);
         p->committed_bytes -= account_committed(a, a->charged_bytes);
+        p->reserve_bytes = p->reserve_bytes - a->reserve_bytes + reserve_bytes;
         a->limit_bytes = limit_bytes;
         a->reserve_bytes = reserve_bytes;
         a->ceiling_bytes = max_u64(limit_bytes, a->charged_bytes);
@@ -126,6 +129,12 @@ int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missi
                 return -ENOMEM;
         }
         return 0;
+}
+
+uint64_t account_attainable(const struct account *a)
+{
+        return min_u64(a->limit_bytes,
+                       room_below(a->pool->limit_bytes, a->pool->reserve_bytes - a->reserve_bytes));
 }
 
 uint64_t account_room(const struct account *a)

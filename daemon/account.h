@@ -22,6 +22,7 @@ struct pool {
         uint64_t limit_bytes;
         uint64_t ceiling_bytes;   /* the limit, or what was committed when it was lowered */
         uint64_t committed_bytes; /* what is charged or guaranteed */
+        uint64_t reserve_bytes;   /* the sum of all accounts' */
         uint64_t charged_bytes;
         uint64_t peak_charged_bytes;
         uint64_t peak_charged_ms; /* when: milliseconds since 1970; 0: never */
@@ -70,6 +71,9 @@ uint64_t pool_excess(const struct pool *p);
 
 /* Whether n_bytes could be charged now; fails as charge_take() does. */
 int account_probe(const struct account *a, uint64_t n_bytes, uint64_t *ret_missing_bytes);
+
+/* The most that it could ever have charged: with all others at their reserves. */
+uint64_t account_attainable(const struct account *a);
 
 /* The most that could be charged now. */
 uint64_t account_room(const struct account *a);

@@ -8,6 +8,7 @@
 #include "daemon/clock.h"
 
 #define LADDER_AGAIN_MS 500u
+#define LADDER_CALM_MS  10000u /* so long without a claim, and the next is as good as the first */
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -61,9 +62,15 @@ void ladder_claim(struct quota_request *request, uint64_t n_bytes)
         struct partition *p = request->quota->partition;
         struct quota *q;
 
-        if (request->claim == 0 && n_bytes > 0)
+        if (request->claim == 0 && n_bytes > 0) {
+                uint64_t now = clock_ms();
+
                 p->n_claims++;
+                if (request->quota->claim_ms == 0 || now - request->quota->unclaimed_ms >= LADDER_CALM_MS)
+                        request->quota->claim_ms = now;
+        }
         if (request->claim > 0 && n_bytes == 0) {
+                request->quota->unclaimed_ms = clock_ms();
                 p->n_claims--;
                 TAILQ_FOREACH(q, &p->quotas, of_partition)
                 if (q != request->quota) /* those behind it */
@@ -72,8 +79,16 @@ void ladder_claim(struct quota_request *request, uint64_t n_bytes)
         request->claim = n_bytes;
 }
 
-/* What those who have waited longer are to have. */
-static uint64_t partition_claims_before(const struct quota_request *request)
+/* Its first in line has waited for a second beyond all steps, or its requests, one after the other,
+ * have had claims for as long as that can take. */
+static bool quota_claim_is_aged(const struct quota *q, uint64_t now)
+{
+        return quota_first_is_aged(q, now) ||
+               now - q->claim_ms >= LADDER_STEPS * q->partition->reclaim_timeout_ms + LADDER_AGED_MS;
+}
+
+/* now: those that are aged are not counted; 0: all are. */
+static uint64_t partition_claims_before(const struct quota_request *request, uint64_t now)
 {
         const struct partition *p = request->quota->partition;
         const struct quota *q;
@@ -85,28 +100,34 @@ static uint64_t partition_claims_before(const struct quota_request *request)
         {
                 const struct quota_request *first = TAILQ_FIRST(&q->waiting);
 
-                if (q != request->quota && first && first->ticket < request->ticket)
+                if (q != request->quota && first && first->ticket < request->ticket && first->claim > 0 &&
+                    (now == 0 || !quota_claim_is_aged(q, now)))
                         n_bytes += first->claim;
         }
         return n_bytes;
 }
 
-/* Whether n_bytes may be charged now for this request; fails as account_probe() does. What is
- * free in the partition is for who has waited the longest; what the reserve keeps is there
- * whoever waits. *ret_pool_bytes: how much of the partition's it would take. */
-static int ladder_probe(const struct quota_request *request, uint64_t n_bytes, uint64_t *ret_missing_bytes,
-                        uint64_t *ret_pool_bytes)
+uint64_t ladder_claims_before(const struct quota_request *request)
+{
+        return partition_claims_before(request, 0);
+}
+
+/* Whether n_bytes may be charged now for this request, with so much of the partition for others;
+ * fails as account_probe() does. What is free in the partition is for who has waited the
+ * longest; what the reserve keeps is there whoever waits. *ret_pool_bytes: how much of the
+ * partition's it would take. */
+static int ladder_probe(const struct quota_request *request, uint64_t n_bytes, uint64_t claims,
+                        uint64_t *ret_missing_bytes, uint64_t *ret_pool_bytes)
 {
         const struct account *a = &request->quota->account;
         const struct pool *pool = a->pool;
-        uint64_t after = a->charged_bytes + n_bytes, claims;
+        uint64_t after = a->charged_bytes + n_bytes;
         uint64_t room = pool->limit_bytes - min_u64(pool->limit_bytes, pool->committed_bytes);
         int r = account_probe(a, n_bytes, ret_missing_bytes);
 
         *ret_pool_bytes = max_u64(after, a->reserve_bytes) - max_u64(a->charged_bytes, a->reserve_bytes);
         if (r == -EDQUOT || *ret_pool_bytes == 0)
                 return r;
-        claims = partition_claims_before(request);
         room -= min_u64(room, claims);
         if (*ret_pool_bytes <= room)
                 return 0;
@@ -133,10 +154,12 @@ static bool quota_hold(struct quota *q, uint64_t n_bytes)
 /* Nobody who has waited longer is to have that. */
 static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
 {
+        const struct quota_request *first = TAILQ_FIRST(&q->waiting);
         uint64_t missing, of_pool;
 
         return n_bytes <= q->held.n_bytes ||
-               ladder_probe(TAILQ_FIRST(&q->waiting), n_bytes - q->held.n_bytes, &missing, &of_pool) == 0;
+               ladder_probe(first, n_bytes - q->held.n_bytes, ladder_claims_before(first), &missing,
+                            &of_pool) == 0;
 }
 
 /* What was given back is uncharged by now, in this very turn of the loop: nobody else had it.
@@ -326,16 +349,16 @@ static int quota_wait_for_own(struct quota *q, uint64_t missing, int refusal)
         return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, refusal);
 }
 
-/* Its own limit misses so many bytes. 0: they are on their way. */
-static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
+/* Its own limit, or what others' reserves leave it, misses so many bytes. 0: they are on their way. */
+static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *plan, int refusal)
 {
         uint64_t coming = quota_coming(q);
 
         if (coming < missing && arena_releasable(q->arena, plan) >= missing - coming)
                 coming += quota_give_for(q, plan, missing - coming);
         if (coming < missing && q->n_closing == 0)
-                return -EDQUOT;
-        return quota_wait_for_own(q, missing, -EDQUOT);
+                return refusal;
+        return quota_wait_for_own(q, missing, refusal);
 }
 
 /* The partition misses so many bytes, beyond those that are traded. 0: they are on their way. */
@@ -373,6 +396,8 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
                 charge_drop(&charge);
                 return r;
         }
+        if (request->claim > 0)
+                q->claim_ms = 0;
         quota_unqueue_served(request);
         q->growing = true;
         q->growing_for = request;
@@ -388,9 +413,15 @@ static int ladder_plan(struct quota *q, const struct quota_request *request, str
                                   : arena_plan(q->arena, request->n_bytes, room, ret);
 }
 
+/* What it takes beside what is held for it. */
+static uint64_t growth_need(const struct quota *q, const struct bfc_growth *plan)
+{
+        return plan->new_bytes - min_u64(plan->new_bytes, q->held.n_bytes);
+}
+
 /* How much the request lacks, and of what. */
 struct shortage {
-        int refusal; /* -EDQUOT, -ENOMEM; 0: nothing is lacking */
+        int refusal; /* -EDQUOT: only its own memory helps; -ENOMEM: others' too; 0: nothing is lacking */
         uint64_t missing;
 };
 
@@ -398,7 +429,9 @@ struct shortage {
 static int ladder_make_room_by_itself(struct quota *q, struct quota_request *request, struct shortage *ret)
 {
         uint64_t need, after, want, traded = quota_traded(q), missing = 0, of_pool;
+        uint64_t most = account_attainable(&q->account);
         struct bfc_growth plan;
+        bool of_own;
         int r = ladder_plan(q, request, &plan);
 
         if (r < 0)
@@ -407,18 +440,23 @@ static int ladder_make_room_by_itself(struct quota *q, struct quota_request *req
                 q->look_again = true;
                 return 0;
         }
-        need = plan.new_bytes - min_u64(plan.new_bytes, q->held.n_bytes);
+        if (quota_is_impossible(q, request->n_bytes))
+                return -ENOMEM;
+        need = growth_need(q, &plan);
         after = q->account.charged_bytes + need;
-        r = ladder_probe(request, need, &missing, &of_pool);
-        *ret = (struct shortage){ r, missing };
-        ladder_claim(request, r == -ENOMEM ? of_pool : 0);
+        r = ladder_probe(request, need, ladder_claims_before(request), &missing, &of_pool);
+        of_own = r == -EDQUOT || (r == -ENOMEM && after > most);
+        if (r == -ENOMEM && of_own) /* the others have it for good: nothing is claimed of them */
+                missing = after - most;
+        *ret = (struct shortage){ of_own ? -EDQUOT : r, missing };
+        ladder_claim(request, r == -ENOMEM && !of_own ? of_pool : 0);
         want = max_u64(missing, after > q->high_bytes ? after - q->high_bytes : 0);
         if (want > traded && (r < 0 || !quota_is_late(q)) && quota_trade(q, &plan, want - traded))
                 return quota_wait_for_others(q, 0); /* from now on */
         if (r == 0)
                 return traded > 0 && !quota_is_late(q) ? 0 : quota_grow(q, request, &plan);
-        if (r == -EDQUOT)
-                return quota_reclaim(q, missing, &plan);
+        if (of_own)
+                return quota_reclaim(q, missing, &plan, r);
         if (traded >= missing)
                 return quota_wait_for_own(q, missing, r);
         return quota_reclaim_in_partition(q, missing - traded, &plan);
@@ -463,6 +501,21 @@ static bool ladder_queue(struct quota *q, struct quota_request *request, uint64_
         return true;
 }
 
+int ladder_last_chance(struct quota *q, struct quota_request *request)
+{
+        uint64_t need, missing, of_pool;
+        struct bfc_growth plan;
+        int r = ladder_plan(q, request, &plan);
+
+        if (r < 0)
+                return r;
+        need = growth_need(q, &plan);
+        r = ladder_probe(request, need, partition_claims_before(request, clock_ms()), &missing, &of_pool);
+        if (r == 0)
+                return quota_grow(q, request, &plan);
+        return r == -ENOMEM && account_probe(&q->account, need, &missing) == 0 ? LADDER_WAIT : r;
+}
+
 int ladder_make_room(struct quota *q, struct quota_request *request)
 {
         struct shortage lack = { 0 };
@@ -476,18 +529,8 @@ int ladder_make_room(struct quota *q, struct quota_request *request)
                 q->blocked_ms = now;
         if (ladder_ask_sessions(q, request, &lack, now) || ladder_queue(q, request, now))
                 return 0;
-        return r;
-}
-
-int ladder_last_chance(struct quota *q, struct quota_request *request)
-{
-        uint64_t missing, of_pool;
-        struct bfc_growth plan;
-        int r = ladder_plan(q, request, &plan);
-
-        if (r == 0)
-                r = ladder_probe(request, plan.new_bytes, &missing, &of_pool);
-        return r < 0 ? r : quota_grow(q, request, &plan);
+        r = r == -ENOMEM ? ladder_last_chance(q, request) : r;
+        return r == LADDER_WAIT ? 0 : r;
 }
 
 void quota_release_idle(struct quota *q)

@@ -8,6 +8,8 @@
 #include "daemon/quota.h"
 
 #define LADDER_STEPS 3u /* that last timeouts.reclaim each, at most, before a request is queued or refused */
+/* Who has waited for so long beyond these steps does not come before everybody any more. */
+#define LADDER_AGED_MS 1000u
 
 /* ---- ladder.c ------------------------------------------------------------ */
 
@@ -15,12 +17,19 @@
  * Negative: it is refused. */
 int ladder_make_room(struct quota *q, struct quota_request *request);
 
-/* A request behind a first in line that waits for others to free, when its own time is up: it grows
- * if the limits have room now (0), or is refused. */
+/* A request whose time is up: it grows if the limits have room now (0), or is refused. What only
+ * a claim keeps from it, of one that has waited for long enough, is room; where that one has not yet,
+ * it waits for that: LADDER_WAIT. */
+enum {
+        LADDER_WAIT = 1,
+};
 int ladder_last_chance(struct quota *q, struct quota_request *request);
 
 /* The request is to have so many bytes of the partition before those that came later. */
 void ladder_claim(struct quota_request *request, uint64_t n_bytes);
+
+/* What of the partition those are to have who have waited longer than it. */
+uint64_t ladder_claims_before(const struct quota_request *request);
 
 /* Nobody grows with what is held. */
 void ladder_unhold(struct quota *q);
@@ -39,12 +48,19 @@ void ladder_shed_partition(struct partition *p);
 /* The only way to charge: the ledger learns of the peak. Fails as charge_take() does. */
 int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);
 
+/* So much it could not have if all others had no more than their reserves. */
+bool quota_is_impossible(const struct quota *q, uint64_t n_bytes);
+
 /* A block of so many bytes, as they were asked for, is the quota's. */
 void quota_count_alloc(struct quota *q, uint64_t n_bytes);
 
 /* Something changed for those who wait, if anybody does; in the whole partition. */
 void quota_make_due(struct quota *q);
 void partition_make_due(struct partition *p);
+
+/* The first in line has waited so long for others to free that nobody of its tenant passes it
+ * any more, but for who would be refused otherwise; nor does its claim refuse anybody. */
+bool quota_first_is_aged(const struct quota *q, uint64_t now);
 
 /* It gets what it wants: takes it out of the line. */
 void quota_unqueue_served(struct quota_request *request);

@@ -14,11 +14,9 @@
 #include "daemon/clock.h"
 #include "daemon/ladder.h"
 
-#define QUOTA_LOOKS   256u /* requests looked at in one turn */
-#define QUOTA_ROOMS   32u  /* and for so many room is made, or a refusal written */
-#define QUOTA_AGED_MS 1000u
+#define QUOTA_LOOKS 256u /* requests looked at in one turn */
+#define QUOTA_ROOMS 32u  /* and for so many room is made, or a refusal written */
 
-static bool quota_first_is_aged(const struct quota *q, uint64_t now);
 static void partition_make_claims_due(struct partition *p);
 
 /* Before any reply that goes out because of the change: a client that knows of it reads it. */
@@ -257,6 +255,11 @@ static void quota_count_refusal(struct quota *q, int r)
         q->last_refusal_ms = clock_wall_ms();
 }
 
+bool quota_is_impossible(const struct quota *q, uint64_t n_bytes)
+{
+        return n_bytes > max_u64(account_attainable(&q->account), q->account.charged_bytes);
+}
+
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                 uint64_t *ret_offset)
 {
@@ -274,6 +277,8 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
                 r = QUOTA_WAIT; /* those who came before are looked at first */
         else
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
+        if (r > 0 && quota_is_impossible(q, n_bytes))
+                r = -ENOMEM;
         quota_count_refusal(q, r);
         return r > 0 ? QUOTA_WAIT : r;
 }
@@ -357,13 +362,11 @@ void partition_lose(struct partition *p)
         partition_make_due(p);
 }
 
-/* The first in line has waited so long for others to free that nobody of its tenant passes it
- * any more, but for who would be refused otherwise. */
-static bool quota_first_is_aged(const struct quota *q, uint64_t now)
+bool quota_first_is_aged(const struct quota *q, uint64_t now)
 {
         const struct quota_request *first = TAILQ_FIRST(&q->waiting);
 
-        return first && first->queued_ms != 0 && now - first->queued_ms >= QUOTA_AGED_MS;
+        return first && first->queued_ms != 0 && now - first->queued_ms >= LADDER_AGED_MS;
 }
 
 /* Whether it may have what fits now. */
@@ -599,12 +602,43 @@ static void quota_explain_extent(const struct quota_request *refused, char *buf,
                  p->is_cuda ? ", or 'share: cuda-ipc', with which every block lies in one extent" : "");
 }
 
-void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf)
+/* The partition is full, or promised to others. */
+static void quota_explain_partition(const struct quota_request *refused, char *buf, size_t n_buf)
 {
         const char *how = refused->in_extent ? " in one extent" : "";
         const struct quota *q = refused->quota;
         const struct account *a = &q->account;
         const struct pool *p = &q->partition->pool;
+        uint64_t claims = ladder_claims_before(refused);
+        struct bfc_stats stats;
+        int n;
+
+        if (quota_is_impossible(q, refused->n_bytes)) {
+                snprintf(buf, n_buf,
+                         "%" PRIu64
+                         " bytes can never fit in partition '%s' for tenant '%s': of its limit %" PRIu64
+                         ", %" PRIu64 " are guaranteed to other tenants",
+                         refused->n_bytes, q->partition->name, q->tenant, p->limit_bytes,
+                         p->reserve_bytes - a->reserve_bytes);
+                return;
+        }
+        arena_read_stats(q->arena, &stats);
+        n = snprintf(buf, n_buf,
+                     "%" PRIu64 " bytes%s do not fit in partition '%s': its limit %" PRIu64
+                     ", reserved or guaranteed %" PRIu64 "; tenant '%s': limit %" PRIu64 ", reserved %" PRIu64
+                     ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
+                     refused->n_bytes, how, q->partition->name, p->limit_bytes, p->committed_bytes, q->tenant,
+                     a->limit_bytes, a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
+        if (claims > 0 && n > 0 && (size_t)n < n_buf)
+                snprintf(buf + n, n_buf - (size_t)n,
+                         "; requests of others that came before wait for %" PRIu64 " bytes", claims);
+}
+
+void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf)
+{
+        const char *how = refused->in_extent ? " in one extent" : "";
+        const struct quota *q = refused->quota;
+        const struct account *a = &q->account;
         struct bfc_stats stats;
 
         arena_read_stats(q->arena, &stats);
@@ -628,13 +662,7 @@ void quota_explain(const struct quota_request *refused, int error, char *buf, si
                          refused->n_bytes, how, q->tenant, q->partition->name, a->limit_bytes,
                          a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
         else
-                snprintf(buf, n_buf,
-                         "%" PRIu64 " bytes%s do not fit in partition '%s': its limit %" PRIu64
-                         ", reserved or guaranteed %" PRIu64 "; tenant '%s': limit %" PRIu64
-                         ", reserved %" PRIu64 ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
-                         refused->n_bytes, how, q->partition->name, p->limit_bytes, p->committed_bytes,
-                         q->tenant, a->limit_bytes, a->charged_bytes, q->bytes_in_use,
-                         stats.largest_free_block_bytes);
+                quota_explain_partition(refused, buf, n_buf);
 }
 
 void quota_clear_peaks(struct quota *q)

@@ -126,6 +126,8 @@ struct quota {
         uint64_t trade_bytes;          /* to be held too, as they come back */
         bool growing;
         struct quota_request *growing_for; /* NULL: it was cancelled */
+        uint64_t claim_ms;     /* since when its requests have claims, and none of them grew; 0: never */
+        uint64_t unclaimed_ms; /* when it last had none any more */
         struct quota_request_list waiting;
         uint32_t n_waiting;         /* requests, with the one that it grows for */
         struct quota_request *next; /* to be looked at in this round; NULL: all were */
@@ -197,7 +199,7 @@ enum {
 
 /* A block at once, inside one extent if it must: 0, QUOTA_WAIT, or a refusal:
  * -EINVAL (0 bytes, or more than an extent has), -EDQUOT (max_blocks, or more than
- * the limit), -ENODEV (the device is lost). */
+ * the limit), -ENOMEM (more than the others' reserves ever leave), -ENODEV (the device is lost). */
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                 uint64_t *ret_offset);
 

@@ -633,6 +633,129 @@ START_TEST(test_asked_again_while_waiting)
 }
 END_TEST
 
+/* ---- claims ---------------------------------------------------------------------- */
+
+static unsigned wait_for(struct peer *p, uint64_t id)
+{
+        uint64_t began = clock_ms();
+
+        while (peer_error(p, id) < 0 && clock_ms() - began < 10000)
+                wait_a_little(5);
+        return (unsigned)(clock_ms() - began);
+}
+
+/* What others' reserves never leave it is refused at once: nobody is asked, nothing is claimed. */
+START_TEST(test_impossible)
+{
+        struct peer *x = come_in(1, true), *z = come_in(3, true);
+        uint64_t id;
+
+        must_malloc(x, 0, E);
+        must_malloc(z, 0, E);
+        id = peer_malloc_wait(z, 0, 6 * E + 1, 60000); /* 8, of which 2 are guaranteed */
+        ck_assert_int_eq(peer_error(z, id), ENOMEM);
+        ck_assert_ptr_nonnull(strstr(peer_reply(z, id)->refusal->message, "guaranteed to other tenants"));
+        ck_assert_uint_eq(b->partitions[0].n_claims, 0);
+        ck_assert_uint_eq(x->n_trimmed + z->n_trimmed, 0);
+        ck_assert_uint_eq(b->tenants[2].quotas[0]->n_out_of_memory, 1);
+        must_malloc(x, 0, 4 * E);
+        leave(x);
+        leave(z);
+}
+END_TEST
+
+/* What only its own memory can make possible is asked of nobody else, nor kept from anybody. */
+START_TEST(test_only_its_own_helps)
+{
+        struct peer *x = come_in(1, true), *z = come_in(3, true);
+        uint64_t of_z = must_malloc(z, 0, 4 * E), of_x, id;
+
+        of_x = must_malloc(x, 0, E);
+        id = peer_malloc_wait(z, 0, 3 * E, 60000);
+        settle();
+        ck_assert_uint_eq(x->n_trimmed, 0);
+        ck_assert_uint_eq(z->n_trims, 1);
+        ck_assert_uint_eq(z->trims[0].n_bytes, E);
+        must_answer(z, 0);
+        ck_assert_uint_eq(x->n_trimmed, 0);
+        ck_assert_uint_eq(b->partitions[0].n_claims, 0);
+        must_malloc(x, 0, E);
+        must_free(x, of_x);
+        ck_assert_int_eq(peer_error(z, id), -1);
+        must_free(z, of_z);
+        settle();
+        ck_assert_int_eq(peer_error(z, id), 0);
+        leave(x);
+        leave(z);
+}
+END_TEST
+
+/* One that waits for very much lets those pass, after a second, who would be refused beside free
+ * memory; what comes back beyond that is its own. */
+START_TEST(test_claims_refuse_nobody)
+{
+        struct peer *x = come_in(1, false), *y = come_in(2, false), *z = come_in(3, false);
+        uint64_t of_x[3], much, id;
+        unsigned ms;
+
+        of_x[0] = must_malloc(x, 0, E);
+        much = peer_malloc_wait(z, 0, 6 * E, 60000);
+        settle();
+        id = peer_malloc(x, 0, E);
+        settle();
+        ck_assert_int_eq(peer_error(x, id), -1);
+        ms = wait_for(x, id);
+        ck_assert_int_eq(peer_error(x, id), 0);
+        of_x[1] = peer_reply(x, id)->block->block_id;
+        ck_assert_uint_ge(ms, 800);
+        ck_assert_uint_lt(ms, 3000);
+        /* From now on at once, but for who can wait. */
+        of_x[2] = must_malloc(x, 0, E);
+        id = peer_malloc_wait(y, 0, 3 * E, 60000);
+        settle();
+        ck_assert_int_eq(peer_error(y, id), -1);
+        ck_assert_int_eq(peer_error(z, much), -1);
+        for (int i = 0; i < 3; i++)
+                must_free(x, of_x[i]);
+        settle();
+        ck_assert_int_eq(peer_error(z, much), 0);
+        leave(x);
+        leave(y);
+        leave(z);
+}
+END_TEST
+
+/* Nor do many that each wait for less than that: their tenant's time is up, not theirs. */
+START_TEST(test_claims_one_after_the_other)
+{
+        struct peer *x = come_in(1, false), *z = come_in(3, false);
+        uint64_t much = 0, id;
+        unsigned ms = 0;
+
+        must_malloc(x, 0, E);
+        for (int i = 0; i < 3; i++) {
+                much = peer_malloc_wait(z, 0, 6 * E, 600);
+                settle();
+                id = peer_malloc(x, 0, E);
+                ms += wait_for(x, id);
+                ck_assert_int_eq(peer_error(x, id), 0);
+                must_free(x, peer_reply(x, id)->block->block_id);
+                wait_for(z, much);
+                ck_assert_int_eq(peer_error(z, much), ENOMEM);
+                quota_release_idle(b->tenants[0].quotas[0]);
+                settle();
+        }
+        printf("# %u ms\n", ms);
+        ck_assert_uint_lt(ms, 2500);
+        much = peer_malloc_wait(z, 0, 6 * E, 600);
+        settle();
+        must_malloc(x, 0, E);
+        ck_assert_int_eq(peer_error(z, much), -1);
+        leave(x);
+        leave(z);
+}
+END_TEST
+
 /* ---- at random ------------------------------------------------------------------ */
 
 static unsigned n_walk_answers;
@@ -750,6 +873,10 @@ int main(void)
         tcase_add_test(tc, test_in_order_within_a_tenant);
         tcase_add_test(tc, test_behind_one_that_waits);
         tcase_add_test(tc, test_asked_again_while_waiting);
+        tcase_add_test(tc, test_impossible);
+        tcase_add_test(tc, test_only_its_own_helps);
+        tcase_add_test(tc, test_claims_refuse_nobody);
+        tcase_add_test(tc, test_claims_one_after_the_other);
         tcase_add_test(tc, test_walk);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
