@@ -1300,6 +1300,7 @@ struct session *session_free(struct session *s)
                 return NULL;
         assert(s->index == LEDGER_NONE);
         assert(TAILQ_EMPTY(&s->requests) && TAILQ_EMPTY(&s->deliveries));
+        holds_clear(&s->holds);
         free(s->who.gids);
         free(s->who.cgroup);
         free(s);

@@ -22,6 +22,7 @@
 
 #include "daemon/broker.h"
 #include "daemon/holding.h"
+#include "daemon/holds.h"
 #include "daemon/reload.h"
 #include "daemon/retire.h"
 #include "daemon/shared.h"
@@ -89,6 +90,7 @@ struct session {
         struct session_request_list requests;
         size_t n_requests;         /* waiting: at SESSION_MAX_PENDING the connection reads no more */
         struct shared_waits waits; /* of these, those that wait for names */
+        struct holds holds;        /* the shared blocks that it has */
         struct session_delivery_list deliveries;
         uint64_t sequence; /* of the last Extents message */
         uint64_t acked_sequence;

@@ -128,25 +128,16 @@ static bool name_is_refused(struct session *s, uint64_t id, const char *text)
 
 /* ---- holds --------------------------------------------------------------- */
 
-/* The session's hold of a shared block, or LEDGER_NONE. Both lists have it, and it is
- * looked for in both at once: so the shorter one bounds it. */
-static uint32_t hold_find(const struct session *s, uint32_t shared)
+/* The session has fewer than SHARED_MAX_HOLDS, and none of this one. -ENOSPC, -ENOMEM. */
+static int hold_begin(struct session *s, uint32_t shared, uint32_t *ret_hold)
 {
-        struct ledger *l = s->broker->ledger;
-        uint32_t mine = ledger_session_at(l, s->index)->links.first_hold;
-        uint32_t its = ledger_shared_at(l, shared)->links.first_hold;
+        int r = holds_make_room(&s->holds);
 
-        while (mine != LEDGER_NONE && its != LEDGER_NONE) {
-                const struct ledger_hold *a = ledger_hold_at(l, mine), *b = ledger_hold_at(l, its);
-
-                if (a->shared == shared)
-                        return mine;
-                if (b->session == s->index)
-                        return its;
-                mine = a->links.next_of_session;
-                its = b->links.next_of_shared;
-        }
-        return LEDGER_NONE;
+        if (r == 0)
+                r = ledger_hold_add(s->broker->ledger, s->index, shared, ret_hold);
+        if (r == 0)
+                holds_add(&s->holds, shared, *ret_hold);
+        return r;
 }
 
 /* The last one who has it lets go: the block is free, and then its name. */
@@ -172,6 +163,7 @@ static void hold_end(struct session *s, uint32_t hold)
 {
         struct ledger *l = s->broker->ledger;
 
+        holds_remove(&s->holds, ledger_hold_at(l, hold)->shared);
         if (ledger_shared_at(l, ledger_hold_at(l, hold)->shared)->links.n_holds == 1)
                 shared_end(s, hold);
         else
@@ -191,7 +183,7 @@ static void hold_count_down(struct session *s, uint32_t hold)
 bool shared_let_go(struct session *s, uint32_t block)
 {
         struct ledger *l = s->broker->ledger;
-        uint32_t hold = hold_find(s, ledger_block_at(l, block)->shared);
+        uint32_t hold = holds_find(&s->holds, ledger_block_at(l, block)->shared);
 
         if (hold == LEDGER_NONE ||
             ledger_hold_at(l, hold)->count == ledger_hold_at(l, hold)->links.n_in_delivery)
@@ -211,9 +203,10 @@ void shared_undelivered(struct session *s, uint32_t hold)
         hold_count_down(s, hold);
 }
 
+/* The last of them, so that none of the others moves. */
 void shared_reap(struct session *s)
 {
-        hold_end(s, ledger_session_at(s->broker->ledger, s->index)->links.first_hold);
+        hold_end(s, s->holds.list[s->holds.n - 1].hold);
 }
 
 /* ---- publish ------------------------------------------------------------- */
@@ -226,7 +219,7 @@ static bool publish_is_refused(struct session *s, uint64_t id, const Bfcd__Publi
         const struct shared_name *taken;
         char sentence[256];
 
-        if (shared != LEDGER_NONE && hold_find(s, shared) != LEDGER_NONE) {
+        if (shared != LEDGER_NONE && holds_find(&s->holds, shared) != LEDGER_NONE) {
                 snprintf(sentence, sizeof(sentence), "block %" PRIu64 " is shared already, as '%s'",
                          p->block_id, ledger_shared_at(l, shared)->name);
                 session_refuse(s, id, -EINVAL, sentence);
@@ -264,7 +257,7 @@ static bool hold_is_refused(struct session *s, uint64_t id)
         return true;
 }
 
-/* Makes the records, the block's last. -ENOSPC: a table is full. */
+/* Makes the records, the block's last. -ENOSPC: a table is full; -ENOMEM. */
 static int publish_write_down(struct session *s, const char *text, uint32_t block, uint32_t *ret_shared)
 {
         struct ledger *l = s->broker->ledger;
@@ -276,7 +269,7 @@ static int publish_write_down(struct session *s, const char *text, uint32_t bloc
         r = ledger_shared_add(l, &facts, &shared);
         if (r < 0)
                 return r;
-        r = ledger_hold_add(l, s->index, shared, &hold);
+        r = hold_begin(s, shared, &hold);
         if (r < 0) {
                 ledger_shared_clear(l, shared);
                 return r;
@@ -330,13 +323,17 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
 static int attach_count_up(struct session *s, uint64_t id, uint32_t shared, uint32_t *ret_hold)
 {
         struct ledger *l = s->broker->ledger;
-        uint32_t hold = hold_find(s, shared);
+        int r;
+        uint32_t hold = holds_find(&s->holds, shared);
 
         if (hold == LEDGER_NONE) {
                 if (hold_is_refused(s, id))
                         return -EDQUOT;
-                if (ledger_hold_add(l, s->index, shared, &hold) < 0) {
-                        session_refuse(s, id, -ENOMEM, "the daemon's table of holds is full");
+                r = hold_begin(s, shared, &hold);
+                if (r < 0) {
+                        session_refuse(s, id, -ENOMEM,
+                                       r == -ENOMEM ? "the daemon is out of memory"
+                                                    : "the daemon's table of holds is full");
                         return -ENOMEM;
                 }
         } else if (ledger_hold_at(l, hold)->count == UINT32_MAX) {
@@ -613,11 +610,27 @@ static void check_name(const void *node, VISIT visit, void *userdata)
                 c->why = check_shared(c->broker->ledger, name);
 }
 
+/* The ledger's list of a session's holds, and the session's own, are one. */
+static const char *check_holds(const struct session *s)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t i = s->index == LEDGER_NONE ? LEDGER_NONE : ledger_session_at(l, s->index)->links.first_hold;
+        size_t n = 0;
+
+        for (; i != LEDGER_NONE; i = ledger_hold_at(l, i)->links.next_of_session, n++)
+                if (holds_find(&s->holds, ledger_hold_at(l, i)->shared) != i)
+                        return "a session has a hold that it does not find";
+        return n == s->holds.n ? NULL : "a session finds a hold that it does not have";
+}
+
 static const char *check_session(const struct session *s)
 {
         const struct shared_wait *w;
+        const char *why = check_holds(s);
         size_t n = 0;
 
+        if (why)
+                return why;
         TAILQ_FOREACH(w, &s->waits.list, of_session)
         {
                 if (w->until_ms < s->waits.until_ms)

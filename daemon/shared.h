@@ -26,12 +26,13 @@
 #include <sys/queue.h>
 
 #include "daemon/broker.h"
+#include "daemon/holds.h"
 #include "proto/bfcd.pb-c.h"
 
-#define SHARED_MAX_HOLDS   1024u   /* different shared blocks that a session may have */
-#define SHARED_MAX_WAITS   32u     /* attaches of a session that wait */
-#define SHARED_MAX_WAIT_MS 600000u /* more counts as that */
-#define SHARED_SLICE       256u    /* of those who wait, served in one turn */
+#define SHARED_MAX_HOLDS   HOLDS_MAX /* different shared blocks that a session may have */
+#define SHARED_MAX_WAITS   32u       /* attaches of a session that wait */
+#define SHARED_MAX_WAIT_MS 600000u   /* more counts as that */
+#define SHARED_SLICE       256u      /* of those who wait, served in one turn */
 
 struct session;
 struct shared_wait;
