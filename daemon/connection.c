@@ -479,7 +479,9 @@ static void connection_flush(struct connection *c)
         if (c->crowded)
                 return;
         r = frame_writer_flush(c->writer, c->fd);
-        if (r < 0) {
+        if ((r == -EPIPE || r == -ECONNRESET) && c->failure[0] == '\0') {
+                connection_drop(c, NULL); /* it is gone, with its answers unread */
+        } else if (r < 0) {
                 connection_fail(c, strerror(-r));
         } else if (r == FRAME_CROWDED) {
                 c->crowded = true;

@@ -405,6 +405,35 @@ START_TEST(nothing_is_inherited_by_a_started_program)
 }
 END_TEST
 
+/* ---- the other end --------------------------------------------------------- */
+
+/* Who is gone when his answers are written has hung up, and violated nothing. */
+START_TEST(gone_before_the_answer)
+{
+        struct rig *rig = rig_start(&patient);
+        struct raw *raw = raw_connect(rig->socket, NULL);
+        char *log;
+
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(kill(rig->pid, SIGSTOP), 0);
+        for (int i = 0; i < 4; i++) {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__Usage usage = BFCD__USAGE__INIT;
+
+                request.body_case = BFCD__REQUEST__BODY_USAGE;
+                request.usage = &usage;
+                ck_assert_int_eq(raw_send(raw, &request), 0);
+        }
+        raw_close(raw);
+        ck_assert_int_eq(kill(rig->pid, SIGCONT), 0);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
+        log = rig_log(rig);
+        ck_assert_msg(!strstr(log, "disconnected"), "%s", log);
+        free(log);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = {
@@ -418,6 +447,7 @@ int main(void)
                 a_forked_child_is_nobody,
                 a_forked_child_cannot_touch_the_parents_blocks,
                 nothing_is_inherited_by_a_started_program,
+                gone_before_the_answer,
                 NULL,
         };
 
