@@ -276,11 +276,15 @@ static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n
         return r < 0 ? client_end(client, -ECONNRESET, "memory could not be unmapped") : 0;
 }
 
-/* What ended the session the next call finds out; there may be none for long. */
+/* What is idle here is the daemon's by now, or soon: nothing may be cut from it any more, and
+ * there may be no call for long that would find that out. What is known already stays. */
 static void client_events_ended(void *userdata)
 {
         bfc_client *client = userdata;
+        int known = 0;
 
+        __atomic_compare_exchange_n(&client->lost, &known, -ECONNRESET, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED);
         __atomic_store_n(&client->is_hung_up, true, __ATOMIC_RELAXED);
 }
 

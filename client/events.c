@@ -152,11 +152,11 @@ static void *events_run(void *userdata)
         struct events *e = userdata;
         int r = read_events(e, 0);
 
-        /* An end of file is events_stop(), or a daemon that ended the session: then
-         * the other socket tells. So it is while a Retire could not be done. */
-        e->ops->ended(e->userdata);
+        /* An end of file is events_stop(), or a daemon that ended the session. So it is
+         * while a Retire could not be done. */
         if (r < 0 && r != -ECANCELED)
                 e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
+        e->ops->ended(e->userdata);
         return NULL;
 }
 
@@ -252,9 +252,9 @@ int events_poll(struct events *e)
         if (r == FRAME_AGAIN || r == -EBUSY)
                 return r == -EBUSY ? r : 0;
         /* The daemon ended the session, or what it sent makes no sense. */
-        e->ops->ended(e->userdata);
         e->error = r == -EPROTO ? -EPROTO : -ECONNRESET;
         e->ops->failed(e->userdata, e->error);
+        e->ops->ended(e->userdata);
         return e->error;
 }
 

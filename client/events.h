@@ -18,9 +18,9 @@ struct events_ops {
         int (*retire)(void *userdata, const uint64_t *extent_ids, size_t n_extent_ids);
         /* Give back what lies idle there; 0: *ret_bytes did, which is answered. */
         int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
-        /* No event comes any more: the daemon hung up, or the thread is to end. */
+        /* No event comes any more: the daemon hung up, or the thread is to end. The last. */
         void (*ended)(void *userdata);
-        /* The thread ends by itself: what the daemon sent makes no sense (-EPROTO), or
+        /* Before that, where it ends by itself: what the daemon sent makes no sense (-EPROTO), or
          * the socket failed (-ECONNRESET). */
         void (*failed)(void *userdata, int error);
 };

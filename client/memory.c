@@ -307,11 +307,13 @@ int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, cons
 {
         struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab };
         uint64_t want = n_bytes;
-        int r;
+        int r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
 
+        if (r != 0)
+                return client_lost(client, r);
         if (!client->cache)
                 return client_malloc_uncached(client, partition, n_bytes, how, ret_ptr);
-        if (malloc_may_be_cut(how) && __atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
+        if (malloc_may_be_cut(how)) {
                 if (!how->ret_slab && client_unpark(client, partition, n_bytes, ret_ptr))
                         return 0;
                 r = client_try_cut(client, partition, n_bytes, how, &want, ret_ptr);

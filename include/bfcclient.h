@@ -22,7 +22,9 @@
  *   -EBUSY       a CUDA stream is being captured (bfc_free, bfc_write, bfc_read);
  *                another client is recording into that file (bfc_connect)
  *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read)
- *   -ECONNRESET  the daemon ended the session, or is gone
+ *   -ECONNRESET  the daemon ended the session, or is gone. The client's thread sees that at once,
+ *                and no cache serves anything after it; with BFC_NO_THREAD it is noticed when
+ *                the daemon is next asked
  *   -EPROTO      the other end does not speak the protocol
  *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
  *   -ETIMEDOUT   nobody published the name in time (bfc_attach)

@@ -407,6 +407,90 @@ END_TEST
 
 /* ---- the other end --------------------------------------------------------- */
 
+/* Serves itself from its cache until the end is seen. */
+static void work_on(void *arg)
+{
+        struct life *life = arg;
+        bfc_client *client;
+        void *kept, *p = NULL;
+        int64_t deadline;
+        int r = 0;
+
+        setenv("BFC_CACHE", "on", 1);
+        client = child_client_open(life->socket, NULL);
+        REQUIRE(bfc_malloc(client, 1 * MIB, &kept) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(client, 5 * MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(client, 200, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        gate_open(&life->up);
+        REQUIRE(gate_wait(&life->done, 60000), "nobody ended it");
+        for (deadline = clock_ms() + SETTLE_MS; r == 0 && clock_ms() < deadline;) {
+                r = bfc_malloc(client, 200, &p);
+                if (r == 0)
+                        (void)bfc_free(client, p);
+        }
+        REQUIRE(r == -ECONNRESET, "%d: %s", r, bfc_last_error());
+        REQUIRE(strstr(bfc_last_error(), "ended the session"), "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(client, 4 * MIB, &p) == -ECONNRESET, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_async(client, 200, 0, &p) == -ECONNRESET, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, kept) == -ECONNRESET, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+static void evict_all(struct rig *rig)
+{
+        Bfcd__Reply *reply;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__SESSIONS, 0, &reply), 0);
+        for (size_t i = 0; i < reply->list->n_sessions; i++) {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__Evict evict = BFCD__EVICT__INIT;
+
+                if (strcmp(reply->list->sessions[i]->tenant, "red") != 0)
+                        continue;
+                evict.session_id = reply->list->sessions[i]->session_id;
+                request.body_case = BFCD__REQUEST__BODY_EVICT;
+                request.evict = &evict;
+                ck_assert_msg(raw_do(rig->admin, &request) == 0, "%s", raw_refusal());
+        }
+        bfcd__reply__free_unpacked(reply, NULL);
+}
+
+/* A job whose session is over is told so, also when its cache could serve it for ever. */
+START_TEST(an_evicted_job_is_told)
+{
+        struct rig *rig = rig_start(&patient);
+        struct life life = life_new(rig);
+        pid_t pid = child_start(work_on, &life);
+
+        rig->forgiven = "evict";
+        ck_assert(gate_wait(&life.up, 20000));
+        evict_all(rig);
+        gate_open(&life.done);
+        child_join(pid);
+        life_free(&life);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(a_job_of_a_killed_daemon_is_told)
+{
+        struct rig *rig = rig_start(&patient);
+        struct life life = life_new(rig);
+        pid_t pid = child_start(work_on, &life);
+        int status;
+
+        ck_assert(gate_wait(&life.up, 20000));
+        ck_assert_int_eq(kill(rig->pid, SIGKILL), 0);
+        ck_assert_int_eq(waitpid(rig->pid, &status, 0), rig->pid);
+        gate_open(&life.done);
+        child_join(pid);
+        life_free(&life);
+        rig_discard(rig);
+}
+END_TEST
+
 /* Who is gone when his answers are written has hung up, and violated nothing. */
 START_TEST(gone_before_the_answer)
 {
@@ -447,6 +531,10 @@ int main(void)
                 a_forked_child_is_nobody,
                 a_forked_child_cannot_touch_the_parents_blocks,
                 nothing_is_inherited_by_a_started_program,
+#if CHILDREN_HAVE_EVENTS
+                an_evicted_job_is_told,
+                a_job_of_a_killed_daemon_is_told,
+#endif
                 gone_before_the_answer,
                 NULL,
         };

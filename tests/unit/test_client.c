@@ -1065,18 +1065,21 @@ START_TEST(lying_events)
 }
 END_TEST
 
-/* That the other socket is gone too tells itself; until then everything works. */
+/* Nothing new is given out from then on. What there is stays usable, and the rest is the other
+ * socket's to tell. */
 START_TEST(events_hang_up)
 {
         char *p = get(100);
+        void *q = NULL;
 
         fake_server_event(server, FAKE_EVENT_HANG_UP);
         for (int i = 0; i < 2000 && find_thread() != 0; i++)
                 usleep(1000);
         ck_assert_int_eq(find_thread(), 0);
         strcpy(p, "mine");
+        expect_error(bfc_malloc(client, 100, &q), -ECONNRESET, "gone");
+        ck_assert_ptr_null(q);
         ck_assert_int_eq(bfc_free(client, p), 0);
-        get(100);
 }
 END_TEST
 

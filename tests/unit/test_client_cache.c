@@ -448,6 +448,44 @@ START_TEST(daemon_gone)
 }
 END_TEST
 
+/* The thread sees the end, and no request of the cache's is served after it: not a parked block's,
+ * not a slab's, not a stream's. Nothing is asked for that. */
+START_TEST(daemon_gone_unasked)
+{
+        char *p = get(100);
+        uint64_t n_calls = stats().num_calls;
+        void *q = NULL;
+        int r = 0;
+
+        put(get(300));
+        put(get(100000));
+        put(get(7 * MIB));
+        n_calls = stats().num_calls;
+        fake_server_event(server, FAKE_EVENT_HANG_UP);
+        fake_server_hang_up(server);
+        for (int i = 0; i < 5000 && r == 0; i++) {
+                r = bfc_malloc(client, 300, &q);
+                if (r == 0)
+                        put(q);
+                usleep(1000);
+        }
+        q = NULL;
+        expect_error(r, -ECONNRESET, "gone");
+        expect_error(bfc_malloc(client, 300, &q), -ECONNRESET, "gone");
+        expect_error(bfc_malloc(client, 100000, &q), -ECONNRESET, "gone");
+        expect_error(bfc_malloc(client, 7 * MIB, &q), -ECONNRESET, "gone");
+        expect_error(bfc_malloc_async(client, 300, 1, &q), -ECONNRESET, "gone");
+        expect_error(bfc_malloc_async(client, 5 * MIB, 1, &q), -ECONNRESET, "gone");
+        ck_assert_ptr_null(q);
+        memset(p, 1, 100); /* its memory stays */
+        for (int i = 0; i < 3; i++)
+                expect_error(bfc_free(client, p), -ECONNRESET, "gone");
+        expect_error(bfc_free_async(client, p, 1), -ECONNRESET, "gone");
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        ck_assert_uint_eq(stats().num_calls, n_calls);
+}
+END_TEST
+
 START_TEST(daemon_gone_while_trimming)
 {
         put(get(100));
@@ -685,6 +723,7 @@ int main(void)
         tcase_add_test(t, turned_off);
         tcase_add_test(t, structures_of_an_earlier_header);
         tcase_add_test(t, daemon_gone);
+        tcase_add_test(t, daemon_gone_unasked);
         tcase_add_test(t, daemon_gone_while_trimming);
         tcase_add_test(t, free_refused);
         tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
