@@ -4,30 +4,37 @@
  *
  * A client is one process's session with the daemon. Every function may be
  * called from any thread; calls on one client run side by side. A client has one
- * thread of its own, which takes no signals. Sizes are in bytes. Functions return 0 or a negative errno:
+ * thread of its own, which takes no signals. Sizes are in bytes. Functions return 0 or
+ * a negative errno:
  *
  *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block, more
  *                than an extent has where the block must lie in one)
  *   -EDQUOT      the tenant's own limit does not hold the request, or it has
  *                as many blocks or sessions as it may have (max_blocks,
- *                max_sessions; also the daemon's own max_sessions)
+ *                max_sessions; also the daemon's own max_sessions); the process has
+ *                1,024 shared blocks (bfc_publish, bfc_attach), or 32 calls that wait
+ *                for a name (bfc_attach)
  *   -ENOMEM      the partition is full (or this process is out of memory)
  *   -EACCES      no tenant matches this user, or not the one asked for; or the
  *                socket's mode does not let it in
  *   -ENOENT      no such partition, or the tenant has no quota in it; no socket
- *                at that path
+ *                at that path; no shared block of that name (bfc_attach); no such
+ *                GPU (bfc_partition_for_device)
+ *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
+ *   -ETIMEDOUT   nobody published the name in time (bfc_attach)
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
- *   -EBUSY       a CUDA stream is being captured (bfc_free, bfc_write, bfc_read);
+ *   -EBUSY       a CUDA stream is being captured (bfc_free, bfc_detach, bfc_pool_free,
+ *                bfc_write, bfc_read, bfc_end_stream, bfc_poll);
  *                another client is recording into that file (bfc_connect)
- *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read)
+ *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read,
+ *                bfc_malloc_async), or the driver failed to wait (bfc_free, bfc_detach,
+ *                bfc_pool_free)
  *   -ECONNRESET  the daemon ended the session, or is gone. The client's thread sees that at once,
  *                and no cache serves anything after it; with BFC_NO_THREAD it is noticed when
  *                the daemon is next asked
  *   -EPROTO      the other end does not speak the protocol
- *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
- *   -ETIMEDOUT   nobody published the name in time (bfc_attach)
  *   -ECHILD      the client belongs to the parent of this forked process
  *
  * bfc_connect() may also return other errnos of socket(2), connect(2) and open(2).

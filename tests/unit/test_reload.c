@@ -788,7 +788,7 @@ static const char walk_end[] = "devices: [{id: host, size: 128MiB, partitions: [
 /* On every second device extents are retired before they go. */
 START_TEST(a_random_walk)
 {
-        struct walker walkers[WALK_PEERS] = { { NULL } };
+        struct walker walkers[WALK_PEERS] = { 0 };
         unsigned n_done = 0, n_refused = 0;
         static char text[8192];
 
