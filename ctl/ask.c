@@ -120,6 +120,7 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
                 return r;
         }
         a->admin = !*reply->hello->tenant;
+        a->session_id = reply->hello->session_id;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
 }

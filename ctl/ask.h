@@ -18,6 +18,7 @@ struct ask {
         struct call_connection *connection;
         const char *socket;
         bool admin;
+        uint64_t session_id; /* its own */
         char error[1024];
 };
 

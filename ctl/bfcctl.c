@@ -72,6 +72,7 @@ static int run_list(struct ask *a, const struct invocation *i, const struct comm
 
         if (ask_list(a, c->kind, &l) < 0)
                 return complain(a);
+        list_leave_out(l, a->session_id);
         r = i->json ? show_print(stdout, show_json(c->kind, l)) : show_table(stdout, c->kind, l);
         list_free(l);
         return finish(r);
@@ -158,12 +159,31 @@ static int add_leak(void *userdata, const Bfcd__BlockRow *row)
         return leaks_add(userdata, row);
 }
 
+/* A name that nobody has would give an empty list, which looks like good news. */
+static int must_be_tenant(struct ask *a, const char *name)
+{
+        struct list *l;
+        bool found = false;
+
+        if (ask_list(a, BFCD__LIST__KIND__TENANTS, &l) < 0)
+                return complain(a);
+        for (size_t i = 0; i < l->n_tenants && !found; i++)
+                found = strcmp(l->tenants[i]->tenant, name) == 0;
+        list_free(l);
+        if (found)
+                return EXIT_SUCCESS;
+        snprintf(a->error, sizeof(a->error), "No such tenant, or it is not this user's.");
+        return complain(a);
+}
+
 /* Sessions are read behind the blocks: whose block was seen is most likely still there. */
 static int print_leaks(struct ask *a, const struct invocation *i, struct leaks *k)
 {
         struct list *sessions;
         int r;
 
+        if (i->tenant && (r = must_be_tenant(a, i->tenant)) != EXIT_SUCCESS)
+                return r;
         if (ask_blocks(a, add_leak, k) < 0 || ask_list(a, BFCD__LIST__KIND__SESSIONS, &sessions) < 0)
                 return complain(a);
         r = i->json ? show_print(stdout, leaks_json(k, sessions)) : leaks_print(stdout, k, sessions);
@@ -209,25 +229,54 @@ static bool read_size(const char *text, uint64_t *ret)
         return false;
 }
 
+/* What sessions of a tenant ("": all) say that still lies idle in them. */
+static int ask_idle(struct ask *a, const char *tenant, uint64_t *ret)
+{
+        struct list *l;
+        int r = ask_list(a, BFCD__LIST__KIND__SESSIONS, &l);
+
+        if (r < 0)
+                return r;
+        *ret = list_idle(l, *tenant ? tenant : NULL);
+        list_free(l);
+        return 0;
+}
+
 static int run_trim(struct ask *a, const struct invocation *i, const struct command *c)
 {
         const char *tenant = i->n_arguments > 0 ? i->arguments[0] : "";
-        uint64_t want = 0, n_asked, n_bytes;
-        char size[TEXT_MAX];
+        uint64_t want = 0, n_asked, n_bytes, n_idle;
+        char size[TEXT_MAX], idle[TEXT_MAX];
 
         (void)c;
         if (i->bytes && (!read_size(i->bytes, &want) || want == 0))
                 return usage("wrong value for --bytes", i->bytes, "a size, as in --bytes 512MiB");
-        if (ask_trim(a, tenant, i->partition ? i->partition : "", want, &n_asked, &n_bytes) < 0)
+        if (ask_trim(a, tenant, i->partition ? i->partition : "", want, &n_asked, &n_bytes) < 0 ||
+            ask_idle(a, tenant, &n_idle) < 0)
                 return complain(a);
         if (i->json)
                 return finish(show_print(
                         stdout,
-                        show_document("trim", json_pack("{s:I, s:I}", "sessions_asked", (json_int_t)n_asked,
-                                                        "bytes_given_back", (json_int_t)n_bytes))));
-        printf("%llu sessions were asked for what lies idle in them; %s came back.\n",
-               (unsigned long long)n_asked, text_size(n_bytes, size));
+                        show_document("trim", json_pack("{s:I, s:o, s:o}", "num_asked", (json_int_t)n_asked,
+                                                        "bytes_given_back", show_number(n_bytes),
+                                                        "bytes_idle", show_number(n_idle)))));
+        printf("%llu asked, %s came back; %s still lies idle in sessions%s%s, by their own word.\n",
+               (unsigned long long)n_asked, text_size(n_bytes, size), text_size(n_idle, idle),
+               *tenant ? " of " : "", tenant);
         return finish(0);
+}
+
+/* "123", not 0 and nothing else. */
+static bool read_id(const char *text, uint64_t *ret)
+{
+        uint64_t n = 0;
+
+        for (const char *c = text; *c; c++)
+                if (*c < '0' || *c > '9' || __builtin_mul_overflow(n, 10, &n) ||
+                    __builtin_add_overflow(n, (uint64_t)(*c - '0'), &n))
+                        return false;
+        *ret = n;
+        return n != 0;
 }
 
 static int run_evict(struct ask *a, const struct invocation *i, const struct command *c)
@@ -235,14 +284,16 @@ static int run_evict(struct ask *a, const struct invocation *i, const struct com
         uint64_t id = 0;
 
         (void)c;
-        if (i->n_arguments == 0 || !read_size(i->arguments[0], &id) || id == 0)
-                return usage("which session?", NULL, "it is \"bfcctl evict SESSION\", by its number");
+        if (i->n_arguments == 0 || !read_id(i->arguments[0], &id))
+                return usage("which session?", NULL,
+                             "it is \"bfcctl evict SESSION\", by its number in \"bfcctl sessions\"");
         if (ask_evict(a, id) < 0)
                 return complain(a);
         if (i->json)
                 return finish(show_print(
                         stdout, show_document("evict", json_pack("{s:I}", "session_id", (json_int_t)id))));
-        printf("Session %llu was ended. Its memory comes back with its process.\n", (unsigned long long)id);
+        printf("Session %llu was ended. Its memory comes back when its process ends.\n",
+               (unsigned long long)id);
         return finish(0);
 }
 
@@ -257,8 +308,8 @@ static const struct command commands[] = {
         { "explain", 1, false, 0, run_explain },
         { "leaks", 0, false, 0, run_leaks },
         { "config", 0, true, 0, run_config },
-        { "reset-peaks", 2, true, 0, run_reset_peaks },
         { "reload", 0, true, 0, run_reload },
+        { "reset-peaks", 2, true, 0, run_reset_peaks },
         { "trim", 1, true, 0, run_trim },
         { "evict", 1, true, 0, run_evict },
 };
@@ -274,21 +325,22 @@ static void print_help(FILE *out)
               "  status                           the daemon and its devices\n"
               "  partitions                       each partition's use, peaks and limit\n"
               "  tenants                          each tenant's use, peaks and limit\n"
-              "  sessions                         client processes and what they hold\n"
+              "  sessions                         client processes: held, used, idle\n"
               "  blocks                           every block handed out\n"
               "  shared                           blocks that processes share, by name\n"
               "  whoami                           which tenant this user is\n"
               "  explain [PARTITION] [--tenant TENANT]\n"
-              "                                   who has the memory\n"
+              "                                   who has the memory, and where it lies\n"
               "  leaks [--older AGE] [--by tag|session|block] [--tenant TENANT]\n"
               "                                   what has been there for long\n"
               "On the admin socket also:\n"
               "  config                           the configuration in force\n"
-              "  reset-peaks [TENANT [PARTITION]] start peaks anew\n"
-              "  trim [TENANT]                    have back what lies idle; --partition, --bytes N\n"
-              "  evict SESSION                    end a session\n"
               "  reload [--dry-run]               read the configuration again, or only say\n"
               "                                   what that would change\n"
+              "  reset-peaks [TENANT [PARTITION]] start peaks anew\n"
+              "  trim [TENANT] [--partition NAME] [--bytes N]\n"
+              "                                   have back what lies idle in sessions\n"
+              "  evict SESSION                    end a session\n"
               "\n"
               "  -s, --socket PATH  the socket to talk to, for clients or for admins\n"
               "  -j, --json         print JSON\n"
@@ -322,6 +374,10 @@ static const char *right_use(const struct command *c)
                 return "it is \"bfcctl explain [PARTITION] [--tenant TENANT]\"";
         if (c->run == run_reset_peaks)
                 return "it is \"bfcctl reset-peaks [TENANT [PARTITION]]\"";
+        if (c->run == run_trim)
+                return "it is \"bfcctl trim [TENANT] [--partition NAME] [--bytes N]\"";
+        if (c->run == run_evict)
+                return "it is \"bfcctl evict SESSION\"";
         return "this command takes none";
 }
 

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "ctl/show.h"
@@ -91,22 +92,45 @@ static void print_figures(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_m
         print_refusals(out, f, now_ms);
 }
 
-static int print_occupancy(FILE *out, const Bfcd__ExplainRow *row)
+/* What the characters mean is said below the first picture. */
+static int print_occupancy(FILE *out, const Bfcd__ExplainRow *row, bool *legend)
 {
         char *picture = text_escape(row->occupancy);
 
         if (!picture)
                 return -ENOMEM;
-        if (*picture)
-                fprintf(out, "  %s\n  # used  . free  + mixed  ~ being given back  - no memory there\n",
-                        picture);
+        if (*picture) {
+                fprintf(out, "  %s\n", picture);
+                if (*legend)
+                        fputs("  # used  . free  + mixed  ~ being given back  - no memory there\n", out);
+                *legend = false;
+        }
         free(picture);
         return 0;
 }
 
+/* A tenant that never had anything there, nor asked for it. */
+static bool is_blank(const Bfcd__ExplainRow *row)
+{
+        const Bfcd__Figures *f = figures_of(row);
+
+        return *row->tenant && f->num_allocs == 0 && f->num_refusals == 0 && f->bytes_in_use == 0 &&
+               f->bytes_reserved == 0 && f->bytes_escaped == 0 && row->bytes_retiring == 0 &&
+               row->num_waiting == 0 && row->n_holders == 0;
+}
+
+static void print_blank(FILE *out, const Bfcd__ExplainRow *row)
+{
+        char limit[TEXT_MAX], guaranteed[TEXT_MAX];
+
+        fprintf(out, "  Has had nothing. Limit %s, guaranteed %s.\n",
+                text_size(figures_of(row)->bytes_limit, limit),
+                text_size(figures_of(row)->bytes_guaranteed, guaranteed));
+}
+
 static const struct table_column holder_columns[] = {
-        { "SESSION", true }, { "PID", true },    { "NAME", false }, { "STATE", false },
-        { "BLOCKS", true },  { "IN-USE", true }, { "IDLE", true },  { "LARGEST", true },
+        { "SESSION", true }, { "PID", true },  { "NAME", false }, { "STATE", false },
+        { "BLOCKS", true },  { "HELD", true }, { "IDLE", true },  { "LARGEST", true },
 };
 
 static int print_holders(FILE *out, const Bfcd__ExplainRow *row)
@@ -141,6 +165,8 @@ static int print_holders(FILE *out, const Bfcd__ExplainRow *row)
 
 int explain_print(FILE *out, const struct list *l, uint64_t now_ms)
 {
+        bool legend = true;
+
         for (size_t i = 0; i < l->n_explained; i++) {
                 const Bfcd__ExplainRow *row = l->explained[i];
                 int r;
@@ -150,8 +176,12 @@ int explain_print(FILE *out, const struct list *l, uint64_t now_ms)
                 r = print_title(out, row);
                 if (r < 0)
                         return r;
+                if (is_blank(row)) {
+                        print_blank(out, row);
+                        continue;
+                }
                 print_figures(out, row, now_ms);
-                r = print_occupancy(out, row);
+                r = print_occupancy(out, row, &legend);
                 if (r == 0)
                         r = print_holders(out, row);
                 if (r < 0)

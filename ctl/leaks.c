@@ -270,6 +270,15 @@ static void add_tag(struct table *t, const struct group *g, const struct list *s
         add_sums(t, g);
 }
 
+/* A block that processes share is no session's. */
+static void add_session_id(struct table *t, const struct group *g)
+{
+        if (g->session_id != 0)
+                table_number(t, g->session_id);
+        else
+                table_text(t, "shared");
+}
+
 static const struct table_column session_columns[] = {
         { "SESSION", true }, { "PID", true },        { "NAME", false },  { "STATE", false },
         { "TENANT", false }, { "PARTITION", false }, { "BLOCKS", true }, { "IN-USE", true },
@@ -280,8 +289,11 @@ static void add_session(struct table *t, const struct group *g, const struct lis
 {
         const Bfcd__SessionRow *s = session_of(g, sessions);
 
-        table_number(t, g->session_id);
-        table_number(t, s->pid);
+        add_session_id(t, g);
+        if (s->pid != 0)
+                table_number(t, s->pid);
+        else
+                table_text(t, "-");
         table_text(t, s->name);
         table_text(t, s->state);
         table_text(t, g->tenant);
@@ -298,7 +310,7 @@ static void add_block(struct table *t, const struct group *g, const struct list 
 {
         (void)sessions;
         table_number(t, g->block_id);
-        table_number(t, g->session_id);
+        add_session_id(t, g);
         table_text(t, g->tenant);
         table_text(t, g->partition);
         table_text(t, g->tag);
@@ -317,6 +329,17 @@ static const struct {
         [LEAKS_BY_BLOCK] = { block_columns, N_ELEMENTS(block_columns), add_block },
 };
 
+static void print_idle(FILE *out, uint64_t n_bytes)
+{
+        char size[TEXT_MAX];
+
+        if (n_bytes > 0)
+                fprintf(out,
+                        "Of what sessions hold, %s lie idle in their caches, by their own word: blocks without a tag, "
+                        "and no leak.\n",
+                        text_size(n_bytes, size));
+}
+
 int leaks_print(FILE *out, struct leaks *k, const struct list *sessions)
 {
         enum leaks_by by = k->options->by;
@@ -330,6 +353,8 @@ int leaks_print(FILE *out, struct leaks *k, const struct list *sessions)
                 views[by].add(t, k->groups[i], sessions);
         r = table_print(t, out);
         table_free(t);
+        if (r == 0)
+                print_idle(out, list_idle(sessions, k->options->tenant));
         return r;
 }
 

@@ -107,3 +107,27 @@ int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor)
         *ret_cursor = page->next_cursor;
         return 0;
 }
+
+void list_leave_out(struct list *l, uint64_t session_id)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < l->n_sessions; i++)
+                if (l->sessions[i]->session_id != session_id)
+                        l->sessions[n++] = l->sessions[i];
+        l->n_sessions = n;
+}
+
+uint64_t list_idle(const struct list *l, const char *tenant)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < l->n_sessions; i++) {
+                const Bfcd__SessionRow *s = l->sessions[i];
+
+                if ((!tenant || strcmp(s->tenant, tenant) == 0) &&
+                    __builtin_add_overflow(sum, s->client_bytes_idle, &sum))
+                        return UINT64_MAX;
+        }
+        return sum;
+}

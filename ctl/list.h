@@ -9,6 +9,7 @@
 #define BFC_CTL_LIST_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "proto/bfcd.pb-c.h"
 
@@ -41,5 +42,11 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
 
 /* The same with a page of the report that explains. */
 int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
+
+/* Leaves out a session: the asker's own, which nobody means. */
+void list_leave_out(struct list *l, uint64_t session_id);
+
+/* Bytes that the sessions of a tenant (NULL: all) keep for their next requests, by their own word. */
+uint64_t list_idle(const struct list *l, const char *tenant);
 
 #endif

@@ -36,7 +36,7 @@ int reload_show(FILE *out, FILE *errors, const Bfcd__ReloadReply *reply, bool dr
         if (reply->n_changes == 0)
                 fputs(dry_run ? "Nothing would change.\n" : "Nothing has changed.\n", out);
         else if (dry_run)
-                fputs("It would say and change this:\n", out);
+                fputs("Would change:\n", out);
         return put_lines(out, reply->changes, reply->n_changes);
 }
 

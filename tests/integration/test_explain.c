@@ -275,6 +275,11 @@ START_TEST(leaks_by_all_there_is)
         ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "--by", "colour"), NULL, NULL), USAGE);
         ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "--older", "soon"), NULL, NULL), USAGE);
         ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "red"), NULL, NULL), USAGE);
+        ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "--tenant", "red"), NULL, NULL), REFUSED);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("leaks", "--tenant", "nosuch"), NULL, &out), REFUSED);
+        must_say(out, "No such tenant");
+        free(out);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("evict", "1KiB"), NULL, NULL), USAGE);
         hold_end(&weights);
         hold_end(&other);
         hold_end(&theirs);

@@ -161,7 +161,18 @@ START_TEST(by_session)
                 text,
                 "SESSION   PID  NAME        STATE  TENANT  PARTITION  BLOCKS    IN-USE  LARGEST  OLDEST  NEWEST\n"
                 "      8  4242  train\\n.py  live   red     train           2  10.0 KiB  8.0 KiB   7.0 s   0.0 s\n"
-                "      7     0  -           -      red     train           2   5.0 KiB  4.0 KiB   9.0 s   5.0 s\n");
+                "      7     -  -           -      red     train           2   5.0 KiB  4.0 KiB   9.0 s   5.0 s\n");
+        free(text);
+        add(k, 6, 0, "red", "weights", 65536, 100); /* shared */
+        row.client_bytes_idle = 2048;
+        row.tenant = (char[]){ "red" };
+        text = table_of(k, &sessions);
+        ck_assert_ptr_nonnull(strstr(text, "\n shared     -  -           -      red "));
+        ck_assert_ptr_nonnull(strstr(text, "\nOf what sessions hold, 2.0 KiB lie idle in their caches"));
+        free(text);
+        row.tenant = (char[]){ "blue" }; /* not asked about */
+        text = table_of(k, &sessions);
+        ck_assert_ptr_null(strstr(text, "idle"));
         free(text);
         leaks_free(k);
 }
@@ -203,10 +214,11 @@ static struct list *explained(void)
         static Bfcd__Figures figures;
         static Bfcd__Holder holder;
         static Bfcd__Holder *holders[] = { &holder };
-        static Bfcd__ExplainRow rows[2], *pointers[] = { &rows[0], &rows[1] };
+        static Bfcd__ExplainRow rows[4], *pointers[] = { &rows[0], &rows[1], &rows[2], &rows[3] };
         static struct list l;
         static char train[] = "train", red[] = "red", name[] = "x\x1b[2J", live[] = "live",
-                    picture[] = "##+.~-";
+                    picture[] = "##+.~-", blue[] = "blue", green[] = "green";
+        static Bfcd__Figures blank;
 
         bfcd__figures__init(&figures);
         figures.bytes_limit = 64 * MIB;
@@ -242,7 +254,18 @@ static struct list *explained(void)
         rows[1].holders = holders;
         rows[1].num_waiting = 6;
         rows[1].bytes_retiring = 2 * MIB;
-        l = (struct list){ .explained = pointers, .n_explained = 2 };
+        bfcd__figures__init(&blank);
+        blank.bytes_limit = 8 * MIB;
+        for (size_t i = 2; i < 4; i++) {
+                bfcd__explain_row__init(&rows[i]);
+                rows[i].partition = train;
+        }
+        rows[2].tenant = blue; /* as red, without holders */
+        rows[2].figures = &figures;
+        rows[2].occupancy = picture;
+        rows[3].tenant = green;
+        rows[3].figures = &blank;
+        l = (struct list){ .explained = pointers, .n_explained = 4 };
         return &l;
 }
 
@@ -268,9 +291,14 @@ START_TEST(explain_for_people)
                                      "  Refused                    3  EDQUOT 1, ENOMEM 2, last 30.0 s ago\n"
                                      "  ##+.~-\n"
                                      "  # used  . free  + mixed  ~ being given back  - no memory there\n"));
-        ck_assert_ptr_nonnull(strstr(text, "SESSION  PID  NAME      STATE  BLOCKS   IN-USE   IDLE  LARGEST\n"
+        ck_assert_ptr_nonnull(strstr(text, "SESSION  PID  NAME      STATE  BLOCKS     HELD   IDLE  LARGEST\n"
                                            "      9   77  x\\x1b[2J  live        4  3.0 MiB  512 B  1.0 MiB\n"
                                            "(1 of 2 sessions)\n"));
+        ck_assert_ptr_nonnull(strstr(text, "ENOMEM 2, last 30.0 s ago\n"
+                                           "  ##+.~-\n"
+                                           "\n"
+                                           "Tenant green in partition train\n"
+                                           "  Has had nothing. Limit 8.0 MiB, guaranteed 0 B.\n"));
         free(text);
 }
 END_TEST
@@ -281,7 +309,7 @@ START_TEST(explain_for_programs)
 
         ck_assert_int_eq(json_integer_value(json_object_get(document, "schema")), SHOW_SCHEMA);
         rows = json_object_get(document, "explain");
-        ck_assert_uint_eq(json_array_size(rows), 2);
+        ck_assert_uint_eq(json_array_size(rows), 4);
         ck_assert(json_is_null(json_object_get(json_array_get(rows, 0), "tenant")));
         row = json_array_get(rows, 1);
         ck_assert_str_eq(json_string_value(json_object_get(row, "tenant")), "red");
