@@ -16,6 +16,15 @@ static inline uint64_t clock_ms(void)
         return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+/* To measure what something takes. */
+static inline uint64_t clock_ns(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 static inline uint64_t clock_wall_ms(void)
 {
         struct timespec now;

@@ -14,8 +14,10 @@
 #include "daemon/clock.h"
 #include "daemon/ladder.h"
 
-#define QUOTA_LOOKS 256u /* requests looked at in one turn */
-#define QUOTA_ROOMS 32u  /* and for so many room is made, or a refusal written */
+#define QUOTA_LOOKS      256u /* requests looked at in one turn */
+#define QUOTA_ROOMS      32u  /* and for so many room is made, or a refusal written */
+#define QUOTA_ROOM_LOOKS 8u
+#define QUOTA_ROOMS_NS   20000u /* at most about so long: what it takes is a matter of how many there are */
 
 static void partition_make_claims_due(struct partition *p);
 
@@ -390,7 +392,7 @@ static bool quota_is_over(const struct quota_request *request, uint64_t now)
 }
 
 /* 0: it is served, or grows. Positive: it goes on waiting. */
-static int quota_serve_one(struct quota *q, struct quota_request *request, uint64_t now)
+static int quota_serve_one(struct quota *q, struct quota_request *request, uint64_t now, unsigned *budget)
 {
         bfc_handle handle = 0;
         uint64_t offset = 0;
@@ -399,6 +401,7 @@ static int quota_serve_one(struct quota *q, struct quota_request *request, uint6
         if (quota_may_pass(request, now))
                 r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);
         if (r > 0 && quota_is_over(request, now)) {
+                *budget -= *budget > QUOTA_ROOM_LOOKS ? QUOTA_ROOM_LOOKS : *budget;
                 r = ladder_last_chance(q, request);
                 if (r == 0)
                         return 0;
@@ -420,7 +423,7 @@ static bool quota_serve(struct quota *q, unsigned *budget)
 
                 (*budget)--;
                 q->next = TAILQ_NEXT(request, link);
-                quota_serve_one(q, request, now);
+                quota_serve_one(q, request, now, budget);
         }
         return !q->next;
 }
@@ -430,12 +433,14 @@ static bool quota_serve(struct quota *q, unsigned *budget)
 static bool quota_make_rooms(struct quota *q, unsigned *budget)
 {
         struct quota_request *request;
+        uint64_t began_ns = 0;
 
         while (!q->growing && (request = TAILQ_FIRST(&q->waiting))) {
                 int r;
 
-                if ((*budget)-- == 0)
+                if ((*budget)-- == 0 || (began_ns != 0 && clock_ns() - began_ns >= QUOTA_ROOMS_NS))
                         return false;
+                began_ns = began_ns == 0 ? clock_ns() : began_ns;
                 r = ladder_make_room(q, request);
                 if (r == 0)
                         return true;

@@ -53,7 +53,7 @@ struct quota_asking {
         unsigned n_gave;   /* how often that was */
         uint64_t clock;    /* the rest is for who asks: quota_options.trim() */
         unsigned n_round;
-        unsigned n_vain;
+        unsigned n_vain; /* sessions that were looked at in vain */
 };
 
 /* A request that waits. Embedded by the session; it leaves the queue before

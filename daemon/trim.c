@@ -25,6 +25,8 @@ struct trim_quota {
         size_t n_open;    /* Trims that are waited for */
         uint64_t sent_ms; /* the last of all */
         uint64_t n_blocks;
+        uint64_t n_changes; /* of anything that decides what can be asked for */
+        size_t n_empty;     /* shares that were found to have nothing since the last of these */
         struct trim_slot *slots;
         size_t n_slots;
 };
@@ -56,6 +58,7 @@ static struct trim_quota *trim_quota_of(struct quota *q)
                 if (!q->asked)
                         return NULL;
                 TAILQ_INIT(&q->asked->shares);
+                q->asked->n_changes = 1;
         }
         if (q->asked->n_slots < n) {
                 struct trim_slot *slots = grow_zeroed(q->asked->slots, &q->asked->n_slots, n, sizeof(*slots));
@@ -77,6 +80,13 @@ static void trim_quota_drop(struct quota *q)
         q->asked = NULL;
 }
 
+/* Whoever had nothing may have something now. */
+static void trim_changed(struct trim_quota *t)
+{
+        t->n_changes++;
+        t->n_empty = 0;
+}
+
 static bool share_is_willing(const struct trim_share *share)
 {
         return share->is_listed && !share->is_deaf;
@@ -87,6 +97,7 @@ static void share_count_willing(struct trim_share *share, struct quota *q, bool 
 {
         struct trim_quota *t = q->asked;
 
+        trim_changed(t);
         for (size_t i = 0; i < share->n_slots && i < t->n_slots; i++)
                 t->slots[i].n_willing += willing ? share->n_mine[i] : 0u - share->n_mine[i];
 }
@@ -125,6 +136,7 @@ void trim_add_block(struct session *s, struct session_share *session_share, uint
         if (!t)
                 return;
         t->n_blocks++;
+        trim_changed(t);
         if (s->takes_trims && s->state == SESSION_LIVE && !share->is_listed)
                 share_list(s, session_share);
         if (s->takes_trims)
@@ -145,6 +157,7 @@ static void uncount(struct quota *q, struct trim_share *share, uint64_t offset, 
         struct trim_quota *t = q->asked;
         size_t slot, last;
 
+        trim_changed(t);
         for (slot = arena_slots(q->arena, offset, n_bytes, &last); slot <= last && slot < t->n_slots;
              slot++) {
                 if (of_all && t->slots[slot].n_all > 0)
@@ -252,6 +265,25 @@ static void share_find_ranges(struct trim_share *share, struct ranges *ret)
         ranges_sort(ret);
 }
 
+/* Whether share_find_ranges() could find any, wherever it begins. What was found out holds until
+ * something changes. */
+static bool share_has_ranges(struct trim_share *share)
+{
+        const struct quota *q = share->share->quota;
+        struct trim_quota *t = q->asked;
+        size_t n = share->n_slots < t->n_slots ? share->n_slots : t->n_slots;
+
+        if (share->empty_since == t->n_changes)
+                return false;
+        for (size_t slot = 0; slot < n; slot++)
+                if (share->n_mine[slot] > 0 && t->slots[slot].n_willing == t->slots[slot].n_all &&
+                    arena_slot_extent(q->arena, slot) != LEDGER_NONE)
+                        return true;
+        share->empty_since = t->n_changes;
+        t->n_empty++;
+        return false;
+}
+
 static void share_send(struct trim_share *share, struct ranges *ranges, uint64_t n_bytes, uint64_t now_ms)
 {
         struct session *s = share->session;
@@ -303,17 +335,30 @@ struct round {
         size_t n, max;
         struct trim_share *best[TRIM_MAX_ROUND];
         uint64_t idle[TRIM_MAX_ROUND];
+        size_t n_reads; /* of pages */
+        uint64_t now_ms;
 };
 
-/* What may lie idle there, as far as that is known; nothing that it may be relied on. */
-static uint64_t share_idle(const struct trim_share *share)
+/* What may lie idle there, as far as that is known; nothing that it may be relied on. To read a
+ * page takes system calls, so what it said is remembered for a moment, and a round reads a few. */
+static uint64_t share_idle(struct round *r, struct trim_share *share)
 {
-        return session_idle_hint(share->session, (uint32_t)(share->share - share->session->shares));
+        uint64_t held = share->share->holding.bytes;
+
+        if (share->hint_ms == 0 || r->now_ms - share->hint_ms >= TRIM_HINT_MS) {
+                if (r->n_reads == TRIM_MAX_READS)
+                        return held;
+                r->n_reads++;
+                share->hint =
+                        session_idle_hint(share->session, (uint32_t)(share->share - share->session->shares));
+                share->hint_ms = r->now_ms;
+        }
+        return min_u64(share->hint, held);
 }
 
 static void round_add(struct round *r, struct trim_share *share)
 {
-        uint64_t idle = share_idle(share);
+        uint64_t idle = share_idle(r, share);
         size_t i = r->n < r->max ? r->n++ : r->max;
 
         for (; i > 0 && r->idle[i - 1] < idle; i--) {
@@ -334,17 +379,35 @@ static bool share_may_be_asked(const struct trim_share *share, const struct quot
                share->spent_clock < asking->clock;
 }
 
-/* Looks at some sessions of a quota; those looked at come last the next time. */
-static void round_look(struct round *r, struct trim_quota *t, const struct quota_asking *asking, size_t n)
+/* Returns what it cost, in looks. */
+static size_t round_look_at(struct round *r, struct trim_share *share, const struct quota_asking *asking)
 {
-        for (n = n < t->n_shares ? n : t->n_shares; n > 0; n--) {
+        size_t n_reads = r->n_reads;
+
+        if (!share_may_be_asked(share, asking) || share->empty_since == share->share->quota->asked->n_changes)
+                return 1;
+        if (share_has_ranges(share))
+                round_add(r, share);
+        return 1 + share->n_slots / TRIM_SLOTS_A_LOOK + (r->n_reads - n_reads) * TRIM_LOOKS_A_READ;
+}
+
+/* Looks at sessions of a quota for about n_looks, at one at least; those looked at come last the
+ * next time. Returns how many there were; SIZE_MAX: all. */
+static size_t round_look(struct round *r, struct trim_quota *t, const struct quota_asking *asking,
+                         size_t n_looks)
+{
+        size_t n = 0;
+
+        if (t->n_empty >= t->n_shares)
+                return SIZE_MAX;
+        for (size_t n_spent = 0; n < t->n_shares && (n == 0 || n_spent < n_looks); n++) {
                 struct trim_share *share = TAILQ_FIRST(&t->shares);
 
                 TAILQ_REMOVE(&t->shares, share, of_quota);
                 TAILQ_INSERT_TAIL(&t->shares, share, of_quota);
-                if (share_may_be_asked(share, asking))
-                        round_add(r, share);
+                n_spent += round_look_at(r, share, asking);
         }
+        return n == t->n_shares ? SIZE_MAX : n;
 }
 
 /* Whose sessions are asked for this shortage. */
@@ -413,17 +476,23 @@ static bool trim_ask_asker(const struct quota *q, struct quota_request *first, i
         return false;
 }
 
-/* Returns how many there were to ask. */
+/* Returns how many there were to ask. *ret_looked: at so many sessions of each quota it looked;
+ * SIZE_MAX: at all. */
 static size_t trim_ask_round(const struct quota *q, struct quota_request *first, int refusal,
-                             uint64_t missing, size_t n_looks, uint64_t now_ms)
+                             uint64_t missing, size_t n_looks, uint64_t now_ms, size_t *ret_looked)
 {
         unsigned n_round = first->asking.n_round;
-        struct round round = { .max = n_round < 4 ? (size_t)1 << n_round : TRIM_MAX_ROUND };
+        struct round round = { .max = n_round < 4 ? (size_t)1 << n_round : TRIM_MAX_ROUND, .now_ms = now_ms };
         struct quota *each;
 
+        *ret_looked = SIZE_MAX;
+
         TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
-        if (quota_is_asked(each, q, refusal))
-                round_look(&round, each->asked, &first->asking, n_looks);
+        if (quota_is_asked(each, q, refusal)) {
+                size_t n = round_look(&round, each->asked, &first->asking, n_looks);
+
+                *ret_looked = n < *ret_looked ? n : *ret_looked;
+        }
         for (size_t i = 0; i < round.n; i++)
                 (void)trim_send(round.best[i], trim_bytes(round.best[i], q, &first->asking, missing), now_ms);
         return round.n;
@@ -434,7 +503,7 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, in
         struct quota_asking *asking = &first->asking;
         uint64_t now_ms = clock_ms();
         struct survey survey;
-        size_t n_looks;
+        size_t n_looks, n_looked;
 
         survey_make(q, refusal, now_ms, &survey);
         if (survey.n_quotas == 0)
@@ -444,16 +513,15 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, in
         if (survey.is_fresh)
                 return true;
         n_looks = TRIM_MAX_LOOKS / survey.n_quotas;
-        n_looks = n_looks > TRIM_MAX_ROUND ? n_looks : TRIM_MAX_ROUND;
         if (trim_ask_asker(q, first, refusal, missing, now_ms) ||
-            trim_ask_round(q, first, refusal, missing, n_looks, now_ms) > 0) {
+            trim_ask_round(q, first, refusal, missing, n_looks, now_ms, &n_looked) > 0) {
                 asking->n_vain = 0;
                 asking->n_round++;
                 q->look_again = true; /* whether it was sent or not, there may be more to ask */
                 return true;
         }
         /* None of those looked at; where there are more, they have their turn. */
-        if (++asking->n_vain * n_looks < survey.n_most) {
+        if (n_looked < survey.n_most && (asking->n_vain += (unsigned)n_looked) < survey.n_most) {
                 q->look_again = true;
                 return true;
         }
@@ -464,11 +532,11 @@ bool trim_ask(struct broker *b, struct quota *q, struct quota_request *first, in
 void trim_want_back(struct broker *b, struct quota *q, uint64_t n_bytes)
 {
         struct quota_asking asking = { .clock = ++b->trim_clock };
-        struct round round = { .max = TRIM_MAX_ROUND };
         uint64_t now_ms = clock_ms();
+        struct round round = { .max = TRIM_MAX_ROUND, .now_ms = now_ms };
 
         if (q->asked)
-                round_look(&round, q->asked, &asking, TRIM_MAX_LOOKS);
+                (void)round_look(&round, q->asked, &asking, TRIM_MAX_LOOKS);
         for (size_t i = 0; i < round.n; i++)
                 (void)trim_send(round.best[i], n_bytes, now_ms);
 }
@@ -538,6 +606,7 @@ void trim_end(struct session *s)
                 share->is_listed = false;
                 TAILQ_REMOVE(&q->asked->shares, share, of_quota);
                 q->asked->n_shares--;
+                trim_changed(q->asked);
                 share_tell_order(share);
                 trim_quota_drop(q);
                 quota_heard(q, false);

@@ -13,7 +13,8 @@
  * A session has one open Trim in each partition. Who does not answer within the reclaim
  * time-out is deaf: nobody waits for it, or counts on its extents, until it answers.
  *
- * Each call looks at a bounded number of sessions and slots.
+ * Each call looks at a bounded number of sessions, slots and pages. Who had no range is not looked at
+ * again until a block of the quota came or went, or somebody became deaf or answers again.
  *
  * Invariants: of a slot, n_willing is the sum of n_mine over the shares that are listed and not deaf,
  * and n_willing <= n_all; a share is listed only while its session is LIVE; a Trim that is
@@ -35,7 +36,14 @@
 #define TRIM_MAX_SLOTS  4096u               /* for the ranges of one session */
 #define TRIM_MAX_ROUND  16u                 /* sessions asked at once */
 #define TRIM_MAX_BYTES  (UINT64_C(1) << 62) /* asked for at once */
-#define TRIM_SLOW_MS    40u                 /* after that the next are asked too */
+#define TRIM_MAX_READS  32u                 /* clients' pages, in one call */
+#define TRIM_HINT_MS    20u                 /* so long a client's word lasts */
+
+/* What else counts as a look. */
+#define TRIM_LOOKS_A_READ 8u
+#define TRIM_SLOTS_A_LOOK 64u
+
+#define TRIM_SLOW_MS 40u /* after that the next are asked too */
 
 struct session;
 struct session_share;
@@ -53,6 +61,8 @@ struct trim_share {
         uint64_t bytes_freed;      /* in all */
         uint64_t bytes_freed_then; /* when the Trim was sent */
         uint64_t spent_clock;      /* the broker's trim_clock, when it had no more to give */
+        uint64_t empty_since;      /* the quota's n_changes, when it had no range; 0: never */
+        uint64_t hint, hint_ms;    /* what its client said lies idle, and when */
         size_t cursor;             /* slots before it were asked for, in vain */
         struct trim_order *order;  /* an operator's, for which it was asked; or NULL */
         uint32_t *n_mine;          /* blocks, by slot */
