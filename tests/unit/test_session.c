@@ -387,13 +387,17 @@ START_TEST(test_ledger_full_while_waiting)
         struct peer *p = come_in(1), *q = come_in(1);
         struct ledger_block facts = { .quota = b->tenants[0].quotas[1]->index };
         uint32_t index, *indexes = NULL;
-        size_t n = 0;
+        size_t n = 0, n_room = 0;
 
         for (int i = 0; i < 20; i++)
                 (void)peer_malloc(p, 0, 1000);
         facts.session = q->session->index;
         while (ledger_block_add(b->ledger, &facts, &index) == 0) {
-                indexes = realloc(indexes, (n + 1) * sizeof(*indexes));
+                if (n == n_room) { /* one by one all of a million would be copied each time */
+                        n_room = n_room > 0 ? 2 * n_room : 1024;
+                        indexes = reallocarray(indexes, n_room, sizeof(*indexes));
+                        ck_assert_ptr_nonnull(indexes);
+                }
                 indexes[n++] = index;
         }
         peer_settle(b);
