@@ -175,14 +175,17 @@ static int compare(const void *a, const void *b)
         return x < y ? -1 : x > y;
 }
 
+/* The figures stay, the samples do not. */
 static void evaluate(struct samples *s)
 {
         qsort(s->ns, s->n, sizeof(*s->ns), compare);
-        if (s->n == 0)
-                return;
-        s->median = s->ns[s->n / 2];
-        s->p99 = s->ns[s->n * 99 / 100];
-        s->max = s->ns[s->n - 1];
+        if (s->n > 0) {
+                s->median = s->ns[s->n / 2];
+                s->p99 = s->ns[s->n * 99 / 100];
+                s->max = s->ns[s->n - 1];
+        }
+        free(s->ns);
+        s->ns = NULL;
 }
 
 static void ask_many(struct samples *s)

@@ -171,7 +171,7 @@ struct thread {
 static void *live(void *arg)
 {
         struct thread *t = arg;
-        struct held slots[N_SLOTS] = { { NULL } };
+        struct held slots[N_SLOTS] = { { 0 } };
 
         for (unsigned i = 0; i < t->party->n_steps; i++) {
                 unsigned at = next(&t->seed) % N_SLOTS;
