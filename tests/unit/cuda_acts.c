@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -18,7 +19,7 @@ static struct device *device, *other;
 static struct device_extent extents[256];
 static unsigned int n_extents;
 static struct device_range *range;
-static int kept_fd = -1;
+static _Atomic int kept_fd = -1;
 static CUstream stream;
 
 /* A current context for the test's own calls, and none afterwards. */
@@ -291,8 +292,7 @@ int act_keep_fd(struct message *m)
 static void *drop_fd(void *us)
 {
         usleep((useconds_t)(uintptr_t)us);
-        close(kept_fd);
-        kept_fd = -1;
+        close(atomic_exchange(&kept_fd, -1));
         return NULL;
 }
 
