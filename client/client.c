@@ -303,8 +303,16 @@ static void client_events_failed(void *userdata, int error)
         client_end(userdata, error, "the events socket failed");
 }
 
-static const struct events_ops client_events_ops = { client_on_retire, client_on_trim, client_events_ended,
-                                                     client_events_failed };
+static int client_look(void *userdata)
+{
+        return streams_watch(userdata);
+}
+
+static const struct events_ops client_events_ops = { .retire = client_on_retire,
+                                                     .trim = client_on_trim,
+                                                     .look = client_look,
+                                                     .ended = client_events_ended,
+                                                     .failed = client_events_failed };
 
 /* By its thread, or where the program polls. */
 static bool client_takes_events(const struct bfc_options *options)
@@ -421,7 +429,7 @@ static void *client_free(bfc_client *client)
 {
         if (!client)
                 return NULL;
-        events_stop(client->events);
+        events_stop(client->events, 0);
         events_free(client->events);
         call_free(client->connection);
         streams_free(client);
@@ -542,11 +550,9 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
         snprintf(name, sizeof(name), "%s", options->name);
         hello.version = PROTOCOL_VERSION;
         hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES;
+        /* Without a cache, too: what was freed on a stream may wait to be looked at. */
         if (client_takes_events(options))
-                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
-        /* Without a cache nothing lies idle, and there is nothing to ask for. */
-        if (client_takes_events(options) && !(options->flags & BFC_NO_CACHE))
-                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_TRIM;
+                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_TRIM;
         hello.name = name;
         hello.tenant = (char *)(uintptr_t)options->tenant;
         hello.partition = (char *)(uintptr_t)options->partition;
@@ -678,7 +684,11 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 events_forget(client->events);
                 return;
         }
-        events_stop(client->events);
+        /* The thread may wait for the daemon, which may have stopped. */
+        if (events_stop(client->events, GOODBYE_TIMEOUT_MS) < 0) {
+                call_end(client->connection, -ECONNRESET);
+                events_stop(client->events, 0);
+        }
         /* Unmapped before it is said: then the daemon may release at once. What cannot
          * be unmapped goes with the process, so there the daemon is left to see that
          * end; a device that is lost holds nothing. */

@@ -128,6 +128,10 @@ bool streams_collect(bfc_client *client);
 /* Whether something that was freed waits for work which is not done. */
 bool streams_keep(bfc_client *client);
 
+/* Without a cache what waits for a stream's work goes back to the daemon, so the client's thread looks
+ * for it: that, and in how many ms to look again; -1: nothing waits. */
+int streams_watch(bfc_client *client);
+
 /* All work is done that could touch the block, which is in no table any more. */
 void streams_free_done(bfc_client *client, struct stream_life *life);
 

@@ -4,7 +4,12 @@
  *
  * The thread is stopped by shutting down the socket for reading: it wakes up with
  * an end of file, and the daemon, to which that is no hang-up, still hears a
- * goodbye on the other socket. */
+ * goodbye on the other socket.
+ *
+ * A Retire waits for the device's work, and no driver tells whether it is done without that. So that
+ * a Trim behind it is answered in time, a second thread does Retires. It also calls ops->look() at
+ * intervals where that is asked for. It is there from the first Retire or events_wake() on: most
+ * processes see neither. Answers may be in any order. */
 #include "client/events.h"
 
 #include <errno.h>
@@ -13,7 +18,9 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "proto/frame.h"
@@ -23,29 +30,46 @@
 #define EVENTS_QUEUE_MAX   4096u
 #define EVENTS_MAX_EXTENTS 64u /* in one Retire */
 #define EVENTS_RETRY_MS    5
+#define EVENTS_MAX_RETIRES 17u /* 16 unanswered ones, and one whose answer is on its way */
 
 struct events {
         int fd;
         const struct events_ops *ops;
         void *userdata;
         pthread_t thread;
-        bool running;      /* it is to be joined */
+        bool running;      /* it is to be joined; constant while it runs */
         Bfcd__Event *busy; /* without a thread: to be tried again */
         int error;         /* the same: why it ended */
         struct frame_reader *reader;
+
+        pthread_mutex_t lock; /* everything below */
+        pthread_cond_t changed;
+        bool has_ended; /* the thread */
         struct frame_writer *writer;
+        pthread_t worker;
+        bool has_worker; /* it is to be joined */
+        bool is_stopping;
+        bool is_woken;
+        bool is_looking;
+        int64_t look_ms;                          /* then it looks; -1: it does not */
+        Bfcd__Event *retires[EVENTS_MAX_RETIRES]; /* for it; the first is being done */
+        size_t n_retires;
 };
 
 static int answer(struct events *e, const Bfcd__EventReply *reply)
 {
         uint8_t *payload;
-        int r = frame_writer_add(e->writer, bfcd__event_reply__get_packed_size(reply), NULL, 0, &payload);
+        int r;
 
-        if (r < 0)
-                return r;
-        bfcd__event_reply__pack(reply, payload);
-        /* The daemon has few unanswered: the socket's buffer has room. */
-        return frame_writer_flush(e->writer, e->fd) == 0 ? 0 : -ECONNRESET;
+        pthread_mutex_lock(&e->lock);
+        r = frame_writer_add(e->writer, bfcd__event_reply__get_packed_size(reply), NULL, 0, &payload);
+        if (r == 0) {
+                bfcd__event_reply__pack(reply, payload);
+                /* The daemon has few unanswered: the socket's buffer has room. */
+                r = frame_writer_flush(e->writer, e->fd) == 0 ? 0 : -ECONNRESET;
+        }
+        pthread_mutex_unlock(&e->lock);
+        return r;
 }
 
 static int on_retire(struct events *e, const Bfcd__Retire *retire)
@@ -104,6 +128,135 @@ static bool pause_a_little(const struct events *e)
         return poll(&p, 1, EVENTS_RETRY_MS) == 0;
 }
 
+/* Until it is done. -ECANCELED: the thread is to end. */
+static int retire_now(struct events *e, const Bfcd__Retire *retire)
+{
+        int r;
+
+        while ((r = on_retire(e, retire)) == -EBUSY)
+                if (!pause_a_little(e))
+                        return -ECANCELED;
+        return r;
+}
+
+static int retire_first(struct events *e)
+{
+        Bfcd__Event *event = e->retires[0];
+        int r;
+
+        pthread_mutex_unlock(&e->lock);
+        r = retire_now(e, event->retire);
+        bfcd__event__free_unpacked(event, NULL);
+        pthread_mutex_lock(&e->lock);
+        memmove(e->retires, e->retires + 1, --e->n_retires * sizeof(e->retires[0]));
+        return r;
+}
+
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Waits for a change, until then at most; -1: for ever. The lock is held. */
+static void wait_until(struct events *e, int64_t until_ms)
+{
+        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+
+        if (until_ms < 0)
+                pthread_cond_wait(&e->changed, &e->lock);
+        else
+                pthread_cond_timedwait(&e->changed, &e->lock, &until);
+}
+
+static void look_now(struct events *e)
+{
+        int ms;
+
+        e->is_woken = false;
+        e->is_looking = true;
+        pthread_mutex_unlock(&e->lock);
+        ms = e->ops->look(e->userdata);
+        pthread_mutex_lock(&e->lock);
+        e->is_looking = false;
+        pthread_cond_broadcast(&e->changed);
+        e->look_ms = ms < 0 ? -1 : now_ms() + ms;
+}
+
+static void *worker_run(void *userdata)
+{
+        struct events *e = userdata;
+        int r = 0;
+
+        pthread_mutex_lock(&e->lock);
+        while (r == 0 && !e->is_stopping) {
+                if (e->n_retires > 0)
+                        r = retire_first(e);
+                else if (e->is_woken || (e->look_ms >= 0 && now_ms() >= e->look_ms))
+                        look_now(e);
+                else
+                        wait_until(e, e->look_ms);
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (r < 0 && r != -ECANCELED) {
+                e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
+                shutdown(e->fd, SHUT_RD); /* the other thread is to end, too */
+        }
+        return NULL;
+}
+
+static int thread_new(void *(*run)(void *), struct events *e, const char *name, pthread_t *ret)
+{
+        pthread_attr_t attr;
+        sigset_t all, before;
+        int r = pthread_attr_init(&attr);
+
+        if (r != 0)
+                return -r;
+        pthread_attr_setstacksize(&attr, EVENTS_STACK_BYTES);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        r = pthread_create(ret, &attr, run, e);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attr);
+        if (r == 0)
+                pthread_setname_np(*ret, name);
+        return -r;
+}
+
+/* False: no thread can be had. The lock is held. */
+static bool worker_start(struct events *e)
+{
+        if (!e->has_worker)
+                e->has_worker = thread_new(worker_run, e, "bfc-worker", &e->worker) == 0;
+        return e->has_worker;
+}
+
+/* Takes the event over. */
+static int retire_later(struct events *e, Bfcd__Event *event)
+{
+        bool handed = false;
+        int r = 0;
+
+        pthread_mutex_lock(&e->lock);
+        if (e->n_retires == EVENTS_MAX_RETIRES)
+                r = -EPROTO;
+        if (r == 0 && worker_start(e)) {
+                e->retires[e->n_retires++] = event;
+                pthread_cond_broadcast(&e->changed);
+                handed = true;
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (handed)
+                return 0;
+        if (r == 0)
+                r = retire_now(e, event->retire);
+        bfcd__event__free_unpacked(event, NULL);
+        return r;
+}
+
 static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
 {
         Bfcd__Event *event = bfcd__event__unpack(NULL, n_bytes, payload);
@@ -111,11 +264,9 @@ static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
 
         if (!event)
                 return -EPROTO;
-        while ((r = on_event(e, event)) == -EBUSY && e->running)
-                if (!pause_a_little(e)) {
-                        r = -ECANCELED;
-                        break;
-                }
+        if (e->running && event->body_case == BFCD__EVENT__BODY_RETIRE)
+                return retire_later(e, event);
+        r = on_event(e, event);
         if (r == -EBUSY)
                 e->busy = event;
         else
@@ -157,30 +308,45 @@ static void *events_run(void *userdata)
         if (r < 0 && r != -ECANCELED)
                 e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
         e->ops->ended(e->userdata);
+        pthread_mutex_lock(&e->lock);
+        e->has_ended = true;
+        pthread_cond_broadcast(&e->changed);
+        pthread_mutex_unlock(&e->lock);
         return NULL;
 }
 
 static int thread_start(struct events *e)
 {
-        pthread_attr_t attr;
-        sigset_t all, before;
-        int r = pthread_attr_init(&attr);
+        int r;
 
-        if (r != 0)
-                return -r;
-        pthread_attr_setstacksize(&attr, EVENTS_STACK_BYTES);
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
         e->running = true; /* the thread looks at it */
-        r = pthread_create(&e->thread, &attr, events_run, e);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pthread_attr_destroy(&attr);
-        if (r != 0) {
+        r = thread_new(events_run, e, "bfc-events", &e->thread);
+        if (r < 0)
                 e->running = false;
-                return -r;
+        return r;
+}
+
+void events_wake(struct events *e)
+{
+        if (!e || !e->running)
+                return;
+        pthread_mutex_lock(&e->lock);
+        if (worker_start(e)) {
+                e->is_woken = true;
+                pthread_cond_broadcast(&e->changed);
         }
-        pthread_setname_np(e->thread, "bfc-events");
-        return 0;
+        pthread_mutex_unlock(&e->lock);
+}
+
+static void locks_init(struct events *e)
+{
+        pthread_condattr_t attr;
+
+        pthread_mutex_init(&e->lock, NULL);
+        pthread_condattr_init(&attr);
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        pthread_cond_init(&e->changed, &attr);
+        pthread_condattr_destroy(&attr);
 }
 
 int events_new(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
@@ -193,8 +359,10 @@ int events_new(int fd, const struct events_ops *ops, void *userdata, struct even
                 return -ENOMEM;
         }
         e->fd = fd;
+        e->look_ms = -1;
         e->ops = ops;
         e->userdata = userdata;
+        locks_init(e);
         r = frame_reader_new(false, &e->reader);
         if (r == 0)
                 r = frame_writer_new(EVENTS_QUEUE_MAX, &e->writer);
@@ -249,8 +417,10 @@ int events_poll(struct events *e)
         r = try_again(e);
         if (r == 0)
                 r = read_events(e, MSG_DONTWAIT);
-        if (r == FRAME_AGAIN || r == -EBUSY)
+        if (r == FRAME_AGAIN || r == -EBUSY) {
+                e->ops->look(e->userdata);
                 return r == -EBUSY ? r : 0;
+        }
         /* The daemon ended the session, or what it sent makes no sense. */
         e->error = r == -EPROTO ? -EPROTO : -ECONNRESET;
         e->ops->failed(e->userdata, e->error);
@@ -258,13 +428,36 @@ int events_poll(struct events *e)
         return e->error;
 }
 
-void events_stop(struct events *e)
+/* False: the time is over. */
+static bool wait_for_end(struct events *e, unsigned timeout_ms)
+{
+        int64_t until_ms = timeout_ms > 0 ? now_ms() + timeout_ms : -1;
+        bool has_ended;
+
+        pthread_mutex_lock(&e->lock);
+        while (!(has_ended = e->has_ended && !e->is_looking) && (until_ms < 0 || now_ms() < until_ms))
+                wait_until(e, until_ms);
+        pthread_mutex_unlock(&e->lock);
+        return has_ended;
+}
+
+/* Looking may wait for the daemon, and a Retire for the device: that one is waited for. */
+int events_stop(struct events *e, unsigned timeout_ms)
 {
         if (!e || !e->running)
-                return;
+                return 0;
         shutdown(e->fd, SHUT_RD);
+        pthread_mutex_lock(&e->lock);
+        e->is_stopping = true;
+        pthread_cond_broadcast(&e->changed);
+        pthread_mutex_unlock(&e->lock);
+        if (!wait_for_end(e, timeout_ms))
+                return -ETIMEDOUT;
         pthread_join(e->thread, NULL);
+        if (e->has_worker)
+                pthread_join(e->worker, NULL);
         e->running = false;
+        return 0;
 }
 
 struct events *events_free(struct events *e)
@@ -277,6 +470,10 @@ struct events *events_free(struct events *e)
         frame_writer_free(e->writer);
         if (e->busy)
                 bfcd__event__free_unpacked(e->busy, NULL);
+        for (size_t i = 0; i < e->n_retires; i++)
+                bfcd__event__free_unpacked(e->retires[i], NULL);
+        pthread_cond_destroy(&e->changed);
+        pthread_mutex_destroy(&e->lock);
         free(e);
         return NULL;
 }

@@ -1,5 +1,5 @@
 /* Events: what the daemon tells this client unasked, on a socket of its own,
- * read by one thread, or in events_poll() by whoever calls. Here frames and answers
+ * read by a thread, or in events_poll() by whoever calls. Here frames and answers
  * are known; what an event means is its owner's.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -10,7 +10,7 @@
 
 struct events;
 
-/* Called by whoever reads; may take its time. */
+/* Called by whoever reads, retire() by a second thread; may take their time. */
 struct events_ops {
         /* Unmap these extents; 0 is confirmed to the daemon. -EBUSY: it cannot be done
          * now; called again soon. Another negative errno ends the thread, and with it
@@ -18,6 +18,9 @@ struct events_ops {
         int (*retire)(void *userdata, const uint64_t *extent_ids, size_t n_extent_ids);
         /* Give back what lies idle there; 0: *ret_bytes did, which is answered. */
         int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
+        /* After events_wake(), and again in so many ms; -1: not before the next. By the second
+         * thread; without threads by each events_poll(). */
+        int (*look)(void *userdata);
         /* No event comes any more: the daemon hung up, or the thread is to end. The last. */
         void (*ended)(void *userdata);
         /* Before that, where it ends by itself: what the daemon sent makes no sense (-EPROTO), or
@@ -36,8 +39,12 @@ int events_new(int fd, const struct events_ops *ops, void *userdata, struct even
 int events_poll(struct events *e);
 int events_fd(const struct events *e); /* readable: there is something to poll */
 
-/* Ends the thread. The daemon sees nothing of it before events_free(). Takes NULL. */
-void events_stop(struct events *e);
+/* ops->look() is called soon, if there are threads. Any thread. Takes NULL. */
+void events_wake(struct events *e);
+
+/* Ends the threads. The daemon sees nothing of it before events_free(). -ETIMEDOUT: a trim() or look()
+ * goes on for so long: call it again. 0 ms: for ever. Takes NULL. */
+int events_stop(struct events *e, unsigned timeout_ms);
 
 /* It must be stopped. Takes NULL. */
 struct events *events_free(struct events *e);

@@ -782,16 +782,21 @@ static bool pool_waits(const struct stream_pool *pool)
         return idle.first > 0;
 }
 
-bool stream_pools_wait(struct stream_pools *sp)
+bool stream_pools_is_pending(const struct stream_pools *sp)
 {
         const struct stream_pool *pool;
-        bool waits = sp->n_waiting > 0;
 
-        if (stream_pools_captures_go_on(sp))
-                return false;
+        if (sp->n_waiting > 0)
+                return true;
         TAILQ_FOREACH(pool, &sp->busy, in_list)
-        waits = waits || pool_waits(pool);
-        return waits;
+        if (pool_waits(pool))
+                return true;
+        return false;
+}
+
+bool stream_pools_wait(struct stream_pools *sp)
+{
+        return !stream_pools_captures_go_on(sp) && stream_pools_is_pending(sp);
 }
 
 void stream_pools_take_leaving(struct stream_pools *sp, struct stream_slabs *ret)

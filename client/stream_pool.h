@@ -120,6 +120,9 @@ void stream_pools_look(struct stream_pools *sp, size_t max_lives, size_t max_poo
 /* Whether looking again later will make slabs leave, or places free. */
 bool stream_pools_wait(struct stream_pools *sp);
 
+/* The same also while a capture goes on, during which nothing is looked at. */
+bool stream_pools_is_pending(const struct stream_pools *sp);
+
 /* Slabs that left since the last call; the caller's. */
 void stream_pools_take_leaving(struct stream_pools *sp, struct stream_slabs *ret);
 

@@ -27,9 +27,13 @@
 #define PENDING_MS      2000 /* how long a refused request waits for work that is under way */
 #define PENDING_STEP_NS 200000
 
+#define WATCH_MIN_MS 2
+#define WATCH_MAX_MS 64
+
 struct streams {
         pthread_mutex_t lock;
         struct stream_pools *pools;
+        int watch_ms; /* in so many the client's thread looks again; 0: it sleeps until it is woken */
 };
 
 /* What a request has to do with, as it goes from step to step. */
@@ -103,11 +107,18 @@ static bool give_back(bfc_client *client, struct stream_slabs *slabs)
 /* Looks at so many, and unlocks. */
 static bool look_and_unlock(bfc_client *client, size_t max_lives, size_t max_pools)
 {
+        struct streams *s = client->streams;
         struct stream_slabs slabs;
+        bool wake;
 
-        stream_pools_look(client->streams->pools, max_lives, max_pools);
-        stream_pools_take_leaving(client->streams->pools, &slabs);
-        pthread_mutex_unlock(&client->streams->lock);
+        stream_pools_look(s->pools, max_lives, max_pools);
+        stream_pools_take_leaving(s->pools, &slabs);
+        wake = !client->cache && client->events && s->watch_ms == 0 && stream_pools_is_pending(s->pools);
+        if (wake)
+                s->watch_ms = WATCH_MIN_MS;
+        pthread_mutex_unlock(&s->lock);
+        if (wake)
+                events_wake(client->events);
         return give_back(client, &slabs);
 }
 
@@ -119,6 +130,28 @@ bool streams_keep(bfc_client *client)
         ret = stream_pools_wait(client->streams->pools);
         pthread_mutex_unlock(&client->streams->lock);
         return ret;
+}
+
+int streams_watch(bfc_client *client)
+{
+        struct streams *s = client->streams;
+        struct stream_slabs slabs;
+        int ms = -1;
+
+        if (client->cache)
+                return -1;
+        pthread_mutex_lock(&s->lock);
+        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX);
+        stream_pools_take_leaving(s->pools, &slabs);
+        if (!stream_pools_is_pending(s->pools))
+                s->watch_ms = 0;
+        else if (s->watch_ms == 0 || !LIST_EMPTY(&slabs))
+                ms = s->watch_ms = WATCH_MIN_MS;
+        else
+                ms = s->watch_ms = s->watch_ms < WATCH_MAX_MS ? s->watch_ms * 2 : WATCH_MAX_MS;
+        pthread_mutex_unlock(&s->lock);
+        give_back(client, &slabs);
+        return ms;
 }
 
 bool streams_collect(bfc_client *client)

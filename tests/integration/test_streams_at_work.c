@@ -322,6 +322,29 @@ START_TEST(the_daemon_has_it_when_it_is_done)
 }
 END_TEST
 
+/* Without a cache; and without a call: the client's second thread looks. */
+START_TEST(it_goes_back_by_itself)
+{
+        struct rig *rig = rig_start(&(struct rig_config){ 0 });
+        struct party party = { .client = NULL };
+        unsigned is_written = 0;
+        struct held h[2];
+
+        party_start(&party, rig, false, 50000);
+        for (int round = 0; round < 3; round++) {
+                for (int i = 0; i < 2; i++)
+                        h[i] = get(&party, i, 4 * MIB, &is_written);
+                ck_assert_ok(bfc_free_async(party.client, h[0].p, number_of(&party, 0)));
+                ck_assert_ok(bfc_free_async(party.client, h[1].p, number_of(&party, 1)));
+                ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_in_use, 8 * MIB);
+                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use == 0, SETTLE_MS));
+        }
+        party_end(&party);
+        party_stop(&party);
+        rig_stop(rig);
+}
+END_TEST
+
 /* The capture is not spoilt by anything that is done in and beside it. */
 START_TEST(a_capture_goes_on)
 {
@@ -381,6 +404,7 @@ int main(void)
         tcase_add_loop_test(t, threads_on_streams, 0, 2);
         tcase_add_loop_test(t, streams_in_turn, 0, 2);
         tcase_add_loop_test(t, the_daemon_has_it_when_it_is_done, 0, 2);
+        tcase_add_test(t, it_goes_back_by_itself);
         tcase_add_loop_test(t, a_capture_goes_on, 0, 2);
         tcase_add_loop_test(t, disconnecting_with_work, 0, 2);
         suite_add_tcase(s, t);

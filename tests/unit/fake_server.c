@@ -701,6 +701,44 @@ static void send_retire(struct session *s, uint64_t *ids, size_t n_ids, int fd)
         send_event(s, &event, fd);
 }
 
+static void send_trim(struct session *s)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Trim trim = BFCD__TRIM__INIT;
+        Bfcd__TrimRange range = BFCD__TRIM_RANGE__INIT, *ranges[] = { &range };
+
+        range.region_id = REGION_ID;
+        range.n_bytes = (uint64_t)N_UNITS * UNIT;
+        trim.sequence = 1;
+        trim.n_bytes = UINT64_MAX;
+        trim.n_ranges = 1;
+        trim.ranges = ranges;
+        event.body_case = BFCD__EVENT__BODY_TRIM;
+        event.trim = &trim;
+        send_event(s, &event, -1);
+}
+
+int fake_server_await_answer(struct fake_server *f, int timeout_ms)
+{
+        Bfcd__EventReply *reply;
+        struct session *s = f->sessions;
+        const uint8_t *payload;
+        struct pollfd p;
+        size_t n_bytes;
+        int answer;
+
+        while (s->events_fd < 0)
+                s++;
+        p = (struct pollfd){ .fd = s->events_fd, .events = POLLIN };
+        if (poll(&p, 1, timeout_ms) != 1 || frame_reader_receive(s->events_reader, s->events_fd, 0) != 0 ||
+            frame_reader_next(s->events_reader, &payload, &n_bytes) != 0)
+                return -1;
+        reply = bfcd__event_reply__unpack(NULL, n_bytes, payload);
+        answer = reply ? (int)reply->body_case : -1;
+        bfcd__event_reply__free_unpacked(reply, NULL);
+        return answer;
+}
+
 /* Whether the answer is the right one. Waits for it. */
 static bool receive_retired(struct session *s)
 {
@@ -807,6 +845,12 @@ static void lie(struct session *s, enum fake_event event)
                 break;
         case FAKE_RETIRE_NOTHING:
                 send_retire(s, NULL, 0, -1);
+                break;
+        case FAKE_RETIRE_FIRST:
+                send_retire(s, &s->extents[0], 1, -1);
+                break;
+        case FAKE_TRIM:
+                send_trim(s);
                 break;
         case FAKE_EVENT_FD:
                 send_retire(s, &used, 1, s->fd);

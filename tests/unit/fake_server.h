@@ -81,11 +81,17 @@ enum fake_event {
         FAKE_EVENT_LENGTH,   /* a frame of 4 GiB */
         FAKE_EVENT_FD,       /* with an fd */
         FAKE_EVENT_HANG_UP,  /* closes its end */
+        FAKE_TRIM,           /* of all there is in train; see fake_server_await_answer() */
+        FAKE_RETIRE_FIRST,   /* of the first extent, and so not waited for */
 };
 
 /* Sends it to everybody who has events. With FAKE_RETIRE waits for the answers and
  * then destroys those extents; returns how many. */
 unsigned fake_server_event(struct fake_server *s, enum fake_event event);
+
+/* What the next answer is to an event in the first session that has them, Bfcd__EventReply's body_case; -1:
+ * there is none within so many ms. Not while fake_server_event() waits for answers. */
+int fake_server_await_answer(struct fake_server *s, int timeout_ms);
 
 /* The pages of the session that began last with good ones. In `ret_usage` train has figures that are their number
  * (bytes_limit 1, bytes_reserved 2, ...), and infer none: it has no entry. */

@@ -1023,8 +1023,9 @@ START_TEST(without_a_thread)
         expect_error(bfc_connect(&o, &client), -EPROTO, "makes no sense");
         fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS, 0);
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
-        ck_assert_uint_eq(fake_server_count(server).capabilities,
-                          BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_PAGES);
+        ck_assert_uint_eq(fake_server_count(server).capabilities, BFCD__CAPABILITY__CAPABILITY_EVENTS |
+                                                                          BFCD__CAPABILITY__CAPABILITY_TRIM |
+                                                                          BFCD__CAPABILITY__CAPABILITY_PAGES);
         ck_assert_int_eq(find_thread(), 0);
         memset(get(3 * MIB), 1, 3 * MIB);
         bfc_disconnect(client);
@@ -1216,6 +1217,28 @@ START_TEST(retire_while_a_free_waits)
 }
 END_TEST
 
+/* Work on the device may go on for long: meanwhile others have what lies idle. */
+START_TEST(a_trim_passes_a_retire)
+{
+        void *p = get(100);
+
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        n_finishes = 0;
+        is_finish_held = 1;
+        fake_server_event(server, FAKE_RETIRE_FIRST);
+        while (n_finishes == 0)
+                usleep(1000);
+        for (int i = 0; i < 3; i++) {
+                fake_server_event(server, FAKE_TRIM);
+                ck_assert_int_eq(fake_server_await_answer(server, 5000), BFCD__EVENT_REPLY__BODY_TRIMMED);
+        }
+        ck_assert_uint_gt(stats().bytes_mapped, 0);
+        is_finish_held = 0;
+        ck_assert_int_eq(fake_server_await_answer(server, 5000), BFCD__EVENT_REPLY__BODY_RETIRED);
+        ck_assert_uint_eq(stats().bytes_mapped, 0);
+}
+END_TEST
+
 START_TEST(free_that_cannot_wait)
 {
         static const struct {
@@ -1296,6 +1319,7 @@ int main(void)
         tcase_add_test(t, retired_under_threads);
         tcase_add_test(t, forked_child);
         tcase_add_test(t, fork_under_threads);
+        tcase_add_test(t, a_trim_passes_a_retire);
         tcase_add_test(t, retire_while_a_free_waits);
         tcase_add_test(t, free_that_cannot_wait);
         tcase_add_test(t, free_without_an_answer);

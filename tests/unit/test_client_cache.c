@@ -494,6 +494,26 @@ START_TEST(daemon_gone_while_trimming)
 }
 END_TEST
 
+/* The daemon stops in the middle of a Trim: its answer is not waited for for ever. */
+START_TEST(disconnecting_from_a_daemon_that_hangs)
+{
+        struct timespec begin, end;
+
+        put(get(100));
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
+        fake_server_set_mood(server, FAKE_FREE_UNANSWERED, 0);
+        fake_server_event(server, FAKE_TRIM);
+        while (fake_server_count(server).n_blocks > 0)
+                usleep(1000);
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        bfc_disconnect(client);
+        client = NULL;
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        ck_assert_int_ge(end.tv_sec - begin.tv_sec, 4);
+        ck_assert_int_le(end.tv_sec - begin.tv_sec, 8);
+}
+END_TEST
+
 START_TEST(free_refused)
 {
         put(get(100));
@@ -725,6 +745,7 @@ int main(void)
         tcase_add_test(t, daemon_gone);
         tcase_add_test(t, daemon_gone_unasked);
         tcase_add_test(t, daemon_gone_while_trimming);
+        tcase_add_test(t, disconnecting_from_a_daemon_that_hangs);
         tcase_add_test(t, free_refused);
         tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
         tcase_add_test(t, idle_is_held);
