@@ -70,6 +70,11 @@ void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes)
                 pages_add(&held_of(p, partition)->bytes_whole, (uint64_t)n_bytes);
 }
 
+_Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition)
+{
+        return client->pages.own ? &held_of(&client->pages, partition)->bytes_streams : NULL;
+}
+
 /* ---- both ------------------------------------------------------------------ */
 
 void client_pages_open(bfc_client *client)

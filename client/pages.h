@@ -29,4 +29,7 @@ int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_t
  * n_bytes is negative. Lock held. */
 void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes);
 
+/* Where it is told what of a partition streams' pools have and nobody uses; NULL: nowhere. */
+_Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition);
+
 #endif

@@ -88,6 +88,8 @@ struct stream_pools {
         size_t n_waiting;
         LIST_HEAD(, stream_life) lives; /* all of them */
         struct stream_slabs held, leaving;
+        _Atomic uint64_t **shown; /* by partition: where it is told what lies idle */
+        _Atomic uint64_t unseen;
         struct capture captures[MAX_CAPTURES];
         unsigned n_captures;
 };
@@ -96,18 +98,37 @@ int stream_pools_new(const struct stream_pools_options *options, struct stream_p
 {
         struct stream_pools *sp = calloc(1, sizeof(*sp));
 
-        if (sp)
+        if (sp) {
                 sp->devices = calloc(options->n_partitions + 1, sizeof(struct device_streams *));
-        if (!sp || !sp->devices) {
+                sp->shown = calloc(options->n_partitions + 1, sizeof(*sp->shown));
+        }
+        if (!sp || !sp->devices || !sp->shown) {
+                if (sp) {
+                        free(sp->devices);
+                        free(sp->shown);
+                }
                 free(sp);
                 return -ENOMEM;
         }
+        for (uint32_t i = 0; i < options->n_partitions; i++)
+                sp->shown[i] = &sp->unseen;
         sp->options = *options;
         TAILQ_INIT(&sp->busy);
         TAILQ_INIT(&sp->resting);
         TAILQ_INIT(&sp->waiting);
         *ret = sp;
         return 0;
+}
+
+void stream_pools_show(struct stream_pools *sp, uint32_t partition, _Atomic uint64_t *word)
+{
+        sp->shown[partition] = word;
+}
+
+/* Of what the pools hold so much more is in nobody's use; or less: it wraps around. */
+static void count_idle(struct stream_pools *sp, uint32_t partition, uint64_t n_bytes)
+{
+        pages_add(sp->shown[partition], n_bytes);
 }
 
 static struct device_streams *device_of(const struct stream_pools *sp, uint32_t partition)
@@ -254,9 +275,11 @@ static void pool_settle(struct stream_pools *sp, struct stream_pool *pool)
 }
 
 /* The slab is the pool's; NULL: nobody's. */
-static void pool_take(struct stream_pools *sp, struct stream_pool *pool, struct stream_slab *slab)
+static void pool_take(struct stream_pools *sp, uint32_t partition, struct stream_pool *pool,
+                      struct stream_slab *slab)
 {
         LIST_INSERT_HEAD(&sp->held, slab, next);
+        count_idle(sp, partition, slab->block.n_bytes);
         if (!pool)
                 return;
         pool->stats.bytes_reserved += slab->block.n_bytes;
@@ -278,8 +301,10 @@ static void count_alloc(struct stream_pool *pool, uint64_t n_bytes)
 
 /* ---- slabs that become idle, and leave ------------------------------------- */
 
-static void slab_leaves(struct stream_pools *sp, struct stream_pool *pool, struct stream_slab *slab)
+static void slab_leaves(struct stream_pools *sp, uint32_t partition, struct stream_pool *pool,
+                        struct stream_slab *slab)
 {
+        count_idle(sp, partition, -slab->block.n_bytes);
         if (pool)
                 pool->stats.bytes_reserved -= slab->block.n_bytes;
         LIST_REMOVE(slab, next);
@@ -313,7 +338,7 @@ static bool part_release(struct stream_pools *sp, struct stream_pool *pool, stru
                 if (cache_take_idle(part->cache, 0, 1, &cookie, 1, &n_bytes) == 0)
                         return false;
                 part->n_slabs--;
-                slab_leaves(sp, pool, slab_of(cookie));
+                slab_leaves(sp, pool->partition, pool, slab_of(cookie));
         }
 }
 
@@ -405,7 +430,7 @@ static void life_end(struct stream_pools *sp, struct stream_life *life)
                 cache_dealloc(&life->block);
                 part_mark(sp, pool, life->part);
         } else {
-                slab_leaves(sp, pool, life->slab);
+                slab_leaves(sp, life->partition, pool, life->slab);
         }
         life_free(sp, life);
         if (pool) {
@@ -427,6 +452,7 @@ static void life_begin(struct stream_pools *sp, struct stream_life *life, struct
                 return;
         pool->n_lives++;
         count_alloc(pool, life_bytes(life));
+        count_idle(sp, life->partition, -life_bytes(life));
         pool_settle(sp, pool);
 }
 
@@ -468,7 +494,7 @@ static int pool_alloc(struct stream_pools *sp, struct stream_pool *pool, struct 
                 return r;
         }
         if (slab)
-                pool_take(sp, pool, slab);
+                pool_take(sp, pool->partition, pool, slab);
         r = part->cache ? cache_alloc(part->cache, 0, n_bytes, &life->block) : CACHE_MISS;
         part_mark(sp, pool, part); /* the new slab, if another had room */
         if (r != 0) {
@@ -518,7 +544,7 @@ int stream_pools_alloc_whole(struct stream_pools *sp, uint32_t partition, uintpt
         }
         life->slab = slab;
         life->partition = partition;
-        pool_take(sp, pool, slab);
+        pool_take(sp, partition, pool, slab);
         life_begin(sp, life, pool);
         *ret = life;
         return 0;
@@ -556,6 +582,7 @@ void stream_life_undo(struct stream_pools *sp, struct stream_life *life)
         if (life->pool) {
                 life->pool->stats.num_allocs--;
                 life->pool->stats.bytes_in_use -= life_bytes(life);
+                count_idle(sp, life->partition, life_bytes(life));
         }
         life_end(sp, life);
 }
@@ -563,6 +590,7 @@ void stream_life_undo(struct stream_pools *sp, struct stream_life *life)
 void stream_life_drop(struct stream_pools *sp, struct stream_life *life)
 {
         LIST_REMOVE(life->slab, next);
+        count_idle(sp, life->partition, -life->slab->block.n_bytes);
         life_free(sp, life);
 }
 
@@ -644,7 +672,7 @@ static bool life_look(struct stream_pools *sp, struct stream_life *life)
                ending_is_done(sp, life->pool, life_slab(life)->block.region_id);
 }
 
-static void life_count_free(struct stream_life *life, bool waits)
+static void life_count_free(struct stream_pools *sp, struct stream_life *life, bool waits)
 {
         uint64_t n_bytes = life_bytes(life);
 
@@ -653,6 +681,7 @@ static void life_count_free(struct stream_life *life, bool waits)
         life->pool->stats.num_frees++;
         life->pool->stats.bytes_in_use -= n_bytes;
         life->pool->stats.bytes_pending += waits ? n_bytes : 0;
+        count_idle(sp, life->partition, n_bytes);
 }
 
 /* The streams whose events have to pass; *ret_use: that of the one that frees, NULL: none. Where
@@ -682,7 +711,7 @@ int stream_life_free(struct stream_pools *sp, struct stream_life *life, uintptr_
         }
         if (r < 0)
                 return r;
-        life_count_free(life, life->n_uses > 0);
+        life_count_free(sp, life, life->n_uses > 0);
         if (life->n_uses == 0) {
                 life_end(sp, life);
                 return 0;
@@ -697,7 +726,7 @@ int stream_life_free(struct stream_pools *sp, struct stream_life *life, uintptr_
 
 void stream_life_free_done(struct stream_pools *sp, struct stream_life *life)
 {
-        life_count_free(life, false);
+        life_count_free(sp, life, false);
         life_end(sp, life);
 }
 
@@ -919,6 +948,7 @@ struct stream_pools *stream_pools_free(struct stream_pools *sp)
         for (uint32_t i = 0; i < sp->options.n_partitions; i++)
                 device_streams_free(sp->devices[i]);
         free(sp->devices);
+        free(sp->shown);
         free(sp);
         return NULL;
 }

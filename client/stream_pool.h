@@ -35,6 +35,7 @@
 #include "client/blocks.h"
 #include "client/cache.h"
 #include "device/device.h"
+#include "proto/pages.h"
 
 struct stream_pools;
 struct stream_pool; /* of one stream, in one partition */
@@ -72,6 +73,10 @@ struct stream_pools_options {
 int stream_pools_new(const struct stream_pools_options *options, struct stream_pools **ret); /* -ENOMEM */
 /* Forgets everything, slabs and lives too; waits for nothing. Takes NULL. */
 struct stream_pools *stream_pools_free(struct stream_pools *sp);
+
+/* From now on this word, one thread's at a time, grows and shrinks by what the pools have of the partition
+ * and nobody uses: free for a stream's next work, or waiting for some. Before anything is there. */
+void stream_pools_show(struct stream_pools *sp, uint32_t partition, _Atomic uint64_t *word);
 
 /* What device_streams_new() and is_captured() say; 1: it is being captured, which is noted:
  * no event is asked until that has ended. */

@@ -73,6 +73,9 @@ int streams_new(bfc_client *client)
                 free(s);
                 return error_set(-ENOMEM, "this process is out of memory");
         }
+        for (uint32_t i = 0; i < options.n_partitions; i++)
+                if (client_page_streams(client, i))
+                        stream_pools_show(s->pools, i, client_page_streams(client, i));
         pthread_mutex_init(&s->lock, NULL);
         client->streams = s;
         return 0;

@@ -152,11 +152,13 @@ static uint64_t parked_bytes(const struct pages_client *copy, size_t n_parked)
 static struct client_figures held_figures(const struct pages_held *held, uint64_t parked)
 {
         uint64_t slabs = word(&held->bytes_slabs), whole = word(&held->bytes_whole);
-        uint64_t used = less(word(&held->bytes_cut), parked);
+        uint64_t cut = less(word(&held->bytes_cut), parked), used = sum_of(cut, whole);
+        uint64_t streams = word(&held->bytes_streams);
 
+        streams = streams < used ? streams : used;
         return (struct client_figures){ .bytes_held = sum_of(slabs, whole),
-                                        .bytes_in_use = sum_of(used, whole),
-                                        .bytes_idle = less(slabs, used) };
+                                        .bytes_in_use = used - streams,
+                                        .bytes_idle = sum_of(less(slabs, cut), streams) };
 }
 
 int client_page_read(const struct client_page *p, struct client_page_reader *reader, struct client_word *ret)

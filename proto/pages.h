@@ -68,7 +68,8 @@ struct pages_held {
         _Atomic uint64_t bytes_slabs; /* blocks of the daemon's that the client cuts */
         _Atomic uint64_t bytes_cut;   /* what is cut out of them, parked or in use */
         _Atomic uint64_t bytes_whole; /* blocks of the daemon's that its program has as they came */
-        _Atomic uint64_t pad;
+        _Atomic uint64_t
+                bytes_streams; /* of these and those cut: free for a stream's next work, or pending */
 };
 
 /* Cut, and free for the next request of its size. Several places, each on a cache line of its

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "device/host_stream.h"
 #include "tests/suite.h"
 #include "tests/unit/fake_server.h"
 
@@ -189,8 +190,9 @@ static void expect_said(unsigned i, uint64_t held, uint64_t in_use, uint64_t idl
         for (unsigned k = 0; page->parked_partition == i && k < page->n_parked; k++)
                 cut -= page->parked[k].n_bytes;
         ck_assert_uint_eq(page->held[i].bytes_slabs + page->held[i].bytes_whole, held);
-        ck_assert_uint_eq(cut + page->held[i].bytes_whole, in_use);
-        ck_assert_uint_eq(page->held[i].bytes_slabs - cut, idle);
+        cut += page->held[i].bytes_whole - page->held[i].bytes_streams;
+        ck_assert_uint_eq(cut, in_use);
+        ck_assert_uint_eq(page->held[i].bytes_slabs + page->held[i].bytes_whole - cut, idle);
 }
 
 /* All in the first partition: as bfc_stats() has it. */
@@ -201,6 +203,15 @@ static void expect_said_all(uint64_t in_use)
         ck_assert_int_eq(bfc_stats(client, &s), 0);
         ck_assert_uint_eq(s.bytes_in_use, in_use);
         expect_said(0, s.bytes_reserved, in_use, s.bytes_idle);
+}
+
+static void expect_said_used(uint64_t in_use)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        ck_assert_uint_eq(s.bytes_in_use, in_use);
+        expect_said(0, s.bytes_reserved, in_use, s.bytes_reserved - in_use);
 }
 
 static void *get(const char *partition, size_t n_bytes, uint64_t flags)
@@ -244,6 +255,34 @@ START_TEST(says_what_it_has)
         fake_server_set_mood(server, FAKE_REFUSE, 0);
         ck_assert_int_eq(bfc_malloc(client, 1000, &small), -EDQUOT);
         expect_said(0, 0, 0, 0);
+}
+END_TEST
+
+/* What a stream has for its next work, or what waits for its work, is nobody's. i: with work under way. */
+START_TEST(streams_are_told_of)
+{
+        void *small, *large, *direct, *other;
+
+        ck_assert_int_eq(connect_in_mood(FAKE_HELLO_PAGES), 0);
+        ck_assert_int_eq(bfc_malloc_async(client, 1000, 42, &small), 0);
+        expect_said(0, 2 * MIB + 256, 1024, 2 * MIB + 256 - 1024);
+        ck_assert_int_eq(bfc_malloc_async(client, 3 * MIB, 42, &large), 0);
+        direct = get(NULL, MIB, BFC_ONE_EXTENT);
+        other = get(NULL, 5 * MIB, 0);
+        expect_said_used(4 * MIB + 5 * MIB + 1024);
+        if (_i)
+                host_stream_begin(42);
+        ck_assert_int_eq(bfc_free_async(client, small, 42), 0);
+        expect_said_used(4 * MIB + 5 * MIB);
+        ck_assert_int_eq(bfc_free_async(client, large, 42), 0);
+        ck_assert_int_eq(bfc_free_async(client, direct, 42), 0);
+        ck_assert_int_eq(bfc_free_async(client, other, 42), 0);
+        expect_said_used(0);
+        if (_i)
+                host_stream_end(42);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        expect_said(0, 0, 0, 0);
+        ck_assert_uint_eq(page->held[0].bytes_streams, 0);
 }
 END_TEST
 
@@ -305,6 +344,7 @@ int main(void)
         tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
         tcase_add_test(t, daemon_gone);
         tcase_add_test(t, says_what_it_has);
+        tcase_add_loop_test(t, streams_are_told_of, 0, 2);
         tcase_add_test(t, page_is_not_believed);
         tcase_add_test(t, child_writes_nothing);
         suite_add_tcase(suite, t);

@@ -343,6 +343,13 @@ START_TEST(hostile_client_pages)
         say(own, 2, 100, 60, 7);
         ck_assert_int_eq(client_page_read(page, reader, &word), 0);
         expect_word(&word.partitions[2], 107, 67, 40);
+        own->held[2].bytes_streams = 50;
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        expect_word(&word.partitions[2], 107, 17, 90);
+        own->held[2].bytes_streams = UINT64_MAX;
+        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        expect_word(&word.partitions[2], 107, 0, 107);
+        own->held[2].bytes_streams = 0;
         own->parked[0].n_bytes = 10;
         own->parked[63].n_bytes = 20;
         own->parked_partition = 2;
