@@ -22,8 +22,12 @@
 #include "tests/bench/daemon.h"
 #include "tests/integration/raw.h"
 
-#define N_SESSIONS    8u      /* of those who keep some */
-#define BATCH_BYTES   8192u   /* of requests in one write */
+#define N_SESSIONS    8u    /* of those who keep some */
+#define BATCH_BYTES   8192u /* of requests in one write */
+#define N_WAITERS     40u   /* sessions, each with */
+#define N_WAITS       64u   /* requests that wait */
+#define WAIT_MS       100u
+#define WAIT_BYTES    (UINT64_C(1) << 21)
 #define DEATH_HOLDS   16u     /* blocks of those who die */
 #define LONG_MS       2000000 /* longer than any run */
 #define DEATHS_MS     10      /* between two deaths: a hundred a second */
@@ -307,10 +311,12 @@ static void hold_blocks(const struct stage *s, int pipe_fd)
 
 static pid_t start_holder(const struct stage *s, int pipe_fd)
 {
-        pid_t pid = fork();
+        pid_t parent = getpid(), pid = fork();
 
         if (pid == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
+                if (getppid() != parent) /* it was gone before that */
+                        _exit(0);
                 hold_blocks(s, pipe_fd);
         }
         return pid;
@@ -335,6 +341,38 @@ static void act_deaths(struct stage *s)
                 (void)waitpid(pids[i % 2], NULL, 0);
                 pids[i % 2] = start_holder(s, fds[1]);
                 count(s, 1);
+        }
+}
+
+/* Thousands of Mallocs that wait for memory which nobody gives back, as many as may wait for each
+ * session; those that are refused come again. */
+static void act_waits(struct stage *s)
+{
+        static struct raw *raws[N_WAITERS];
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Malloc much = BFCD__MALLOC__INIT;
+        struct raw *holder = come_in(s);
+        Bfcd__Block block;
+        Bfcd__Reply *reply;
+
+        much.n_bytes = WAIT_BYTES;
+        much.wait_ms = WAIT_MS;
+        r.body_case = BFCD__REQUEST__BODY_MALLOC;
+        r.malloc = &much;
+        while (raw_malloc(holder, 0, WAIT_BYTES, &block) == 0)
+                ;
+        for (size_t i = 0; i < N_WAITERS; i++)
+                raws[i] = come_in(s);
+        is_up(s);
+        for (;;) {
+                for (size_t i = 0; i < N_WAITERS * N_WAITS; i++)
+                        (void)raw_send(raws[i / N_WAITS], &r);
+                for (size_t i = 0; i < N_WAITERS * N_WAITS; i++) {
+                        if (raw_receive(raws[i / N_WAITS], LONG_MS, &reply) < 0)
+                                die("a neighbour that waits", "no answer");
+                        bfcd__reply__free_unpacked(reply, NULL);
+                        count(s, 1);
+                }
         }
 }
 
@@ -365,6 +403,7 @@ const struct hostile hostiles[] = {
         { "deaf", "stops reading", act_deaf },
         { "half", "holds half a frame", act_half },
         { "deaths", "dies by kill -9", act_deaths },
+        { "waits", "waits, with thousands", act_waits },
         { "stopped", "is stopped, holding all", act_stopped },
 };
 const size_t n_hostiles = sizeof(hostiles) / sizeof(hostiles[0]);
