@@ -14,17 +14,12 @@
 #define BROKER_SETTLE_MS      1000u
 #define BROKER_ADMIN_SESSIONS 64u                 /* admins come in also when max_sessions are there */
 #define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
-#define BROKER_HOLDS          1024u               /* shared blocks that a session may have, see shared.h */
 #define BROKER_MAX_PLACES     (2 * CONFIG_MAX_TENANTS)
 /* Records that a later config may need beyond twice what this one does. */
 #define BROKER_MORE_QUOTAS  4096u
 #define BROKER_MORE_EXTENTS 65536u
 #define BROKER_MORE_BLOCKS  (UINT64_C(4) << 20)
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
+#define BROKER_MORE_HOLDS   (UINT64_C(1) << 20)
 
 static enum device_share partition_share(const struct config_partition *p)
 {
@@ -35,6 +30,12 @@ static enum device_share partition_share(const struct config_partition *p)
 static uint32_t with_room(uint64_t n, uint64_t more)
 {
         return (uint32_t)(2 * n + more < BROKER_MAX_RECORDS ? 2 * n + more : BROKER_MAX_RECORDS);
+}
+
+/* Admins have none. */
+uint64_t broker_max_holds(const struct config *c)
+{
+        return (uint64_t)c->max_sessions * BROKER_HOLDS;
 }
 
 /* As many records as the limits allow to be in use: no table is ever full. */
@@ -75,8 +76,7 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
                 .n_exports = with_room(n_exports, BROKER_MORE_BLOCKS),
                 .n_blocks = with_room(n_blocks, BROKER_MORE_BLOCKS),
                 .n_shared = with_room(n_blocks, BROKER_MORE_BLOCKS),
-                .n_holds = with_room(
-                        min_u64(n_sessions * min_u64(n_blocks, BROKER_HOLDS), BROKER_MAX_RECORDS / 2), 0),
+                .n_holds = with_room(broker_max_holds(c), BROKER_MORE_HOLDS),
         };
         b->sessions = calloc(b->room.n_sessions, sizeof(*b->sessions));
         if (!b->sessions)

@@ -109,6 +109,10 @@ struct broker_options {
 int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence,
                size_t n_sentence);
 
+/* Shared blocks that a session may have; and so many are all sessions' at the most. */
+#define BROKER_HOLDS 1024u
+uint64_t broker_max_holds(const struct config *c);
+
 /* No session may be left. Takes NULL. Destroys every extent, without a look at
  * what escapes: the process is about to end. */
 struct broker *broker_free(struct broker *b);

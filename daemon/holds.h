@@ -13,7 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HOLDS_MAX 1024u
+#include "daemon/broker.h"
+
+#define HOLDS_MAX BROKER_HOLDS
 
 struct hold_at {
         uint32_t shared, hold; /* in the ledger */

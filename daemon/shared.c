@@ -285,6 +285,7 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
         struct broker *b = s->broker;
         uint32_t index = ledger_block_find(b->ledger, p->block_id);
         struct shared_name *name;
+        int error;
 
         (void)ret_why;
         if (s->admin) {
@@ -295,12 +296,14 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
             hold_is_refused(s, r->id))
                 return 0;
         name = name_get(s, p->name);
-        if (!name || publish_write_down(s, p->name, index, &name->shared) < 0) {
+        error = name ? publish_write_down(s, p->name, index, &name->shared) : -ENOMEM;
+        if (error < 0) {
                 if (name)
                         name_settle(b, name);
                 session_refuse(s, r->id, -ENOMEM,
-                               name ? "the daemon's table of shared blocks is full"
-                                    : "the daemon is out of memory");
+                               error == -ENOSPC
+                                       ? "the daemon's table of shared blocks, or of who has them, is full"
+                                       : "the daemon is out of memory");
                 return 0;
         }
         s->bytes_in_use -= ledger_block_at(b->ledger, index)->n_bytes;

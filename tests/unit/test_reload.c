@@ -471,6 +471,25 @@ START_TEST(what_cannot_change_live)
 }
 END_TEST
 
+/* No tenant can take all holds of shared blocks, also after max_sessions was raised. */
+START_TEST(holds_for_all_sessions)
+{
+        struct broker *small_broker = b;
+        struct config *small_config = config, *own;
+
+        b = peer_broker(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 16\n", &config);
+        own = config;
+        must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 1000\n");
+        ck_assert_uint_ge(b->room.n_holds, UINT64_C(1000) * BROKER_HOLDS);
+        must_refuse(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 65536\n",
+                    "the daemon's tables were made for less: 65536 sessions may have 67108864 shared blocks "
+                    "(room for 1081344): restart bfcd, or lower max_sessions to 1056\n");
+        b = peer_broker_free(b, own);
+        b = small_broker;
+        config = small_config;
+}
+END_TEST
+
 START_TEST(a_bad_file)
 {
         must_refuse(
@@ -872,6 +891,7 @@ int main(void)
                 partitions_do_not_take_from_each_other,
                 what_preallocates_stays,
                 what_cannot_change_live,
+                holds_for_all_sessions,
                 a_bad_file,
                 a_dry_run,
                 sessions_are_told_of_their_limits,
