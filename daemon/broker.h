@@ -65,7 +65,8 @@ struct broker {
         void *shared_names;                 /* a tree of all that are published or waited for */
         struct shared_name_list shared_due; /* of these, those whose waiters can be served */
         size_t n_shared_waits;
-        size_t shared_slot; /* where shared_tick() goes on */
+        size_t n_shared_slots;  /* of sessions, that are still to be looked at for waits whose time is up */
+        uint64_t shared_now_ms; /* by this time */
         struct client_page_reader *reader;
         struct reloads *reloads;      /* borrowed */
         bool may_have_gone;           /* something that was removed from the config may be empty by now */

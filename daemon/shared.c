@@ -17,7 +17,7 @@
 #include "daemon/clock.h"
 #include "daemon/session.h"
 
-#define EXPIRE_AT_ONCE 4096u /* in one tick */
+#define EXPIRE_LOOKS 4096u /* at sessions, in one turn */
 
 struct shared_name {
         char tenant[LEDGER_NAME_BYTES];
@@ -499,20 +499,6 @@ static void name_serve(struct broker *b, struct shared_name *name, unsigned *bud
         name_settle(b, name);
 }
 
-void shared_turn(struct broker *b)
-{
-        struct shared_name *name;
-        unsigned budget = SHARED_SLICE;
-
-        while (budget > 0 && (name = TAILQ_FIRST(&b->shared_due)))
-                name_serve(b, name, &budget);
-}
-
-bool shared_is_due(const struct broker *b)
-{
-        return !TAILQ_EMPTY(&b->shared_due);
-}
-
 /* Refuses those whose time is up, and finds out when the next one's is. */
 static void session_expire(struct session *s, uint64_t now_ms, unsigned *budget)
 {
@@ -541,20 +527,49 @@ static void session_expire(struct session *s, uint64_t now_ms, unsigned *budget)
                 s->waits.until_ms = until_ms;
 }
 
+/* A turn's worth of what a tick began. */
+static void expire_some(struct broker *b, unsigned *budget)
+{
+        for (unsigned i = 0; *budget > 0 && i < EXPIRE_LOOKS && b->n_shared_slots > 0; i++) {
+                size_t slot = --b->n_shared_slots;
+                struct session *s = slot < b->n_session_slots ? b->sessions[slot] : NULL;
+
+                if (!s || s->waits.n == 0 || s->waits.until_ms > b->shared_now_ms)
+                        continue;
+                session_expire(s, b->shared_now_ms, budget);
+                if (*budget == 0)
+                        b->n_shared_slots++; /* it may have more */
+        }
+        if (b->n_shared_waits == 0)
+                b->n_shared_slots = 0;
+}
+
 void shared_tick(struct broker *b, uint64_t now_ms)
 {
-        unsigned budget = EXPIRE_AT_ONCE;
+        unsigned budget = SHARED_SLICE;
 
-        for (size_t i = 0; b->n_shared_waits > 0 && budget > 0 && i < b->n_session_slots; i++) {
-                size_t slot = (b->shared_slot + i) % b->n_session_slots;
-                struct session *s = b->sessions[slot];
-
-                if (!s || s->waits.n == 0 || s->waits.until_ms > now_ms)
-                        continue;
-                session_expire(s, now_ms, &budget);
-                if (budget == 0)
-                        b->shared_slot = slot; /* it goes on there */
+        if (b->n_shared_waits == 0)
+                return;
+        if (b->n_shared_slots == 0) { /* the last one's are done with */
+                b->n_shared_slots = b->n_session_slots;
+                b->shared_now_ms = now_ms;
         }
+        expire_some(b, &budget);
+}
+
+void shared_turn(struct broker *b)
+{
+        struct shared_name *name;
+        unsigned budget = SHARED_SLICE;
+
+        while (budget > 0 && (name = TAILQ_FIRST(&b->shared_due)))
+                name_serve(b, name, &budget);
+        expire_some(b, &budget);
+}
+
+bool shared_is_due(const struct broker *b)
+{
+        return !TAILQ_EMPTY(&b->shared_due) || b->n_shared_slots > 0;
 }
 
 /* ---- the check ----------------------------------------------------------- */

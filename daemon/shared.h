@@ -7,8 +7,8 @@
  * no session's figures have it. What another tenant publishes does not exist here.
  *
  * Who attaches a name that is not there may wait for it. Those who wait are served, a
- * bounded number in each turn, by shared_turn() and nowhere else, and are refused by
- * shared_tick() when their time is up.
+ * bounded number in each turn, by shared_turn() and nowhere else. When their time is up
+ * shared_tick() begins to refuse them, and shared_turn() goes on with it.
  *
  * Invariants: a name is in the broker's tree exactly while it is published or waited
  * for; a tenant has it at most once; a session has at most one hold of a shared block,
@@ -32,7 +32,7 @@
 #define SHARED_MAX_HOLDS   HOLDS_MAX /* different shared blocks that a session may have */
 #define SHARED_MAX_WAITS   32u       /* attaches of a session that wait */
 #define SHARED_MAX_WAIT_MS 600000u   /* more counts as that */
-#define SHARED_SLICE       256u      /* of those who wait, served in one turn */
+#define SHARED_SLICE       256u      /* of those who wait, served or refused in one turn */
 
 struct session;
 struct shared_wait;

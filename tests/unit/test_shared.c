@@ -355,6 +355,42 @@ START_TEST(test_wait)
 }
 END_TEST
 
+/* Many are refused when their time is up: a bounded number in each turn, too. */
+START_TEST(test_many_expire)
+{
+        enum { N_PEERS = 20 };
+        struct peer *peers[N_PEERS];
+        uint64_t ids[N_PEERS][SHARED_MAX_WAITS];
+        char name[16];
+        size_t n = (size_t)N_PEERS * SHARED_MAX_WAITS;
+
+        for (unsigned i = 0; i < N_PEERS; i++) {
+                peers[i] = come_in(2);
+                for (unsigned k = 0; k < SHARED_MAX_WAITS; k++) {
+                        snprintf(name, sizeof(name), "n%u.%u", i, k);
+                        ids[i][k] = peer_attach(peers[i], name, 1000);
+                }
+        }
+        ck_assert_uint_eq(b->n_shared_waits, n);
+        ck_assert(!shared_is_due(b));
+        shared_tick(b, clock_ms() + 2000);
+        for (; n > SHARED_SLICE; n -= SHARED_SLICE) {
+                ck_assert_uint_eq(b->n_shared_waits, n - SHARED_SLICE);
+                ck_assert(shared_is_due(b));
+                check_all();
+                shared_turn(b);
+        }
+        ck_assert_uint_eq(b->n_shared_waits, 0);
+        for (unsigned i = 0; i < N_PEERS; i++) {
+                for (unsigned k = 0; k < SHARED_MAX_WAITS; k++)
+                        ck_assert_int_eq(peer_error(peers[i], ids[i][k]), ETIMEDOUT);
+                peer_free(peers[i]);
+        }
+        ck_assert(!shared_is_due(b));
+        check_all();
+}
+END_TEST
+
 /* Many wait: a bounded number is served in each turn; the name may go in between. */
 START_TEST(test_turns)
 {
@@ -906,6 +942,7 @@ int main(void)
         tcase_add_test(tc, test_lists);
         tcase_add_test(tc, test_list_is_paged);
         tcase_add_test(tc, test_wait);
+        tcase_add_test(tc, test_many_expire);
         tcase_add_test(tc, test_turns);
         tcase_add_test(tc, test_deaths);
         tcase_add_test(tc, test_slices);
