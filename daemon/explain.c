@@ -197,7 +197,7 @@ static uint64_t holding_idle(const struct holding *h)
         return idle < h->bytes ? idle : h->bytes;
 }
 
-static void explain_holder(struct holding *h, size_t *budget, Bfcd__Holder *row)
+static void explain_holder(struct holding *h, uint64_t idle_bytes, size_t *budget, Bfcd__Holder *row)
 {
         const struct session *s = h->session;
 
@@ -207,7 +207,7 @@ static void explain_holder(struct holding *h, size_t *budget, Bfcd__Holder *row)
         row->name = borrow(s->name);
         row->num_blocks = h->n_blocks;
         row->bytes_in_use = h->bytes;
-        row->client_bytes_idle = holding_idle(h);
+        row->client_bytes_idle = idle_bytes < h->bytes ? idle_bytes : h->bytes;
         row->largest_block_bytes = holding_largest(h, budget);
         row->state = borrow(session_state_name(s));
 }
@@ -221,6 +221,8 @@ static size_t explain_anew(struct quota *q)
                 return 0;
         q->report.since_ms = now_ms;
         holding_most(q, q->report.most, QUOTA_HOLDERS);
+        for (size_t i = 0; i < QUOTA_HOLDERS; i++) /* to read a client's page is a system call or two */
+                q->report.idle_bytes[i] = q->report.most[i] ? holding_idle(q->report.most[i]) : 0;
         arena_draw(q->arena, q->report.picture);
         return EXPLAIN_BLOCKS;
 }
@@ -240,7 +242,7 @@ static void explain_quota(struct quota *q, struct explanation *ret)
 
                 if (!q->report.most[i] || q->report.most[i]->n_blocks == 0)
                         continue;
-                explain_holder(q->report.most[i], &budget, &ret->holders[n]);
+                explain_holder(q->report.most[i], q->report.idle_bytes[i], &budget, &ret->holders[n]);
                 ret->pointers[n] = &ret->holders[n];
                 ret->row.n_holders++;
         }

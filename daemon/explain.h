@@ -9,7 +9,7 @@
  * than the first of each quota (see holding.h). A report has one row a page; it
  * looks at the quota's sessions, at its extents, and at no more than EXPLAIN_BLOCKS
  * blocks, and that at most every 50 ms: who asks more often is told the present figures of
- * those who were the first then, and shown the same picture.
+ * those who were the first then, and what their clients said then, and shown the same picture.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_EXPLAIN_H

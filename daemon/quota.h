@@ -91,6 +91,7 @@ struct quota_ranks {
 struct quota_report {
         uint64_t since_ms; /* 0: there was none */
         struct holding *most[QUOTA_HOLDERS];
+        uint64_t idle_bytes[QUOTA_HOLDERS]; /* theirs, by their clients' word then */
         char picture[PICTURE_CHARACTERS + 1];
 };
 

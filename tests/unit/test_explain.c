@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/clock.h"
+#include "proto/pages.h"
 #include "tests/peer.h"
 #include "tests/random.h"
 #include "tests/suite.h"
@@ -475,6 +477,42 @@ START_TEST(sixteen_holders)
 }
 END_TEST
 
+/* What clients say is idle is read once for each look, however often somebody asks; and it is never
+ * more than they have. */
+START_TEST(idle_between_two_looks)
+{
+        struct peer *red = peer_new(b, 1, false);
+        struct pages_client *own;
+        struct quota *q;
+        uint64_t id, before, words[2];
+
+        red->wants_pages = true;
+        ck_assert_int_eq(peer_error(red, peer_hello(red, "", "")), 0);
+        ck_assert_int_eq(pages_map_client(red->page_fds[1], &own), 0);
+        q = quota_of(red, TRAIN);
+        id = must_malloc(red, TRAIN, 4 * MIB);
+        own->version = PAGES_VERSION;
+        own->magic = PAGES_CLIENT_MAGIC;
+        do { /* until nothing came between the two */
+                q->report.since_ms = 0;
+                own->held[TRAIN].bytes_slabs = 3 * MIB;
+                before = clock_ms();
+                words[0] = row_of(red, "train", "red")->holders[0]->client_bytes_idle;
+                own->held[TRAIN].bytes_slabs = 2 * MIB;
+                words[1] = row_of(red, "train", "red")->holders[0]->client_bytes_idle;
+        } while (clock_ms() - before >= EXPLAIN_MS);
+        ck_assert_uint_eq(words[0], 3 * MIB);
+        ck_assert_uint_eq(words[1], 3 * MIB);
+        q->report.since_ms = 0;
+        ck_assert_uint_eq(row_of(red, "train", "red")->holders[0]->client_bytes_idle, 2 * MIB);
+        must_malloc(red, TRAIN, 256);
+        must_free(red, id);
+        ck_assert_uint_le(row_of(red, "train", "red")->holders[0]->client_bytes_idle, 256);
+        munmap(own, pages_client_bytes());
+        peer_free(red);
+}
+END_TEST
+
 /* Between two looks the order is old, the figures are not, and nobody is named who left. */
 START_TEST(reports_in_a_row)
 {
@@ -694,6 +732,7 @@ int main(void)
         tcase_add_test(c, a_row);
         tcase_add_test(c, others_stay_unseen);
         tcase_add_test(c, sixteen_holders);
+        tcase_add_test(c, idle_between_two_looks);
         tcase_add_test(c, reports_in_a_row);
         tcase_add_test(c, largest_block);
         tcase_add_test(c, tags);
