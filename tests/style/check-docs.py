@@ -51,10 +51,17 @@ def check_program(root):
         yield "README.md: its program is not examples/hello.c"
 
 
-def check_example(root):
-    """The program about streams in libbfcclient(3) is the one that the tests run."""
-    if read(root, "examples/streams.c") not in read(root, "man/libbfcclient.3.scd"):
-        yield "man/libbfcclient.3.scd: its program is not examples/streams.c"
+def check_examples(root):
+    """The programs in libbfcclient(3) are those in examples/, which the tests compile and run."""
+    page = read(root, "man/libbfcclient.3.scd")
+    shown = [b for b in re.findall(r"^```\n(.*?)^```", page, re.S | re.M) if "int main(" in b]
+    have = {p: read(root, p) for p in files_of(root, (".c",)) if p.startswith("examples/")}
+    for path, text in sorted(have.items()):
+        if text not in shown:
+            yield f"man/libbfcclient.3.scd: {path} is not there, word for word"
+    for text in shown:
+        if text not in have.values():
+            yield f"man/libbfcclient.3.scd: a program that is none of examples/: {text.splitlines()[0]}"
 
 
 def check_pages(root):
@@ -78,7 +85,7 @@ def check_licence(root):
 RULES = (
     ("links in documents lead somewhere", check_links),
     ("the README's program is examples/hello.c", check_program),
-    ("libbfcclient(3)'s program is examples/streams.c", check_example),
+    ("libbfcclient(3)'s programs are those in examples/", check_examples),
     ("manual pages are complete", check_pages),
     ("every source names its licence", check_licence),
 )
