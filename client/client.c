@@ -549,7 +549,7 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
 
         snprintf(name, sizeof(name), "%s", options->name);
         hello.version = PROTOCOL_VERSION;
-        hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES;
+        hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_AGAIN;
         /* Without a cache, too: what was freed on a stream may wait to be looked at. */
         if (client_takes_events(options))
                 hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_TRIM;

@@ -85,6 +85,7 @@ struct malloc_how {
         const char *tag;        /* NULL: none */
         struct block *ret_slab; /* NULL, or it is for a stream's pool: a block that is in no table,
                                  * and not counted as used; ends with client_return() */
+        bool again;             /* where it is refused its caller tries again */
 };
 
 /* From a caller's options, NULL for none. -EINVAL with a sentence. */

@@ -182,6 +182,8 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
         body.partition = partition;
         body.n_bytes = ask_bytes;
         body.flags = how->flags & BFC_ONE_EXTENT; /* BFC_WHOLE is between this client and its cache */
+        if (how->again && (client->hello->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_AGAIN))
+                body.flags |= BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN;
         body.wait_ms = how->wait_ms;
         body.tag = (char *)(uintptr_t)how->tag;
         request.body_case = BFCD__REQUEST__BODY_MALLOC;
@@ -249,7 +251,7 @@ static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_byt
 static int client_fetch_least(bfc_client *client, uint32_t partition, uint64_t n_bytes,
                               const struct malloc_how *how, void **ret_ptr)
 {
-        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab };
+        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab, true };
         uint64_t want;
         int r;
 
@@ -262,9 +264,10 @@ static int client_fetch_least(bfc_client *client, uint32_t partition, uint64_t n
         return r == -EDQUOT || r == -ENOMEM ? CACHE_MISS : r;
 }
 
-/* What is idle here goes back, and no more is asked for than is needed. Now it may wait. */
-static int client_refused(bfc_client *client, uint32_t partition, int error, uint64_t n_asked,
-                          uint64_t n_bytes, const struct malloc_how *how, void **ret_ptr)
+/* What is idle here goes back, and no more is asked for than is needed. Now it may wait. The daemon
+ * counts what is refused now; where it was told that it is asked again, it is. */
+static int client_refused(bfc_client *client, uint32_t partition, int error, bool again, uint64_t n_bytes,
+                          const struct malloc_how *how, void **ret_ptr)
 {
         uint64_t given_back = 0, want;
         int r;
@@ -273,7 +276,7 @@ static int client_refused(bfc_client *client, uint32_t partition, int error, uin
         r = client_give_back_idle(client, partition, UINT64_MAX, &given_back);
         if (r < 0)
                 return r;
-        if (given_back == 0 && n_asked < n_bytes + BLOCK_GRANULE && how->wait_ms == 0)
+        if (given_back == 0 && !again)
                 return error;
         /* Another thread may have freed something meanwhile. */
         r = malloc_may_be_cut(how) ? client_try_cut(client, partition, n_bytes, how, &want, ret_ptr)
@@ -288,15 +291,30 @@ static int client_refused(bfc_client *client, uint32_t partition, int error, uin
 static int client_malloc_uncached(bfc_client *client, uint32_t partition, uint64_t n_bytes,
                                   const struct malloc_how *how, void **ret_ptr)
 {
-        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab };
-        bool is_last = how->wait_ms > 0 && !streams_keep(client);
+        bool keeps = streams_keep(client), is_last = how->wait_ms > 0 && !keeps;
+        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab, how->again || keeps };
         int r = client_fetch(client, partition, n_bytes, n_bytes, is_last ? how : &at_once, ret_ptr);
 
         if (is_last || (r != -EDQUOT && r != -ENOMEM))
                 return r;
-        if (!streams_collect(client) && how->wait_ms == 0)
+        if (!streams_collect(client) && how->wait_ms == 0 && !keeps)
                 return r;
         return client_fetch(client, partition, n_bytes, n_bytes, how, ret_ptr);
+}
+
+/* Whether it will not leave it at a refusal: where it could wait or ask for less, or has something that
+ * may lie idle. */
+static bool client_tries_again(bfc_client *client, uint64_t n_asked, uint64_t n_bytes,
+                               const struct malloc_how *how)
+{
+        bool has_some;
+
+        if (how->again || how->wait_ms > 0 || n_asked >= n_bytes + BLOCK_GRANULE)
+                return true;
+        pthread_mutex_lock(&client->lock);
+        has_some = client->stats.bytes_reserved > 0;
+        pthread_mutex_unlock(&client->lock);
+        return has_some;
 }
 
 /* From the cache, or else from the daemon. Where extents end only the daemon knows, so what has
@@ -305,7 +323,7 @@ static int client_malloc_uncached(bfc_client *client, uint32_t partition, uint64
 int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, const struct malloc_how *how,
                   void **ret_ptr)
 {
-        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab };
+        struct malloc_how at_once = { how->flags, 0, how->tag, how->ret_slab, true };
         uint64_t want = n_bytes;
         int r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
 
@@ -320,13 +338,15 @@ int client_malloc(bfc_client *client, uint32_t partition, uint64_t n_bytes, cons
                 if (r != CACHE_MISS)
                         return r;
         }
+        at_once.again = client_tries_again(client, want, n_bytes, how);
         r = client_fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
         if (r == CACHE_MISS) {
                 want = cache_want_whole(client->cache, partition, n_bytes);
+                at_once.again = client_tries_again(client, want, n_bytes, how);
                 r = client_fetch(client, partition, want, n_bytes, &at_once, ret_ptr);
         }
         if (r == -EDQUOT || r == -ENOMEM)
-                r = client_refused(client, partition, r, want, n_bytes, how, ret_ptr);
+                r = client_refused(client, partition, r, at_once.again, n_bytes, how, ret_ptr);
         return r;
 }
 
@@ -377,7 +397,7 @@ BFC_API int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc
 BFC_API int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                              void **ret_ptr)
 {
-        struct malloc_how how = { flags, 0, NULL, NULL };
+        struct malloc_how how = { flags, 0, NULL, NULL, false };
 
         return client_malloc_as(client, partition, n_bytes, &how, ret_ptr);
 }

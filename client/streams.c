@@ -243,10 +243,10 @@ static int take_at_once(const struct stream_request *q, void **ret_ptr)
 }
 
 /* A slab of the partition, of at least so many bytes. */
-static int fetch_slab(const struct stream_request *q, uint64_t n_bytes, struct stream_slab **ret)
+static int fetch_slab(const struct stream_request *q, uint64_t n_bytes, bool again, struct stream_slab **ret)
 {
         struct stream_slab *slab = calloc(1, sizeof(*slab));
-        struct malloc_how how = { .ret_slab = slab ? &slab->block : NULL };
+        struct malloc_how how = { .ret_slab = slab ? &slab->block : NULL, .again = again };
         int r = slab ? client_malloc(q->client, q->partition, n_bytes, &how, NULL)
                      : error_set(-ENOMEM, "this process is out of memory");
 
@@ -301,12 +301,15 @@ static int fetch(const struct stream_request *q, struct stream_slab **ret)
 {
         uint64_t want = slab_bytes(q), least = rounded_up(q->n_bytes);
         int64_t deadline_ms = now_ms() + PENDING_MS;
-        int r = fetch_slab(q, want, ret);
+        bool waits = streams_keep(q->client);
+        int r = fetch_slab(q, want, waits || want > least, ret);
 
         if ((r == -EDQUOT || r == -ENOMEM) && want > least)
-                r = fetch_slab(q, want = least, ret);
+                r = fetch_slab(q, want = least, waits, ret);
         while ((r == -EDQUOT || r == -ENOMEM) && wait_for_more(q->client, deadline_ms))
-                r = fetch_slab(q, want, ret);
+                r = fetch_slab(q, want, waits = true, ret);
+        if ((r == -EDQUOT || r == -ENOMEM) && waits) /* the last: the daemon counts it */
+                r = fetch_slab(q, want, false, ret);
         return r;
 }
 

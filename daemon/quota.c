@@ -262,8 +262,8 @@ bool quota_is_impossible(const struct quota *q, uint64_t n_bytes)
         return n_bytes > max_u64(account_attainable(&q->account), q->account.charged_bytes);
 }
 
-int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
-                uint64_t *ret_offset)
+int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                         uint64_t *ret_offset)
 {
         int r;
 
@@ -281,8 +281,16 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
                 r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
         if (r > 0 && quota_is_impossible(q, n_bytes))
                 r = -ENOMEM;
-        quota_count_refusal(q, r);
         return r > 0 ? QUOTA_WAIT : r;
+}
+
+int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                uint64_t *ret_offset)
+{
+        int r = quota_alloc_or_again(q, n_bytes, in_extent, ret_handle, ret_offset);
+
+        quota_count_refusal(q, r);
+        return r;
 }
 
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested)
@@ -354,7 +362,8 @@ void quota_unqueue_served(struct quota_request *request)
 void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
         request->quota->n_waiting--;
-        quota_count_refusal(request->quota, result);
+        if (!request->is_no_refusal)
+                quota_count_refusal(request->quota, result);
         request->done(request, result, handle, offset);
 }
 

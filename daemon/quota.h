@@ -64,6 +64,7 @@ struct quota_request {
         bool in_extent;     /* the block must lie in one extent */
         bool device_failed; /* result: the device could not, the limits could */
         uint32_t wait_ms;   /* for others to free, when the ladder has nothing more */
+        bool is_no_refusal; /* where it is refused another follows: that is not counted */
         void *asker;        /* whose it is, for quota_options.trim; may be NULL */
         uint64_t since_ms;  /* the quota's: it waits from then on */
         uint64_t ticket;    /* the quota's: the lower has waited longer, in the whole partition */
@@ -204,7 +205,11 @@ enum {
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                 uint64_t *ret_offset);
 
-/* Queues a request (quota, n_bytes, in_extent, wait_ms, asker and done are set). */
+/* The same for one that its client asks for again where this is refused: that is not counted. */
+int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                         uint64_t *ret_offset);
+
+/* Queues a request (quota, n_bytes, in_extent, wait_ms, is_no_refusal, asker and done are set). */
 void quota_wait(struct quota_request *request);
 
 /* One turn for those who wait, for a quota in its partition's `due`; it stays

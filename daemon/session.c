@@ -373,7 +373,9 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
                          refused->quota->partition->device_id, refused->n_bytes, strerror(-error));
         else
                 quota_explain(refused, error, sentence, sizeof(sentence));
-        session_log_refusal(s, sentence, refused->quota, names_holders ? error : 0);
+        names_holders = names_holders && !refused->is_no_refusal;
+        if (!refused->is_no_refusal)
+                session_log_refusal(s, sentence, refused->quota, names_holders ? error : 0);
         if (names_holders)
                 explain_to_tenant(refused->quota, error, sentence, sizeof(sentence));
         session_refuse(s, id, device_failed ? -ENOMEM : error, sentence); /* whatever the device lacked */
@@ -442,7 +444,8 @@ static bool tag_is_valid(const char *tag)
         return n < LEDGER_TAG_BYTES && tag[n] == '\0';
 }
 
-#define MALLOC_FLAGS ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT)
+#define MALLOC_FLAGS                                                                                         \
+        ((uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT | (uint64_t)BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN)
 
 /* What is wrong with a Malloc in itself; true: it was refused. */
 static bool session_refuses_malloc(struct session *s, uint64_t id, const Bfcd__Malloc *m)
@@ -480,6 +483,7 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
 {
         const Bfcd__Malloc *m = r->malloc;
         bool in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0;
+        bool again = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_AGAIN) != 0;
         struct session_request *request;
         struct quota *quota;
         bfc_handle handle;
@@ -491,16 +495,17 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
                 return 0;
 
         quota = s->shares[m->partition].quota;
-        result = quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
+        result = again ? quota_alloc_or_again(quota, m->n_bytes, in_extent, &handle, &offset)
+                       : quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
         if (result == 0) {
                 session_give_block(s, r->id, m->partition, m->n_bytes, m->tag, handle, offset);
                 return 0;
         }
         request = result > 0 ? calloc(1, sizeof(*request)) : NULL;
         if (!request) {
-                struct quota_request refused = { .quota = quota,
-                                                 .n_bytes = m->n_bytes,
-                                                 .in_extent = in_extent };
+                struct quota_request refused = {
+                        .quota = quota, .n_bytes = m->n_bytes, .in_extent = in_extent, .is_no_refusal = again
+                };
 
                 session_refuse_malloc(s, r->id, &refused, result > 0 ? -ENOMEM : result);
                 return 0;
@@ -508,6 +513,7 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         request->wait.quota = quota;
         request->wait.n_bytes = m->n_bytes;
         request->wait.in_extent = in_extent;
+        request->wait.is_no_refusal = again;
         request->wait.wait_ms = m->wait_ms < SESSION_MAX_WAIT_MS ? m->wait_ms : SESSION_MAX_WAIT_MS;
         request->wait.asker = s;
         request->wait.done = session_request_done;
@@ -907,7 +913,7 @@ static int session_open_page(struct session *s, const Bfcd__Request *r)
 /* The reply with the fds of what it grants. */
 static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int events_fd, int page_fd)
 {
-        uint64_t granted = 0;
+        uint64_t granted = s->admin ? 0 : BFCD__CAPABILITY__CAPABILITY_AGAIN;
         size_t n_fds = 0;
         int fds[3];
 

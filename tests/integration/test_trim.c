@@ -548,6 +548,55 @@ START_TEST(an_operator_trims_and_evicts)
 }
 END_TEST
 
+/* However often the library tries before it gives up: what operators see are the program's refusals. */
+static unsigned be_refused(bfc_client *client, unsigned seed)
+{
+        void *p[64] = { NULL }, *got;
+        unsigned n_refusals = 0;
+
+        for (unsigned i = 0; i < 1500; i++) {
+                unsigned k = (unsigned)rand_r(&seed) % 64, bits = 10 + (unsigned)rand_r(&seed) % 15;
+                size_t n = 1 + (size_t)rand_r(&seed) % ((size_t)1 << bits);
+                struct bfc_malloc_options o = { .struct_size = sizeof(o), .wait_ms = i % 97 == 0 };
+                int r;
+
+                if (p[k]) {
+                        ck_assert_ok(bfc_free(client, p[k]));
+                        p[k] = NULL;
+                        continue;
+                }
+                r = bfc_malloc_with(client, n, &o, &got);
+                ck_assert(r == 0 || r == -EDQUOT);
+                n_refusals += r == -EDQUOT;
+                p[k] = r == 0 ? got : NULL;
+        }
+        return n_refusals;
+}
+
+START_TEST(what_is_refused_is_counted_once)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client;
+        unsigned n = 0;
+
+        printf("# seeds 1, 2\n");
+        setenv("BFC_CACHE", "on", 1);
+        client = open_as(rig->socket, "red", 0);
+        n += be_refused(client, 1);
+        ck_assert_uint_gt(n, 5);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_refusals, n);
+        ck_assert_uint_eq(stats(client).num_failures, n);
+        bfc_disconnect(client);
+        client = open_as(rig->socket, "red", BFC_NO_CACHE);
+        n += be_refused(client, 2);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_refusals, n);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_over_quota, n);
+        printf("# %u refusals\n", n);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = { an_idle_process_gives_way,
@@ -560,6 +609,7 @@ int main(void)
                                        waiting_in_order,
                                        a_flood_starves_nobody,
                                        an_operator_trims_and_evicts,
+                                       what_is_refused_is_counted_once,
                                        NULL };
 
         return harness_main(harness_suite("trim", tests));

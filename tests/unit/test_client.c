@@ -1011,7 +1011,8 @@ START_TEST(without_a_thread)
 
         o.flags = BFC_NO_THREAD;
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
-        ck_assert_uint_eq(fake_server_count(server).capabilities, BFCD__CAPABILITY__CAPABILITY_PAGES);
+        ck_assert_uint_eq(fake_server_count(server).capabilities,
+                          BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_AGAIN);
         ck_assert_int_eq(find_thread(), 0);
         memset(get(3 * MIB), 1, 3 * MIB);
         bfc_disconnect(client);
@@ -1023,9 +1024,9 @@ START_TEST(without_a_thread)
         expect_error(bfc_connect(&o, &client), -EPROTO, "makes no sense");
         fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS, 0);
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
-        ck_assert_uint_eq(fake_server_count(server).capabilities, BFCD__CAPABILITY__CAPABILITY_EVENTS |
-                                                                          BFCD__CAPABILITY__CAPABILITY_TRIM |
-                                                                          BFCD__CAPABILITY__CAPABILITY_PAGES);
+        ck_assert_uint_eq(fake_server_count(server).capabilities,
+                          BFCD__CAPABILITY__CAPABILITY_AGAIN | BFCD__CAPABILITY__CAPABILITY_EVENTS |
+                                  BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_PAGES);
         ck_assert_int_eq(find_thread(), 0);
         memset(get(3 * MIB), 1, 3 * MIB);
         bfc_disconnect(client);

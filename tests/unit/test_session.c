@@ -221,8 +221,8 @@ START_TEST(test_flags)
         uint64_t ids[8], id;
         const char *sentence;
 
-        sentence = refusal_of(p, peer_malloc_flags(p, 0, 1, 2), EINVAL);
-        ck_assert_ptr_nonnull(strstr(sentence, "0x2"));
+        sentence = refusal_of(p, peer_malloc_flags(p, 0, 1, 4), EINVAL);
+        ck_assert_ptr_nonnull(strstr(sentence, "0x4"));
         refusal_of(p, peer_malloc_flags(p, 0, 1, UINT64_C(1) << 63 | 1), EINVAL);
         sentence = refusal_of(p, peer_malloc_flags(p, 0, 2 * MIB + 1, 1), EINVAL);
         ck_assert_ptr_nonnull(strstr(sentence, "one extent"));
@@ -239,6 +239,25 @@ START_TEST(test_flags)
         peer_settle(b);
         ck_assert_uint_eq(peer_reply(p, id)->block->offset % (2 * MIB), 0);
         check_broker();
+        peer_free(p);
+}
+END_TEST
+
+/* A try that another follows is refused, and is no refusal: at once, and by who waited. */
+START_TEST(test_again)
+{
+        const struct quota *quota = b->tenants[0].quotas[0];
+        struct peer *p = come_in(1);
+
+        must_malloc(p, 0, 40 * MIB);
+        for (uint64_t n = 20; n < 100; n += 40) {
+                refusal_of(p, peer_malloc_flags(p, 0, n * MIB, 2), EDQUOT);
+                refusal_of(p, peer_malloc_flags(p, 0, n * MIB, 3), n < 48 ? EINVAL : EDQUOT);
+        }
+        ck_assert_uint_eq(quota->n_refusals + quota->last_refusal_ms + p->session->n_refusals, 0);
+        refusal_of(p, peer_malloc(p, 0, 20 * MIB), EDQUOT);
+        ck_assert_uint_eq(quota->n_over_quota, 1);
+        ck_assert_uint_eq(p->session->n_refusals, 1);
         peer_free(p);
 }
 END_TEST
@@ -667,6 +686,7 @@ int main(void)
         tcase_add_test(tc, test_malloc_free);
         tcase_add_test(tc, test_sizes);
         tcase_add_test(tc, test_flags);
+        tcase_add_test(tc, test_again);
         tcase_add_test(tc, test_max_blocks_and_sessions);
         tcase_add_test(tc, test_pass_by);
         tcase_add_test(tc, test_death_while_growing);
