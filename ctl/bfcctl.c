@@ -285,7 +285,8 @@ static int run_evict(struct ask *a, const struct invocation *i, const struct com
 
         (void)c;
         if (i->n_arguments == 0 || !read_id(i->arguments[0], &id))
-                return usage("which session?", NULL,
+                return usage(i->n_arguments == 0 ? "no session" : "no session's number",
+                             i->n_arguments == 0 ? NULL : i->arguments[0],
                              "it is \"bfcctl evict SESSION\", by its number in \"bfcctl sessions\"");
         if (ask_evict(a, id) < 0)
                 return complain(a);
