@@ -323,6 +323,113 @@ int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret)
         return 0;
 }
 
+/* ---- taking over -------------------------------------------------------------------- */
+
+/* The chunk around [addr, end), which is free; `i`: where to begin to look, in the same
+ * region, or 0. 0: there is none. */
+static uint32_t restore_find(const struct bfc *b, uint32_t i, uint32_t addr, uint32_t end)
+{
+        const struct region *r = bfc_region_at(b, addr);
+
+        if (!r)
+                return 0;
+        if (i == 0 || chunk_at(b, i)->addr < r->base)
+                i = chunk_at(b, r->edge)->next;
+        while (chunk_end(chunk_at(b, i)) <= addr) {
+                VISIT();
+                i = chunk_at(b, i)->next;
+        }
+        return chunk_kind(chunk_at(b, i)) == KIND_FREE && end <= chunk_end(chunk_at(b, i)) ? i : 0;
+}
+
+static uint32_t place_granules(const struct bfc_place *p)
+{
+        return (uint32_t)(bfc_block_bytes(p->n_requested) >> GRANULE_SHIFT);
+}
+
+static bool restore_fits(const struct bfc *b, const struct bfc_place *places, size_t n)
+{
+        uint64_t free_from = 0;
+        uint32_t i = 0;
+
+        for (size_t k = 0; k < n; k++) {
+                const struct bfc_place *p = &places[k];
+
+                if (p->n_requested - 1 >= BFC_MAX_SPACE || p->offset % BFC_GRANULE != 0 ||
+                    p->offset < free_from || p->offset > BFC_MAX_SPACE - bfc_block_bytes(p->n_requested))
+                        return false;
+                free_from = p->offset + bfc_block_bytes(p->n_requested);
+                i = restore_find(b, i, (uint32_t)(p->offset >> GRANULE_SHIFT),
+                                 (uint32_t)(free_from >> GRANULE_SHIFT));
+                if (i == 0)
+                        return false;
+        }
+        return true;
+}
+
+static int restore_reserve(struct bfc *b, size_t n)
+{
+        int r = 0;
+
+        while (r == 0 && b->n_spare + (b->n_ready - b->n_records) < n)
+                r = bfc_records_grow(b, b->n_spare + (b->n_ready - b->n_records) + 1);
+        return r;
+}
+
+/* A record of [addr, addr + size) in front of chunk i. */
+static uint32_t restore_cut(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
+{
+        uint32_t piece = record_new(b);
+
+        link_before(b, piece, i);
+        chunk_at(b, piece)->addr = addr;
+        chunk_at(b, piece)->size = size;
+        return piece;
+}
+
+/* Takes a place in the free chunk i: what is below it becomes a chunk of its own, what is
+ * above it stays chunk i. Returns the chunk from which to look for the next place. */
+static uint32_t restore_take(struct bfc *b, uint32_t i, const struct bfc_place *p, bfc_handle *ret_handle)
+{
+        uint32_t addr = (uint32_t)(p->offset >> GRANULE_SHIFT), n = place_granules(p);
+        uint32_t low = chunk_at(b, i)->addr, end = chunk_end(chunk_at(b, i)), block = i;
+        uint64_t offset;
+
+        if (low < addr)
+                (void)index_insert(b, restore_cut(b, i, low, addr - low));
+        if (addr + n < end) {
+                block = restore_cut(b, i, addr, n);
+                (void)index_rekey(b, i, addr + n, end - addr - n);
+        } else {
+                index_take(b, i);
+                chunk_at(b, i)->addr = addr;
+                chunk_at(b, i)->size = n;
+        }
+        block_begin(b, block, n, p->n_requested, ret_handle, &offset);
+        return i;
+}
+
+int bfc_restore(struct bfc *b, const struct bfc_place *places, size_t n, bfc_handle *ret_handles)
+{
+        uint32_t i = 0;
+        int r;
+
+        if (n > MAX_RECORDS / 2)
+                return -ENOMEM;
+        if (!restore_fits(b, places, n))
+                return -EINVAL;
+        r = restore_reserve(b, 2 * n);
+        if (r < 0)
+                return r;
+        for (size_t k = 0; k < n; k++) {
+                uint32_t addr = (uint32_t)(places[k].offset >> GRANULE_SHIFT);
+
+                i = restore_find(b, i, addr, addr + place_granules(&places[k]));
+                i = restore_take(b, i, &places[k], &ret_handles[k]);
+        }
+        return 0;
+}
+
 /* ---- looking ----------------------------------------------------------------------- */
 
 uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i)

@@ -211,6 +211,20 @@ int bfc_release_reserve(struct bfc *b);
  * unbacked. -EINVAL: it was not. */
 int bfc_release_commit(struct bfc *b, struct bfc_range range);
 
+/* ---- taking over ----------------------------------------------------------- */
+
+/* A block where it lay before. */
+struct bfc_place {
+        uint64_t offset;
+        uint64_t n_requested; /* it takes bfc_block_bytes() of them */
+};
+
+/* Takes n blocks in free chunks, at these places, the lowest offset first: all or none. For
+ * an instance that goes on for another, of which the regions are added and backed already.
+ * Each counts as an allocation. Visits each chunk up to the last place once. -EINVAL: a
+ * place is not wholly free, or not in order. -ENOMEM. */
+int bfc_restore(struct bfc *b, const struct bfc_place *places, size_t n, bfc_handle *ret_handles);
+
 /* ---- looking ------------------------------------------------------------- */
 
 void bfc_read_stats(const struct bfc *b, struct bfc_stats *ret);

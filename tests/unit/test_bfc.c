@@ -661,6 +661,196 @@ START_TEST(test_oracle)
 }
 END_TEST
 
+/* ---- one instance goes on for another ------------------------------------------------ */
+
+#define N_RESTORED 400
+
+struct restored {
+        bfc_handle handles[N_RESTORED];
+        struct bfc_place places[N_RESTORED];
+        size_t n;
+};
+
+static struct bfc *open_backed(uint64_t gap)
+{
+        struct bfc *b;
+
+        ck_assert_int_eq(bfc_new(8 * 4096, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, 40 * 8 * 4096, 4096, false), 0);
+        ck_assert_int_eq(bfc_add_region(b, 60 * 8 * 4096, 10 * 8 * 4096, 0, true), 0);
+        /* All but what lies from gap on to the next point of the grid. */
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ 0, gap }), 0);
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ gap + 8 * 4096, 4096 + 38 * 8 * 4096 }), 0);
+        return b;
+}
+
+static void restored_free(struct bfc *b, struct restored *r, size_t i)
+{
+        ck_assert_int_eq(bfc_dealloc(b, r->handles[i]), 0);
+        r->handles[i] = r->handles[--r->n];
+        r->places[i] = r->places[r->n];
+}
+
+static void restored_live(struct bfc *b, struct restored *r, uint64_t *state, unsigned n_steps)
+{
+        for (unsigned i = 0; i < n_steps; i++) {
+                uint64_t n_bytes = 1 + random_next(state) % (1u << random_next(state) % 16);
+
+                if (r->n < N_RESTORED && random_next(state) % 5 < 3) {
+                        if (bfc_alloc(b, n_bytes, &r->handles[r->n], &r->places[r->n].offset) == 0)
+                                r->places[r->n++].n_requested = n_bytes;
+                } else if (r->n > 0) {
+                        restored_free(b, r, random_next(state) % r->n);
+                }
+        }
+}
+
+static int compare_places(const void *x, const void *y)
+{
+        const struct bfc_place *p = x, *q = y;
+
+        return p->offset < q->offset ? -1 : p->offset > q->offset;
+}
+
+struct chunks {
+        struct bfc_range ranges[4 * N_RESTORED];
+        char kinds[4 * N_RESTORED];
+        size_t n;
+};
+
+static int note_chunk(void *userdata, char kind, struct bfc_range range)
+{
+        struct chunks *c = userdata;
+
+        c->kinds[c->n] = kind;
+        c->ranges[c->n++] = range;
+        return 0;
+}
+
+static void assert_same(const struct bfc *x, const struct bfc *y)
+{
+        static struct chunks of_x, of_y;
+        struct bfc_stats s, t;
+        const char *why = "";
+
+        ck_assert_msg(bfc_check(y, &why) == 0, "%s", why);
+        of_x.n = of_y.n = 0;
+        bfc_walk(x, note_chunk, &of_x);
+        bfc_walk(y, note_chunk, &of_y);
+        ck_assert_uint_eq(of_x.n, of_y.n);
+        ck_assert_int_eq(memcmp(of_x.kinds, of_y.kinds, of_x.n), 0);
+        ck_assert_int_eq(memcmp(of_x.ranges, of_y.ranges, of_x.n * sizeof(of_x.ranges[0])), 0);
+        bfc_read_stats(x, &s);
+        bfc_read_stats(y, &t);
+        ck_assert_uint_eq(s.bytes_in_use, t.bytes_in_use);
+        ck_assert_uint_eq(s.bytes_requested, t.bytes_requested);
+        ck_assert_uint_eq(s.bytes_reserved, t.bytes_reserved);
+        ck_assert_uint_eq(s.bytes_free, t.bytes_free);
+        ck_assert_uint_eq(s.largest_free_block_bytes, t.largest_free_block_bytes);
+        ck_assert_uint_eq(s.num_blocks, t.num_blocks);
+        ck_assert_uint_eq(s.num_free_chunks, t.num_free_chunks);
+}
+
+/* Chunk by chunk the same, and it goes on as the other would have. */
+START_TEST(test_restore)
+{
+        uint64_t state = 77 + (uint64_t)_i;
+
+        for (unsigned round = 0; round < 60; round++) {
+                uint64_t gap = 4096 + random_next(&state) % 37 * 8 * 4096, same_state;
+                struct bfc *b = open_backed(gap), *next = open_backed(gap);
+                static struct restored r, of_next;
+
+                r.n = 0;
+                restored_live(b, &r, &state, 40 + round * 40);
+                qsort(r.places, r.n, sizeof(r.places[0]), compare_places);
+                of_next = r;
+                ck_assert_int_eq(bfc_restore(next, of_next.places, r.n, of_next.handles), 0);
+                assert_same(b, next);
+                for (size_t i = 0; i < r.n; i++) { /* each handle is its block's */
+                        struct bfc_info info;
+
+                        ck_assert_int_eq(bfc_info(next, of_next.handles[i], &info), 0);
+                        ck_assert_uint_eq(info.offset, of_next.places[i].offset);
+                        ck_assert_uint_eq(info.n_requested, of_next.places[i].n_requested);
+                }
+                same_state = state;
+                r.n = of_next.n = 0; /* those stay */
+                restored_live(b, &r, &state, 100);
+                restored_live(next, &of_next, &same_state, 100);
+                assert_same(b, next);
+                bfc_destroy(b);
+                bfc_destroy(next);
+        }
+}
+END_TEST
+
+START_TEST(test_restore_refused)
+{
+        static const struct bfc_place bad[][2] = {
+                { { 256, 1 }, { 256, 1 } },
+                { { 512, 1 }, { 256, 1 } },
+                { { 0, 257 }, { 256, 1 } },
+                { { 0, 1 }, { 100, 1 } },
+                { { 0, 1 }, { 4096 - 256, 257 } }, /* into the hole */
+                { { 0, 1 }, { 4096, 1 } },         /* in it */
+                { { 0, 1 }, { 8192 - 256, 300 } }, /* beyond the region */
+                { { 0, 1 }, { 8192, 1 } },
+                { { 0, 0 }, { 256, 1 } },
+                { { 0, 1 }, { 256, BFC_MAX_SPACE + 1 } },
+                { { 0, 1 }, { UINT64_MAX - 255, 1 } },
+                { { 0, 1 }, { BFC_MAX_SPACE, 256 } },
+        };
+        bfc_handle handles[2] = { 5, 6 };
+        struct bfc *b, *untouched;
+
+        ck_assert_int_eq(bfc_new(4096, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, 8192, 0, false), 0);
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ 0, 4096 }), 0);
+        ck_assert_int_eq(bfc_new(4096, &untouched), 0);
+        ck_assert_int_eq(bfc_add_region(untouched, 0, 8192, 0, false), 0);
+        ck_assert_int_eq(bfc_back(untouched, (struct bfc_range){ 0, 4096 }), 0);
+        for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+                ck_assert_int_eq(bfc_restore(b, bad[i], 2, handles), -EINVAL);
+                assert_same(untouched, b);
+        }
+        ck_assert_uint_eq(handles[0], 5);
+        ck_assert_int_eq(bfc_restore(b, NULL, 0, NULL), 0);
+        ck_assert_int_eq(bfc_restore(b, bad[0], 1, handles), 0);
+        ck_assert_int_eq(bfc_restore(b, bad[0], 1, handles), -EINVAL); /* taken now */
+        bfc_destroy(b);
+        bfc_destroy(untouched);
+}
+END_TEST
+
+/* More blocks than records are usable from the start. */
+START_TEST(test_restore_many)
+{
+        enum { N = 20000 };
+        struct bfc_place *places = calloc(N, sizeof(*places));
+        bfc_handle *handles = calloc(N, sizeof(*handles));
+        struct bfc_stats stats;
+        const char *why = "";
+        struct bfc *b;
+
+        ck_assert(places && handles);
+        for (size_t i = 0; i < N; i++)
+                places[i] = (struct bfc_place){ i * 768, 300 };
+        ck_assert_int_eq(bfc_new(N * 768, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, N * 768, 0, true), 0);
+        ck_assert_int_eq(bfc_restore(b, places, N, handles), 0);
+        ck_assert_msg(bfc_check(b, &why) == 0, "%s", why);
+        bfc_read_stats(b, &stats);
+        ck_assert_uint_eq(stats.num_blocks, N);
+        ck_assert_uint_eq(stats.num_free_chunks, N);
+        for (size_t i = 0; i < N; i++)
+                ck_assert_int_eq(bfc_dealloc(b, handles[i]), 0);
+        bfc_destroy(b);
+        free(places);
+        free(handles);
+}
+END_TEST
+
 /* ---- growth does not fragment ------------------------------------------------------- */
 
 #define N_ARENA_LIVE 200
@@ -719,6 +909,9 @@ int main(void)
         tcase_add_test(basic, test_handles_are_safe);
         tcase_add_test(basic, test_regions);
         tcase_add_test(basic, test_remove_region);
+        tcase_add_loop_test(basic, test_restore, 0, 3);
+        tcase_add_test(basic, test_restore_refused);
+        tcase_add_test(basic, test_restore_many);
         tcase_add_test(basic, test_growth);
         tcase_add_test(basic, test_growth_alignment);
         tcase_add_test(basic, test_in_extent);
