@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ARENA_MIN_EXTENT_BYTES  (UINT64_C(2) << 20)
 #define ARENA_EXTENTS_PER_LIMIT 256u
@@ -42,6 +43,7 @@ struct arena_region {
         uint64_t first_extent_bytes; /* cuda-ipc: all of it */
         size_t first_slot;
         uint32_t number;
+        uint32_t record; /* in the ledger; LEDGER_NONE: cuda-ipc */
 };
 
 /* A question to the device about what escaped. */
@@ -214,6 +216,30 @@ static uint64_t arena_first_extent_bytes(const struct arena *a)
         return rest > 0 ? rest : a->o.extent_bytes;
 }
 
+/* Room for it is there, the ledger has it. */
+static void arena_put_region(struct arena *a, const struct ledger_region *facts, uint32_t record)
+{
+        uint64_t end = facts->base + facts->n_bytes;
+
+        a->regions[a->n_regions++] = (struct arena_region){
+                facts->base, facts->n_bytes, facts->first_extent_bytes, a->n_slots, a->n_numbers++, record,
+        };
+        arena_add_slot(a, facts->base, facts->first_extent_bytes);
+        for (uint64_t at = facts->base + facts->first_extent_bytes; at < end; at += a->o.extent_bytes)
+                arena_add_slot(a, at, a->o.extent_bytes);
+}
+
+/* Regions of the same space, in the allocator, and room for the rest. */
+static int arena_open_region(struct arena *a, const struct ledger_region *facts)
+{
+        uint64_t n_slots = 1 + (facts->n_bytes - facts->first_extent_bytes) / a->o.extent_bytes;
+        int r = arena_reserve(a, 1, (size_t)n_slots);
+
+        if (r < 0)
+                return r;
+        return bfc_add_region(a->bfc, facts->base, facts->n_bytes, facts->first_extent_bytes, false);
+}
+
 /* Twice the limit of address space (less where so much is not left), in whole
  * extents. */
 static int arena_add_region(struct arena *a)
@@ -221,7 +247,9 @@ static int arena_add_region(struct arena *a)
         uint64_t e = a->o.extent_bytes, first = arena_first_extent_bytes(a);
         uint64_t n_bytes =
                 2 * a->o.limit_bytes > first ? first + round_up(2 * a->o.limit_bytes - first, e) : first;
+        struct ledger_region facts = { .quota = a->o.quota, .number = a->n_numbers };
         uint64_t base = 0;
+        uint32_t record;
         int r;
 
         if (a->n_regions > 0)
@@ -230,17 +258,17 @@ static int arena_add_region(struct arena *a)
                 return -ENOMEM;
         if (n_bytes > BFC_MAX_SPACE - base)
                 n_bytes = first + (BFC_MAX_SPACE - base - first) / e * e;
-        r = arena_reserve(a, 1, 1 + (size_t)((n_bytes - first) / e));
-        if (r == 0)
-                r = bfc_add_region(a->bfc, base, n_bytes, first, false);
-        if (r < 0)
+        facts.base = base;
+        facts.n_bytes = n_bytes;
+        facts.first_extent_bytes = first;
+        if (ledger_region_add(a->o.ledger, &facts, &record) < 0)
+                return -ENOMEM;
+        r = arena_open_region(a, &facts);
+        if (r < 0) {
+                ledger_region_clear(a->o.ledger, record);
                 return r;
-
-        a->regions[a->n_regions++] =
-                (struct arena_region){ base, n_bytes, first, a->n_slots, a->n_numbers++ };
-        arena_add_slot(a, base, first);
-        for (uint64_t at = first; at < n_bytes; at += e)
-                arena_add_slot(a, base + at, e);
+        }
+        arena_put_region(a, &facts, record);
         return 0;
 }
 
@@ -279,7 +307,8 @@ static int arena_add_extent_region(struct arena *a, uint64_t n_bytes, size_t *re
                 arena_add_slot(a, base, n_bytes);
         a->slots[slot].range = (struct bfc_range){ base, base + n_bytes };
         memmove(a->regions + index + 1, a->regions + index, (a->n_regions - index) * sizeof(a->regions[0]));
-        a->regions[index] = (struct arena_region){ base, n_bytes, n_bytes, slot, a->n_numbers++ };
+        a->regions[index] =
+                (struct arena_region){ base, n_bytes, n_bytes, slot, a->n_numbers++, LEDGER_NONE };
         a->n_regions++;
         *ret_slot = slot;
         return 0;
@@ -327,6 +356,18 @@ static int arena_plan_extent(struct arena *a, uint64_t n_bytes, uint64_t room_by
 
 /* ---- extents ------------------------------------------------------------------------ */
 
+/* The slot's extent is in the ledger, and its memory is here. */
+static void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory,
+                              struct charge *charge)
+{
+        struct arena_slot *s = &a->slots[slot];
+
+        s->memory = memory;
+        occupancy_open(&s->occupancy, memory.n_bytes);
+        charge_split(charge, memory.n_bytes, &s->charge);
+        a->n_extents++;
+}
+
 /* Writes an extent down and puts it in its slot. The ledger has a place for
  * every extent that the limits allow, so this cannot fail. */
 static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, struct charge *charge)
@@ -344,10 +385,7 @@ static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent m
         r = ledger_extent_add(a->o.ledger, &facts, &s->extent);
         assert(r == 0);
         (void)r;
-        s->memory = memory;
-        occupancy_open(&s->occupancy, memory.n_bytes);
-        charge_split(charge, memory.n_bytes, &s->charge);
-        a->n_extents++;
+        arena_occupy_slot(a, slot, memory, charge);
 }
 
 /* What the device did not take back stays charged, until arena_settle_escapes(). */
@@ -394,7 +432,8 @@ static int arena_reserve_ranges(struct arena *a, size_t n)
         return 0;
 }
 
-int arena_new(const struct arena_options *options, struct arena **ret)
+/* Without a region. */
+static int arena_begin(const struct arena_options *options, size_t n_extents, struct arena **ret)
 {
         struct arena *a;
         int r;
@@ -406,9 +445,22 @@ int arena_new(const struct arena_options *options, struct arena **ret)
         a->o = *options;
         a->planned = ARENA_NO_SLOT;
         a->n_ranges_max = (size_t)arena_max_extents(a->o.share, a->o.limit_bytes, a->o.extent_bytes);
+        if (n_extents > a->n_ranges_max)
+                a->n_ranges_max = n_extents;
         r = arena_reserve_ranges(a, a->n_ranges_max);
         if (r == 0)
                 r = bfc_new(a->o.extent_bytes, &a->bfc);
+        if (r < 0)
+                a = arena_free(a);
+        *ret = a;
+        return r;
+}
+
+int arena_new(const struct arena_options *options, struct arena **ret)
+{
+        struct arena *a;
+        int r = arena_begin(options, 0, &a);
+
         if (r == 0 && arena_has_grid(a))
                 r = arena_add_region(a);
         if (r < 0) {
@@ -454,6 +506,17 @@ uint64_t arena_limit_max(const struct arena *a)
         return grid > a->o.limit_bytes ? grid : a->o.limit_bytes;
 }
 
+static void arena_free_tables(struct arena *a)
+{
+        charge_drop(&a->escaped);
+        bfc_destroy(a->bfc);
+        free(a->ranges);
+        free(a->retired);
+        free(a->slots);
+        free(a->regions);
+        free(a);
+}
+
 struct arena *arena_free(struct arena *a)
 {
         if (!a)
@@ -465,13 +528,29 @@ struct arena *arena_free(struct arena *a)
                 (void)device_destroy(a->o.device, &a->slots[i].memory);
                 arena_empty_slot(a, i, false);
         }
-        charge_drop(&a->escaped);
-        bfc_destroy(a->bfc);
-        free(a->ranges);
-        free(a->retired);
-        free(a->slots);
-        free(a->regions);
-        free(a);
+        for (size_t i = 0; i < a->n_regions; i++)
+                if (a->regions[i].record != LEDGER_NONE)
+                        ledger_region_clear(a->o.ledger, a->regions[i].record);
+        arena_free_tables(a);
+        return NULL;
+}
+
+struct arena *arena_leave(struct arena *a)
+{
+        if (!a)
+                return NULL;
+        assert(a->pending_bytes == 0 && !a->question.is_asked);
+        for (size_t i = 0; i < a->n_slots; i++) {
+                struct arena_slot *s = &a->slots[i];
+
+                if (s->extent == LEDGER_NONE)
+                        continue;
+                if (s->memory.fd >= 0)
+                        close(s->memory.fd);
+                occupancy_close(&s->occupancy);
+                charge_drop(&s->charge);
+        }
+        arena_free_tables(a);
         return NULL;
 }
 
@@ -562,6 +641,183 @@ int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes,
 {
         return plan_by(a, arena_has_grid(a) ? bfc_plan_growth_in_extent : bfc_plan_growth, n_bytes,
                        room_bytes, ret);
+}
+
+/* ---- taking over ----------------------------------------------------------- */
+
+static int compare_regions(const void *x, const void *y, void *userdata)
+{
+        const struct ledger_region *p = ledger_region_get(userdata, *(const uint32_t *)x);
+        const struct ledger_region *q = ledger_region_get(userdata, *(const uint32_t *)y);
+
+        return p->base < q->base ? -1 : p->base > q->base;
+}
+
+/* The next region, as arena_add_region() made it; they lie side by side from 0 on. */
+static int restore_region(struct arena *a, uint32_t record, const char **ret_why)
+{
+        const struct ledger_region *g = ledger_region_get(a->o.ledger, record);
+        const struct arena_region *before = a->n_regions > 0 ? &a->regions[a->n_regions - 1] : NULL;
+        uint64_t first = g->first_extent_bytes;
+        int r;
+
+        *ret_why = "a region is not where it was made";
+        if (g->base != (before ? before->base + before->n_bytes : 0) || g->number != a->n_numbers)
+                return -EBADMSG;
+        *ret_why = "a region is not of the arena's extents";
+        if (first == 0 || first > a->o.extent_bytes || first > g->n_bytes ||
+            (g->n_bytes - first) % a->o.extent_bytes != 0)
+                return -EBADMSG;
+        r = arena_open_region(a, g);
+        if (r == 0)
+                arena_put_region(a, g, record);
+        return r == -EINVAL ? -EBADMSG : r;
+}
+
+static int restore_regions(struct arena *a, const char **ret_why)
+{
+        uint32_t end = ledger_region_end(a->o.ledger), n = 0;
+        uint32_t *records = calloc((size_t)end + 1, sizeof(*records));
+        int r = 0;
+
+        if (!records)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < end; i++) {
+                const struct ledger_region *g = ledger_region_get(a->o.ledger, i);
+
+                if (g && g->quota == a->o.quota)
+                        records[n++] = i;
+        }
+        qsort_r(records, n, sizeof(*records), compare_regions, a->o.ledger);
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                r = restore_region(a, records[i], ret_why);
+        free(records);
+        return r;
+}
+
+/* Puts the extent's index in its slot, and backs it. */
+static int restore_extent(struct arena *a, uint32_t extent, const char **ret_why)
+{
+        const struct ledger_extent *e = ledger_extent_at(a->o.ledger, extent);
+        const struct arena_region *last = a->n_regions > 0 ? &a->regions[a->n_regions - 1] : NULL;
+        struct bfc_range range;
+        size_t slot;
+
+        *ret_why = "an extent is in no region";
+        if (!last || e->offset >= last->base + last->n_bytes)
+                return -EBADMSG;
+        slot = arena_slot_at(a, e->offset);
+        range = arena_slot_range(a, slot);
+        *ret_why = "an extent is not on the grid of its arena";
+        if (range.begin != e->offset || range.end - range.begin != e->n_bytes ||
+            a->slots[slot].extent != LEDGER_NONE)
+                return -EBADMSG;
+        a->slots[slot].extent = extent;
+        return bfc_back(a->bfc, range);
+}
+
+static int restore_blocks(struct arena *a, const struct arena_remains *remains, bfc_handle *handles,
+                          const char **ret_why)
+{
+        struct bfc_place *places = calloc(remains->n_blocks + 1, sizeof(*places));
+        int r = places ? 0 : -ENOMEM;
+
+        for (size_t i = 0; r == 0 && i < remains->n_blocks; i++) {
+                const struct ledger_block *b = ledger_block_at(a->o.ledger, remains->blocks[i]);
+
+                if (b->n_requested > BFC_MAX_SPACE || b->n_bytes != bfc_block_bytes(b->n_requested)) {
+                        *ret_why = "a block is not as large as what was asked for makes it";
+                        r = -EBADMSG;
+                }
+                places[i] = (struct bfc_place){ b->offset, b->n_requested };
+        }
+        if (r == 0)
+                r = bfc_restore(a->bfc, places, remains->n_blocks, handles);
+        if (r == -EINVAL) {
+                *ret_why = "the blocks do not lie in the extents";
+                r = -EBADMSG;
+        }
+        free(places);
+        return r;
+}
+
+/* The memory of each extent, which has its slot already. All or none. */
+static int restore_memory(struct arena *a, const struct arena_remains *remains,
+                          struct device_extent *memories, const char **ret_why)
+{
+        for (size_t i = 0; i < remains->n_extents; i++) {
+                const struct ledger_extent *e = ledger_extent_at(a->o.ledger, remains->extents[i]);
+                int r = device_adopt(a->o.device, remains->fds[i], e->n_bytes, &memories[i]);
+
+                if (r == -EPROTO) {
+                        *ret_why = "an fd is not its extent's";
+                        r = -EBADMSG;
+                }
+                if (r < 0)
+                        return r;
+        }
+        return 0;
+}
+
+/* Everything that can fail. */
+static int restore_all(struct arena *a, const struct arena_remains *remains, bfc_handle *handles,
+                       struct device_extent *memories, const char **ret_why)
+{
+        int r = restore_regions(a, ret_why);
+
+        for (size_t i = 0; r == 0 && i < remains->n_extents; i++)
+                r = restore_extent(a, remains->extents[i], ret_why);
+        if (r == 0)
+                r = restore_blocks(a, remains, handles, ret_why);
+        if (r == 0)
+                r = restore_memory(a, remains, memories, ret_why);
+        if (r == 0 && a->n_regions == 0)
+                r = arena_add_region(a);
+        return r;
+}
+
+static void restore_commit(struct arena *a, const struct arena_remains *remains, const bfc_handle *handles,
+                           const struct device_extent *memories, struct charge *charge)
+{
+        for (size_t i = 0; i < remains->n_extents; i++) {
+                struct ledger_extent *e = ledger_extent_at(a->o.ledger, remains->extents[i]);
+
+                e->fd = memories[i].fd;
+                arena_occupy_slot(a, arena_slot_at(a, e->offset), memories[i], charge);
+        }
+        for (size_t i = 0; i < remains->n_blocks; i++) {
+                struct ledger_block *b = ledger_block_at(a->o.ledger, remains->blocks[i]);
+
+                b->handle = handles[i];
+                arena_count_block(a, b->offset, b->n_bytes, occupancy_add);
+        }
+        assert(charge->n_bytes == 0);
+        *charge = (struct charge){ NULL, 0 };
+}
+
+int arena_restore(const struct arena_options *options, const struct arena_remains *remains,
+                  struct charge *charge, struct arena **ret, const char **ret_why)
+{
+        bfc_handle *handles = calloc(remains->n_blocks + 1, sizeof(*handles));
+        struct device_extent *memories = calloc(remains->n_extents + 1, sizeof(*memories));
+        struct arena *a = NULL;
+        int r = handles && memories ? 0 : -ENOMEM;
+
+        if (r == 0 && options->share != DEVICE_SHARE_FD)
+                r = -ENOTSUP;
+        if (r == 0)
+                r = arena_begin(options, remains->n_extents, &a);
+        if (r == 0)
+                r = restore_all(a, remains, handles, memories, ret_why);
+        if (r == 0) {
+                restore_commit(a, remains, handles, memories, charge);
+                *ret = a;
+        } else if (a) {
+                arena_free_tables(a);
+        }
+        free(handles);
+        free(memories);
+        return r;
 }
 
 /* ---- growth -------------------------------------------------------------- */

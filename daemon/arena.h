@@ -65,6 +65,25 @@ uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, uint64
 
 int arena_new(const struct arena_options *options, struct arena **ret);
 
+/* What a process that is no more left of an arena: indexes in the ledger of its extents
+ * and of its blocks, each by ascending offset, and the extents' fds. */
+struct arena_remains {
+        const uint32_t *extents;
+        const int *fds;
+        size_t n_extents;
+        const uint32_t *blocks;
+        size_t n_blocks;
+};
+
+/* The arena as it was, for what is in the ledger and was opened by ledger_open(): regions,
+ * extents and blocks lie where they lay, and the blocks' records get their handles. The
+ * limit may be another one. Takes over the fds and the charge, which is for all of its
+ * extents, on success. -EBADMSG and a sentence: the ledger's records do not fit together,
+ * or an fd is not that extent's. -ENOTSUP: not with cuda-ipc, or not on this device.
+ * -ENOMEM. A failure has changed nothing. */
+int arena_restore(const struct arena_options *options, const struct arena_remains *remains,
+                  struct charge *charge, struct arena **ret, const char **ret_why);
+
 /* Another limit, while the arena lives: the size of its extents stays, their number
  * may grow (by this to at most 4096 where they lie in a grid), and a further region is
  * added when the first one has no stretch for a request. Of a limit that is no
@@ -85,6 +104,10 @@ bool arena_is_quiet(const struct arena *a);
 /* Destroys every extent, here and now (device calls on the caller's thread); no
  * growth or release may be under way. */
 struct arena *arena_free(struct arena *a);
+
+/* Ends it as the end of this process would: memory and records stay for a successor, and
+ * what this process has of them is closed. No growth or release may be under way. */
+struct arena *arena_leave(struct arena *a);
 
 /* A block in backed space: 0, BFC_NO_FIT, -EINVAL, -ENOMEM. */
 int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger's memfd: a header page, then the seven tables, each beginning on a
+/* The ledger's memfd: a header page, then the eight tables, each beginning on a
  * page of its own.
  *
  * What a successor needs is in the memfd: the records, and in the header where
@@ -42,11 +42,13 @@ static const struct {
         [TABLE_BLOCK] = { sizeof(struct ledger_block), offsetof(struct ledger_block, links.next_of_session) },
         [TABLE_SHARED] = { sizeof(struct ledger_shared), offsetof(struct ledger_shared, links.first_hold) },
         [TABLE_HOLD] = { sizeof(struct ledger_hold), offsetof(struct ledger_hold, links.next_of_session) },
+        [TABLE_REGION] = { sizeof(struct ledger_region), offsetof(struct ledger_region, number) },
 };
 
 /* The layout is an interface between versions: a change must be seen, and bump
  * LEDGER_LAYOUT. There may be millions of blocks. */
 _Static_assert(sizeof(struct ledger_quota) == 168, "layout of a quota");
+_Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
 _Static_assert(sizeof(struct ledger_session) == 136, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 40, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 32, "layout of an export");
@@ -58,7 +60,7 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a comm
 _Static_assert(offsetof(struct ledger_quota, id) == 0 && offsetof(struct ledger_session, id) == 0 &&
                        offsetof(struct ledger_extent, id) == 0 && offsetof(struct ledger_export, id) == 0 &&
                        offsetof(struct ledger_block, id) == 0 && offsetof(struct ledger_shared, id) == 0 &&
-                       offsetof(struct ledger_hold, id) == 0,
+                       offsetof(struct ledger_hold, id) == 0 && offsetof(struct ledger_region, id) == 0,
                "every record starts with its id");
 
 /* ---- making and ending ---------------------------------------------------- */
@@ -78,20 +80,22 @@ int ledger_lay_out(const struct ledger_limits *limits, struct header *ret)
                 [TABLE_BLOCK] = limits->n_blocks,   [TABLE_SHARED] = limits->n_shared,
                 [TABLE_HOLD] = limits->n_holds,
         };
+        uint64_t n_regions = (uint64_t)limits->n_extents + limits->n_quotas;
         uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
         struct header h = { .magic = LEDGER_MAGIC, .layout = LEDGER_LAYOUT, .n_tables = N_TABLES };
 
         h.n_bytes = to_pages(sizeof(h), page_bytes);
         for (size_t i = 0; i < N_TABLES; i++) {
                 struct header_table *t = &h.tables[i];
+                uint32_t n = i == TABLE_REGION ? (uint32_t)n_regions : n_records[i];
 
-                if ((i < TABLE_SHARED && n_records[i] == 0) || n_records[i] == LEDGER_NONE)
+                if ((i < TABLE_SHARED && n == 0) || n == LEDGER_NONE || n_regions >= LEDGER_NONE)
                         return -EINVAL;
                 t->offset = h.n_bytes;
-                t->n_records = n_records[i];
+                t->n_records = n;
                 t->record_bytes = (uint32_t)KINDS[i].record_bytes;
                 atomic_init(&t->next_id, 1);
-                h.n_bytes += to_pages((uint64_t)n_records[i] * KINDS[i].record_bytes, page_bytes);
+                h.n_bytes += to_pages((uint64_t)n * KINDS[i].record_bytes, page_bytes);
         }
         memcpy(ret, &h, sizeof(h));
         return 0;
@@ -278,6 +282,31 @@ void ledger_quota_clear(struct ledger *l, uint32_t index)
 void ledger_quota_close(struct ledger *l, uint32_t index)
 {
         atomic_store_explicit(&ledger_quota_at(l, index)->is_closed, 1, memory_order_release);
+}
+
+int ledger_region_add(struct ledger *l, const struct ledger_region *facts, uint32_t *ret_index)
+{
+        struct table *t = &l->tables[TABLE_REGION];
+        uint32_t index;
+        int r;
+
+        assert(in_use(&l->tables[TABLE_QUOTA], facts->quota));
+        r = take(t, &index);
+        if (r < 0)
+                return r;
+        fill(t, index, facts);
+        commit(t, index, next_id(t));
+        *ret_index = index;
+        return 0;
+}
+
+void ledger_region_clear(struct ledger *l, uint32_t index)
+{
+        struct table *t = &l->tables[TABLE_REGION];
+
+        assert(in_use(t, index));
+        uncommit(t, index);
+        put_back(t, index);
 }
 
 int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uint32_t *ret_index)
@@ -656,6 +685,30 @@ const struct ledger_shared *ledger_shared_get(struct ledger *l, uint32_t index)
         const struct table *t = &l->tables[TABLE_SHARED];
 
         return in_use(t, index) ? ledger_shared_at(l, index) : NULL;
+}
+
+uint32_t ledger_region_end(const struct ledger *l)
+{
+        return l->tables[TABLE_REGION].n_touched;
+}
+
+const struct ledger_region *ledger_region_get(struct ledger *l, uint32_t index)
+{
+        const struct table *t = &l->tables[TABLE_REGION];
+
+        return in_use(t, index) ? used_record(t, index) : NULL;
+}
+
+uint32_t ledger_extent_end(const struct ledger *l)
+{
+        return l->tables[TABLE_EXTENT].n_touched;
+}
+
+const struct ledger_extent *ledger_extent_get(struct ledger *l, uint32_t index)
+{
+        const struct table *t = &l->tables[TABLE_EXTENT];
+
+        return in_use(t, index) ? used_record(t, index) : NULL;
 }
 
 void ledger_count(const struct ledger *l, struct ledger_counts *ret)

@@ -53,6 +53,15 @@ struct ledger_quota { /* one tenant in one partition */
         uint32_t pad;
 };
 
+struct ledger_region { /* a range of an arena's space, in which its extents lie; not where each is a region of its own */
+        _Atomic uint64_t id;
+        uint64_t base;
+        uint64_t n_bytes;
+        uint64_t first_extent_bytes;
+        uint32_t quota;
+        uint32_t number; /* in the arena, from 0 */
+};
+
 struct ledger_session {
         _Atomic uint64_t id;
         uint8_t secret[16];
@@ -134,7 +143,9 @@ struct ledger_hold { /* a session has a shared block */
         } links;
 };
 
-struct ledger_limits { /* number of records of each table */
+/* Number of records of each table. Of regions there are as many as extents and quotas
+ * together, since an arena adds one only where the others have no room for a request. */
+struct ledger_limits {
         uint32_t n_quotas;
         uint32_t n_sessions;
         uint32_t n_extents;
@@ -185,6 +196,7 @@ void ledger_quota_close(struct ledger *l, uint32_t index);
  * links are set up, a fresh id is stored last. -ENOSPC: the table is full.
  * *ret_index names it. */
 int ledger_quota_add(struct ledger *l, const struct ledger_quota *facts, uint32_t *ret_index);
+int ledger_region_add(struct ledger *l, const struct ledger_region *facts, uint32_t *ret_index);
 int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uint32_t *ret_index);
 int ledger_extent_add(struct ledger *l, const struct ledger_extent *facts, uint32_t *ret_index);
 int ledger_export_add(struct ledger *l, uint32_t session, uint32_t extent, uint32_t *ret_index);
@@ -200,6 +212,7 @@ void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared);
  * holds left, an extent no exports, a shared record no holds; asserted. A shared block is
  * cleared before its holds and its shared record are. */
 void ledger_quota_clear(struct ledger *l, uint32_t index);
+void ledger_region_clear(struct ledger *l, uint32_t index);
 void ledger_session_clear(struct ledger *l, uint32_t index);
 void ledger_extent_clear(struct ledger *l, uint32_t index);
 void ledger_export_clear(struct ledger *l, uint32_t index);
@@ -225,6 +238,10 @@ uint32_t ledger_block_find(const struct ledger *l, uint64_t id);
 uint32_t ledger_block_end(const struct ledger *l);
 const struct ledger_block *ledger_block_get(struct ledger *l, uint32_t index);
 uint32_t ledger_shared_end(const struct ledger *l);
+uint32_t ledger_region_end(const struct ledger *l);
+const struct ledger_region *ledger_region_get(struct ledger *l, uint32_t index);
+uint32_t ledger_extent_end(const struct ledger *l);
+const struct ledger_extent *ledger_extent_get(struct ledger *l, uint32_t index);
 const struct ledger_shared *ledger_shared_get(struct ledger *l, uint32_t index);
 
 struct ledger_counts { /* records in use */

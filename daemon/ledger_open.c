@@ -3,7 +3,7 @@
  *
  * Nothing in the memfd is believed before it was looked at: no index is followed that
  * leads out of its table, or to a record that is free or was found bad. So each pass
- * relies on those before it: quotas, sessions, extents, exports, names, blocks, shared
+ * relies on those before it: quotas, regions, sessions, extents, exports, names, blocks, shared
  * records, holds. What has passed them all satisfies ledger_check() once it is linked.
  *
  * A kill can come here too. Whatever is done is therefore done in such an order that a
@@ -39,7 +39,7 @@ struct opening {
 };
 
 static const char *const TABLE_NAMES[N_TABLES] = { "quota", "session", "extent", "export",
-                                                   "block", "shared",  "hold" };
+                                                   "block", "shared",  "hold",   "region" };
 
 /* ---- faults ---------------------------------------------------------------- */
 
@@ -235,6 +235,69 @@ static int open_sessions(struct opening *o)
                         reject_alone(o, TABLE_SESSION, i, "its tenant has no name");
         }
         return reject_twins(o, TABLE_SESSION, key_by_id, reject_alone, "another one has its id");
+}
+
+/* ---- regions ------------------------------------------------------------------------ */
+
+static void key_of_region(const void *record, struct key *ret)
+{
+        const struct ledger_region *r = record;
+
+        ret->a = r->quota;
+        ret->b = r->base;
+}
+
+static void key_of_number(const void *record, struct key *ret)
+{
+        const struct ledger_region *r = record;
+
+        ret->a = r->quota;
+        ret->b = r->number;
+}
+
+static void reject_region(struct opening *o, int kind, uint32_t index, const char *why)
+{
+        const struct ledger_region *r = record(table_of(o, kind), index);
+
+        reject(o, kind, index, r->quota, LEDGER_NONE, why);
+}
+
+static int open_regions(struct opening *o)
+{
+        const struct table *t = table_of(o, TABLE_REGION);
+        const struct ledger_region *before = NULL;
+        struct key *keys;
+        size_t n;
+        int r;
+
+        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1)) {
+                const struct ledger_region *g = record(t, i);
+                uint64_t end;
+
+                if (!was_given(t, i))
+                        reject_region(o, TABLE_REGION, i, "its id was never given");
+                else if (!is_used(o, TABLE_QUOTA, g->quota))
+                        reject_region(o, TABLE_REGION, i, "its quota is not in use");
+                else if (g->n_bytes == 0 || __builtin_add_overflow(g->base, g->n_bytes, &end))
+                        reject_region(o, TABLE_REGION, i, "it cannot be where it is");
+                else if (g->first_extent_bytes == 0 || g->first_extent_bytes > g->n_bytes)
+                        reject_region(o, TABLE_REGION, i, "its first extent does not fit in it");
+        }
+        r = reject_twins(o, TABLE_REGION, key_of_number, reject_region, "another one has its number");
+        if (r == 0)
+                r = sort_table(o, TABLE_REGION, key_of_region, &keys, &n);
+        if (r < 0)
+                return r;
+        for (size_t i = 0; i < n; i++) {
+                const struct ledger_region *g = record(t, keys[i].index);
+
+                if (before && before->quota == g->quota && g->base - before->base < before->n_bytes)
+                        reject_region(o, TABLE_REGION, keys[i].index, "another one lies there too");
+                else
+                        before = g;
+        }
+        free(keys);
+        return 0;
 }
 
 /* ---- extents and exports --------------------------------------------------------- */
@@ -756,7 +819,8 @@ static int open_header(struct opening *o)
 static int open_tables(struct opening *o)
 {
         static int (*const PASSES[])(struct opening * o) = {
-                open_quotas, open_sessions, open_extents, open_exports, open_names, open_blocks, open_shared,
+                open_quotas,  open_regions, open_sessions, open_extents,
+                open_exports, open_names,   open_blocks,   open_shared,
         };
         struct ledger *l = o->l;
         int r = 0;

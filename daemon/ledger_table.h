@@ -11,7 +11,7 @@
 #include <assert.h>
 
 #define LEDGER_MAGIC  UINT64_C(0x7265676465636662) /* "bfcedger" on little-endian machines */
-#define LEDGER_LAYOUT 4                            /* counts up with every change of a record or the header */
+#define LEDGER_LAYOUT 5                            /* counts up with every change of a record or the header */
 
 enum {
         TABLE_QUOTA,
@@ -21,6 +21,7 @@ enum {
         TABLE_BLOCK,
         TABLE_SHARED,
         TABLE_HOLD,
+        TABLE_REGION,
         N_TABLES,
 };
 

@@ -64,6 +64,10 @@ struct device_ops {
          * returned; an error says that memory may not have come back (-ENODEV:
          * the device is lost; -EBUSY: somebody still holds it, so it escaped). */
         int (*destroy)(struct device *d, struct device_extent *e);
+        /* Takes over an extent that a device of this kind made in a process that is no more,
+         * by the fd that is shared, which is the extent's on success. -EPROTO: it is none, or
+         * not of this size. NULL: an fd alone does not keep this device's memory. */
+        int (*adopt)(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
         /* How many bytes are in use and in no extent: what escaped and is still held
          * is among them, so it is not more. May be NULL. -ENODEV, -EIO. */
@@ -107,6 +111,10 @@ static inline int device_make(struct device *d, enum device_share share, uint64_
 static inline int device_destroy(struct device *d, struct device_extent *e)
 {
         return d->ops->destroy(d, e);
+}
+static inline int device_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
+{
+        return d->ops->adopt ? d->ops->adopt(d, fd, n_bytes, ret) : -ENOTSUP;
 }
 static inline int device_others(struct device *d, uint64_t *ret_bytes)
 {

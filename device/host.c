@@ -147,6 +147,20 @@ static int host_destroy(struct device *d, struct device_extent *e)
         return r;
 }
 
+static int host_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
+{
+        int seals = fcntl(fd, F_GET_SEALS);
+        struct stat st;
+
+        (void)d;
+        if (seals < 0 || (seals & HOST_SEALS) != HOST_SEALS || fstat(fd, &st) < 0)
+                return -EPROTO;
+        if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || (uint64_t)st.st_size != n_bytes)
+                return -EPROTO;
+        *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes };
+        return 0;
+}
+
 static int host_facts(struct device *d, struct device_facts *ret)
 {
         (void)d;
@@ -160,6 +174,7 @@ static const struct device_ops host_ops = {
         .granularity = host_granularity,
         .make = host_make,
         .destroy = host_destroy,
+        .adopt = host_adopt,
         .facts = host_facts,
 };
 

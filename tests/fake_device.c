@@ -4,6 +4,7 @@
 #include "tests/fake_device.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -65,6 +66,18 @@ static int fake_destroy(struct device *d, struct device_extent *e)
         return f->is_lost ? -ENODEV : 0;
 }
 
+static int fake_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
+{
+        struct fake_device *f = (struct fake_device *)d;
+
+        if (n_bytes % f->granularity != 0 || fcntl(fd, F_GET_SEALS) < 0)
+                return -EPROTO;
+        f->n_live++;
+        f->live_bytes += n_bytes;
+        *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes, .native = (uint64_t)fd };
+        return 0;
+}
+
 static int fake_facts(struct device *d, struct device_facts *ret)
 {
         if (((const struct fake_device *)d)->is_lost)
@@ -89,6 +102,7 @@ static const struct device_ops fake_ops = {
         .granularity = fake_granularity,
         .make = fake_make,
         .destroy = fake_destroy,
+        .adopt = fake_adopt,
         .facts = fake_facts,
         .others = fake_others,
 };

@@ -67,6 +67,7 @@ static size_t copy_facts(const struct ledger *l, unsigned char *to)
                 [TABLE_BLOCK] = offsetof(struct ledger_block, handle),
                 [TABLE_SHARED] = offsetof(struct ledger_shared, links),
                 [TABLE_HOLD] = offsetof(struct ledger_hold, links),
+                [TABLE_REGION] = sizeof(struct ledger_region),
         };
         size_t n = 0;
 
@@ -237,6 +238,15 @@ static struct ledger *make_ledger(void)
                 ck_assert_int_eq(ledger_session_add(l, &s, &i), 0);
         }
         for (uint32_t n = 0; n < 6; n++) {
+                struct ledger_region g = { .base = n % 2 << 20,
+                                           .n_bytes = 1 << 20,
+                                           .quota = n / 2,
+                                           .number = n % 2,
+                                           .first_extent_bytes = 1 << 20 };
+
+                ck_assert_int_eq(ledger_region_add(l, &g, &i), 0);
+        }
+        for (uint32_t n = 0; n < 6; n++) {
                 struct ledger_extent e = { .quota = n / 2, .offset = n % 2 << 20, .n_bytes = 1 << 20 };
 
                 ck_assert_int_eq(ledger_extent_add(l, &e, &i), 0);
@@ -319,6 +329,24 @@ START_TEST(test_bad_quotas_and_sessions)
         DAMAGE(AT(session, 0).id = 99, "session", 0, VISION);
         DAMAGE(memset(AT(session, 2).tenant, 'x', LEDGER_NAME_BYTES), "session", 2, AUDIO);
         DAMAGE(AT(session, 0).id = AT(session, 1).id, "session", 0, VISION);
+}
+END_TEST
+
+static struct ledger_region *region(struct ledger *l, uint32_t index)
+{
+        return record(&l->tables[TABLE_REGION], index);
+}
+
+START_TEST(test_bad_regions)
+{
+        DAMAGE(region(l, 2)->id = 99, "region", 2, Q1);
+        DAMAGE(region(l, 2)->n_bytes = 0, "region", 2, Q1);
+        DAMAGE(region(l, 2)->n_bytes++, "region", 3, Q1); /* lies over it */
+        DAMAGE(region(l, 3)->base = UINT64_MAX - 9, "region", 3, Q1);
+        DAMAGE(region(l, 3)->first_extent_bytes++, "region", 3, Q1);
+        DAMAGE(region(l, 3)->first_extent_bytes = 0, "region", 3, Q1);
+        DAMAGE(region(l, 5)->number = 0, "region", 4, Q2);
+        DAMAGE(region(l, 5)->quota = 99, "region", 5, ALL);
 }
 END_TEST
 
@@ -587,6 +615,7 @@ int main(void)
         tcase_add_test(t, test_no_id_comes_again);
         tcase_add_test(t, test_kills);
         tcase_add_test(t, test_bad_quotas_and_sessions);
+        tcase_add_test(t, test_bad_regions);
         tcase_add_test(t, test_bad_extents_and_exports);
         tcase_add_test(t, test_bad_blocks);
         tcase_add_test(t, test_bad_sharing);

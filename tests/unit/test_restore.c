@@ -1,0 +1,501 @@
+/* Arenas that go on in a successor: a random life, handed over again and again, and
+ * compared block by block. And what is left of one that does not fit together.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/arena.h"
+#include "tests/fake_device.h"
+#include "tests/random.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define E   (2 * MIB) /* the grid */
+
+enum { MAX_BLOCKS = 400, MAX_EXTENTS = 200, HAND_OVERS = 60, STEPS = 250 };
+
+static struct fake_device device;
+static struct worker *worker;
+static struct ledger *ledger;
+static struct pool pool;
+static struct account account;
+static struct arena *a;
+static uint32_t quota, session;
+static uint64_t limit_bytes;
+static uint64_t state;
+static int n_fds_before;
+
+static void check(void)
+{
+        const char *why = "";
+
+        ck_assert_msg(arena_check(a, &why) == 0, "arena_check: %s", why);
+        ck_assert_msg(ledger_check(ledger, &why) == 0, "ledger_check: %s", why);
+        ck_assert_uint_eq(account.charged_bytes, device.live_bytes);
+        ck_assert_uint_eq(device.n_live, arena_n_extents(a));
+}
+
+static struct arena_options options(void)
+{
+        return (struct arena_options){
+                .ledger = ledger,
+                .device = &device.device,
+                .worker = worker,
+                .quota = quota,
+                .share = DEVICE_SHARE_FD,
+                .limit_bytes = limit_bytes,
+                .extent_bytes = E,
+        };
+}
+
+static void open_account(void)
+{
+        pool_init(&pool, 200 * MIB);
+        ck_assert_int_eq(account_init(&account, &pool, 200 * MIB, 0), 0);
+}
+
+static void setup(void)
+{
+        struct ledger_limits limits = {
+                .n_quotas = 2, .n_sessions = 2, .n_extents = 256, .n_exports = 8, .n_blocks = MAX_BLOCKS
+        };
+        struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
+        struct arena_options o;
+
+        n_fds_before = suite_count_fds();
+        fake_device_init(&device, MIB);
+        limit_bytes = 41 * MIB;
+        ck_assert_int_eq(worker_new_inline(&worker), 0);
+        ck_assert_int_eq(ledger_new(&limits, &ledger), 0);
+        ck_assert_int_eq(ledger_quota_add(ledger, &facts, &quota), 0);
+        ck_assert_int_eq(ledger_quota_add(ledger, &facts, &quota), 0); /* not the first one */
+        ck_assert_int_eq(ledger_session_add(ledger, &(struct ledger_session){ .tenant = "t" }, &session), 0);
+        open_account();
+        o = options();
+        ck_assert_int_eq(arena_new(&o, &a), 0);
+        check();
+}
+
+static void teardown(void)
+{
+        a = arena_free(a);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        account_deinit(&account);
+        ck_assert_uint_eq(device.n_live, 0);
+        for (uint32_t i = 0; i < ledger_region_end(ledger); i++)
+                ck_assert_ptr_null(ledger_region_get(ledger, i));
+        ledger = ledger_free(ledger);
+        worker = worker_free(worker);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+/* ---- a life ------------------------------------------------------------------- */
+
+static void write_down(uint64_t n_bytes, bfc_handle handle, uint64_t offset)
+{
+        struct ledger_block b = { .offset = offset,
+                                  .n_bytes = bfc_block_bytes(n_bytes),
+                                  .n_requested = n_bytes,
+                                  .session = session,
+                                  .quota = quota,
+                                  .handle = handle };
+        uint32_t index;
+
+        ck_assert_int_eq(ledger_block_add(ledger, &b, &index), 0);
+}
+
+static void on_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        ck_assert_int_eq(result, 0);
+        write_down(*(uint64_t *)userdata, handle, offset);
+}
+
+static void on_released(void *userdata, uint64_t n_bytes)
+{
+        (void)userdata;
+        (void)n_bytes;
+}
+
+static void add_block(uint64_t n_bytes)
+{
+        struct bfc_growth plan;
+        struct charge charge;
+        bfc_handle handle;
+        uint64_t offset, missing;
+        int r = arena_alloc(a, n_bytes, &handle, &offset);
+
+        if (r == 0) {
+                write_down(n_bytes, handle, offset);
+                return;
+        }
+        ck_assert_int_eq(r, BFC_NO_FIT);
+        if (arena_plan(a, n_bytes, account_room(&account), &plan) != 0 ||
+            account.charged_bytes + plan.new_bytes > limit_bytes)
+                return;
+        ck_assert_int_eq(charge_take(&account, plan.new_bytes, &charge, &missing), 0);
+        ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &n_bytes), 0);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+}
+
+static uint32_t pick_block(void)
+{
+        uint32_t end = ledger_block_end(ledger), from = end > 0 ? (uint32_t)(random_next(&state) % end) : 0;
+
+        for (uint32_t n = 0; n < end; n++)
+                if (ledger_block_get(ledger, (from + n) % end))
+                        return (from + n) % end;
+        return LEDGER_NONE;
+}
+
+static void change_limit(void)
+{
+        uint64_t to = (16 + random_next(&state) % 60) * MIB;
+
+        if (arena_prepare_limit(a, to) == 0) {
+                arena_set_limit(a, to);
+                limit_bytes = to;
+        }
+}
+
+static void step(void)
+{
+        uint64_t what = random_next(&state) % 100;
+        struct ledger_counts counts;
+        uint32_t block;
+
+        ledger_count(ledger, &counts);
+        if (what < 52 && counts.n_blocks < MAX_BLOCKS) {
+                add_block(1 + random_next(&state) % (UINT64_C(1) << random_next(&state) % 23));
+        } else if (what < 96) {
+                block = pick_block();
+                if (block == LEDGER_NONE)
+                        return;
+                ck_assert_int_eq(arena_dealloc(a, ledger_block_at(ledger, block)->handle), 0);
+                ledger_block_clear(ledger, block);
+        } else if (what < 98) {
+                arena_release(a, E * (random_next(&state) % 6), NULL, on_released, NULL);
+                worker_poll(worker);
+        } else {
+                change_limit();
+        }
+}
+
+/* ---- handing over ----------------------------------------------------------------- */
+
+struct left { /* what there is for a successor, sorted */
+        uint32_t extents[MAX_EXTENTS], blocks[MAX_BLOCKS];
+        int fds[MAX_EXTENTS];
+        struct arena_remains remains;
+        uint64_t n_bytes;
+};
+
+static int by_extent(const void *x, const void *y)
+{
+        const struct ledger_extent *p = ledger_extent_get(ledger, *(const uint32_t *)x);
+        const struct ledger_extent *q = ledger_extent_get(ledger, *(const uint32_t *)y);
+
+        return p->offset < q->offset ? -1 : p->offset > q->offset;
+}
+
+static int by_block(const void *x, const void *y)
+{
+        const struct ledger_block *p = ledger_block_get(ledger, *(const uint32_t *)x);
+        const struct ledger_block *q = ledger_block_get(ledger, *(const uint32_t *)y);
+
+        return p->offset < q->offset ? -1 : p->offset > q->offset;
+}
+
+static void collect(struct left *left)
+{
+        size_t n_extents = 0, n_blocks = 0, last;
+
+        left->n_bytes = 0;
+        for (uint32_t i = 0; i < ledger_extent_end(ledger); i++)
+                if (ledger_extent_get(ledger, i))
+                        left->extents[n_extents++] = i;
+        for (uint32_t i = 0; i < ledger_block_end(ledger); i++)
+                if (ledger_block_get(ledger, i))
+                        left->blocks[n_blocks++] = i;
+        qsort(left->extents, n_extents, sizeof(left->extents[0]), by_extent);
+        qsort(left->blocks, n_blocks, sizeof(left->blocks[0]), by_block);
+        for (size_t i = 0; i < n_extents; i++) { /* the store has duplicates */
+                const struct ledger_extent *e = ledger_extent_at(ledger, left->extents[i]);
+                size_t slot = arena_slots(a, e->offset, e->n_bytes, &last);
+
+                left->fds[i] = fcntl(arena_slot_memory(a, slot)->fd, F_DUPFD_CLOEXEC, 0);
+                ck_assert_int_ge(left->fds[i], 0);
+                left->n_bytes += e->n_bytes;
+        }
+        left->remains = (struct arena_remains){ left->extents, left->fds, n_extents, left->blocks, n_blocks };
+}
+
+/* The process is no more; its ledger is opened, its account is new. */
+static void end_of_process(void)
+{
+        int fd = fcntl(ledger_fd(ledger), F_DUPFD_CLOEXEC, 0);
+
+        a = arena_leave(a);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        account_deinit(&account);
+        device.n_live = 0;
+        device.live_bytes = 0;
+        ledger_free(ledger);
+        ck_assert_int_eq(ledger_open(fd, NULL, NULL, &ledger), 0);
+        open_account();
+}
+
+static int restore(struct left *left, struct charge *charge, const char **ret_why)
+{
+        struct arena_options o = options();
+
+        *ret_why = "";
+        return arena_restore(&o, &left->remains, charge, &a, ret_why);
+}
+
+static void restore_well(struct left *left)
+{
+        struct charge charge = { 0 };
+        uint64_t missing;
+        const char *why;
+        int r;
+
+        ck_assert_int_eq(charge_take(&account, left->n_bytes, &charge, &missing), 0);
+        r = restore(left, &charge, &why);
+        ck_assert_msg(r == 0, "arena_restore: %d: %s", r, why);
+        ck_assert_ptr_null(charge.account);
+        check();
+}
+
+struct seen { /* of the arena, by who uses it */
+        struct arena_place places[MAX_BLOCKS];
+        char picture[PICTURE_CHARACTERS + 1];
+        struct bfc_stats stats;
+        size_t n_slots;
+        uint32_t n_extents;
+        uint64_t releasable;
+};
+
+static void look(const struct left *left, struct seen *ret)
+{
+        memset(ret, 0, sizeof(*ret));
+        for (size_t i = 0; i < left->remains.n_blocks; i++)
+                arena_locate(a, ledger_block_at(ledger, left->blocks[i])->offset, &ret->places[i]);
+        arena_draw(a, ret->picture);
+        arena_read_stats(a, &ret->stats);
+        ret->n_slots = arena_n_slots(a);
+        ret->n_extents = arena_n_extents(a);
+        ret->releasable = arena_releasable(a, NULL);
+}
+
+static void compare(const struct left *left, const struct seen *x, const struct seen *y)
+{
+        ck_assert_int_eq(memcmp(x->places, y->places, left->remains.n_blocks * sizeof(x->places[0])), 0);
+        ck_assert_str_eq(x->picture, y->picture);
+        ck_assert_uint_eq(x->stats.bytes_in_use, y->stats.bytes_in_use);
+        ck_assert_uint_eq(x->stats.bytes_requested, y->stats.bytes_requested);
+        ck_assert_uint_eq(x->stats.bytes_reserved, y->stats.bytes_reserved);
+        ck_assert_uint_eq(x->stats.bytes_free, y->stats.bytes_free);
+        ck_assert_uint_eq(x->stats.num_blocks, y->stats.num_blocks);
+        ck_assert_uint_eq(x->stats.num_chunks, y->stats.num_chunks);
+        ck_assert_uint_eq(x->stats.num_free_chunks, y->stats.num_free_chunks);
+        ck_assert_uint_eq(x->stats.largest_free_block_bytes, y->stats.largest_free_block_bytes);
+        ck_assert_uint_eq(x->n_slots, y->n_slots);
+        ck_assert_uint_eq(x->n_extents, y->n_extents);
+        ck_assert_uint_eq(x->releasable, y->releasable);
+}
+
+START_TEST(test_life_goes_on)
+{
+        static struct seen before, after;
+        static struct left left;
+        uint64_t n_blocks = 0, n_extents = 0;
+
+        state = 31 + (uint64_t)_i;
+        for (int n = 0; n < HAND_OVERS; n++) {
+                for (int i = 0; i < STEPS; i++)
+                        step();
+                check();
+                collect(&left);
+                look(&left, &before);
+                end_of_process();
+                restore_well(&left);
+                look(&left, &after);
+                compare(&left, &before, &after);
+                n_blocks += left.remains.n_blocks;
+                n_extents += left.remains.n_extents;
+        }
+        ck_assert_uint_gt(n_blocks, HAND_OVERS * 10);
+        ck_assert_uint_gt(n_extents, HAND_OVERS * 5);
+        for (uint32_t block; (block = pick_block()) != LEDGER_NONE;) {
+                ck_assert_int_eq(arena_dealloc(a, ledger_block_at(ledger, block)->handle), 0);
+                ledger_block_clear(ledger, block);
+        }
+        arena_release(a, UINT64_MAX, NULL, on_released, NULL);
+        worker_poll(worker);
+        ck_assert_uint_eq(arena_n_extents(a), 0); /* all of it can be given back */
+        check();
+}
+END_TEST
+
+/* The limit was raised and a further region added; its number and its place stay. */
+START_TEST(test_second_region)
+{
+        struct arena_place before, after;
+        static struct left left;
+
+        add_block(10 * MIB);
+        ck_assert_int_eq(arena_prepare_limit(a, 180 * MIB), 0);
+        arena_set_limit(a, 180 * MIB);
+        limit_bytes = 180 * MIB;
+        add_block(100 * MIB); /* the first region has 82 MiB */
+        collect(&left);
+        ck_assert_uint_eq(left.remains.n_blocks, 2);
+        arena_locate(a, ledger_block_at(ledger, left.blocks[1])->offset, &before);
+        ck_assert_uint_eq((uint32_t)before.region_id, 1);
+        end_of_process();
+        limit_bytes = 20 * MIB; /* less than there is */
+        restore_well(&left);
+        arena_locate(a, ledger_block_at(ledger, left.blocks[1])->offset, &after);
+        ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
+}
+END_TEST
+
+START_TEST(test_empty)
+{
+        static struct left left;
+
+        collect(&left);
+        end_of_process();
+        restore_well(&left);
+        collect(&left);
+        end_of_process();
+        ledger_region_clear(ledger, 0); /* killed before the first region was there */
+        restore_well(&left);
+        add_block(3 * MIB);
+        check();
+}
+END_TEST
+
+/* ---- what does not fit together ------------------------------------------------------- */
+
+static void refuse(struct left *left, int error)
+{
+        struct charge charge = { 0 };
+        struct ledger_counts before, after;
+        uint64_t missing;
+        const char *why;
+
+        ck_assert_int_eq(charge_take(&account, left->n_bytes, &charge, &missing), 0);
+        ledger_count(ledger, &before);
+        ck_assert_int_eq(restore(left, &charge, &why), error);
+        ck_assert_ptr_null(a);
+        ck_assert(error != -EBADMSG || why[0] != '\0');
+        ledger_count(ledger, &after);
+        ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
+        ck_assert_uint_eq(charge.n_bytes, left->n_bytes);
+        charge_drop(&charge);
+        device.n_live = 0; /* those that were looked at before the bad one */
+        device.live_bytes = 0;
+}
+
+/* Each is found, and mended it goes on. */
+START_TEST(test_damage)
+{
+        static struct left left;
+        struct ledger_extent *e;
+        struct ledger_block *b;
+        struct ledger_region *g;
+        int fd;
+
+        for (int i = 0; i < 6; i++)
+                add_block(MIB + MIB / 2);
+        collect(&left);
+        end_of_process();
+        e = ledger_extent_at(ledger, left.extents[2]);
+        b = ledger_block_at(ledger, left.blocks[3]);
+        g = (struct ledger_region *)(uintptr_t)ledger_region_get(ledger, 0);
+        e->offset += 256;
+        refuse(&left, -EBADMSG);
+        e->offset += 200 * MIB;
+        refuse(&left, -EBADMSG);
+        e->offset -= 200 * MIB + 256;
+        e->n_bytes -= 256;
+        refuse(&left, -EBADMSG);
+        e->n_bytes += 256;
+        b->n_requested -= 300;
+        refuse(&left, -EBADMSG);
+        b->n_requested += 300;
+        b->offset += 100;
+        refuse(&left, -EBADMSG);
+        b->offset -= 100 + 256; /* over the one before */
+        refuse(&left, -EBADMSG);
+        b->offset += 256;
+        g->base += E;
+        refuse(&left, -EBADMSG);
+        g->base -= E;
+        g->number++;
+        refuse(&left, -EBADMSG);
+        g->number--;
+        g->first_extent_bytes = 2 * E;
+        refuse(&left, -EBADMSG);
+        g->first_extent_bytes = MIB;
+        g->n_bytes++;
+        refuse(&left, -EBADMSG);
+        g->n_bytes--;
+        fd = left.fds[4];
+        left.fds[4] = 0; /* no memfd */
+        refuse(&left, -EBADMSG);
+        left.fds[4] = fd;
+        restore_well(&left);
+}
+END_TEST
+
+/* On the host, where an fd is looked at closely, and what is in the memory stays. */
+START_TEST(test_host_adopts)
+{
+        struct device_extent e = DEVICE_EXTENT_EMPTY, again = DEVICE_EXTENT_EMPTY;
+        struct device *host = NULL;
+        int fd, pipes[2];
+        char c = 0;
+
+        ck_assert_int_eq(device_host_new(&host), 0);
+        ck_assert_int_eq(device_make(host, DEVICE_SHARE_FD, E, &e), 0);
+        ck_assert_int_eq(pwrite(e.fd, "x", 1, 12345), 1);
+        fd = fcntl(e.fd, F_DUPFD_CLOEXEC, 0);
+        ck_assert_int_eq(device_adopt(host, fd, 2 * E, &again), -EPROTO);
+        ck_assert_int_eq(device_adopt(host, fd, 0, &again), -EPROTO);
+        ck_assert_int_eq(pipe2(pipes, O_CLOEXEC), 0);
+        ck_assert_int_eq(device_adopt(host, pipes[0], E, &again), -EPROTO);
+        ck_assert_int_eq(device_adopt(host, -1, E, &again), -EPROTO);
+        close(pipes[0]);
+        close(pipes[1]);
+        ck_assert_int_eq(again.fd, -1);
+        close(e.fd); /* the other process's */
+        ck_assert_int_eq(device_adopt(host, fd, E, &again), 0);
+        ck_assert_int_eq(pread(again.fd, &c, 1, 12345), 1);
+        ck_assert_int_eq(c, 'x');
+        ck_assert_int_eq(device_destroy(host, &again), 0);
+        device_free(host);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("restore");
+        TCase *t = tcase_create("restore");
+
+        tcase_set_timeout(t, 120);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_loop_test(t, test_life_goes_on, 0, 4);
+        tcase_add_test(t, test_second_region);
+        tcase_add_test(t, test_empty);
+        tcase_add_test(t, test_damage);
+        tcase_add_test(t, test_host_adopts);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
