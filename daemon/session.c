@@ -885,6 +885,8 @@ static int session_enter(struct session *s, const Bfcd__Request *r, uint8_t *ret
         if (result == 0) {
                 *ret_events_fd = fd;
                 s->takes_trims = fd >= 0 && (r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_TRIM) != 0;
+                s->tries_again =
+                        !s->admin && (r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_AGAIN) != 0;
                 return 0;
         }
         if (fd >= 0)
@@ -913,7 +915,7 @@ static int session_open_page(struct session *s, const Bfcd__Request *r)
 /* The reply with the fds of what it grants. */
 static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int events_fd, int page_fd)
 {
-        uint64_t granted = s->admin ? 0 : BFCD__CAPABILITY__CAPABILITY_AGAIN;
+        uint64_t granted = s->tries_again ? BFCD__CAPABILITY__CAPABILITY_AGAIN : 0;
         size_t n_fds = 0;
         int fds[3];
 

@@ -102,6 +102,7 @@ struct session {
         uint64_t n_trims_missed;       /* not answered in time */
         bool has_events;               /* it takes events, and answers them */
         bool takes_trims;              /* and those of CAPABILITY_TRIM: Trim, QuotaChanged */
+        bool tries_again;              /* a Malloc that is refused may be followed by another try */
         struct client_page *page;      /* what its client says of its cache; NULL: nothing */
         struct session_reload *reload; /* an operator's, NULL: none yet */
         bool in_flight;                /* fds were sent; whether they were read only the kernel knows */

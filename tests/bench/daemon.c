@@ -4,16 +4,19 @@
 #include "tests/bench/daemon.h"
 
 #include <errno.h>
+#include <ftw.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 char folder[64];
+static char gpu_folder[64];
 static const char *program_name = "bench";
 static pid_t folder_owner; /* not a forked child */
 
@@ -23,18 +26,20 @@ _Noreturn void die(const char *what, const char *why)
         exit(EXIT_FAILURE);
 }
 
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+        (void)st;
+        (void)type;
+        (void)at;
+        return remove(path);
+}
+
 static void remove_folder(void)
 {
-        static const char *const names[] = { "bfcd.yaml", "bfcd.sock",      "admin.sock",
-                                             "echo.sock", "bfcd.sock.lock", "admin.sock.lock" };
-        char path[128];
-
-        for (size_t i = 0; getpid() == folder_owner && i < sizeof(names) / sizeof(names[0]); i++) {
-                snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
-                unlink(path);
-        }
-        if (getpid() == folder_owner)
-                rmdir(folder);
+        if (getpid() != folder_owner)
+                return;
+        nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+        nftw(gpu_folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 void make_folder(const char *program)
@@ -43,6 +48,11 @@ void make_folder(const char *program)
         snprintf(folder, sizeof(folder), "/tmp/%s-XXXXXX", program);
         if (!mkdtemp(folder))
                 die(folder, strerror(errno));
+        /* A pretended GPU of its own: other programs may have one at the same time. */
+        snprintf(gpu_folder, sizeof(gpu_folder), "/dev/shm/%s-XXXXXX", program);
+        if (!mkdtemp(gpu_folder))
+                die(gpu_folder, strerror(errno));
+        setenv("FAKE_CUDA_STATE", gpu_folder, 1);
         folder_owner = getpid();
         atexit(remove_folder);
 }

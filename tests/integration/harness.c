@@ -537,7 +537,7 @@ void rig_assert_empty(struct rig *rig)
         ck_assert_uint_eq(n.n_extents, rig->n_extents);
         ck_assert_uint_eq(n.bytes_pending, 0);
         ck_assert_uint_eq(charged_on_demand(rig), 0);
-        ck_assert_uint_eq(count_escaped(rig), rig->escaped_bytes);
+        ck_assert_uint_le(count_escaped(rig), rig->escaped_bytes); /* some may be back by now */
         if (rig->n_fds > 0 && !WAIT_FOR((n_fds = count_fds(rig->pid, NULL)) == rig->n_fds, SETTLE_MS)) {
                 (void)count_fds(rig->pid, stderr);
                 ck_abort_msg("the daemon has %u fds open and had %u at the start; they are on stderr", n_fds,
