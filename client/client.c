@@ -285,7 +285,6 @@ static void client_events_ended(void *userdata)
 
         __atomic_compare_exchange_n(&client->lost, &known, -ECONNRESET, false, __ATOMIC_RELAXED,
                                     __ATOMIC_RELAXED);
-        __atomic_store_n(&client->is_hung_up, true, __ATOMIC_RELAXED);
 }
 
 static int client_on_trim(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes)

@@ -44,8 +44,7 @@ struct bfc_client {
         struct magazines *magazines; /* constant */
         bool parks;                  /* into them; constant */
         struct client_pages pages;
-        bool is_hung_up; /* atomic: the daemon ended the session, or is gone; the page is old */
-        int lost;        /* atomic: why the session ended, as far as is known; 0 */
+        int lost; /* atomic: why the session ended, as far as is known; 0 */
 
         struct streams *streams; /* with a lock of its own, taken before this one */
 
@@ -126,6 +125,9 @@ void streams_free(bfc_client *client);
 /* Looks which work of streams is done, and gives what that frees back to the cache, or to
  * the daemon. Any thread. True: there was something. */
 bool streams_collect(bfc_client *client);
+
+/* Every invariant of the streams' pools; slow. 0, or -EBADMSG and a sentence (static). */
+int streams_check(bfc_client *client, const char **ret_why);
 /* Whether something that was freed waits for work which is not done. */
 bool streams_keep(bfc_client *client);
 

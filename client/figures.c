@@ -100,8 +100,7 @@ static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_u
 /* What a page says of a session that is over is old, and nobody says how old. */
 static int usage_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
 {
-        if (__atomic_load_n(&client->is_hung_up, __ATOMIC_RELAXED) ||
-            __atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
+        if (__atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
                 return -EAGAIN;
         return client_pages_read(client, partition, ret);
 }

@@ -878,11 +878,6 @@ void stream_pools_reset_peaks(struct stream_pools *sp)
         }
 }
 
-size_t stream_pools_count(const struct stream_pools *sp)
-{
-        return sp->n_busy;
-}
-
 static const char *part_check(const struct part *part)
 {
         const char *why = NULL;

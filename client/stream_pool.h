@@ -142,6 +142,5 @@ void stream_pools_reset_peaks(struct stream_pools *sp);
 
 /* Every invariant; slow. 0, or -EBADMSG and a sentence (static). */
 int stream_pools_check(const struct stream_pools *sp, const char **ret_why);
-size_t stream_pools_count(const struct stream_pools *sp); /* that hold something */
 
 #endif

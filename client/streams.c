@@ -157,6 +157,16 @@ int streams_watch(bfc_client *client)
         return ms;
 }
 
+int streams_check(bfc_client *client, const char **ret_why)
+{
+        int r;
+
+        pthread_mutex_lock(&client->streams->lock);
+        r = stream_pools_check(client->streams->pools, ret_why);
+        pthread_mutex_unlock(&client->streams->lock);
+        return r;
+}
+
 bool streams_collect(bfc_client *client)
 {
         pthread_mutex_lock(&client->streams->lock);

@@ -224,7 +224,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
         r->list.status = &r->status;
 }
 
-bool report_shows_partition(const struct session *viewer, const struct partition *p)
+static bool report_shows_partition(const struct session *viewer, const struct partition *p)
 {
         if (viewer->admin)
                 return true;

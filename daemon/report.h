@@ -32,9 +32,8 @@ struct report {
 /* Fills the page of a list. -EINVAL: no such kind. */
 int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret);
 
-/* Whether a viewer is told of this tenant, and uses this partition. */
+/* Whether a viewer is told of this tenant. */
 bool report_shows(const struct session *viewer, const char *tenant);
-bool report_shows_partition(const struct session *viewer, const struct partition *p);
 
 void report_quota_figures(const struct quota *q, Bfcd__Figures *ret);
 

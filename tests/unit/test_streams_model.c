@@ -15,6 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/client.h"
 #include "device/host_stream.h"
 #include "tests/suite.h"
 #include "tests/unit/fake_server.h"
@@ -172,6 +173,13 @@ static void capture(unsigned stream)
                 host_stream_end_capture(number(stream));
 }
 
+static void check_pools(unsigned i)
+{
+        const char *why = "";
+
+        ck_assert_msg(streams_check(client, &why) == 0, "step %u: %s", i, why);
+}
+
 static void step(unsigned i)
 {
         struct owned *b = &blocks[next(N_BLOCKS)];
@@ -243,9 +251,13 @@ START_TEST(random_walk)
         o.socket = fake_server_path(server);
         o.flags = _i % 3 == 2 ? BFC_NO_CACHE : 0;
         ck_assert_msg(bfc_connect(&o, &client) == 0, "%s", bfc_last_error());
-        for (unsigned i = 0; i < N_STEPS; i++)
+        for (unsigned i = 0; i < N_STEPS; i++) {
                 step(i);
+                if (i % 128 == 0)
+                        check_pools(i);
+        }
         finish();
+        check_pools(N_STEPS);
         ck_assert_uint_gt(n_given, 500);
         if (_i % 3 != 2)
                 ck_assert_uint_gt(n_reused, 50); /* before the work was done, in its order */
