@@ -14,7 +14,7 @@
 #include "tests/integration/harness.h"
 
 #define READ_MS       500
-#define HELLO_MS      3000 /* far more than a hello takes, far less than a crowd would cost */
+#define HELLO_MS      1000 /* far more than a hello takes, far less than a crowd would cost */
 #define N_STRANGERS   4u
 #define N_HELLOS      50u
 #define LIST_REQUESTS 240u

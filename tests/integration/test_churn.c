@@ -316,7 +316,7 @@ static void assert_churns(const struct rig_config *config, double seconds, bool 
                 printf("# spies looked at %llu MiB\n", (unsigned long long)(crowd->n_spied / MIB));
                 rig->forgiven = "quarantine";
         }
-        ck_assert_uint_gt(crowd->n_allocs, 10);
+        ck_assert_uint_gt(crowd->n_allocs, 100);
         ck_assert_uint_gt(crowd->n_refusals, 0);
         ck_assert_uint_gt(crowd->n_reconnects, 0);
         printf("# %llu mallocs, %llu refusals, %llu sessions\n", (unsigned long long)crowd->n_allocs,

@@ -121,7 +121,7 @@ START_TEST(patience_has_a_bound)
                 ck_assert_int_eq(make(&owner, DEVICE_SHARE_CUDA_IPC, 2 * MIB, &plain), 0);
                 ck_assert_int_eq(destroy(&owner, &plain), 0);
         }
-        ck_assert_double_lt(seconds() - start, 1.4);
+        ck_assert_double_lt(seconds() - start, 0.8);
         job_end(&job);
         owner_end(&owner);
 }
