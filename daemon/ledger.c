@@ -49,8 +49,8 @@ static const struct {
  * LEDGER_LAYOUT. There may be millions of blocks. */
 _Static_assert(sizeof(struct ledger_quota) == 168, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
-_Static_assert(sizeof(struct ledger_session) == 136, "layout of a session");
-_Static_assert(sizeof(struct ledger_extent) == 40, "layout of an extent");
+_Static_assert(sizeof(struct ledger_session) == 216, "layout of a session");
+_Static_assert(sizeof(struct ledger_extent) == 56, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 32, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 96, "layout of a shared block");
 _Static_assert(sizeof(struct ledger_hold) == 40, "layout of a hold");
@@ -70,7 +70,7 @@ static uint64_t to_pages(uint64_t n_bytes, uint64_t page_bytes)
         return (n_bytes + page_bytes - 1) / page_bytes * page_bytes;
 }
 
-/* Fills *ret with where each table lies; no overflow: 2^32 records of 168 bytes
+/* Fills *ret with where each table lies; no overflow: 2^32 records of 216 bytes
  * are less than 2^40 bytes. */
 int ledger_lay_out(const struct ledger_limits *limits, struct header *ret)
 {
@@ -174,6 +174,16 @@ struct ledger *ledger_free(struct ledger *l)
                 close(l->fd);
         free(l);
         return NULL;
+}
+
+uint32_t ledger_failed_starts(const struct ledger *l)
+{
+        return atomic_load_explicit(&l->header->n_failed_starts, memory_order_relaxed);
+}
+
+void ledger_set_failed_starts(struct ledger *l, uint32_t n)
+{
+        atomic_store_explicit(&l->header->n_failed_starts, n, memory_order_relaxed);
 }
 
 int ledger_fd(const struct ledger *l)
@@ -322,6 +332,7 @@ int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uin
         fill(t, index, facts);
         s = record(t, index);
         s->tenant[LEDGER_NAME_BYTES - 1] = '\0';
+        s->name[LEDGER_NAME_BYTES - 1] = '\0';
         ledger_link_nothing(s);
         commit(t, index, next_id(t));
         *ret_index = index;
@@ -355,9 +366,15 @@ int ledger_extent_add(struct ledger *l, const struct ledger_extent *facts, uint3
         e = record(t, index);
         e->links.first_export = LEDGER_NONE;
         e->links.n_exports = 0;
+        atomic_init(&e->is_leaving, 0);
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
+}
+
+void ledger_extent_leave(struct ledger *l, uint32_t index)
+{
+        atomic_store_explicit(&ledger_extent_at(l, index)->is_leaving, 1, memory_order_release);
 }
 
 void ledger_extent_clear(struct ledger *l, uint32_t index)
@@ -661,6 +678,30 @@ uint32_t ledger_block_find(const struct ledger *l, uint64_t id)
         if (id == 0 || index >= t->n_touched || record_id(t, index) != id)
                 return LEDGER_NONE;
         return index;
+}
+
+uint32_t ledger_quota_end(const struct ledger *l)
+{
+        return l->tables[TABLE_QUOTA].n_touched;
+}
+
+const struct ledger_quota *ledger_quota_get(struct ledger *l, uint32_t index)
+{
+        const struct table *t = &l->tables[TABLE_QUOTA];
+
+        return in_use(t, index) ? used_record(t, index) : NULL;
+}
+
+uint32_t ledger_session_end(const struct ledger *l)
+{
+        return l->tables[TABLE_SESSION].n_touched;
+}
+
+const struct ledger_session *ledger_session_get(struct ledger *l, uint32_t index)
+{
+        const struct table *t = &l->tables[TABLE_SESSION];
+
+        return in_use(t, index) ? used_record(t, index) : NULL;
 }
 
 uint32_t ledger_block_end(const struct ledger *l)

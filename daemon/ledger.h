@@ -65,11 +65,14 @@ struct ledger_region { /* a range of an arena's space, in which its extents lie;
 struct ledger_session {
         _Atomic uint64_t id;
         uint8_t secret[16];
-        uint64_t start_time; /* of the process, /proc/PID/stat field 22; 0 unknown */
+        uint64_t start_time;   /* of the process, /proc/PID/stat field 22; 0 unknown */
+        uint64_t born_ms;      /* CLOCK_BOOTTIME */
+        uint64_t capabilities; /* what it was granted, in the protocol's bits */
         uint32_t pid;
         uint32_t uid;
         uint32_t gid;
         char tenant[LEDGER_NAME_BYTES];
+        char name[LEDGER_NAME_BYTES]; /* for people; by the client's word */
         struct {
                 uint32_t first_block;  /* all blocks of the session */
                 uint32_t first_export; /* all its exports */
@@ -84,12 +87,15 @@ struct ledger_extent {
         _Atomic uint64_t id;
         uint64_t offset; /* in the arena's space */
         uint64_t n_bytes;
-        uint32_t quota; /* index of the ledger_quota */
-        int32_t fd;     /* in this process */
+        uint64_t store_key;          /* of its fd in the service manager's store; 0: it is not there */
+        uint32_t quota;              /* index of the ledger_quota */
+        _Atomic uint32_t is_leaving; /* not 0: it is being given back, and no block lies in it */
+        int32_t fd;                  /* in this process */
         struct {
                 uint32_t first_export; /* sessions that were given it */
                 uint32_t n_exports;
         } links;
+        uint32_t pad;
 };
 
 struct ledger_export { /* a session was given an extent */
@@ -192,6 +198,14 @@ int ledger_open(int fd, void (*on_fault)(void *userdata, const struct ledger_fau
 /* For good: nothing is given out or given back any more. */
 void ledger_quota_close(struct ledger *l, uint32_t index);
 
+/* The extent is on its way back, and no block of it is in use: from here on a successor
+ * would finish it, whether its memory is there or not. */
+void ledger_extent_leave(struct ledger *l, uint32_t index);
+
+/* How many processes in a row began with this ledger and came to nothing. */
+uint32_t ledger_failed_starts(const struct ledger *l);
+void ledger_set_failed_starts(struct ledger *l, uint32_t n);
+
 /* Makes a committed record: `facts` is copied (its id and links are ignored),
  * links are set up, a fresh id is stored last. -ENOSPC: the table is full.
  * *ret_index names it. */
@@ -235,6 +249,10 @@ uint32_t ledger_block_find(const struct ledger *l, uint64_t id);
 
 /* For lists, which look at a bounded number of records: one past the last index
  * ever used, and the record at an index, NULL where it is free. */
+uint32_t ledger_quota_end(const struct ledger *l);
+const struct ledger_quota *ledger_quota_get(struct ledger *l, uint32_t index);
+uint32_t ledger_session_end(const struct ledger *l);
+const struct ledger_session *ledger_session_get(struct ledger *l, uint32_t index);
 uint32_t ledger_block_end(const struct ledger *l);
 const struct ledger_block *ledger_block_get(struct ledger *l, uint32_t index);
 uint32_t ledger_shared_end(const struct ledger *l);

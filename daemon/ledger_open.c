@@ -233,6 +233,8 @@ static int open_sessions(struct opening *o)
                         reject_alone(o, TABLE_SESSION, i, "its id was never given");
                 else if (!is_name(s->tenant))
                         reject_alone(o, TABLE_SESSION, i, "its tenant has no name");
+                else if (!memchr(s->name, '\0', sizeof(s->name)))
+                        reject_alone(o, TABLE_SESSION, i, "its name has no end");
         }
         return reject_twins(o, TABLE_SESSION, key_by_id, reject_alone, "another one has its id");
 }
@@ -310,6 +312,15 @@ static void key_of_extent(const void *record, struct key *ret)
         ret->b = e->offset;
 }
 
+/* What is not in the store has a key of its own as well, one that no other has. */
+static void key_of_store(const void *record, struct key *ret)
+{
+        const struct ledger_extent *e = record;
+
+        ret->a = e->store_key;
+        ret->b = e->store_key == 0 ? e->id : 0;
+}
+
 static void reject_extent(struct opening *o, int kind, uint32_t index, const char *why)
 {
         const struct ledger_extent *e = record(table_of(o, kind), index);
@@ -333,6 +344,8 @@ static void open_extent(struct opening *o, uint32_t index)
                 reject_extent(o, TABLE_EXTENT, index, "its quota is not in use");
         else if (e->n_bytes == 0 || __builtin_add_overflow(e->offset, e->n_bytes, &end))
                 reject_extent(o, TABLE_EXTENT, index, "it cannot be where it is");
+        else if (e->is_leaving > 1)
+                reject_extent(o, TABLE_EXTENT, index, "it is not known whether it is being given back");
 }
 
 /* Leaves those that are sound in o->extents. */
@@ -349,6 +362,9 @@ static int open_extents(struct opening *o)
         for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1))
                 open_extent(o, i);
         r = reject_twins(o, TABLE_EXTENT, key_by_id, reject_extent, "another one has its id");
+        if (r == 0)
+                r = reject_twins(o, TABLE_EXTENT, key_of_store, reject_extent,
+                                 "another one has its key in the store");
         if (r == 0)
                 r = sort_table(o, TABLE_EXTENT, key_of_extent, &o->extents, &n);
         if (r < 0)
@@ -469,7 +485,7 @@ static void key_of_block(const void *record, struct key *ret)
         ret->b = b->offset;
 }
 
-/* Whether extents of the quota lie behind all of it. *at: the first of o->extents that
+/* Whether extents of the quota that stay lie behind all of it. *at: the first of o->extents that
  * may; blocks come in their order. */
 static bool is_backed(struct opening *o, const struct ledger_block *b, size_t *at)
 {
@@ -485,7 +501,7 @@ static bool is_backed(struct opening *o, const struct ledger_block *b, size_t *a
         for (size_t i = *at; i < o->n_extents && up_to < end; i++) {
                 const struct ledger_extent *e = record(t, o->extents[i].index);
 
-                if (e->quota != b->quota || e->offset > up_to)
+                if (e->quota != b->quota || e->offset > up_to || e->is_leaving)
                         break;
                 up_to = e->offset + e->n_bytes;
         }

@@ -11,7 +11,7 @@
 #include <assert.h>
 
 #define LEDGER_MAGIC  UINT64_C(0x7265676465636662) /* "bfcedger" on little-endian machines */
-#define LEDGER_LAYOUT 5                            /* counts up with every change of a record or the header */
+#define LEDGER_LAYOUT 6                            /* counts up with every change of a record or the header */
 
 enum {
         TABLE_QUOTA,
@@ -39,6 +39,8 @@ struct header {
         uint32_t layout;
         uint32_t n_tables;
         uint64_t n_bytes; /* of the memfd */
+        _Atomic uint32_t n_failed_starts;
+        uint32_t pad;
         struct header_table tables[N_TABLES];
 };
 

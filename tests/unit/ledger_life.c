@@ -45,6 +45,14 @@ static bool is_used(const struct life *life, int kind, uint32_t index)
         return in_use(&life->l->tables[kind], index);
 }
 
+static void end_extent(struct ledger *l, uint32_t index)
+{
+        ledger_extent_leave(l, index);
+        while (ledger_extent_at(l, index)->links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, ledger_extent_at(l, index)->links.first_export);
+        ledger_extent_clear(l, index);
+}
+
 void life_join(struct life *life, struct ledger *l, uint64_t seed)
 {
         memset(life, 0xff, sizeof(*life));
@@ -54,7 +62,9 @@ void life_join(struct life *life, struct ledger *l, uint64_t seed)
                 const struct ledger_extent *e =
                         is_used(life, TABLE_EXTENT, i) ? ledger_extent_at(l, i) : NULL;
 
-                if (e)
+                if (e && e->is_leaving) /* the one before was killed in it */
+                        end_extent(l, i);
+                else if (e)
                         life->extents[e->quota][e->offset / (LIFE_CELLS_PER_PLACE * LIFE_CELL_BYTES)] = i;
         }
         for (uint32_t i = 0; i < LIFE_BLOCKS; i++) {
@@ -189,6 +199,9 @@ static void detach(struct life *life)
 static void make_session(struct ledger_session *s, uint32_t pid)
 {
         *s = (struct ledger_session){ .pid = pid, .uid = pid / 2, .gid = pid / 3, .start_time = mix(pid) };
+        s->born_ms = mix(pid + 1);
+        s->capabilities = mix(pid + 2);
+        snprintf(s->name, sizeof(s->name), "job %u", pid);
         for (size_t i = 0; i < sizeof(s->secret); i++)
                 s->secret[i] = (uint8_t)mix(pid + i);
         snprintf(s->tenant, sizeof(s->tenant), "%s", pid % 2 ? "audio" : "vision");
@@ -226,6 +239,7 @@ static void change_extent(struct life *life)
         uint32_t *at = &life->extents[quota][place];
 
         if (*at == LEDGER_NONE) {
+                facts.store_key = life->l->tables[TABLE_EXTENT].shared->next_id; /* no other has it */
                 /* Not by Check, whose pipe would be left torn where this process is killed in it. */
                 if (ledger_extent_add(life->l, &facts, at) != 0)
                         abort();
@@ -236,9 +250,7 @@ static void change_extent(struct life *life)
         for (uint32_t i = place * LIFE_CELLS_PER_PLACE; i < (place + 1) * LIFE_CELLS_PER_PLACE; i++)
                 if (life->cells[quota][i] != LEDGER_NONE)
                         return;
-        while (ledger_extent_at(life->l, *at)->links.first_export != LEDGER_NONE)
-                ledger_export_clear(life->l, ledger_extent_at(life->l, *at)->links.first_export);
-        ledger_extent_clear(life->l, *at);
+        end_extent(life->l, *at);
         *at = LEDGER_NONE;
 }
 
@@ -301,7 +313,8 @@ const char *life_check(struct ledger *l)
 
                 make_session(&want, s->pid);
                 if (s->uid != want.uid || s->gid != want.gid || s->start_time != want.start_time ||
-                    memcmp(s->secret, want.secret, sizeof(s->secret)) != 0 ||
+                    memcmp(s->secret, want.secret, sizeof(s->secret)) != 0 || s->born_ms != want.born_ms ||
+                    s->capabilities != want.capabilities || strcmp(s->name, want.name) != 0 ||
                     strcmp(s->tenant, want.tenant) != 0)
                         return "a session is torn";
         }

@@ -329,6 +329,7 @@ START_TEST(test_bad_quotas_and_sessions)
         DAMAGE(AT(session, 0).id = 99, "session", 0, VISION);
         DAMAGE(memset(AT(session, 2).tenant, 'x', LEDGER_NAME_BYTES), "session", 2, AUDIO);
         DAMAGE(AT(session, 0).id = AT(session, 1).id, "session", 0, VISION);
+        DAMAGE(memset(AT(session, 2).name, 'x', LEDGER_NAME_BYTES), "session", 2, AUDIO);
 }
 END_TEST
 
@@ -361,6 +362,10 @@ START_TEST(test_bad_extents_and_exports)
         DAMAGE(AT(extent, 4).n_bytes--, "block", 2, Q2);  /* nor here */
         DAMAGE(AT(extent, 4).quota = 3, "extent", 4, Q2); /* by its block */
         DAMAGE(AT(extent, 5).quota = LEDGER_NONE, "extent", 5, Q2);
+        DAMAGE(AT(extent, 2).is_leaving = 2, "extent", 2, Q1);
+        DAMAGE(AT(extent, 2).is_leaving = 1, "block", 1, Q1); /* nothing lies in what leaves */
+        DAMAGE(AT(extent, 3).is_leaving = 1, "block", 1, Q1);
+        DAMAGE(AT(extent, 3).store_key = AT(extent, 4).store_key = 7, "extent", 3, Q1 | Q2);
         DAMAGE(AT(export, 0).id = 99, "export", 0, Q0);
         DAMAGE(AT(export, 0).extent = 4, "export", 0, Q2);     /* another tenant's */
         DAMAGE(AT(export, 0).extent = 6, "export", 0, VISION); /* by its session */
@@ -446,6 +451,33 @@ START_TEST(test_others_go_on)
         ck_assert_uint_eq(ledger_block_find(opened, good), 2);
         ck_assert_uint_eq(ledger_session_at(opened, 0)->links.n_blocks, 1);
         ledger_free(opened);
+}
+END_TEST
+
+/* What a successor has to know of an extent and of those before it. */
+START_TEST(test_what_leaves_is_known)
+{
+        struct ledger *l = make_ledger();
+        uint32_t first;
+
+        ledger_block_clear(l, 0);
+        for (first = 0; first < 2; first++)
+                AT(extent, first).store_key = 9 + first;
+        ledger_extent_leave(l, 0);
+        ledger_set_failed_starts(l, 3);
+        l = hand_over(l);
+        ck_assert_uint_eq(AT(extent, 0).is_leaving, 1);
+        ck_assert_uint_eq(AT(extent, 1).is_leaving, 0);
+        ck_assert_uint_eq(AT(extent, 0).store_key, 9);
+        ck_assert_uint_eq(AT(extent, 1).store_key, 10);
+        ck_assert_uint_eq(ledger_failed_starts(l), 3);
+        while (AT(extent, 0).links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, AT(extent, 0).links.first_export);
+        ledger_extent_clear(l, 0);
+        ck_assert_int_eq(ledger_extent_add(l, &(struct ledger_extent){ .n_bytes = 1 << 20 }, &first), 0);
+        ck_assert_uint_eq(first, 0);
+        ck_assert_uint_eq(AT(extent, 0).is_leaving, 0);
+        ledger_free(hand_over(l));
 }
 END_TEST
 
@@ -621,6 +653,7 @@ int main(void)
         tcase_add_test(t, test_bad_sharing);
         tcase_add_test(t, test_bad_twins);
         tcase_add_test(t, test_others_go_on);
+        tcase_add_test(t, test_what_leaves_is_known);
         tcase_add_test(t, test_bad_header);
         tcase_add_test(t, test_random_damage);
         tcase_add_test(t, test_large);
