@@ -3,9 +3,11 @@
  * loop still turns (the watchdog), that it ends. Its protocols are an environment
  * variable and a datagram each, so no library is needed; and libsystemd's sd_notify()
  * waits while the manager takes nothing, which would stop every client with it.
- * Nothing here waits: what could not be said is said with the next beat.
+ * What the loop says never waits: what could not be said is said with the next beat. Who
+ * may wait (never the loop) has manager_tell() and manager_barrier(), which any thread may
+ * call; all else is one thread's.
  *
- * One thread. Where there is no service manager every call does nothing.
+ * Where there is no service manager every call does nothing.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_MANAGER_H
@@ -34,8 +36,25 @@ struct manager *manager_free(struct manager *m); /* closes what nobody took; tak
  * a name comes twice the first is taken first. */
 int manager_take(struct manager *m, const char *name);
 
+/* Shows what nobody took, in the order in which it came: where take() returns true the fd is
+ * the callee's from now on. */
+void manager_take_all(struct manager *m, bool (*take)(void *userdata, const char *name, int fd),
+                      void *userdata);
+
 /* Names what nobody took, and closes it: calls told(name) for each. */
 void manager_drop_rest(struct manager *m, void (*told)(const char *name));
+
+/* NOTIFY_SOCKET was there. */
+bool manager_listens(const struct manager *m);
+
+/* Says this (lines of sd_notify(3)), with an fd (-1: none), which stays the caller's. Waits
+ * for a place in the manager's queue, so long at most. What was said is said, also where this
+ * process ends now. -ETIMEDOUT: nothing was said; -errno, the same (the manager is gone, say). */
+int manager_tell(const struct manager *m, const char *text, int fd, unsigned timeout_ms);
+
+/* Waits until the manager has done what it was told before by this thread, so long at most.
+ * -ETIMEDOUT: it is not known; -errno. */
+int manager_barrier(const struct manager *m, unsigned timeout_ms);
 
 /* How often manager_beat() is to be called; 0: nobody listens. */
 uint64_t manager_beat_ms(const struct manager *m);

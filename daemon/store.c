@@ -1,0 +1,512 @@
+/* The store; see store.h.
+ *
+ * Messages to the manager come in the order in which they are sent, and those that it has
+ * been sent count also where this process is killed next; so one that was sent is as good as
+ * done, and only who needs an fd to be closed waits for a barrier.
+ *
+ * What is counted as kept is what the manager may have: counted before it is put, and not any
+ * more after it was removed.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/store.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STORE_LEDGER "ledger"
+#define STORE_MAX    16384u /* FileDescriptorStoreMax= of bfcd.service */
+#ifndef NAMES_BYTES
+#define NAMES_BYTES 120000u /* of the 131,072 that a string of the environment may have */
+#endif
+#define NAME_BYTES 16u /* "x", 13 digits and NUL */
+
+#define PATIENCE_MS  5000u /* for one message or barrier */
+#define IMPATIENT_MS 100u  /* after one that took longer, until one does not */
+#define N_OWED       16u   /* removals that are made up for in one call */
+
+/* What the manager does for a message, as reckoned. To keep an fd it compares it with all
+ * others, by a system call for each; to remove one it compares names. */
+#define MESSAGE_NS      30000u
+#define COMPARE_FD_NS   2000u
+#define COMPARE_NAME_NS 8u
+#ifndef BURST_NS
+#define BURST_NS INT64_C(2000000000)
+#endif
+#define SHARE 5 /* one fifth of the time */
+
+struct store_given {
+        uint64_t key;
+        int fd; /* -1: taken */
+        bool is_twin;
+};
+
+struct store {
+        struct manager *manager;
+        bool keeps;
+        int ledger_fd;       /* that was handed over; -1: none */
+        bool has_ledger;     /* the manager has one */
+        bool ledger_is_ours; /* it was taken, or put */
+        unsigned patience_ms;
+        struct store_given *given; /* extents that were handed over, by key */
+        size_t n_given, n_given_room;
+        uint64_t next_key;
+        size_t max_kept;
+        pthread_mutex_t mutex; /* guards what follows */
+        size_t n_kept;         /* extents */
+        size_t n_name_bytes;   /* of their names, with what parts them */
+        uint64_t *owed;        /* keys that could not be removed */
+        size_t n_owed, n_owed_room;
+        bool is_impatient;
+        int64_t spent_ns; /* of the manager's time, less what it had since */
+        int64_t spent_at_ns;
+};
+
+/* ---- names ------------------------------------------------------------------ */
+
+static void name_of_key(uint64_t key, char ret[NAME_BYTES])
+{
+        static const char DIGITS[] = "0123456789abcdefghijklmnopqrstuv";
+        char digits[NAME_BYTES];
+        size_t n = 0;
+
+        for (; key > 0; key >>= 5)
+                digits[n++] = DIGITS[key & 31];
+        *ret++ = 'x';
+        while (n > 0)
+                *ret++ = digits[--n];
+        *ret = '\0';
+}
+
+/* Of a name that name_of_key() makes; 0: it is none. */
+static uint64_t key_of_name(const char *name)
+{
+        char same[NAME_BYTES];
+        uint64_t key = 0;
+
+        if (name[0] != 'x' || strlen(name) >= NAME_BYTES)
+                return 0;
+        for (const char *c = name + 1; *c; c++) {
+                if ((*c < '0' || *c > '9') && (*c < 'a' || *c > 'v'))
+                        return 0;
+                key = key << 5 | (uint64_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+        }
+        name_of_key(key, same);
+        return strcmp(name, same) == 0 ? key : 0;
+}
+
+static size_t name_bytes(uint64_t key)
+{
+        char name[NAME_BYTES];
+
+        name_of_key(key, name);
+        return strlen(name) + 1;
+}
+
+/* ---- the manager's time ------------------------------------------------------- */
+
+static int64_t now_ns(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Waits for this message's turn. What waits has its place reserved: others come after it. */
+static void store_pace(struct store *s, size_t compare_ns)
+{
+        struct timespec pause;
+        int64_t now = now_ns(), wait_ns;
+
+        pthread_mutex_lock(&s->mutex);
+        s->spent_ns -= (now - s->spent_at_ns) / SHARE;
+        if (s->spent_ns < 0)
+                s->spent_ns = 0;
+        s->spent_at_ns = now;
+        s->spent_ns += MESSAGE_NS + (int64_t)(compare_ns * s->n_kept);
+        wait_ns = (s->spent_ns - BURST_NS) * SHARE;
+        pthread_mutex_unlock(&s->mutex);
+        if (wait_ns <= 0)
+                return;
+        pause = (struct timespec){ wait_ns / 1000000000, wait_ns % 1000000000 };
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
+}
+
+static unsigned store_patience_ms(struct store *s)
+{
+        unsigned ms;
+
+        pthread_mutex_lock(&s->mutex);
+        ms = s->is_impatient && s->patience_ms > IMPATIENT_MS ? IMPATIENT_MS : s->patience_ms;
+        pthread_mutex_unlock(&s->mutex);
+        return ms;
+}
+
+static int store_note(struct store *s, int r)
+{
+        pthread_mutex_lock(&s->mutex);
+        s->is_impatient = r == -ETIMEDOUT;
+        pthread_mutex_unlock(&s->mutex);
+        return r;
+}
+
+static int store_tell(struct store *s, const char *verb, const char *name, const char *more, int fd)
+{
+        char text[96];
+
+        snprintf(text, sizeof(text), "%s=1\nFDNAME=%s%s", verb, name, more);
+        return store_note(s, manager_tell(s->manager, text, fd, store_patience_ms(s)));
+}
+
+/* FDPOLL: it shall not look whether the fd hangs up, and forget it then. */
+static int store_tell_put(struct store *s, const char *name, int fd)
+{
+        store_pace(s, COMPARE_FD_NS);
+        return store_tell(s, "FDSTORE", name, "\nFDPOLL=0", fd);
+}
+
+static int store_tell_remove(struct store *s, const char *name)
+{
+        store_pace(s, COMPARE_NAME_NS);
+        return store_tell(s, "FDSTOREREMOVE", name, "", -1);
+}
+
+/* ---- what was handed over ------------------------------------------------------- */
+
+static bool store_add_given(struct store *s, uint64_t key, int fd)
+{
+        size_t room = s->n_given_room > 0 ? 2 * s->n_given_room : 64;
+        struct store_given *given;
+
+        if (s->n_given == s->n_given_room) {
+                given = reallocarray(s->given, room, sizeof(*given));
+                if (!given)
+                        return false;
+                s->given = given;
+                s->n_given_room = room;
+        }
+        s->given[s->n_given++] = (struct store_given){ key, fd, false };
+        s->n_name_bytes += name_bytes(key);
+        s->n_kept++;
+        if (key >= s->next_key)
+                s->next_key = key < UINT64_MAX ? key + 1 : key;
+        return true;
+}
+
+/* false: none of a store's, or no memory for it. */
+static bool store_take_over(void *userdata, const char *name, int fd)
+{
+        struct store *s = userdata;
+        uint64_t key = key_of_name(name);
+
+        if (key > 0)
+                return store_add_given(s, key, fd);
+        if (strcmp(name, STORE_LEDGER) != 0)
+                return false;
+        if (s->ledger_fd >= 0) /* which one is it? */
+                close(s->ledger_fd);
+        s->ledger_fd = s->has_ledger ? -1 : fd;
+        if (s->has_ledger)
+                close(fd);
+        s->has_ledger = true;
+        return true;
+}
+
+static int compare_given(const void *x, const void *y)
+{
+        const struct store_given *p = x, *q = y;
+
+        return p->key < q->key ? -1 : p->key > q->key;
+}
+
+static void store_sort_given(struct store *s)
+{
+        if (s->n_given == 0)
+                return;
+        qsort(s->given, s->n_given, sizeof(*s->given), compare_given);
+        for (size_t i = 1; i < s->n_given; i++)
+                if (s->given[i - 1].key == s->given[i].key)
+                        s->given[i - 1].is_twin = s->given[i].is_twin = true;
+}
+
+int store_take_ledger(struct store *s)
+{
+        int fd = store_keeps(s) ? s->ledger_fd : -1;
+
+        if (fd < 0)
+                return -1;
+        s->ledger_fd = -1;
+        s->ledger_is_ours = true;
+        return fd;
+}
+
+int store_take_extent(struct store *s, uint64_t key)
+{
+        struct store_given *g;
+        int fd;
+
+        if (!s || key == 0)
+                return -1;
+        if (key >= s->next_key && key < UINT64_MAX)
+                s->next_key = key + 1;
+        g = s->n_given > 0 ? bsearch(&(struct store_given){ .key = key }, s->given, s->n_given,
+                                     sizeof(*s->given), compare_given)
+                           : NULL;
+        if (!s->keeps || !g || g->is_twin)
+                return -1;
+        fd = g->fd;
+        g->fd = -1;
+        return fd;
+}
+
+size_t store_drop_rest(struct store *s)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; s && i < s->n_given; i++) {
+                struct store_given *g = &s->given[i];
+
+                if (g->fd < 0)
+                        continue;
+                close(g->fd);
+                g->fd = -1;
+                n++;
+                (void)store_remove_extent(s, g->key, false); /* what cannot be now is later */
+        }
+        if (!s || !s->has_ledger || s->ledger_is_ours)
+                return n;
+        (void)store_remove_ledger(s);
+        return n + 1;
+}
+
+/* ---- putting and removing --------------------------------------------------------- */
+
+bool store_keeps(const struct store *s)
+{
+        return s && s->keeps;
+}
+
+void store_set_patience(struct store *s, unsigned ms)
+{
+        s->patience_ms = ms;
+}
+
+size_t store_room(struct store *s)
+{
+        size_t n_kept;
+
+        if (!store_keeps(s))
+                return SIZE_MAX;
+        pthread_mutex_lock(&s->mutex);
+        n_kept = s->n_kept;
+        pthread_mutex_unlock(&s->mutex);
+        return n_kept < s->max_kept ? s->max_kept - n_kept : 0;
+}
+
+uint64_t store_next_key(struct store *s)
+{
+        return store_keeps(s) && s->next_key < UINT64_MAX ? s->next_key++ : 0;
+}
+
+int store_put_ledger(struct store *s, int fd)
+{
+        int r = 0;
+
+        if (!store_keeps(s))
+                return 0;
+        if (s->has_ledger)
+                r = store_tell_remove(s, STORE_LEDGER);
+        if (r == 0)
+                r = store_tell_put(s, STORE_LEDGER, fd);
+        s->has_ledger = s->has_ledger || r == 0;
+        s->ledger_is_ours = true;
+        s->keeps = r == 0;
+        return r;
+}
+
+int store_remove_ledger(struct store *s)
+{
+        int r;
+
+        if (!s || !s->has_ledger)
+                return 0;
+        r = store_tell_remove(s, STORE_LEDGER);
+        s->has_ledger = r < 0;
+        return r;
+}
+
+static void store_uncount(struct store *s, uint64_t key)
+{
+        pthread_mutex_lock(&s->mutex);
+        s->n_kept--;
+        s->n_name_bytes -= name_bytes(key);
+        pthread_mutex_unlock(&s->mutex);
+}
+
+/* false: it is full. */
+static bool store_count(struct store *s, uint64_t key)
+{
+        bool has_room;
+
+        pthread_mutex_lock(&s->mutex);
+        has_room = s->n_kept < s->max_kept && s->n_name_bytes + name_bytes(key) <= NAMES_BYTES;
+        if (has_room) {
+                s->n_kept++;
+                s->n_name_bytes += name_bytes(key);
+        }
+        pthread_mutex_unlock(&s->mutex);
+        return has_room;
+}
+
+/* Where there is no memory to remember it, a successor removes it, which finds no record. */
+static void store_owe(struct store *s, uint64_t key)
+{
+        pthread_mutex_lock(&s->mutex);
+        if (s->n_owed == s->n_owed_room) {
+                size_t room = s->n_owed_room > 0 ? 2 * s->n_owed_room : 64;
+                uint64_t *owed = reallocarray(s->owed, room, sizeof(*owed));
+
+                if (owed) {
+                        s->owed = owed;
+                        s->n_owed_room = room;
+                }
+        }
+        if (s->n_owed < s->n_owed_room)
+                s->owed[s->n_owed++] = key;
+        pthread_mutex_unlock(&s->mutex);
+}
+
+static int store_remove_one(struct store *s, uint64_t key)
+{
+        char name[NAME_BYTES];
+        int r;
+
+        name_of_key(key, name);
+        r = store_tell_remove(s, name);
+        if (r == 0)
+                store_uncount(s, key);
+        else
+                store_owe(s, key);
+        return r;
+}
+
+/* Some of what could not be removed. */
+static void store_make_up(struct store *s)
+{
+        for (unsigned i = 0; i < N_OWED; i++) {
+                uint64_t key = 0;
+
+                pthread_mutex_lock(&s->mutex);
+                if (s->n_owed > 0)
+                        key = s->owed[--s->n_owed];
+                pthread_mutex_unlock(&s->mutex);
+                if (key == 0 || store_remove_one(s, key) < 0)
+                        return;
+        }
+}
+
+int store_put_extent(struct store *s, uint64_t key, int fd)
+{
+        char name[NAME_BYTES];
+        int r;
+
+        if (!store_keeps(s) || key == 0)
+                return 0;
+        if (!store_count(s, key))
+                return -EMFILE;
+        name_of_key(key, name);
+        r = store_tell_put(s, name, fd);
+        if (r < 0)
+                store_uncount(s, key);
+        else
+                store_make_up(s);
+        return r;
+}
+
+int store_remove_extent(struct store *s, uint64_t key, bool wait)
+{
+        int r;
+
+        if (!s || key == 0)
+                return 0;
+        r = store_remove_one(s, key);
+        if (r == 0 && wait)
+                r = store_note(s, manager_barrier(s->manager, store_patience_ms(s)));
+        if (r == 0)
+                store_make_up(s);
+        return r;
+}
+
+/* ---- life --------------------------------------------------------------------------- */
+
+/* false: there is no such variable, or it is no number. */
+static bool take_number(const char *name, uint64_t *ret)
+{
+        const char *text = getenv(name);
+        char *end = NULL;
+        unsigned long long n = 0;
+
+        if (text && *text >= '0' && *text <= '9')
+                n = strtoull(text, &end, 10);
+        unsetenv(name);
+        if (!end || *end != '\0')
+                return false;
+        *ret = n;
+        return true;
+}
+
+/* Whether the manager keeps fds, and how many. */
+static void store_read_environment(struct store *s)
+{
+        uint64_t n_kept = 0, n_ours = 0;
+        bool is_said = take_number("FDSTORE", &n_kept), is_ours = take_number("BFCD_FDSTORE", &n_ours);
+
+        if (!is_said)
+                n_kept = STORE_MAX;
+        if (is_ours && n_ours > 1)
+                n_kept = n_ours;
+        s->keeps = manager_listens(s->manager) && (!is_ours || n_ours > 0) && n_kept > 1 &&
+                   (is_said || is_ours || s->has_ledger || s->n_given > 0);
+        s->max_kept = n_kept > 1 && n_kept <= SIZE_MAX ? (size_t)n_kept - 1 : 0; /* one is the ledger's */
+}
+
+int store_new(struct manager *m, struct store **ret)
+{
+        struct store *s = calloc(1, sizeof(*s));
+
+        if (!s)
+                return -ENOMEM;
+        s->manager = m;
+        s->ledger_fd = -1;
+        s->next_key = 1;
+        s->patience_ms = PATIENCE_MS;
+        s->spent_at_ns = now_ns();
+        pthread_mutex_init(&s->mutex, NULL);
+        manager_take_all(m, store_take_over, s);
+        store_sort_given(s);
+        store_read_environment(s);
+        *ret = s;
+        return 0;
+}
+
+struct store *store_free(struct store *s)
+{
+        if (!s)
+                return NULL;
+        if (s->ledger_fd >= 0)
+                close(s->ledger_fd);
+        for (size_t i = 0; i < s->n_given; i++)
+                if (s->given[i].fd >= 0)
+                        close(s->given[i].fd);
+        pthread_mutex_destroy(&s->mutex);
+        free(s->given);
+        free(s->owed);
+        free(s);
+        return NULL;
+}

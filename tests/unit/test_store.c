@@ -1,0 +1,605 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The service manager's store against a manager in a thread: what it keeps, what it refuses,
+ * and a manager that is slow, deaf, gone, or that outlives a process killed in the middle.
+ * Names may have 200 bytes here, and the manager 40 ms of a burst. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/store.h"
+#include "keeper.h"
+#include "tests/suite.h"
+
+enum { PATIENCE_MS = 150, N_QUEUE = 2000 };
+
+static int n_fds_before;
+static struct keeper *k;
+static struct manager *m;
+static struct store *s;
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+}
+
+static void open_store(const char *says)
+{
+        k = keeper_new(says);
+        ck_assert_int_eq(manager_new(&m), 0);
+        ck_assert_int_eq(store_new(m, &s), 0);
+        store_set_patience(s, PATIENCE_MS);
+}
+
+static void teardown(void)
+{
+        s = store_free(s);
+        m = manager_free(m);
+        k = k ? keeper_free(k) : NULL;
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static int memfd(void)
+{
+        int fd = memfd_create("extent", MFD_CLOEXEC);
+
+        ck_assert_int_ge(fd, 0);
+        return fd;
+}
+
+static bool is_same(int a, int b)
+{
+        struct stat x, y;
+
+        return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* ---- whether it keeps ----------------------------------------------------------- */
+
+static void expect_keeps(const char *fdstore, const char *ours, bool keeps, size_t room)
+{
+        k = keeper_new(ours);
+        if (fdstore)
+                setenv("FDSTORE", fdstore, 1);
+        ck_assert_int_eq(manager_new(&m), 0);
+        ck_assert_int_eq(store_new(m, &s), 0);
+        ck_assert_msg(store_keeps(s) == keeps, "FDSTORE=%s BFCD_FDSTORE=%s", fdstore, ours);
+        ck_assert_uint_eq(store_room(s), room);
+        ck_assert_int_eq(store_next_key(s) != 0, keeps);
+        ck_assert_ptr_null(getenv("FDSTORE"));
+        ck_assert_ptr_null(getenv("BFCD_FDSTORE"));
+        s = store_free(s);
+        m = manager_free(m);
+        k = keeper_free(k);
+}
+
+START_TEST(test_what_says_that_it_keeps)
+{
+        expect_keeps(NULL, NULL, false, SIZE_MAX);
+        expect_keeps(NULL, "1", true, 16383);
+        expect_keeps(NULL, "0", false, SIZE_MAX);
+        expect_keeps(NULL, "yes", false, SIZE_MAX);
+        expect_keeps(NULL, "10", true, 9);
+        expect_keeps("500", NULL, true, 499);
+        expect_keeps("500", "1", true, 499);
+        expect_keeps("500", "10", true, 9);
+        expect_keeps("500", "0", false, SIZE_MAX);
+        expect_keeps("0", "1", false, SIZE_MAX);
+        expect_keeps("1", NULL, false, SIZE_MAX); /* the ledger alone is worth nothing */
+        expect_keeps("-5", NULL, false, SIZE_MAX);
+}
+END_TEST
+
+/* Neither a store that there is none of, nor one whose manager there is none of. */
+START_TEST(test_without_a_manager)
+{
+        int fd = memfd();
+
+        unsetenv("NOTIFY_SOCKET");
+        setenv("BFCD_FDSTORE", "1", 1);
+        ck_assert_int_eq(manager_new(&m), 0);
+        ck_assert_int_eq(store_new(m, &s), 0);
+        for (int i = 0; i < 2; i++) {
+                struct store *none = i == 0 ? s : NULL;
+
+                ck_assert(!store_keeps(none));
+                ck_assert_uint_eq(store_next_key(none), 0);
+                ck_assert_int_eq(store_put_ledger(none, fd), 0);
+                ck_assert_int_eq(store_put_extent(none, 0, fd), 0);
+                ck_assert_int_eq(store_put_extent(none, 1, fd), 0);
+                ck_assert_int_eq(store_remove_extent(none, 0, true), 0);
+                ck_assert_int_eq(store_remove_ledger(none), 0);
+                ck_assert_int_eq(store_take_ledger(none), -1);
+                ck_assert_int_eq(store_take_extent(none, 1), -1);
+                ck_assert_uint_eq(store_drop_rest(none), 0);
+        }
+        ck_assert_int_eq(manager_tell(m, "READY=1", -1, 10), 0);
+        ck_assert_int_eq(manager_barrier(m, 10), 0);
+        close(fd);
+}
+END_TEST
+
+/* ---- putting and removing ---------------------------------------------------------- */
+
+START_TEST(test_puts_and_removes)
+{
+        int ledger = memfd(), one = memfd(), two = memfd();
+        uint64_t first, second;
+
+        open_store("1");
+        first = store_next_key(s);
+        second = store_next_key(s);
+        ck_assert_uint_eq(first, 1);
+        ck_assert_uint_eq(second, 2);
+        ck_assert_int_eq(store_put_ledger(s, ledger), 0);
+        ck_assert_int_eq(store_put_extent(s, first, one), 0);
+        ck_assert_int_eq(store_put_extent(s, 32 * 31 + 10, two), 0);
+        ck_assert_uint_eq(keeper_count(k), 3);
+        ck_assert(is_same(keeper_fd(k, "ledger"), ledger));
+        ck_assert(is_same(keeper_fd(k, "x1"), one));
+        ck_assert(is_same(keeper_fd(k, "xva"), two));
+        ck_assert_int_eq(store_remove_extent(s, first, false), 0);
+        ck_assert_uint_eq(keeper_count_of(k, "x1"), 0);
+        ck_assert_int_eq(store_remove_ledger(s), 0);
+        ck_assert_int_eq(store_remove_extent(s, 32 * 31 + 10, true), 0);
+        ck_assert_uint_eq(keeper_count(k), 0);
+        close(ledger);
+        close(one);
+        close(two);
+}
+END_TEST
+
+START_TEST(test_full)
+{
+        int fd = memfd();
+
+        open_store("3"); /* the ledger and two more */
+        ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
+        ck_assert_int_eq(store_put_extent(s, 2, fd), 0);
+        ck_assert_uint_eq(store_room(s), 0);
+        ck_assert_int_eq(store_put_extent(s, 3, fd), -EMFILE);
+        ck_assert_int_eq(store_put_ledger(s, fd), 0);
+        ck_assert_uint_eq(keeper_count(k), 3);
+        ck_assert_uint_eq(keeper_count_of(k, "x3"), 0);
+        ck_assert_int_eq(store_remove_extent(s, 1, false), 0);
+        ck_assert_int_eq(store_put_extent(s, 3, fd), 0);
+        ck_assert_uint_eq(keeper_count_of(k, "x3"), 1);
+        close(fd);
+}
+END_TEST
+
+/* All names together travel in one string. */
+START_TEST(test_names_are_bounded)
+{
+        const uint64_t long_key = UINT64_MAX - 100; /* 14 letters, and what parts it from the next */
+        int fd = memfd();
+        unsigned n = 0;
+
+        open_store("1");
+        while (store_put_extent(s, long_key + n, fd) == 0)
+                n++;
+        ck_assert_uint_eq(n, 200 / 15);
+        ck_assert_int_eq(store_put_extent(s, long_key + n, fd), -EMFILE);
+        ck_assert_int_eq(store_put_extent(s, 32, fd), 0); /* "x10:" fits */
+        ck_assert_int_eq(store_put_extent(s, 33, fd), -EMFILE);
+        ck_assert_int_eq(store_remove_extent(s, long_key, false), 0);
+        ck_assert_int_eq(store_put_extent(s, 33, fd), 0);
+        ck_assert_uint_eq(keeper_count(k), n + 1);
+        close(fd);
+}
+END_TEST
+
+/* The fd is closed when who waits goes on. */
+START_TEST(test_barrier)
+{
+        struct pollfd end = { .events = POLLIN };
+        int pipes[2];
+
+        open_store("1");
+        for (int i = 0; i < 50; i++) {
+                ck_assert_int_eq(pipe2(pipes, O_CLOEXEC), 0);
+                ck_assert_int_eq(store_put_extent(s, 1, pipes[1]), 0);
+                close(pipes[1]);
+                ck_assert_int_eq(store_remove_extent(s, 1, true), 0);
+                end.fd = pipes[0];
+                ck_assert_int_eq(poll(&end, 1, 0), 1);
+                ck_assert(end.revents & POLLHUP);
+                close(pipes[0]);
+        }
+}
+END_TEST
+
+START_TEST(test_no_answer_to_a_barrier)
+{
+        int fd = memfd();
+        int64_t begin;
+
+        open_store("1");
+        ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
+        keeper_ignore_barriers(k, true);
+        begin = now_ms();
+        ck_assert_int_eq(store_remove_extent(s, 1, true), -ETIMEDOUT);
+        ck_assert_int_ge(now_ms() - begin, PATIENCE_MS - 1);
+        ck_assert_int_lt(now_ms() - begin, 20 * PATIENCE_MS);
+        ck_assert_uint_eq(keeper_count(k), 0); /* it did what it was told */
+        keeper_ignore_barriers(k, false);
+        ck_assert_int_eq(store_put_extent(s, 2, fd), 0);
+        ck_assert_int_eq(store_remove_extent(s, 2, true), 0);
+        close(fd);
+}
+END_TEST
+
+/* ---- a manager that takes nothing --------------------------------------------------- */
+
+/* Until its queue is full; how many it took. */
+static unsigned fill_queue(void)
+{
+        const struct manager_figures figures[2] = { { .n_sessions = 1 }, { .n_sessions = 2 } };
+        unsigned n = 0;
+
+        keeper_pause(k, true);
+        while (n < N_QUEUE && manager_tell(m, "STATUS=busy", -1, 20) == 0)
+                n++;
+        ck_assert_uint_lt(n, N_QUEUE);
+        for (int i = 0; i < 100; i++) { /* the loop does not wait for it */
+                int64_t begin = now_ms();
+
+                manager_beat(m, &figures[i % 2]);
+                ck_assert_int_lt(now_ms() - begin, 100);
+        }
+        return n;
+}
+
+START_TEST(test_full_queue)
+{
+        int fd = memfd();
+
+        open_store("1");
+        ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
+        keeper_settle(k);
+        fill_queue();
+        ck_assert_int_eq(store_put_extent(s, 2, fd), -ETIMEDOUT);
+        ck_assert_int_eq(store_put_extent(s, 2, fd), -ETIMEDOUT);
+        ck_assert_uint_eq(store_room(s), 16382); /* it does not count */
+        keeper_pause(k, false);
+        keeper_settle(k);
+        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert_int_eq(store_put_extent(s, 3, fd), 0);
+        ck_assert_uint_eq(keeper_count(k), 2);
+        close(fd);
+}
+END_TEST
+
+static void *resume_soon(void *userdata)
+{
+        (void)userdata;
+        usleep(PATIENCE_MS * 1000 / 3); /* it is to come while the other waits */
+        keeper_pause(k, false);
+        return NULL;
+}
+
+START_TEST(test_who_waits_goes_on)
+{
+        pthread_t thread;
+        int fd = memfd();
+
+        open_store("1");
+        store_set_patience(s, 20000);
+        fill_queue();
+        ck_assert_int_eq(pthread_create(&thread, NULL, resume_soon, NULL), 0);
+        ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
+        pthread_join(thread, NULL);
+        ck_assert_uint_eq(keeper_count_of(k, "x1"), 1);
+        close(fd);
+}
+END_TEST
+
+/* What could not be removed is made up for, and counts as kept until then. */
+START_TEST(test_removals_are_owed)
+{
+        int fd = memfd();
+
+        open_store("10");
+        for (uint64_t key = 1; key <= 6; key++)
+                ck_assert_int_eq(store_put_extent(s, key, fd), 0);
+        keeper_settle(k);
+        fill_queue();
+        for (uint64_t key = 1; key <= 5; key++)
+                ck_assert_int_eq(store_remove_extent(s, key, key % 2), -ETIMEDOUT);
+        ck_assert_uint_eq(store_room(s), 3);
+        keeper_pause(k, false);
+        keeper_settle(k);
+        ck_assert_uint_eq(keeper_count(k), 6);
+        ck_assert_int_eq(store_remove_extent(s, 6, false), 0);
+        ck_assert_uint_eq(keeper_count(k), 0);
+        ck_assert_uint_eq(store_room(s), 9);
+        close(fd);
+}
+END_TEST
+
+START_TEST(test_manager_is_gone)
+{
+        int fd = memfd();
+
+        open_store("1");
+        ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
+        keeper_settle(k);
+        keeper_go(k);
+        ck_assert_int_lt(store_put_extent(s, 2, fd), 0);
+        ck_assert_int_lt(store_remove_extent(s, 1, true), 0);
+        ck_assert_uint_eq(store_room(s), 16382);
+        ck_assert_int_lt(store_put_ledger(s, fd), 0);
+        ck_assert(!store_keeps(s)); /* extents without a ledger are nobody's */
+        ck_assert_uint_eq(store_next_key(s), 0);
+        close(fd);
+}
+END_TEST
+
+/* Whatever is told costs the manager no more than its share, once the burst is over. */
+START_TEST(test_it_is_paced)
+{
+        int64_t begin, first_ms, ms;
+        int fd = memfd();
+
+        open_store("1");
+        begin = now_ms();
+        for (int i = 0; i < 200; i++) { /* of 62 us each, as reckoned: within the burst */
+                ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
+                ck_assert_int_eq(store_remove_extent(s, 1, false), 0);
+        }
+        first_ms = now_ms() - begin;
+        ck_assert_int_lt(first_ms, 1000);
+        for (int i = 0; i < 3000; i++) { /* 186 ms */
+                ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
+                ck_assert_int_eq(store_remove_extent(s, 1, false), 0);
+        }
+        ms = now_ms() - begin;
+        ck_assert_msg(ms > (3200 * 62 / 1000 - 40) * 5 - 100, "%d", (int)ms);
+        close(fd);
+}
+END_TEST
+
+/* ---- many threads --------------------------------------------------------------------- */
+
+static void *put_and_remove(void *userdata)
+{
+        const uint64_t first = *(const uint64_t *)userdata;
+        int fd = memfd();
+
+        for (uint64_t i = 0; i < 40; i++) {
+                if (store_put_extent(s, first + i, fd) != 0 ||
+                    (i > 0 && store_remove_extent(s, first + i - 1, i % 8 == 0) != 0))
+                        return userdata;
+        }
+        close(fd);
+        return NULL;
+}
+
+START_TEST(test_threads)
+{
+        uint64_t first[4];
+        pthread_t threads[4];
+        void *failed;
+
+        open_store("1");
+        store_set_patience(s, 20000);
+        for (int i = 0; i < 4; i++) {
+                first[i] = (uint64_t)i * 40 + 1;
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, put_and_remove, &first[i]), 0);
+        }
+        for (int i = 0; i < 4; i++) {
+                pthread_join(threads[i], &failed);
+                ck_assert_ptr_null(failed);
+        }
+        ck_assert_uint_eq(keeper_count(k), 4); /* the last one of each */
+        ck_assert_uint_eq(store_room(s), 16383 - 4);
+}
+END_TEST
+
+/* ---- a successor ------------------------------------------------------------------------- */
+
+#define IS(condition)                                                                                        \
+        do {                                                                                                 \
+                if (!(condition)) {                                                                          \
+                        fprintf(stderr, "# not so: %s\n", #condition);                                       \
+                        return false;                                                                        \
+                }                                                                                            \
+        } while (0)
+
+static int files[4]; /* a ledger, two extents, and what is no extent */
+
+static unsigned n_told;
+
+static void tell(const char *name)
+{
+        n_told +=
+                strcmp(name, "client") == 0 || strcmp(name, "x0") == 0 || strcmp(name, "xzz") == 0 ? 1 : 100;
+}
+
+static bool takes_over(struct manager *manager, void *userdata)
+{
+        struct store *store = NULL;
+        struct stat st;
+        int ledger, extent;
+
+        (void)userdata;
+        IS(store_new(manager, &store) == 0 && store_keeps(store));
+        ledger = store_take_ledger(store);
+        IS(fstat(ledger, &st) == 0 && st.st_size == 111);
+        IS(store_take_ledger(store) == -1);
+        extent = store_take_extent(store, 5);
+        IS(fstat(extent, &st) == 0 && st.st_size == 222);
+        IS(store_take_extent(store, 5) == -1);
+        IS(store_take_extent(store, 9) == -1); /* there are two */
+        IS(store_take_extent(store, 6) == -1);
+        IS(store_take_extent(store, 77) == -1);
+        IS(store_next_key(store) == 78); /* nor any that was asked for */
+        IS(store_put_ledger(store, ledger) == 0);
+        IS(store_drop_rest(store) == 3); /* x1f, and both of 9 */
+        manager_drop_rest(manager, tell);
+        IS(n_told == 3);
+        IS(store_put_extent(store, 78, extent) == 0);
+        close(ledger);
+        close(extent);
+        store_free(store);
+        return true;
+}
+
+static void make_files(void)
+{
+        for (int i = 0; i < 4; i++) {
+                files[i] = memfd();
+                ck_assert_int_eq(ftruncate(files[i], 111 * (i + 1)), 0);
+        }
+}
+
+static void close_files(void)
+{
+        for (int i = 0; i < 4; i++)
+                close(files[i]);
+}
+
+START_TEST(test_successor)
+{
+        static const char *const EXTENTS[] = { "x5", "x1f", "x9", "x9" }, *const OTHERS[] = { "client", "x0",
+                                                                                              "xzz" };
+
+        make_files();
+        k = keeper_new("1");
+        keeper_keep(k, "ledger", files[0]);
+        for (int i = 0; i < 4; i++)
+                keeper_keep(k, EXTENTS[i], files[i == 0 ? 1 : 2]);
+        for (int i = 0; i < 3; i++)
+                keeper_keep(k, OTHERS[i], files[3]);
+        keeper_succeed(k, takes_over, NULL);
+        ck_assert_uint_eq(keeper_count_of(k, "ledger"), 1);
+        ck_assert_uint_eq(keeper_count_of(k, "x5"), 1);
+        ck_assert_uint_eq(keeper_count_of(k, "x1f"), 0);
+        ck_assert_uint_eq(keeper_count_of(k, "x9"), 0);
+        ck_assert_uint_eq(keeper_count_of(k, "x2e"), 1); /* 78 */
+        ck_assert(is_same(keeper_fd(k, "x2e"), files[1]));
+        close_files();
+}
+END_TEST
+
+static bool wants_nothing(struct manager *manager, void *userdata)
+{
+        struct store *store = NULL;
+
+        (void)userdata;
+        IS(store_new(manager, &store) == 0 && !store_keeps(store));
+        IS(store_take_ledger(store) == -1);
+        IS(store_take_extent(store, 5) == -1);
+        IS(store_drop_rest(store) == 2);
+        store_free(store);
+        return true;
+}
+
+/* BFCD_FDSTORE=0: nothing stays that nobody will ask for. */
+START_TEST(test_what_is_not_wanted_goes)
+{
+        make_files();
+        k = keeper_new("0");
+        keeper_keep(k, "ledger", files[0]);
+        keeper_keep(k, "x5", files[1]);
+        keeper_succeed(k, wants_nothing, NULL);
+        ck_assert_uint_eq(keeper_count(k), 0);
+        close_files();
+}
+END_TEST
+
+static bool begins_anew(struct manager *manager, void *userdata)
+{
+        struct store *store = NULL;
+        int fd = memfd();
+
+        (void)userdata;
+        IS(store_new(manager, &store) == 0 && store_keeps(store));
+        IS(store_take_ledger(store) == -1); /* of two nobody knows which one it is */
+        IS(store_put_ledger(store, fd) == 0);
+        IS(store_drop_rest(store) == 0);
+        close(fd);
+        store_free(store);
+        return true;
+}
+
+START_TEST(test_two_ledgers)
+{
+        make_files();
+        k = keeper_new(NULL); /* that it keeps is seen */
+        keeper_keep(k, "ledger", files[0]);
+        keeper_keep(k, "ledger", files[1]);
+        keeper_succeed(k, begins_anew, NULL);
+        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert(!is_same(keeper_fd(k, "ledger"), files[0]));
+        close_files();
+}
+END_TEST
+
+/* What was told counts, also where the process is killed before anybody looks. */
+START_TEST(test_killed)
+{
+        int fd = memfd(), status;
+        pid_t pid;
+
+        open_store("1");
+        keeper_settle(k);
+        keeper_pause(k, true);
+        pid = fork();
+        if (pid == 0) {
+                if (store_put_extent(s, 7, fd) == 0)
+                        kill(getpid(), SIGKILL);
+                _exit(1);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        keeper_pause(k, false);
+        ck_assert(is_same(keeper_fd(k, "x7"), fd));
+        close(fd);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("store");
+        TCase *t = tcase_create("store");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, test_what_says_that_it_keeps);
+        tcase_add_test(t, test_without_a_manager);
+        tcase_add_test(t, test_puts_and_removes);
+        tcase_add_test(t, test_full);
+        tcase_add_test(t, test_names_are_bounded);
+        tcase_add_test(t, test_barrier);
+        tcase_add_test(t, test_no_answer_to_a_barrier);
+        tcase_add_test(t, test_full_queue);
+        tcase_add_test(t, test_who_waits_goes_on);
+        tcase_add_test(t, test_removals_are_owed);
+        tcase_add_test(t, test_manager_is_gone);
+        tcase_add_test(t, test_it_is_paced);
+        tcase_add_test(t, test_threads);
+        tcase_add_test(t, test_successor);
+        tcase_add_test(t, test_what_is_not_wanted_goes);
+        tcase_add_test(t, test_two_ledgers);
+        tcase_add_test(t, test_killed);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
