@@ -4,7 +4,7 @@
  * Reproducible: one seed decides everything, the clock's hands included. It is
  * printed, with the step, when something does not hold. BFC_TEST_SEED and
  * BFC_TEST_STEPS choose others. To add an operation, write it and give it a row
- * in the table `operations`; what its reply must be goes into `answered`.
+ * in the table `operations`; what its reply must be goes into answered() of walk_model.c.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -16,16 +16,10 @@
 
 #include "daemon/clock.h"
 #include "daemon/reload.h"
-#include "tests/peer.h"
-#include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/unit/walk_model.h"
 
 #define MIB         (UINT64_C(1) << 20)
-#define N_SLOTS     12u
-#define N_BLOCKS    1024u /* of all, in the model */
-#define N_PENDING   48u   /* of a session */
-#define N_NAMES     6u
-#define N_TENANTS   3u
 #define CHECK_EVERY 256u
 
 /* Limits that a reload changes: of a in p, of b and its reserve, blocks of a, sessions of a in q. */
@@ -49,49 +43,6 @@ static const char config_words[] =
 
 static char config_text[sizeof(config_words) + 64];
 
-static const char *const names[N_NAMES] = { "one", "two", "weights", "x", "y", "a name" };
-
-struct block {
-        uint64_t id, region, offset, n_bytes, n_requested;
-        uint32_t quota;          /* in the ledger */
-        unsigned tenant;         /* index */
-        int owner;               /* a slot; -1: it is shared */
-        int name;                /* where it is shared */
-        uint64_t holds[N_SLOTS]; /* where it is shared */
-};
-
-enum request { NONE, MALLOC, FREE, PUBLISH, ATTACH, LIST, EXPLAIN, USAGE, GOODBYE };
-
-struct pending {
-        uint64_t id;
-        enum request what;
-        uint64_t n_bytes;
-        uint32_t share;
-        uint64_t block_id;
-        int name;
-        int error; /* that it must be refused with; 0: must not; -1: who knows */
-};
-
-struct slot {
-        struct peer *peer; /* NULL: nobody */
-        struct pending pending[N_PENDING];
-        size_t n_pending;
-        uint64_t stale_id; /* a block that it freed */
-};
-
-struct walk {
-        uint64_t seed, random, step;
-        bool sticky;
-        struct broker *b;
-        struct peer *admin;
-        struct slot slots[N_SLOTS];
-        struct block blocks[N_BLOCKS];
-        size_t n_blocks;
-        uint64_t n_done[16]; /* replies, by request */
-        uint64_t n_refused, n_reloads;
-};
-
-static struct walk w;
 static uint64_t now_ns; /* of the only clock there is */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
@@ -103,258 +54,11 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
         return 0;
 }
 
-#define HOLDS(condition, ...)                                                                                \
-        do {                                                                                                 \
-                if (!(condition)) {                                                                          \
-                        fprintf(stderr, "seed %" PRIu64 ", step %" PRIu64 ": %s: ", w.seed, w.step,          \
-                                #condition);                                                                 \
-                        fprintf(stderr, "" __VA_ARGS__);                                                     \
-                        fputc('\n', stderr);                                                                 \
-                        abort();                                                                             \
-                }                                                                                            \
-        } while (0)
-
-static uint64_t dice(uint64_t n)
-{
-        return random_next(&w.random) % n;
-}
-
 static void write_config(unsigned a_mib, unsigned a_blocks, unsigned q_sessions, unsigned b_mib,
                          unsigned reserve_mib)
 {
         snprintf(config_text, sizeof(config_text), config_words, a_mib, a_blocks, q_sessions, b_mib,
                  reserve_mib);
-}
-
-/* ---- the model ------------------------------------------------------------- */
-
-static unsigned slot_index(const struct slot *s)
-{
-        return (unsigned)(s - w.slots);
-}
-
-static unsigned tenant_index(const struct session *s)
-{
-        return (unsigned)(s->tenant - w.b->tenants);
-}
-
-static struct block *block_by_id(uint64_t id)
-{
-        for (size_t i = 0; i < w.n_blocks; i++)
-                if (w.blocks[i].id == id)
-                        return &w.blocks[i];
-        return NULL;
-}
-
-static struct block *block_by_name(unsigned tenant, int name)
-{
-        for (size_t i = 0; i < w.n_blocks; i++)
-                if (w.blocks[i].owner < 0 && w.blocks[i].tenant == tenant && w.blocks[i].name == name)
-                        return &w.blocks[i];
-        return NULL;
-}
-
-static void block_remove(struct block *block)
-{
-        *block = w.blocks[--w.n_blocks];
-}
-
-static bool has(const struct slot *s, const struct block *block)
-{
-        return block->owner < 0 ? block->holds[slot_index(s)] > 0 : block->owner == (int)slot_index(s);
-}
-
-/* One that the session has, own or shared; NULL: none. */
-static struct block *some_block(const struct slot *s)
-{
-        size_t start = w.n_blocks ? (size_t)dice(w.n_blocks) : 0;
-
-        for (size_t i = 0; i < w.n_blocks; i++) {
-                struct block *block = &w.blocks[(start + i) % w.n_blocks];
-
-                if (has(s, block))
-                        return block;
-        }
-        return NULL;
-}
-
-static bool is_held(const struct block *block)
-{
-        for (size_t i = 0; i < N_SLOTS; i++)
-                if (block->holds[i] > 0)
-                        return true;
-        return false;
-}
-
-static bool is_held_by_the_living(const struct block *block)
-{
-        for (size_t i = 0; i < N_SLOTS; i++)
-                if (block->holds[i] > 0 && w.slots[i].peer->session->state != SESSION_CLOSING)
-                        return true;
-        return false;
-}
-
-/* All that a session had is gone. */
-static void forget_blocks(unsigned slot)
-{
-        for (size_t i = w.n_blocks; i-- > 0;) {
-                struct block *block = &w.blocks[i];
-
-                block->holds[slot] = 0;
-                if (block->owner == (int)slot || (block->owner < 0 && !is_held(block)))
-                        block_remove(block);
-        }
-}
-
-static void check_apart(const struct block *x)
-{
-        for (size_t i = 0; i < w.n_blocks; i++) {
-                const struct block *y = &w.blocks[i];
-
-                HOLDS(x == y || x->quota != y->quota || x->region != y->region ||
-                              x->offset + x->n_bytes <= y->offset || y->offset + y->n_bytes <= x->offset,
-                      "blocks %" PRIx64 " and %" PRIx64 " overlap", x->id, y->id);
-                HOLDS(x == y || x->id != y->id, "two blocks with one id");
-        }
-}
-
-/* ---- replies --------------------------------------------------------------- */
-
-static struct block *block_add(const struct slot *s, const Bfcd__Block *m, uint32_t share,
-                               uint64_t n_requested)
-{
-        struct block *block = &w.blocks[w.n_blocks];
-
-        HOLDS(w.n_blocks < N_BLOCKS, "the model is full");
-        *block = (struct block){
-                .id = m->block_id,
-                .region = m->region_id,
-                .offset = m->offset,
-                .n_bytes = m->n_bytes,
-                .n_requested = n_requested,
-                .quota = s->peer->session->shares[share].quota->index,
-                .tenant = tenant_index(s->peer->session),
-                .owner = (int)slot_index(s),
-                .name = -1,
-        };
-        w.n_blocks++;
-        HOLDS(m->n_bytes == (n_requested + 255) / 256 * 256 && m->offset % 256 == 0, "%" PRIu64, n_requested);
-        check_apart(block);
-        return block;
-}
-
-static void attached(struct slot *s, const struct pending *q, const Bfcd__Reply *reply)
-{
-        const Bfcd__Attached *m = reply->attached;
-        struct block *block;
-
-        HOLDS(reply->body_case == BFCD__REPLY__BODY_ATTACHED, "attach");
-        block = block_by_name(tenant_index(s->peer->session), q->name);
-        HOLDS(block && block->id == m->block->block_id && block->n_requested == m->n_requested &&
-                      block->offset == m->block->offset,
-              "'%s' is another block", names[q->name]);
-        block->holds[slot_index(s)]++;
-}
-
-static void freed(struct slot *s, const struct pending *q)
-{
-        struct block *block = block_by_id(q->block_id);
-
-        HOLDS(block && has(s, block), "it had no block %" PRIx64, q->block_id);
-        s->stale_id = block->id;
-        if (block->owner < 0 && (--block->holds[slot_index(s)] > 0 || is_held_by_the_living(block)))
-                return;
-        if (block->owner >= 0 || ledger_block_find(w.b->ledger, block->id) == LEDGER_NONE)
-                block_remove(block); /* else one that is closing has it still */
-}
-
-/* A reply that is no refusal. */
-static void answered(struct slot *s, const struct pending *q, const Bfcd__Reply *reply)
-{
-        struct block *block;
-
-        switch (q->what) {
-        case MALLOC:
-                HOLDS(reply->body_case == BFCD__REPLY__BODY_BLOCK, "malloc");
-                (void)block_add(s, reply->block, q->share, q->n_bytes);
-                break;
-        case FREE:
-                HOLDS(reply->body_case == BFCD__REPLY__BODY_DONE, "free");
-                freed(s, q);
-                break;
-        case PUBLISH:
-                block = block_by_id(q->block_id);
-                HOLDS(block && block->owner == (int)slot_index(s), "it published what it does not have");
-                block->owner = -1;
-                block->name = q->name;
-                block->holds[slot_index(s)] = 1;
-                break;
-        case ATTACH:
-                attached(s, q, reply);
-                break;
-        case LIST:
-                HOLDS(reply->body_case == BFCD__REPLY__BODY_LIST, "list");
-                break;
-        case EXPLAIN:
-                HOLDS(reply->body_case == BFCD__REPLY__BODY_EXPLAIN, "explain");
-                break;
-        case USAGE:
-                HOLDS(reply->body_case == BFCD__REPLY__BODY_USAGE, "usage");
-                break;
-        case GOODBYE:
-                HOLDS(reply->body_case == BFCD__REPLY__BODY_DONE, "goodbye");
-                break;
-        default:
-                HOLDS(false, "a reply to nothing");
-        }
-        w.n_done[q->what]++;
-}
-
-static void handle_reply(struct slot *s, const Bfcd__Reply *reply)
-{
-        bool is_refusal = reply->body_case == BFCD__REPLY__BODY_REFUSAL;
-        struct pending q;
-        size_t i = 0;
-
-        if (reply->body_case == BFCD__REPLY__BODY_EXTENTS || reply->body_case == BFCD__REPLY__BODY_HELLO)
-                return;
-        while (i < s->n_pending && s->pending[i].id != reply->id)
-                i++;
-        if (i == s->n_pending) { /* of a hello */
-                HOLDS(is_refusal && s->peer->session->state == SESSION_NEW, "a reply to nothing");
-                return;
-        }
-        q = s->pending[i];
-        s->pending[i] = s->pending[--s->n_pending];
-        w.n_refused += is_refusal;
-        HOLDS(q.error < 0 || is_refusal == (q.error > 0), "request %d: %s", (int)q.what,
-              is_refusal ? reply->refusal->message : "it was not refused");
-        HOLDS(q.error <= 0 || (int)reply->refusal->error == q.error, "request %d: %s", (int)q.what,
-              reply->refusal->message);
-        if (!is_refusal)
-                answered(s, &q, reply);
-}
-
-static void collect(void)
-{
-        for (size_t i = 0; i < N_SLOTS; i++) {
-                struct slot *s = &w.slots[i];
-
-                for (size_t k = 0; s->peer && k < s->peer->n_replies; k++)
-                        handle_reply(s, s->peer->replies[k]);
-                if (s->peer)
-                        peer_forget_replies(s->peer);
-        }
-        peer_forget_replies(w.admin);
-}
-
-/* Its reply is looked for from now on; peers number requests from 1. */
-static struct pending *expect(struct slot *s, enum request what, int error)
-{
-        struct pending *q = &s->pending[s->n_pending++];
-
-        *q = (struct pending){ .id = s->peer->next_id + 1, .what = what, .error = error, .name = -1 };
-        return q;
 }
 
 /* ---- operations ------------------------------------------------------------ */
@@ -479,7 +183,7 @@ static void op_publish(struct slot *s)
                                                                          : 0);
         q->name = name;
         q->block_id = block->id;
-        (void)peer_publish(s->peer, block->id, names[name]);
+        (void)peer_publish(s->peer, block->id, walk_names[name]);
 }
 
 static void op_attach(struct slot *s)
@@ -493,7 +197,7 @@ static void op_attach(struct slot *s)
         q->name = (int)dice(N_NAMES);
         if (wait_ms == 0 && !block_by_name(tenant_index(s->peer->session), q->name))
                 q->error = ENOENT;
-        (void)peer_attach(s->peer, names[q->name], wait_ms);
+        (void)peer_attach(s->peer, walk_names[q->name], wait_ms);
 }
 
 static void op_ack(struct slot *s)
@@ -613,18 +317,6 @@ static void op_exit(struct slot *s)
         }
 }
 
-/* What a slice has freed of what a closing session had. */
-static void forget_freed(unsigned slot)
-{
-        for (size_t i = w.n_blocks; i-- > 0;) {
-                const struct block *block = &w.blocks[i];
-
-                if ((block->owner == (int)slot || (block->owner < 0 && block->holds[slot] > 0)) &&
-                    ledger_block_find(w.b->ledger, block->id) == LEDGER_NONE)
-                        block_remove(&w.blocks[i]);
-        }
-}
-
 /* A slice of what is left of a session; in the end nothing is. */
 static void op_reap(struct slot *s)
 {
@@ -715,44 +407,6 @@ static const struct {
         { "settle", 2, op_settle },    { "reload", 2, op_reload },
 };
 #define N_OPERATIONS (sizeof(operations) / sizeof(operations[0]))
-
-/* ---- checks ---------------------------------------------------------------- */
-
-/* What the model knows of a session: no more than the ledger has, and the same where nothing
- * is on its way. */
-static void check_session(const struct slot *s)
-{
-        const struct session *session = s->peer->session;
-        uint64_t n_blocks = 0, n_bytes = 0;
-        uint32_t n_ledger;
-
-        if (session->state != SESSION_LIVE)
-                return;
-        for (size_t i = 0; i < w.n_blocks; i++) {
-                if (w.blocks[i].owner != (int)slot_index(s))
-                        continue;
-                n_blocks++;
-                n_bytes += w.blocks[i].n_bytes;
-        }
-        n_ledger = ledger_session_at(w.b->ledger, session->index)->links.n_blocks;
-        HOLDS(n_ledger >= n_blocks && n_ledger <= n_blocks + s->n_pending,
-              "slot %u: %u blocks, %" PRIu64 " known", slot_index(s), n_ledger, n_blocks);
-        HOLDS(session->bytes_in_use >= n_bytes && (s->n_pending > 0 || session->bytes_in_use == n_bytes),
-              "slot %u has other bytes", slot_index(s));
-}
-
-static void check_all(void)
-{
-        const char *why = "";
-
-        HOLDS(broker_check(w.b, &why) == 0, "%s", why);
-        HOLDS(retire_check(w.b, &why) == 0, "%s", why);
-        for (size_t i = 0; i < N_SLOTS; i++)
-                if (w.slots[i].peer)
-                        check_session(&w.slots[i]);
-        for (size_t i = 0; i < w.n_blocks; i++)
-                HOLDS(ledger_block_find(w.b->ledger, w.blocks[i].id) != LEDGER_NONE, "a block is gone");
-}
 
 static uint64_t number_from(const char *variable, uint64_t fallback)
 {
