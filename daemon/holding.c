@@ -140,7 +140,7 @@ uint64_t holding_largest(struct holding *h, size_t *budget)
         uint32_t i;
 
         if (!h->largest_is_old || record->links.n_blocks > *budget)
-                return h->largest_bytes;
+                return h->largest_bytes < h->bytes ? h->largest_bytes : h->bytes;
         *budget -= record->links.n_blocks;
         for (i = record->links.first_block; i != LEDGER_NONE; i = block->links.next_of_session) {
                 block = ledger_block_at(ledger, i);

@@ -49,7 +49,7 @@ void holding_most(const struct quota *q, struct holding **ret, size_t n);
 
 /* Its largest block. Where that was freed, the next largest is looked for among its
  * blocks, if they are no more than *budget, which goes down by what was looked at;
- * otherwise the largest since then is the answer. */
+ * otherwise the answer is the most that it can be: that one's size, or all that there is. */
 uint64_t holding_largest(struct holding *h, size_t *budget);
 
 /* The sums against the ledger, for all holdings of a quota, and that the ranking is of
