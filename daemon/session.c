@@ -1107,13 +1107,13 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         return 0;
 }
 
-/* Nobody waits for answers any more, and nobody gives any. */
+/* Nobody waits for answers any more, and nobody gives any. What is retired comes last: the end of a
+ * Trim may be that of an operator's order, which gives extents back. */
 static void session_drop_pending(struct session *s)
 {
         struct session_request *request;
         struct session_delivery *d;
 
-        retire_end(s);
         shared_drop_waits(s);
         reload_end_session(s);
         trim_end(s);
@@ -1128,6 +1128,7 @@ static void session_drop_pending(struct session *s)
                 TAILQ_REMOVE(&s->deliveries, d, link);
                 free(d);
         }
+        retire_end(s);
 }
 
 size_t session_n_held(const struct session *s)
@@ -1215,12 +1216,15 @@ int session_hang_up(struct session *s)
 
 void session_close(struct session *s, const char *why)
 {
-        if (s->state == SESSION_CLOSING)
+        enum session_state was = s->state;
+
+        if (was == SESSION_CLOSING)
                 return;
+        s->state = SESSION_CLOSING; /* nothing is asked of it any more */
         session_drop_pending(s);
-        if (s->state == SESSION_QUARANTINED)
+        if (was == SESSION_QUARANTINED)
                 s->tenant->n_quarantined--;
-        if (s->state != SESSION_NEW && s->tenant) {
+        if (was != SESSION_NEW && s->tenant) {
                 const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
 
                 log_limited(&s->tenant->end_log,
@@ -1235,7 +1239,6 @@ void session_close(struct session *s, const char *why)
                         if (s->shares[i].joined)
                                 quota_closing(s->shares[i].quota);
         }
-        s->state = SESSION_CLOSING;
 }
 
 /* The last step: the session leaves its quotas and the ledger. */

@@ -607,10 +607,11 @@ void trim_end(struct session *s)
                 TAILQ_REMOVE(&q->asked->shares, share, of_quota);
                 q->asked->n_shares--;
                 trim_changed(q->asked);
-                share_tell_order(share);
                 trim_quota_drop(q);
                 quota_heard(q, false);
         }
+        for (size_t i = 0; i < s->n_shares; i++) /* which asks the next, never this one again */
+                share_tell_order(&s->shares[i].trim);
 }
 
 void trim_share_free(struct session_share *session_share)

@@ -659,6 +659,45 @@ START_TEST(test_lets_go_while_waiting)
 }
 END_TEST
 
+/* The end of the last one that an operator's Trim waits for is the end of the order, which then
+ * gives back what is wholly free: nothing of that is asked of a session that ends. */
+static void end_of_an_order(bool says_goodbye)
+{
+        struct peer *admin = peer_new(b, 0, true), *p = peer_new(b, 1, false);
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__TrimNow trim = BFCD__TRIM_NOW__INIT;
+        uint64_t id, free_later;
+
+        (void)peer_hello(admin, "", "");
+        p->wants_events = p->wants_trims = true;
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        must_malloc(p, 0, E);
+        free_later = must_malloc(p, 0, E);
+        must_free(p, free_later);
+        r.body_case = BFCD__REQUEST__BODY_TRIM_NOW;
+        r.trim_now = &trim;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        ck_assert_uint_eq(p->n_trims, 1);
+        ck_assert_int_eq(peer_error(admin, id), -1);
+        if (says_goodbye)
+                (void)peer_goodbye(p);
+        else
+                (void)session_hang_up(p->session);
+        check();
+        ck_assert_int_eq(peer_error(admin, id), 0);
+        ck_assert(TAILQ_EMPTY(&b->retirements));
+        ck_assert(TAILQ_EMPTY(&p->session->retire.open));
+        peer_free(p);
+        peer_free(admin);
+        peer_settle(b);
+}
+
+START_TEST(test_end_of_an_order)
+{
+        end_of_an_order(_i != 0);
+}
+END_TEST
+
 /* ---- a random walk -------------------------------------------------------- */
 
 #define WALK_PEERS  6
@@ -784,6 +823,7 @@ int main(void)
         tcase_add_test(tc, test_late_is_not_waited_for);
         tcase_add_test(tc, test_no_trade_with_the_silent);
         tcase_add_test(tc, test_lets_go_while_waiting);
+        tcase_add_loop_test(tc, test_end_of_an_order, 0, 2);
         tcase_add_test(tc, test_random_walk);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
