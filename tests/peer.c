@@ -240,6 +240,31 @@ static void on_quota_changed(struct peer *p, const Bfcd__QuotaChanged *changed)
         p->limits_told[changed->partition] = changed->bytes_limit;
 }
 
+/* What lies in a range of a Trim is its sessions' own who answer, and something is of the one asked. */
+static void check_trim_range(const struct peer *p, const struct quota *q, const Bfcd__TrimRange *range)
+{
+        struct broker *b = p->session->broker;
+        bool has_own = false;
+
+        for (uint32_t i = 0; i < ledger_block_end(b->ledger); i++) {
+                const struct ledger_block *block = ledger_block_get(b->ledger, i);
+                const struct session_share *share;
+                struct arena_place place;
+
+                if (!block || block->quota != q->index)
+                        continue;
+                arena_locate(q->arena, block->offset, &place);
+                if (place.region_id != range->region_id || place.offset >= range->offset + range->n_bytes ||
+                    place.offset + block->n_bytes <= range->offset)
+                        continue;
+                MUST(block->shared == LEDGER_NONE && b->sessions[block->session]);
+                share = session_share_of(b->sessions[block->session], q->index);
+                MUST(share && share->trim.is_listed && !share->trim.is_deaf);
+                has_own = has_own || block->session == p->session->index;
+        }
+        MUST(has_own);
+}
+
 /* One at a time for a partition, and not about nothing. */
 static void on_trim(struct peer *p, const Bfcd__Trim *trim)
 {
@@ -257,6 +282,7 @@ static void on_trim(struct peer *p, const Bfcd__Trim *trim)
                 t->ranges[i].offset = trim->ranges[i]->offset;
                 t->ranges[i].n_bytes = trim->ranges[i]->n_bytes;
                 MUST(t->ranges[i].n_bytes > 0);
+                check_trim_range(p, p->session->shares[trim->partition].quota, trim->ranges[i]);
         }
         p->n_trims++;
         p->n_trimmed++;

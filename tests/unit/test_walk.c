@@ -43,14 +43,12 @@ static const char config_words[] =
 
 static char config_text[sizeof(config_words) + 64];
 
-static uint64_t now_ns; /* of the only clock there is */
-
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
 {
         (void)clock;
-        ret->tv_sec = (time_t)(now_ns / 1000000000u);
-        ret->tv_nsec = (long)(now_ns % 1000000000u);
+        ret->tv_sec = (time_t)(walk_now_ns / 1000000000u);
+        ret->tv_nsec = (long)(walk_now_ns % 1000000000u);
         return 0;
 }
 
@@ -59,6 +57,14 @@ static void write_config(unsigned a_mib, unsigned a_blocks, unsigned q_sessions,
 {
         snprintf(config_text, sizeof(config_text), config_words, a_mib, a_blocks, q_sessions, b_mib,
                  reserve_mib);
+}
+
+static void limits_are(unsigned a_mib, unsigned b_mib)
+{
+        w.limits[0][0] = a_mib * MIB;
+        w.limits[0][1] = 12 * MIB;
+        w.limits[1][0] = b_mib * MIB;
+        w.limits[2][0] = 16 * MIB;
 }
 
 /* ---- operations ------------------------------------------------------------ */
@@ -79,8 +85,11 @@ static void op_connect(struct slot *s)
                 return;
         s->peer = peer_new(w.b, (uid_t)(1 + dice(5)), false);
         s->peer->auto_ack = dice(4) > 0;
-        s->peer->wants_events = w.sticky && dice(8) > 0;
+        s->peer->wants_events = dice(8) > 0;
+        s->peer->wants_trims = s->peer->wants_events && dice(8) > 0;
         s->n_pending = 0;
+        s->n_missed = 0;
+        memset(s->asked, 0, sizeof(s->asked));
 }
 
 static void op_hello(struct slot *s)
@@ -88,9 +97,12 @@ static void op_hello(struct slot *s)
         static const char *const tenants[] = { "", "", "", "a", "b", "nobody" };
         static const char *const partitions[] = { "", "", "p", "q", "nowhere" };
 
-        if (s->peer && s->peer->session->state == SESSION_NEW &&
-            s->peer->session->n_hellos < SESSION_MAX_HELLOS)
+        if (!s->peer || s->peer->session->state != SESSION_NEW)
+                return;
+        if (s->peer->session->n_hellos < SESSION_MAX_HELLOS)
                 (void)peer_hello(s->peer, tenants[dice(6)], partitions[dice(5)]);
+        else
+                (void)session_hang_up(s->peer->session); /* or it would never leave */
 }
 
 static void op_malloc(struct slot *s)
@@ -109,6 +121,8 @@ static void op_malloc(struct slot *s)
                                         BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT);
         else if (dice(4) == 0 && tags[dice(4)])
                 (void)peer_malloc_tag(s->peer, q->share, n_bytes, "tag");
+        else if (dice(3) == 0)
+                (void)peer_malloc_wait(s->peer, q->share, n_bytes, (uint32_t)dice(2000));
         else
                 (void)peer_malloc(s->peer, q->share, n_bytes);
 }
@@ -134,14 +148,6 @@ static void op_malloc_wrong(struct slot *s)
                 break;
         }
         (void)q;
-}
-
-static bool is_being_freed(const struct slot *s, uint64_t id)
-{
-        for (size_t i = 0; i < s->n_pending; i++)
-                if (s->pending[i].block_id == id)
-                        return true;
-        return false;
 }
 
 static void op_free(struct slot *s)
@@ -231,27 +237,50 @@ static void op_usage(struct slot *s)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Usage usage = BFCD__USAGE__INIT;
+        struct pending *q;
 
         if (!can_ask(s))
                 return;
-        (void)expect(s, USAGE, 0);
+        q = expect(s, USAGE, 0);
+        q->share = usage.partition = (uint32_t)dice(N_SHARES + 1);
+        q->error = q->share < s->peer->session->n_shares ? 0 : ENOENT;
         r.body_case = BFCD__REQUEST__BODY_USAGE;
         r.usage = &usage;
         HOLDS(peer_send(s->peer, &r, NULL) == 0, "usage");
 }
 
+static bool has_quota_in(const struct session *s, const char *partition)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (!partition[0] || strcmp(s->shares[i].quota->partition->name, partition) == 0)
+                        return true;
+        return false;
+}
+
 static void op_explain(struct slot *s)
 {
+        static const char *const partitions[] = { "", "p", "q", "nowhere" };
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
+        const char *partition = partitions[dice(4)];
 
         if (!can_ask(s))
                 return;
-        (void)expect(s, EXPLAIN, -1);
-        explain.partition = (char *)(uintptr_t)(dice(2) ? "p" : "");
+        (void)expect(s, EXPLAIN, has_quota_in(s->peer->session, partition) ? 0 : ENOENT);
+        explain.partition = (char *)(uintptr_t)partition;
+        explain.cursor = dice(4) ? dice(2) << 32 | dice(4) : random_next(&w.random);
         r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
         r.explain = &explain;
         HOLDS(peer_send(s->peer, &r, NULL) == 0, "explain");
+}
+
+/* ---- operators --------------------------------------------------------------- */
+
+static void admin_come_in(void)
+{
+        w.admin = peer_new(w.b, 0, true);
+        (void)peer_hello(w.admin, "", "");
+        w.order_id = 0; /* nobody hears of the last one's */
 }
 
 static void op_admin(struct slot *s)
@@ -260,20 +289,154 @@ static void op_admin(struct slot *s)
         Bfcd__ResetPeaks reset = BFCD__RESET_PEAKS__INIT;
 
         (void)s;
-        if (dice(4)) {
+        switch (dice(8)) {
+        case 0:
+                r.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
+                r.reset_peaks = &reset;
+                HOLDS(peer_send(w.admin, &r, NULL) == 0, "reset_peaks");
+                break;
+        case 1:
+                peer_free(w.admin);
+                admin_come_in();
+                break;
+        default:
                 send_list(w.admin, 0);
+        }
+}
+
+/* One is asked at a time, and hears of it later. */
+static void op_trim_now(struct slot *s)
+{
+        static const char *const tenants[] = { "", "", "a", "b", "c", "nobody" };
+        static const char *const partitions[] = { "", "", "p", "q", "nowhere" };
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__TrimNow trim = BFCD__TRIM_NOW__INIT;
+        const char *tenant = tenants[dice(6)], *partition = partitions[dice(5)];
+        bool exists = strcmp(tenant, "nobody") != 0 && strcmp(partition, "nowhere") != 0 &&
+                      !(strcmp(tenant, "b") == 0 && strcmp(partition, "q") == 0) &&
+                      !(strcmp(tenant, "c") == 0 && strcmp(partition, "p") == 0);
+        uint64_t id;
+
+        (void)s;
+        trim.tenant = (char *)(uintptr_t)tenant;
+        trim.partition = (char *)(uintptr_t)partition;
+        trim.n_bytes = dice(2) ? 0 : random_next(&w.random) >> dice(64);
+        r.body_case = BFCD__REQUEST__BODY_TRIM_NOW;
+        r.trim_now = &trim;
+        HOLDS(peer_send(w.admin, &r, &id) == 0, "trim");
+        if (w.order_id || !exists) {
+                HOLDS(peer_error(w.admin, id) == (w.order_id ? EBUSY : ENOENT), "%d",
+                      peer_error(w.admin, id));
                 return;
         }
-        r.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
-        r.reset_peaks = &reset;
-        HOLDS(peer_send(w.admin, &r, NULL) == 0, "reset_peaks");
+        w.order_id = id;
+        w.order_ms = now_ms();
 }
+
+/* Its connection ends, later: the walk hangs up or exits for it. */
+static void op_evict(struct slot *s)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Evict evict = BFCD__EVICT__INIT;
+        bool is_there = s->peer && s->peer->session->state == SESSION_LIVE;
+        uint64_t id;
+
+        if (is_there && dice(16) > 0)
+                return;
+        evict.session_id = s->peer ? s->peer->session->id : random_next(&w.random);
+        r.body_case = BFCD__REQUEST__BODY_EVICT;
+        r.evict = &evict;
+        HOLDS(peer_send(w.admin, &r, &id) == 0, "evict");
+        HOLDS(peer_error(w.admin, id) == (is_there ? 0 : ENOENT), "%d", peer_error(w.admin, id));
+        HOLDS(!is_there || s->peer->aborted, "it was evicted and goes on");
+        w.n_evicted += is_there;
+}
+
+/* ---- events ------------------------------------------------------------------ */
 
 static void op_retired(struct slot *s)
 {
         if (is_live(s) && s->peer->n_retires > 0)
                 HOLDS(peer_retired(s->peer, s->peer->retires[dice(s->peer->n_retires)].sequence) == 0,
                       "retired");
+}
+
+/* A violation ends the connection, as the connection would. */
+static void is_caught(struct slot *s, int r)
+{
+        HOLDS(r == -EPROTO, "a lie was believed");
+        collect();
+        s->n_pending = 0;
+        (void)session_hang_up(s->peer->session);
+        w.n_lies++;
+}
+
+static void op_violate(struct slot *s)
+{
+        uint64_t n = 1 + dice(9);
+
+        if (!is_live(s) || dice(128) > 0)
+                return;
+        switch (dice(4)) {
+        case 0:
+                is_caught(s, peer_trimmed(s->peer, s->peer->trim_sequence + n, n));
+                break;
+        case 1:
+                is_caught(s, peer_trimmed(s->peer, 0, n));
+                break;
+        case 2:
+                is_caught(s, peer_retired(s->peer, s->peer->retire_sequence + n));
+                break;
+        default:
+                is_caught(s, peer_ack(s->peer, s->peer->session->sequence + n));
+        }
+}
+
+/* Frees what it has in the ranges, as far as it can ask for it. */
+static uint64_t oblige(struct slot *s, const struct peer_trim *t)
+{
+        uint64_t n_bytes = 0;
+
+        for (size_t i = w.n_blocks; i-- > 0;) {
+                const struct block *block = &w.blocks[i];
+                bool is_asked_for = false;
+
+                for (size_t k = 0; k < t->n_ranges; k++)
+                        is_asked_for = is_asked_for || lies_in(block, t->ranges[k].region_id,
+                                                               t->ranges[k].offset, t->ranges[k].n_bytes);
+                if (!is_asked_for || !can_ask(s) || block->owner != (int)slot_index(s) ||
+                    is_being_freed(s, block->id))
+                        continue;
+                n_bytes += block->n_bytes;
+                expect(s, FREE, 0)->block_id = block->id;
+                (void)peer_free_block(s->peer, block->id);
+        }
+        return n_bytes;
+}
+
+/* It frees and says so, or lies, or does not answer in time, or never. */
+static void op_trimmed(struct slot *s)
+{
+        uint64_t n_bytes;
+        struct peer_trim t;
+
+        if (!is_live(s) || s->peer->n_trims == 0 || dice(4) == 0)
+                return;
+        t = s->peer->trims[dice(s->peer->n_trims)];
+        switch (dice(4)) {
+        case 0:
+                n_bytes = 0;
+                break;
+        case 1:
+                n_bytes = random_next(&w.random);
+                break;
+        default:
+                n_bytes = oblige(s, &t);
+        }
+        HOLDS(peer_trimmed(s->peer, t.sequence, n_bytes) == 0, "an answer to a Trim");
+        w.n_answers++;
+        if (dice(64) == 0) /* twice */
+                is_caught(s, peer_trimmed(s->peer, t.sequence, n_bytes));
 }
 
 /* ---- ends ------------------------------------------------------------------ */
@@ -295,16 +458,6 @@ static void op_hang_up(struct slot *s)
                 s->n_pending = 0;
                 (void)session_hang_up(s->peer->session);
         }
-}
-
-/* A violation ends the connection, as the connection would. */
-static void op_violate(struct slot *s)
-{
-        if (!is_live(s) || dice(128) > 0)
-                return;
-        HOLDS(peer_ack(s->peer, s->peer->session->sequence + 1 + dice(9)) == -EPROTO, "a lie was believed");
-        s->n_pending = 0;
-        (void)session_hang_up(s->peer->session);
 }
 
 static void op_exit(struct slot *s)
@@ -355,10 +508,12 @@ static void op_turn(struct slot *s)
 static void op_tick(struct slot *s)
 {
         (void)s;
-        now_ns += dice(UINT64_C(60000000));
+        walk_now_ns += dice(UINT64_C(60000000));
         broker_tick(w.b);
         retire_tick(w.b, clock_ms());
         shared_tick(w.b, clock_ms());
+        trim_tick(w.b, clock_ms());
+        time_passed();
 }
 
 static void op_settle(struct slot *s)
@@ -373,17 +528,22 @@ static void op_reload(struct slot *s)
         const struct config_machine machine = { .serves = true, .running = w.b->config };
         FILE *words = fopen("/dev/null", "we");
         struct config *next = NULL;
-        bool dry = dice(8) == 0;
+        bool dry = dice(8) == 0, is_usual = dice(4) == 0;
+        unsigned a_mib = is_usual ? 32 : 2 + 2 * (unsigned)dice(16);
+        unsigned b_mib = is_usual ? 24 : 8 + 2 * (unsigned)dice(9);
 
         (void)s;
-        if (dice(4) == 0)
-                write_config(32, 200, 2, 24, 8);
+        if (is_usual)
+                write_config(a_mib, 200, 2, b_mib, 8);
         else
-                write_config(2 + 2 * (unsigned)dice(16), 1 + (unsigned)dice(200), 1 + (unsigned)dice(4),
-                             8 + 2 * (unsigned)dice(9), 2 * (unsigned)dice(5));
-        if (config_parse("next.yaml", config_text, strlen(config_text), &machine, words, &next) == 0 &&
-            (reload_config(w.b, next, dry, words, words) < 0 || dry))
-                config_free(next);
+                write_config(a_mib, 1 + (unsigned)dice(200), 1 + (unsigned)dice(4), b_mib,
+                             2 * (unsigned)dice(5));
+        if (config_parse("next.yaml", config_text, strlen(config_text), &machine, words, &next) == 0) {
+                if (reload_config(w.b, next, dry, words, words) < 0 || dry)
+                        config_free(next);
+                else
+                        limits_are(a_mib, b_mib);
+        }
         fclose(words);
         w.n_reloads++;
 }
@@ -405,6 +565,8 @@ static const struct {
         { "reap", 120, op_reap },      { "poll", 120, op_poll },
         { "turn", 120, op_turn },      { "tick", 10, op_tick },
         { "settle", 2, op_settle },    { "reload", 2, op_reload },
+        { "trimmed", 80, op_trimmed }, { "trim", 2, op_trim_now },
+        { "evict", 10, op_evict },
 };
 #define N_OPERATIONS (sizeof(operations) / sizeof(operations[0]))
 
@@ -435,13 +597,13 @@ static void walk(bool sticky)
         int n_fds = suite_count_fds();
 
         memset(&w, 0, sizeof(w));
-        now_ns = UINT64_C(1000000000000);
+        walk_now_ns = UINT64_C(1000000000000);
         w.seed = w.random = number_from("BFC_TEST_SEED", 1);
         w.sticky = sticky;
         write_config(32, 200, 2, 24, 8);
         w.b = sticky ? peer_broker_sticky(config_text, &config) : peer_broker(config_text, &config);
-        w.admin = peer_new(w.b, 0, true);
-        (void)peer_hello(w.admin, "", "");
+        limits_are(32, 24);
+        admin_come_in();
         for (w.step = 0; w.step < n_steps; w.step++) {
                 act();
                 collect();
@@ -458,8 +620,14 @@ static void walk(bool sticky)
                " refusals\n",
                w.seed, n_steps, w.n_done[MALLOC], w.n_done[FREE], w.n_done[PUBLISH], w.n_done[ATTACH],
                w.n_done[GOODBYE], w.n_reloads, w.n_refused);
+        printf("# %" PRIu64 " Trims, %" PRIu64 " answered, %" PRIu64 " not in time, %" PRIu64
+               " for operators; %" PRIu64 " evicted, %" PRIu64 " lies; the longest waited %" PRIu64 " ms\n",
+               w.n_trims, w.n_answers, w.n_missed, w.n_orders, w.n_evicted, w.n_lies, w.longest_wait_ms);
         for (int i = MALLOC; i <= GOODBYE; i++)
                 ck_assert_uint_gt(w.n_done[i], 0);
+        ck_assert_uint_gt(w.n_answers, 0);
+        ck_assert_uint_gt(w.n_missed, 0);
+        ck_assert(w.n_orders > 0 && w.n_evicted > 0 && w.n_lies > 0);
 }
 
 START_TEST(on_a_device_that_empties_mappings)

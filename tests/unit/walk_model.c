@@ -3,9 +3,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/walk_model.h"
 
+#include <string.h>
+
 const char *const walk_names[N_NAMES] = { "one", "two", "weights", "x", "y", "a name" };
 
 struct walk w;
+uint64_t walk_now_ns;
 
 /* ---- the model ------------------------------------------------------------- */
 
@@ -108,6 +111,220 @@ void forget_freed(unsigned slot)
         }
 }
 
+bool is_being_freed(const struct slot *s, uint64_t id)
+{
+        for (size_t i = 0; i < s->n_pending; i++)
+                if (s->pending[i].block_id == id)
+                        return true;
+        return false;
+}
+
+bool lies_in(const struct block *block, uint64_t region, uint64_t offset, uint64_t n_bytes)
+{
+        return block->region == region && block->offset < offset + n_bytes &&
+               offset < block->offset + block->n_bytes;
+}
+
+/* ---- figures --------------------------------------------------------------- */
+
+/* What the model knows of a tenant in one of its partitions. */
+struct sums {
+        uint64_t n_blocks, n_bytes, n_requested;
+        uint64_t n_asked;   /* blocks that are asked for */
+        uint64_t n_peers;   /* its sessions */
+        uint64_t n_holders; /* those of them that have a block there */
+        bool is_all;        /* nobody else can have anything */
+};
+
+static void sum_up(unsigned tenant, uint32_t share, struct sums *ret)
+{
+        uint32_t quota = w.b->tenants[tenant].quotas[share]->index;
+        bool holds[N_SLOTS] = { false };
+
+        *ret = (struct sums){ .is_all = true };
+        for (size_t i = 0; i < w.n_blocks; i++) {
+                if (w.blocks[i].quota != quota)
+                        continue;
+                ret->n_blocks++;
+                ret->n_bytes += w.blocks[i].n_bytes;
+                ret->n_requested += w.blocks[i].n_requested;
+                if (w.blocks[i].owner >= 0)
+                        holds[w.blocks[i].owner] = true;
+        }
+        for (size_t i = 0; i < N_SLOTS; i++) {
+                const struct slot *s = &w.slots[i];
+
+                if (!s->peer || !s->peer->session->tenant || tenant_index(s->peer->session) != tenant)
+                        continue;
+                ret->n_peers++;
+                ret->n_holders += holds[i];
+                ret->is_all = ret->is_all && s->peer->session->state == SESSION_LIVE;
+                for (size_t k = 0; k < s->n_pending; k++)
+                        ret->n_asked += s->pending[k].what == MALLOC && s->pending[k].share == share;
+        }
+        ret->is_all = ret->is_all && ret->n_asked == 0;
+}
+
+static void check_figures(unsigned tenant, uint32_t share, const Bfcd__Figures *f)
+{
+        struct sums sums;
+
+        sum_up(tenant, share, &sums);
+        HOLDS(f->num_blocks >= sums.n_blocks && f->bytes_in_use >= sums.n_bytes &&
+                      f->bytes_requested >= sums.n_requested,
+              "blocks that are there are not counted");
+        HOLDS(!sums.is_all || (f->num_blocks == sums.n_blocks && f->bytes_in_use == sums.n_bytes &&
+                               f->bytes_requested == sums.n_requested),
+              "%" PRIu64 " blocks, %" PRIu64 " bytes instead of %" PRIu64 ", %" PRIu64, f->num_blocks,
+              f->bytes_in_use, sums.n_blocks, sums.n_bytes);
+        HOLDS(f->num_sessions >= sums.n_holders && f->num_sessions <= sums.n_peers, "sessions");
+        HOLDS(f->bytes_in_use <= f->bytes_reserved && f->largest_free_block_bytes <= f->bytes_free, "sums");
+        HOLDS(f->peak_bytes_in_use >= f->bytes_in_use && f->peak_bytes_reserved >= f->bytes_reserved,
+              "peaks");
+        HOLDS(f->lifetime_peak_bytes_in_use >= f->peak_bytes_in_use, "peaks");
+}
+
+static void answered_usage(const struct slot *s, const struct pending *q, const Bfcd__UsageReply *m)
+{
+        unsigned tenant = tenant_index(s->peer->session);
+
+        check_figures(tenant, q->share, m->figures);
+        HOLDS(m->figures->bytes_limit == w.limits[tenant][q->share], "%" PRIu64, m->figures->bytes_limit);
+}
+
+static const struct slot *slot_of_session(uint64_t id)
+{
+        for (size_t i = 0; i < N_SLOTS; i++)
+                if (w.slots[i].peer && w.slots[i].peer->session->id == id)
+                        return &w.slots[i];
+        return NULL;
+}
+
+static void check_holder(unsigned tenant, uint32_t share, const Bfcd__Holder *h)
+{
+        const struct slot *s = slot_of_session(h->session_id);
+        uint32_t quota = w.b->tenants[tenant].quotas[share]->index;
+        uint64_t n_blocks = 0, n_bytes = 0, n_asked = 0;
+
+        HOLDS(s && tenant_index(s->peer->session) == tenant, "a stranger is told of");
+        HOLDS(strcmp(h->state, session_state_name(s->peer->session)) == 0, "it is not %s", h->state);
+        for (size_t i = 0; i < w.n_blocks; i++) {
+                const struct block *block = &w.blocks[i];
+
+                if (block->owner != (int)slot_index(s) || block->quota != quota)
+                        continue;
+                n_blocks++;
+                n_bytes += block->n_bytes;
+        }
+        for (size_t i = 0; i < s->n_pending; i++)
+                n_asked += s->pending[i].what == MALLOC && s->pending[i].share == share;
+        HOLDS(h->num_blocks >= n_blocks && h->bytes_in_use >= n_bytes, "slot %u has more", slot_index(s));
+        HOLDS(h->largest_block_bytes <= h->bytes_in_use, "slot %u", slot_index(s));
+        if (s->peer->session->state == SESSION_LIVE)
+                HOLDS(h->num_blocks <= n_blocks + n_asked, "slot %u has less", slot_index(s));
+}
+
+static void answered_explain(const struct slot *s, const Bfcd__ExplainReply *m)
+{
+        const struct session *session = s->peer->session;
+        unsigned tenant = tenant_index(session);
+
+        HOLDS(m->n_rows <= 1, "%zu rows", m->n_rows);
+        for (size_t i = 0; i < m->n_rows; i++) {
+                const Bfcd__ExplainRow *row = m->rows[i];
+                uint32_t share = 0;
+                struct sums sums;
+
+                while (share < session->n_shares &&
+                       strcmp(session->shares[share].quota->partition->name, row->partition) != 0)
+                        share++;
+                HOLDS(share < session->n_shares, "it is told of partition '%s'", row->partition);
+                sum_up(tenant, share, &sums);
+                HOLDS(row->num_waiting <= sums.n_asked || !sums.is_all, "%" PRIu64 " wait", row->num_waiting);
+                HOLDS(row->fragmentation >= 0 && row->fragmentation <= 1, "%f", row->fragmentation);
+                if (!row->tenant[0])
+                        continue; /* the partition in all */
+                HOLDS(strcmp(row->tenant, session->tenant->name) == 0, "it is told of '%s'", row->tenant);
+                check_figures(tenant, share, row->figures);
+                HOLDS(row->figures->bytes_limit == w.limits[tenant][share], "limit");
+                HOLDS(!row->occupancy[0] || strlen(row->occupancy) == 100, "'%s'", row->occupancy);
+                for (size_t k = 0; k < row->n_holders; k++)
+                        check_holder(tenant, share, row->holders[k]);
+        }
+}
+
+/* ---- Trims ----------------------------------------------------------------- */
+
+/* Those that came since the last time; and those that were answered are none. */
+static void learn_trims(struct slot *s)
+{
+        for (uint32_t share = 0; share < N_SHARES; share++) {
+                struct asked *asked = &s->asked[share];
+                const struct peer_trim *t = NULL;
+
+                for (size_t i = 0; i < s->peer->n_trims; i++)
+                        if (s->peer->trims[i].partition == share)
+                                t = &s->peer->trims[i];
+                if (!t) {
+                        *asked = (struct asked){ 0 };
+                } else if (t->sequence != asked->sequence) {
+                        *asked = (struct asked){ t->sequence, now_ms(), false };
+                        w.n_trims++;
+                }
+        }
+}
+
+static void check_trims(const struct slot *s)
+{
+        const struct session *session = s->peer->session;
+
+        HOLDS(session->n_trims == s->peer->n_trimmed && session->n_trims_missed == s->n_missed,
+              "slot %u: %" PRIu64 " Trims of %" PRIu64 " were missed, not %" PRIu64, slot_index(s),
+              session->n_trims_missed, session->n_trims, s->n_missed);
+        for (size_t i = 0; i < session->n_shares; i++) {
+                const struct trim_share *share = &session->shares[i].trim;
+
+                HOLDS(share->sequence == s->asked[i].sequence, "slot %u: another Trim is open",
+                      slot_index(s));
+                HOLDS(share->sequence == 0 || share->is_deaf == s->asked[i].is_deaf, "slot %u: deaf",
+                      slot_index(s));
+        }
+}
+
+/* A request whose block waits for an acknowledgement may wait for ever. */
+static void check_patience(const struct slot *s)
+{
+        const struct session *session = s->peer->session;
+
+        for (size_t i = 0; i < s->n_pending && TAILQ_EMPTY(&session->deliveries); i++) {
+                uint64_t waited_ms = now_ms() - s->pending[i].since_ms;
+
+                HOLDS(waited_ms < PATIENCE_MS, "slot %u waits", slot_index(s));
+                w.longest_wait_ms = waited_ms > w.longest_wait_ms ? waited_ms : w.longest_wait_ms;
+        }
+}
+
+void time_passed(void)
+{
+        for (size_t i = 0; i < N_SLOTS; i++) {
+                struct slot *s = &w.slots[i];
+
+                if (!s->peer || s->peer->session->state != SESSION_LIVE)
+                        continue;
+                for (size_t k = 0; k < N_SHARES; k++) {
+                        struct asked *asked = &s->asked[k];
+
+                        if (asked->sequence == 0 || asked->is_deaf || now_ms() - asked->sent_ms <= RECLAIM_MS)
+                                continue;
+                        asked->is_deaf = true;
+                        s->n_missed++;
+                        w.n_missed++;
+                }
+                check_patience(s);
+        }
+        HOLDS(w.order_id == 0 || now_ms() - w.order_ms < PATIENCE_MS, "an operator waits");
+}
+
 /* ---- replies --------------------------------------------------------------- */
 
 static struct block *block_add(const struct slot *s, const Bfcd__Block *m, uint32_t share,
@@ -187,9 +404,11 @@ static void answered(struct slot *s, const struct pending *q, const Bfcd__Reply 
                 break;
         case EXPLAIN:
                 HOLDS(reply->body_case == BFCD__REPLY__BODY_EXPLAIN, "explain");
+                answered_explain(s, reply->explain);
                 break;
         case USAGE:
                 HOLDS(reply->body_case == BFCD__REPLY__BODY_USAGE, "usage");
+                answered_usage(s, q, reply->usage);
                 break;
         case GOODBYE:
                 HOLDS(reply->body_case == BFCD__REPLY__BODY_DONE, "goodbye");
@@ -232,8 +451,15 @@ void collect(void)
 
                 for (size_t k = 0; s->peer && k < s->peer->n_replies; k++)
                         handle_reply(s, s->peer->replies[k]);
-                if (s->peer)
-                        peer_forget_replies(s->peer);
+                if (!s->peer)
+                        continue;
+                peer_forget_replies(s->peer);
+                learn_trims(s);
+        }
+        if (w.order_id && peer_reply(w.admin, w.order_id)) {
+                HOLDS(peer_error(w.admin, w.order_id) == 0, "an operator's Trim");
+                w.order_id = 0;
+                w.n_orders++;
         }
         peer_forget_replies(w.admin);
 }
@@ -242,7 +468,9 @@ struct pending *expect(struct slot *s, enum request what, int error)
 {
         struct pending *q = &s->pending[s->n_pending++];
 
-        *q = (struct pending){ .id = s->peer->next_id + 1, .what = what, .error = error, .name = -1 };
+        *q = (struct pending){
+                .id = s->peer->next_id + 1, .what = what, .error = error, .name = -1, .since_ms = now_ms()
+        };
         return q;
 }
 
@@ -269,6 +497,7 @@ static void check_session(const struct slot *s)
               "slot %u: %u blocks, %" PRIu64 " known", slot_index(s), n_ledger, n_blocks);
         HOLDS(session->bytes_in_use >= n_bytes && (s->n_pending > 0 || session->bytes_in_use == n_bytes),
               "slot %u has other bytes", slot_index(s));
+        check_trims(s);
 }
 
 void check_all(void)
@@ -277,6 +506,7 @@ void check_all(void)
 
         HOLDS(broker_check(w.b, &why) == 0, "%s", why);
         HOLDS(retire_check(w.b, &why) == 0, "%s", why);
+        HOLDS(trim_check(w.b, &why) == 0, "%s", why);
         for (size_t i = 0; i < N_SLOTS; i++)
                 if (w.slots[i].peer)
                         check_session(&w.slots[i]);

@@ -20,6 +20,10 @@
 #define N_BLOCKS  1024u /* of all, in the model */
 #define N_PENDING 48u   /* of a session */
 #define N_NAMES   6u
+#define N_SHARES  2u /* of a tenant, at most */
+
+#define RECLAIM_MS  40u    /* timeouts.reclaim */
+#define PATIENCE_MS 20000u /* so long nobody waits, with N_PENDING before him */
 
 extern const char *const walk_names[N_NAMES];
 
@@ -34,6 +38,13 @@ struct block {
 
 enum request { NONE, MALLOC, FREE, PUBLISH, ATTACH, LIST, EXPLAIN, USAGE, GOODBYE };
 
+/* A Trim that a session was sent and has not answered. */
+struct asked {
+        uint64_t sequence; /* 0: there is none */
+        uint64_t sent_ms;
+        bool is_deaf;
+};
+
 struct pending {
         uint64_t id;
         enum request what;
@@ -41,6 +52,7 @@ struct pending {
         uint32_t share;
         uint64_t block_id;
         int name;
+        uint64_t since_ms;
         int error; /* that it must be refused with; 0: must not; -1: who knows */
 };
 
@@ -49,6 +61,8 @@ struct slot {
         struct pending pending[N_PENDING];
         size_t n_pending;
         uint64_t stale_id; /* a block that it freed */
+        struct asked asked[N_SHARES];
+        uint64_t n_missed; /* Trims, in time */
 };
 
 struct walk {
@@ -61,8 +75,14 @@ struct walk {
         size_t n_blocks;
         uint64_t n_done[16]; /* replies, by request */
         uint64_t n_refused, n_reloads;
+        uint64_t limits[3][N_SHARES];          /* by tenant, in bytes */
+        uint64_t order_id, order_ms;           /* of the operator's Trim that is open; 0: none */
+        uint64_t n_trims, n_answers, n_missed; /* answered truly or not; not in time */
+        uint64_t n_orders, n_evicted, n_lies;
+        uint64_t longest_wait_ms;
 };
 extern struct walk w;
+extern uint64_t walk_now_ns; /* of the only clock there is */
 
 #define HOLDS(condition, ...)                                                                                \
         do {                                                                                                 \
@@ -74,6 +94,11 @@ extern struct walk w;
                         abort();                                                                             \
                 }                                                                                            \
         } while (0)
+static inline uint64_t now_ms(void)
+{
+        return walk_now_ns / 1000000u;
+}
+
 static inline uint64_t dice(uint64_t n)
 {
         return random_next(&w.random) % n;
@@ -97,6 +122,15 @@ void forget_freed(unsigned slot);
 /* The next request of the session is this one, and is answered so: its reply is looked for from now
  * on. Peers number requests from 1. */
 struct pending *expect(struct slot *s, enum request what, int error);
+
+/* Whether it has asked for that block to be freed, and has no answer yet. */
+bool is_being_freed(const struct slot *s, uint64_t id);
+
+/* Whether any of the block lies in that range. */
+bool lies_in(const struct block *block, uint64_t region, uint64_t offset, uint64_t n_bytes);
+
+/* Time went on, and was looked at: whose answers are late now, and nobody waits for ever. */
+void time_passed(void);
 
 /* All replies that came are compared with the model, which learns from them. */
 void collect(void);
