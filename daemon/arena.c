@@ -82,6 +82,7 @@ struct arena {
 struct operation_item {
         size_t slot;
         struct device_extent memory;
+        uint64_t key; /* in the store; 0: it is not there */
         bool escaped; /* the device did not take it back */
 };
 
@@ -370,12 +371,14 @@ static void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent
 
 /* Writes an extent down and puts it in its slot. The ledger has a place for
  * every extent that the limits allow, so this cannot fail. */
-static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, struct charge *charge)
+static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, uint64_t key,
+                            struct charge *charge)
 {
         struct arena_slot *s = &a->slots[slot];
         struct ledger_extent facts = {
                 .offset = arena_slot_range(a, slot).begin,
                 .n_bytes = memory.n_bytes,
+                .store_key = key,
                 .quota = a->o.quota,
                 .fd = memory.fd,
         };
@@ -386,6 +389,15 @@ static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent m
         assert(r == 0);
         (void)r;
         arena_occupy_slot(a, slot, memory, charge);
+}
+
+static void strike_extent(struct ledger *l, uint32_t extent)
+{
+        const struct ledger_extent *e = ledger_extent_at(l, extent);
+
+        while (e->links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, e->links.first_export);
+        ledger_extent_clear(l, extent);
 }
 
 /* What the device did not take back stays charged, until arena_settle_escapes(). */
@@ -400,17 +412,55 @@ static void arena_note_escape(struct arena *a, struct charge *charge)
 static void arena_empty_slot(struct arena *a, size_t slot, bool escaped)
 {
         struct arena_slot *s = &a->slots[slot];
-        struct ledger_extent *e = ledger_extent_at(a->o.ledger, s->extent);
 
-        while (e->links.first_export != LEDGER_NONE)
-                ledger_export_clear(a->o.ledger, e->links.first_export);
-        ledger_extent_clear(a->o.ledger, s->extent);
+        strike_extent(a->o.ledger, s->extent);
         occupancy_close(&s->occupancy);
         s->extent = LEDGER_NONE;
         a->n_extents--;
         if (escaped)
                 arena_note_escape(a, &s->charge);
         charge_drop(&s->charge);
+}
+
+/* ---- memory, beside the loop ------------------------------------------------- */
+
+static uint64_t next_key(const struct arena_options *o)
+{
+        return o->share == DEVICE_SHARE_FD ? store_next_key(o->store) : 0;
+}
+
+/* Mappings are emptied by the fd, so a successor can do it while the store has it. Where an
+ * fd alone keeps the memory, the manager must have closed its own before anybody looks whether
+ * it is back. */
+static int destroy_memory(const struct arena_options *o, struct device_extent *memory, uint64_t key)
+{
+        int r;
+
+        if (!o->device->empties_mappings) {
+                (void)store_remove_extent(o->store, key, true);
+                return device_destroy(o->device, memory);
+        }
+        r = device_destroy(o->device, memory);
+        (void)store_remove_extent(o->store, key, false);
+        return r;
+}
+
+/* Both or none. */
+static int make_memory(const struct arena_options *o, uint64_t n_bytes, uint64_t key,
+                       struct device_extent *ret, bool *ret_escaped)
+{
+        int r = device_make(o->device, o->share, n_bytes, ret), r_store;
+
+        if (r < 0)
+                return r;
+        r_store = store_put_extent(o->store, key, ret->fd);
+        if (r_store == 0)
+                return 0;
+        r = device_destroy(o->device, ret);
+        *ret_escaped = r < 0;
+        if (r == -ENODEV)
+                return r;
+        return r_store == -EXFULL ? r_store : -ECOMM;
 }
 
 static int arena_reserve_ranges(struct arena *a, size_t n)
@@ -517,6 +567,14 @@ static void arena_free_tables(struct arena *a)
         free(a);
 }
 
+static void arena_destroy_slot(struct arena *a, size_t slot)
+{
+        uint32_t extent = a->slots[slot].extent;
+
+        ledger_extent_leave(a->o.ledger, extent);
+        (void)destroy_memory(&a->o, &a->slots[slot].memory, ledger_extent_at(a->o.ledger, extent)->store_key);
+}
+
 struct arena *arena_free(struct arena *a)
 {
         if (!a)
@@ -525,7 +583,7 @@ struct arena *arena_free(struct arena *a)
         for (size_t i = 0; i < a->n_slots; i++) {
                 if (a->slots[i].extent == LEDGER_NONE)
                         continue;
-                (void)device_destroy(a->o.device, &a->slots[i].memory);
+                arena_destroy_slot(a, i);
                 arena_empty_slot(a, i, false);
         }
         for (size_t i = 0; i < a->n_regions; i++)
@@ -820,6 +878,23 @@ int arena_restore(const struct arena_options *options, const struct arena_remain
         return r;
 }
 
+int arena_finish(const struct arena_options *options, uint32_t extent, int fd)
+{
+        const struct ledger_extent *e = ledger_extent_at(options->ledger, extent);
+        struct device_extent memory = DEVICE_EXTENT_EMPTY;
+        int r = fd >= 0 ? device_adopt(options->device, fd, e->n_bytes, &memory) : 0;
+
+        assert(e->is_leaving);
+        if (r < 0) {
+                close(fd);
+                (void)store_remove_extent(options->store, e->store_key, false);
+        } else if (fd >= 0) {
+                r = destroy_memory(options, &memory, e->store_key);
+        }
+        strike_extent(options->ledger, extent);
+        return r;
+}
+
 /* ---- growth -------------------------------------------------------------- */
 
 static struct operation *operation_new(struct arena *a, size_t n_items)
@@ -837,7 +912,7 @@ static struct operation *operation_new(struct arena *a, size_t n_items)
 /* On the worker. */
 static void operation_destroy(struct operation *op, struct operation_item *item)
 {
-        int r = device_destroy(op->arena->o.device, &item->memory);
+        int r = destroy_memory(&op->arena->o, &item->memory, item->key);
 
         item->escaped = r < 0;
         op->is_lost = op->is_lost || r == -ENODEV;
@@ -847,12 +922,12 @@ static void operation_destroy(struct operation *op, struct operation_item *item)
 static void growth_run(struct worker_job *job)
 {
         struct operation *op = (struct operation *)job;
-        struct device *device = op->arena->o.device;
 
         for (size_t i = 0; i < op->n_items; i++) {
-                uint64_t n_bytes = op->items[i].memory.n_bytes;
+                struct operation_item *item = &op->items[i];
 
-                op->result = device_make(device, op->arena->o.share, n_bytes, &op->items[i].memory);
+                op->result = make_memory(&op->arena->o, item->memory.n_bytes, item->key, &item->memory,
+                                         &item->escaped);
                 if (op->result < 0) {
                         op->is_lost = op->result == -ENODEV;
                         while (i-- > 0)
@@ -885,7 +960,8 @@ static void growth_done(struct worker_job *job)
                         arena_remove_extent_region(a, op->items[0].slot);
         } else {
                 for (size_t i = 0; i < op->n_items; i++)
-                        arena_fill_slot(a, op->items[i].slot, op->items[i].memory, &op->charge);
+                        arena_fill_slot(a, op->items[i].slot, op->items[i].memory, op->items[i].key,
+                                        &op->charge);
                 r = bfc_grow_commit(a->bfc, op->handle);
                 arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
                 assert(op->charge.n_bytes == 0);
@@ -912,6 +988,7 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
                 if (a->slots[slot].extent != LEDGER_NONE)
                         continue;
                 op->items[op->n_items].slot = slot;
+                op->items[op->n_items].key = next_key(&a->o);
                 op->items[op->n_items++].memory.n_bytes = arena_slot_bytes(a, slot);
                 op->n_bytes += arena_slot_bytes(a, slot);
         }
@@ -938,11 +1015,13 @@ static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
 {
         struct bfc_range range = arena_slot_range(a, slot);
         struct device_extent memory = DEVICE_EXTENT_EMPTY;
-        int r = device_make(a->o.device, a->o.share, range.end - range.begin, &memory);
+        uint64_t key = next_key(&a->o);
+        bool escaped = false; /* nobody is charged for it: the daemon does not start */
+        int r = make_memory(&a->o, range.end - range.begin, key, &memory, &escaped);
 
         if (r < 0)
                 return r;
-        arena_fill_slot(a, slot, memory, charge);
+        arena_fill_slot(a, slot, memory, key, charge);
         return bfc_back(a->bfc, range);
 }
 
@@ -1014,12 +1093,16 @@ static struct operation *release_new(struct arena *a, size_t n_items, arena_rele
         return op;
 }
 
-/* From here on the memory is the operation's. */
+/* From here on the memory is the operation's, or a successor's. */
 static void release_add(struct operation *op, size_t slot)
 {
         struct device_extent *memory = &op->arena->slots[slot].memory;
+        struct ledger *l = op->arena->o.ledger;
+        uint32_t extent = op->arena->slots[slot].extent;
 
-        op->items[op->n_items++] = (struct operation_item){ slot, *memory, false };
+        ledger_extent_leave(l, extent);
+        op->items[op->n_items++] =
+                (struct operation_item){ slot, *memory, ledger_extent_at(l, extent)->store_key, false };
         op->n_bytes += memory->n_bytes;
         *memory = DEVICE_EXTENT_EMPTY;
 }

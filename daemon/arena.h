@@ -14,6 +14,11 @@
  * given is retired before it is released: it stays charged until the last of
  * them has let go of it, and only then the device is told to destroy it.
  *
+ * Where there is a store, the service manager keeps each extent's fd for a successor: it is
+ * put there before the extent is written down, and removed before its record is struck. An extent that cannot be put is not made. On its way back an extent's record says so
+ * (ledger_extent_leave()) before the worker begins: where this process ends in between, its
+ * successor finishes it (arena_finish()).
+ *
  * Invariants: a slot of a region holds an extent exactly where the allocator
  * has backed (or retiring) space; each extent carries its charge; no extent
  * ever leaves the arena it was made for; an extent that is retired has an export.
@@ -30,6 +35,7 @@
 #include "daemon/account.h"
 #include "daemon/ledger.h"
 #include "daemon/occupancy.h"
+#include "daemon/store.h"
 #include "daemon/worker.h"
 #include "device/device.h"
 
@@ -39,7 +45,8 @@ struct arena_options {
         struct ledger *ledger;
         struct device *device;
         struct worker *worker;
-        uint32_t quota; /* index in the ledger */
+        struct store *store; /* NULL: none. Not with cuda-ipc, which has no fds */
+        uint32_t quota;      /* index in the ledger */
         enum device_share share;
         uint64_t limit_bytes;  /* how much may be backed; twice that is the first region (fd) */
         uint64_t extent_bytes; /* the grid (fd); what sizes are multiples of (cuda-ipc) */
@@ -84,6 +91,13 @@ struct arena_remains {
 int arena_restore(const struct arena_options *options, const struct arena_remains *remains,
                   struct charge *charge, struct arena **ret, const char **ret_why);
 
+/* Finishes an extent of the ledger that a process that is no more left on its way back: gives
+ * its memory back, removes it from the store, and strikes its exports and its record. The fd is
+ * taken over; -1: it is not in the store, so there is nothing behind the record. On the
+ * caller's thread, before the loop runs. An error says that the memory may not have come
+ * back; the record is gone all the same. */
+int arena_finish(const struct arena_options *options, uint32_t extent, int fd);
+
 /* Another limit, while the arena lives: the size of its extents stays, their number
  * may grow (by this to at most 4096 where they lie in a grid), and a further region is
  * added when the first one has no stretch for a request. Of a limit that is no
@@ -102,7 +116,7 @@ uint64_t arena_extent_room(const struct arena *a, uint64_t limit_bytes);
 bool arena_is_quiet(const struct arena *a);
 
 /* Destroys every extent, here and now (device calls on the caller's thread); no
- * growth or release may be under way. */
+ * growth or release may be under way. What is in the store is removed, which waits for the manager. */
 struct arena *arena_free(struct arena *a);
 
 /* Ends it as the end of this process would: memory and records stay for a successor, and
@@ -131,7 +145,8 @@ int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes,
 
 /* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over
  * on success). done(result, handle) is called from worker_poll(): 0 and the
- * block, which its caller owns; or a negative errno, all undone. */
+ * block, which its caller owns; or a negative errno, all undone: what the device says;
+ * -EXFULL: the store is full; -ECOMM: the service manager does not take it. */
 typedef void (*arena_grown_fn)(void *userdata, int result, bfc_handle handle, uint64_t offset);
 int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
                void *userdata);

@@ -15,6 +15,7 @@
 #include "device/device.h"
 
 struct quota;
+struct store;
 TAILQ_HEAD(quota_list, quota);
 
 struct partition {
@@ -29,6 +30,7 @@ struct partition {
         bool preallocate;
         struct device *device;
         struct worker *worker;
+        struct store *store; /* of its extents' fds; NULL: none */
         struct pool pool;
         uint64_t bytes_in_use; /* blocks of all quotas */
         uint64_t peak_bytes_in_use;

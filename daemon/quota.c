@@ -87,6 +87,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
                 .ledger = q->ledger,
                 .device = p->device,
                 .worker = p->worker,
+                .store = p->store,
                 .share = p->share,
                 .limit_bytes = limit_bytes,
                 .extent_bytes = arena_extent_bytes(p->share, limit_bytes, device_granularity(p->device)),

@@ -367,7 +367,13 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
         bool device_failed = refused->device_failed && error != -ENODEV;
         bool names_holders = !device_failed && (error == -EDQUOT || error == -ENOMEM);
 
-        if (device_failed)
+        if (device_failed && (error == -EXFULL || error == -ECOMM))
+                snprintf(sentence, sizeof(sentence),
+                         "memory for %" PRIu64 " bytes could not be kept for a restart of the daemon: %s",
+                         refused->n_bytes,
+                         error == -EXFULL ? "the service manager's store is full"
+                                          : "the service manager does not take it");
+        else if (device_failed)
                 snprintf(sentence, sizeof(sentence),
                          "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
                          refused->quota->partition->device_id, refused->n_bytes, strerror(-error));

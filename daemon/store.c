@@ -10,6 +10,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/store.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -344,6 +345,7 @@ int store_remove_ledger(struct store *s)
 static void store_uncount(struct store *s, uint64_t key)
 {
         pthread_mutex_lock(&s->mutex);
+        assert(s->n_kept > 0);
         s->n_kept--;
         s->n_name_bytes -= name_bytes(key);
         pthread_mutex_unlock(&s->mutex);
@@ -419,7 +421,7 @@ int store_put_extent(struct store *s, uint64_t key, int fd)
         if (!store_keeps(s) || key == 0)
                 return 0;
         if (!store_count(s, key))
-                return -EMFILE;
+                return -EXFULL;
         name_of_key(key, name);
         r = store_tell_put(s, name, fd);
         if (r < 0)

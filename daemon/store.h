@@ -61,7 +61,7 @@ uint64_t store_next_key(struct store *s);
 int store_put_ledger(struct store *s, int fd);
 int store_remove_ledger(struct store *s);
 
-/* The fd stays the caller's. Key 0: nothing is done. -EMFILE: it is full; -ETIMEDOUT: the
+/* The fd stays the caller's. Key 0: nothing is done. -EXFULL: it is full; -ETIMEDOUT: the
  * manager takes nothing; -errno. After an error it is not there. */
 int store_put_extent(struct store *s, uint64_t key, int fd);
 

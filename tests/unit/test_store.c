@@ -174,7 +174,7 @@ START_TEST(test_full)
         ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
         ck_assert_int_eq(store_put_extent(s, 2, fd), 0);
         ck_assert_uint_eq(store_room(s), 0);
-        ck_assert_int_eq(store_put_extent(s, 3, fd), -EMFILE);
+        ck_assert_int_eq(store_put_extent(s, 3, fd), -EXFULL);
         ck_assert_int_eq(store_put_ledger(s, fd), 0);
         ck_assert_uint_eq(keeper_count(k), 3);
         ck_assert_uint_eq(keeper_count_of(k, "x3"), 0);
@@ -196,9 +196,9 @@ START_TEST(test_names_are_bounded)
         while (store_put_extent(s, long_key + n, fd) == 0)
                 n++;
         ck_assert_uint_eq(n, 200 / 15);
-        ck_assert_int_eq(store_put_extent(s, long_key + n, fd), -EMFILE);
+        ck_assert_int_eq(store_put_extent(s, long_key + n, fd), -EXFULL);
         ck_assert_int_eq(store_put_extent(s, 32, fd), 0); /* "x10:" fits */
-        ck_assert_int_eq(store_put_extent(s, 33, fd), -EMFILE);
+        ck_assert_int_eq(store_put_extent(s, 33, fd), -EXFULL);
         ck_assert_int_eq(store_remove_extent(s, long_key, false), 0);
         ck_assert_int_eq(store_put_extent(s, 33, fd), 0);
         ck_assert_uint_eq(keeper_count(k), n + 1);
