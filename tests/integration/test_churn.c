@@ -10,17 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "tests/integration/harness.h"
+#include "tests/integration/spies.h"
 
 #define N_PROCESSES  6
 #define MAX_BLOCKS   24
 #define MAX_SIZE     (16 * MIB)
 #define EXTENT_BYTES (2 * MIB) /* of these limits, with fds */
-#define N_KEPT       16        /* extents that a spy keeps */
 #define STAMP_STRIDE 512       /* a stamp stands at the start of each such piece */
 
 /* Two tenants that overcommit one partition, so that memory goes to and fro. */
@@ -62,13 +61,9 @@ static const struct rig_config preallocated = {
 
 /* What a piece of a block begins with. */
 struct stamp {
-        uint64_t tenant; /* TENANT_TAG + its number; nothing else looks like it */
+        uint64_t tenant; /* its stamp_word(): nothing else looks like it */
         uint64_t writer; /* process, block and place */
 };
-#define TENANT_TAG UINT64_C(0xb10cb10cb10c0000)
-#define N_TENANTS  3u
-#define SPY        2u /* the third one */
-
 struct crowd {
         char socket[96];
         int64_t end_ms;
@@ -76,7 +71,6 @@ struct crowd {
         _Atomic uint64_t n_allocs;
         _Atomic uint64_t n_refusals;
         _Atomic uint64_t n_reconnects;
-        _Atomic uint64_t n_spied; /* bytes that spies have looked at */
 };
 
 struct member {
@@ -96,7 +90,7 @@ struct member {
 
 static struct stamp stamp_of(const struct member *m, uint64_t serial, size_t at)
 {
-        return (struct stamp){ TENANT_TAG + m->tenant, (uint64_t)m->number << 56 ^ serial << 24 ^ at };
+        return (struct stamp){ stamp_word(m->tenant), (uint64_t)m->number << 56 ^ serial << 24 ^ at };
 }
 
 static void stamp_all(const struct member *m, char *ptr, size_t n_bytes, uint64_t serial)
@@ -108,11 +102,6 @@ static void stamp_all(const struct member *m, char *ptr, size_t n_bytes, uint64_
         }
 }
 
-static bool is_foreign(uint64_t word, uint64_t tenant)
-{
-        return word - TENANT_TAG < N_TENANTS && word != TENANT_TAG + tenant;
-}
-
 /* A new block may hold what its own tenant wrote before, never another's. */
 static void require_no_foreign_stamp(const struct member *m, const char *ptr, size_t n_bytes)
 {
@@ -120,7 +109,7 @@ static void require_no_foreign_stamp(const struct member *m, const char *ptr, si
 
         for (size_t at = 0; at + sizeof(word) <= n_bytes; at += GRANULE) { /* stamps stand on granules */
                 memcpy(&word, ptr + at, sizeof(word));
-                REQUIRE(!is_foreign(word, m->tenant), "process %u reads what another tenant wrote",
+                REQUIRE(!stamp_is_foreign(word, m->tenant), "process %u reads what another tenant wrote",
                         m->number);
         }
 }
@@ -211,111 +200,25 @@ static void churn(void *arg)
         bfc_disconnect(m.client);
 }
 
-/* ---- spies ------------------------------------------------------------------- */
+/* ---- all together ------------------------------------------------------------- */
 
-/* What a spy has mapped of extents that it was given once, whoever has their memory now. */
-struct loot {
-        struct {
-                char *ptr;
-                size_t n_bytes;
-        } pieces[N_KEPT];
-        size_t next;
-};
-
-static void keep(struct loot *loot, const struct raw_extent *e)
-{
-        char *p = mmap(NULL, e->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd, 0);
-
-        REQUIRE(p != MAP_FAILED, "%s", strerror(errno));
-        if (loot->pieces[loot->next].ptr)
-                munmap(loot->pieces[loot->next].ptr, loot->pieces[loot->next].n_bytes);
-        loot->pieces[loot->next].ptr = p;
-        loot->pieces[loot->next].n_bytes = e->n_bytes;
-        loot->next = (loot->next + 1) % N_KEPT;
-}
-
-/* Reads all that it has; then writes its own stamp over it, which nobody may find. */
-static void spy_on(struct crowd *crowd, struct loot *loot)
-{
-        const uint64_t mine = TENANT_TAG + SPY;
-        uint64_t word;
-
-        for (size_t i = 0; i < N_KEPT; i++) {
-                for (size_t at = 0; at < loot->pieces[i].n_bytes; at += GRANULE) {
-                        memcpy(&word, loot->pieces[i].ptr + at, sizeof(word));
-                        REQUIRE(!is_foreign(word, SPY), "a spy reads what another tenant wrote");
-                        memcpy(loot->pieces[i].ptr + at, &mine, sizeof(mine));
-                }
-                atomic_fetch_add(&crowd->n_spied, loot->pieces[i].n_bytes);
-        }
-}
-
-/* A child that has all mappings and the socket of its parent's session, and goes on when that
- * has ended. */
-static pid_t accomplice_start(struct crowd *crowd, struct loot *loot)
-{
-        pid_t parent = getpid(), pid = fork();
-
-        REQUIRE(pid >= 0, "%s", strerror(errno));
-        if (pid > 0)
-                return pid;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        while (getppid() == parent)
-                spy_on(crowd, loot);
-        _exit(0);
-}
-
-/* Takes blocks, keeps what it was given, ends its session in one way or another, and looks. */
-static void spy(void *arg)
-{
-        static struct loot loot;
-        struct crowd *crowd = arg;
-        unsigned short random[3] = { 5, 6, 7 };
-        int status;
-
-        while (clock_ms() < crowd->end_ms) {
-                struct raw *raw = raw_connect(crowd->socket, "green");
-                Bfcd__Block block;
-                pid_t pid;
-
-                if (!raw)
-                        continue;
-                for (unsigned i = 0; i < 4; i++)
-                        (void)raw_malloc(raw, 0, (uint64_t)nrand48(random) % (4 * MIB) + 1, &block);
-                for (size_t i = 0; i < raw->n_extents; i++)
-                        keep(&loot, &raw->extents[i]);
-                pid = accomplice_start(crowd, &loot);
-                if (nrand48(random) % 4)
-                        REQUIRE(raw_goodbye(raw) == 0, "goodbye");
-                raw_close(raw);
-                for (unsigned i = 0; i < 8; i++)
-                        spy_on(crowd, &loot);
-                kill(pid, SIGKILL);
-                REQUIRE(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status),
-                        "an accomplice ended by itself");
-        }
-}
-
-static void assert_churns(const struct rig_config *config, double seconds, bool with_spy)
+static void assert_churns(const struct rig_config *config, double seconds, bool with_spies)
 {
         struct rig *rig = rig_start(config);
         struct crowd *crowd = shared_memory(sizeof(*crowd));
+        struct spies *spies = shared_memory(sizeof(*spies));
         pid_t pids[N_PROCESSES], spy_pid = 0;
 
         strcpy(crowd->socket, rig->socket);
         crowd->end_ms = clock_ms() + (int64_t)(seconds * 1000);
         for (unsigned i = 0; i < N_PROCESSES; i++)
                 pids[i] = child_start(churn, crowd);
-        if (with_spy)
-                spy_pid = child_start(spy, crowd);
+        if (with_spies)
+                spy_pid = spies_start(spies, rig->socket, crowd->end_ms);
         for (unsigned i = 0; i < N_PROCESSES; i++)
                 child_join(pids[i]);
-        if (with_spy) {
-                child_join(spy_pid);
-                ck_assert_uint_gt(crowd->n_spied, MIB);
-                printf("# spies looked at %llu MiB\n", (unsigned long long)(crowd->n_spied / MIB));
-                rig->forgiven = "quarantine";
-        }
+        if (with_spies)
+                spies_join(spies, spy_pid, rig);
         ck_assert_uint_gt(crowd->n_allocs, 100);
         ck_assert_uint_gt(crowd->n_refusals, 0);
         ck_assert_uint_gt(crowd->n_reconnects, 0);
@@ -337,11 +240,10 @@ START_TEST(blocks_come_and_go_in_what_stays)
 END_TEST
 
 /* Under load, no byte of a tenant's is readable by another, before or after, with accomplices who
- * keep fds, mappings and children. (From a GPU's memory nobody can be shut out: extent_life.) */
+ * keep fds, mappings and children. */
 START_TEST(spies_read_nothing)
 {
-        if (rig_device() == ON_HOST)
-                assert_churns(&spied_on, test_seconds(5) * 0.4, true);
+        assert_churns(&spied_on, test_seconds(5) * 0.4, true);
 }
 END_TEST
 
