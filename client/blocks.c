@@ -262,6 +262,20 @@ const struct block *blocks_next(const struct blocks *b, size_t *cursor)
         return NULL;
 }
 
+const struct block *blocks_next_kept(const struct blocks *b, size_t *cursor)
+{
+        const struct record *r;
+
+        while ((r = record_number(b, *cursor))) {
+                uint64_t state = load(&r->word) & STATE;
+
+                ++*cursor;
+                if (state == STATE_USED || state == STATE_LEAVING)
+                        return &r->block;
+        }
+        return NULL;
+}
+
 static bool block_holds(const struct block *block, const void *ptr, uint64_t n_bytes)
 {
         uint64_t offset = (uint64_t)((uintptr_t)ptr - (uintptr_t)block->ptr);

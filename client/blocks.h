@@ -75,6 +75,9 @@ bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, 
 /* The used blocks, one after the other, in no order: *cursor is 0 at first. NULL: no more. */
 const struct block *blocks_next(const struct blocks *b, size_t *cursor);
 
+/* The same with those that leave: all but the parked ones. */
+const struct block *blocks_next_kept(const struct blocks *b, size_t *cursor);
+
 /* Marks a used block as leaving. -ENOENT, also when it leaves already. */
 int blocks_leave(struct blocks *b, const void *ptr, struct block *ret);
 void blocks_stay(struct blocks *b, const void *ptr); /* one that was leaving */

@@ -552,6 +552,17 @@ bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, u
         return false;
 }
 
+size_t cache_list(const struct cache *c, uint64_t *ret_block_ids, size_t max)
+{
+        size_t n = 0;
+
+        for (uint32_t i = 0; i < c->n_pools; i++)
+                for (size_t k = 0; k < c->pools[i].n_slots; k++, n++)
+                        if (n < max)
+                                ret_block_ids[n] = c->pools[i].slots[k].slab->block_id;
+        return n;
+}
+
 struct walk {
         const struct pool *pool;
         uint64_t n_blocks; /* that have bytes in a slab, one for each */

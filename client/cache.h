@@ -101,6 +101,9 @@ void cache_look_idle(const struct cache *c, uint32_t partition, struct cache_idl
 /* Whether a slab has bytes in [offset, offset + n_bytes) of the region. */
 bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
+/* How many slabs there are; the broker's ids of the first so many. */
+size_t cache_list(const struct cache *c, uint64_t *ret_block_ids, size_t max);
+
 uint64_t cache_offset(const struct block *block); /* in the slab in which it begins */
 
 /* Verifies every invariant; slow. 0, or -EBADMSG and a sentence (static). */

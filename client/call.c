@@ -11,10 +11,14 @@
  * Invariant: while there are waiters, one of them leads, is about to (it was
  * signalled), or the connection has an error and all were told. `reader` belongs
  * to the leader; everything else is under `lock`, which is never held while
- * anything waits for the daemon. */
+ * anything waits for the daemon.
+ *
+ * A connection that has failed can go on over another socket: fd, reader and writer are
+ * exchanged when nobody waits any more. */
 #include "client/call.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -46,6 +50,7 @@ struct call_connection {
         int events_fd;   /* the leader's until it is taken; -1: none */
         int page_fds[2]; /* the same; of usage, of the client */
         int error;       /* 0, or what every call returns from now on */
+        uint64_t epoch;
         int timeout_ms;
         bool has_leader;
         call_extents_fn on_extents;
@@ -56,9 +61,25 @@ struct call_connection {
         uint64_t last_id;
         struct call_waiter *first; /* oldest first */
         struct call_waiter **last;
+        pthread_cond_t idle; /* nobody waits */
 };
 
-static int connect_to(const char *path, int *ret_fd)
+/* Blocking from then on, in any case. */
+static int connect_fd(int fd, const struct sockaddr_un *address, bool may_wait)
+{
+        int r;
+
+        if (!may_wait && fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
+                return -errno;
+        do
+                r = connect(fd, (const struct sockaddr *)address, sizeof(*address));
+        while (r < 0 && errno == EINTR);
+        if (r == 0 && !may_wait)
+                r = fcntl(fd, F_SETFL, 0);
+        return r < 0 ? -errno : 0;
+}
+
+static int connect_to(const char *path, bool may_wait, int *ret_fd)
 {
         struct sockaddr_un address = { .sun_family = AF_UNIX };
         int fd, r;
@@ -69,11 +90,8 @@ static int connect_to(const char *path, int *ret_fd)
         fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0)
                 return -errno;
-        do
-                r = connect(fd, (struct sockaddr *)&address, sizeof(address));
-        while (r < 0 && errno == EINTR);
+        r = connect_fd(fd, &address, may_wait);
         if (r < 0) {
-                r = -errno;
                 close(fd);
                 return r;
         }
@@ -81,7 +99,8 @@ static int connect_to(const char *path, int *ret_fd)
         return 0;
 }
 
-int call_connect(const char *path, call_extents_fn on_extents, void *userdata, struct call_connection **ret)
+static int call_connect_to(const char *path, bool may_wait, call_extents_fn on_extents, void *userdata,
+                           struct call_connection **ret)
 {
         struct call_connection *c = calloc(1, sizeof(*c));
         int r;
@@ -95,18 +114,31 @@ int call_connect(const char *path, call_extents_fn on_extents, void *userdata, s
         c->on_extents = on_extents;
         c->userdata = userdata;
         c->last = &c->first;
+        c->epoch = 1;
         pthread_mutex_init(&c->lock, NULL);
+        pthread_cond_init(&c->idle, NULL);
         r = frame_reader_new(on_extents != NULL, &c->reader);
         if (r == 0)
                 r = frame_writer_new(CALL_MAX_QUEUED_BYTES, &c->writer);
         if (r == 0)
-                r = connect_to(path, &c->fd);
+                r = connect_to(path, may_wait, &c->fd);
         if (r < 0) {
                 call_free(c);
                 return r;
         }
         *ret = c;
         return 0;
+}
+
+int call_connect(const char *path, call_extents_fn on_extents, void *userdata, struct call_connection **ret)
+{
+        return call_connect_to(path, true, on_extents, userdata, ret);
+}
+
+int call_connect_now(const char *path, call_extents_fn on_extents, void *userdata,
+                     struct call_connection **ret)
+{
+        return call_connect_to(path, false, on_extents, userdata, ret);
 }
 
 struct call_connection *call_free(struct call_connection *c)
@@ -122,6 +154,7 @@ struct call_connection *call_free(struct call_connection *c)
                         close(c->page_fds[i]);
         frame_reader_free(c->reader);
         frame_writer_free(c->writer);
+        pthread_cond_destroy(&c->idle);
         pthread_mutex_destroy(&c->lock);
         free(c);
         return NULL;
@@ -420,44 +453,95 @@ static int call_exchange(struct call_connection *c, Bfcd__Request *const *reques
         return r;
 }
 
-static int call_send_some(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
-                          struct call_waiter *waiters)
+static int call_send_some(struct call_connection *c, uint64_t upto, Bfcd__Request *const *requests, size_t n,
+                          struct call_waiter *waiters, uint64_t *ret_epoch)
 {
         int r, cancel_state;
 
         /* A leader cancelled in recvmsg() would leave everybody else waiting. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
         pthread_mutex_lock(&c->lock);
-        r = call_exchange(c, requests, n, waiters);
+        *ret_epoch = c->epoch; /* another comes only when nobody waits */
+        if (upto > 0 && c->epoch > upto)
+                r = -ESTALE;
+        else
+                r = call_exchange(c, requests, n, waiters);
+        if (!c->first)
+                pthread_cond_broadcast(&c->idle);
         pthread_mutex_unlock(&c->lock);
         pthread_setcancelstate(cancel_state, NULL);
         return r;
 }
 
-int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply)
+int call_send_at(struct call_connection *c, uint64_t upto, Bfcd__Request *request, Bfcd__Reply **ret_reply,
+                 uint64_t *ret_epoch)
 {
         struct call_waiter w;
-        int r = call_send_some(c, &request, 1, &w);
+        int r = call_send_some(c, upto, &request, 1, &w, ret_epoch);
 
         if (r == 0)
                 *ret_reply = w.reply;
         return r;
 }
 
-int call_send_all(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
-                  Bfcd__Reply **ret_replies)
+int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply)
+{
+        uint64_t epoch;
+
+        return call_send_at(c, 0, request, ret_reply, &epoch);
+}
+
+int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *const *requests, size_t n,
+                     Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
 {
         struct call_waiter waiters[CALL_MAX_AT_ONCE] = { 0 };
-        int r = call_send_some(c, requests, n, waiters);
+        int r = call_send_some(c, upto, requests, n, waiters, ret_epoch);
 
         for (size_t i = 0; i < n; i++)
                 ret_replies[i] = waiters[i].reply;
         return r;
 }
 
-void call_end(struct call_connection *c, int error)
+/* ---- another socket ------------------------------------------------------- */
+
+void call_drain(struct call_connection *c)
+{
+        pthread_mutex_lock(&c->lock);
+        while (c->first)
+                pthread_cond_wait(&c->idle, &c->lock);
+        pthread_mutex_unlock(&c->lock);
+}
+
+/* What it leaves is freed with the other. */
+void call_adopt(struct call_connection *c, struct call_connection *from, uint64_t epoch)
+{
+        struct frame_reader *reader;
+        struct frame_writer *writer;
+        int fd;
+
+        pthread_mutex_lock(&c->lock);
+        fd = c->fd;
+        reader = c->reader;
+        writer = c->writer;
+        c->fd = from->fd;
+        c->reader = from->reader;
+        c->writer = from->writer;
+        c->last_id = from->last_id;
+        c->timeout_ms = from->timeout_ms;
+        c->error = from->error;
+        c->epoch = epoch;
+        pthread_mutex_unlock(&c->lock);
+        from->fd = fd;
+        from->reader = reader;
+        from->writer = writer;
+        call_free(from);
+}
+
+int call_end(struct call_connection *c, int error)
 {
         pthread_mutex_lock(&c->lock);
         call_fail(c, error);
+        error = c->error;
         pthread_mutex_unlock(&c->lock);
+        return error;
 }

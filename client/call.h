@@ -27,17 +27,34 @@ typedef int (*call_extents_fn)(void *userdata, const Bfcd__Extents *extents, int
 int call_connect(const char *path, call_extents_fn on_extents, void *userdata, struct call_connection **ret);
 struct call_connection *call_free(struct call_connection *c); /* no call may be under way */
 
+/* The same without waiting: -EAGAIN, too many wait to be let in there. */
+int call_connect_now(const char *path, call_extents_fn on_extents, void *userdata,
+                     struct call_connection **ret);
+
 /* Sends request (its id is set here) and waits for the reply. 0: *ret_reply is
  * what answered it, possibly a refusal; free with bfcd__reply__free_unpacked().
  * -ECONNRESET: the daemon is gone or ended the session; every later call says
  * so too. -EPROTO: what it sent makes no sense. */
 int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
 
+/* Connections have epochs: that of call_connect() is 1, and call_adopt() says a later one. These
+ * tell in *ret_epoch in which it was sent, or failed. upto: -ESTALE where there is a later one
+ * already, and nothing is sent; 0: whichever there is. */
+int call_send_at(struct call_connection *c, uint64_t upto, Bfcd__Request *request, Bfcd__Reply **ret_reply,
+                 uint64_t *ret_epoch);
+
 /* The same for n requests, at most CALL_MAX_AT_ONCE, that are sent together: one wait in all. Every
  * reply that came is the caller's, the others are NULL; 0: all came. */
 #define CALL_MAX_AT_ONCE 32u
-int call_send_all(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
-                  Bfcd__Reply **ret_replies);
+int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *const *requests, size_t n,
+                     Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
+
+/* The connection has failed: waits until all calls have come out of it. */
+void call_drain(struct call_connection *c);
+
+/* After that: its calls go over the other one from now on, which is taken over; no call may be
+ * under way there. */
+void call_adopt(struct call_connection *c, struct call_connection *from, uint64_t epoch);
 
 /* The events socket that came with the reply to the hello; the caller's. -1: none
  * came. */
@@ -47,8 +64,8 @@ int call_take_events_fd(struct call_connection *c);
 void call_take_page_fds(struct call_connection *c, int ret_fds[2]);
 
 /* Ends the session for this error, -EPROTO or -ECONNRESET: calls under way and
- * all later ones return it. From any thread. */
-void call_end(struct call_connection *c, int error);
+ * all later ones return it. From any thread. Returns what they return: the first. */
+int call_end(struct call_connection *c, int error);
 
 /* From now on a daemon that is silent for so long counts as gone. 0: wait for
  * ever, as at first. No call may be under way. */

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/error.h"
@@ -27,6 +28,7 @@
 #define OPTIONS_MIN_BYTES  offsetof(struct bfc_options, flags) /* the first version's */
 #define DEFAULT_SLAB_BYTES (UINT64_C(2) << 20)
 #define MAX_SLAB_BYTES     (UINT64_C(1) << 30)
+#define DEFAULT_RETURN_MS  30000u
 
 /* ---- shared pieces ------------------------------------------------------- */
 
@@ -77,14 +79,19 @@ static int client_judge(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
 }
 
 /* One request and its reply, of the kind expected. A refusal is the error that
- * the daemon gives, with its sentence. */
-int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
-               Bfcd__Reply **ret_reply)
+ * the daemon gives, with its sentence. upto: as call_send_at() takes it; -ESTALE. */
+static int client_ask_upto(bfc_client *client, uint64_t upto, Bfcd__Request *request,
+                           Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
 {
         Bfcd__Reply *reply = NULL;
-        int r = call_send(client->connection, request, &reply);
+        int r;
 
-        __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
+        do {
+                r = call_send_at(client->connection, upto, request, &reply, ret_epoch);
+                __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
+        } while (r == -ECONNRESET && client_come_back(client, *ret_epoch) == 0);
+        if (r == -ESTALE)
+                return r;
         if (r < 0)
                 return client_lost(client, r);
         r = client_judge(reply, expected);
@@ -93,12 +100,52 @@ int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase
         return r;
 }
 
-int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n)
+int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
+               Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
+{
+        return client_ask_upto(client, 0, request, expected, ret_reply, ret_epoch);
+}
+
+int client_give_back(bfc_client *client, uint64_t block_id, uint64_t epoch)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Free body = BFCD__FREE__INIT;
+        Bfcd__Reply *reply = NULL;
+        uint64_t at;
+        int r;
+
+        body.block_id = block_id;
+        request.body_case = BFCD__REQUEST__BODY_FREE;
+        request.free = &body;
+        r = client_ask_upto(client, epoch, &request, BFCD__REPLY__BODY_DONE, &reply, &at);
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r == -ESTALE ? 0 : r;
+}
+
+/* The first refusal of these, all of which are freed. */
+static int client_judge_all(Bfcd__Reply **replies, size_t n)
+{
+        int r = 0;
+
+        for (size_t i = 0; i < n; i++) {
+                int error = replies[i] ? client_judge(replies[i], BFCD__REPLY__BODY_DONE) : 0;
+
+                if (replies[i] && error == 0)
+                        bfcd__reply__free_unpacked(replies[i], NULL);
+                replies[i] = NULL;
+                r = r < 0 ? r : error;
+        }
+        return r;
+}
+
+int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch)
 {
         Bfcd__Request requests[CALL_MAX_AT_ONCE], *pointers[CALL_MAX_AT_ONCE] = { NULL };
         Bfcd__Free frees[CALL_MAX_AT_ONCE];
-        Bfcd__Reply *replies[CALL_MAX_AT_ONCE];
-        int r, lost;
+        Bfcd__Reply *replies[CALL_MAX_AT_ONCE] = { NULL };
+        uint64_t at = epoch;
+        int lost, r = 0, error;
 
         for (size_t i = 0; i < n; i++) {
                 bfcd__request__init(&requests[i]);
@@ -108,17 +155,13 @@ int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n
                 requests[i].free = &frees[i];
                 pointers[i] = &requests[i];
         }
-        lost = call_send_all(client->connection, pointers, n, replies);
-        __atomic_add_fetch(&client->n_calls, n, __ATOMIC_RELAXED);
-        r = 0;
-        for (size_t i = 0; i < n; i++) {
-                int error = replies[i] ? client_judge(replies[i], BFCD__REPLY__BODY_DONE) : 0;
-
-                if (replies[i] && error == 0)
-                        bfcd__reply__free_unpacked(replies[i], NULL);
+        do {
+                lost = call_send_all_at(client->connection, epoch, pointers, n, replies, &at);
+                __atomic_add_fetch(&client->n_calls, n, __ATOMIC_RELAXED);
+                error = client_judge_all(replies, n);
                 r = r < 0 ? r : error;
-        }
-        return lost < 0 ? client_lost(client, lost) : r;
+        } while (lost == -ECONNRESET && client_come_back(client, at) == 0);
+        return lost < 0 && lost != -ESTALE ? client_lost(client, lost) : r;
 }
 
 /* Lists what there is, for a name that there is not. */
@@ -169,8 +212,7 @@ static int extent_handle(const Bfcd__Extent *e, const struct device_view *view, 
         return 0;
 }
 
-/* Called by the reading thread, in the order of the stream. */
-static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
+int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
 {
         bfc_client *client = userdata;
         int r = 0;
@@ -199,6 +241,8 @@ static int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *
         }
         client->stats.bytes_mapped = client->regions.n_bytes_mapped;
         pthread_mutex_unlock(&client->lock);
+        if (r < 0) /* there is no coming back from that */
+                __atomic_store_n(&client->lost, r == -EPROTO ? r : -ECONNRESET, __ATOMIC_RELAXED);
         return r;
 }
 
@@ -215,11 +259,15 @@ static int client_end(bfc_client *client, int error, const char *why)
         return error;
 }
 
-/* The range of an extent that the daemon takes back. The lock is held. */
-static int client_retired_range(const bfc_client *client, uint64_t extent_id, struct device_range **ret)
+/* The range of an extent that the daemon of that epoch takes back. The lock is held. */
+static int client_retired_range(const bfc_client *client, uint64_t epoch, uint64_t extent_id,
+                                struct device_range **ret)
 {
         struct region_place place;
 
+        /* Another was told that it is mapped, and reckons with that. */
+        if (client->epoch != epoch)
+                return -ESTALE;
         if (regions_find_extent(&client->regions, extent_id, &place) < 0 ||
             blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
             blocks_lie_in(&client->slabs, place.region_id, place.offset, place.n_bytes) ||
@@ -229,7 +277,7 @@ static int client_retired_range(const bfc_client *client, uint64_t extent_id, st
         return 0;
 }
 
-static int client_unmap(bfc_client *client, const uint64_t *extent_ids, size_t n_extent_ids)
+static int client_unmap(bfc_client *client, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
 {
         struct device_range *range;
         int r = 0;
@@ -237,7 +285,7 @@ static int client_unmap(bfc_client *client, const uint64_t *extent_ids, size_t n
         /* Looked at once more: a daemon that lies can have put a block there meanwhile. */
         pthread_mutex_lock(&client->lock);
         for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
-                r = client_retired_range(client, extent_ids[i], &range);
+                r = client_retired_range(client, epoch, extent_ids[i], &range);
                 if (r == 0)
                         r = regions_unmap(&client->regions, extent_ids[i]);
         }
@@ -248,7 +296,7 @@ static int client_unmap(bfc_client *client, const uint64_t *extent_ids, size_t n
 
 /* Nothing of this client lies in these extents, so no new work can touch them;
  * what is under way may take long, and nobody is held up by waiting for it. */
-static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n_extent_ids)
+static int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
 {
         bfc_client *client = userdata;
         struct device_range *range, *last = NULL;
@@ -256,7 +304,7 @@ static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n
 
         for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
                 pthread_mutex_lock(&client->lock);
-                r = client_retired_range(client, extent_ids[i], &range);
+                r = client_retired_range(client, epoch, extent_ids[i], &range);
                 pthread_mutex_unlock(&client->lock);
                 if (r == 0 && range != last)
                         r = device_range_finish(range);
@@ -270,7 +318,9 @@ static int client_on_retire(void *userdata, const uint64_t *extent_ids, size_t n
         if (r == -EBUSY)
                 return r; /* a stream is being captured: asked again */
         if (r == 0)
-                r = client_unmap(client, extent_ids, n_extent_ids);
+                r = client_unmap(client, epoch, extent_ids, n_extent_ids);
+        if (r == -ESTALE)
+                return r;
         if (r == -EPROTO)
                 return client_end(client, r, "the daemon takes back memory that is in use");
         return r < 0 ? client_end(client, -ECONNRESET, "memory could not be unmapped") : 0;
@@ -283,8 +333,9 @@ static void client_events_ended(void *userdata)
         bfc_client *client = userdata;
         int known = 0;
 
-        __atomic_compare_exchange_n(&client->lost, &known, -ECONNRESET, false, __ATOMIC_RELAXED,
-                                    __ATOMIC_RELAXED);
+        if (!comeback_is_stopping(&client->comeback))
+                __atomic_compare_exchange_n(&client->lost, &known, -ECONNRESET, false, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED);
 }
 
 static int client_on_trim(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes)
@@ -295,6 +346,11 @@ static int client_on_trim(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_
         if (r == -EPROTO)
                 return client_end(client, r, "the daemon asks for idle memory where none can be");
         return r;
+}
+
+static int client_events_lost(void *userdata, uint64_t epoch)
+{
+        return client_come_back(userdata, epoch);
 }
 
 static void client_events_failed(void *userdata, int error)
@@ -310,6 +366,7 @@ static int client_look(void *userdata)
 static const struct events_ops client_events_ops = { .retire = client_on_retire,
                                                      .trim = client_on_trim,
                                                      .look = client_look,
+                                                     .lost = client_events_lost,
                                                      .ended = client_events_ended,
                                                      .failed = client_events_failed };
 
@@ -365,12 +422,33 @@ static int options_read_cache(struct bfc_options *options)
         return 0;
 }
 
+static int options_read_return(struct bfc_options *options)
+{
+        const char *word = pick(NULL, "BFC_RETURN_MS", "");
+        unsigned long long n;
+        char *end;
+
+        if (options->return_ms == 0 && word[0]) {
+                errno = 0;
+                n = strtoull(word, &end, 10);
+                if (word[0] < '0' || word[0] > '9' || *end || errno || n == 0 || n > UINT32_MAX)
+                        return error_set(-EINVAL,
+                                         "BFC_RETURN_MS is \"%s\": a number from 1 to %u makes sense", word,
+                                         UINT32_MAX);
+                options->return_ms = (uint32_t)n;
+        }
+        if (options->return_ms == 0)
+                options->return_ms = DEFAULT_RETURN_MS;
+        return 0;
+}
+
 /* The options as this library knows them. A caller built against a later header
  * may have more, as long as it asks for nothing there; one built against an
  * earlier header has fewer. */
 static int options_read(const struct bfc_options *options, struct bfc_options *ret)
 {
         struct bfc_options known = { .struct_size = sizeof(known) };
+        int r;
 
         if (options) {
                 const unsigned char *bytes = (const unsigned char *)options;
@@ -399,7 +477,8 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
         known.name = pick(known.name, NULL, program_invocation_short_name);
         known.trace = pick(known.trace, "BFC_TRACE", NULL);
         *ret = known;
-        return options_read_cache(ret);
+        r = options_read_return(ret);
+        return r < 0 ? r : options_read_cache(ret);
 }
 
 static int connect_failed(int error, const char *path)
@@ -446,6 +525,7 @@ static void *client_free(bfc_client *client)
                 bfcd__reply__free_unpacked(client->hello, NULL);
         if (client->alive)
                 munmap((void *)(uintptr_t)client->alive, client->alive_bytes);
+        comeback_clear(&client->comeback);
         pthread_mutex_destroy(&client->lock);
         free(client);
         return NULL;
@@ -458,6 +538,7 @@ static int client_new(bfc_client **ret)
 
         if (!client)
                 return error_set(-ENOMEM, "this process is out of memory");
+        client->epoch = 1;
         pthread_mutex_init(&client->lock, NULL);
         client->alive_bytes = (size_t)sysconf(_SC_PAGESIZE);
         page = mmap(NULL, client->alive_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -543,21 +624,21 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
-        char name[64];
+        uint64_t epoch;
         int r;
 
-        snprintf(name, sizeof(name), "%s", options->name);
         hello.version = PROTOCOL_VERSION;
-        hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_AGAIN;
+        hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_AGAIN |
+                             BFCD__CAPABILITY__CAPABILITY_RETURN;
         /* Without a cache, too: what was freed on a stream may wait to be looked at. */
         if (client_takes_events(options))
                 hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_TRIM;
-        hello.name = name;
+        hello.name = client->comeback.name;
         hello.tenant = (char *)(uintptr_t)options->tenant;
         hello.partition = (char *)(uintptr_t)options->partition;
         request.body_case = BFCD__REQUEST__BODY_HELLO;
         request.hello = &hello;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_HELLO, &client->hello);
+        r = client_ask(client, &request, BFCD__REPLY__BODY_HELLO, &client->hello, &epoch);
         if (r == 0)
                 r = client_read_places(client);
         if (r < 0)
@@ -612,6 +693,11 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
         r = client_new(&client);
         if (r < 0)
                 return r;
+        r = comeback_init(&client->comeback, known.socket, known.name, known.return_ms);
+        if (r < 0) {
+                client_free(client);
+                return r;
+        }
         r = call_connect(known.socket, client_on_extents, client, &client->connection);
         if (r < 0)
                 r = connect_failed(r, known.socket);
@@ -667,11 +753,52 @@ BFC_API int bfc_poll_fd(const bfc_client *client)
         return events_fd(client->events);
 }
 
-BFC_API void bfc_disconnect(bfc_client *client)
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static int goodbye_once(bfc_client *client, int64_t until_ms, uint64_t *ret_epoch)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
         Bfcd__Reply *reply = NULL;
+        int64_t left_ms = until_ms - now_ms();
+        int r;
+
+        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
+        request.goodbye = &goodbye;
+        call_set_timeout(client->connection, left_ms > 0 ? (unsigned)left_ms : 1);
+        r = call_send_at(client->connection, 0, &request, &reply, ret_epoch);
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+/* A daemon that is being started anew would keep what this process has until it exits: so for some
+ * time it is waited for. */
+static void client_say_goodbye(bfc_client *client)
+{
+        int64_t until_ms = now_ms() + GOODBYE_TIMEOUT_MS, left_ms;
+        uint64_t epoch;
+
+        pthread_mutex_lock(&client->lock);
+        client->is_ending = true;
+        pthread_mutex_unlock(&client->lock);
+        while (goodbye_once(client, until_ms, &epoch) == -ECONNRESET) {
+                left_ms = until_ms - now_ms();
+                if (left_ms > client->comeback.return_ms)
+                        left_ms = client->comeback.return_ms;
+                if (left_ms <= 0 || client_come_back_in(client, epoch, (unsigned)left_ms) < 0)
+                        break;
+        }
+}
+
+BFC_API void bfc_disconnect(bfc_client *client)
+{
         int r;
 
         if (!client)
@@ -684,22 +811,20 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 return;
         }
         /* The thread may wait for the daemon, which may have stopped. */
+        comeback_stop(&client->comeback, true);
         if (events_stop(client->events, GOODBYE_TIMEOUT_MS) < 0) {
                 call_end(client->connection, -ECONNRESET);
+                comeback_hang_up(&client->comeback);
                 events_stop(client->events, 0);
         }
+        comeback_stop(&client->comeback, false);
         /* Unmapped before it is said: then the daemon may release at once. What cannot
          * be unmapped goes with the process, so there the daemon is left to see that
          * end; a device that is lost holds nothing. */
         r = regions_unmap_all(&client->regions);
         regions_clear(&client->regions);
-        if (r == 0 || r == -ENODEV) {
-                request.body_case = BFCD__REQUEST__BODY_GOODBYE;
-                request.goodbye = &goodbye;
-                call_set_timeout(client->connection, GOODBYE_TIMEOUT_MS);
-                if (call_send(client->connection, &request, &reply) == 0)
-                        bfcd__reply__free_unpacked(reply, NULL);
-        }
+        if (r == 0 || r == -ENODEV)
+                client_say_goodbye(client);
         client_free(client);
 }
 

@@ -5,7 +5,13 @@
  * Each public function looks first whether it runs in a forked child: `alive` is a page
  * that the kernel wipes there, so this costs one load and no system call, and no
  * lock is taken that a thread of the parent may have held. Then it asks the
- * daemon without any lock, and last writes down the answer under `lock`. */
+ * daemon without any lock, and last writes down the answer under `lock`.
+ *
+ * Where the daemon was started anew the client comes back to it (comeback.c), and each such time begins
+ * an epoch. client_ask() repeats what had no answer. An answer of another epoch than `epoch`
+ * when it is to be written down counts for none: it is dropped, and the request repeated. Whatever leaves the
+ * tables takes `epoch` along, and is only given back in that one: in a later one the
+ * daemon was told that it is gone. */
 #ifndef BFC_CLIENT_CLIENT_H
 #define BFC_CLIENT_CLIENT_H
 
@@ -25,6 +31,19 @@
 
 #define BFC_API __attribute__((visibility("default")))
 
+/* What coming back takes. */
+struct comeback {
+        char *path;         /* of the socket */
+        char name[64];      /* of the program */
+        unsigned return_ms; /* these three: constant */
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+        uint64_t epoch;    /* of the connection that is used */
+        bool is_under_way; /* a thread is at it */
+        bool is_stopping;
+        struct call_connection *next; /* not in use yet; NULL: none */
+};
+
 /* Invariant, when no call is under way: blocks.n_used - parked ones == num_allocs - num_frees,
  * and bytes_in_use is the sum over the used blocks. What the magazines count themselves is not in
  * `stats`; client_read_stats() has both. */
@@ -32,6 +51,8 @@ struct bfc_client {
         const volatile char *alive; /* 0 in a forked child */
         size_t alive_bytes;
         struct call_connection *connection;
+        struct comeback comeback;    /* with a lock of its own, taken before all others */
+        uint64_t n_returns;          /* atomic */
         struct events *events;       /* NULL: none, so no thread */
         bool polls;                  /* the program looks for events; constant */
         bool is_polled;              /* a thread is in bfc_poll(); atomic */
@@ -49,6 +70,8 @@ struct bfc_client {
         struct streams *streams; /* with a lock of its own, taken before this one */
 
         pthread_mutex_t lock; /* everything below; never held across a call */
+        uint64_t epoch;       /* in which the tables are, see above */
+        bool is_ending;       /* nothing is held any more */
         struct cache *cache;  /* NULL: none */
         struct regions regions;
         struct blocks blocks;          /* blocks_park() is called without the lock */
@@ -66,13 +89,31 @@ int client_lost(bfc_client *client, int error);
 
 /* One request and its reply, of the kind expected; the caller's, to be freed by
  * bfcd__reply__free_unpacked(). A refusal is the error that the daemon gives, with its
- * sentence. */
+ * sentence. Comes back where the daemon is gone, and asks again. */
 int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
-               Bfcd__Reply **ret_reply);
+               Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
 
-/* Frees blocks at the daemon, at most CALL_MAX_AT_ONCE, with one wait in all. The first error, but all
- * are tried. The lock is not held. */
-int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n);
+/* Frees blocks at the daemon, at most CALL_MAX_AT_ONCE, with one wait in all, which left the tables in this
+ * epoch. The first error, but all are tried. The lock is not held. */
+int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch);
+
+/* Called by the reading thread, in the order of the stream. */
+int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds);
+
+/* ---- coming back (comeback.c) ------------------------------------------------ */
+
+/* The connection of that epoch is gone. 0: there is another one, by whichever thread. -ECONNRESET: there
+ * will be none, and `lost` is set; end_reason says why. -EPROTO. No lock is held. */
+int client_come_back(bfc_client *client, uint64_t epoch);
+int client_come_back_in(bfc_client *client, uint64_t epoch, unsigned return_ms);
+
+int comeback_init(struct comeback *b, const char *path, const char *name, unsigned return_ms); /* -ENOMEM */
+void comeback_clear(struct comeback *b);
+
+/* Whoever is at it, or would be, gives up soon; or no longer. */
+void comeback_stop(struct comeback *b, bool stops);
+bool comeback_is_stopping(struct comeback *b);
+void comeback_hang_up(struct comeback *b); /* on the daemon that it is talking to */
 
 /* What a Trim asks for. -EPROTO: it makes no sense; -ECONNRESET: the session is over. */
 int client_trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret_bytes);
@@ -121,6 +162,10 @@ struct stream_life;
 
 int streams_new(bfc_client *client); /* -ENOMEM */
 void streams_free(bfc_client *client);
+
+/* Between these nothing changes in the pools. */
+void streams_hold(bfc_client *client);
+void streams_release(bfc_client *client);
 
 /* Looks which work of streams is done, and gives what that frees back to the cache, or to
  * the daemon. Any thread. True: there was something. */
@@ -182,8 +227,8 @@ void client_count_reserved(bfc_client *client, uint64_t n_bytes);
 /* Whether this process sees the device of a partition. Looked up once for each. */
 bool client_sees_place(bfc_client *client, uint32_t partition);
 
-/* Gives a block of the daemon's back. Lock not held. */
-int client_give_back(bfc_client *client, uint64_t block_id);
+/* Gives a block of the daemon's back, which left the tables in this epoch. Lock not held. */
+int client_give_back(bfc_client *client, uint64_t block_id, uint64_t epoch);
 
 /* Writes down again a block whose free did not come about, where its memory is still there. Lock
  * not held. */
@@ -203,5 +248,9 @@ int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays);
 
 bool shared_has(const bfc_client *client, const void *ptr); /* lock held */
 void shared_clear(bfc_client *client);                      /* forgets them all */
+
+/* How many there are that the daemon knows as shared; the first so many. Lock held. */
+struct held_shared;
+size_t shared_list(const bfc_client *client, struct held_shared *ret, size_t max);
 
 #endif

@@ -9,16 +9,22 @@
  * A Retire waits for the device's work, and no driver tells whether it is done without that. So that
  * a Trim behind it is answered in time, a second thread does Retires. It also calls ops->look() at
  * intervals where that is asked for. It is there from the first Retire or events_wake() on: most
- * processes see neither. Answers may be in any order. */
+ * processes see neither. Answers may be in any order.
+ *
+ * A socket that has ended can be followed by another, of a later epoch. Whoever reads exchanges them:
+ * so nobody reads while it is done, and the number of the fd stays. What was read of the old one
+ * and is not done yet is forgotten, and its answers are not sent. */
 #include "client/events.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,10 +36,17 @@
 #define EVENTS_QUEUE_MAX   4096u
 #define EVENTS_MAX_EXTENTS 64u /* in one Retire */
 #define EVENTS_RETRY_MS    5
-#define EVENTS_MAX_RETIRES 17u /* 16 unanswered ones, and one whose answer is on its way */
+#define EVENTS_MAX_RETIRES 18u /* 16 unanswered ones, one whose answer is on its way, one of before */
+
+struct events_socket {
+        int fd;
+        struct frame_reader *reader;
+        struct frame_writer *writer;
+};
 
 struct events {
-        int fd;
+        int fd;      /* constant; what it is changes */
+        int poll_fd; /* without a thread: readable where fd is; -1 */
         const struct events_ops *ops;
         void *userdata;
         pthread_t thread;
@@ -41,38 +54,47 @@ struct events {
         Bfcd__Event *busy; /* without a thread: to be tried again */
         int error;         /* the same: why it ended */
         struct frame_reader *reader;
+        uint64_t epoch; /* of fd; who reads changes it, with the lock */
 
         pthread_mutex_t lock; /* everything below */
         pthread_cond_t changed;
         bool has_ended; /* the thread */
         struct frame_writer *writer;
+        struct events_socket *next; /* NULL: none */
+        uint64_t next_epoch;
         pthread_t worker;
         bool has_worker; /* it is to be joined */
         bool is_stopping;
         bool is_woken;
         bool is_looking;
+        bool is_retiring;                         /* the first of them */
         int64_t look_ms;                          /* then it looks; -1: it does not */
         Bfcd__Event *retires[EVENTS_MAX_RETIRES]; /* for it; the first is being done */
         size_t n_retires;
 };
 
-static int answer(struct events *e, const Bfcd__EventReply *reply)
+/* To a socket of that epoch. That it has ended is for who reads to find out. */
+static int answer(struct events *e, const Bfcd__EventReply *reply, uint64_t epoch)
 {
         uint8_t *payload;
         int r;
 
         pthread_mutex_lock(&e->lock);
+        if (e->epoch != epoch) {
+                pthread_mutex_unlock(&e->lock);
+                return 0;
+        }
         r = frame_writer_add(e->writer, bfcd__event_reply__get_packed_size(reply), NULL, 0, &payload);
         if (r == 0) {
                 bfcd__event_reply__pack(reply, payload);
                 /* The daemon has few unanswered: the socket's buffer has room. */
-                r = frame_writer_flush(e->writer, e->fd) == 0 ? 0 : -ECONNRESET;
+                r = frame_writer_flush(e->writer, e->fd) == FRAME_AGAIN ? -ECONNRESET : 0;
         }
         pthread_mutex_unlock(&e->lock);
         return r;
 }
 
-static int on_retire(struct events *e, const Bfcd__Retire *retire)
+static int on_retire(struct events *e, const Bfcd__Retire *retire, uint64_t epoch)
 {
         Bfcd__EventReply reply = BFCD__EVENT_REPLY__INIT;
         Bfcd__Retired retired = BFCD__RETIRED__INIT;
@@ -80,13 +102,13 @@ static int on_retire(struct events *e, const Bfcd__Retire *retire)
 
         if (retire->n_extent_ids == 0 || retire->n_extent_ids > EVENTS_MAX_EXTENTS)
                 return -EPROTO;
-        r = e->ops->retire(e->userdata, retire->extent_ids, retire->n_extent_ids);
+        r = e->ops->retire(e->userdata, epoch, retire->extent_ids, retire->n_extent_ids);
         if (r < 0)
                 return r;
         retired.sequence = retire->sequence;
         reply.body_case = BFCD__EVENT_REPLY__BODY_RETIRED;
         reply.retired = &retired;
-        return answer(e, &reply);
+        return answer(e, &reply, epoch);
 }
 
 static int on_trim(struct events *e, const Bfcd__Trim *trim)
@@ -100,7 +122,7 @@ static int on_trim(struct events *e, const Bfcd__Trim *trim)
         trimmed.sequence = trim->sequence;
         reply.body_case = BFCD__EVENT_REPLY__BODY_TRIMMED;
         reply.trimmed = &trimmed;
-        return answer(e, &reply);
+        return answer(e, &reply, e->epoch);
 }
 
 /* An event of a later version is none that this one asked for. What needs no answer and no
@@ -109,7 +131,7 @@ static int on_event(struct events *e, const Bfcd__Event *event)
 {
         switch (event->body_case) {
         case BFCD__EVENT__BODY_RETIRE:
-                return on_retire(e, event->retire);
+                return on_retire(e, event->retire, e->epoch);
         case BFCD__EVENT__BODY_TRIM:
                 return on_trim(e, event->trim);
         case BFCD__EVENT__BODY_QUOTA_CHANGED:
@@ -129,27 +151,31 @@ static bool pause_a_little(const struct events *e)
 }
 
 /* Until it is done. -ECANCELED: the thread is to end. */
-static int retire_now(struct events *e, const Bfcd__Retire *retire)
+static int retire_now(struct events *e, const Bfcd__Retire *retire, uint64_t epoch)
 {
         int r;
 
-        while ((r = on_retire(e, retire)) == -EBUSY)
+        while ((r = on_retire(e, retire, epoch)) == -EBUSY)
                 if (!pause_a_little(e))
                         return -ECANCELED;
         return r;
 }
 
+/* A socket that has ended ends a Retire that waits, and not the thread: there may be another. */
 static int retire_first(struct events *e)
 {
         Bfcd__Event *event = e->retires[0];
+        uint64_t epoch = e->epoch;
         int r;
 
+        e->is_retiring = true;
         pthread_mutex_unlock(&e->lock);
-        r = retire_now(e, event->retire);
+        r = retire_now(e, event->retire, epoch);
         bfcd__event__free_unpacked(event, NULL);
         pthread_mutex_lock(&e->lock);
+        e->is_retiring = false;
         memmove(e->retires, e->retires + 1, --e->n_retires * sizeof(e->retires[0]));
-        return r;
+        return r == -ECANCELED || r == -ESTALE ? 0 : r;
 }
 
 static int64_t now_ms(void)
@@ -200,7 +226,7 @@ static void *worker_run(void *userdata)
                         wait_until(e, e->look_ms);
         }
         pthread_mutex_unlock(&e->lock);
-        if (r < 0 && r != -ECANCELED) {
+        if (r < 0) {
                 e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
                 shutdown(e->fd, SHUT_RD); /* the other thread is to end, too */
         }
@@ -252,7 +278,7 @@ static int retire_later(struct events *e, Bfcd__Event *event)
         if (handed)
                 return 0;
         if (r == 0)
-                r = retire_now(e, event->retire);
+                r = retire_now(e, event->retire, e->epoch);
         bfcd__event__free_unpacked(event, NULL);
         return r;
 }
@@ -298,14 +324,128 @@ static int read_events(struct events *e, int flags)
         return r;
 }
 
+/* ---- another socket -------------------------------------------------------- */
+
+struct events_socket *events_socket_free(struct events_socket *s)
+{
+        if (!s)
+                return NULL;
+        if (s->fd >= 0)
+                close(s->fd);
+        frame_reader_free(s->reader);
+        frame_writer_free(s->writer);
+        free(s);
+        return NULL;
+}
+
+int events_socket_new(int fd, struct events_socket **ret)
+{
+        struct events_socket *s = calloc(1, sizeof(*s));
+        int r;
+
+        if (!s) {
+                close(fd);
+                return -ENOMEM;
+        }
+        s->fd = fd;
+        r = frame_reader_new(false, &s->reader);
+        if (r == 0)
+                r = frame_writer_new(EVENTS_QUEUE_MAX, &s->writer);
+        if (r < 0) {
+                events_socket_free(s);
+                return r;
+        }
+        *ret = s;
+        return 0;
+}
+
+void events_resume(struct events *e, struct events_socket *s, uint64_t epoch)
+{
+        if (!e) {
+                events_socket_free(s);
+                return;
+        }
+        pthread_mutex_lock(&e->lock);
+        events_socket_free(e->next);
+        e->next = s;
+        e->next_epoch = epoch;
+        shutdown(e->fd, SHUT_RDWR);
+        pthread_mutex_unlock(&e->lock);
+}
+
+static void forget_retires(struct events *e)
+{
+        size_t n_kept = e->is_retiring ? 1 : 0;
+
+        while (e->n_retires > n_kept)
+                bfcd__event__free_unpacked(e->retires[--e->n_retires], NULL);
+        if (e->busy)
+                bfcd__event__free_unpacked(e->busy, NULL);
+        e->busy = NULL;
+}
+
+static int poll_it(const struct events *e)
+{
+        struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP };
+
+        return e->poll_fd < 0 || epoll_ctl(e->poll_fd, EPOLL_CTL_ADD, e->fd, &event) == 0 ? 0 : -errno;
+}
+
+/* The lock is held. */
+static int exchange(struct events *e)
+{
+        struct events_socket *s = e->next;
+        struct frame_reader *reader = e->reader;
+        struct frame_writer *writer = e->writer;
+
+        /* By itself it would go from there only when a forked child has closed it, too. */
+        if (e->poll_fd >= 0)
+                epoll_ctl(e->poll_fd, EPOLL_CTL_DEL, e->fd, NULL);
+        if (dup3(s->fd, e->fd, O_CLOEXEC) < 0)
+                return -errno;
+        e->next = NULL;
+        e->epoch = e->next_epoch;
+        e->reader = s->reader;
+        e->writer = s->writer;
+        s->reader = reader;
+        s->writer = writer;
+        forget_retires(e);
+        events_socket_free(s);
+        return poll_it(e);
+}
+
+/* What was read ended with r. 0: there is another socket now. */
+static int next_socket(struct events *e, int r)
+{
+        if (r < 0 && r != -ECONNRESET && r != -ECANCELED && r != -ESTALE)
+                return r;
+        pthread_mutex_lock(&e->lock);
+        r = e->is_stopping ? -ECANCELED : 0;
+        if (r == 0 && !e->next) {
+                pthread_mutex_unlock(&e->lock);
+                r = e->ops->lost(e->userdata, e->epoch);
+                pthread_mutex_lock(&e->lock);
+        }
+        if (r == 0 && e->is_stopping) /* it was told so on the old one */
+                r = -ECANCELED;
+        if (r == 0)
+                r = e->next ? exchange(e) : -ECONNRESET;
+        pthread_mutex_unlock(&e->lock);
+        return r;
+}
+
 static void *events_run(void *userdata)
 {
         struct events *e = userdata;
-        int r = read_events(e, 0);
+        int r;
+
+        do
+                r = read_events(e, 0);
+        while (next_socket(e, r) == 0);
 
         /* An end of file is events_stop(), or a daemon that ended the session. So it is
          * while a Retire could not be done. */
-        if (r < 0 && r != -ECANCELED)
+        if (r < 0 && r != -ECANCELED && r != -ESTALE)
                 e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
         e->ops->ended(e->userdata);
         pthread_mutex_lock(&e->lock);
@@ -349,7 +489,7 @@ static void locks_init(struct events *e)
         pthread_condattr_destroy(&attr);
 }
 
-int events_new(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
+static int events_make(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
 {
         struct events *e = calloc(1, sizeof(*e));
         int r;
@@ -359,6 +499,8 @@ int events_new(int fd, const struct events_ops *ops, void *userdata, struct even
                 return -ENOMEM;
         }
         e->fd = fd;
+        e->poll_fd = -1;
+        e->epoch = 1;
         e->look_ms = -1;
         e->ops = ops;
         e->userdata = userdata;
@@ -374,10 +516,29 @@ int events_new(int fd, const struct events_ops *ops, void *userdata, struct even
         return 0;
 }
 
+/* Who looks for events may do so by epoll(7), which would lose a socket that another takes the place
+ * of: so what is looked at is an epoll instance, and stays the same. */
+int events_new(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
+{
+        struct events *e;
+        int r = events_make(fd, ops, userdata, &e);
+
+        if (r < 0)
+                return r;
+        e->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+        r = e->poll_fd < 0 ? -errno : poll_it(e);
+        if (r < 0) {
+                events_free(e);
+                return r;
+        }
+        *ret = e;
+        return 0;
+}
+
 int events_start(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
 {
         struct events *e;
-        int r = events_new(fd, ops, userdata, &e);
+        int r = events_make(fd, ops, userdata, &e);
 
         if (r < 0)
                 return r;
@@ -392,7 +553,7 @@ int events_start(int fd, const struct events_ops *ops, void *userdata, struct ev
 
 int events_fd(const struct events *e)
 {
-        return e->fd;
+        return e->poll_fd;
 }
 
 /* What could not be done the last time. */
@@ -414,9 +575,11 @@ int events_poll(struct events *e)
 
         if (r < 0)
                 return r;
-        r = try_again(e);
-        if (r == 0)
-                r = read_events(e, MSG_DONTWAIT);
+        do {
+                r = try_again(e);
+                if (r == 0)
+                        r = read_events(e, MSG_DONTWAIT);
+        } while (r != FRAME_AGAIN && r != -EBUSY && next_socket(e, r) == 0);
         if (r == FRAME_AGAIN || r == -EBUSY) {
                 e->ops->look(e->userdata);
                 return r == -EBUSY ? r : 0;
@@ -446,9 +609,9 @@ int events_stop(struct events *e, unsigned timeout_ms)
 {
         if (!e || !e->running)
                 return 0;
-        shutdown(e->fd, SHUT_RD);
         pthread_mutex_lock(&e->lock);
         e->is_stopping = true;
+        shutdown(e->fd, SHUT_RD);
         pthread_cond_broadcast(&e->changed);
         pthread_mutex_unlock(&e->lock);
         if (!wait_for_end(e, timeout_ms))
@@ -466,6 +629,9 @@ struct events *events_free(struct events *e)
                 return NULL;
         if (e->fd >= 0)
                 close(e->fd);
+        if (e->poll_fd >= 0)
+                close(e->poll_fd);
+        events_socket_free(e->next);
         frame_reader_free(e->reader);
         frame_writer_free(e->writer);
         if (e->busy)
@@ -483,5 +649,7 @@ void events_forget(struct events *e)
         if (!e)
                 return;
         close(e->fd);
-        e->fd = -1;
+        if (e->poll_fd >= 0)
+                close(e->poll_fd);
+        e->fd = e->poll_fd = -1;
 }

@@ -43,6 +43,7 @@ BFC_API int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
         client_read_stats(client, &stats);
         pthread_mutex_unlock(&client->lock);
         stats.num_calls = __atomic_load_n(&client->n_calls, __ATOMIC_RELAXED);
+        stats.num_returns = __atomic_load_n(&client->n_returns, __ATOMIC_RELAXED);
         fill_struct(ret, ret->struct_size, &stats, sizeof(stats));
         return 0;
 }
@@ -67,12 +68,13 @@ static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_u
         Bfcd__Usage body = BFCD__USAGE__INIT;
         const Bfcd__Figures *f;
         Bfcd__Reply *reply = NULL;
+        uint64_t epoch;
         int r;
 
         body.partition = partition;
         request.body_case = BFCD__REQUEST__BODY_USAGE;
         request.usage = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_USAGE, &reply);
+        r = client_ask(client, &request, BFCD__REPLY__BODY_USAGE, &reply, &epoch);
         if (r < 0)
                 return r;
         f = reply->usage->figures;

@@ -220,6 +220,16 @@ unsigned magazines_show(struct magazines *m, struct pages_parked *parked, unsign
         return n;
 }
 
+void magazines_hold(struct magazines *m)
+{
+        lock_all(m);
+}
+
+void magazines_release(struct magazines *m)
+{
+        unlock_all(m);
+}
+
 /* Its lock is held. */
 static void set_bytes(struct magazine *z, uint64_t n_bytes)
 {

@@ -60,6 +60,10 @@ void magazines_count_free(struct magazines *m, uint64_t n_bytes);
  * magazines. Returns how many are used. Before any other thread comes. */
 unsigned magazines_show(struct magazines *m, struct pages_parked *parked, unsigned n_places);
 
+/* One at a time: nobody parks or takes anything, nor tells it, until the latter. */
+void magazines_hold(struct magazines *m);
+void magazines_release(struct magazines *m);
+
 struct magazine_sums {
         uint64_t num_allocs;      /* by magazines_get() */
         uint64_t num_frees;       /* by magazines_put() */

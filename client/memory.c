@@ -113,23 +113,6 @@ static int client_take(bfc_client *client, uint32_t partition, const Bfcd__Block
         return r;
 }
 
-int client_give_back(bfc_client *client, uint64_t block_id)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Free body = BFCD__FREE__INIT;
-        Bfcd__Reply *reply = NULL;
-        int r;
-
-        body.block_id = block_id;
-        request.body_case = BFCD__REQUEST__BODY_FREE;
-        request.free = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_DONE, &reply);
-        if (r < 0)
-                return r;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return 0;
-}
-
 int client_malloc_failed(bfc_client *client, int error)
 {
         pthread_mutex_lock(&client->lock);
@@ -168,6 +151,38 @@ static int client_check_place(bfc_client *client, uint32_t partition)
                          client->hello->hello->partitions[partition]->device);
 }
 
+/* Asks the daemon, and takes n_bytes of what it gives. *ret_stale: that came before a return, and is
+ * worth nothing. */
+static int client_fetch_once(bfc_client *client, uint32_t partition, Bfcd__Request *request, uint64_t n_bytes,
+                             const struct malloc_how *how, bool *ret_stale, void **ret_ptr)
+{
+        Bfcd__Reply *reply = NULL;
+        bool kept = false;
+        uint64_t epoch;
+        int r;
+
+        *ret_stale = false;
+        r = client_ask(client, request, BFCD__REPLY__BODY_BLOCK, &reply, &epoch);
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        *ret_stale = epoch != client->epoch;
+        if (!*ret_stale)
+                r = reply->block->n_bytes < request->malloc->n_bytes
+                            ? -EPROTO
+                            : client_take(client, partition, reply->block, n_bytes, how, &kept, ret_ptr);
+        pthread_mutex_unlock(&client->lock);
+        if ((r == -ENOMEM || r == CACHE_MISS) && !kept)
+                client_give_back(client, reply->block->block_id, epoch);
+        if (r == -ENOMEM)
+                r = error_set(r, "this process is out of memory");
+        else if (r < 0)
+                r = error_set(r, "the daemon gave a block of %llu bytes where none can be",
+                              (unsigned long long)reply->block->n_bytes);
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
 /* Asks the daemon for ask_bytes, and takes n_bytes of it. CACHE_MISS: they were less, and did
  * not come to lie beside what is free here; they went back. */
 static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_bytes, uint64_t n_bytes,
@@ -175,8 +190,7 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
-        Bfcd__Reply *reply = NULL;
-        bool kept = false;
+        bool is_stale;
         int r;
 
         body.partition = partition;
@@ -188,22 +202,9 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
         body.tag = (char *)(uintptr_t)how->tag;
         request.body_case = BFCD__REQUEST__BODY_MALLOC;
         request.malloc = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_BLOCK, &reply);
-        if (r < 0)
-                return r;
-        pthread_mutex_lock(&client->lock);
-        r = reply->block->n_bytes < ask_bytes
-                    ? -EPROTO
-                    : client_take(client, partition, reply->block, n_bytes, how, &kept, ret_ptr);
-        pthread_mutex_unlock(&client->lock);
-        if ((r == -ENOMEM || r == CACHE_MISS) && !kept)
-                client_give_back(client, reply->block->block_id);
-        if (r == -ENOMEM)
-                r = error_set(r, "this process is out of memory");
-        else if (r < 0)
-                r = error_set(r, "the daemon gave a block of %llu bytes where none can be",
-                              (unsigned long long)reply->block->n_bytes);
-        bfcd__reply__free_unpacked(reply, NULL);
+        do
+                r = client_fetch_once(client, partition, &request, n_bytes, how, &is_stale, ret_ptr);
+        while (is_stale);
         return r;
 }
 
@@ -211,7 +212,7 @@ static int client_fetch(bfc_client *client, uint32_t partition, uint64_t ask_byt
 static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_t want_bytes,
                                  uint64_t *ret_bytes)
 {
-        uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes;
+        uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes, epoch;
         size_t n;
         int r = 0;
 
@@ -221,9 +222,10 @@ static int client_give_back_idle(bfc_client *client, uint32_t partition, uint64_
                 n = cache_take_idle(client->cache, partition, want_bytes - sum, block_ids, CALL_MAX_AT_ONCE,
                                     &n_bytes);
                 client->stats.bytes_reserved -= n_bytes;
+                epoch = client->epoch;
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
-                r = client_give_back_all(client, block_ids, n);
+                r = client_give_back_all(client, block_ids, n, epoch);
         } while (r == 0 && n == CALL_MAX_AT_ONCE && sum < want_bytes);
         *ret_bytes = sum;
         return r;
@@ -480,7 +482,7 @@ static bool client_uncut_at_once(bfc_client *client, const void *ptr, uint32_t *
 }
 
 /* Waits for the work, and then takes the block out of the table. */
-static int client_take_out(bfc_client *client, const void *ptr, struct block *ret)
+static int client_take_out(bfc_client *client, const void *ptr, struct block *ret, uint64_t *ret_epoch)
 {
         struct device_range *range = NULL;
         int r;
@@ -500,12 +502,15 @@ static int client_take_out(bfc_client *client, const void *ptr, struct block *re
                 blocks_stay(&client->blocks, ptr);
         else if (blocks_take(&client->blocks, ptr, ret) == 0)
                 client_count_free(client, ret);
+        *ret_epoch = client->epoch;
         pthread_mutex_unlock(&client->lock);
         return r;
 }
 
-/* A block that no work touches any more goes to the cache, or to the daemon. */
-static int client_put_back(bfc_client *client, const struct block *block, uint64_t *ret_excess)
+/* A block that no work touches any more goes to the cache, or to the daemon. It left the table in this
+ * epoch. */
+static int client_put_back(bfc_client *client, const struct block *block, uint64_t epoch,
+                           uint64_t *ret_excess)
 {
         int r = block->slab || block->life ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
         uint32_t partition = UINT32_MAX;
@@ -521,7 +526,7 @@ static int client_put_back(bfc_client *client, const struct block *block, uint64
                 pthread_mutex_lock(&client->lock);
                 partition = regions_partition(&client->regions, block->region_id);
                 pthread_mutex_unlock(&client->lock);
-                r = client_give_back(client, block->block_id);
+                r = client_give_back(client, block->block_id, epoch);
         }
         if (r == -ECONNRESET)
                 return r;
@@ -538,16 +543,17 @@ static int client_put_back(bfc_client *client, const struct block *block, uint64
 
 int client_return(bfc_client *client, const struct block *slab)
 {
-        uint64_t excess = 0, n_bytes;
+        uint64_t excess = 0, n_bytes, epoch = 0;
         struct block gone;
         int r;
 
         if (!slab->slab) {
                 pthread_mutex_lock(&client->lock);
                 blocks_take(&client->slabs, slab->ptr, &gone);
+                epoch = client->epoch;
                 pthread_mutex_unlock(&client->lock);
         }
-        r = client_put_back(client, slab, &excess);
+        r = client_put_back(client, slab, epoch, &excess);
         if (excess > 0)
                 client_give_back_idle(client, cache_partition(slab), excess, &n_bytes);
         return r;
@@ -556,7 +562,7 @@ int client_return(bfc_client *client, const struct block *slab)
 /* *ret_stays: the block is still this process's, although the call failed. */
 static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stays)
 {
-        uint64_t excess = 0, n_bytes;
+        uint64_t excess = 0, n_bytes, epoch = 0;
         uint32_t partition = 0;
         struct block block;
         int r = 0;
@@ -567,13 +573,13 @@ static int client_free_block(bfc_client *client, const void *ptr, bool *ret_stay
                 r = shared_let_go(client, ptr, ret_stays);
                 if (r != SHARED_NONE)
                         return r;
-                r = client_take_out(client, ptr, &block);
+                r = client_take_out(client, ptr, &block, &epoch);
                 *ret_stays = r < 0 && r != -EINVAL;
                 if (r < 0)
                         return r;
                 if (block.slab)
                         partition = cache_partition(&block);
-                r = client_put_back(client, &block, &excess);
+                r = client_put_back(client, &block, epoch, &excess);
                 if (r == -ECONNRESET ||
                     (r < 0 &&
                      (block.slab || block.life))) { /* mapped, and this process's, as long as it lasts */

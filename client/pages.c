@@ -4,10 +4,15 @@
  *
  * The cache and the magazines write into the client's page themselves, in passing: a store or
  * two beside those to their own counters. These stay: the daemon has the page mapped too, and
- * what this process reckons with is nobody else's to write. */
+ * what this process reckons with is nobody else's to write.
+ *
+ * Another daemon makes pages of its own. They are moved to where the old ones were, because threads
+ * read and write there without a lock. For the usage page as much address space is kept as
+ * one can have: it may have grown. */
 #include "client/pages.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,8 +20,9 @@
 
 int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
 {
-        const struct pages_entry *e = pages_view_entry(
-                &client->pages.usage, client->hello->hello->partitions[partition]->usage_entry);
+        const struct client_pages *p = &client->pages;
+        const struct pages_entry *e =
+                p->entries ? atomic_load_explicit(&p->entries[partition], memory_order_acquire) : NULL;
         uint64_t f[PAGES_N_FIGURES];
 
         if (!e || pages_read(e, f) < 0)
@@ -77,26 +83,152 @@ _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partiti
 
 /* ---- both ------------------------------------------------------------------ */
 
-void client_pages_open(bfc_client *client)
+static void drop_usage(const struct pages_view *v)
+{
+        if (v->page)
+                munmap((void *)(uintptr_t)v->page, v->n_bytes);
+}
+
+/* NULL: none from now on. */
+static void show_entries(bfc_client *client, const struct pages_view *v, const Bfcd__HelloReply *hello)
 {
         struct client_pages *p = &client->pages;
+
+        for (size_t i = 0; p->entries && i < client->hello->hello->n_partitions; i++)
+                atomic_store_explicit(&p->entries[i],
+                                      v ? pages_view_entry(v, hello->partitions[i]->usage_entry) : NULL,
+                                      memory_order_release);
+}
+
+/* Moves the page to where usage pages are. False: it stays where it is. */
+static bool place_usage(struct client_pages *p, struct pages_view *v)
+{
+        void *old = (void *)(uintptr_t)v->page;
+
+        if (!p->usage || !v->page)
+                return false;
+        if (mremap(old, v->n_bytes, v->n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, p->usage) == MAP_FAILED)
+                return false;
+        v->page = p->usage;
+        return true;
+}
+
+/* Where the client may come back, there is room for the largest. */
+static void reserve_usage(bfc_client *client, const struct pages_view *v)
+{
+        bool returns = client->hello->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_RETURN;
+        struct client_pages *p = &client->pages;
+        size_t n_bytes = returns ? PAGES_MAX_BYTES : v->n_bytes;
+        void *place = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        if (place == MAP_FAILED)
+                return;
+        p->usage = place;
+        p->usage_bytes = n_bytes;
+        p->entries = calloc(client->hello->hello->n_partitions, sizeof(*p->entries));
+}
+
+void client_pages_keep(struct call_connection *connection, struct client_pages_next *ret)
+{
         int fds[2];
 
-        call_take_page_fds(client->connection, fds);
+        *ret = (struct client_pages_next){ .own = NULL };
+        call_take_page_fds(connection, fds);
         if (fds[0] < 0)
                 return;
-        (void)pages_map_usage(fds[0], &p->usage);
-        if (pages_map_client(fds[1], &p->own) == 0)
-                client_page_begin(client);
+        (void)pages_map_usage(fds[0], &ret->usage);
+        (void)pages_map_client(fds[1], &ret->own);
         close(fds[0]);
         close(fds[1]);
 }
 
+void client_pages_drop(struct client_pages_next *next)
+{
+        drop_usage(&next->usage);
+        if (next->own)
+                munmap(next->own, pages_client_bytes());
+        *next = (struct client_pages_next){ .own = NULL };
+}
+
+void client_pages_open(bfc_client *client)
+{
+        struct client_pages_next next;
+
+        client_pages_keep(client->connection, &next);
+        client->pages.own = next.own;
+        if (next.own)
+                client_page_begin(client);
+        if (!next.usage.page)
+                return;
+        reserve_usage(client, &next.usage);
+        if (place_usage(&client->pages, &next.usage))
+                show_entries(client, &next.usage, client->hello->hello);
+        else
+                drop_usage(&next.usage);
+}
+
+/* ---- another daemon's -------------------------------------------------------- */
+
+void client_pages_away(bfc_client *client)
+{
+        show_entries(client, NULL, NULL);
+}
+
+/* What stands in the old page goes on in the new one, the header's last word last. */
+static void copy_own(const struct pages_client *from, struct pages_client *to)
+{
+        put(&to->version, PAGES_VERSION);
+        put(&to->parked_partition, atomic_load_explicit(&from->parked_partition, memory_order_relaxed));
+        put(&to->n_parked, atomic_load_explicit(&from->n_parked, memory_order_relaxed));
+        for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++) {
+                const struct pages_held *h = &from->held[i];
+
+                put(&to->held[i].bytes_slabs, atomic_load_explicit(&h->bytes_slabs, memory_order_relaxed));
+                put(&to->held[i].bytes_cut, atomic_load_explicit(&h->bytes_cut, memory_order_relaxed));
+                put(&to->held[i].bytes_whole, atomic_load_explicit(&h->bytes_whole, memory_order_relaxed));
+                put(&to->held[i].bytes_streams,
+                    atomic_load_explicit(&h->bytes_streams, memory_order_relaxed));
+        }
+        for (size_t i = 0; i < PAGES_MAX_PARKED; i++)
+                put(&to->parked[i].n_bytes,
+                    atomic_load_explicit(&from->parked[i].n_bytes, memory_order_relaxed));
+        atomic_store_explicit(&to->magic, PAGES_CLIENT_MAGIC, memory_order_release);
+}
+
+/* Nobody writes meanwhile. Where it cannot be moved the old one stays, which nobody reads any more. */
+static void renew_own(bfc_client *client, struct client_pages_next *next)
+{
+        size_t n_bytes = pages_client_bytes();
+
+        streams_hold(client);
+        pthread_mutex_lock(&client->lock);
+        magazines_hold(client->magazines);
+        copy_own(client->pages.own, next->own);
+        if (mremap(next->own, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, client->pages.own) !=
+            MAP_FAILED)
+                next->own = NULL;
+        magazines_release(client->magazines);
+        pthread_mutex_unlock(&client->lock);
+        streams_release(client);
+}
+
+void client_pages_renew(bfc_client *client, struct client_pages_next *next, const Bfcd__HelloReply *hello)
+{
+        if (client->pages.own && next->own)
+                renew_own(client, next);
+        if (client->pages.entries && place_usage(&client->pages, &next->usage)) {
+                show_entries(client, &next->usage, hello);
+                next->usage.page = NULL;
+        }
+        client_pages_drop(next);
+}
+
 void client_pages_close(struct client_pages *p)
 {
-        if (p->usage.page)
-                munmap((void *)(uintptr_t)p->usage.page, p->usage.n_bytes);
+        if (p->usage)
+                munmap(p->usage, p->usage_bytes);
         if (p->own)
                 munmap(p->own, pages_client_bytes());
+        free(p->entries);
         *p = (struct client_pages){ .own = NULL };
 }

@@ -7,11 +7,16 @@
 
 #include <bfcclient.h>
 
+#include "client/call.h"
 #include "proto/pages.h"
 
 /* Zero-initialised is none. */
 struct client_pages {
-        struct pages_view usage;  /* constant */
+        /* By partition, of the usage page; NULL: not there, or it is of a daemon that is gone. The array
+         * is constant. */
+        _Atomic(const struct pages_entry *) *entries;
+        void *usage; /* where that page is, and its bytes; constant */
+        size_t usage_bytes;
         struct pages_client *own; /* NULL: none; constant */
 };
 
@@ -20,6 +25,20 @@ struct client_pages {
  * alone, and its figures are asked for. The pages must outlive cache and magazines. */
 void client_pages_open(bfc_client *client);
 void client_pages_close(struct client_pages *p);
+
+/* The daemon is gone: what its pages say is old. */
+void client_pages_away(bfc_client *client);
+
+/* Another daemon's, which take the place of the old ones, so that nobody who reads or writes them
+ * notices. Takes the fds of that connection, whose hello that is; keep() is to be followed by renew() or
+ * drop(). */
+struct client_pages_next {
+        struct pages_view usage;
+        struct pages_client *own;
+};
+void client_pages_keep(struct call_connection *connection, struct client_pages_next *ret);
+void client_pages_drop(struct client_pages_next *next);
+void client_pages_renew(bfc_client *client, struct client_pages_next *next, const Bfcd__HelloReply *hello);
 
 /* A tenant's figures in a partition. -EAGAIN: there is no page with them, or they are being
  * written again and again: ask. No lock, no system call. */

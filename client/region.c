@@ -249,6 +249,17 @@ int regions_find_extent(const struct regions *r, uint64_t extent_id, struct regi
         return 0;
 }
 
+size_t regions_list(const struct regions *r, uint64_t *ret_extent_ids, size_t max)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < r->n_items; i++)
+                for (size_t k = 0; k < r->items[i]->n_extents; k++, n++)
+                        if (n < max)
+                                ret_extent_ids[n] = r->items[i]->extents[k].extent_id;
+        return n;
+}
+
 int regions_unmap(struct regions *r, uint64_t extent_id)
 {
         struct region *region;

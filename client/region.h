@@ -75,6 +75,9 @@ struct region_place {
 /* -ENOENT: there is no such extent here. */
 int regions_find_extent(const struct regions *r, uint64_t extent_id, struct region_place *ret);
 
+/* How many extents are mapped; the ids of the first so many. */
+size_t regions_list(const struct regions *r, uint64_t *ret_extent_ids, size_t max);
+
 /* Takes the extent away and forgets it; the region stays, but for one that had it
  * by a handle. No work of this process
  * may touch it any more. -ENOENT, or what the device says. */

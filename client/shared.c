@@ -13,13 +13,15 @@
  * n_leaving, and is nobody else's to let go of.
  *
  * A publication is written down before the daemon is asked: another thread that
- * attaches the name can have its answer before ours is read. */
+ * attaches the name can have its answer before ours is read. Until one of the two came nobody here
+ * knows whether it is shared. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/client.h"
 #include "client/error.h"
+#include "client/held.h"
 
 /* Invariant: n_leaving <= n_holds, n_holds > 0; the table of blocks has ptr with this id. */
 struct shared_block {
@@ -28,6 +30,7 @@ struct shared_block {
         uint64_t block_id;
         uint32_t n_holds;
         uint32_t n_leaving; /* of these */
+        bool is_asked;      /* to be published, and the answer is not there */
 };
 
 void shared_clear(bfc_client *client)
@@ -62,9 +65,23 @@ static int shared_add(bfc_client *client, const void *ptr, uint64_t block_id)
 
         if (!s)
                 return -ENOMEM;
-        *s = (struct shared_block){ client->shared, ptr, block_id, 1, 0 };
+        *s = (struct shared_block){ client->shared, ptr, block_id, 1, 0, false };
         client->shared = s;
         return 0;
+}
+
+size_t shared_list(const bfc_client *client, struct held_shared *ret, size_t max)
+{
+        size_t n = 0;
+
+        for (const struct shared_block *s = client->shared; s; s = s->next) {
+                if (s->is_asked)
+                        continue;
+                if (n < max)
+                        ret[n] = (struct held_shared){ s->block_id, s->n_holds };
+                n++;
+        }
+        return n;
 }
 
 static void shared_remove(bfc_client *client, struct shared_block *s)
@@ -124,9 +141,23 @@ static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_bloc
                 publish_page(client, block, true); /* it is its own now */
         }
         r = shared_add(client, ptr, *ret_block_id);
-        if (r == 0)
+        if (r == 0) {
+                client->shared->is_asked = true;
                 publish_page(client, block, false);
+        }
         return r;
+}
+
+/* It is shared by now. */
+static void publish_end(bfc_client *client, const void *ptr, uint64_t block_id)
+{
+        struct shared_block *s;
+
+        pthread_mutex_lock(&client->lock);
+        s = shared_find(client, ptr);
+        if (s && s->block_id == block_id)
+                s->is_asked = false;
+        pthread_mutex_unlock(&client->lock);
 }
 
 static int publish_failed(int error, const void *ptr)
@@ -168,6 +199,7 @@ BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Publish body = BFCD__PUBLISH__INIT;
         Bfcd__Reply *reply = NULL;
+        uint64_t epoch;
         int r = client_check(client);
 
         if (r < 0)
@@ -182,12 +214,14 @@ BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
         body.name = (char *)(uintptr_t)name;
         request.body_case = BFCD__REQUEST__BODY_PUBLISH;
         request.publish = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_DONE, &reply);
-        if (r < 0)
+        r = client_ask(client, &request, BFCD__REPLY__BODY_DONE, &reply, &epoch);
+        if (r < 0) {
                 publish_undo(client, ptr, body.block_id);
-        else
-                bfcd__reply__free_unpacked(reply, NULL);
-        return r;
+                return r;
+        }
+        publish_end(client, ptr, body.block_id);
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
 }
 
 /* ---- attach -------------------------------------------------------------- */
@@ -210,6 +244,7 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, void **ret
                 if (s->block_id != b->block_id || s->n_holds == UINT32_MAX)
                         return -EPROTO;
                 s->n_holds++;
+                s->is_asked = false;
                 *ret_ptr = ptr;
                 return 0;
         }
@@ -257,7 +292,8 @@ static int attach_list_places(bfc_client *client, uint32_t **ret, size_t *ret_n)
         return 0;
 }
 
-static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bfcd__Reply **ret)
+static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bfcd__Reply **ret,
+                      uint64_t *ret_epoch)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
@@ -269,30 +305,30 @@ static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bf
         body.wait_ms = wait_ms;
         request.body_case = BFCD__REQUEST__BODY_ATTACH;
         request.attach = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_ATTACHED, ret);
+        r = client_ask(client, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
         free(body.partitions);
         return r;
 }
 
-BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
+/* -ESTALE: the answer came before a return, and is worth nothing. */
+static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
                        size_t *ret_n_bytes)
 {
         Bfcd__Reply *reply = NULL;
         void *ptr = NULL;
-        int r = client_check(client);
+        uint64_t epoch;
+        int r = attach_ask(client, name, wait_ms, &reply, &epoch);
 
         if (r < 0)
                 return r;
-        if (!name || !ret_ptr)
-                return error_set(-EINVAL, "bfc_attach: %s is NULL", name ? "ret_ptr" : "name");
-        r = attach_ask(client, name, wait_ms, &reply);
-        if (r < 0)
-                return r;
         pthread_mutex_lock(&client->lock);
-        r = reply->attached->block ? attach_keep(client, reply->attached, &ptr) : -EPROTO;
+        if (epoch != client->epoch)
+                r = -ESTALE;
+        else
+                r = reply->attached->block ? attach_keep(client, reply->attached, &ptr) : -EPROTO;
         pthread_mutex_unlock(&client->lock);
         if (r == -ENOMEM) {
-                client_give_back(client, reply->attached->block->block_id);
+                client_give_back(client, reply->attached->block->block_id, epoch);
                 error_set(r, "this process is out of memory");
         } else if (r < 0) {
                 error_set(r, "the daemon attached a block where none can be");
@@ -302,6 +338,21 @@ BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, v
                         *ret_n_bytes = (size_t)reply->attached->n_requested;
         }
         bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
+                       size_t *ret_n_bytes)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!name || !ret_ptr)
+                return error_set(-EINVAL, "bfc_attach: %s is NULL", name ? "ret_ptr" : "name");
+        do
+                r = attach_once(client, name, wait_ms, ret_ptr, ret_n_bytes);
+        while (r == -ESTALE);
         return r;
 }
 
@@ -332,7 +383,8 @@ static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_
 }
 
 /* It is gone here, or stays where error < 0. 1: that was the last one, *ret is the block. */
-static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int error, struct block *ret)
+static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int error, struct block *ret,
+                     uint64_t *ret_epoch)
 {
         struct shared_block *s;
         int r = error;
@@ -351,6 +403,7 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
                         r = 1;
                 }
         }
+        *ret_epoch = client->epoch;
         pthread_mutex_unlock(&client->lock);
         return r;
 }
@@ -359,18 +412,18 @@ int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays)
 {
         struct device_range *range = NULL;
         struct block block;
-        uint64_t block_id = 0;
+        uint64_t block_id = 0, epoch;
         int gone, r = leave_begin(client, ptr, &block_id, &range);
 
         if (r != 0)
                 return r;
         if (range)
                 r = client_finish(range);
-        gone = leave_end(client, ptr, block_id, r, &block);
+        gone = leave_end(client, ptr, block_id, r, &block, &epoch);
         *ret_stays = gone != 1;
         if (gone < 0)
                 return gone;
-        r = client_give_back(client, block_id);
+        r = client_give_back(client, block_id, epoch);
         if (r == -ECONNRESET && gone == 1) { /* mapped, and this process's, as long as it lasts */
                 client_keep_on(client, &block);
                 pthread_mutex_lock(&client->lock);

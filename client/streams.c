@@ -93,6 +93,16 @@ void streams_free(bfc_client *client)
         client->streams = NULL;
 }
 
+void streams_hold(bfc_client *client)
+{
+        pthread_mutex_lock(&client->streams->lock);
+}
+
+void streams_release(bfc_client *client)
+{
+        pthread_mutex_unlock(&client->streams->lock);
+}
+
 /* Gives back what left the pools. No lock is held. Returns whether there was anything. */
 static bool give_back(bfc_client *client, struct stream_slabs *slabs)
 {

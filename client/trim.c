@@ -16,7 +16,7 @@
 static int trim_range(bfc_client *client, uint32_t partition, const Bfcd__TrimRange *range,
                       uint64_t want_bytes, uint64_t *ret_bytes)
 {
-        uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes;
+        uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes, epoch;
         size_t n;
         int r = 0;
 
@@ -26,9 +26,10 @@ static int trim_range(bfc_client *client, uint32_t partition, const Bfcd__TrimRa
                                        range->n_bytes, want_bytes - sum, block_ids, CALL_MAX_AT_ONCE,
                                        &n_bytes);
                 client->stats.bytes_reserved -= n_bytes;
+                epoch = client->epoch;
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
-                r = client_give_back_all(client, block_ids, n);
+                r = client_give_back_all(client, block_ids, n, epoch);
         } while (r == 0 && n == CALL_MAX_AT_ONCE && sum < want_bytes);
         *ret_bytes = sum;
         return r;

@@ -31,9 +31,9 @@
  *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read,
  *                bfc_malloc_async), or the driver failed to wait (bfc_free, bfc_detach,
  *                bfc_pool_free)
- *   -ECONNRESET  the daemon ended the session, or is gone. The client's thread sees that at once,
- *                and no cache serves anything after it; with BFC_NO_THREAD it is noticed when
- *                the daemon is next asked
+ *   -ECONNRESET  the daemon ended the session, or is gone and did not come back in time (struct
+ *                bfc_options). The client's thread sees that by itself, and no cache serves anything
+ *                after it; with BFC_NO_THREAD it is noticed when the daemon is next asked
  *   -EPROTO      the other end does not speak the protocol
  *   -ECHILD      the client belongs to the parent of this forked process
  *
@@ -66,7 +66,15 @@ struct bfc_options {
         const char *trace;         /* file to record into, BFC_TRACE; default, and "": none */
         uint64_t cache_idle_bytes; /* in each partition; 0: the default */
         uint64_t cache_slab_bytes; /* 0: 2 MiB */
+        uint32_t return_ms;        /* see below; BFC_RETURN_MS; 0: 30,000 */
+        uint32_t unused;           /* 0 */
 };
+
+/* A daemon that is started anew. Where it keeps its memory over that (bfcd(8)), the client comes back to
+ * it by itself, and everything goes on: blocks, pointers, names, streams. Calls that ask the
+ * daemon take as long as it is away; nothing else notices. bfc_client_stats.num_returns counts it.
+ * return_ms is how long it is tried; after that, or where the daemon does not take the process back, the
+ * session is over as without. */
 
 /* Recording. The lifetimes of the client's blocks, with the sizes as they were asked for,
  * are written into `trace`, which bfc-replay reads. What is in the file is replaced. In
@@ -307,8 +315,9 @@ struct bfc_client_stats {
         uint64_t bytes_mapped;   /* of extents mapped in this process */
         uint64_t bytes_reserved; /* held from the daemon: in use or idle */
         uint64_t peak_bytes_reserved;
-        uint64_t bytes_idle; /* == bytes_reserved - bytes_in_use */
-        uint64_t num_calls;  /* requests to the daemon, of any kind */
+        uint64_t bytes_idle;  /* == bytes_reserved - bytes_in_use */
+        uint64_t num_calls;   /* requests to the daemon, of any kind */
+        uint64_t num_returns; /* to a daemon that was started anew */
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
 

@@ -1,0 +1,384 @@
+/* Coming back: the daemon was started anew, and the session goes on; see client.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * Who notices first does it, be it a call that failed or whoever reads events; the others
+ * wait for him. It is done on a connection that nobody else knows yet: hello, pages and events made
+ * ready so that nothing can fail later, then the list of what is held (held.c). With the
+ * answer to its last message the session lives, and the connection becomes the one that all use.
+ *
+ * No lock is held meanwhile that a call or an allocation takes: what is here is cut and freed
+ * as ever. What answers of before are worth is decided by epochs, which the list's
+ * moment divides.
+ *
+ * A daemon that ended the session on purpose refuses. It may be asked once more than needed, which
+ * costs nothing but that question. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/client.h"
+#include "client/error.h"
+#include "client/held.h"
+
+#define FIRST_PAUSE_MS 1
+#define MAX_PAUSE_MS   50
+#define SECRET_BYTES   16u
+
+enum { AGAIN = 1, OVER = 2 }; /* what an attempt may end with; 0: it came back */
+
+/* What has been tried, for the sentence in the end. */
+struct attempt {
+        int64_t until_ms;
+        int error;      /* of the last one */
+        char words[96]; /* the daemon's; "": none */
+};
+
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static bool is_granted(const bfc_client *client)
+{
+        return client->hello && client->hello->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_RETURN;
+}
+
+/* ---- the hello --------------------------------------------------------------- */
+
+static bool data_is_same(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
+{
+        return a->len == b->len && (a->len == 0 || memcmp(a->data, b->data, a->len) == 0);
+}
+
+static bool partition_is_same(const Bfcd__PartitionInfo *a, const Bfcd__PartitionInfo *b)
+{
+        return strcmp(a->name, b->name) == 0 && strcmp(a->share, b->share) == 0 &&
+               data_is_same(&a->device_uuid, &b->device_uuid);
+}
+
+/* NULL: it is the session that it was. Where there is no page any more figures are asked for. */
+static const char *find_difference(const Bfcd__HelloReply *old, const Bfcd__HelloReply *new)
+{
+        uint64_t pages = BFCD__CAPABILITY__CAPABILITY_PAGES;
+        bool same = old->n_partitions == new->n_partitions;
+
+        if (old->session_id != new->session_id || !data_is_same(&old->secret, &new->secret))
+                return "the daemon began anew and does not know it";
+        if (new->version != old->version || (new->capabilities | pages) != (old->capabilities | pages))
+                return "the daemon that took over does not offer what its predecessor did";
+        if (strcmp(old->tenant, new->tenant) != 0)
+                return "the daemon that took over has it as another tenant's";
+        for (size_t i = 0; same && i < old->n_partitions; i++)
+                same = partition_is_same(old->partitions[i], new->partitions[i]);
+        return same ? NULL : "the daemon that took over has other partitions for it";
+}
+
+static int over(bfc_client *client, const char *why)
+{
+        pthread_mutex_lock(&client->lock);
+        if (!client->end_reason[0])
+                snprintf(client->end_reason, sizeof(client->end_reason), "%s", why);
+        pthread_mutex_unlock(&client->lock);
+        return OVER;
+}
+
+/* What may be otherwise in a moment. */
+static bool may_pass(uint32_t error)
+{
+        return error == EAGAIN || error == EBUSY || error == ENOMEM || error == EDQUOT;
+}
+
+static int refused(bfc_client *client, const Bfcd__Refusal *refusal, struct attempt *a)
+{
+        char why[sizeof(client->end_reason)];
+
+        snprintf(a->words, sizeof(a->words), "%s", refusal->message);
+        if (may_pass(refusal->error))
+                return AGAIN;
+        snprintf(why, sizeof(why), "the daemon was started anew and does not take it back: %s",
+                 refusal->message);
+        return over(client, why);
+}
+
+static int say_hello(bfc_client *client, struct call_connection *c, struct attempt *a, Bfcd__Reply **ret)
+{
+        const Bfcd__HelloReply *old = client->hello->hello;
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Reply *reply = NULL;
+        const char *why;
+        int r;
+
+        hello.version = old->version;
+        hello.capabilities = old->capabilities;
+        hello.name = client->comeback.name;
+        hello.tenant = old->tenant;
+        hello.partition = old->partitions[client->partition]->name;
+        hello.session_id = old->session_id;
+        hello.secret = old->secret;
+        request.body_case = BFCD__REQUEST__BODY_HELLO;
+        request.hello = &hello;
+        r = call_send(c, &request, &reply);
+        if (r < 0)
+                return r;
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL)
+                r = refused(client, reply->refusal, a);
+        else if (reply->body_case != BFCD__REPLY__BODY_HELLO)
+                r = -EPROTO;
+        else if ((why = find_difference(old, reply->hello)))
+                r = over(client, why);
+        if (r != 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        else
+                *ret = reply;
+        return r;
+}
+
+/* ---- one attempt --------------------------------------------------------------- */
+
+static int make_socket(bfc_client *client, struct call_connection *c, struct events_socket **ret)
+{
+        if (!(client->hello->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS))
+                return 0;
+        return events_socket_new(call_take_events_fd(c), ret);
+}
+
+static int say_held(bfc_client *client, struct call_connection *c, struct attempt *a, uint64_t *ret_epoch)
+{
+        Bfcd__Reply *refusal = NULL;
+        struct held held;
+        int r = held_take(client, &held, ret_epoch);
+
+        if (r < 0)
+                return r;
+        r = held_send(&held, c, &refusal);
+        if (r == -EBADMSG) {
+                r = refused(client, refusal->refusal, a);
+                bfcd__reply__free_unpacked(refusal, NULL);
+        }
+        held_clear(&held);
+        return r;
+}
+
+/* Nothing fails from here on. */
+static void go_on_with(bfc_client *client, struct call_connection *c, uint64_t epoch)
+{
+        struct comeback *b = &client->comeback;
+
+        pthread_mutex_lock(&b->lock);
+        b->next = NULL;
+        call_set_timeout(c, 0);
+        call_adopt(client->connection, c, epoch);
+        b->epoch = epoch;
+        pthread_mutex_unlock(&b->lock);
+        __atomic_add_fetch(&client->n_returns, 1, __ATOMIC_RELAXED);
+}
+
+/* The connection is taken over where 0 is returned. */
+static int return_over(bfc_client *client, struct call_connection *c, struct attempt *a)
+{
+        struct client_pages_next pages;
+        struct events_socket *socket = NULL;
+        Bfcd__Reply *hello = NULL;
+        uint64_t epoch = 0;
+        int r = say_hello(client, c, a, &hello);
+
+        if (r != 0)
+                return r;
+        client_pages_keep(c, &pages);
+        r = make_socket(client, c, &socket);
+        if (r == 0)
+                r = say_held(client, c, a, &epoch);
+        if (r == 0) {
+                client_pages_renew(client, &pages, hello->hello);
+                events_resume(client->events, socket, epoch);
+                go_on_with(client, c, epoch);
+        } else {
+                client_pages_drop(&pages);
+                events_socket_free(socket);
+        }
+        bfcd__reply__free_unpacked(hello, NULL);
+        return r;
+}
+
+static void show_next(struct comeback *b, struct call_connection *c)
+{
+        pthread_mutex_lock(&b->lock);
+        b->next = c;
+        pthread_mutex_unlock(&b->lock);
+}
+
+static int try_once(bfc_client *client, struct attempt *a)
+{
+        struct comeback *b = &client->comeback;
+        int64_t left_ms = a->until_ms - now_ms();
+        struct call_connection *c = NULL;
+        int r = call_connect_now(b->path, client_on_extents, client, &c);
+
+        if (r == 0) {
+                call_set_timeout(c, left_ms > 0 ? (unsigned)left_ms : 1);
+                show_next(b, c);
+                r = return_over(client, c, a);
+                if (r == 0)
+                        return 0;
+                show_next(b, NULL);
+                call_free(c);
+        }
+        a->error = r < 0 ? r : a->error;
+        return r < 0 && r != -EPROTO ? AGAIN : r;
+}
+
+/* ---- all of them ----------------------------------------------------------------- */
+
+/* False: it is to be stopped. */
+static bool pause_for(struct comeback *b, int pause_ms)
+{
+        int64_t until_ms = now_ms() + pause_ms;
+        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+        bool goes_on;
+
+        pthread_mutex_lock(&b->lock);
+        while (!b->is_stopping && now_ms() < until_ms)
+                pthread_cond_timedwait(&b->changed, &b->lock, &until);
+        goes_on = !b->is_stopping;
+        pthread_mutex_unlock(&b->lock);
+        return goes_on;
+}
+
+static int never_came(bfc_client *client, unsigned return_ms, const struct attempt *a)
+{
+        char why[sizeof(client->end_reason)];
+
+        snprintf(why, sizeof(why), "the daemon is gone and did not take it back within %u ms: %s", return_ms,
+                 a->words[0] ? a->words : strerror(a->error < 0 ? -a->error : ETIMEDOUT));
+        return over(client, why);
+}
+
+static int come_back_within(bfc_client *client, unsigned return_ms)
+{
+        struct attempt a = { .until_ms = now_ms() + return_ms };
+        int r = AGAIN, pause_ms = FIRST_PAUSE_MS;
+
+        /* What made no sense, or had no room here, ended the session for good. */
+        if (call_end(client->connection, -ECONNRESET) == -EPROTO)
+                return -EPROTO;
+        client_pages_away(client);
+        call_drain(client->connection);
+        while (__atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
+                r = try_once(client, &a);
+                if (r != AGAIN)
+                        break;
+                if (now_ms() >= a.until_ms)
+                        r = never_came(client, return_ms, &a);
+                if (r != AGAIN || !pause_for(&client->comeback, pause_ms))
+                        break;
+                pause_ms = pause_ms < MAX_PAUSE_MS / 2 ? pause_ms * 2 : MAX_PAUSE_MS;
+        }
+        return r > 0 ? -ECONNRESET : r;
+}
+
+/* The lock is held. */
+static int do_it(bfc_client *client, unsigned return_ms)
+{
+        struct comeback *b = &client->comeback;
+        int known = 0, r;
+
+        b->is_under_way = true;
+        pthread_mutex_unlock(&b->lock);
+        r = come_back_within(client, return_ms);
+        pthread_mutex_lock(&b->lock);
+        if (r < 0 && !b->is_stopping)
+                __atomic_compare_exchange_n(&client->lost, &known, r, false, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED);
+        b->is_under_way = false;
+        pthread_cond_broadcast(&b->changed);
+        return r;
+}
+
+int client_come_back_in(bfc_client *client, uint64_t epoch, unsigned return_ms)
+{
+        struct comeback *b = &client->comeback;
+        int r = 0, cancel_state;
+
+        if (!is_granted(client))
+                return -ECONNRESET;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+        pthread_mutex_lock(&b->lock);
+        while (r == 0 && b->epoch <= epoch) {
+                r = b->is_stopping ? -ECONNRESET : __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+                if (r == 0 && b->is_under_way)
+                        pthread_cond_wait(&b->changed, &b->lock);
+                else if (r == 0)
+                        r = do_it(client, return_ms);
+        }
+        pthread_mutex_unlock(&b->lock);
+        pthread_setcancelstate(cancel_state, NULL);
+        return r;
+}
+
+int client_come_back(bfc_client *client, uint64_t epoch)
+{
+        return client_come_back_in(client, epoch, client->comeback.return_ms);
+}
+
+/* ---- its life ---------------------------------------------------------------------- */
+
+int comeback_init(struct comeback *b, const char *path, const char *name, unsigned return_ms)
+{
+        pthread_condattr_t attr;
+
+        b->path = strdup(path);
+        if (!b->path)
+                return error_set(-ENOMEM, "this process is out of memory");
+        snprintf(b->name, sizeof(b->name), "%s", name);
+        b->return_ms = return_ms;
+        b->epoch = 1;
+        pthread_mutex_init(&b->lock, NULL);
+        pthread_condattr_init(&attr);
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        pthread_cond_init(&b->changed, &attr);
+        pthread_condattr_destroy(&attr);
+        return 0;
+}
+
+void comeback_clear(struct comeback *b)
+{
+        if (!b->path)
+                return;
+        pthread_cond_destroy(&b->changed);
+        pthread_mutex_destroy(&b->lock);
+        free(b->path);
+        b->path = NULL;
+}
+
+void comeback_stop(struct comeback *b, bool stops)
+{
+        pthread_mutex_lock(&b->lock);
+        b->is_stopping = stops;
+        pthread_cond_broadcast(&b->changed);
+        pthread_mutex_unlock(&b->lock);
+}
+
+bool comeback_is_stopping(struct comeback *b)
+{
+        bool ret;
+
+        pthread_mutex_lock(&b->lock);
+        ret = b->is_stopping;
+        pthread_mutex_unlock(&b->lock);
+        return ret;
+}
+
+void comeback_hang_up(struct comeback *b)
+{
+        pthread_mutex_lock(&b->lock);
+        if (b->next)
+                call_end(b->next, -ECONNRESET);
+        pthread_mutex_unlock(&b->lock);
+}
