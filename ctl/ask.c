@@ -77,6 +77,19 @@ static int fail_refused(struct ask *a, const Bfcd__Refusal *refusal)
         return r;
 }
 
+/* The same after a question. An upgrade does not end the daemon that runs, and one that
+ * does not know a question hangs up: so it does on all that the first version had not. */
+static int fail_question(struct ask *a, const Bfcd__Request *request, int r)
+{
+        if ((r != -ECONNRESET && r != -EPIPE) || request->body_case <= BFCD__REQUEST__BODY_SHOW_CONFIG)
+                return fail_socket(a, r);
+        return fail(
+                a, r,
+                "The daemon at %s ended the session, or does not answer; perhaps it is older than this bfcctl, "
+                "%s, and does not know the question.",
+                a->socket, BFCD_VERSION);
+}
+
 /* One question. 0: *ret is the answer of the kind that was expected. */
 static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret)
 {
@@ -84,7 +97,7 @@ static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expe
         int r = call_send(a->connection, request, &reply);
 
         if (r < 0)
-                return fail_socket(a, r);
+                return fail_question(a, request, r);
         if (reply->body_case == expected) {
                 *ret = reply;
                 return 0;

@@ -347,6 +347,17 @@ START_TEST(hangs_up)
         ck_assert_int_eq(ask_list(&a, BFCD__LIST__KIND__STATUS, &l), -ECONNRESET);
         ck_assert_ptr_nonnull(strstr(a.error, "ended the session"));
         ck_assert_ptr_nonnull(strstr(a.error, fake.path));
+        ck_assert_ptr_null(strstr(a.error, "older")); /* there always was this question */
+}
+END_TEST
+
+/* The daemon of before an upgrade goes on until it is restarted. */
+START_TEST(hangs_up_on_a_question_of_later)
+{
+        start(answer_nothing);
+        ck_assert_int_eq(ask_evict(&a, 1), -ECONNRESET);
+        ck_assert_ptr_nonnull(strstr(a.error, "ended the session"));
+        ck_assert_ptr_nonnull(strstr(a.error, "older than this bfcctl"));
 }
 END_TEST
 
@@ -395,6 +406,7 @@ int main(void)
         tcase_add_test(c, config);
         tcase_add_test(c, nonsense);
         tcase_add_test(c, hangs_up);
+        tcase_add_test(c, hangs_up_on_a_question_of_later);
         tcase_add_test(c, not_there);
         tcase_add_test(c, which_socket);
         suite_add_tcase(suite, c);
