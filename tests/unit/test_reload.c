@@ -868,12 +868,20 @@ START_TEST(a_thousand_reloads_leave_nothing)
                 }
                 forget_words();
         }
-        /* What threads' caches of malloc() hold counts; one object left by each reload is more. */
-        ck_assert_uint_le(mallinfo2().uordblks, before + 12288);
+        ck_assert_uint_le(mallinfo2().uordblks, before + 1024); /* one object of each reload is more */
 }
 END_TEST
 
-int main(void)
+/* What lies in threads' caches would count as in use, and it depends on objects' sizes. */
+static void begin_without_caches(char **argv)
+{
+        if (getenv("GLIBC_TUNABLES"))
+                return;
+        setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", 1);
+        execv("/proc/self/exe", argv);
+}
+
+int main(int argc, char **argv)
 {
         const TTest *const tests[] = {
                 a_tenant_comes,
@@ -903,6 +911,8 @@ int main(void)
         Suite *suite = suite_create("reload");
         TCase *tc = tcase_create("reload");
 
+        (void)argc;
+        begin_without_caches(argv);
         tcase_set_timeout(tc, 120);
         tcase_add_checked_fixture(tc, setup, teardown);
         for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
