@@ -36,6 +36,8 @@ F(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020,
   (void *ret_os_handle, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))
 F(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020,
   (CUmemGenericAllocationHandle *ret_handle, void *os_handle, CUmemAllocationHandleType type))
+F(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020,
+  (CUmemAllocationProp *ret_prop, CUmemGenericAllocationHandle handle))
 F(cuMemAddressReserve, "cuMemAddressReserve", 10020,
   (CUdeviceptr *ret_pointer, size_t n_bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags))
 F(cuMemAddressFree, "cuMemAddressFree", 10020, (CUdeviceptr pointer, size_t n_bytes))
@@ -66,8 +68,6 @@ F(cuCtxGetCurrent, "cuCtxGetCurrent", 4000, (CUcontext *ret_context))
 F(cuCtxGetDevice, "cuCtxGetDevice", 2000, (CUdevice *ret_device))
 F(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, (void *ret_value, CUpointer_attribute which, CUdeviceptr pointer))
 F(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, (CUmemGenericAllocationHandle *ret_handle, void *pointer))
-F(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle", 10020,
-  (CUmemAllocationProp *ret_prop, CUmemGenericAllocationHandle handle))
 F(cuMemGetAccess, "cuMemGetAccess", 10020, (unsigned long long *ret_flags, const CUmemLocation *location, CUdeviceptr pointer))
 F(cuMemcpyDtoD_v2, "cuMemcpyDtoD", 3020, (CUdeviceptr to, CUdeviceptr from, size_t n_bytes))
 F(cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync", 3020, (CUdeviceptr to, const void *from, size_t n_bytes, CUstream stream))

@@ -64,9 +64,10 @@ struct device_ops {
          * returned; an error says that memory may not have come back (-ENODEV:
          * the device is lost; -EBUSY: somebody still holds it, so it escaped). */
         int (*destroy)(struct device *d, struct device_extent *e);
-        /* Takes over an extent that a device of this kind made in a process that is no more,
-         * by the fd that is shared, which is the extent's on success. -EPROTO: it is none, or
-         * not of this size. NULL: an fd alone does not keep this device's memory. */
+        /* Takes over an extent that this device made for a process that is no more, by the fd
+         * that is shared, which is the extent's on success. -EPROTO: it is none, or not of this
+         * size, or another device's. -ENODEV, -ENOMEM, -EIO. NULL: an fd alone does not keep
+         * this device's memory. */
         int (*adopt)(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
         /* How many bytes are in use and in no extent: what escaped and is still held

@@ -13,6 +13,7 @@
 int act_open(struct message *m);    /* text: id; → text: the sentence */
 int act_facts(struct message *m);   /* → facts */
 int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its number, extent, fd */
+int act_adopt(struct message *m);   /* fd, extent.n_bytes → a: its number, extent, fd */
 int act_destroy(struct message *m); /* a: number */
 int act_others(struct message *m);  /* → a: bytes */
 int act_close(struct message *m);

@@ -35,6 +35,7 @@ int open_device(struct process *p, const char *id);
 struct process owner_start(void);
 void owner_end(struct process *p);
 int make(struct process *p, enum device_share share, uint64_t n_bytes, struct message *ret);
+int adopt(struct process *p, int fd, uint64_t n_bytes, struct message *ret); /* what forget() need not have */
 void forget(struct message *made);
 int destroy(struct process *p, const struct message *made);
 uint64_t owner_sees_other(struct process *p, const struct message *made, unsigned char value);
@@ -55,6 +56,7 @@ int copy_out_other(struct process *p, uint64_t offset, unsigned char value, uint
 /* The cases of each file. */
 void add_open_tests(TCase *t);
 void add_trouble_tests(TCase *t);
+void add_adopt_tests(TCase *t);
 void add_fault_tests(TCase *t);
 void add_stream_tests(TCase *t);
 

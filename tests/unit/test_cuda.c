@@ -390,9 +390,9 @@ int main(int argc, char **argv)
                 const char *name;
                 void (*add)(TCase *t);
         } files[] = {
-                { "device", add_device_tests },   { "open", add_open_tests },
-                { "trouble", add_trouble_tests }, { "faults", add_fault_tests },
-                { "streams", add_stream_tests },
+                { "device", add_device_tests }, { "open", add_open_tests },
+                { "adopt", add_adopt_tests },   { "trouble", add_trouble_tests },
+                { "faults", add_fault_tests },  { "streams", add_stream_tests },
         };
         Suite *s;
 

@@ -7,6 +7,7 @@
  * again for each of them. Where the call that fails is one that gives back, or
  * the device is lost, something may be left, and the life must know of it. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@ static void note(struct message *m, int r, bool is_destroy)
 static int act_owners_life(struct message *m)
 {
         struct device_extent e[2] = { DEVICE_EXTENT_EMPTY, DEVICE_EXTENT_EMPTY };
+        struct device_extent adopted = DEVICE_EXTENT_EMPTY;
         struct device_facts facts;
         struct device *d = NULL;
         char sentence[400] = "";
@@ -47,6 +49,19 @@ static int act_owners_life(struct message *m)
                         return -2;
         }
         if (d) {
+                r = e[DEVICE_SHARE_FD].fd >= 0 ? fcntl(e[DEVICE_SHARE_FD].fd, F_DUPFD_CLOEXEC, 3) : -1;
+                if (r >= 0) {
+                        int fd = r;
+
+                        r = device_adopt(d, fd, 2 * MIB, &adopted);
+                        note(m, r, false);
+                        if (r < 0)
+                                close(fd);
+                        /* The first one keeps it, so where it was cannot show. */
+                        device_end(d);
+                        note(m, device_destroy(d, &adopted), true);
+                        d->is_ending = false;
+                }
                 note(m, device_facts(d, &facts), false);
                 for (int i = 0; i < 2; i++)
                         note(m, device_destroy(d, &e[i]), true);
