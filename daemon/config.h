@@ -102,6 +102,9 @@ struct config_machine {
         /* The config is about to be served: what it needs at the start must be free
          * now. If not, too little is a warning, and costs are warned of. */
         bool serves;
+        /* A daemon before left memory, which is this one's again: how much of what is not free
+         * that is nobody knows yet, so too little is a warning. */
+        bool succeeds;
         /* The config that is being served, whose successor is read: what cannot change
          * under it is an error, and GPUs are what they were found to be. NULL at the
          * start. A socket whose path the command line gives may have any here. */

@@ -152,7 +152,7 @@ static void check_free(struct config_reader *r, size_t device)
         }
         if (need <= note->bytes_free)
                 return;
-        if (r->machine->serves)
+        if (r->machine->serves && !r->machine->succeeds)
                 config_fail_machine(
                         r, note->node,
                         "device '%s' has %lluMiB free now; its reserves and preallocating partitions need %s: see who uses it with nvidia-smi",
@@ -160,8 +160,9 @@ static void check_free(struct config_reader *r, size_t device)
         else
                 config_warn(
                         r, note->node,
-                        "device '%s' has %lluMiB free now; its reserves and preallocating partitions need %s when bfcd starts",
-                        id, MIB(note->bytes_free), SIZE(need));
+                        "device '%s' has %lluMiB free now; its reserves and preallocating partitions need %s %s",
+                        id, MIB(note->bytes_free), SIZE(need),
+                        r->machine->serves ? "with what was kept for them" : "when bfcd starts");
 }
 
 /* Contexts are outside of all limits: too many of them and the memory that the

@@ -205,6 +205,7 @@ static int read_config(const struct options *options, struct devices *devices, s
                 .look = devices_look,
                 .userdata = devices,
                 .serves = !options->check,
+                .succeeds = manager_brings("ledger"),
         };
         int r = config_load(path, &machine, stderr, ret);
 

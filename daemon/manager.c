@@ -63,6 +63,21 @@ static bool is_for_us(const char *pid)
         return parse_u64(pid, &n) && n == (uint64_t)getpid();
 }
 
+bool manager_brings(const char *name)
+{
+        const char *names = getenv("LISTEN_FDNAMES");
+        size_t n = strlen(name);
+
+        if (!is_for_us(getenv("LISTEN_PID")))
+                return false;
+        for (; names; names = names[0] == ':' ? names + 1 : NULL) {
+                if (strncmp(names, name, n) == 0 && (names[n] == ':' || names[n] == '\0'))
+                        return true;
+                names += strcspn(names, ":");
+        }
+        return false;
+}
+
 static int manager_read_fds(struct manager *m)
 {
         const char *names = getenv("LISTEN_FDNAMES");

@@ -32,6 +32,9 @@ struct manager_figures {
 int manager_new(struct manager **ret);
 struct manager *manager_free(struct manager *m); /* closes what nobody took; takes NULL */
 
+/* Whether a manager hands over an fd of this name; before manager_new(). */
+bool manager_brings(const char *name);
+
 /* The fd that was handed over under this name, the caller's from now on; -1: none. Where
  * a name comes twice the first is taken first. */
 int manager_take(struct manager *m, const char *name);

@@ -742,6 +742,14 @@ START_TEST(test_gpu_is_full)
                     "device 'cuda:1' has 512MiB free now; its reserves and preallocating "
                     "partitions need 600MiB: see who uses it with nvidia-smi");
         ck_assert_ptr_null(c);
+        machine.succeeds = true; /* it may be its own */
+        c = parse_good(more);
+        machine.succeeds = false;
+        assert_line(
+                "c.yaml", 8, 9,
+                "warning: device 'cuda:1' has 512MiB free now; its reserves and preallocating partitions need "
+                "600MiB with what was kept for them");
+        config_free(c);
         free(more);
         free(text);
 }

@@ -433,6 +433,28 @@ static void tell(const char *name)
                 strcmp(name, "client") == 0 || strcmp(name, "x0") == 0 || strcmp(name, "xzz") == 0 ? 1 : 100;
 }
 
+START_TEST(test_manager_brings)
+{
+        char pid[16];
+
+        snprintf(pid, sizeof(pid), "%d", (int)getpid());
+        setenv("LISTEN_PID", pid, 1);
+        unsetenv("LISTEN_FDNAMES");
+        ck_assert(!manager_brings("ledger"));
+        for (int i = 0; i < 7; i++) {
+                static const char *const NAMES[] = { "",       "ledgers",       "aledger:led:x1", ":::",
+                                                     "ledger", "client:ledger", "ledger:x1" };
+
+                setenv("LISTEN_FDNAMES", NAMES[i], 1);
+                ck_assert_msg(manager_brings("ledger") == (i >= 4), "%s", NAMES[i]);
+        }
+        setenv("LISTEN_PID", "1", 1);
+        ck_assert(!manager_brings("ledger"));
+        unsetenv("LISTEN_PID");
+        unsetenv("LISTEN_FDNAMES");
+}
+END_TEST
+
 static bool takes_over(struct manager *manager, void *userdata)
 {
         struct store *store = NULL;
@@ -596,6 +618,7 @@ int main(void)
         tcase_add_test(t, test_manager_is_gone);
         tcase_add_test(t, test_it_is_paced);
         tcase_add_test(t, test_threads);
+        tcase_add_test(t, test_manager_brings);
         tcase_add_test(t, test_successor);
         tcase_add_test(t, test_what_is_not_wanted_goes);
         tcase_add_test(t, test_two_ledgers);
