@@ -89,7 +89,7 @@ static int client_ask_upto(bfc_client *client, uint64_t upto, Bfcd__Request *req
         do {
                 r = call_send_at(client->connection, upto, request, &reply, ret_epoch);
                 __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
-        } while (r == -ECONNRESET && client_come_back(client, *ret_epoch) == 0);
+        } while (r == -ECONNRESET && (r = client_come_back(client, *ret_epoch)) == 0);
         if (r == -ESTALE)
                 return r;
         if (r < 0)
@@ -160,7 +160,7 @@ int client_give_back_all(bfc_client *client, const uint64_t *block_ids, size_t n
                 __atomic_add_fetch(&client->n_calls, n, __ATOMIC_RELAXED);
                 error = client_judge_all(replies, n);
                 r = r < 0 ? r : error;
-        } while (lost == -ECONNRESET && client_come_back(client, at) == 0);
+        } while (lost == -ECONNRESET && (lost = client_come_back(client, at)) == 0);
         return lost < 0 && lost != -ESTALE ? client_lost(client, lost) : r;
 }
 

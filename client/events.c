@@ -143,11 +143,11 @@ static int on_event(struct events *e, const Bfcd__Event *event)
 }
 
 /* False: the thread is to end, or the daemon is gone. */
-static bool pause_a_little(const struct events *e)
+static bool pause_for(const struct events *e, int ms)
 {
         struct pollfd p = { .fd = e->fd, .events = POLLRDHUP };
 
-        return poll(&p, 1, EVENTS_RETRY_MS) == 0;
+        return poll(&p, 1, ms) == 0;
 }
 
 /* Until it is done. -ECANCELED: the thread is to end. */
@@ -156,7 +156,7 @@ static int retire_now(struct events *e, const Bfcd__Retire *retire, uint64_t epo
         int r;
 
         while ((r = on_retire(e, retire, epoch)) == -EBUSY)
-                if (!pause_a_little(e))
+                if (!pause_for(e, EVENTS_RETRY_MS))
                         return -ECANCELED;
         return r;
 }
@@ -579,6 +579,8 @@ int events_poll(struct events *e)
                 r = try_again(e);
                 if (r == 0)
                         r = read_events(e, MSG_DONTWAIT);
+                if (r == -EBUSY && !pause_for(e, 0)) /* nobody asks for that any more */
+                        r = -ECANCELED;
         } while (r != FRAME_AGAIN && r != -EBUSY && next_socket(e, r) == 0);
         if (r == FRAME_AGAIN || r == -EBUSY) {
                 e->ops->look(e->userdata);

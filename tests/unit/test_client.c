@@ -1027,7 +1027,8 @@ START_TEST(without_a_thread)
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
         ck_assert_uint_eq(fake_server_count(server).capabilities,
                           BFCD__CAPABILITY__CAPABILITY_AGAIN | BFCD__CAPABILITY__CAPABILITY_EVENTS |
-                                  BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_PAGES);
+                                  BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_PAGES |
+                                  BFCD__CAPABILITY__CAPABILITY_RETURN);
         ck_assert_int_eq(find_thread(), 0);
         memset(get(3 * MIB), 1, 3 * MIB);
         bfc_disconnect(client);

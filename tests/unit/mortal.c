@@ -1,0 +1,1081 @@
+/* A stand-in for the daemon that dies; see mortal.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/mortal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "proto/bfcd.pb-c.h"
+#include "proto/frame.h"
+#include "proto/message.h"
+#include "proto/pages.h"
+
+#define UNIT         4096u
+#define N_UNITS      16384u
+#define EXTENT_BYTES (UINT64_C(2) << 20)
+#define EXTENT_UNITS (unsigned)(EXTENT_BYTES / UNIT)
+#define N_EXTENTS    (N_UNITS / EXTENT_UNITS)
+#define REGION_ID    7
+#define SESSION_ID   UINT64_C(0x1234)
+#define MAX_PEERS    8
+#define MAX_SHARED   16
+#define MAX_ON_HOLD  64
+#define RETIRING     UINT32_MAX
+
+/* A connection. */
+struct peer {
+        int fd; /* -1: none */
+        int events_fd;
+        struct frame_reader *reader, *events_reader;
+        struct frame_writer *writer;
+        bool is_returning; /* its list is expected */
+        bool is_live;
+        uint64_t sequence;
+        unsigned n_helds, n_extents, n_listed, n_shared;
+        bool listed[N_UNITS];       /* by the block's number */
+        uint32_t counts[N_UNITS];   /* of what is shared */
+        bool has_extent[N_EXTENTS]; /* listed */
+};
+
+struct shared {
+        uint32_t number; /* 0: none */
+        uint32_t n_holds;
+        char name[64];
+};
+
+struct mortal {
+        char folder[64];
+        char path[96];
+        int fd;
+        int wake[2];
+        pthread_t thread;
+        pthread_mutex_t lock; /* everything below */
+        pthread_cond_t changed;
+        bool is_ending, is_killed;
+        struct message_arena *arena;
+        struct device *device;
+        struct device_extent extents[N_EXTENTS];
+        uint64_t extent_ids[N_EXTENTS];
+        uint64_t given[N_EXTENTS]; /* the id that the session was given; 0 */
+        uint64_t last_extent;
+        uint32_t units[N_UNITS]; /* the block's number, of N_UNITS; 0: free */
+        uint32_t next_number;
+        uint64_t stamps[N_UNITS]; /* of the block with this number: its id is both */
+        struct shared shared[MAX_SHARED];
+        struct peer peers[MAX_PEERS];
+        bool is_known; /* a session was begun */
+        enum mortal_hello hello;
+        unsigned n_hellos;
+        uint64_t capabilities;
+        unsigned kill_at, kill_at_held;
+        bool kill_when_done;
+        uint32_t n_entries;
+        uint64_t limit;
+        void *usage_page, *client_page;
+        size_t usage_bytes;
+        bool holds;
+        unsigned n_on_hold;
+        struct mortal_counts counts;
+};
+
+static uint64_t id_of(const struct mortal *m, uint32_t number)
+{
+        return m->stamps[number] << 32 | number;
+}
+
+static void violation(struct mortal *m, const char *what)
+{
+        if (m->counts.n_violations++ == 0)
+                snprintf(m->counts.violation, sizeof(m->counts.violation), "%s", what);
+}
+
+/* ---- sending ------------------------------------------------------------------- */
+
+static void put(struct peer *p, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+{
+        uint8_t *payload;
+        int r = frame_writer_add(p->writer, bfcd__reply__get_packed_size(reply), fds, n_fds, &payload);
+
+        assert(r == 0);
+        bfcd__reply__pack(reply, payload);
+}
+
+static void flush(struct peer *p)
+{
+        while (p->fd >= 0 && frame_writer_flush(p->writer, p->fd) == FRAME_AGAIN) {
+                struct pollfd q = { .fd = p->fd, .events = POLLOUT };
+
+                poll(&q, 1, 1000);
+        }
+}
+
+static void refuse(struct peer *p, uint64_t id, int error, const char *sentence)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Refusal body = BFCD__REFUSAL__INIT;
+
+        body.error = (uint32_t)error;
+        body.message = (char *)(uintptr_t)sentence;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_REFUSAL;
+        reply.refusal = &body;
+        put(p, &reply, NULL, 0);
+}
+
+static void done(struct peer *p, uint64_t id)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Done body = BFCD__DONE__INIT;
+
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_DONE;
+        reply.done = &body;
+        put(p, &reply, NULL, 0);
+}
+
+static void send_event(struct peer *p, const Bfcd__Event *event)
+{
+        struct frame_writer *w = NULL;
+        uint8_t *payload;
+        int r = frame_writer_new(65536, &w);
+
+        r |= frame_writer_add(w, bfcd__event__get_packed_size(event), NULL, 0, &payload);
+        assert(r == 0);
+        bfcd__event__pack(event, payload);
+        (void)frame_writer_flush(w, p->events_fd);
+        frame_writer_free(w);
+}
+
+/* ---- its death -------------------------------------------------------------------- */
+
+static void peer_close(struct peer *p)
+{
+        if (p->fd < 0)
+                return;
+        close(p->fd);
+        if (p->events_fd >= 0)
+                close(p->events_fd);
+        frame_reader_free(p->reader);
+        frame_reader_free(p->events_reader);
+        frame_writer_free(p->writer);
+        *p = (struct peer){ .fd = -1, .events_fd = -1 };
+}
+
+/* What it was doing is forgotten; what it had given is not. */
+static void die(struct mortal *m)
+{
+        for (unsigned i = 0; i < MAX_PEERS; i++)
+                peer_close(&m->peers[i]);
+        for (unsigned i = 0; i < N_UNITS; i++)
+                if (m->units[i] == RETIRING)
+                        m->units[i] = 0;
+        m->n_on_hold = 0;
+        pthread_cond_broadcast(&m->changed);
+}
+
+/* ---- blocks -------------------------------------------------------------------------- */
+
+static bool is_used(const struct mortal *m, uint32_t number)
+{
+        return number > 0 && number < N_UNITS && m->stamps[number] != 0;
+}
+
+static uint32_t number_of(const struct mortal *m, uint64_t block_id)
+{
+        uint32_t number = (uint32_t)block_id;
+
+        return is_used(m, number) && id_of(m, number) == block_id ? number : 0;
+}
+
+static unsigned find_units(const struct mortal *m, unsigned n)
+{
+        unsigned n_free = 0;
+
+        for (unsigned i = 0; i < N_UNITS; i++) {
+                n_free = m->units[i] == 0 ? n_free + 1 : 0;
+                if (n_free == n)
+                        return i + 1 - n;
+        }
+        return N_UNITS;
+}
+
+static void drop_block(struct mortal *m, uint32_t number)
+{
+        for (unsigned i = 0; i < N_UNITS; i++)
+                if (m->units[i] == number)
+                        m->units[i] = 0;
+        m->stamps[number] = 0;
+        m->counts.n_blocks--;
+}
+
+static struct shared *shared_of(struct mortal *m, uint32_t number)
+{
+        for (unsigned i = 0; i < MAX_SHARED; i++)
+                if (number != 0 && m->shared[i].number == number)
+                        return &m->shared[i];
+        return NULL;
+}
+
+static struct shared *shared_named(struct mortal *m, const char *name)
+{
+        for (unsigned i = 0; i < MAX_SHARED; i++)
+                if (m->shared[i].number != 0 && strcmp(m->shared[i].name, name) == 0)
+                        return &m->shared[i];
+        return NULL;
+}
+
+static void set_holds(struct mortal *m, struct shared *s, uint32_t n)
+{
+        m->counts.n_holds += n - s->n_holds;
+        s->n_holds = n;
+        if (n == 0) {
+                drop_block(m, s->number);
+                s->number = 0;
+        }
+}
+
+/* The extents of these units that the session does not have. */
+static void announce(struct mortal *m, struct peer *p, unsigned first, unsigned n_units)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Extents body = BFCD__EXTENTS__INIT;
+        Bfcd__Extent rows[N_EXTENTS], *list[N_EXTENTS];
+        int fds[N_EXTENTS];
+        size_t n = 0;
+
+        for (unsigned i = first / EXTENT_UNITS; i <= (first + n_units - 1) / EXTENT_UNITS; i++) {
+                if (m->extents[i].fd < 0) {
+                        int r = device_make(m->device, DEVICE_SHARE_FD, EXTENT_BYTES, &m->extents[i]);
+
+                        assert(r == 0);
+                        m->extent_ids[i] = ++m->last_extent;
+                }
+                if (m->given[i] == m->extent_ids[i])
+                        continue;
+                m->given[i] = m->extent_ids[i];
+                bfcd__extent__init(&rows[n]);
+                rows[n].extent_id = m->extent_ids[i];
+                rows[n].region_id = REGION_ID;
+                rows[n].region_bytes = (uint64_t)N_UNITS * UNIT;
+                rows[n].offset = i * EXTENT_BYTES;
+                rows[n].n_bytes = EXTENT_BYTES;
+                list[n] = &rows[n];
+                fds[n++] = m->extents[i].fd;
+        }
+        if (n == 0)
+                return;
+        body.sequence = ++p->sequence;
+        body.n_extents = n;
+        body.extents = list;
+        reply.body_case = BFCD__REPLY__BODY_EXTENTS;
+        reply.extents = &body;
+        put(p, &reply, fds, n);
+        m->counts.n_extents_sent += (unsigned)n;
+}
+
+static void fill_block(const struct mortal *m, uint32_t number, Bfcd__Block *ret)
+{
+        unsigned first = 0, n = 0;
+
+        for (unsigned i = N_UNITS; i-- > 0;) {
+                if (m->units[i] != number)
+                        continue;
+                first = i;
+                n++;
+        }
+        ret->block_id = id_of(m, number);
+        ret->region_id = REGION_ID;
+        ret->offset = (uint64_t)first * UNIT;
+        ret->n_bytes = (uint64_t)n * UNIT;
+}
+
+static void on_malloc(struct mortal *m, struct peer *p, uint64_t id, uint64_t n_bytes)
+{
+        unsigned n =
+                n_bytes > (uint64_t)N_UNITS * UNIT ? N_UNITS + 1 : (unsigned)((n_bytes + UNIT - 1) / UNIT);
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Block body = BFCD__BLOCK__INIT;
+        unsigned at = find_units(m, n);
+        static uint64_t stamp;
+
+        if (at == N_UNITS) {
+                refuse(p, id, ENOMEM, "the partition is full");
+                return;
+        }
+        do
+                m->next_number = m->next_number % (N_UNITS - 1) + 1;
+        while (m->stamps[m->next_number] != 0);
+        m->stamps[m->next_number] = ++stamp;
+        for (unsigned i = 0; i < n; i++)
+                m->units[at + i] = m->next_number;
+        m->counts.n_blocks++;
+        announce(m, p, at, n);
+        fill_block(m, m->next_number, &body);
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_BLOCK;
+        reply.block = &body;
+        put(p, &reply, NULL, 0);
+}
+
+static void on_free(struct mortal *m, struct peer *p, uint64_t id, uint64_t block_id)
+{
+        uint32_t number = number_of(m, block_id);
+        struct shared *s = shared_of(m, number);
+
+        if (number == 0) {
+                violation(m, "a Free of no block");
+                refuse(p, id, EINVAL, "no such block");
+                return;
+        }
+        if (s)
+                set_holds(m, s, s->n_holds - 1);
+        else
+                drop_block(m, number);
+        done(p, id);
+}
+
+static void on_publish(struct mortal *m, struct peer *p, uint64_t id, const Bfcd__Publish *publish)
+{
+        uint32_t number = number_of(m, publish->block_id);
+        struct shared *s = shared_of(m, number), *named = shared_named(m, publish->name);
+
+        if (number == 0) {
+                violation(m, "a Publish of no block");
+                refuse(p, id, EINVAL, "no such block");
+        } else if (s && s == named) {
+                done(p, id);
+        } else if (s || named) {
+                refuse(p, id, EEXIST, "there is such a block");
+        } else {
+                for (s = m->shared; s->number != 0; s++)
+                        assert(s < &m->shared[MAX_SHARED - 1]);
+                s->number = number;
+                s->n_holds = 1;
+                m->counts.n_holds++;
+                snprintf(s->name, sizeof(s->name), "%s", publish->name);
+                done(p, id);
+        }
+}
+
+static void on_attach(struct mortal *m, struct peer *p, uint64_t id, const char *name)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Attached attached = BFCD__ATTACHED__INIT;
+        Bfcd__Block block = BFCD__BLOCK__INIT;
+        struct shared *s = shared_named(m, name);
+
+        if (!s) {
+                refuse(p, id, ENOENT, "there is no such block");
+                return;
+        }
+        set_holds(m, s, s->n_holds + 1);
+        fill_block(m, s->number, &block);
+        announce(m, p, (unsigned)(block.offset / UNIT), (unsigned)(block.n_bytes / UNIT));
+        attached.block = &block;
+        attached.n_requested = block.n_bytes;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_ATTACHED;
+        reply.attached = &attached;
+        put(p, &reply, NULL, 0);
+}
+
+static void on_usage(const struct mortal *m, struct peer *p, uint64_t id)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__UsageReply body = BFCD__USAGE_REPLY__INIT;
+        Bfcd__Figures figures = BFCD__FIGURES__INIT;
+
+        figures.bytes_limit = 4711;
+        figures.num_blocks = m->counts.n_blocks;
+        body.figures = &figures;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_USAGE;
+        reply.usage = &body;
+        put(p, &reply, NULL, 0);
+}
+
+/* ---- hello ----------------------------------------------------------------------------- */
+
+static void forget_pages(struct mortal *m)
+{
+        if (m->usage_page)
+                munmap(m->usage_page, m->usage_bytes);
+        if (m->client_page)
+                munmap(m->client_page, pages_client_bytes());
+        m->usage_page = m->client_page = NULL;
+}
+
+static int odd_page(void)
+{
+        int fd = memfd_create("odd", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+        assert(fd >= 0 && ftruncate(fd, 8192) == 0);
+        return fd;
+}
+
+static void make_pages(struct mortal *m, int *ret_fds)
+{
+        uint64_t figures[PAGES_N_FIGURES] = { m->limit };
+        struct pages_usage *usage;
+        int r;
+
+        forget_pages(m);
+        m->usage_bytes = pages_usage_bytes(m->n_entries);
+        r = pages_make("usage", m->usage_bytes, true, &m->usage_page, &ret_fds[0]);
+        r |= pages_make("client", pages_client_bytes(), false, &m->client_page, &ret_fds[1]);
+        assert(r == 0);
+        usage = m->usage_page;
+        usage->magic = PAGES_USAGE_MAGIC;
+        usage->version = PAGES_VERSION;
+        usage->n_entries = m->n_entries;
+        usage->entry_bytes = sizeof(struct pages_entry);
+        pages_write(&usage->entries[m->n_entries - 1], figures);
+}
+
+/* The fds that go with the answer. */
+static size_t make_fds(struct mortal *m, struct peer *p, enum mortal_hello how, uint64_t capabilities,
+                       int *ret_fds)
+{
+        size_t n = 0;
+
+        if (capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS && how != MORTAL_NO_EVENTS_FD) {
+                int fds[2], r = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds);
+
+                r |= frame_reader_new(false, &p->events_reader);
+                assert(r == 0);
+                p->events_fd = fds[0];
+                ret_fds[n++] = fds[1];
+        }
+        if (!(capabilities & BFCD__CAPABILITY__CAPABILITY_PAGES))
+                return n;
+        if (how == MORTAL_ODD_PAGES) {
+                ret_fds[n++] = odd_page();
+                ret_fds[n++] = odd_page();
+                return n;
+        }
+        make_pages(m, ret_fds + n);
+        return n + 2;
+}
+
+static void put_hello(struct mortal *m, struct peer *p, uint64_t id, uint64_t asked, enum mortal_hello how)
+{
+        static uint8_t secret[16] = "a good secret..", other[16] = "a wrong secret.", uuid[16] = "another";
+        uint64_t events = BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_TRIM;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__HelloReply body = BFCD__HELLO_REPLY__INIT;
+        Bfcd__PartitionInfo train = BFCD__PARTITION_INFO__INIT, infer = BFCD__PARTITION_INFO__INIT;
+        Bfcd__PartitionInfo *list[] = { &train, &infer }, *turned[] = { &infer, &train };
+        int fds[3] = { -1, -1, -1 };
+        size_t n_fds;
+
+        train.name = (char *)(uintptr_t) "train";
+        train.usage_entry = m->n_entries - 1;
+        infer.name = (char *)(uintptr_t) "infer";
+        infer.usage_entry = m->n_entries;
+        if (how == MORTAL_OTHER_DEVICE)
+                infer.device_uuid = (ProtobufCBinaryData){ sizeof(uuid), uuid };
+        body.version = 1;
+        body.capabilities = asked & m->capabilities;
+        if (how == MORTAL_LESS)
+                body.capabilities &= ~events;
+        if (how == MORTAL_NO_PAGES)
+                body.capabilities &= ~(uint64_t)BFCD__CAPABILITY__CAPABILITY_PAGES;
+        body.session_id = how == MORTAL_OTHER_ID ? SESSION_ID + 1 : SESSION_ID;
+        body.secret = (ProtobufCBinaryData){ 16, how == MORTAL_OTHER_SECRET ? other : secret };
+        body.tenant = (char *)(uintptr_t)(how == MORTAL_OTHER_TENANT ? "audio" : "vision");
+        body.n_partitions = how == MORTAL_FEWER ? 1 : 2;
+        body.partitions = how == MORTAL_OTHER_NAMES ? turned : list;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_HELLO;
+        reply.hello = &body;
+        n_fds = make_fds(m, p, how, body.capabilities, fds);
+        put(p, &reply, fds, n_fds);
+        for (size_t i = 0; i < n_fds; i++)
+                close(fds[i]);
+}
+
+/* False: it hangs up. */
+static bool on_return(struct mortal *m, struct peer *p, uint64_t id, const Bfcd__Hello *hello)
+{
+        enum mortal_hello how = m->n_hellos > 0 ? m->hello : MORTAL_TAKES;
+        uint8_t *payload;
+
+        m->counts.n_hellos++;
+        if (hello->session_id != SESSION_ID || hello->secret.len != 16 ||
+            memcmp(hello->secret.data, "a good secret..", 16) != 0 || strcmp(hello->tenant, "vision") != 0)
+                violation(m, "a hello of another session");
+        /* What concerns the list is counted when that comes. */
+        if (m->n_hellos > 0 && how < MORTAL_HELD_REFUSED)
+                m->n_hellos--;
+        switch (how) {
+        case MORTAL_HANGS_UP:
+                return false;
+        case MORTAL_SILENT:
+                return true;
+        case MORTAL_STALE:
+                refuse(p, id, ESTALE, "no such session waits");
+                return true;
+        case MORTAL_DENIES:
+                refuse(p, id, EACCES, "it is another process's");
+                return true;
+        case MORTAL_BUSY:
+                refuse(p, id, EBUSY, "in a moment");
+                return true;
+        case MORTAL_WRONG_BODY:
+                done(p, id);
+                return true;
+        case MORTAL_GARBAGE:
+                assert(frame_writer_add(p->writer, 3, NULL, 0, &payload) == 0);
+                memset(payload, 0xff, 3);
+                return true;
+        default:
+                p->is_returning = true;
+                put_hello(m, p, id, hello->capabilities, how);
+                return true;
+        }
+}
+
+static bool on_hello(struct mortal *m, struct peer *p, uint64_t id, const Bfcd__Hello *hello)
+{
+        if (p->is_live || p->is_returning) {
+                violation(m, "a second hello");
+                return false;
+        }
+        if (hello->session_id != 0)
+                return on_return(m, p, id, hello);
+        if (m->is_known)
+                violation(m, "a second session");
+        m->is_known = true;
+        p->is_live = true;
+        put_hello(m, p, id, hello->capabilities, MORTAL_TAKES);
+        return true;
+}
+
+/* ---- the list ------------------------------------------------------------------------------ */
+
+static void note_held(struct mortal *m, struct peer *p, const Bfcd__Held *held)
+{
+        for (size_t i = 0; i < held->n_extent_ids; i++) {
+                bool known = false;
+
+                for (unsigned k = 0; k < N_EXTENTS; k++)
+                        if (held->extent_ids[i] != 0 && m->given[k] == held->extent_ids[i])
+                                known = p->has_extent[k] = true;
+                if (!known)
+                        violation(m, "an extent that the session was not given");
+        }
+        for (size_t i = 0; i < held->n_block_ids; i++) {
+                uint32_t number = number_of(m, held->block_ids[i]);
+
+                if (number == 0 || p->listed[number])
+                        violation(m, "a block that the session has not, or twice");
+                p->listed[number] = true;
+                p->counts[number] = 1;
+        }
+        for (size_t i = 0; i < held->n_shared; i++) {
+                uint32_t number = number_of(m, held->shared[i]->block_id);
+                struct shared *s = shared_of(m, number);
+
+                if (!s || p->listed[number] || held->shared[i]->count == 0 ||
+                    held->shared[i]->count > s->n_holds)
+                        violation(m, "a hold that the session has not");
+                p->listed[number] = true;
+                p->counts[number] = held->shared[i]->count;
+        }
+        p->n_extents += (unsigned)held->n_extent_ids;
+        p->n_listed += (unsigned)held->n_block_ids;
+        p->n_shared += (unsigned)held->n_shared;
+        p->n_helds++;
+}
+
+static void take_list(struct mortal *m, struct peer *p)
+{
+        m->counts.n_dropped = 0;
+        for (uint32_t i = 1; i < N_UNITS; i++) {
+                struct shared *s = shared_of(m, i);
+
+                if (!is_used(m, i))
+                        continue;
+                if (s) {
+                        set_holds(m, s, p->listed[i] ? p->counts[i] : 0);
+                } else if (!p->listed[i]) {
+                        drop_block(m, i);
+                        m->counts.n_dropped++;
+                }
+        }
+        for (unsigned i = 0; i < N_EXTENTS; i++)
+                if (!p->has_extent[i])
+                        m->given[i] = 0;
+        m->counts.n_returns++;
+        m->counts.n_helds = p->n_helds;
+        m->counts.n_extents = p->n_extents;
+        m->counts.n_listed = p->n_listed;
+        m->counts.n_shared = p->n_shared;
+        p->is_returning = false;
+        p->is_live = true;
+}
+
+static bool on_held(struct mortal *m, struct peer *p, uint64_t id, const Bfcd__Held *held)
+{
+        enum mortal_hello how = m->n_hellos > 0 ? m->hello : MORTAL_TAKES;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Block block = BFCD__BLOCK__INIT;
+
+        if (!p->is_returning) {
+                violation(m, "a list of who does not come back");
+                return false;
+        }
+        note_held(m, p, held);
+        if (m->kill_at_held > 0 && --m->kill_at_held == 0)
+                return m->is_killed = true;
+        if (how < MORTAL_HELD_REFUSED || !held->is_last) {
+                if (held->is_last)
+                        take_list(m, p);
+                done(p, id);
+                return true;
+        }
+        m->n_hellos--;
+        switch (how) {
+        case MORTAL_HELD_REFUSED:
+                refuse(p, id, EACCES, "the list is another's");
+                return true;
+        case MORTAL_HELD_DONE:
+                take_list(m, p);
+                return false;
+        case MORTAL_HELD_SILENT:
+                return true;
+        case MORTAL_HELD_BODY:
+                reply.id = id;
+                reply.body_case = BFCD__REPLY__BODY_BLOCK;
+                reply.block = &block;
+                put(p, &reply, NULL, 0);
+                return true;
+        default:
+                return false;
+        }
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static void on_live(struct mortal *m, struct peer *p, const Bfcd__Request *request)
+{
+        switch (request->body_case) {
+        case BFCD__REQUEST__BODY_MALLOC:
+                on_malloc(m, p, request->id, request->malloc->n_bytes);
+                break;
+        case BFCD__REQUEST__BODY_FREE:
+                on_free(m, p, request->id, request->free->block_id);
+                break;
+        case BFCD__REQUEST__BODY_PUBLISH:
+                on_publish(m, p, request->id, request->publish);
+                break;
+        case BFCD__REQUEST__BODY_ATTACH:
+                on_attach(m, p, request->id, request->attach->name);
+                break;
+        case BFCD__REQUEST__BODY_USAGE:
+                on_usage(m, p, request->id);
+                break;
+        case BFCD__REQUEST__BODY_GOODBYE:
+                m->counts.n_goodbyes++;
+                done(p, request->id);
+                break;
+        default:
+                violation(m, "a request that is none");
+        }
+}
+
+/* False: it hangs up. */
+static bool on_request(struct mortal *m, struct peer *p, const Bfcd__Request *request)
+{
+        bool kills;
+
+        if (request->body_case == BFCD__REQUEST__BODY_HELLO)
+                return on_hello(m, p, request->id, request->hello);
+        if (request->body_case == BFCD__REQUEST__BODY_HELD)
+                return on_held(m, p, request->id, request->held);
+        if (request->body_case == BFCD__REQUEST__BODY_ACK)
+                return p->is_live;
+        if (!p->is_live) {
+                violation(m, "a request before the end of the list");
+                return false;
+        }
+        m->counts.n_requests++;
+        if (m->holds) {
+                m->n_on_hold++;
+                pthread_cond_broadcast(&m->changed);
+                return true;
+        }
+        kills = m->kill_at > 0 && --m->kill_at == 0;
+        if (!kills || m->kill_when_done)
+                on_live(m, p, request);
+        if (kills)
+                m->is_killed = true;
+        return true;
+}
+
+static void read_peer(struct mortal *m, struct peer *p)
+{
+        const uint8_t *payload;
+        size_t n_bytes;
+        int r = frame_reader_receive(p->reader, p->fd, MSG_DONTWAIT);
+
+        if (r == FRAME_AGAIN)
+                return;
+        while (r == 0 && !m->is_killed && frame_reader_next(p->reader, &payload, &n_bytes) == 0) {
+                Bfcd__Request *request = message_unpack_request(m->arena, payload, n_bytes);
+
+                if (!request)
+                        violation(m, "no request");
+                if (!request || !on_request(m, p, request))
+                        r = -1;
+        }
+        if (m->is_killed)
+                return;
+        flush(p);
+        if (r != 0)
+                peer_close(p);
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+static void retired(struct mortal *m)
+{
+        for (unsigned i = 0; i < N_EXTENTS; i++) {
+                if (m->units[(size_t)i * EXTENT_UNITS] != RETIRING)
+                        continue;
+                device_destroy(m->device, &m->extents[i]);
+                m->given[i] = 0;
+                for (unsigned u = i * EXTENT_UNITS; u < (i + 1) * EXTENT_UNITS; u++)
+                        m->units[u] = 0;
+        }
+        m->counts.n_retired++;
+}
+
+static void read_events(struct mortal *m, struct peer *p)
+{
+        const uint8_t *payload;
+        size_t n_bytes;
+
+        if (frame_reader_receive(p->events_reader, p->events_fd, MSG_DONTWAIT) != 0)
+                return;
+        while (frame_reader_next(p->events_reader, &payload, &n_bytes) == 0) {
+                Bfcd__EventReply *reply = bfcd__event_reply__unpack(NULL, n_bytes, payload);
+
+                if (reply && reply->body_case == BFCD__EVENT_REPLY__BODY_RETIRED)
+                        retired(m);
+                else if (reply && reply->body_case == BFCD__EVENT_REPLY__BODY_TRIMMED)
+                        m->counts.n_trimmed++;
+                else
+                        violation(m, "no answer to an event");
+                bfcd__event_reply__free_unpacked(reply, NULL);
+        }
+        pthread_cond_broadcast(&m->changed);
+}
+
+static struct peer *live_peer(struct mortal *m)
+{
+        for (unsigned i = 0; i < MAX_PEERS; i++)
+                if (m->peers[i].fd >= 0 && m->peers[i].is_live && m->peers[i].events_fd >= 0)
+                        return &m->peers[i];
+        return NULL;
+}
+
+static bool extent_is_idle(const struct mortal *m, unsigned i)
+{
+        if (m->extents[i].fd < 0 || m->given[i] != m->extent_ids[i])
+                return false;
+        for (unsigned u = i * EXTENT_UNITS; u < (i + 1) * EXTENT_UNITS; u++)
+                if (m->units[u] != 0)
+                        return false;
+        return true;
+}
+
+static void await(struct mortal *m, const unsigned *count, unsigned before, int timeout_ms)
+{
+        struct timespec until;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += timeout_ms / 1000;
+        until.tv_nsec += timeout_ms % 1000 * 1000000L;
+        if (until.tv_nsec >= 1000000000L) {
+                until.tv_nsec -= 1000000000L;
+                until.tv_sec++;
+        }
+        while (*count == before && pthread_cond_timedwait(&m->changed, &m->lock, &until) == 0)
+                ;
+}
+
+unsigned mortal_retire(struct mortal *m, int timeout_ms)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Retire retire = BFCD__RETIRE__INIT;
+        uint64_t ids[N_EXTENTS];
+        unsigned n = 0, before;
+        struct peer *p;
+
+        pthread_mutex_lock(&m->lock);
+        p = live_peer(m);
+        for (unsigned i = 0; p && i < N_EXTENTS; i++) {
+                if (!extent_is_idle(m, i))
+                        continue;
+                ids[n++] = m->extent_ids[i];
+                for (unsigned u = i * EXTENT_UNITS; u < (i + 1) * EXTENT_UNITS; u++)
+                        m->units[u] = RETIRING;
+        }
+        if (n > 0) {
+                before = m->counts.n_retired;
+                retire.sequence = 1;
+                retire.n_extent_ids = n;
+                retire.extent_ids = ids;
+                event.body_case = BFCD__EVENT__BODY_RETIRE;
+                event.retire = &retire;
+                send_event(p, &event);
+                await(m, &m->counts.n_retired, before, timeout_ms);
+        }
+        pthread_mutex_unlock(&m->lock);
+        return n;
+}
+
+bool mortal_trim(struct mortal *m, int timeout_ms)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Trim trim = BFCD__TRIM__INIT;
+        Bfcd__TrimRange range = BFCD__TRIM_RANGE__INIT, *ranges[] = { &range };
+        struct peer *p;
+        unsigned before;
+        bool ret = false;
+
+        pthread_mutex_lock(&m->lock);
+        p = live_peer(m);
+        if (p) {
+                before = m->counts.n_trimmed;
+                range.region_id = REGION_ID;
+                range.n_bytes = (uint64_t)N_UNITS * UNIT;
+                trim.sequence = 1;
+                trim.n_bytes = UINT64_MAX;
+                trim.n_ranges = 1;
+                trim.ranges = ranges;
+                event.body_case = BFCD__EVENT__BODY_TRIM;
+                event.trim = &trim;
+                send_event(p, &event);
+                await(m, &m->counts.n_trimmed, before, timeout_ms);
+                ret = m->counts.n_trimmed != before;
+        }
+        pthread_mutex_unlock(&m->lock);
+        return ret;
+}
+
+/* ---- its life -------------------------------------------------------------------------------------- */
+
+static void accept_peer(struct mortal *m)
+{
+        int r, fd = accept4(m->fd, NULL, NULL, SOCK_CLOEXEC);
+        struct peer *p = m->peers;
+
+        if (fd < 0)
+                return;
+        while (p < &m->peers[MAX_PEERS] && p->fd >= 0)
+                p++;
+        assert(p < &m->peers[MAX_PEERS]);
+        *p = (struct peer){ .fd = fd, .events_fd = -1 };
+        r = frame_reader_new(false, &p->reader);
+        r |= frame_writer_new(16u << 20, &p->writer);
+        assert(r == 0);
+}
+
+static void *run(void *userdata)
+{
+        struct mortal *m = userdata;
+        struct pollfd fds[2 + 2 * MAX_PEERS];
+        char byte[16];
+
+        pthread_mutex_lock(&m->lock);
+        while (!m->is_ending) {
+                fds[0] = (struct pollfd){ .fd = m->fd, .events = POLLIN };
+                fds[1] = (struct pollfd){ .fd = m->wake[0], .events = POLLIN };
+                for (size_t i = 0; i < MAX_PEERS; i++) {
+                        fds[2 + 2 * i] = (struct pollfd){ .fd = m->peers[i].fd, .events = POLLIN };
+                        fds[3 + 2 * i] = (struct pollfd){ .fd = m->peers[i].events_fd, .events = POLLIN };
+                }
+                pthread_mutex_unlock(&m->lock);
+                poll(fds, 2 + 2 * MAX_PEERS, -1);
+                pthread_mutex_lock(&m->lock);
+                if (fds[1].revents)
+                        (void)!read(m->wake[0], byte, sizeof(byte));
+                for (size_t i = 0; i < MAX_PEERS && !m->is_killed; i++) {
+                        struct peer *p = &m->peers[i];
+
+                        if (fds[3 + 2 * i].revents && p->events_fd == fds[3 + 2 * i].fd)
+                                read_events(m, p);
+                        if (fds[2 + 2 * i].revents && p->fd == fds[2 + 2 * i].fd)
+                                read_peer(m, p);
+                }
+                if (m->is_killed)
+                        die(m);
+                else if (fds[0].revents)
+                        accept_peer(m);
+                m->is_killed = false;
+        }
+        pthread_mutex_unlock(&m->lock);
+        return NULL;
+}
+
+static void wake(struct mortal *m)
+{
+        (void)!write(m->wake[1], "", 1);
+}
+
+struct mortal *mortal_new(void)
+{
+        struct mortal *m = calloc(1, sizeof(*m));
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        int r;
+
+        assert(m);
+        pthread_mutex_init(&m->lock, NULL);
+        pthread_cond_init(&m->changed, NULL);
+        strcpy(m->folder, "/tmp/bfc-mortal-XXXXXX");
+        assert(mkdtemp(m->folder));
+        snprintf(m->path, sizeof(m->path), "%s/sock", m->folder);
+        strcpy(address.sun_path, m->path);
+        r = device_host_new(&m->device);
+        for (size_t i = 0; i < N_EXTENTS; i++)
+                m->extents[i] = DEVICE_EXTENT_EMPTY;
+        for (size_t i = 0; i < MAX_PEERS; i++)
+                m->peers[i] = (struct peer){ .fd = -1, .events_fd = -1 };
+        m->capabilities = UINT64_MAX;
+        m->n_entries = 1;
+        m->limit = 1000;
+        m->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        r |= bind(m->fd, (struct sockaddr *)&address, sizeof(address));
+        r |= listen(m->fd, 64);
+        r |= pipe2(m->wake, O_CLOEXEC | O_NONBLOCK);
+        r |= message_arena_new(MESSAGE_ARENA_BYTES, &m->arena);
+        r |= pthread_create(&m->thread, NULL, run, m);
+        assert(r == 0);
+        return m;
+}
+
+struct mortal *mortal_free(struct mortal *m)
+{
+        pthread_mutex_lock(&m->lock);
+        m->is_ending = true;
+        pthread_mutex_unlock(&m->lock);
+        wake(m);
+        pthread_join(m->thread, NULL);
+        die(m);
+        for (size_t i = 0; i < N_EXTENTS; i++)
+                device_destroy(m->device, &m->extents[i]);
+        device_free(m->device);
+        forget_pages(m);
+        message_arena_free(m->arena);
+        close(m->fd);
+        close(m->wake[0]);
+        close(m->wake[1]);
+        unlink(m->path);
+        rmdir(m->folder);
+        pthread_cond_destroy(&m->changed);
+        pthread_mutex_destroy(&m->lock);
+        free(m);
+        return NULL;
+}
+
+const char *mortal_path(const struct mortal *m)
+{
+        return m->path;
+}
+
+/* ---- from outside --------------------------------------------------------------------------------- */
+
+void mortal_kill(struct mortal *m)
+{
+        pthread_mutex_lock(&m->lock);
+        die(m);
+        pthread_mutex_unlock(&m->lock);
+        wake(m);
+}
+
+void mortal_kill_at(struct mortal *m, unsigned n, bool is_done)
+{
+        pthread_mutex_lock(&m->lock);
+        m->kill_at = n;
+        m->kill_when_done = is_done;
+        pthread_mutex_unlock(&m->lock);
+}
+
+void mortal_kill_at_held(struct mortal *m, unsigned n)
+{
+        pthread_mutex_lock(&m->lock);
+        m->kill_at_held = n;
+        pthread_mutex_unlock(&m->lock);
+}
+
+void mortal_set_hello(struct mortal *m, enum mortal_hello hello, unsigned n)
+{
+        pthread_mutex_lock(&m->lock);
+        m->hello = hello;
+        m->n_hellos = n;
+        pthread_mutex_unlock(&m->lock);
+}
+
+void mortal_set_capabilities(struct mortal *m, uint64_t capabilities)
+{
+        pthread_mutex_lock(&m->lock);
+        m->capabilities = capabilities;
+        pthread_mutex_unlock(&m->lock);
+}
+
+void mortal_set_usage(struct mortal *m, uint32_t n_entries, uint64_t limit)
+{
+        pthread_mutex_lock(&m->lock);
+        m->n_entries = n_entries;
+        m->limit = limit;
+        pthread_mutex_unlock(&m->lock);
+}
+
+void mortal_hold(struct mortal *m, bool holds)
+{
+        pthread_mutex_lock(&m->lock);
+        m->holds = holds;
+        pthread_mutex_unlock(&m->lock);
+}
+
+unsigned mortal_n_on_hold(struct mortal *m)
+{
+        unsigned n;
+
+        pthread_mutex_lock(&m->lock);
+        n = m->n_on_hold;
+        pthread_mutex_unlock(&m->lock);
+        return n;
+}
+
+struct mortal_counts mortal_count(struct mortal *m)
+{
+        struct mortal_counts counts;
+        struct pages_client *page;
+
+        pthread_mutex_lock(&m->lock);
+        page = m->client_page;
+        if (page && page->magic == PAGES_CLIENT_MAGIC) {
+                m->counts.client_slabs = page->held[0].bytes_slabs;
+                m->counts.client_whole = page->held[0].bytes_whole;
+                m->counts.client_streams = page->held[0].bytes_streams;
+        }
+        counts = m->counts;
+        pthread_mutex_unlock(&m->lock);
+        return counts;
+}

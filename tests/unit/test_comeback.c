@@ -1,0 +1,991 @@
+/* A client whose daemon dies and is there again, at each moment, and one that does not take it back.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <bfcclient.h>
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "device/device.h"
+#include "proto/bfcd.pb-c.h"
+#include "tests/suite.h"
+#include "tests/unit/mortal.h"
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+
+static struct mortal *mortal;
+static bfc_client *client;
+static struct bfc_options options;
+static int n_fds_before;
+
+/* ---- a device that says it is busy ----------------------------------------------- */
+
+static bool is_busy; /* atomic */
+static struct device_range_ops busy_ops;
+static int (*finish)(struct device_range *range);
+int __real_device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
+int __wrap_device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
+
+static int finish_unless_busy(struct device_range *range)
+{
+        return __atomic_load_n(&is_busy, __ATOMIC_RELAXED) ? -EBUSY : finish(range);
+}
+
+int __wrap_device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
+{
+        int r = __real_device_range_new(view, n_bytes, ret);
+
+        if (r < 0)
+                return r;
+        if (!finish) {
+                finish = (*ret)->ops->finish;
+                busy_ops = *(*ret)->ops;
+                busy_ops.finish = finish_unless_busy;
+        }
+        (*ret)->ops = &busy_ops;
+        return 0;
+}
+
+/* ---- helpers ----------------------------------------------------------------------- */
+
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void begin(const char *cache, uint64_t flags)
+{
+        int r;
+
+        setenv("BFC_CACHE", cache, 1);
+        options.flags = flags;
+        r = bfc_connect(&options, &client);
+        ck_assert_msg(r == 0, "bfc_connect: %d: %s", r, bfc_last_error());
+}
+
+static void setup(void)
+{
+        unsetenv("BFC_SOCKET");
+        unsetenv("BFC_PARTITION");
+        unsetenv("BFC_TENANT");
+        unsetenv("BFC_RETURN_MS");
+        n_fds_before = suite_count_fds();
+        mortal = mortal_new();
+        options = (struct bfc_options){ .struct_size = sizeof(options), .socket = mortal_path(mortal) };
+}
+
+static void teardown(void)
+{
+        struct mortal_counts counts;
+
+        bfc_disconnect(client);
+        client = NULL;
+        counts = mortal_count(mortal);
+        mortal = mortal_free(mortal);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        ck_assert_msg(counts.n_violations == 0, "%u violations, the first: %s", counts.n_violations,
+                      counts.violation);
+}
+
+static void *get(size_t n_bytes)
+{
+        void *p = NULL;
+        int r = bfc_malloc(client, n_bytes, &p);
+
+        ck_assert_msg(r == 0, "bfc_malloc: %d: %s", r, bfc_last_error());
+        return p;
+}
+
+static void put(void *p)
+{
+        int r = bfc_free(client, p);
+
+        ck_assert_msg(r == 0, "bfc_free: %d: %s", r, bfc_last_error());
+}
+
+static struct bfc_client_stats stats(void)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_int_eq(bfc_stats(client, &s), 0);
+        return s;
+}
+
+static uint64_t limit_now(void)
+{
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+        int r = bfc_usage(client, NULL, &u);
+
+        ck_assert_msg(r == 0, "bfc_usage: %d: %s", r, bfc_last_error());
+        return u.bytes_limit;
+}
+
+static void await_returns(uint64_t n)
+{
+        int64_t until = now_ms() + 5000;
+
+        while (stats().num_returns < n && now_ms() < until)
+                usleep(500);
+        ck_assert_uint_ge(stats().num_returns, n);
+}
+
+static void expect_error(int r, int expected, const char *part)
+{
+        ck_assert_int_eq(r, expected);
+        ck_assert_msg(strstr(bfc_last_error(), part) != NULL, "\"%s\" does not say \"%s\"", bfc_last_error(),
+                      part);
+}
+
+/* ---- nothing is noticed ---------------------------------------------------------------- */
+
+START_TEST(everything_goes_on)
+{
+        struct bfc_block_info before = { .struct_size = sizeof(before) }, after = before;
+        char *a, *b, *c;
+
+        begin(_i ? "on" : "off", 0);
+        a = get(1000);
+        b = get(3 * MIB);
+        memset(a, 'a', 1000);
+        memset(b, 'b', 3 * MIB);
+        ck_assert_int_eq(bfc_block_info(client, b, &before), 0);
+        for (unsigned i = 1; i <= 3; i++) {
+                mortal_kill(mortal);
+                c = get(5 * MIB);
+                ck_assert_uint_eq(stats().num_returns, i);
+                memset(c, 'c', 5 * MIB);
+                ck_assert_int_eq(a[0] + a[999], 2 * 'a');
+                ck_assert_int_eq(b[0] + b[3 * MIB - 1], 2 * 'b');
+                ck_assert_int_eq(bfc_block_info(client, b, &after), 0);
+                ck_assert_mem_eq(&before, &after, sizeof(before));
+                put(c);
+                ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        }
+        ck_assert_uint_eq(mortal_count(mortal).n_returns, 3);
+        ck_assert_uint_eq(mortal_count(mortal).n_dropped, 0);
+        put(a);
+        put(b);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+}
+END_TEST
+
+START_TEST(by_itself)
+{
+        void *a;
+
+        begin("off", 0);
+        a = get(1);
+        mortal_kill(mortal);
+        await_returns(1);
+        mortal_kill(mortal);
+        await_returns(2);
+        ck_assert_uint_eq(mortal_count(mortal).n_listed, 1);
+        put(a);
+}
+END_TEST
+
+START_TEST(without_a_thread)
+{
+        void *a;
+
+        begin("off", BFC_NO_THREAD);
+        a = get(1);
+        mortal_kill(mortal);
+        ck_assert_uint_eq(limit_now(), 1000); /* nobody knows yet */
+        ck_assert_uint_eq(stats().num_returns, 0);
+        put(a);
+        ck_assert_uint_eq(stats().num_returns, 1);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+}
+END_TEST
+
+/* What the program waits on is the same for ever, be it by poll(2) or epoll(7). */
+START_TEST(with_poll)
+{
+        struct epoll_event event = { .events = EPOLLIN };
+        struct pollfd p;
+        void *a;
+        int fd, e = epoll_create1(EPOLL_CLOEXEC);
+
+        begin("on", BFC_POLL);
+        fd = bfc_poll_fd(client);
+        p = (struct pollfd){ .fd = fd, .events = POLLIN };
+        ck_assert_int_eq(epoll_ctl(e, EPOLL_CTL_ADD, fd, &event), 0);
+        a = get(1000);
+        ck_assert_int_eq(poll(&p, 1, 0), 0);
+        mortal_kill(mortal);
+        ck_assert_int_eq(poll(&p, 1, 5000), 1);
+        ck_assert_int_eq(epoll_wait(e, &event, 1, 5000), 1);
+        ck_assert_int_eq(bfc_poll(client), 0);
+        ck_assert_uint_eq(stats().num_returns, 1);
+        ck_assert_int_eq(bfc_poll_fd(client), fd);
+        ck_assert_int_eq(poll(&p, 1, 0), 0);
+        put(a);
+        ck_assert(!mortal_trim(mortal, 10)); /* it is only sent */
+        ck_assert_int_eq(epoll_wait(e, &event, 1, 5000), 1);
+        ck_assert_int_eq(bfc_poll(client), 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+        /* A call comes back, and then it is polled. */
+        mortal_kill(mortal);
+        a = get(4 * MIB);
+        ck_assert_uint_eq(stats().num_returns, 2);
+        ck_assert_int_eq(epoll_wait(e, &event, 1, 5000), 1);
+        ck_assert_int_eq(bfc_poll(client), 0);
+        ck_assert_int_eq(epoll_wait(e, &event, 1, 0), 0);
+        ck_assert_uint_eq(stats().num_returns, 2);
+        put(a);
+        close(e);
+}
+END_TEST
+
+/* ---- each request ------------------------------------------------------------------------- */
+
+START_TEST(unanswered_requests)
+{
+        bool is_done = _i;
+        void *a, *b, *c = NULL, *d = NULL;
+
+        begin("off", 0);
+        a = get(1000);
+        mortal_kill_at(mortal, 1, is_done);
+        b = get(2 * MIB);
+        ck_assert_uint_eq(mortal_count(mortal).n_dropped, is_done);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 2);
+        memset(b, 1, 2 * MIB);
+
+        mortal_kill_at(mortal, 1, is_done);
+        put(b);
+        ck_assert_uint_eq(mortal_count(mortal).n_dropped, !is_done);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 1);
+
+        mortal_kill_at(mortal, 1, is_done);
+        ck_assert_int_eq(bfc_publish(client, a, "weights"), 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_holds, 1);
+        expect_error(bfc_publish(client, a, "weights"), -EINVAL, "shared already");
+
+        mortal_kill_at(mortal, 1, is_done);
+        ck_assert_int_eq(bfc_attach(client, "weights", 0, &c, NULL), 0);
+        ck_assert_ptr_eq(c, a);
+        ck_assert_uint_eq(mortal_count(mortal).n_holds, 2);
+        ck_assert_int_eq(bfc_attach(client, "weights", 0, &d, NULL), 0);
+        mortal_kill(mortal);
+        ck_assert_int_eq(bfc_detach(client, d), 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_holds, 2);
+
+        mortal_kill_at(mortal, 1, is_done);
+        ck_assert_int_eq(bfc_detach(client, c), 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_holds, 1);
+        mortal_kill_at(mortal, 1, is_done);
+        put(a);
+        ck_assert_uint_eq(mortal_count(mortal).n_holds, 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+        ck_assert_uint_eq(stats().num_returns, 7);
+        ck_assert_uint_eq(mortal_count(mortal).n_returns, 7);
+
+        expect_error(bfc_attach(client, "weights", 0, &c, NULL), -ENOENT, "no such block");
+        mortal_kill_at(mortal, 1, is_done); /* a refusal, lost */
+        expect_error(bfc_attach(client, "weights", 0, &c, NULL), -ENOENT, "no such block");
+        expect_error(bfc_malloc(client, 100 * MIB, &c), -ENOMEM, "full");
+}
+END_TEST
+
+START_TEST(usage_is_asked_again)
+{
+        mortal_set_capabilities(mortal, ~(uint64_t)BFCD__CAPABILITY__CAPABILITY_PAGES);
+        begin("off", 0);
+        mortal_kill_at(mortal, 1, _i);
+        ck_assert_uint_eq(limit_now(), 4711);
+        ck_assert_uint_eq(stats().num_returns, 1);
+}
+END_TEST
+
+/* Many Frees that go with one wait, of which some were done. */
+START_TEST(many_frees)
+{
+        void *p[24];
+
+        begin("on", 0);
+        for (size_t i = 0; i < 24; i++)
+                p[i] = get(2 * MIB - 256 * (i + 1)); /* in as many slabs, more or less */
+        for (size_t i = 0; i < 24; i++)
+                put(p[i]);
+        mortal_kill_at(mortal, (unsigned)_i + 1, true);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        await_returns(1);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+}
+END_TEST
+
+static void *wait_for_block(void *userdata)
+{
+        return bfc_malloc(userdata, 1000, &(void *){ NULL }) == 0 ? userdata : NULL;
+}
+
+/* Requests that wait at the daemon wait at the next one. */
+START_TEST(requests_that_wait)
+{
+        pthread_t threads[8];
+        void *good;
+
+        begin("off", 0);
+        mortal_hold(mortal, true);
+        for (size_t i = 0; i < 8; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, wait_for_block, client), 0);
+        for (int round = 0; round < 3; round++) {
+                int64_t until = now_ms() + 5000;
+
+                while (mortal_n_on_hold(mortal) < 8 && now_ms() < until)
+                        usleep(500);
+                ck_assert_uint_eq(mortal_n_on_hold(mortal), 8);
+                mortal_hold(mortal, round < 2);
+                mortal_kill(mortal);
+        }
+        for (size_t i = 0; i < 8; i++) {
+                ck_assert_int_eq(pthread_join(threads[i], &good), 0);
+                ck_assert_ptr_nonnull(good);
+        }
+        ck_assert_uint_eq(stats().num_returns, 3);
+        ck_assert_uint_eq(stats().num_blocks, 8);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 8);
+}
+END_TEST
+
+/* ---- the list ------------------------------------------------------------------------------ */
+
+#define N_MANY 15500u /* more than two messages have room for */
+
+START_TEST(long_lists)
+{
+        static void *p[N_MANY];
+
+        begin("off", 0);
+        for (size_t i = 0; i < N_MANY; i++)
+                p[i] = get(1);
+        for (unsigned at = 1; at <= 3; at++) { /* dies between the pages, and is there again */
+                mortal_kill_at_held(mortal, at);
+                mortal_kill(mortal);
+                await_returns(at);
+        }
+        ck_assert_uint_eq(mortal_count(mortal).n_helds, 3);
+        ck_assert_uint_eq(mortal_count(mortal).n_listed, N_MANY);
+        ck_assert_uint_eq(mortal_count(mortal).n_extents, (N_MANY * 4 * KIB + 2 * MIB - 1) / (2 * MIB));
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, N_MANY);
+        for (size_t i = 0; i < N_MANY; i += 500)
+                put(p[i]);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, N_MANY - 31);
+}
+END_TEST
+
+START_TEST(what_streams_have)
+{
+        void *a = NULL, *b = NULL, *c;
+
+        begin(_i ? "on" : "off", 0);
+        ck_assert_int_eq(bfc_malloc_async(client, 100 * KIB, 5, &a), 0);
+        ck_assert_int_eq(bfc_malloc_async(client, 3 * MIB, 6, &b), 0);
+        c = get(3 * MIB + 1);
+        memset(b, 'b', 3 * MIB);
+        mortal_kill(mortal);
+        await_returns(1);
+        ck_assert_uint_eq(mortal_count(mortal).n_dropped, 0);
+        ck_assert_int_eq(((char *)b)[MIB], 'b');
+        ck_assert_int_eq(bfc_free_async(client, a, 5), 0);
+        ck_assert_int_eq(bfc_free_async(client, c, 7), 0);
+        mortal_kill(mortal);
+        ck_assert_int_eq(bfc_free_async(client, b, 6), 0);
+        await_returns(2);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+}
+END_TEST
+
+/* A Retire that was not done when the daemon died is none for its successor: it thinks that the
+ * extent is mapped, and puts a block there. */
+START_TEST(retires_of_before)
+{
+        char *a, *b;
+
+        begin("off", _i ? BFC_POLL : 0);
+        a = get(2 * MIB);
+        b = get(2 * MIB);
+        put(a);
+        __atomic_store_n(&is_busy, true, __ATOMIC_RELAXED);
+        ck_assert_uint_eq(mortal_retire(mortal, 20), 1);
+        if (_i)
+                ck_assert_int_eq(bfc_poll(client), -EBUSY);
+        mortal_kill(mortal);
+        for (int64_t until = now_ms() + 5000; _i && bfc_poll(client) == -EBUSY && now_ms() < until;)
+                usleep(500); /* until it sees the end */
+        await_returns(1);
+        __atomic_store_n(&is_busy, false, __ATOMIC_RELAXED);
+        ck_assert_uint_eq(mortal_count(mortal).n_extents, 2);
+        usleep(20000); /* it would be tried again by now */
+        ck_assert_uint_eq(stats().bytes_mapped, 4 * MIB);
+        a = get(2 * MIB);
+        memset(a, 'a', 2 * MIB);
+        ck_assert_uint_eq(mortal_count(mortal).n_extents_sent, 2);
+        ck_assert_uint_eq(mortal_count(mortal).n_retired, 0);
+        put(a);
+        if (!_i) {
+                ck_assert_uint_eq(mortal_retire(mortal, 5000), 1);
+                ck_assert_uint_eq(mortal_count(mortal).n_retired, 1);
+                ck_assert_uint_eq(stats().bytes_mapped, 2 * MIB);
+                mortal_kill(mortal);
+                await_returns(2);
+                ck_assert_uint_eq(mortal_count(mortal).n_extents, 1);
+        }
+        put(b);
+}
+END_TEST
+
+START_TEST(trims_of_the_next)
+{
+        begin("on", 0);
+        for (unsigned i = 1; i <= 3; i++) {
+                put(get(100));
+                mortal_kill(mortal);
+                await_returns(i);
+                ck_assert_uint_gt(stats().bytes_reserved, 0);
+                ck_assert(mortal_trim(mortal, 5000));
+                ck_assert_uint_eq(stats().bytes_reserved, 0);
+        }
+}
+END_TEST
+
+/* ---- pages ---------------------------------------------------------------------------------- */
+
+START_TEST(pages_of_the_next)
+{
+        static const uint32_t n_entries[] = { 1000, 1, 40, 31, 5000 };
+        uint64_t slabs, whole, streams;
+        void *a, *b = NULL, *c = NULL;
+
+        begin("on", 0);
+        a = get(1000);
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, MIB, BFC_WHOLE, &b), 0);
+        ck_assert_int_eq(bfc_malloc_async(client, KIB, 3, &c), 0);
+        slabs = mortal_count(mortal).client_slabs;
+        whole = mortal_count(mortal).client_whole;
+        streams = mortal_count(mortal).client_streams;
+        ck_assert_uint_gt(slabs, 0);
+        ck_assert_uint_eq(whole, MIB);
+        ck_assert_uint_gt(streams, 0);
+        for (unsigned i = 0; i < 5; i++) {
+                unsigned n_requests = mortal_count(mortal).n_requests;
+
+                mortal_set_usage(mortal, n_entries[i], 77 + i);
+                mortal_kill(mortal);
+                await_returns(i + 1);
+                ck_assert_uint_eq(limit_now(), 77 + i);
+                ck_assert_uint_eq(mortal_count(mortal).n_requests, n_requests); /* read, not asked */
+                ck_assert_uint_eq(mortal_count(mortal).client_slabs, slabs);
+                ck_assert_uint_eq(mortal_count(mortal).client_whole, whole);
+                ck_assert_uint_eq(mortal_count(mortal).client_streams, streams);
+        }
+        mortal_set_hello(mortal, MORTAL_NO_PAGES, 1);
+        mortal_kill(mortal);
+        await_returns(6);
+        ck_assert_uint_eq(limit_now(), 4711);
+        mortal_set_hello(mortal, MORTAL_ODD_PAGES, 1);
+        mortal_kill(mortal);
+        await_returns(7);
+        ck_assert_uint_eq(limit_now(), 4711);
+        mortal_kill(mortal);
+        await_returns(8);
+        ck_assert_uint_eq(limit_now(), 81);
+        put(b);
+        ck_assert_uint_eq(mortal_count(mortal).client_whole, 0);
+        put(a);
+        put(c);
+}
+END_TEST
+
+/* ---- it is away -------------------------------------------------------------------------------- */
+
+START_TEST(the_cache_serves_meanwhile)
+{
+        uint64_t n_calls;
+        void *a, *b;
+
+        begin("on", 0);
+        a = get(1000);
+        mortal_set_hello(mortal, MORTAL_HANGS_UP, 1000000);
+        mortal_kill(mortal);
+        while (mortal_count(mortal).n_hellos == 0)
+                usleep(500);
+        n_calls = stats().num_calls;
+        for (int i = 0; i < 1000; i++) {
+                b = get(20 * KIB);
+                put(b);
+        }
+        ck_assert_uint_eq(stats().num_calls, n_calls);
+        mortal_set_hello(mortal, MORTAL_TAKES, 0);
+        await_returns(1);
+        put(a);
+}
+END_TEST
+
+START_TEST(it_takes_some_attempts)
+{
+        static const enum mortal_hello moods[] = { MORTAL_HANGS_UP, MORTAL_BUSY, MORTAL_HELD_HANGS_UP,
+                                                   MORTAL_HELD_DONE };
+        void *a;
+
+        begin("off", 0);
+        a = get(1000);
+        for (unsigned i = 0; i < 4; i++) {
+                mortal_set_hello(mortal, moods[i], 4);
+                mortal_kill(mortal);
+                put(get(1000));
+                ck_assert_uint_eq(stats().num_returns, i + 1);
+        }
+        ck_assert_uint_eq(mortal_count(mortal).n_hellos, 20);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 1);
+        put(a);
+}
+END_TEST
+
+/* The socket is not there, and then nobody listens. */
+START_TEST(no_socket_for_a_while)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        char away[128];
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+        begin("off", 0);
+        snprintf(away, sizeof(away), "%s.away", mortal_path(mortal));
+        ck_assert_int_eq(rename(mortal_path(mortal), away), 0);
+        mortal_kill(mortal);
+        usleep(30000);
+        strcpy(address.sun_path, mortal_path(mortal));
+        ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+        usleep(30000);
+        ck_assert_uint_eq(stats().num_returns, 0);
+        ck_assert_int_eq(rename(away, mortal_path(mortal)), 0);
+        await_returns(1);
+        put(get(1));
+        close(fd);
+}
+END_TEST
+
+START_TEST(not_in_time)
+{
+        static const enum mortal_hello moods[] = { MORTAL_HANGS_UP, MORTAL_SILENT, MORTAL_BUSY,
+                                                   MORTAL_HELD_SILENT };
+        int64_t start;
+        void *a, *b = NULL;
+
+        if (_i % 2)
+                options.return_ms = 200;
+        else
+                setenv("BFC_RETURN_MS", "200", 1);
+        begin("on", 0);
+        a = get(1000);
+        mortal_set_hello(mortal, moods[_i], 1000000);
+        start = now_ms();
+        mortal_kill(mortal);
+        expect_error(bfc_malloc(client, 4 * MIB, &b), -ECONNRESET,
+                     moods[_i] == MORTAL_BUSY ? "within 200 ms: in a moment" : "within 200 ms");
+        ck_assert_int_ge(now_ms() - start, 190);
+        ck_assert_int_lt(now_ms() - start, 2000);
+        /* As it is without: no cache serves anything, and what there is stays. */
+        expect_error(bfc_malloc(client, 1, &b), -ECONNRESET, "within 200 ms");
+        expect_error(bfc_free(client, a), -ECONNRESET, "within 200 ms");
+        memset(a, 1, 1000);
+        mortal_set_hello(mortal, MORTAL_TAKES, 0);
+        expect_error(bfc_malloc(client, 4 * MIB, &b), -ECONNRESET, "within 200 ms");
+}
+END_TEST
+
+static const struct {
+        enum mortal_hello mood;
+        int error;
+        const char *words;
+} ends[] = {
+        { MORTAL_STALE, -ECONNRESET, "does not take it back: no such session waits" },
+        { MORTAL_DENIES, -ECONNRESET, "does not take it back: it is another process's" },
+        { MORTAL_OTHER_ID, -ECONNRESET, "began anew" },
+        { MORTAL_OTHER_SECRET, -ECONNRESET, "began anew" },
+        { MORTAL_OTHER_TENANT, -ECONNRESET, "another tenant's" },
+        { MORTAL_OTHER_NAMES, -ECONNRESET, "other partitions" },
+        { MORTAL_OTHER_DEVICE, -ECONNRESET, "other partitions" },
+        { MORTAL_FEWER, -ECONNRESET, "other partitions" },
+        { MORTAL_LESS, -ECONNRESET, "does not offer" },
+        { MORTAL_NO_EVENTS_FD, -EPROTO, "makes no sense" },
+        { MORTAL_WRONG_BODY, -EPROTO, "makes no sense" },
+        { MORTAL_GARBAGE, -EPROTO, "makes no sense" },
+        { MORTAL_HELD_REFUSED, -ECONNRESET, "the list is another's" },
+        { MORTAL_HELD_BODY, -EPROTO, "makes no sense" },
+};
+
+START_TEST(it_is_over)
+{
+        int64_t start = now_ms();
+        void *a, *b = NULL;
+
+        begin("on", 0);
+        a = get(1000);
+        mortal_set_hello(mortal, ends[_i].mood, 1);
+        mortal_kill(mortal);
+        expect_error(bfc_malloc(client, 4 * MIB, &b), ends[_i].error, ends[_i].words);
+        expect_error(bfc_malloc(client, 1, &b), ends[_i].error, ends[_i].words);
+        ck_assert_int_lt(bfc_free(client, a), 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_hellos, 1); /* it does not ask again */
+        ck_assert_uint_eq(stats().num_returns, 0);
+        ck_assert_int_lt(now_ms() - start, 3000);
+}
+END_TEST
+
+START_TEST(not_granted)
+{
+        void *b = NULL;
+
+        mortal_set_capabilities(mortal, ~(uint64_t)BFCD__CAPABILITY__CAPABILITY_RETURN);
+        begin("off", 0);
+        mortal_kill(mortal);
+        expect_error(bfc_malloc(client, 1, &b), -ECONNRESET, "ended the session, or is gone");
+        ck_assert_uint_eq(mortal_count(mortal).n_hellos, 0);
+}
+END_TEST
+
+START_TEST(odd_times)
+{
+        static const char *const odd[] = { "x", "-1", "1s", "0", "99999999999999999999999", " 5" };
+
+        for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+                setenv("BFC_RETURN_MS", odd[i], 1);
+                expect_error(bfc_connect(&options, &client), -EINVAL, "BFC_RETURN_MS");
+        }
+        setenv("BFC_RETURN_MS", "", 1);
+        begin("off", 0);
+}
+END_TEST
+
+/* ---- its end -------------------------------------------------------------------------------------- */
+
+/* What it has does not stay with the process. */
+START_TEST(goodbye_to_the_next)
+{
+        begin("off", _i == 2 ? BFC_NO_THREAD : 0);
+        get(1000);
+        if (_i == 1)
+                mortal_kill_at(mortal, 1, false); /* at the goodbye */
+        else
+                mortal_kill(mortal);
+        bfc_disconnect(client);
+        client = NULL;
+        ck_assert_uint_eq(mortal_count(mortal).n_goodbyes, 1);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+}
+END_TEST
+
+START_TEST(goodbye_to_nobody)
+{
+        int64_t start;
+
+        options.return_ms = _i ? 100 : 0;
+        begin("off", 0);
+        mortal_set_hello(mortal, _i == 2 ? MORTAL_SILENT : MORTAL_HANGS_UP, 1000000);
+        mortal_kill(mortal);
+        while (mortal_count(mortal).n_hellos == 0)
+                usleep(500);
+        start = now_ms();
+        if (_i == 0) /* back in time */
+                mortal_set_hello(mortal, MORTAL_HANGS_UP, 3);
+        bfc_disconnect(client);
+        client = NULL;
+        ck_assert_int_lt(now_ms() - start, 1500);
+        ck_assert_uint_eq(mortal_count(mortal).n_goodbyes, _i == 0);
+}
+END_TEST
+
+START_TEST(children_stay_out)
+{
+        void *a;
+        pid_t pid;
+        int status = -1;
+
+        begin("off", 0);
+        a = get(1000);
+        mortal_set_hello(mortal, MORTAL_HANGS_UP, 1000000);
+        mortal_kill(mortal);
+        while (mortal_count(mortal).n_hellos == 0)
+                usleep(500);
+        pid = fork();
+        if (pid == 0) {
+                int r = bfc_free(client, a);
+
+                bfc_disconnect(client);
+                _exit(r == -ECHILD ? 0 : 1);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        mortal_set_hello(mortal, MORTAL_TAKES, 0);
+        await_returns(1);
+        put(a);
+}
+END_TEST
+
+static void *free_in_vain(void *userdata)
+{
+        int before = -1;
+
+        pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, NULL);
+        bfc_free(client, userdata); /* cancelled while it waits, it goes on to its end */
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+        return before == PTHREAD_CANCEL_ENABLE ? userdata : NULL;
+}
+
+START_TEST(cancelled_threads)
+{
+        pthread_t thread;
+        void *a, *ret;
+
+        begin("off", BFC_NO_THREAD);
+        a = get(1000);
+        mortal_set_hello(mortal, MORTAL_HANGS_UP, 1000000);
+        mortal_kill(mortal);
+        ck_assert_int_eq(pthread_create(&thread, NULL, free_in_vain, a), 0);
+        while (mortal_count(mortal).n_hellos == 0)
+                usleep(500);
+        ck_assert_int_eq(pthread_cancel(thread), 0);
+        usleep(5000);
+        mortal_set_hello(mortal, MORTAL_TAKES, 0);
+        ck_assert_int_eq(pthread_join(thread, &ret), 0);
+        ck_assert_ptr_eq(ret, a);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+}
+END_TEST
+
+/* ---- all at once ------------------------------------------------------------------------------------- */
+
+#define N_THREADS 6
+#define N_SLOTS   16
+
+struct worker {
+        unsigned seed;
+        unsigned number;
+        bool *stop; /* atomic */
+        unsigned n_done;
+        char why[160];
+};
+
+static unsigned roll(struct worker *w, unsigned n)
+{
+        w->seed = w->seed * 1103515245u + 12345u;
+        return (w->seed >> 8) % n;
+}
+
+static bool went_wrong(struct worker *w, const char *what, int r)
+{
+        snprintf(w->why, sizeof(w->why), "%s: %d: %s", what, r, bfc_last_error());
+        return false;
+}
+
+/* A block is filled with a word of its own. */
+static bool take(struct worker *w, uint32_t **slot, uint32_t word)
+{
+        size_t n_bytes = 64 + roll(w, 3) * 30000 + (roll(w, 20) == 0 ? 3 * MIB : 0);
+        void *p = NULL;
+        int r;
+
+        switch (roll(w, 4)) {
+        case 0:
+                r = bfc_malloc_async(client, n_bytes, 3 + w->number, &p);
+                break;
+        case 1:
+                r = bfc_malloc_flags(client, NULL, n_bytes, BFC_WHOLE, &p);
+                break;
+        default:
+                r = bfc_malloc(client, n_bytes, &p);
+        }
+        if (r == -ENOMEM)
+                return true;
+        if (r < 0)
+                return went_wrong(w, "malloc", r);
+        *slot = p;
+        for (size_t i = 0; i < 16; i++)
+                (*slot)[i] = word;
+        return true;
+}
+
+static bool give(struct worker *w, uint32_t **slot, uint32_t word)
+{
+        int r;
+
+        for (size_t i = 0; i < 16; i++)
+                if ((*slot)[i] != word)
+                        return went_wrong(w, "a block was changed", 0);
+        r = roll(w, 3) == 0 ? bfc_free_async(client, *slot, 3 + w->number) : bfc_free(client, *slot);
+        *slot = NULL;
+        return r < 0 ? went_wrong(w, "free", r) : true;
+}
+
+static bool share(struct worker *w)
+{
+        char name[32];
+        void *a = NULL, *b = NULL;
+        int r = bfc_malloc_flags(client, NULL, 5000, BFC_WHOLE, &a);
+
+        snprintf(name, sizeof(name), "of %u", w->number);
+        if (r == -ENOMEM)
+                return true;
+        if (r == 0)
+                r = bfc_publish(client, a, name);
+        if (r == 0)
+                r = bfc_attach(client, name, 0, &b, NULL);
+        if (r == 0 && a != b)
+                return went_wrong(w, "another block is attached", 0);
+        if (r == 0)
+                r = bfc_detach(client, b);
+        if (r == 0)
+                r = bfc_free(client, a);
+        return r < 0 ? went_wrong(w, "share", r) : true;
+}
+
+static void *work(void *userdata)
+{
+        struct worker *w = userdata;
+        uint32_t *slots[N_SLOTS] = { NULL };
+        bool good = true;
+
+        while (good && !__atomic_load_n(w->stop, __ATOMIC_RELAXED)) {
+                unsigned i = roll(w, N_SLOTS), what = roll(w, 40);
+                uint32_t word = w->number << 16 | i;
+
+                if (what == 0)
+                        good = share(w);
+                else if (what == 1)
+                        good = bfc_trim(client, SIZE_MAX) == 0;
+                else if (what == 2)
+                        (void)bfc_usage(
+                                client, NULL,
+                                &(struct bfc_tenant_usage){ .struct_size = sizeof(struct bfc_tenant_usage) });
+                else
+                        good = slots[i] ? give(w, &slots[i], word) : take(w, &slots[i], word);
+                w->n_done++;
+        }
+        for (unsigned i = 0; i < N_SLOTS; i++)
+                if (slots[i] && w->why[0] == '\0')
+                        (void)give(w, &slots[i], w->number << 16 | i);
+        if (!good && w->why[0] == '\0')
+                went_wrong(w, "something", 0);
+        return NULL;
+}
+
+/* Dies at random requests, at random messages of a list, and at any time. */
+static void kill_often(unsigned seed, int for_ms)
+{
+        struct worker w = { .seed = seed };
+        int64_t until = now_ms() + for_ms;
+
+        while (now_ms() < until) {
+                switch (roll(&w, 6)) {
+                case 0:
+                        mortal_kill(mortal);
+                        break;
+                case 1:
+                        mortal_kill_at_held(mortal, 1);
+                        mortal_kill(mortal);
+                        break;
+                case 2:
+                        mortal_set_hello(mortal, roll(&w, 2) ? MORTAL_HELD_DONE : MORTAL_HANGS_UP, 1);
+                        mortal_kill(mortal);
+                        break;
+                case 3:
+                        mortal_retire(mortal, (int)roll(&w, 3));
+                        break;
+                case 4:
+                        mortal_trim(mortal, (int)roll(&w, 3));
+                        break;
+                default:
+                        mortal_kill_at(mortal, 1 + roll(&w, 20), roll(&w, 2));
+                }
+                usleep(200 + roll(&w, 8000));
+        }
+        mortal_kill_at(mortal, 0, false);
+        mortal_kill_at_held(mortal, 0);
+}
+
+START_TEST(busy_threads)
+{
+        struct worker workers[N_THREADS];
+        pthread_t threads[N_THREADS];
+        unsigned seed = (unsigned)(_i + 1), n_done = 0;
+        bool stop = false;
+
+        begin(_i & 1 ? "on" : "off", _i & 2 ? BFC_NO_THREAD : 0);
+        for (unsigned i = 0; i < N_THREADS; i++) {
+                workers[i] = (struct worker){ .seed = seed * 100 + i, .number = i, .stop = &stop };
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+        }
+        kill_often(seed, 1000);
+        __atomic_store_n(&stop, true, __ATOMIC_RELAXED);
+        for (unsigned i = 0; i < N_THREADS; i++) {
+                ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+                ck_assert_str_eq(workers[i].why, "");
+                n_done += workers[i].n_done;
+        }
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        printf("# seed %u: %u calls, %u returns\n", seed, n_done, (unsigned)stats().num_returns);
+        ck_assert_uint_gt(stats().num_returns, 5);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+        ck_assert_uint_eq(mortal_count(mortal).n_holds, 0);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("comeback");
+        TCase *t = tcase_create("all");
+
+        tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_loop_test(t, everything_goes_on, 0, 2);
+        tcase_add_test(t, by_itself);
+        tcase_add_test(t, without_a_thread);
+        tcase_add_test(t, with_poll);
+        tcase_add_loop_test(t, unanswered_requests, 0, 2);
+        tcase_add_loop_test(t, usage_is_asked_again, 0, 2);
+        tcase_add_loop_test(t, many_frees, 0, 12);
+        tcase_add_test(t, requests_that_wait);
+        tcase_add_test(t, long_lists);
+        tcase_add_loop_test(t, what_streams_have, 0, 2);
+        tcase_add_loop_test(t, retires_of_before, 0, 2);
+        tcase_add_test(t, trims_of_the_next);
+        tcase_add_test(t, pages_of_the_next);
+        tcase_add_test(t, the_cache_serves_meanwhile);
+        tcase_add_test(t, it_takes_some_attempts);
+        tcase_add_test(t, no_socket_for_a_while);
+        tcase_add_loop_test(t, not_in_time, 0, 4);
+        tcase_add_loop_test(t, it_is_over, 0, sizeof(ends) / sizeof(ends[0]));
+        tcase_add_test(t, not_granted);
+        tcase_add_test(t, odd_times);
+        tcase_add_loop_test(t, goodbye_to_the_next, 0, 3);
+        tcase_add_loop_test(t, goodbye_to_nobody, 0, 3);
+        tcase_add_test(t, children_stay_out);
+        tcase_add_test(t, cancelled_threads);
+        tcase_add_loop_test(t, busy_threads, 0, 4);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
