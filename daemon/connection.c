@@ -31,6 +31,7 @@
 #define CONNECTION_REQUESTS_PER_TURN 8u
 #define CONNECTION_TURN_NS           10000u         /* begun after that is the next turn's */
 #define CONNECTION_SLICE_NS          20000u         /* of turns, then the kernel is asked who else came */
+#define CONNECTION_ENDS_NS           10000u         /* an end begun after that is the next turn's */
 #define CONNECTION_RECEIVE_BYTES     128u           /* in one turn: several requests */
 #define CONNECTION_DRIBBLE_BYTES     16u            /* from who was read last time without a whole request */
 #define CONNECTION_QUEUE_PAUSE       (128u * 1024u) /* bytes of replies; then no more reading */
@@ -693,8 +694,9 @@ static void on_socket(uv_poll_t *handle, int status, int events)
                 connection_update(c);
 }
 
-static void connection_take_turn(struct connection *c)
+static void connection_take_turn(struct party_member *m)
 {
+        struct connection *c = connection_of(m);
         bool has_come = c->has_come, has_left = c->has_left;
 
         c->has_come = c->has_left = c->is_muted = false;
@@ -737,6 +739,7 @@ int connection_new(struct connection_host *host, int fd, bool admin)
                 return -ECONNABORTED;
         }
         c->host = host;
+        c->member.turn = connection_take_turn;
         c->admin = admin;
         c->fd = fd;
         c->pidfd = -1;
@@ -814,7 +817,7 @@ static void turn_ready(struct connection_host *host)
         do {
                 m = party_next(&host->parties);
                 if (m)
-                        connection_take_turn(connection_of(m));
+                        m->turn(m);
         } while (m && uv_hrtime() < end_ns);
 }
 
@@ -841,6 +844,7 @@ static void turn_closing_one(struct connection_host *host, size_t n_blocks)
 /* An end costs as much as the freeing of some blocks, and all share one slice of these. */
 static void turn_closing(struct connection_host *host)
 {
+        uint64_t end_ns = uv_hrtime() + CONNECTION_ENDS_NS;
         size_t n_blocks = SESSION_REAP_SLICE;
 
         while (n_blocks > 0) {
@@ -851,6 +855,8 @@ static void turn_closing(struct connection_host *host)
                         return;
                 turn_closing_one(host, n_blocks);
                 n_blocks -= n_spent < n_blocks ? n_spent : n_blocks;
+                if (uv_hrtime() >= end_ns)
+                        return;
         }
 }
 

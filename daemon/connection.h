@@ -32,7 +32,7 @@ struct connection_host {
         struct message_arena *arena; /* for the request at hand */
         struct connection_list all;
         struct connection_list closing; /* sessions to be reaped, in slices */
-        struct parties parties;         /* whose connections have something to do */
+        struct parties parties;         /* who has something to do */
         size_t n_newcomers;             /* have not said hello */
         size_t n_connections[2];        /* clients, admins */
         struct log_limit crowd_log, violation_log;
@@ -45,7 +45,8 @@ void connection_host_init(struct connection_host *host);
  * or in all, have not said hello; logged. -ECONNABORTED: it has hung up already. */
 int connection_new(struct connection_host *host, int fd, bool admin);
 
-/* One turn of what is ready and closing; and whether there is any of that. */
+/* Turns of who is ready, for as long as a slice, and one of what is closing; and whether
+ * there is any of that. */
 void connection_turn(struct connection_host *host);
 bool connection_is_due(const struct connection_host *host);
 

@@ -21,7 +21,8 @@ void parties_init(struct parties *all)
 
 static bool is_key(const struct party *p, const struct party_key *key)
 {
-        return p->key.tenant == key->tenant && p->key.uid == key->uid && p->key.admin == key->admin;
+        return p->key.tenant == key->tenant && p->key.uid == key->uid && p->key.admin == key->admin &&
+               p->key.kind == key->kind;
 }
 
 /* There are as many as tenants, and as users among the newcomers: few. */

@@ -1,10 +1,11 @@
 /* A party: those who share one turn. A tenant's sessions are one, an
  * administrator's another, and of who has not said hello each user's
- * connections. Parties that have something to do take turns, one connection's
- * turn each; so a crowd waits among itself, and nobody else for it.
+ * connections; those who knock at a socket are one too. Parties that have
+ * something to do take turns, one member's turn each; so a crowd waits among
+ * itself, and nobody else for it.
  *
  * Invariant: a party is in the list of those that are due exactly if one of its
- * connections is ready; it lives as long as it has members.
+ * members is ready; it lives as long as it has members.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_PARTY_H
@@ -25,15 +26,22 @@ struct parties {
         struct party_list due;
 };
 
+enum party_kind {
+        PARTY_CONNECTIONS,
+        PARTY_KNOCKING, /* at one of the sockets, not accepted yet */
+};
+
 struct party_key {
         const struct tenant *tenant; /* NULL: a user who has not said hello, or operators */
         uid_t uid;                   /* of the former */
         bool admin;
+        enum party_kind kind;
 };
 
-/* Inside a connection. */
+/* Inside a connection, or what else takes turns. */
 struct party_member {
         struct party *party;
+        void (*turn)(struct party_member *m);
         bool is_ready;
         TAILQ_ENTRY(party_member) link;
 };

@@ -24,8 +24,7 @@
 #include "daemon/trim.h"
 #include "proto/message.h"
 
-#define SERVER_ACCEPTS_PER_TURN 16
-#define SERVER_NEW_PER_TURN     2 /* of these, taken in; the others are gone already, or turned away */
+#define SERVER_ACCEPTS_PER_TURN 4 /* until one is taken in; the others are gone already, or turned away */
 #define SERVER_BACKLOG          1024
 #define SERVER_ADMINS           64u /* connections on the admin socket */
 #define SERVER_TICK_MS          50u
@@ -39,6 +38,7 @@ struct listener {
         char *path; /* NULL: not bound here, so not ours to remove */
         uv_poll_t poll;
         uv_timer_t pause;
+        struct party_member knocking; /* they have turns like anybody */
 };
 
 struct server {
@@ -234,28 +234,43 @@ static void on_listener(uv_poll_t *handle, int status, int events)
 
         (void)status;
         (void)events;
-        for (int i = 0, n_new = 0; i < SERVER_ACCEPTS_PER_TURN && n_new < SERVER_NEW_PER_TURN; i++) {
-                int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), r;
+        party_ready(&l->server->host.parties, &l->knocking);
+        server_wake(l->server);
+}
 
-                if (fd < 0) {
-                        if (is_shortage(-errno))
-                                listener_pause(l, -errno);
-                        return;
-                }
-                if (l->admin && l->server->host.n_connections[true] >= SERVER_ADMINS) {
-                        close(fd);
-                        continue;
-                }
-                r = connection_new(&l->server->host, fd, l->admin);
-                if (is_shortage(r)) {
-                        listener_pause(l, r);
-                        return;
-                }
-                n_new += r == 0;
-                if (r < 0 && r != -EUSERS && r != -ECONNABORTED)
-                        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR,
-                                    "a connection could not be taken: %s", strerror(-r));
+/* Takes in the first, if it can be: 0. 1: nobody knocks, or it is not the time. */
+static int listener_take(struct listener *l)
+{
+        int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), r;
+
+        if (fd < 0) {
+                if (is_shortage(-errno))
+                        listener_pause(l, -errno);
+                return 1;
         }
+        if (l->admin && l->server->host.n_connections[true] >= SERVER_ADMINS) {
+                close(fd);
+                return -EUSERS;
+        }
+        r = connection_new(&l->server->host, fd, l->admin);
+        if (is_shortage(r)) {
+                listener_pause(l, r);
+                return 1;
+        }
+        if (r < 0 && r != -EUSERS && r != -ECONNABORTED)
+                log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "a connection could not be taken: %s",
+                            strerror(-r));
+        return r;
+}
+
+/* The kernel says it again as long as somebody knocks. */
+static void on_knocking_turn(struct party_member *m)
+{
+        struct listener *l = (struct listener *)((char *)m - offsetof(struct listener, knocking));
+
+        for (int i = 0; i < SERVER_ACCEPTS_PER_TURN; i++)
+                if (listener_take(l) >= 0)
+                        return;
 }
 
 /* ---- the loop's other events --------------------------------------------- */
@@ -480,7 +495,11 @@ int server_new(struct server **ret)
                 uv_signal_start(&s->signals[i], on_signal, numbers[i]);
         }
         for (size_t i = 0; i < 2; i++)
-                s->listeners[i] = (struct listener){ .server = s, .admin = i == 1, .fd = -1, .lock_fd = -1 };
+                s->listeners[i] = (struct listener){ .server = s,
+                                                     .admin = i == 1,
+                                                     .fd = -1,
+                                                     .lock_fd = -1,
+                                                     .knocking.turn = on_knocking_turn };
         s->host.loop = &s->loop;
         s->host.wake = on_wake;
         connection_host_init(&s->host);
@@ -497,8 +516,11 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, st
         s->manager = m;
         for (size_t i = 0; i < 2; i++) {
                 struct listener *l = &s->listeners[i];
+                struct party_key key = { .kind = PARTY_KNOCKING, .admin = l->admin };
                 int r = listener_open(l, sockets[i], m);
 
+                if (r == 0)
+                        r = party_join(&s->host.parties, &l->knocking, &key);
                 if (r == 0)
                         r = uv_poll_init(&s->loop, &l->poll, l->fd);
                 if (r < 0) {
@@ -555,8 +577,10 @@ struct server *server_free(struct server *s)
         uv_walk(&s->loop, close_handle, NULL);
         uv_run(&s->loop, UV_RUN_DEFAULT);
         uv_loop_close(&s->loop);
-        for (size_t i = 0; i < 2; i++)
+        for (size_t i = 0; i < 2; i++) {
+                party_leave(&s->host.parties, &s->listeners[i].knocking);
                 listener_close(&s->listeners[i]);
+        }
         message_arena_free(s->host.arena);
         free(s);
         return NULL;

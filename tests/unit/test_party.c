@@ -66,6 +66,31 @@ START_TEST(who_says_hello_changes_parties)
 }
 END_TEST
 
+/* Who knocks has turns of its own beside whoever else has nothing in its key. */
+START_TEST(a_kind_is_a_party)
+{
+        static const struct party_key knocking = { .kind = PARTY_KNOCKING },
+                                      of_admins = { .kind = PARTY_KNOCKING, .admin = true },
+                                      root = { .uid = 0 };
+        struct party_member m[3] = { { 0 } };
+
+        ck_assert_int_eq(party_join(&all, &m[0], &knocking), 0);
+        ck_assert_int_eq(party_join(&all, &m[1], &of_admins), 0);
+        ck_assert_int_eq(party_join(&all, &m[2], &root), 0);
+        ck_assert_uint_eq(party_n_members(&all, &root), 1);
+        for (int i = 0; i < 3; i++)
+                party_ready(&all, &m[i]);
+        ck_assert_ptr_eq(party_next(&all), &m[0]);
+        party_ready(&all, &m[0]);
+        for (int i = 1; i < 3; i++)
+                ck_assert_ptr_eq(party_next(&all), &m[i]);
+        ck_assert_ptr_eq(party_next(&all), &m[0]);
+        for (int i = 0; i < 3; i++)
+                party_leave(&all, &m[i]);
+        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("party");
@@ -74,6 +99,7 @@ int main(void)
         tcase_add_checked_fixture(tc, setup, NULL);
         tcase_add_test(tc, a_crowd_waits_among_itself);
         tcase_add_test(tc, who_says_hello_changes_parties);
+        tcase_add_test(tc, a_kind_is_a_party);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
 }
