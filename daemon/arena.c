@@ -22,8 +22,7 @@
 /* cuda-ipc: who asks for so much has an extent for himself; others share one. */
 #define ARENA_OWN_EXTENT_BYTES    (UINT64_C(16) << 20)
 #define ARENA_SHARED_EXTENT_BYTES (UINT64_C(32) << 20)
-#define ARENA_SMALL_EXTENTS       64u   /* so many may be smaller than either */
-#define ARENA_MAX_EXTENTS         4096u /* fd: a limit that is raised may take so many, and no more */
+#define ARENA_SMALL_EXTENTS       64u /* so many may be smaller than either */
 
 #define ARENA_NO_SLOT SIZE_MAX
 
@@ -597,12 +596,13 @@ struct arena *arena_leave(struct arena *a)
 {
         if (!a)
                 return NULL;
-        assert(a->pending_bytes == 0 && !a->question.is_asked);
+        assert(a->leaving_bytes == 0 && a->pending_bytes == a->retiring_bytes && !a->question.is_asked);
         for (size_t i = 0; i < a->n_slots; i++) {
                 struct arena_slot *s = &a->slots[i];
 
                 if (s->extent == LEDGER_NONE)
                         continue;
+                free(s->retired); /* whoever has it is told again */
                 if (s->memory.fd >= 0)
                         close(s->memory.fd);
                 occupancy_close(&s->occupancy);
@@ -1207,6 +1207,11 @@ uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct b
 static struct arena_slot *arena_slot_of_extent(const struct arena *a, uint32_t extent)
 {
         return &a->slots[arena_slot_at(a, ledger_extent_at(a->o.ledger, extent)->offset)];
+}
+
+bool arena_extent_is_retired(const struct arena *a, uint32_t extent)
+{
+        return arena_slot_of_extent(a, extent)->retired != NULL;
 }
 
 void arena_export_is_late(struct arena *a, uint32_t extent)

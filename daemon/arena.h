@@ -39,6 +39,8 @@
 #include "daemon/worker.h"
 #include "device/device.h"
 
+#define ARENA_MAX_EXTENTS 4096u /* fd: a limit that is raised may take so many, and no more */
+
 struct arena;
 
 struct arena_options {
@@ -171,6 +173,8 @@ uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep);
 uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
                             arena_released_fn done, void *userdata);
 uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *keep);
+
+bool arena_extent_is_retired(const struct arena *a, uint32_t extent);
 
 /* Of a retired extent, one of its exports: nobody knows when it goes. */
 void arena_export_is_late(struct arena *a, uint32_t extent);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/takeover.h"
 
 #define BROKER_SETTLE_MS      1000u
 #define BROKER_ADMIN_SESSIONS 64u                 /* admins come in also when max_sessions are there */
@@ -39,12 +40,13 @@ uint64_t broker_max_holds(const struct config *c)
 }
 
 /* As many records as the limits allow to be in use: no table is ever full. */
-static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
+static int broker_count_records(const struct broker *b, struct broker_records *ret, char *ret_sentence,
+                                size_t n_sentence)
 {
         const struct config *c = b->config;
-        uint64_t n_quotas = 0, n_extents = 0, n_exports = 0, n_blocks = 0;
         uint64_t n_sessions = (uint64_t)c->max_sessions + BROKER_ADMIN_SESSIONS;
 
+        *ret = (struct broker_records){ .n_holds = broker_max_holds(c) };
         for (size_t i = 0; i < c->n_tenants; i++) {
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
                         const struct config_quota *q = &c->tenants[i].quotas[k];
@@ -53,35 +55,44 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
                         uint64_t extents = arena_max_extents(share, q->limit_bytes, extent_bytes);
                         uint64_t sessions = q->max_sessions < n_sessions ? q->max_sessions : n_sessions;
 
-                        n_quotas++;
-                        n_extents += extents;
-                        n_exports += extents * sessions;
-                        n_blocks += q->max_blocks;
+                        ret->n_quotas++;
+                        ret->n_extents += extents;
+                        ret->n_exports += extents * sessions;
+                        ret->n_blocks += q->max_blocks;
                 }
         }
-        if (n_extents > BROKER_MAX_RECORDS || n_exports > BROKER_MAX_RECORDS ||
-            n_blocks > BROKER_MAX_RECORDS) {
-                snprintf(ret_sentence, n_sentence,
-                         "the quotas together allow %" PRIu64 " blocks and %" PRIu64
-                         " extents given to sessions, the "
-                         "daemon keeps at most %" PRIu64
-                         " of each: lower max_blocks or max_sessions of the quotas",
-                         n_blocks, n_exports, BROKER_MAX_RECORDS);
-                return -EINVAL;
-        }
+        if (ret->n_extents <= BROKER_MAX_RECORDS && ret->n_exports <= BROKER_MAX_RECORDS &&
+            ret->n_blocks <= BROKER_MAX_RECORDS)
+                return 0;
+        snprintf(ret_sentence, n_sentence,
+                 "the quotas together allow %" PRIu64 " blocks and %" PRIu64
+                 " extents given to sessions, the "
+                 "daemon keeps at most %" PRIu64 " of each: lower max_blocks or max_sessions of the quotas",
+                 ret->n_blocks, ret->n_exports, BROKER_MAX_RECORDS);
+        return -EINVAL;
+}
+
+static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
+{
+        struct broker_records n;
+        int r = broker_count_records(b, &n, ret_sentence, n_sentence);
+
+        if (r < 0)
+                return r;
         b->room = (struct ledger_limits){
-                .n_quotas = with_room(n_quotas, BROKER_MORE_QUOTAS),
+                .n_quotas = with_room(n.n_quotas, BROKER_MORE_QUOTAS),
                 .n_sessions = CONFIG_MAX_SESSIONS + BROKER_ADMIN_SESSIONS,
-                .n_extents = with_room(n_extents, BROKER_MORE_EXTENTS),
-                .n_exports = with_room(n_exports, BROKER_MORE_BLOCKS),
-                .n_blocks = with_room(n_blocks, BROKER_MORE_BLOCKS),
-                .n_shared = with_room(n_blocks, BROKER_MORE_BLOCKS),
-                .n_holds = with_room(broker_max_holds(c), BROKER_MORE_HOLDS),
+                .n_extents = with_room(n.n_extents, BROKER_MORE_EXTENTS),
+                .n_exports = with_room(n.n_exports, BROKER_MORE_BLOCKS),
+                .n_blocks = with_room(n.n_blocks, BROKER_MORE_BLOCKS),
+                .n_shared = with_room(n.n_blocks, BROKER_MORE_BLOCKS),
+                .n_holds = with_room(n.n_holds, BROKER_MORE_HOLDS),
         };
+        r = takeover_ledger(b, &n, ret_sentence, n_sentence);
+        if (r < 0)
+                return r;
         b->sessions = calloc(b->room.n_sessions, sizeof(*b->sessions));
-        if (!b->sessions)
-                return -ENOMEM;
-        return ledger_new(&b->room, &b->ledger);
+        return b->sessions ? 0 : -ENOMEM;
 }
 
 static int broker_open_device(struct devices *opened, const struct broker_options *options,
@@ -148,6 +159,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));
                 p->device = b->devices[from->device].device;
                 p->worker = b->devices[from->device].worker;
+                p->store = b->store;
                 pool_init(&p->pool, from->limit_bytes);
                 TAILQ_INIT(&p->quotas);
                 TAILQ_INIT(&p->due);
@@ -180,22 +192,8 @@ static bool on_trim(void *userdata, struct quota *q, struct quota_request *first
         return b->trim(b, q, first, refusal, missing);
 }
 
-int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
-                     uint64_t reserve_bytes)
+int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options)
 {
-        struct quota_options options = {
-                .tenant = t->name,
-                .partition = &b->partitions[partition],
-                .ledger = b->ledger,
-                .limit_bytes = from->limit_bytes,
-                .reserve_bytes = reserve_bytes,
-                .max_sessions = from->max_sessions,
-                .max_blocks = from->max_blocks,
-                .retire = on_retire,
-                .lets_go = b->lets_go ? on_lets_go : NULL,
-                .trim = b->trim ? on_trim : NULL,
-                .userdata = b,
-        };
         struct quota **quotas = reallocarray(t->quotas, t->n_quotas + 1, sizeof(*quotas));
         int r = t->usage ? 0 : usage_page_new(b->n_partitions, &t->usage);
 
@@ -203,11 +201,31 @@ int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const
                 t->quotas = quotas;
         if (!quotas || (r < 0 && r != -EINVAL))
                 return quotas ? r : -ENOMEM;
-        options.usage = usage_page_entry(t->usage, partition);
-        r = quota_new(&options, &t->quotas[t->n_quotas]);
+        options->tenant = t->name;
+        options->partition = &b->partitions[partition];
+        options->ledger = b->ledger;
+        options->usage = usage_page_entry(t->usage, partition);
+        options->retire = on_retire;
+        options->lets_go = b->lets_go ? on_lets_go : NULL;
+        options->trim = b->trim ? on_trim : NULL;
+        options->userdata = b;
+        r = quota_new(options, &t->quotas[t->n_quotas]);
         if (r == 0)
                 t->n_quotas++;
         return r;
+}
+
+int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
+                     uint64_t reserve_bytes)
+{
+        struct quota_options options = {
+                .limit_bytes = from->limit_bytes,
+                .reserve_bytes = reserve_bytes,
+                .max_sessions = from->max_sessions,
+                .max_blocks = from->max_blocks,
+        };
+
+        return broker_make_quota(b, t, partition, &options);
 }
 
 static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
@@ -268,8 +286,11 @@ static int broker_open_tenants(struct broker *b, char *ret_sentence, size_t n_se
 
                 tenant_init(t, &c->tenants[i]);
                 b->order[b->n_order++] = t;
-                r = broker_open_quotas(b, t, ret_sentence, n_sentence);
+                if (!b->remains)
+                        r = broker_open_quotas(b, t, ret_sentence, n_sentence);
         }
+        if (r == 0 && b->remains)
+                r = takeover_quotas(b, ret_sentence, n_sentence);
         if (r == 0 && c->default_tenant >= 0)
                 b->default_tenant = b->order[c->default_tenant];
         return r;
@@ -279,11 +300,13 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                size_t n_sentence)
 {
         struct broker *b = calloc(1, sizeof(*b));
+        uint64_t began_ns = clock_ns();
         int r;
 
         if (!b)
                 return -ENOMEM;
         b->config = options->config;
+        b->store = options->store;
         b->retire = options->retire;
         b->lets_go = options->lets_go;
         b->wake = options->wake;
@@ -309,14 +332,23 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 if (ret_sentence[0] == '\0')
                         snprintf(ret_sentence, n_sentence, "the broker could not be set up: %s",
                                  strerror(-r));
-                broker_free(b);
+                if (store_keeps(b->store))
+                        broker_leave(b);
+                else
+                        broker_free(b);
                 return r;
         }
+        b->taken_ns = clock_ns() - began_ns;
         *ret = b;
         return 0;
 }
 
-struct broker *broker_free(struct broker *b)
+void broker_is_well(struct broker *b)
+{
+        ledger_set_failed_starts(b->ledger, 0);
+}
+
+static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(struct quota *q))
 {
         if (!b)
                 return NULL;
@@ -330,12 +362,15 @@ struct broker *broker_free(struct broker *b)
                         worker_drain(b->devices[i].worker);
         for (size_t i = 0; i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        quota_free(b->tenants[i].quotas[k]);
+                        end_quota(b->tenants[i].quotas[k]);
                 tenant_deinit(&b->tenants[i]);
         }
         for (size_t i = 0; i < b->n_devices; i++)
                 worker_free(b->devices[i].worker);
         client_page_reader_free(b->reader);
+        remains_free(b->remains);
+        free(b->awaited);
+        free(b->kept);
         devices_free(b->opened);
         free(b->order);
         free(b->tenants);
@@ -347,6 +382,23 @@ struct broker *broker_free(struct broker *b)
         config_free(b->own_config);
         free(b);
         return NULL;
+}
+
+struct broker *broker_free(struct broker *b)
+{
+        return broker_end(b, quota_free);
+}
+
+void broker_prepare_leave(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        b->tenants[i].quotas[k]->is_left = true;
+}
+
+struct broker *broker_leave(struct broker *b)
+{
+        return broker_end(b, quota_abandon);
 }
 
 static void quota_log_escape(struct quota *q)

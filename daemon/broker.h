@@ -20,6 +20,8 @@
 #include "daemon/pages.h"
 #include "daemon/partition.h"
 #include "daemon/quota.h"
+#include "daemon/remains.h"
+#include "daemon/store.h"
 #include "daemon/tenant.h"
 #include "daemon/worker.h"
 #include "device/device.h"
@@ -45,8 +47,19 @@ struct broker {
         const struct config *config; /* in force */
         struct config *own_config;   /* the same, where it came by a reload; NULL: it is borrowed */
         char *config_text;           /* as YAML, for the operators */
+        struct store *store;         /* borrowed; NULL: nothing outlives the process */
         struct ledger *ledger;
-        struct devices *opened; /* the broker's own; NULL: it was given them */
+        struct remains *remains;      /* of another process, while the broker is made of it; NULL: none */
+        struct kept_session *awaited; /* sessions of another process, by id: the session floor's */
+        size_t n_awaited_slots;
+        size_t n_awaited;         /* of these, those that may come back and have not */
+        struct kept_extent *kept; /* extents that this process was begun with, by id */
+        size_t n_kept;
+        uint64_t extents_end;                  /* ids from here on were given by this process */
+        uint32_t taken_sessions, taken_blocks; /* from another process */
+        uint64_t taken_bytes;                  /* of its extents */
+        uint64_t taken_ns;                     /* that took so long */
+        struct devices *opened;                /* the broker's own; NULL: it was given them */
         struct broker_device *devices;
         size_t n_devices;
         struct partition *partitions;
@@ -73,8 +86,9 @@ struct broker {
         struct trim_share_list trims; /* Trims that are waited for, the oldest first */
         uint64_t trim_clock;          /* counts what happens with them */
         uint64_t started_ms;
-        uint64_t settled_ms;           /* when it was last asked for what escaped */
-        struct log_limit stranger_log; /* refused hellos */
+        uint64_t settled_ms;             /* when it was last asked for what escaped */
+        struct log_limit stranger_log;   /* refused hellos */
+        struct log_limit return_logs[5]; /* of sessions that come back, by what is wrong with them */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
         bool (*lets_go)(const struct broker *b, uint32_t extent);
         void (*wake)(void *userdata); /* may be NULL */
@@ -86,8 +100,19 @@ struct broker {
                      uint64_t missing);
 };
 
+struct kept_session {
+        uint64_t id;
+        uint32_t index; /* of the broker's and the ledger's sessions; it may be another's by now */
+};
+
+struct kept_extent {
+        uint64_t id;
+        uint32_t index; /* in the ledger; it may be another's by now */
+};
+
 struct broker_options {
         const struct config *config;
+        struct store *store;            /* borrowed, outlives the broker; may be NULL */
         struct devices *devices;        /* borrowed, outlive the broker; NULL: it opens its own */
         bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
@@ -106,7 +131,9 @@ struct broker_options {
 };
 
 /* Makes everything, and backs preallocating partitions (this may take its
- * time). On failure one sentence goes to ret_sentence. */
+ * time). Where the store has the ledger of another process, all that was handed out by that is
+ * as it was: session_restore_all() has the sessions go on. What cannot be is closed, and said in
+ * the log. On failure one sentence goes to ret_sentence. */
 int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence,
                size_t n_sentence);
 
@@ -117,6 +144,16 @@ uint64_t broker_max_holds(const struct config *c);
 /* No session may be left. Takes NULL. Destroys every extent, without a look at
  * what escapes: the process is about to end. */
 struct broker *broker_free(struct broker *b);
+
+/* Ends it for a successor, who goes on with the store: every extent, and the ledger, stays. No
+ * session may be left but those that session_leave_behind() left. */
+struct broker *broker_leave(struct broker *b);
+
+/* Comes first, while sessions are there: from now on no extent is given back. */
+void broker_prepare_leave(struct broker *b);
+
+/* It has come so far that this start counts as one that succeeded. */
+void broker_is_well(struct broker *b);
 
 /* Delivers what the workers have finished, and notes what it says of the devices:
  * one that is lost fails all of its partitions, those who wait there too. */
@@ -146,6 +183,10 @@ void broker_note_leave(struct broker *b, const struct quota *q);
 struct tenant *broker_tenant_place(struct broker *b);
 bool broker_has_places(const struct broker *b, size_t n);
 void broker_leave_place(struct broker *b, struct tenant *t);
+
+/* A quota of a tenant, at the end of its list. In *options all is the caller's that is not of
+ * the broker: the tenant's limits, and what is left of it. Fails as quota_new() does. */
+int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options);
 
 /* One more quota of a tenant, at the end of its list. partition: the broker's index.
  * Fails as quota_new() does. */

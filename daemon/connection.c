@@ -25,6 +25,7 @@
 #include "daemon/cgroup.h"
 #include "daemon/events.h"
 #include "daemon/log.h"
+#include "daemon/restore.h"
 #include "daemon/session.h"
 #include "proto/frame.h"
 
@@ -302,18 +303,28 @@ static void connection_leave(struct connection *c)
         connection_drop(c, NULL);
 }
 
-/* The session is reaped: nothing but the handles is left. */
-static void connection_finish(struct connection *c)
+/* Of a connection that has no socket any more, without its session. */
+static void connection_end(struct connection *c)
 {
-        connection_leave(c);
-        connection_is_known(c); /* a silent one counts until nothing of it is left */
+        assert(c->dropped);
+        connection_is_known(c);
         party_leave(&c->host->parties, &c->member);
-        c->session = session_free(c->session);
+        if (c->is_closing)
+                TAILQ_REMOVE(&c->host->closing, c, of_closing);
+        c->is_closing = false;
         TAILQ_REMOVE(&c->host->all, c, of_all);
         c->host->n_connections[c->admin]--;
         uv_close((uv_handle_t *)&c->timer, on_handle_closed);
         if (c->pidfd >= 0)
                 uv_close((uv_handle_t *)&c->pid_poll, on_handle_closed);
+}
+
+/* The session is reaped: nothing but the handles is left. */
+static void connection_finish(struct connection *c)
+{
+        connection_leave(c);
+        c->session = session_free(c->session);
+        connection_end(c); /* a silent one counts until nothing of it is left */
 }
 
 static void session_is_over(struct connection *c, const char *why)
@@ -361,9 +372,24 @@ static void connection_quarantine(struct connection *c)
 {
         if (process_has_exited(c->pidfd))
                 session_is_over(c, "its process exited");
-        else
+        else if (!c->session->may_return || c->pidfd < 0)
                 uv_timer_start(&c->timer, on_quarantine_end, c->host->broker->config->quarantine_timeout_ms,
                                0);
+}
+
+static void connection_close_socket(struct connection *c)
+{
+        c->dropped = true;
+        uv_timer_stop(&c->timer);
+        c->events = events_close(c->events);
+        uv_close((uv_handle_t *)&c->poll, on_handle_closed);
+        if (c->session->in_flight) {
+                shutdown(c->fd, SHUT_RDWR); /* what was sent can still be read */
+        } else {
+                close(c->fd);
+                c->fd = -1;
+        }
+        party_rest(&c->host->parties, &c->member);
 }
 
 /* Gives up the socket. The session goes on until nothing of it is left. */
@@ -373,17 +399,7 @@ static void connection_drop(struct connection *c, const char *why)
 
         if (c->dropped)
                 return;
-        c->dropped = true;
-        uv_timer_stop(&c->timer);
-        c->events = events_close(c->events);
-        uv_close((uv_handle_t *)&c->poll, on_handle_closed);
-        if (s->in_flight) {
-                shutdown(c->fd, SHUT_RDWR); /* what was sent can still be read */
-        } else {
-                close(c->fd);
-                c->fd = -1;
-        }
-        party_rest(&c->host->parties, &c->member);
+        connection_close_socket(c);
         if (why)
                 log_limited(&c->host->violation_log, LOG_LEVEL_NOTICE,
                             "session %" PRIu64 " (0: before the hello; uid %u, pid %d): disconnected: %s",
@@ -409,7 +425,7 @@ static void connection_fail(struct connection *c, const char *why)
 static bool connection_is_paused(const struct connection *c)
 {
         return frame_writer_n_queued(c->writer) > CONNECTION_QUEUE_PAUSE ||
-               c->session->n_requests >= SESSION_MAX_PENDING;
+               c->session->n_requests >= SESSION_MAX_PENDING || session_is_settling(c->session);
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events);
@@ -439,6 +455,16 @@ static void connection_update(struct connection *c)
 
 static void on_crowd_end(uv_timer_t *timer);
 
+static void on_return_timeout(uv_timer_t *timer)
+{
+        connection_drop(timer->data, "it did not say in time what it holds");
+}
+
+static void connection_start_returning_time(struct connection *c)
+{
+        uv_timer_start(&c->timer, on_return_timeout, CONNECTION_HELLO_TIMEOUT_MS, 0);
+}
+
 static void on_read_timeout(uv_timer_t *timer);
 
 static void connection_start_reading_time(struct connection *c)
@@ -463,7 +489,8 @@ static void connection_watch_reader(struct connection *c, size_t n_before)
 {
         size_t n_queued = frame_writer_n_queued(c->writer);
 
-        if (c->is_new || (c->is_stuck && n_queued > 0 && n_queued >= n_before))
+        if (c->is_new || c->session->state == SESSION_RETURNING ||
+            (c->is_stuck && n_queued > 0 && n_queued >= n_before))
                 return;
         if (n_queued > 0)
                 connection_start_reading_time(c);
@@ -498,6 +525,8 @@ static void on_crowd_end(uv_timer_t *timer)
         struct connection *c = timer->data;
 
         c->crowded = false;
+        if (c->session->state == SESSION_RETURNING)
+                connection_start_returning_time(c);
         connection_make_ready(c); /* its turn flushes */
 }
 
@@ -583,12 +612,34 @@ static void on_session_send_event(void *userdata, const Bfcd__Event *event)
                 events_send(c->events, event);
 }
 
+static const struct session_ops connection_session_ops;
+
+/* It knows who the process is as well as the one before did: they are the same. */
+static int on_session_take_over(void *userdata, struct session *kept)
+{
+        struct connection *c = userdata;
+        struct credentials *who = &c->session->who;
+
+        free(kept->who.gids);
+        free(kept->who.cgroup);
+        kept->who = *who;
+        who->gids = NULL;
+        who->cgroup = NULL;
+        session_free(c->session);
+        connection_end(kept->userdata);
+        c->session = kept;
+        kept->userdata = c;
+        kept->ops = &connection_session_ops;
+        return 0;
+}
+
 static const struct session_ops connection_session_ops = {
         .send = on_session_send,
         .resume = on_session_resume,
         .abort = on_session_abort,
         .open_events = on_session_open_events,
         .send_event = on_session_send_event,
+        .take_over = on_session_take_over,
 };
 
 /* ---- reading ------------------------------------------------------------- */
@@ -601,6 +652,8 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
 
         if (r == 0 && c->is_new && c->session->state != SESSION_NEW) {
                 uv_timer_stop(&c->timer);
+                if (c->session->state == SESSION_RETURNING)
+                        connection_start_returning_time(c);
                 r = connection_change_party(c);
                 why = "out of memory";
         }
@@ -640,7 +693,7 @@ static void connection_handle_frames(struct connection *c)
                         break;
         }
         c->in_batch = false;
-        if (c->session->state == SESSION_CLOSING)
+        if (c->session->state == SESSION_CLOSING || session_is_settling(c->session))
                 connection_make_closing(c);
 }
 
@@ -821,6 +874,21 @@ static void turn_ready(struct connection_host *host)
         } while (m && uv_hrtime() < end_ns);
 }
 
+static void settle_one(struct connection *c, size_t n_blocks)
+{
+        const char *why = "";
+        int r = homecoming_settle(c->session, n_blocks, &why);
+
+        if (r == SESSION_MORE) {
+                connection_make_closing(c);
+        } else if (r < 0) {
+                connection_fail(c, why);
+        } else {
+                uv_timer_stop(&c->timer);
+                connection_make_ready(c); /* with what it has sent meanwhile */
+        }
+}
+
 /* One slice of the first session; it has its next turn after the others. */
 static void turn_closing_one(struct connection_host *host, size_t n_blocks)
 {
@@ -828,6 +896,13 @@ static void turn_closing_one(struct connection_host *host, size_t n_blocks)
 
         TAILQ_REMOVE(&host->closing, c, of_closing);
         c->is_closing = false;
+        if (session_is_settling(c->session)) {
+                if (c->failure[0] == '\0')
+                        settle_one(c, n_blocks);
+                return;
+        }
+        if (c->session->state != SESSION_CLOSING) /* it was settling, and has gone */
+                return;
         switch (session_reap(c->session, n_blocks)) {
         case SESSION_MORE:
                 connection_make_closing(c);
@@ -869,6 +944,78 @@ void connection_turn(struct connection_host *host)
 bool connection_is_due(const struct connection_host *host)
 {
         return !TAILQ_EMPTY(&host->parties.due) || !TAILQ_EMPTY(&host->closing);
+}
+
+/* ---- sessions of another process ------------------------------------------ */
+
+/* -1 with errno ESRCH: it is no more, whoever has its pid by now. */
+static int open_process(const struct credentials *who)
+{
+        int pidfd = who->pid > 0 ? (int)syscall(SYS_pidfd_open, who->pid, 0) : -1;
+        uint64_t start_time;
+
+        if (who->pid <= 0)
+                errno = EINVAL;
+        if (pidfd < 0 || who->start_time == 0)
+                return pidfd;
+        start_time = process_start_time(who->pid); /* 0: it may not be looked at */
+        if (start_time == 0 || start_time == who->start_time)
+                return pidfd;
+        close(pidfd);
+        errno = ESRCH;
+        return -1;
+}
+
+int connection_keep(struct connection_host *host, struct session *s)
+{
+        struct connection *c = calloc(1, sizeof(*c));
+        bool is_gone;
+
+        if (!c)
+                return -ENOMEM;
+        c->host = host;
+        c->fd = -1;
+        c->dropped = c->is_known = true;
+        c->linger_ms = 1;
+        c->session = s;
+        s->ops = &connection_session_ops;
+        s->userdata = c;
+        c->pidfd = open_process(&s->who);
+        is_gone = c->pidfd < 0 && errno == ESRCH;
+        uv_timer_init(host->loop, &c->timer);
+        c->n_handles = 1;
+        c->timer.data = c->pid_poll.data = c;
+        if (c->pidfd >= 0 && uv_poll_init(host->loop, &c->pid_poll, c->pidfd) < 0) {
+                close(c->pidfd);
+                c->pidfd = -1;
+        }
+        if (c->pidfd >= 0) {
+                c->n_handles++;
+                uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
+        }
+        host->n_connections[false]++;
+        TAILQ_INSERT_TAIL(&host->all, c, of_all);
+        if (is_gone)
+                session_is_over(c, "its process exited while no daemon was there");
+        else
+                connection_quarantine(c);
+        return 0;
+}
+
+void connection_leave_all(struct connection_host *host, const char *why)
+{
+        struct connection *c, *next;
+
+        for (c = TAILQ_FIRST(&host->all); c; c = next) {
+                next = TAILQ_NEXT(c, of_all);
+                if (!session_may_stay(c->session))
+                        continue;
+                if (!c->dropped)
+                        connection_close_socket(c);
+                session_leave_behind(c->session);
+                connection_finish(c);
+        }
+        connection_drop_all(host, why);
 }
 
 void connection_drop_all(struct connection_host *host, const char *why)

@@ -22,6 +22,7 @@
 #include "proto/message.h"
 
 struct connection;
+struct session;
 struct uv_loop_s;
 TAILQ_HEAD(connection_list, connection);
 
@@ -31,7 +32,7 @@ struct connection_host {
         struct broker *broker;
         struct message_arena *arena; /* for the request at hand */
         struct connection_list all;
-        struct connection_list closing; /* sessions to be reaped, in slices */
+        struct connection_list closing; /* sessions to be reaped, or settled, in slices */
         struct parties parties;         /* who has something to do */
         size_t n_newcomers;             /* have not said hello */
         size_t n_connections[2];        /* clients, admins */
@@ -45,10 +46,17 @@ void connection_host_init(struct connection_host *host);
  * or in all, have not said hello; logged. -ECONNABORTED: it has hung up already. */
 int connection_new(struct connection_host *host, int fd, bool admin);
 
+/* A connection without a socket, for a session that another process had: its process is watched,
+ * and it lives until the session is reaped or its client has come back. -ENOMEM; -errno. */
+int connection_keep(struct connection_host *host, struct session *s);
+
 /* Turns of who is ready, for as long as a slice, and one of what is closing; and whether
  * there is any of that. */
 void connection_turn(struct connection_host *host);
 bool connection_is_due(const struct connection_host *host);
+
+/* Ends every connection; sessions that a successor may have stay in the ledger, all others end. */
+void connection_leave_all(struct connection_host *host, const char *why);
 
 /* Ends every connection and session now, whatever they hold. */
 void connection_drop_all(struct connection_host *host, const char *why);

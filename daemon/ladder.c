@@ -180,7 +180,7 @@ static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct
 {
         uint64_t n_bytes;
 
-        if (q->partition->preallocate && !q->is_removed)
+        if (q->is_left || (q->partition->preallocate && !q->is_removed))
                 return 0;
         n_bytes = arena_release(q->arena, want_bytes, keep, quota_released, q);
         if (n_bytes > 0) /* it is free no more */

@@ -49,7 +49,7 @@ static const struct {
  * LEDGER_LAYOUT. There may be millions of blocks. */
 _Static_assert(sizeof(struct ledger_quota) == 168, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
-_Static_assert(sizeof(struct ledger_session) == 216, "layout of a session");
+_Static_assert(sizeof(struct ledger_session) == 224, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 56, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 32, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 96, "layout of a shared block");
@@ -750,6 +750,29 @@ const struct ledger_extent *ledger_extent_get(struct ledger *l, uint32_t index)
         const struct table *t = &l->tables[TABLE_EXTENT];
 
         return in_use(t, index) ? used_record(t, index) : NULL;
+}
+
+void ledger_read_limits(const struct ledger *l, struct ledger_limits *ret)
+{
+        *ret = (struct ledger_limits){
+                .n_quotas = l->tables[TABLE_QUOTA].n_records,
+                .n_sessions = l->tables[TABLE_SESSION].n_records,
+                .n_extents = l->tables[TABLE_EXTENT].n_records,
+                .n_exports = l->tables[TABLE_EXPORT].n_records,
+                .n_blocks = l->tables[TABLE_BLOCK].n_records,
+                .n_shared = l->tables[TABLE_SHARED].n_records,
+                .n_holds = l->tables[TABLE_HOLD].n_records,
+        };
+}
+
+uint64_t ledger_quotas_end(const struct ledger *l)
+{
+        return atomic_load(&l->tables[TABLE_QUOTA].shared->next_id);
+}
+
+uint64_t ledger_extents_end(const struct ledger *l)
+{
+        return atomic_load(&l->tables[TABLE_EXTENT].shared->next_id);
 }
 
 void ledger_count(const struct ledger *l, struct ledger_counts *ret)

@@ -68,6 +68,7 @@ struct ledger_session {
         uint64_t start_time;   /* of the process, /proc/PID/stat field 22; 0 unknown */
         uint64_t born_ms;      /* CLOCK_BOOTTIME */
         uint64_t capabilities; /* what it was granted, in the protocol's bits */
+        uint64_t quotas_end;   /* its tenant's quotas with lower ids are those that it was told of */
         uint32_t pid;
         uint32_t uid;
         uint32_t gid;
@@ -201,6 +202,11 @@ void ledger_quota_close(struct ledger *l, uint32_t index);
 /* The extent is on its way back, and no block of it is in use: from here on a successor
  * would finish it, whether its memory is there or not. */
 void ledger_extent_leave(struct ledger *l, uint32_t index);
+
+/* How many records its tables have; and the ids that quotas and extents to come begin with. */
+void ledger_read_limits(const struct ledger *l, struct ledger_limits *ret);
+uint64_t ledger_quotas_end(const struct ledger *l);
+uint64_t ledger_extents_end(const struct ledger *l);
 
 /* How many processes in a row began with this ledger and came to nothing. */
 uint32_t ledger_failed_starts(const struct ledger *l);

@@ -231,6 +231,8 @@ static int open_sessions(struct opening *o)
 
                 if (!was_given(t, i))
                         reject_alone(o, TABLE_SESSION, i, "its id was never given");
+                else if (s->tenant[0] == '\0')
+                        uncommit(t, i); /* an operator's, which has nothing and does not come back */
                 else if (!is_name(s->tenant))
                         reject_alone(o, TABLE_SESSION, i, "its tenant has no name");
                 else if (!memchr(s->name, '\0', sizeof(s->name)))

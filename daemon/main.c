@@ -15,6 +15,7 @@
 #include "daemon/devices.h"
 #include "daemon/log.h"
 #include "daemon/manager.h"
+#include "daemon/restore.h"
 #include "daemon/retire.h"
 #include "daemon/server.h"
 #include "daemon/trim.h"
@@ -148,11 +149,12 @@ static void on_unknown_fd(const char *name)
 
 /* manager: see server_listen(). */
 static int serve(const struct options *from, const struct config *config, struct devices *devices,
-                 struct manager *manager)
+                 struct manager *manager, struct store *store)
 {
         const struct reload_source source = { from->config, from->socket, from->admin_socket };
         struct broker_options options = {
                 .config = config,
+                .store = store,
                 .devices = devices,
                 .notify = server_notify,
                 .wake = server_wake,
@@ -182,6 +184,7 @@ static int serve(const struct options *from, const struct config *config, struct
                 r = -ENOMEM;
         }
         if (r == 0) {
+                (void)store_drop_rest(store);
                 manager_drop_rest(manager, on_unknown_fd);
                 r = server_run(server, on_ready);
                 if (r < 0)
@@ -191,7 +194,13 @@ static int serve(const struct options *from, const struct config *config, struct
         if (r < 0)
                 log_error("%s", sentence);
         /* The broker's workers wake the server's loop: it goes last. */
-        broker_free(broker);
+        if (broker && store_keeps(store)) {
+                broker_prepare_leave(broker);
+                session_forget_all(broker);
+                broker_leave(broker);
+        } else {
+                broker_free(broker);
+        }
         server_free(server);
         return r;
 }
@@ -220,6 +229,7 @@ static int run(const struct options *options, struct config *config, struct devi
 {
         int r = config_set_sockets(config, options->socket, options->admin_socket, stderr);
         struct manager *manager;
+        struct store *store = NULL;
 
         if (r == -EINVAL)
                 return EXIT_USAGE;
@@ -232,7 +242,12 @@ static int run(const struct options *options, struct config *config, struct devi
                 log_error("the service manager could not be listened to: %s", strerror(-r));
                 return EXIT_FAILURE;
         }
-        r = serve(options, config, devices, manager);
+        r = store_new(manager, &store);
+        if (r == 0)
+                r = serve(options, config, devices, manager, store);
+        else
+                log_error("what the service manager keeps could not be looked at: %s", strerror(-r));
+        store_free(store);
         manager_free(manager);
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -287,13 +287,15 @@ static const char *format_bytes(uint64_t n_bytes, char *buf, size_t n_buf)
 
 static void format_status(const struct manager_figures *f, char *buf, size_t n_buf)
 {
-        char in_use[32], reserved[32], lost[48] = "";
+        char in_use[32], reserved[32], lost[48] = "", awaited[48] = "";
 
+        if (f->n_awaited > 0)
+                snprintf(awaited, sizeof(awaited), " (%zu awaited)", f->n_awaited);
         if (f->n_lost > 0)
                 snprintf(lost, sizeof(lost), "; %zu %s lost", f->n_lost,
                          f->n_lost == 1 ? "device" : "devices");
-        snprintf(buf, n_buf, "%zu %s, %s in use, %s reserved%s", f->n_sessions,
-                 f->n_sessions == 1 ? "session" : "sessions",
+        snprintf(buf, n_buf, "%zu %s%s, %s in use, %s reserved%s", f->n_sessions,
+                 f->n_sessions == 1 ? "session" : "sessions", awaited,
                  format_bytes(f->bytes_in_use, in_use, sizeof(in_use)),
                  format_bytes(f->bytes_reserved, reserved, sizeof(reserved)), lost);
 }

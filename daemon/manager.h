@@ -21,6 +21,7 @@ struct manager;
 
 struct manager_figures {
         size_t n_sessions;
+        size_t n_awaited;        /* of these, those that were another daemon's and may come back */
         uint64_t bytes_in_use;   /* of blocks */
         uint64_t bytes_reserved; /* of the extents behind them */
         size_t n_lost;           /* devices */

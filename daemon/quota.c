@@ -64,6 +64,24 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
         return a > b ? a : b;
 }
 
+/* The present values may be new peaks. */
+static void quota_note_peaks(struct quota *q)
+{
+        struct partition *p = q->partition;
+        bool is_new = q->bytes_in_use > q->peak_bytes_in_use;
+        bool is_partitions = p->bytes_in_use > p->peak_bytes_in_use;
+        uint64_t now_ms = is_new || is_partitions ? clock_wall_ms() : 0;
+
+        if (is_new) {
+                q->peak_bytes_in_use = q->bytes_in_use;
+                q->peak_in_use_ms = now_ms;
+        }
+        if (is_partitions) {
+                p->peak_bytes_in_use = p->bytes_in_use;
+                p->peak_in_use_ms = now_ms;
+        }
+}
+
 /* ---- making one ---------------------------------------------------------- */
 
 /* The only way to charge: the ledger learns of the peak. */
@@ -79,23 +97,33 @@ int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t
         return 0;
 }
 
-static int quota_open_arena(struct quota *q, const struct quota_options *from)
+static void quota_describe_arena(struct quota *q, const struct quota_options *from, uint64_t extent_bytes,
+                                 struct arena_options *ret)
 {
-        struct partition *p = q->partition;
-        uint64_t limit_bytes = q->account.limit_bytes;
-        struct arena_options options = {
+        const struct partition *p = q->partition;
+
+        *ret = (struct arena_options){
                 .ledger = q->ledger,
                 .device = p->device,
                 .worker = p->worker,
                 .store = p->store,
+                .quota = q->index,
                 .share = p->share,
-                .limit_bytes = limit_bytes,
-                .extent_bytes = arena_extent_bytes(p->share, limit_bytes, device_granularity(p->device)),
+                .limit_bytes = q->account.limit_bytes,
+                .extent_bytes = extent_bytes,
                 .retire = from->retire,
                 .lets_go = from->lets_go,
                 .userdata = from->userdata,
         };
-        struct ledger_quota facts = { .extent_bytes = options.extent_bytes };
+}
+
+static int quota_open_arena(struct quota *q, const struct quota_options *from)
+{
+        const struct partition *p = q->partition;
+        uint64_t limit_bytes = q->account.limit_bytes;
+        struct ledger_quota facts = { .extent_bytes = arena_extent_bytes(p->share, limit_bytes,
+                                                                         device_granularity(p->device)) };
+        struct arena_options options;
         struct charge charge;
         uint64_t missing;
         int r;
@@ -105,9 +133,9 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         r = ledger_quota_add(q->ledger, &facts, &q->index);
         if (r < 0)
                 return r;
-        options.quota = q->index;
+        quota_describe_arena(q, from, facts.extent_bytes, &options);
         r = arena_new(&options, &q->arena);
-        if (r < 0 || !p->preallocate)
+        if (r < 0 || !p->preallocate || from->closed_bytes > 0)
                 return r;
         r = quota_charge(q, limit_bytes, &charge, &missing);
         if (r < 0)
@@ -115,6 +143,68 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         r = arena_back(q->arena, &charge);
         charge_drop(&charge); /* what was not used up, after a failure */
         return r;
+}
+
+/* ---- from what was left -------------------------------------------------- */
+
+static void quota_count_remains(struct quota *q, const struct arena_remains *from)
+{
+        struct partition *p = q->partition;
+
+        for (size_t i = 0; i < from->n_blocks; i++) {
+                const struct ledger_block *b = ledger_block_at(q->ledger, from->blocks[i]);
+
+                q->bytes_in_use += b->n_bytes;
+                q->bytes_requested += b->n_requested;
+        }
+        q->n_blocks = (uint32_t)from->n_blocks;
+        q->blocks_ceiling = q->n_blocks > q->max_blocks ? q->n_blocks : q->max_blocks;
+        q->peak_bytes_requested = q->bytes_requested;
+        p->bytes_in_use += q->bytes_in_use;
+        p->lifetime_peak_bytes_in_use = max_u64(p->lifetime_peak_bytes_in_use, p->bytes_in_use);
+        quota_note_peaks(q);
+}
+
+/* Its record stays whatever happens. */
+static int quota_restore_arena(struct quota *q, const struct quota_options *from)
+{
+        struct ledger_quota *record = ledger_quota_at(q->ledger, from->index);
+        struct arena_options options;
+        struct charge charge = { NULL, 0 };
+        uint64_t missing;
+        int r;
+
+        *from->ret_why = "its extents cannot be of that size";
+        if (record->extent_bytes == 0 || record->extent_bytes > BFC_MAX_SPACE ||
+            record->extent_bytes % device_granularity(q->partition->device) != 0)
+                return -EBADMSG;
+        q->index = from->index;
+        q->account.lifetime_peak_charged_bytes = record->lifetime_peak_reserved;
+        quota_describe_arena(q, from, record->extent_bytes, &options);
+        r = quota_charge(q, from->remains_bytes, &charge, &missing);
+        *from->ret_why = NULL;
+        if (r == 0)
+                r = arena_restore(&options, from->remains, &charge, &q->arena, from->ret_why);
+        charge_drop(&charge);
+        if (r < 0) {
+                q->index = LEDGER_NONE;
+                return r;
+        }
+        quota_count_remains(q, from->remains);
+        return 0;
+}
+
+static int quota_open(struct quota *q, const struct quota_options *from)
+{
+        uint64_t missing;
+        int r;
+
+        r = account_init(&q->account, &q->partition->pool, from->limit_bytes, from->reserve_bytes);
+        if (r == 0)
+                r = charge_take(&q->account, from->closed_bytes, &q->closed, &missing);
+        if (r < 0)
+                return r;
+        return from->remains ? quota_restore_arena(q, from) : quota_open_arena(q, from);
 }
 
 int quota_new(const struct quota_options *options, struct quota **ret)
@@ -138,9 +228,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         TAILQ_INSERT_TAIL(&q->partition->quotas, q, of_partition);
         q->partition->n_quotas++;
 
-        r = account_init(&q->account, &q->partition->pool, options->limit_bytes, options->reserve_bytes);
-        if (r == 0)
-                r = quota_open_arena(q, options);
+        r = quota_open(q, options);
         if (r < 0) {
                 quota_free(q);
                 return r;
@@ -150,6 +238,17 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         quota_publish(q);
         *ret = q;
         return 0;
+}
+
+static void quota_end(struct quota *q)
+{
+        charge_drop(&q->closed);
+        account_deinit(&q->account);
+        if (q->is_due)
+                TAILQ_REMOVE(&q->partition->due, q, of_due);
+        TAILQ_REMOVE(&q->partition->quotas, q, of_partition);
+        q->partition->n_quotas--;
+        free(q);
 }
 
 struct quota *quota_free(struct quota *q)
@@ -162,12 +261,21 @@ struct quota *quota_free(struct quota *q)
         q->arena = arena_free(q->arena);
         if (q->index != LEDGER_NONE)
                 ledger_quota_clear(q->ledger, q->index);
-        account_deinit(&q->account);
-        if (q->is_due)
-                TAILQ_REMOVE(&q->partition->due, q, of_due);
-        TAILQ_REMOVE(&q->partition->quotas, q, of_partition);
-        q->partition->n_quotas--;
-        free(q);
+        quota_end(q);
+        return NULL;
+}
+
+struct quota *quota_abandon(struct quota *q)
+{
+        if (!q)
+                return NULL;
+        assert(q->n_sessions == 0 && TAILQ_EMPTY(&q->waiting));
+        assert(!q->growing && q->held.n_bytes == 0);
+        q->usage = NULL;
+        q->account.changed = NULL;
+        q->arena = arena_leave(q->arena);
+        q->partition->bytes_in_use -= q->bytes_in_use;
+        quota_end(q);
         return NULL;
 }
 
@@ -192,24 +300,6 @@ void quota_make_due(struct quota *q)
                 return;
         q->look_again = true;
         quota_ask_for_turn(q);
-}
-
-/* The present values may be new peaks. */
-static void quota_note_peaks(struct quota *q)
-{
-        struct partition *p = q->partition;
-        bool is_new = q->bytes_in_use > q->peak_bytes_in_use;
-        bool is_partitions = p->bytes_in_use > p->peak_bytes_in_use;
-        uint64_t now_ms = is_new || is_partitions ? clock_wall_ms() : 0;
-
-        if (is_new) {
-                q->peak_bytes_in_use = q->bytes_in_use;
-                q->peak_in_use_ms = now_ms;
-        }
-        if (is_partitions) {
-                p->peak_bytes_in_use = p->bytes_in_use;
-                p->peak_in_use_ms = now_ms;
-        }
 }
 
 void quota_count_alloc(struct quota *q, uint64_t n_bytes)
@@ -533,7 +623,7 @@ int quota_prepare_limit(struct quota *q, uint64_t limit_bytes)
         return arena_prepare_limit(q->arena, limit_bytes);
 }
 
-void quota_set(struct quota *q, const struct quota_limits *limits)
+void quota_set_early(struct quota *q, const struct quota_limits *limits)
 {
         arena_set_limit(q->arena, limits->limit_bytes);
         account_set(&q->account, limits->limit_bytes, limits->reserve_bytes);
@@ -542,6 +632,11 @@ void quota_set(struct quota *q, const struct quota_limits *limits)
         q->blocks_ceiling = q->n_blocks > q->max_blocks ? q->n_blocks : q->max_blocks;
         q->is_removed = false;
         quota_assert(q);
+}
+
+void quota_set(struct quota *q, const struct quota_limits *limits)
+{
+        quota_set_early(q, limits);
         ladder_shed(q);
 }
 
@@ -577,6 +672,18 @@ int quota_join(struct quota *q)
         q->n_sessions++;
         quota_publish(q);
         return 0;
+}
+
+void quota_rejoin(struct quota *q)
+{
+        q->n_sessions++;
+        quota_publish(q);
+}
+
+void quota_settle(struct quota *q)
+{
+        ladder_settle(q);
+        ladder_shed(q);
 }
 
 void quota_closing(struct quota *q)

@@ -108,6 +108,7 @@ struct quota {
         uint32_t max_blocks;
         uint32_t blocks_ceiling; /* max_blocks, or what there was when it was lowered */
         bool is_removed;         /* the config has it no more: who is in it may stay */
+        bool is_left;            /* a successor is to have it: nothing is given back */
         bool limit_changed;      /* whoever changed it is to tell the sessions */
         uint32_t n_shares;       /* sessions that were told of it, joined or not */
         uint32_t n_sessions;
@@ -124,6 +125,7 @@ struct quota {
         uint64_t last_refusal_ms;      /* since 1970; 0: none */
         uint64_t logged_escaped_bytes; /* the broker's: what it has told of */
         uint64_t high_bytes;           /* most that was charged since nothing was */
+        struct charge closed;          /* for quota_options.closed_bytes */
         struct charge held;            /* for the growth of the first in line */
         uint64_t trade_bytes;          /* to be held too, as they come back */
         bool growing;
@@ -155,6 +157,13 @@ struct quota_options {
         uint64_t reserve_bytes;
         uint32_t max_sessions;
         uint32_t max_blocks;
+        /* What a process that is no more left of it, under `index` in the ledger, with so many bytes
+         * in its extents; the limit is not below that. NULL: it is a new one. See arena_restore(). */
+        const struct arena_remains *remains;
+        uint32_t index;
+        uint64_t remains_bytes;
+        const char **ret_why;  /* its sentence, where they do not fit together */
+        uint64_t closed_bytes; /* in arenas of its that are closed for good: charged, for they are not back */
         void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents); /* see arena.h */
         bool (*lets_go)(void *userdata, uint32_t extent);                          /* see arena.h */
         /* The first in line is about to be refused: it lacks so many bytes, of its quota
@@ -167,11 +176,15 @@ struct quota_options {
 };
 
 /* -ENOMEM, or the device's error where a preallocating partition could not be
- * backed. */
+ * backed; of remains, what arena_restore() says. */
 int quota_new(const struct quota_options *options, struct quota **ret);
 
 /* No session, block, request or operation may be left. Takes NULL. */
 struct quota *quota_free(struct quota *q);
+
+/* Ends it as the end of this process would: a successor goes on with what is in the ledger. No
+ * session, request or operation may be left. */
+struct quota *quota_abandon(struct quota *q);
 
 /* Changes limits while everything goes on. What is held beyond them stays until it is
  * given back, and nothing grows meanwhile; what lies wholly free goes back at
@@ -188,6 +201,9 @@ struct quota_limits {
 };
 int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
 void quota_set(struct quota *q, const struct quota_limits *limits);
+
+/* The same before sessions are there: what lies free goes back by quota_settle(). */
+void quota_set_early(struct quota *q, const struct quota_limits *limits);
 void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms);
 
 /* Nobody joins any more and nothing is guaranteed; those who have joined go on. And:
@@ -238,6 +254,11 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
 /* Sessions that use this quota. -EDQUOT: max_sessions. -ENOENT: it was removed. */
 int quota_join(struct quota *q);
 void quota_leave(struct quota *q);
+
+/* A session that had joined before a restart; no limit counts. And: all of them have, so what
+ * nobody is there for goes back. */
+void quota_rejoin(struct quota *q);
+void quota_settle(struct quota *q);
 
 /* A joined session is gone and its blocks are being freed; requests wait for
  * that rather than being refused. And: they all are. */

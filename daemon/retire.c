@@ -159,6 +159,30 @@ void retire_flush(struct session *s)
         }
 }
 
+void retire_begin_late(struct session *s, bool has_events)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t x = ledger_session_at(l, s->index)->links.first_export;
+        uint64_t now_ms = clock_ms();
+
+        s->has_events = has_events;
+        for (; x != LEDGER_NONE; x = ledger_export_at(l, x)->links.next_of_session) {
+                struct retirement *r;
+
+                if (!arena_extent_is_retired(extent_arena(s, export_extent(s, x)), export_extent(s, x)))
+                        continue;
+                r = retirement_for(s, now_ms);
+                if (!r) {
+                        s->ops->abort(s->userdata, "out of memory");
+                        return;
+                }
+                r->exports[r->n_exports++] = x;
+        }
+        if (TAILQ_EMPTY(&s->retire.open))
+                s->retire.silent = !has_events;
+        retire_flush(s);
+}
+
 void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents)
 {
         uint64_t now_ms = clock_ms();

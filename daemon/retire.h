@@ -43,6 +43,10 @@ struct retire {
 void retire_init(struct retire *r);
 void retire_begin(struct session *s, bool has_events);
 
+/* The same for one that has come back and is LIVE: until now it could be told nothing, so of
+ * what was retired meanwhile it is told as one that is late. */
+void retire_begin_late(struct session *s, bool has_events);
+
 /* For broker_options.retire. */
 void retire_extents(struct broker *b, const uint32_t *extents, size_t n_extents);
 

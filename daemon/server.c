@@ -19,6 +19,7 @@
 #include "daemon/clock.h"
 #include "daemon/connection.h"
 #include "daemon/log.h"
+#include "daemon/restore.h"
 #include "daemon/retire.h"
 #include "daemon/shared.h"
 #include "daemon/trim.h"
@@ -28,7 +29,8 @@
 #define SERVER_BACKLOG          1024
 #define SERVER_ADMINS           64u /* connections on the admin socket */
 #define SERVER_TICK_MS          50u
-#define SERVER_PAUSE_MS         100u /* when there are no fds left */
+#define SERVER_WELL_MS          10000u /* a start that got so far has succeeded */
+#define SERVER_PAUSE_MS         100u   /* when there are no fds left */
 
 struct listener {
         struct server *server;
@@ -54,8 +56,9 @@ struct server {
         struct log_limit failure_log;
         void (*ready)(void);
         uv_timer_t start;
-        uv_timer_t tick;         /* while requests wait for others */
-        uv_timer_t beat;         /* for the service manager */
+        uv_timer_t tick; /* while requests wait for others */
+        uv_timer_t beat; /* for the service manager */
+        uv_timer_t well;
         struct manager *manager; /* borrowed; NULL: none */
         struct reloads *reloads;
         struct reload_request hangup; /* by SIGHUP */
@@ -420,7 +423,8 @@ static void on_signal(uv_signal_t *handle, int number)
                 return;
         }
         s->is_ending = true;
-        log_notice("%s: ending %zu sessions", number == SIGTERM ? "SIGTERM" : "SIGINT",
+        log_notice("%s: %s %zu sessions", number == SIGTERM ? "SIGTERM" : "SIGINT",
+                   store_keeps(s->broker->store) ? "leaving to the next daemon" : "ending",
                    s->broker->n_sessions);
         uv_stop(&s->loop);
 }
@@ -431,7 +435,7 @@ static void server_count(const struct server *s, struct manager_figures *ret)
 {
         const struct broker *b = s->broker;
 
-        *ret = (struct manager_figures){ .n_sessions = b->n_client_sessions };
+        *ret = (struct manager_figures){ .n_sessions = b->n_client_sessions, .n_awaited = b->n_awaited };
         for (size_t i = 0; i < b->n_partitions; i++) {
                 ret->bytes_in_use += b->partitions[i].bytes_in_use;
                 ret->bytes_reserved += b->partitions[i].pool.charged_bytes;
@@ -448,6 +452,13 @@ static void on_beat(uv_timer_t *timer)
 
         server_count(s, &figures);
         manager_beat(s->manager, &figures);
+}
+
+static void on_well(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_is_well(s->broker);
 }
 
 static void on_start(uv_timer_t *timer)
@@ -488,7 +499,9 @@ int server_new(struct server **ret)
         uv_timer_init(&s->loop, &s->start);
         uv_timer_init(&s->loop, &s->tick);
         uv_timer_init(&s->loop, &s->beat);
-        s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data = s->beat.data = s;
+        uv_timer_init(&s->loop, &s->well);
+        s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data = s->beat.data =
+                s->well.data = s;
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;
@@ -505,6 +518,20 @@ int server_new(struct server **ret)
         connection_host_init(&s->host);
         *ret = s;
         return 0;
+}
+
+/* Those of another process. */
+static int server_keep_sessions(struct server *s, char *ret_sentence, size_t n_sentence)
+{
+        int r = session_restore_all(s->broker);
+
+        for (size_t i = 0; r == 0 && i < s->broker->n_session_slots; i++)
+                if (s->broker->sessions[i])
+                        r = connection_keep(&s->host, s->broker->sessions[i]);
+        if (r < 0)
+                snprintf(ret_sentence, n_sentence, "sessions could not be taken over: %s", strerror(-r));
+        server_wake(s);
+        return r;
 }
 
 int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
@@ -533,20 +560,27 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, st
                 uv_poll_start(&l->poll, UV_READABLE, on_listener);
         }
         uv_check_start(&s->check, on_check);
-        return 0;
+        return server_keep_sessions(s, ret_sentence, n_sentence);
 }
 
 int server_run(struct server *s, void (*ready)(void))
 {
         s->ready = ready;
         uv_timer_start(&s->start, on_start, 0, 0);
+        uv_timer_start(&s->well, on_well, SERVER_WELL_MS, 0);
         uv_run(&s->loop, UV_RUN_DEFAULT);
+        broker_is_well(s->broker);
         if (s->manager)
                 manager_ending(s->manager, s->broker->n_client_sessions);
         uv_check_stop(&s->check);
         for (size_t i = 0; i < 2; i++)
                 uv_poll_stop(&s->listeners[i].poll);
-        connection_drop_all(&s->host, "the daemon ends");
+        if (store_keeps(s->broker->store)) {
+                broker_prepare_leave(s->broker);
+                connection_leave_all(&s->host, "the daemon is started anew");
+        } else {
+                connection_drop_all(&s->host, "the daemon ends");
+        }
         server_end_reloads(s);
         return 0;
 }

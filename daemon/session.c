@@ -18,6 +18,7 @@
 #include "daemon/log.h"
 #include "daemon/order.h"
 #include "daemon/report.h"
+#include "daemon/restore.h"
 
 #define SESSION_SENTENCE_BYTES 1024
 
@@ -90,7 +91,7 @@ static void session_log_refusal(struct session *s, const char *sentence, struct 
 
 /* ---- extents and blocks -------------------------------------------------- */
 
-static int share_reserve_seen(struct session_share *share)
+int session_reserve_seen(struct session_share *share)
 {
         size_t n = arena_n_slots(share->quota->arena);
         uint64_t *seen;
@@ -259,7 +260,7 @@ struct session_share *session_share_of(const struct session *s, uint32_t quota)
         return NULL;
 }
 
-static void session_free_block(struct session *s, uint32_t index)
+void session_free_block(struct session *s, uint32_t index)
 {
         struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
         struct session_share *share = session_share_of(s, block->quota);
@@ -305,7 +306,7 @@ int session_deliver_hold(struct session *s, uint64_t id, struct session_share *s
 {
         struct session_delivery *d = malloc(sizeof(*d));
 
-        if (!d || share_reserve_seen(share) < 0) {
+        if (!d || session_reserve_seen(share) < 0) {
                 free(d);
                 return -ENOMEM;
         }
@@ -333,7 +334,7 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
                 .quota = share->quota->index,
                 .handle = handle,
         };
-        int r = d ? share_reserve_seen(share) : -ENOMEM;
+        int r = d ? session_reserve_seen(share) : -ENOMEM;
 
         snprintf(facts.tag, sizeof(facts.tag), "%s", tag);
         if (r == 0)
@@ -728,7 +729,7 @@ static void session_copy_name(struct session *s, const char *name)
         s->name[i] = '\0';
 }
 
-static int session_find_share(const struct session *s, const char *partition, size_t *ret)
+int session_find_share(const struct session *s, const char *partition, size_t *ret)
 {
         for (size_t i = 0; i < s->n_shares; i++) {
                 if (partition[0] == '\0' || strcmp(partition, s->shares[i].quota->partition->name) == 0) {
@@ -739,7 +740,7 @@ static int session_find_share(const struct session *s, const char *partition, si
         return -ENOENT;
 }
 
-static void session_leave_shares(struct session *s)
+void session_leave_shares(struct session *s)
 {
         for (size_t i = 0; i < s->n_shares; i++) {
                 struct quota *q = s->shares[i].quota;
@@ -763,7 +764,7 @@ static void session_forget_tenant(struct session *s)
 }
 
 /* In all quotas that its tenant has now; what is new later is for later sessions. */
-static int session_take_shares(struct session *s)
+int session_take_shares(struct session *s, uint64_t quotas_end)
 {
         const struct tenant *t = s->tenant;
 
@@ -771,7 +772,9 @@ static int session_take_shares(struct session *s)
         if (!s->shares)
                 return -ENOMEM;
         for (size_t i = 0; i < t->n_quotas; i++) {
-                if (t->quotas[i]->is_removed)
+                bool is_late = ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id >= quotas_end;
+
+                if (is_late || (s->index == LEDGER_NONE && t->quotas[i]->is_removed))
                         continue;
                 s->shares[s->n_shares++].quota = t->quotas[i];
                 t->quotas[i]->n_shares++;
@@ -809,7 +812,7 @@ static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_
                 session_refuse(s, r->id, -EACCES, sentence);
                 return -EACCES;
         }
-        if (session_take_shares(s) < 0) {
+        if (session_take_shares(s, UINT64_MAX) < 0) {
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
                 return -ENOMEM;
         }
@@ -820,27 +823,11 @@ static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_
         return session_join(s, &s->shares[*ret_share], r->id);
 }
 
-static int session_write_down(struct session *s, uint8_t *ret_secret)
+void session_enlist(struct session *s)
 {
         struct broker *b = s->broker;
-        struct ledger_session facts = {
-                .start_time = s->who.start_time,
-                .pid = (uint32_t)s->who.pid,
-                .uid = s->who.uid,
-                .gid = s->who.gid,
-        };
-        int r;
 
-        if (getrandom(facts.secret, sizeof(facts.secret), 0) != (ssize_t)sizeof(facts.secret))
-                return -EIO;
-        if (s->tenant)
-                snprintf(facts.tenant, sizeof(facts.tenant), "%s", s->tenant->name);
-        r = ledger_session_add(b->ledger, &facts, &s->index);
-        if (r < 0)
-                return r;
-        memcpy(ret_secret, facts.secret, sizeof(facts.secret));
         s->id = ledger_session_at(b->ledger, s->index)->id;
-        s->state = SESSION_LIVE;
         b->sessions[s->index] = s;
         if (s->index >= b->n_session_slots)
                 b->n_session_slots = (size_t)s->index + 1;
@@ -849,6 +836,31 @@ static int session_write_down(struct session *s, uint8_t *ret_secret)
                 s->tenant->n_sessions++;
                 b->n_client_sessions++;
         }
+}
+
+static int session_write_down(struct session *s)
+{
+        struct broker *b = s->broker;
+        struct ledger_session facts = {
+                .start_time = s->who.start_time,
+                .pid = (uint32_t)s->who.pid,
+                .uid = s->who.uid,
+                .gid = s->who.gid,
+                .born_ms = s->born_ms,
+                .quotas_end = ledger_quotas_end(b->ledger),
+        };
+        int r;
+
+        snprintf(facts.name, sizeof(facts.name), "%s", s->name);
+        if (getrandom(facts.secret, sizeof(facts.secret), 0) != (ssize_t)sizeof(facts.secret))
+                return -EIO;
+        if (s->tenant)
+                snprintf(facts.tenant, sizeof(facts.tenant), "%s", s->tenant->name);
+        r = ledger_session_add(b->ledger, &facts, &s->index);
+        if (r < 0)
+                return r;
+        s->state = SESSION_LIVE;
+        session_enlist(s);
         return 0;
 }
 
@@ -872,7 +884,7 @@ static void session_describe_partition(const struct broker *b, const struct quot
 
 /* -1 for a session that did not ask for events; operators hold nothing that
  * events are about. */
-static int session_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd)
+int session_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd)
 {
         *ret_fd = -1;
         if (s->admin || !s->ops->open_events ||
@@ -881,18 +893,37 @@ static int session_open_events(struct session *s, const Bfcd__Request *r, int *r
         return s->ops->open_events(s->userdata, ret_fd);
 }
 
+/* A successor could take over all that it may come to hold, and would know its process. */
+static bool session_could_return(const struct session *s)
+{
+        if (s->admin || !store_keeps(s->broker->store) || s->who.pid <= 0 || s->who.start_time == 0)
+                return false;
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->partition->share != DEVICE_SHARE_FD ||
+                    !s->shares[i].quota->partition->device->ops->adopt)
+                        return false;
+        return true;
+}
+
+void session_grant(struct session *s, const Bfcd__Request *r, int events_fd)
+{
+        uint64_t asked = s->admin ? 0 : r->hello->capabilities;
+
+        s->takes_trims = events_fd >= 0 && (asked & BFCD__CAPABILITY__CAPABILITY_TRIM) != 0;
+        s->tries_again = (asked & BFCD__CAPABILITY__CAPABILITY_AGAIN) != 0;
+        s->can_return = (asked & BFCD__CAPABILITY__CAPABILITY_RETURN) != 0 && session_could_return(s);
+}
+
 /* Writes the session down, which begins with that. Refuses where it fails. */
-static int session_enter(struct session *s, const Bfcd__Request *r, uint8_t *ret_secret, int *ret_events_fd)
+static int session_enter(struct session *s, const Bfcd__Request *r, int *ret_events_fd)
 {
         int fd, result = session_open_events(s, r, &fd);
 
         if (result == 0)
-                result = session_write_down(s, ret_secret);
+                result = session_write_down(s);
         if (result == 0) {
                 *ret_events_fd = fd;
-                s->takes_trims = fd >= 0 && (r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_TRIM) != 0;
-                s->tries_again =
-                        !s->admin && (r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_AGAIN) != 0;
+                session_grant(s, r, fd);
                 return 0;
         }
         if (fd >= 0)
@@ -925,6 +956,7 @@ static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int event
         size_t n_fds = 0;
         int fds[3];
 
+        granted |= s->can_return ? BFCD__CAPABILITY__CAPABILITY_RETURN : 0;
         if (events_fd >= 0) {
                 granted |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
                 if (s->takes_trims)
@@ -938,17 +970,38 @@ static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int event
         }
         s->in_flight = n_fds > 0;
         reply->hello->capabilities = granted;
+        ledger_session_at(s->broker->ledger, s->index)->capabilities = granted;
         return s->ops->send(s->userdata, reply, fds, n_fds);
 }
 
-/* events_fd: the client's end of the events socket, or -1. page_fd: of its page, or -1. */
-static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_t *secret, size_t n_secret,
-                            int events_fd, int page_fd)
+/* The reply, filled but for what both can. infos, pointers: room for all its partitions. */
+static void session_describe(const struct session *s, size_t share, Bfcd__PartitionInfo *infos,
+                             Bfcd__PartitionInfo **pointers, Bfcd__HelloReply *ret)
 {
-        size_t n = s->n_shares;
-        Bfcd__PartitionInfo *infos = calloc(n + 1, sizeof(*infos)),
-                            **pointers = calloc(n + 1, sizeof(*pointers));
-        Bfcd__HelloReply hello = BFCD__HELLO_REPLY__INIT;
+        struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+
+        for (size_t i = 0; i < s->n_shares; i++) {
+                session_describe_partition(s->broker, s->shares[i].quota, &infos[i]);
+                pointers[i] = &infos[i];
+        }
+        bfcd__hello_reply__init(ret);
+        ret->version = SESSION_PROTOCOL_VERSION;
+        ret->session_id = s->id;
+        ret->secret.data = record->secret;
+        ret->secret.len = sizeof(record->secret);
+        if (s->tenant)
+                ret->tenant = (char *)(uintptr_t)s->tenant->name;
+        ret->n_partitions = s->n_shares;
+        ret->partitions = pointers;
+        ret->default_partition = (uint32_t)share;
+}
+
+/* events_fd: the client's end of the events socket, or -1. page_fd: of its page, or -1. */
+static void session_welcome(struct session *s, uint64_t id, size_t share, int events_fd, int page_fd)
+{
+        Bfcd__PartitionInfo *infos = calloc(s->n_shares + 1, sizeof(*infos)),
+                            **pointers = calloc(s->n_shares + 1, sizeof(*pointers));
+        Bfcd__HelloReply hello;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         int sent;
 
@@ -956,23 +1009,10 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, uint8_
                 s->ops->abort(s->userdata, "out of memory");
                 goto out;
         }
-        for (size_t i = 0; i < n; i++) {
-                session_describe_partition(s->broker, s->shares[i].quota, &infos[i]);
-                pointers[i] = &infos[i];
-        }
-        hello.version = SESSION_PROTOCOL_VERSION;
-        hello.session_id = s->id;
-        hello.secret.data = secret;
-        hello.secret.len = n_secret;
-        if (s->tenant)
-                hello.tenant = (char *)(uintptr_t)s->tenant->name;
-        hello.n_partitions = n;
-        hello.partitions = pointers;
-        hello.default_partition = (uint32_t)share;
+        session_describe(s, share, infos, pointers, &hello);
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_HELLO;
         reply.hello = &hello;
-        retire_begin(s, events_fd >= 0);
         sent = session_send_welcome(s, &reply, events_fd, page_fd);
         if (sent < 0 && page_fd >= 0) {
                 /* Pages are a convenience: where fds are short the session comes first. */
@@ -986,12 +1026,22 @@ out:
         free(pointers);
 }
 
+void session_greet(struct session *s, const Bfcd__Request *r, size_t share, int events_fd)
+{
+        int page_fd = session_open_page(s, r);
+
+        session_welcome(s, r->id, share, events_fd, page_fd);
+        if (events_fd >= 0)
+                close(events_fd);
+        if (page_fd >= 0)
+                close(page_fd);
+}
+
 static int handle_hello(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         char sentence[SESSION_SENTENCE_BYTES];
-        uint8_t secret[16];
         size_t share = 0;
-        int events_fd = -1, page_fd;
+        int events_fd = -1;
 
         if (s->state != SESSION_NEW) {
                 *ret_why = "it said hello twice";
@@ -1005,6 +1055,8 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
                 session_refuse(s, r->id, -EPROTO, "protocol version 0 was offered; this daemon speaks 1");
                 return 0;
         }
+        if (r->hello->session_id != 0 && !s->admin)
+                return homecoming_hello(s, r);
         if (!s->admin && s->broker->n_client_sessions >= s->broker->config->max_sessions) {
                 snprintf(sentence, sizeof(sentence),
                          "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
@@ -1017,14 +1069,10 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
                 session_forget_tenant(s);
                 return 0;
         }
-        if (session_enter(s, r, secret, &events_fd) < 0)
+        if (session_enter(s, r, &events_fd) < 0)
                 return 0;
-        page_fd = session_open_page(s, r);
-        session_welcome(s, r->id, share, secret, sizeof(secret), events_fd, page_fd);
-        if (events_fd >= 0)
-                close(events_fd);
-        if (page_fd >= 0)
-                close(page_fd);
+        retire_begin(s, events_fd >= 0);
+        session_greet(s, r, share, events_fd);
         log_debug("session %" PRIu64 " began: tenant '%s', uid %u, pid %d, %s", s->id,
                   s->tenant ? s->tenant->name : "(admin)", (unsigned)s->who.uid, (int)s->who.pid, s->name);
         return 0;
@@ -1050,6 +1098,7 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_RELOAD] = reload_handle,
         [BFCD__REQUEST__BODY_TRIM_NOW] = handle_trim_now,
         [BFCD__REQUEST__BODY_EVICT] = handle_evict,
+        [BFCD__REQUEST__BODY_HELD] = homecoming_held,
 };
 
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
@@ -1069,7 +1118,11 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
                 *ret_why = "its first request was no hello";
                 return -EPROTO;
         }
-        assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);
+        if (s->state == SESSION_RETURNING && handler != homecoming_held) {
+                *ret_why = "it came back, and asked for something before it said what it holds";
+                return -EPROTO;
+        }
+        assert(s->state == SESSION_NEW || s->state == SESSION_LIVE || s->state == SESSION_RETURNING);
         return handler(s, request, ret_why);
 }
 
@@ -1207,7 +1260,14 @@ bool session_holds_mappings(const struct session *s)
 
 int session_hang_up(struct session *s)
 {
+        if (s->state == SESSION_RETURNING) {
+                homecoming_break_off(s);
+                return 1;
+        }
         assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);
+        if (s->index != LEDGER_NONE) /* who hung up does not come back */
+                ledger_session_at(s->broker->ledger, s->index)->capabilities &=
+                        ~(uint64_t)BFCD__CAPABILITY__CAPABILITY_RETURN;
         if (session_n_held(s) > 0)
                 retire_silence(s);
         session_drop_pending(s);
@@ -1228,8 +1288,15 @@ void session_close(struct session *s, const char *why)
                 return;
         s->state = SESSION_CLOSING; /* nothing is asked of it any more */
         session_drop_pending(s);
-        if (was == SESSION_QUARANTINED)
+        if (was == SESSION_RETURNING) {
+                homecoming_break_off(s);
+                s->state = SESSION_CLOSING;
+                was = SESSION_QUARANTINED;
+        }
+        if (was == SESSION_QUARANTINED) {
                 s->tenant->n_quarantined--;
+                s->broker->n_awaited -= s->may_return;
+        }
         if (was != SESSION_NEW && s->tenant) {
                 const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
 
@@ -1245,6 +1312,36 @@ void session_close(struct session *s, const char *why)
                         if (s->shares[i].joined)
                                 quota_closing(s->shares[i].quota);
         }
+}
+
+bool session_may_stay(const struct session *s)
+{
+        return !s->admin && s->index != LEDGER_NONE && s->state != SESSION_CLOSING;
+}
+
+void session_leave_behind(struct session *s)
+{
+        struct broker *b = s->broker;
+
+        session_drop_pending(s);
+        if (s->state == SESSION_RETURNING)
+                homecoming_break_off(s);
+        if (s->state == SESSION_QUARANTINED) {
+                s->tenant->n_quarantined--;
+                b->n_awaited -= s->may_return;
+        }
+        s->tenant->n_sessions--;
+        b->n_client_sessions--;
+        b->n_sessions--;
+        b->sessions[s->index] = NULL;
+        for (size_t i = 0; i < s->n_shares; i++) { /* the ledger has them */
+                s->shares[i].holding.n_blocks = 0;
+                s->shares[i].holding.bytes = 0;
+        }
+        session_leave_shares(s);
+        s->page = client_page_free(s->page);
+        s->index = LEDGER_NONE;
+        s->state = SESSION_CLOSING;
 }
 
 /* The last step: the session leaves its quotas and the ledger. */
@@ -1332,7 +1429,9 @@ const char *session_state_name(const struct session *s)
         case SESSION_LIVE:
                 return "live";
         case SESSION_QUARANTINED:
-                return "quarantined";
+                return s->may_return ? "awaited" : "quarantined";
+        case SESSION_RETURNING:
+                return "returning";
         case SESSION_CLOSING:
                 return "closing";
         }

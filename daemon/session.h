@@ -3,6 +3,7 @@
  * the connection (or a test) gives it decoded requests and takes its replies.
  *
  * States:  NEW -> LIVE -> [QUARANTINED ->] CLOSING -> ended
+ *          QUARANTINED -> RETURNING -> LIVE, of one that another process had; see restore.h
  * QUARANTINED: the peer hung up without a goodbye and its process may still
  * live; it keeps what it holds until session_close(). CLOSING: blocks are freed
  * in slices, so that a mass death does not hold up the others.
@@ -36,7 +37,7 @@
 #define SESSION_REAP_SLICE       64u     /* blocks freed in one turn of the loop */
 #define SESSION_MAX_WAIT_MS      600000u /* of what a request says */
 
-enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLOSING };
+enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_RETURNING, SESSION_CLOSING };
 
 /* How replies leave. send() must not end the session; fds are borrowed. -EMFILE:
  * they could not be duplicated, nothing was sent; other failures are the
@@ -45,13 +46,16 @@ enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_CLO
  * fewer requests wait than before, the connection may read on. abort(): the
  * session cannot go on, close the connection (later, not inside this call).
  * open_events(), may be NULL: makes the events socket and returns the client's
- * end, which is then the caller's. send_event() sends on it; called as send() is. */
+ * end, which is then the caller's. send_event() sends on it; called as send() is.
+ * take_over(), may be NULL: from now on this is the connection of `kept`, whose ops and userdata
+ * it sets, and its own session is freed; -ENOMEM. */
 struct session_ops {
         int (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
         void (*resume)(void *userdata);
         void (*abort)(void *userdata, const char *why);
         int (*open_events)(void *userdata, int *ret_fd);
         void (*send_event)(void *userdata, const Bfcd__Event *event);
+        int (*take_over)(void *userdata, struct session *kept);
 };
 
 /* What a session has to do with one quota. */
@@ -105,6 +109,12 @@ struct session {
         bool tries_again;              /* a Malloc that is refused may be followed by another try */
         struct client_page *page;      /* what its client says of its cache; NULL: nothing */
         struct session_reload *reload; /* an operator's, NULL: none yet */
+        bool can_return;               /* it was granted CAPABILITY_RETURN */
+        bool may_return;               /* another process had it, and its client may come back */
+        bool has_returned;             /* and it has */
+        const char *refusal;           /* why it may not, after all; NULL: no reason. Static */
+        uint32_t n_homecomings;
+        struct homecoming *homecoming; /* while it is RETURNING; see restore.h */
         bool in_flight;                /* fds were sent; whether they were read only the kernel knows */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
         uint64_t bytes_in_use;                    /* its own blocks: what is shared is no session's */
@@ -133,6 +143,9 @@ int session_hang_up(struct session *s);
 
 /* It was given memory that its device cannot take from a process that lives. */
 bool session_holds_mappings(const struct session *s);
+
+/* It is RETURNING, and what it did not say that it holds is being freed: it takes no request. */
+bool session_is_settling(const struct session *s);
 
 /* Begins to free all it holds. `why` for the log. */
 void session_close(struct session *s, const char *why);
@@ -163,6 +176,11 @@ uint64_t session_idle_hint(const struct session *s, uint32_t partition);
 /* Nothing is in flight any more; reap again. */
 void session_let_go(struct session *s);
 
+/* Whether a successor is to have it: a client's that is not closing. Its requests are dropped, it
+ * leaves its quotas, and all that it holds stays in the ledger: free it. */
+bool session_may_stay(const struct session *s);
+void session_leave_behind(struct session *s);
+
 /* The session must be NEW, or reaped. Takes NULL. */
 struct session *session_free(struct session *s);
 
@@ -176,6 +194,26 @@ void session_done(struct session *s, uint64_t id);
 
 /* Its share of a quota, by the ledger's index. NULL: the quota came after it. */
 struct session_share *session_share_of(const struct session *s, uint32_t quota);
+
+/* Its place in the broker, under its index in the ledger. */
+void session_enlist(struct session *s);
+
+/* In the quotas of its tenant that were there when it came. -ENOMEM. */
+int session_take_shares(struct session *s, uint64_t quotas_end);
+void session_leave_shares(struct session *s);
+
+/* What it has of a share's slots, as many as there are by now. -ENOMEM. */
+int session_reserve_seen(struct session_share *share);
+
+/* The end of a hello that was granted, of a session with a record in the ledger: its events
+ * socket and page, what both can, and the reply. -errno: nothing was sent. */
+int session_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd);
+void session_grant(struct session *s, const Bfcd__Request *r, int events_fd);
+void session_greet(struct session *s, const Bfcd__Request *r, size_t share, int events_fd);
+int session_find_share(const struct session *s, const char *partition, size_t *ret);
+
+/* Frees one block of its own. */
+void session_free_block(struct session *s, uint32_t index);
 
 /* Joins the quota, unless it has. -EDQUOT, and refused. */
 int session_join(struct session *s, struct session_share *share, uint64_t id);

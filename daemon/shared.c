@@ -55,9 +55,9 @@ static int name_compare(const void *a, const void *b)
         return r != 0 ? r : strcmp(x->name, y->name);
 }
 
-static void name_key(const struct session *s, const char *text, struct shared_name *ret)
+static void name_key(const char *tenant, const char *text, struct shared_name *ret)
 {
-        snprintf(ret->tenant, sizeof(ret->tenant), "%s", s->tenant->name);
+        snprintf(ret->tenant, sizeof(ret->tenant), "%s", tenant);
         snprintf(ret->name, sizeof(ret->name), "%s", text);
 }
 
@@ -65,9 +65,26 @@ static struct shared_name *name_find(const struct session *s, const char *text)
 {
         struct shared_name key, *const *found;
 
-        name_key(s, text, &key);
+        name_key(s->tenant->name, text, &key);
         found = tfind(&key, &s->broker->shared_names, name_compare);
         return found ? *found : NULL;
+}
+
+/* One that is not there. NULL: out of memory. */
+static struct shared_name *name_new(struct broker *b, const char *tenant, const char *text)
+{
+        struct shared_name *name = calloc(1, sizeof(*name));
+
+        if (!name)
+                return NULL;
+        name_key(tenant, text, name);
+        name->shared = LEDGER_NONE;
+        TAILQ_INIT(&name->waits);
+        if (!tsearch(name, &b->shared_names, name_compare)) {
+                free(name);
+                return NULL;
+        }
+        return name;
 }
 
 /* The name, made where it is not there; NULL: out of memory. */
@@ -75,19 +92,7 @@ static struct shared_name *name_get(struct session *s, const char *text)
 {
         struct shared_name *name = name_find(s, text);
 
-        if (name)
-                return name;
-        name = calloc(1, sizeof(*name));
-        if (!name)
-                return NULL;
-        name_key(s, text, name);
-        name->shared = LEDGER_NONE;
-        TAILQ_INIT(&name->waits);
-        if (!tsearch(name, &s->broker->shared_names, name_compare)) {
-                free(name);
-                return NULL;
-        }
-        return name;
+        return name ? name : name_new(s->broker, s->tenant->name, text);
 }
 
 static void name_set_due(struct broker *b, struct shared_name *name, bool is_due)
@@ -203,6 +208,20 @@ void shared_undelivered(struct session *s, uint32_t hold)
         hold_count_down(s, hold);
 }
 
+bool shared_settle(struct session *s, uint32_t hold)
+{
+        struct ledger_hold *h = ledger_hold_at(s->broker->ledger, hold);
+        uint32_t n = h->links.n_in_delivery;
+
+        h->links.n_in_delivery = 0;
+        if (n == h->count) {
+                hold_end(s, hold);
+                return true;
+        }
+        h->count -= n;
+        return false;
+}
+
 /* The last of them, so that none of the others moves. */
 void shared_reap(struct session *s)
 {
@@ -211,6 +230,7 @@ void shared_reap(struct session *s)
 
 /* ---- publish ------------------------------------------------------------- */
 
+/* Or answered, where that is all there is to do. */
 static bool publish_is_refused(struct session *s, uint64_t id, const Bfcd__Publish *p, uint32_t index)
 {
         struct ledger *l = s->broker->ledger;
@@ -220,6 +240,10 @@ static bool publish_is_refused(struct session *s, uint64_t id, const Bfcd__Publi
         char sentence[256];
 
         if (shared != LEDGER_NONE && holds_find(&s->holds, shared) != LEDGER_NONE) {
+                if (s->has_returned && strcmp(ledger_shared_at(l, shared)->name, p->name) == 0) {
+                        session_done(s, id); /* another process did, and its answer was lost */
+                        return true;
+                }
                 snprintf(sentence, sizeof(sentence), "block %" PRIu64 " is shared already, as '%s'",
                          p->block_id, ledger_shared_at(l, shared)->name);
                 session_refuse(s, id, -EINVAL, sentence);
@@ -570,6 +594,35 @@ void shared_turn(struct broker *b)
 bool shared_is_due(const struct broker *b)
 {
         return !TAILQ_EMPTY(&b->shared_due) || b->n_shared_slots > 0;
+}
+
+/* ---- what another process had ---------------------------------------------- */
+
+int shared_restore(struct broker *b)
+{
+        struct ledger *l = b->ledger;
+
+        for (uint32_t i = 0; i < ledger_shared_end(l); i++) {
+                const struct ledger_shared *shared = ledger_shared_get(l, i);
+                struct shared_name *name;
+                uint32_t quota;
+
+                if (!shared)
+                        continue;
+                quota = ledger_block_at(l, shared->block)->quota;
+                name = name_new(b, ledger_quota_at(l, quota)->tenant, shared->name);
+                if (!name)
+                        return -ENOMEM;
+                name->shared = i;
+        }
+        return 0;
+}
+
+void shared_forget(struct broker *b)
+{
+        assert(b->n_shared_waits == 0 && TAILQ_EMPTY(&b->shared_due));
+        tdestroy(b->shared_names, free);
+        b->shared_names = NULL;
 }
 
 /* ---- the check ----------------------------------------------------------- */

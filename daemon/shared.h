@@ -59,6 +59,10 @@ bool shared_let_go(struct session *s, uint32_t block);
 void shared_delivered(struct session *s, uint32_t hold);
 void shared_undelivered(struct session *s, uint32_t hold);
 
+/* Of a session that comes back: as many of its count as it has not named (links.n_in_delivery) are
+ * let go of, and true is returned where that was all. */
+bool shared_settle(struct session *s, uint32_t hold);
+
 /* Of a session that is closing: lets go of one shared block for good. It has some. */
 void shared_reap(struct session *s);
 
@@ -70,6 +74,11 @@ void shared_drop_waits(struct session *s);
 void shared_turn(struct broker *b);
 bool shared_is_due(const struct broker *b);
 void shared_tick(struct broker *b, uint64_t now_ms);
+
+/* Names from the ledger of another process, of which quotas and blocks are there. -ENOMEM. And
+ * all are forgotten; nobody waits. */
+int shared_restore(struct broker *b);
+void shared_forget(struct broker *b);
 
 /* Every invariant; slow. 0, or -EBADMSG and a sentence. */
 int shared_check(const struct broker *b, const char **ret_why);

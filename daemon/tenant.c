@@ -28,6 +28,12 @@ void tenant_init(struct tenant *t, const struct config_tenant *config)
         snprintf(t->name_bytes, sizeof(t->name_bytes), "%s", config->name);
 }
 
+void tenant_init_removed(struct tenant *t, const char *name)
+{
+        *t = (struct tenant){ .name = t->name_bytes };
+        snprintf(t->name_bytes, sizeof(t->name_bytes), "%s", name);
+}
+
 void tenant_deinit(struct tenant *t)
 {
         free(t->quotas);

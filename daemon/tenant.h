@@ -43,8 +43,10 @@ struct tenant {
 
 bool tenant_matches(const struct tenant *t, const struct credentials *who);
 
-/* Takes a place for a tenant of the config; and leaves it (its quotas are freed). */
+/* Takes a place for a tenant of the config; for one that it has no more; and leaves it (its
+ * quotas are freed). */
 void tenant_init(struct tenant *t, const struct config_tenant *config);
+void tenant_init_removed(struct tenant *t, const char *name);
 void tenant_deinit(struct tenant *t);
 
 /* The first tenant in the list that matches; where `name` is not empty, the one

@@ -80,6 +80,13 @@ static void trim_quota_drop(struct quota *q)
         q->asked = NULL;
 }
 
+void trim_forget(struct quota *q)
+{
+        if (q->asked)
+                q->asked->n_blocks = 0;
+        trim_quota_drop(q);
+}
+
 /* Whoever had nothing may have something now. */
 static void trim_changed(struct trim_quota *t)
 {
@@ -148,6 +155,32 @@ void trim_add_block(struct session *s, struct session_share *session_share, uint
                         continue;
                 share->n_mine[slot]++;
                 t->slots[slot].n_willing += share_is_willing(share);
+        }
+}
+
+void trim_add_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes)
+{
+        struct trim_quota *t = trim_quota_of(q);
+        size_t slot, last;
+
+        if (!t)
+                return;
+        t->n_blocks++;
+        trim_changed(t);
+        for (slot = arena_slots(q->arena, offset, n_bytes, &last); slot <= last && slot < t->n_slots; slot++)
+                t->slots[slot].n_all++;
+}
+
+void trim_begin(struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++) {
+                struct session_share *share = &s->shares[i];
+
+                if (!s->takes_trims || share->trim.is_listed || share->trim.bytes_held == 0 ||
+                    !share->quota->asked)
+                        continue;
+                share_list(s, share);
+                share_count_willing(&share->trim, share->quota, true);
         }
 }
 

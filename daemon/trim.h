@@ -85,6 +85,14 @@ void trim_remove_block(struct session_share *share, uint64_t offset, uint64_t n_
 void trim_publish_block(struct session_share *share, uint64_t offset, uint64_t n_bytes);
 void trim_remove_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes);
 
+/* What there was when this process began: blocks of a session are added as new ones; a shared
+ * one; and a session that has come back answers from now on. */
+void trim_add_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes);
+void trim_begin(struct session *s);
+
+/* Nothing is known of the quota any more; it has no session. */
+void trim_forget(struct quota *q);
+
 /* Asks for n_bytes of what lies idle. False: it cannot be asked now, or has nothing in its ranges. */
 bool trim_send(struct trim_share *share, uint64_t n_bytes, uint64_t now_ms);
 

@@ -12,6 +12,7 @@
 
 #include "daemon/log.h"
 #include "daemon/report.h"
+#include "daemon/restore.h"
 
 /* Works in fuzzers too, so no Check in here. */
 #define MUST(condition)                                                                                      \
@@ -27,14 +28,15 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config)
         return peer_broker_on(config_text, NULL, NULL, ret_config);
 }
 
-struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
-                              struct devices *devices, struct config **ret_config)
+static struct broker *open_broker(const char *config_text, const struct config_machine *machine,
+                                  struct devices *devices, struct store *store, struct config **ret_config)
 {
         struct broker_options options = { .inline_workers = true,
                                           .retire = retire_extents,
                                           .lets_go = retire_lets_go,
                                           .trim = trim_ask,
                                           .want_back = trim_want_back,
+                                          .store = store,
                                           .devices = devices };
         struct broker *b;
         char sentence[512];
@@ -44,6 +46,29 @@ struct broker *peer_broker_on(const char *config_text, const struct config_machi
         options.config = *ret_config;
         MUST(broker_new(&options, &b, sentence, sizeof(sentence)) == 0);
         return b;
+}
+
+struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
+                              struct devices *devices, struct config **ret_config)
+{
+        return open_broker(config_text, machine, devices, NULL, ret_config);
+}
+
+struct broker *peer_broker_kept(const char *config_text, struct devices *devices, struct store *store,
+                                struct config **ret_config)
+{
+        struct broker *b = open_broker(config_text, NULL, devices, store, ret_config);
+
+        MUST(session_restore_all(b) == 0);
+        return b;
+}
+
+void peer_broker_leave(struct broker *b, struct config *c)
+{
+        broker_prepare_leave(b);
+        session_forget_all(b);
+        broker_leave(b);
+        config_free(c);
 }
 
 /* ---- a device that does not empty mappings -------------------------------- */
@@ -216,6 +241,8 @@ static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, siz
                 p->n_extents += reply->extents->n_extents;
                 p->to_ack = reply->extents->sequence;
         } else if (reply->body_case == BFCD__REPLY__BODY_HELLO) {
+                MUST(reply->hello->secret.len == sizeof(p->secret));
+                memcpy(p->secret, reply->hello->secret.data, sizeof(p->secret));
                 take_hello_fds(p, reply->hello->capabilities, fds, n_fds);
         } else {
                 MUST(n_fds == 0);
@@ -331,7 +358,10 @@ static void on_resume(void *userdata)
         (void)userdata;
 }
 
+static int on_take_over(void *userdata, struct session *kept);
+
 static const struct session_ops ops = {
+        .take_over = on_take_over,
         .send = on_send,
         .resume = on_resume,
         .abort = on_abort,
@@ -339,15 +369,37 @@ static const struct session_ops ops = {
         .send_event = on_send_event,
 };
 
+static int on_take_over(void *userdata, struct session *kept)
+{
+        struct peer *p = userdata;
+
+        session_free(p->session);
+        p->session = kept;
+        kept->ops = &ops;
+        kept->userdata = p;
+        return 0;
+}
+
 struct peer *peer_new(struct broker *b, uid_t uid, bool admin)
 {
-        struct credentials who = { .pid = getpid(), .uid = uid, .gid = uid };
+        struct credentials who = { .pid = getpid(), .uid = uid, .gid = uid, .start_time = 1 };
         struct peer *p = calloc(1, sizeof(*p));
 
         MUST(p && session_new(b, admin, &who, &ops, p, &p->session) == 0);
         p->auto_ack = true;
         p->page_fds[0] = p->page_fds[1] = -1;
         return p;
+}
+
+struct peer *peer_drop(struct peer *p)
+{
+        free(p->holds);
+        for (size_t i = 0; i < 2; i++)
+                if (p->page_fds[i] >= 0)
+                        close(p->page_fds[i]);
+        peer_forget_replies(p);
+        free(p);
+        return NULL;
 }
 
 void peer_forget_replies(struct peer *p)
@@ -380,13 +432,7 @@ struct peer *peer_free(struct peer *p)
         MUST(session_reap(p->session, 1) == 0);
         session_free(p->session);
         MUST(p->n_holds == 0);
-        free(p->holds);
-        for (size_t i = 0; i < 2; i++)
-                if (p->page_fds[i] >= 0)
-                        close(p->page_fds[i]);
-        peer_forget_replies(p);
-        free(p);
-        return NULL;
+        return peer_drop(p);
 }
 
 int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id)
@@ -433,6 +479,11 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
                              (p->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0);
         if (p->wants_trims)
                 hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_TRIM;
+        if (p->wants_return)
+                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_RETURN;
+        hello.session_id = p->return_id;
+        if (p->return_id != 0)
+                hello.secret = (ProtobufCBinaryData){ sizeof(p->secret), p->secret };
         hello.name = (char *)(uintptr_t) "peer";
         hello.tenant = (char *)(uintptr_t)tenant;
         hello.partition = (char *)(uintptr_t)partition;

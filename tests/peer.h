@@ -53,6 +53,9 @@ struct peer {
         bool wants_pages;                          /* the same */
         int page_fds[2];                           /* usage, client; owned; -1: none came */
         bool wants_trims;                          /* the same; with those */
+        bool wants_return;                         /* the same */
+        uint64_t return_id;                        /* not 0: it comes back, as this session */
+        uint8_t secret[16];                        /* of its hello's reply; to come back with */
         unsigned n_limits_told;                    /* QuotaChanged */
         uint64_t limits_told[PEER_MAX_PARTITIONS]; /* the last of each partition */
         struct peer_trim trims[16];
@@ -72,6 +75,12 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config);
 /* The same on devices of the caller's. */
 struct broker *peer_broker_on(const char *config_text, const struct config_machine *machine,
                               struct devices *devices, struct config **ret_config);
+/* The same where extents outlive it. */
+struct broker *peer_broker_kept(const char *config_text, struct devices *devices, struct store *store,
+                                struct config **ret_config);
+/* Its process ends as it is; so do its peers, which are to be dropped before. */
+void peer_broker_leave(struct broker *b, struct config *c);
+
 /* On a device that does not empty mappings, and asserts that no peer has an extent
  * mapped when it is destroyed. One such broker at a time. */
 struct broker *peer_broker_sticky(const char *config_text, struct config **ret_config);
@@ -86,6 +95,9 @@ struct peer *peer_new(struct broker *b, uid_t uid, bool admin);
 void peer_exit(struct peer *p);
 /* Hangs up, lets the process exit, reaps all. */
 struct peer *peer_free(struct peer *p);
+
+/* Forgets its session, whoever has it. */
+struct peer *peer_drop(struct peer *p);
 
 /* Sends a request as it is (id set here unless it is set): session_handle()'s result. */
 int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id);

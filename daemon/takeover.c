@@ -1,0 +1,399 @@
+/* Taking over; see takeover.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/takeover.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+
+#define MAX_FAULTS_LOGGED 32u
+
+/* While quotas come to be, the pools hold whatever was held; their limits are set at the end. */
+#define NO_LIMIT (UINT64_MAX / 2)
+
+static uint64_t max_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a : b;
+}
+
+static uint64_t min_u64(uint64_t a, uint64_t b)
+{
+        return a < b ? a : b;
+}
+
+/* ---- the ledger ---------------------------------------------------------- */
+
+static void on_fault(void *userdata, const struct ledger_fault *fault)
+{
+        unsigned *n = userdata;
+
+        if (++*n <= MAX_FAULTS_LOGGED)
+                log_error("the ledger is damaged: %s %" PRIu32 " (id %" PRIu64
+                          "): %s; what it may have been of is closed",
+                          fault->table, fault->index, fault->id, fault->why);
+}
+
+static bool has_room(const struct ledger_limits *have, const struct ledger_limits *room,
+                     const struct broker_records *n)
+{
+        return have->n_sessions >= room->n_sessions && have->n_quotas >= n->n_quotas &&
+               have->n_extents >= n->n_extents && have->n_exports >= n->n_exports &&
+               have->n_blocks >= n->n_blocks && have->n_shared >= n->n_blocks && have->n_holds >= n->n_holds;
+}
+
+/* 0 with b->ledger NULL: it is not to be gone on with, which was said. */
+static int open_ledger(struct broker *b, int fd, const struct broker_records *n, char *ret_sentence,
+                       size_t n_sentence)
+{
+        struct ledger_limits have;
+        unsigned n_faults = 0;
+        int r = ledger_open(fd, on_fault, &n_faults, &b->ledger);
+
+        if (r < 0)
+                close(fd);
+        if (n_faults > MAX_FAULTS_LOGGED)
+                log_error("the ledger is damaged: %u records more", n_faults - MAX_FAULTS_LOGGED);
+        if (r == -EBADMSG) {
+                log_error("the ledger of the daemon before cannot be read: everything begins anew, and its "
+                          "sessions cannot come back");
+                return 0;
+        }
+        if (r < 0)
+                return r;
+        if (ledger_failed_starts(b->ledger) >= TAKEOVER_MAX_FAILURES) {
+                log_error("%" PRIu32 " starts in a row came to nothing with the ledger of the daemon before: "
+                          "everything begins anew, and its sessions cannot come back",
+                          ledger_failed_starts(b->ledger));
+                b->ledger = ledger_free(b->ledger);
+                return 0;
+        }
+        ledger_read_limits(b->ledger, &have);
+        ledger_set_failed_starts(b->ledger, ledger_failed_starts(b->ledger) + 1);
+        if (has_room(&have, &b->room, n)) {
+                b->room = have;
+                return 0;
+        }
+        snprintf(
+                ret_sentence, n_sentence,
+                "the daemon's tables were made for less than the configuration has now, and its sessions are "
+                "in them: the quotas allow %" PRIu64 " blocks (room for %" PRIu32 ") and %" PRIu64
+                " extents given to sessions (room for %" PRIu32
+                "); lower max_blocks or max_sessions, or stop bfcd and start it, which ends all sessions",
+                n->n_blocks, have.n_blocks, n->n_exports, have.n_exports);
+        return -EINVAL;
+}
+
+int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_sentence, size_t n_sentence)
+{
+        int fd = store_take_ledger(b->store), r = 0;
+
+        if (fd >= 0)
+                r = open_ledger(b, fd, n, ret_sentence, n_sentence);
+        if (r == 0 && b->ledger) {
+                b->extents_end = ledger_extents_end(b->ledger);
+                return remains_new(b->ledger, b->store, &b->remains);
+        }
+        if (r == 0)
+                r = ledger_new(&b->room, &b->ledger);
+        if (r < 0)
+                return r;
+        b->extents_end = ledger_extents_end(b->ledger);
+        ledger_set_failed_starts(b->ledger, 1);
+        r = store_put_ledger(b->store, ledger_fd(b->ledger));
+        if (r < 0)
+                log_warning("the service manager does not keep the ledger: a restart ends all sessions: %s",
+                            strerror(-r));
+        return 0;
+}
+
+/* ---- quotas -------------------------------------------------------------- */
+
+static size_t find_partition(const struct broker *b, const char *name)
+{
+        size_t i = 0;
+
+        while (i < b->n_partitions && strcmp(b->partitions[i].name, name) != 0)
+                i++;
+        return i;
+}
+
+static struct device *device_of(void *userdata, const char *partition)
+{
+        const struct broker *b = userdata;
+        size_t i = find_partition(b, partition);
+
+        return i < b->n_partitions ? b->partitions[i].device : NULL;
+}
+
+static const struct config_quota *find_config_quota(const struct tenant *t, size_t partition)
+{
+        for (size_t i = 0; t->config && i < t->config->n_quotas; i++)
+                if (t->config->quotas[i].partition == partition)
+                        return &t->config->quotas[i];
+        return NULL;
+}
+
+static struct quota *find_quota(const struct tenant *t, const struct partition *p)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i]->partition == p)
+                        return t->quotas[i];
+        return NULL;
+}
+
+static void close_quota(struct broker *b, struct remains_quota *from, const char *why)
+{
+        log_error(
+                "tenant '%s' in partition '%s': %s: its arena there is closed, with %" PRIu64
+                " bytes in %zu extents and %zu blocks; they stay charged, and its sessions of before cannot "
+                "come back",
+                from->tenant, from->partition, why, from->n_bytes, from->arena.n_extents,
+                from->arena.n_blocks);
+        remains_close(b->remains, from);
+}
+
+/* Of a tenant in a partition, in arenas that are closed. */
+static uint64_t closed_bytes(const struct broker *b, const char *tenant, const char *partition)
+{
+        uint64_t n_bytes = 0;
+        size_t n;
+        const struct remains_quota *q = remains_find(b->remains, tenant, partition, &n);
+
+        for (size_t i = 0; i < n; i++)
+                n_bytes += q[i].is_closed ? q[i].n_bytes : 0;
+        return n_bytes;
+}
+
+/* How much of a limit extents of that size can make: see arena_prepare_limit(). */
+static uint64_t limit_in(const struct partition *p, uint64_t limit_bytes, uint64_t extent_bytes)
+{
+        if (p->share != DEVICE_SHARE_FD || extent_bytes == 0 || extent_bytes > BFC_MAX_SPACE)
+                return limit_bytes;
+        return min_u64(limit_bytes, extent_bytes * (ARENA_MAX_EXTENTS - 1));
+}
+
+static void took_fds(struct remains *r, const struct remains_quota *q)
+{
+        for (size_t i = 0; i < q->arena.n_extents; i++)
+                r->fds[q->arena.fds + i - r->fds] = -1;
+}
+
+static bool is_fatal(int error)
+{
+        return error == -ENOMEM || error == -EMFILE || error == -ENFILE;
+}
+
+/* 0: it goes on, or is closed. */
+static int restore_quota(struct broker *b, struct tenant *t, size_t partition, struct remains_quota *from)
+{
+        const struct partition *p = &b->partitions[partition];
+        const struct config_quota *to = find_config_quota(t, partition);
+        uint64_t closed = closed_bytes(b, from->tenant, from->partition);
+        uint64_t extent_bytes = ledger_quota_at(b->ledger, from->index)->extent_bytes;
+        uint64_t limit = to ? to->limit_bytes : max_u64(from->n_bytes + closed, CONFIG_GRANULARITY);
+        const char *why = NULL;
+        struct quota_options options = {
+                .max_sessions = to ? to->max_sessions : 0,
+                .max_blocks = to ? to->max_blocks : (uint32_t)from->arena.n_blocks,
+                .remains = &from->arena,
+                .index = from->index,
+                .remains_bytes = from->n_bytes,
+                .closed_bytes = closed,
+                .ret_why = &why,
+        };
+        struct quota *q;
+        int r;
+
+        if (limit_in(p, limit, extent_bytes) < limit) {
+                log_warning("tenant '%s' in partition '%s': its extents were made for less than its limit of "
+                            "%" PRIu64 " bytes; until they are gone and bfcd is started again it is %" PRIu64,
+                            t->name, p->name, limit, limit_in(p, limit, extent_bytes));
+                limit = limit_in(p, limit, extent_bytes);
+        }
+        options.limit_bytes = max_u64(limit, from->n_bytes + closed);
+        r = broker_make_quota(b, t, partition, &options);
+        if (is_fatal(r))
+                return r;
+        if (r < 0) {
+                close_quota(b, from, why ? why : strerror(-r));
+                return 0;
+        }
+        took_fds(b->remains, from);
+        b->taken_bytes += from->n_bytes;
+        b->taken_blocks += (uint32_t)from->arena.n_blocks;
+        q = from->quota = t->quotas[t->n_quotas - 1];
+        r = quota_prepare_limit(q, limit);
+        if (r == 0)
+                quota_set_early(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
+                                                           options.max_sessions, options.max_blocks });
+        q->is_removed = !to;
+        return r;
+}
+
+static bool has_all_fds(const struct remains_quota *from)
+{
+        for (size_t i = 0; i < from->arena.n_extents; i++)
+                if (from->arena.fds[i] < 0)
+                        return false;
+        return true;
+}
+
+/* One of the ledger's. */
+static int takeover_quota(struct broker *b, struct tenant *t, struct remains_quota *from)
+{
+        size_t partition = find_partition(b, from->partition);
+        bool is_there = partition < b->n_partitions;
+
+        /* Nobody knows it: a new one has extents that are made for its limit. */
+        if (!from->has_sessions && (from->is_closed || from->arena.n_extents == 0)) {
+                remains_forget(b->remains, from);
+                return 0;
+        }
+        if (from->is_closed)
+                return 0;
+        if (is_there && b->partitions[partition].share != DEVICE_SHARE_FD) {
+                remains_forget(b->remains, from); /* it went with its process */
+                return 0;
+        }
+        if (!is_there)
+                close_quota(b, from, "the configuration has no such partition any more");
+        else if (!has_all_fds(from))
+                close_quota(b, from, "the service manager does not have all of its extents");
+        else
+                return restore_quota(b, t, partition, from);
+        return 0;
+}
+
+static int compare_ids(const void *x, const void *y)
+{
+        const struct remains_quota *const *p = x, *const *q = y;
+
+        return (*p)->id < (*q)->id ? -1 : (*p)->id > (*q)->id;
+}
+
+/* Those of a tenant in the order in which they were made, which is the one that its sessions know. */
+static int takeover_tenant(struct broker *b, struct tenant *t, struct remains_quota *first, size_t n)
+{
+        struct remains_quota **list = calloc(n + 1, sizeof(struct remains_quota *));
+        int r = list ? 0 : -ENOMEM;
+
+        for (size_t i = 0; list && i < n; i++)
+                list[i] = &first[i];
+        if (list)
+                qsort(list, n, sizeof(struct remains_quota *), compare_ids);
+        for (size_t i = 0; r == 0 && i < n; i++)
+                r = takeover_quota(b, t, list[i]);
+        free(list);
+        return r;
+}
+
+/* Those that there were not. */
+static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
+{
+        for (size_t i = 0; t->config && i < t->config->n_quotas; i++) {
+                const struct config_quota *to = &t->config->quotas[i];
+                struct partition *p = &b->partitions[to->partition];
+                uint64_t closed = closed_bytes(b, t->name, p->name);
+                struct quota_options options = {
+                        .limit_bytes = max_u64(to->limit_bytes, closed),
+                        .max_sessions = to->max_sessions,
+                        .max_blocks = to->max_blocks,
+                        .closed_bytes = closed,
+                };
+                int r;
+
+                if (find_quota(t, p))
+                        continue;
+                r = broker_make_quota(b, t, to->partition, &options);
+                if (r < 0) {
+                        snprintf(ret_sentence, n_sentence,
+                                 "tenant '%s' in partition '%s' could not be set up: %s", t->name, p->name,
+                                 strerror(-r));
+                        return r;
+                }
+                account_set(&find_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
+        }
+        return 0;
+}
+
+/* The tenant of that name; one that the config has no more has a place for as long as it has
+ * something. NULL: there is no place. */
+static struct tenant *tenant_for(struct broker *b, const char *name)
+{
+        struct tenant *t;
+
+        for (size_t i = 0; i < b->n_order; i++)
+                if (strcmp(b->order[i]->name, name) == 0)
+                        return b->order[i];
+        t = broker_tenant_place(b);
+        if (t)
+                tenant_init_removed(t, name);
+        return t;
+}
+
+static int takeover_tenants(struct broker *b)
+{
+        struct remains *r = b->remains;
+        int error = 0;
+
+        for (size_t i = 0, n; error == 0 && i < r->n_quotas; i += n) {
+                struct remains_quota *first = &r->quotas[i];
+                struct tenant *t;
+
+                for (n = 1; i + n < r->n_quotas && strcmp(first[n].tenant, first->tenant) == 0;)
+                        n++;
+                if (first->tenant[0] == '\0') /* damaged: it is not known whose it was */
+                        continue;
+                t = tenant_for(b, first->tenant);
+                error = t ? takeover_tenant(b, t, first, n) : -ENOSPC;
+                if (error == 0 && !t->config && t->n_quotas == 0)
+                        broker_leave_place(b, t);
+        }
+        return error;
+}
+
+static int compare_kept(const void *x, const void *y)
+{
+        const struct kept_extent *p = x, *q = y;
+
+        return p->id < q->id ? -1 : p->id > q->id;
+}
+
+/* What sessions that come back may have mapped. */
+static int note_extents(struct broker *b)
+{
+        const struct remains *r = b->remains;
+
+        b->kept = calloc(r->n_extents + 1, sizeof(*b->kept));
+        if (!b->kept)
+                return -ENOMEM;
+        for (size_t i = 0; i < r->n_quotas; i++)
+                for (size_t k = 0; r->quotas[i].quota && k < r->quotas[i].arena.n_extents; k++) {
+                        uint32_t index = r->quotas[i].arena.extents[k];
+
+                        b->kept[b->n_kept++] =
+                                (struct kept_extent){ ledger_extent_at(b->ledger, index)->id, index };
+                }
+        qsort(b->kept, b->n_kept, sizeof(*b->kept), compare_kept);
+        return 0;
+}
+
+int takeover_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
+{
+        int r;
+
+        remains_finish(b->remains, device_of, b);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                pool_set_limit(&b->partitions[i].pool, NO_LIMIT);
+        r = takeover_tenants(b);
+        for (size_t i = 0; r == 0 && i < b->n_order; i++)
+                r = add_quotas(b, b->order[i], ret_sentence, n_sentence);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                pool_set_limit(&b->partitions[i].pool, b->config->partitions[i].limit_bytes);
+        return r < 0 ? r : note_extents(b);
+}

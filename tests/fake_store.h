@@ -1,0 +1,23 @@
+/* A store for tests, in the place of daemon/store.c: it keeps fds in this process, and hands
+ * them to the next broker. Linked in, it is what every broker of the program has.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_TESTS_FAKE_STORE_H
+#define BFC_TESTS_FAKE_STORE_H
+
+#include "daemon/store.h"
+
+struct store *fake_store_new(void);
+struct store *fake_store_free(struct store *s); /* closes all; takes NULL */
+
+/* The process that had it is no more: all that is kept can be taken. The ledger is a copy of
+ * what it is now. */
+void fake_store_die(struct store *s);
+
+/* Forgets an extent, as a manager might; asserts that it was there. */
+void fake_store_lose(struct store *s, uint64_t key);
+
+int fake_store_ledger(const struct store *s); /* borrowed; -1: none */
+size_t fake_store_n_extents(const struct store *s);
+
+#endif

@@ -1,0 +1,768 @@
+/* Daemons that are started in the place of others: what was handed out is there again, figure
+ * by figure, clients come back with what they hold, and whoever lies about it is told so.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/restore.h"
+#include "tests/fake_store.h"
+#include "tests/peer.h"
+#include "tests/random.h"
+#include "tests/suite.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static const char config_text[] = "devices:\n"
+                                  "  - id: host\n"
+                                  "    size: 256MiB\n"
+                                  "    partitions:\n"
+                                  "      - {name: train, limit: 96MiB}\n"
+                                  "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
+                                  "tenants:\n"
+                                  "  - name: a\n"
+                                  "    match: {uid: 1}\n"
+                                  "    quotas:\n"
+                                  "      - {partition: train, limit: 48MiB}\n"
+                                  "      - {partition: warm, limit: 8MiB}\n"
+                                  "  - name: b\n"
+                                  "    match: {uid: 2}\n"
+                                  "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
+
+static struct store *store;
+static struct broker *b;
+static struct config *config;
+static int n_fds_before;
+static bool with_trims; /* clients that do not answer them */
+
+static void setup(void)
+{
+        n_fds_before = suite_count_fds();
+        with_trims = false;
+        store = fake_store_new();
+        b = peer_broker_kept(config_text, NULL, store, &config);
+}
+
+static void teardown(void)
+{
+        b = peer_broker_free(b, config);
+        store = fake_store_free(store);
+        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static void check(void)
+{
+        const char *why = "";
+
+        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
+        ck_assert_msg(shared_check(b, &why) == 0, "%s", why);
+        ck_assert_msg(trim_check(b, &why) == 0, "%s", why);
+        ck_assert_msg(retire_check(b, &why) == 0, "%s", why);
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        ck_assert_msg(holding_check(b->tenants[i].quotas[k], &why) == 0, "%s", why);
+}
+
+/* What a client knows of itself. */
+struct client {
+        uid_t uid;
+        uint64_t id;
+        uint8_t secret[16];
+        uint64_t blocks[512], shared[16];
+        uint32_t counts[16];
+        size_t n_blocks, n_shared;
+        uint64_t extents[512];
+        size_t n_extents;
+        struct peer *peer;
+};
+
+/* From its replies, which are forgotten. */
+static void note_replies(struct client *c)
+{
+        for (size_t i = 0; i < c->peer->n_replies; i++) {
+                const Bfcd__Reply *r = c->peer->replies[i];
+
+                if (r->body_case == BFCD__REPLY__BODY_BLOCK)
+                        c->blocks[c->n_blocks++] = r->block->block_id;
+                for (size_t k = 0; r->body_case == BFCD__REPLY__BODY_EXTENTS && k < r->extents->n_extents;
+                     k++)
+                        c->extents[c->n_extents++] = r->extents->extents[k]->extent_id;
+                ck_assert(c->n_blocks < 512 && c->n_extents < 512);
+        }
+        peer_forget_replies(c->peer);
+        if (c->peer->to_ack > c->peer->session->acked_sequence)
+                ck_assert_int_eq(peer_ack(c->peer, c->peer->to_ack), 0);
+}
+
+static void come_in(struct client *c, uid_t uid)
+{
+        *c = (struct client){ .uid = uid, .peer = peer_new(b, uid, false) };
+        c->peer->wants_return = c->peer->wants_events = true;
+        c->peer->wants_trims = with_trims;
+        ck_assert_int_eq(peer_error(c->peer, peer_hello(c->peer, "", "")), 0);
+        ck_assert(c->peer->session->can_return);
+        c->id = c->peer->session->id;
+        memcpy(c->secret, c->peer->secret, sizeof(c->secret));
+        note_replies(c);
+}
+
+static uint64_t must_malloc(struct client *c, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t id = peer_malloc(c->peer, partition, n_bytes);
+        size_t n_before = c->n_blocks;
+
+        for (int i = 0; i < 4 && !peer_reply(c->peer, id); i++) {
+                peer_settle(b);
+                if (c->peer->to_ack > c->peer->session->acked_sequence)
+                        ck_assert_int_eq(peer_ack(c->peer, c->peer->to_ack), 0);
+        }
+        ck_assert_int_eq(peer_error(c->peer, id), 0);
+        note_replies(c);
+        ck_assert_uint_eq(c->n_blocks, n_before + 1);
+        return c->blocks[n_before];
+}
+
+static void must_free(struct client *c, uint64_t block)
+{
+        ck_assert_int_eq(peer_error(c->peer, peer_free_block(c->peer, block)), 0);
+        for (size_t i = 0; i < c->n_blocks; i++)
+                if (c->blocks[i] == block)
+                        c->blocks[i] = c->blocks[--c->n_blocks];
+        note_replies(c);
+}
+
+/* The process ends, and another is started; with another config, if not NULL. */
+static void start_anew_with(const char *text)
+{
+        fake_store_die(store);
+        peer_broker_leave(b, config);
+        b = peer_broker_kept(text ? text : config_text, NULL, store, &config);
+        (void)store_drop_rest(store);
+        check();
+}
+
+static void drop(struct client *c)
+{
+        c->peer = peer_drop(c->peer);
+}
+
+static uint64_t say_hello(struct client *c)
+{
+        c->peer = peer_new(b, c->uid, false);
+        c->peer->wants_return = c->peer->wants_events = true;
+        c->peer->wants_trims = with_trims;
+        c->peer->return_id = c->id;
+        memcpy(c->peer->secret, c->secret, sizeof(c->secret));
+        return peer_hello(c->peer, "", "");
+}
+
+static int send_held(struct client *c, Bfcd__Held *held, uint64_t *ret_id)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+
+        r.body_case = BFCD__REQUEST__BODY_HELD;
+        r.held = held;
+        return peer_send(c->peer, &r, ret_id);
+}
+
+/* All that it knows, in two messages. */
+static int hold_on(struct client *c, uint64_t *ret_id)
+{
+        Bfcd__Held first = BFCD__HELD__INIT, last = BFCD__HELD__INIT;
+        Bfcd__HeldShared shared[16], *pointers[16];
+        int r;
+
+        first.n_extent_ids = c->n_extents;
+        first.extent_ids = c->extents;
+        first.n_block_ids = c->n_blocks / 2;
+        first.block_ids = c->blocks;
+        r = send_held(c, &first, ret_id);
+        if (r < 0)
+                return r;
+        ck_assert_int_eq(peer_error(c->peer, *ret_id), 0);
+        for (size_t i = 0; i < c->n_shared; i++) {
+                bfcd__held_shared__init(&shared[i]);
+                shared[i].block_id = c->shared[i];
+                shared[i].count = c->counts[i];
+                pointers[i] = &shared[i];
+        }
+        last.n_block_ids = c->n_blocks - c->n_blocks / 2;
+        last.block_ids = c->blocks + c->n_blocks / 2;
+        last.n_shared = c->n_shared;
+        last.shared = pointers;
+        last.is_last = true;
+        return send_held(c, &last, ret_id);
+}
+
+static int settle(struct client *c)
+{
+        const char *why = NULL;
+        int r = SESSION_MORE;
+
+        while (r == SESSION_MORE)
+                r = homecoming_settle(c->peer->session, 1, &why);
+        ck_assert((r < 0) == (why != NULL));
+        return r;
+}
+
+static void come_back(struct client *c)
+{
+        uint64_t id = say_hello(c);
+
+        ck_assert_int_eq(peer_error(c->peer, id), 0);
+        ck_assert_uint_eq(peer_reply(c->peer, id)->hello->session_id, c->id);
+        ck_assert_mem_eq(c->peer->secret, c->secret, sizeof(c->secret));
+        ck_assert_str_eq(session_state_name(c->peer->session), "returning");
+        check();
+        ck_assert_int_eq(hold_on(c, &id), 0);
+        ck_assert_int_eq(peer_error(c->peer, id), -1); /* not before all is settled */
+        ck_assert_int_eq(settle(c), 0);
+        ck_assert_int_eq(peer_error(c->peer, id), 0);
+        ck_assert_str_eq(session_state_name(c->peer->session), "live");
+        note_replies(c);
+        check();
+}
+
+/* Every figure that sessions and operators are told, but for those of this process alone. */
+struct figures {
+        uint64_t charged, in_use, requested, n_blocks, n_sessions, lifetime_charged, lifetime_in_use;
+        uint64_t pool_charged, pool_committed;
+        uint32_t index;
+};
+
+static struct figures look_at(size_t tenant, size_t quota)
+{
+        const struct quota *q = b->tenants[tenant].quotas[quota];
+
+        return (struct figures){ q->account.charged_bytes,
+                                 q->bytes_in_use,
+                                 q->bytes_requested,
+                                 q->n_blocks,
+                                 q->n_sessions,
+                                 q->account.lifetime_peak_charged_bytes,
+                                 ledger_quota_at(b->ledger, q->index)->lifetime_peak_in_use,
+                                 q->partition->pool.charged_bytes,
+                                 q->partition->pool.committed_bytes,
+                                 q->index };
+}
+
+/* ---- a broker ------------------------------------------------------------ */
+
+START_TEST(test_figures)
+{
+        struct figures before[3], after;
+        struct client a, c;
+        uint64_t block;
+
+        come_in(&a, 1);
+        come_in(&c, 2);
+        for (unsigned i = 0; i < 20; i++)
+                must_malloc(&a, 0, 400 * (i + 1) * (i + 1) * (i + 1));
+        block = must_malloc(&a, 0, 9 * MIB);
+        must_malloc(&a, 1, 3 * MIB);
+        must_malloc(&c, 0, 5 * MIB + 1);
+        must_free(&a, block);
+        for (unsigned i = 0; i < 20; i += 3)
+                must_free(&a, a.blocks[i / 3]);
+        check();
+        before[0] = look_at(0, 0);
+        before[1] = look_at(0, 1);
+        before[2] = look_at(1, 0);
+        for (unsigned round = 0; round < 3; round++) {
+                drop(&a);
+                drop(&c);
+                start_anew_with(NULL);
+                for (size_t i = 0; i < 3; i++) {
+                        after = look_at(i / 2, i % 2);
+                        ck_assert_mem_eq(&after, &before[i], sizeof(after));
+                }
+                ck_assert_uint_eq(b->n_awaited, 2);
+                come_back(&a);
+                come_back(&c);
+                ck_assert_uint_eq(b->n_awaited, 0);
+                for (size_t i = 0; i < 3; i++) {
+                        after = look_at(i / 2, i % 2);
+                        ck_assert_mem_eq(&after, &before[i], sizeof(after));
+                }
+        }
+        block = must_malloc(&a, 0, 1000);
+        must_free(&a, block);
+        peer_free(a.peer);
+        peer_free(c.peer);
+}
+END_TEST
+
+/* Nobody comes back: it is like any that has hung up. */
+START_TEST(test_dead)
+{
+        struct client a;
+
+        come_in(&a, 1);
+        must_malloc(&a, 0, 3 * MIB);
+        drop(&a);
+        start_anew_with(NULL);
+        ck_assert_uint_eq(b->n_sessions, 1);
+        a.peer = peer_new(b, 2, false);
+        session_free(a.peer->session);
+        a.peer->session = b->sessions[b->awaited[0].index];
+        ck_assert_str_eq(session_state_name(a.peer->session), "awaited");
+        peer_free(a.peer);
+        ck_assert_uint_eq(b->n_awaited, 0);
+        check();
+}
+END_TEST
+
+/* What it was never told of is freed, and what it has freed, too. */
+START_TEST(test_unnamed)
+{
+        struct client a;
+        uint64_t ids[3];
+
+        with_trims = true;
+        come_in(&a, 1);
+        for (unsigned i = 0; i < 3; i++)
+                ids[i] = must_malloc(&a, 0, MIB);
+        must_malloc(&a, 1, MIB);
+        (void)peer_malloc(a.peer, 0, 30 * MIB); /* whose answer is lost */
+        peer_settle(b);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 4);
+        drop(&a);
+        a.blocks[1] = a.blocks[--a.n_blocks];
+        start_anew_with(NULL);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 4);
+        come_back(&a);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 2);
+        ck_assert_int_eq(peer_error(a.peer, peer_free_block(a.peer, ids[1])), EINVAL);
+        ck_assert_int_eq(peer_error(a.peer, peer_free_block(a.peer, ids[0])), 0);
+        ck_assert_uint_eq(a.peer->session->bytes_in_use, 2 * MIB);
+        peer_free(a.peer);
+}
+END_TEST
+
+/* ---- shared blocks ------------------------------------------------------- */
+
+START_TEST(test_shared)
+{
+        struct client a, c;
+        uint64_t id, block;
+
+        with_trims = true;
+        come_in(&a, 1);
+        come_in(&c, 1);
+        block = must_malloc(&a, 0, MIB);
+        ck_assert_int_eq(peer_error(a.peer, peer_publish(a.peer, block, "weights")), 0);
+        id = peer_attach(c.peer, "weights", 0);
+        ck_assert_int_eq(peer_error(c.peer, id), 0);
+        note_replies(&c);
+        ck_assert_int_eq(peer_error(c.peer, peer_attach(c.peer, "weights", 0)), 0);
+        ck_assert_int_eq(peer_error(c.peer, peer_attach(c.peer, "weights", 0)), 0); /* and is lost */
+        note_replies(&c);
+        c.shared[0] = block;
+        c.counts[0] = 2;
+        c.n_shared = 1;
+        drop(&a);
+        drop(&c);
+        start_anew_with(NULL);
+        come_back(&a); /* which does not know that it was published */
+        ck_assert_int_eq(peer_error(a.peer, peer_publish(a.peer, block, "weights")), 0);
+        ck_assert_int_eq(peer_error(a.peer, peer_publish(a.peer, block, "others")), EINVAL);
+        come_back(&c);
+        for (unsigned i = 0; i < 2; i++)
+                ck_assert_int_eq(peer_error(c.peer, peer_free_block(c.peer, block)), 0);
+        ck_assert_int_eq(peer_error(c.peer, peer_free_block(c.peer, block)), EINVAL);
+        check();
+        ck_assert_int_eq(peer_error(c.peer, peer_attach(c.peer, "weights", 0)), 0);
+        peer_free(a.peer);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 1);
+        peer_free(c.peer);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 0);
+}
+END_TEST
+
+/* ---- who is not who he says ------------------------------------------------ */
+
+START_TEST(test_impostors)
+{
+        struct client a, c;
+        uint64_t hello;
+
+        come_in(&a, 1);
+        come_in(&c, 1);
+        must_malloc(&a, 0, MIB);
+        drop(&a);
+        drop(&c);
+        start_anew_with(NULL);
+
+        a.secret[15] ^= 1;
+        hello = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, hello), EACCES);
+        peer_free(a.peer);
+        a.secret[15] ^= 1;
+        a.uid = 2;
+        hello = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, hello), EACCES);
+        peer_free(a.peer);
+        a.uid = 1;
+        b->sessions[b->awaited[0].index]->who.pid++;
+        hello = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, hello), EACCES);
+        peer_free(a.peer);
+        b->sessions[b->awaited[0].index]->who.pid--;
+        b->sessions[b->awaited[0].index]->who.start_time++;
+        hello = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, hello), EACCES);
+        peer_free(a.peer);
+        b->sessions[b->awaited[0].index]->who.start_time--;
+        a.id += 1000;
+        hello = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, hello), ESTALE);
+        ck_assert_int_eq(peer_error(a.peer, peer_hello(a.peer, "", "")), ESTALE);
+        ck_assert_int_eq(peer_error(a.peer, peer_hello(a.peer, "", "")), ESTALE);
+        peer_free(a.peer);
+        a.id -= 1000;
+        ck_assert_uint_eq(b->n_awaited, 2);
+        come_back(&a);
+        come_back(&c);
+
+        /* Twice is once too often. */
+        drop(&c);
+        (void)session_hang_up(b->sessions[b->awaited[1].index]);
+        hello = say_hello(&c);
+        ck_assert_int_eq(peer_error(c.peer, hello), ESTALE);
+        peer_free(c.peer);
+        c.peer = peer_new(b, 1, false);
+        session_free(c.peer->session);
+        c.peer->session = b->sessions[b->awaited[1].index];
+        peer_free(c.peer);
+        peer_free(a.peer);
+}
+END_TEST
+
+static void expect_violation(struct client *c, Bfcd__Held *held)
+{
+        uint64_t id = say_hello(c);
+
+        ck_assert_int_eq(peer_error(c->peer, id), 0);
+        ck_assert_int_eq(send_held(c, held, NULL), -EPROTO);
+        ck_assert_int_eq(session_hang_up(c->peer->session), 1); /* it waits again */
+        ck_assert_str_eq(session_state_name(c->peer->session), "awaited");
+        drop(c);
+        check();
+}
+
+START_TEST(test_liars)
+{
+        Bfcd__HeldShared shared = BFCD__HELD_SHARED__INIT, *pointer = &shared;
+        struct client a, c;
+        uint64_t twice[2], block, foreign, freed, id;
+        Bfcd__Held held = BFCD__HELD__INIT;
+
+        come_in(&a, 1);
+        come_in(&c, 2);
+        block = must_malloc(&a, 0, MIB);
+        freed = must_malloc(&a, 0, MIB);
+        must_free(&a, freed);
+        foreign = must_malloc(&c, 0, MIB);
+        drop(&a);
+        drop(&c);
+        start_anew_with(NULL);
+
+        held.n_block_ids = 1;
+        held.block_ids = &foreign;
+        expect_violation(&a, &held);
+        held.block_ids = &freed;
+        expect_violation(&a, &held);
+        held.n_block_ids = 2;
+        held.block_ids = twice;
+        twice[0] = twice[1] = block;
+        expect_violation(&a, &held);
+        twice[1] = 0;
+        expect_violation(&a, &held);
+        held.n_block_ids = 0;
+        held.n_extent_ids = 1;
+        held.extent_ids = c.extents;
+        expect_violation(&a, &held);
+        twice[0] = b->extents_end;
+        held.extent_ids = twice;
+        expect_violation(&a, &held);
+        twice[0] = twice[1] = a.extents[0];
+        held.n_extent_ids = 2;
+        expect_violation(&a, &held);
+        held.n_extent_ids = 0;
+        held.n_shared = 1;
+        held.shared = &pointer;
+        shared.count = 1;
+        shared.block_id = block;
+        expect_violation(&a, &held);
+
+        /* A block without its extent; and then all is as it was. */
+        held.n_shared = 0;
+        held.n_block_ids = 1;
+        held.block_ids = &block;
+        held.is_last = true;
+        id = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, id), 0);
+        ck_assert_int_eq(send_held(&a, &held, NULL), 0);
+        ck_assert_int_eq(settle(&a), -EPROTO);
+        ck_assert_int_eq(session_hang_up(a.peer->session), 1);
+        drop(&a);
+        come_back(&a);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 1);
+        come_back(&c);
+        ck_assert_int_eq(send_held(&c, &held, NULL), -EPROTO); /* it is back */
+        peer_free(a.peer);
+        peer_free(c.peer);
+}
+END_TEST
+
+/* Nothing but Held is taken, and nobody comes back for ever. */
+START_TEST(test_returning)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Malloc m = BFCD__MALLOC__INIT;
+        struct client a;
+        uint64_t id;
+
+        come_in(&a, 1);
+        must_malloc(&a, 0, MIB);
+        drop(&a);
+        start_anew_with(NULL);
+        r.body_case = BFCD__REQUEST__BODY_MALLOC;
+        r.malloc = &m;
+        m.n_bytes = 1;
+        for (unsigned i = 0; i < 16; i++) {
+                id = say_hello(&a);
+                ck_assert_int_eq(peer_error(a.peer, id), 0);
+                r.id = 0;
+                ck_assert_int_eq(peer_send(a.peer, &r, NULL), -EPROTO);
+                ck_assert_int_eq(session_hang_up(a.peer->session), 1);
+                if (i < 15)
+                        drop(&a);
+        }
+        peer_free(a.peer);
+}
+END_TEST
+
+/* ---- configs ------------------------------------------------------------- */
+
+static const char other_text[] = "devices:\n"
+                                 "  - id: host\n"
+                                 "    size: 256MiB\n"
+                                 "    partitions:\n"
+                                 "      - {name: train, limit: 32MiB}\n"
+                                 "      - {name: more, limit: 8MiB}\n"
+                                 "tenants:\n"
+                                 "  - name: c\n"
+                                 "    match: {uid: 3}\n"
+                                 "    quotas: [{partition: more, limit: 8MiB}]\n"
+                                 "  - name: a\n"
+                                 "    match: {uid: 1}\n"
+                                 "    quotas:\n"
+                                 "      - {partition: more, limit: 8MiB}\n"
+                                 "      - {partition: train, limit: 8MiB}\n";
+
+/* Limits that came down, and who is no more: the tenants go on with what they have. */
+START_TEST(test_config)
+{
+        static const char text[] = "devices:\n"
+                                   "  - id: host\n"
+                                   "    size: 256MiB\n"
+                                   "    partitions:\n"
+                                   "      - {name: train, limit: 32MiB}\n"
+                                   "      - {name: warm, limit: 16MiB}\n"
+                                   "tenants:\n"
+                                   "  - name: a\n"
+                                   "    match: {uid: 1}\n"
+                                   "    quotas:\n"
+                                   "      - {partition: warm, limit: 8MiB}\n"
+                                   "      - {partition: train, limit: 8MiB, reserve: 4MiB}\n";
+        struct client a, c;
+        struct quota *q;
+        uint64_t id;
+
+        come_in(&a, 1);
+        come_in(&c, 2);
+        must_malloc(&a, 0, 30 * MIB);
+        must_malloc(&c, 0, 10 * MIB);
+        drop(&a);
+        drop(&c);
+        start_anew_with(text);
+        q = b->tenants[0].quotas[0];
+        ck_assert_str_eq(q->partition->name, "train"); /* in the order that its session knows */
+        ck_assert_uint_eq(q->account.limit_bytes, 8 * MIB);
+        ck_assert_uint_eq(q->account.charged_bytes, 30 * MIB);
+        ck_assert_uint_eq(q->account.ceiling_bytes, 30 * MIB);
+        ck_assert_str_eq(b->tenants[1].name, "b");
+        ck_assert_ptr_null(b->tenants[1].config);
+        come_back(&a);
+        come_back(&c);
+        id = peer_malloc(a.peer, 0, 1 * MIB);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(a.peer, id), EDQUOT);
+        must_free(&a, a.blocks[0]);
+        peer_settle(b);
+        check();
+        must_malloc(&a, 0, 6 * MIB);
+        peer_free(c.peer);
+        peer_settle(b);
+        ck_assert_uint_eq(b->n_tenants, 1);
+        peer_free(a.peer);
+        check();
+}
+END_TEST
+
+/* A partition that is gone: who knew of it cannot come back. */
+START_TEST(test_partition_gone)
+{
+        struct client a, c;
+        uint64_t id;
+
+        come_in(&a, 1);
+        come_in(&c, 2);
+        must_malloc(&a, 0, 2 * MIB);
+        must_malloc(&a, 1, 2 * MIB);
+        must_malloc(&c, 0, 2 * MIB);
+        drop(&a);
+        drop(&c);
+        start_anew_with(other_text);
+        ck_assert_uint_eq(b->n_awaited, 1);
+        id = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, id), EIO);
+        peer_free(a.peer);
+        come_back(&c);
+        a.peer = peer_new(b, 1, false);
+        session_free(a.peer->session);
+        a.peer->session = b->sessions[b->awaited[0].index];
+        ck_assert_uint_eq(a.peer->session->bytes_in_use, 2 * MIB);
+        peer_free(a.peer);
+        peer_free(c.peer);
+        check();
+}
+END_TEST
+
+/* ---- what is damaged ------------------------------------------------------- */
+
+START_TEST(test_lost_extent)
+{
+        struct client a, c;
+        uint64_t id, key = 0;
+
+        come_in(&a, 1);
+        come_in(&c, 2);
+        must_malloc(&a, 0, 5 * MIB);
+        must_malloc(&c, 0, 5 * MIB);
+        for (uint32_t i = 0; i < ledger_extent_end(b->ledger); i++) {
+                const struct ledger_extent *e = ledger_extent_get(b->ledger, i);
+
+                if (e && e->quota == b->tenants[0].quotas[0]->index)
+                        key = e->store_key;
+        }
+        drop(&a);
+        drop(&c);
+        fake_store_lose(store, key);
+        start_anew_with(NULL);
+        ck_assert_uint_eq(b->n_awaited, 1);
+        ck_assert_uint_ge(look_at(0, 1).charged, 5 * MIB); /* what cannot be had back stays charged */
+        come_back(&c);
+        id = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, id), EIO);
+        peer_free(a.peer);
+        come_in(&a, 1); /* others go on with what is left of the limit */
+        must_malloc(&a, 1, 40 * MIB);
+        id = peer_malloc(a.peer, 1, 8 * MIB);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(a.peer, id), EDQUOT);
+        drop(&a);
+        drop(&c);
+        start_anew_with(NULL); /* once more: who came after it can come back */
+        come_back(&a);
+        come_back(&c);
+        peer_free(a.peer);
+        peer_free(c.peer);
+        a.peer = peer_new(b, 1, false);
+        session_free(a.peer->session);
+        a.peer->session = b->sessions[b->awaited[0].index];
+        peer_free(a.peer);
+        start_anew_with(NULL); /* nobody is left who had it */
+        ck_assert_uint_eq(look_at(0, 0).charged + look_at(0, 1).charged, 8 * MIB);
+}
+END_TEST
+
+START_TEST(test_failures)
+{
+        struct client a;
+
+        come_in(&a, 1);
+        must_malloc(&a, 0, MIB);
+        drop(&a);
+        for (unsigned i = 0; i < 4; i++) {
+                start_anew_with(NULL);
+                ck_assert_uint_eq(b->n_awaited, 1);
+        }
+        start_anew_with(NULL);
+        ck_assert_uint_eq(b->n_awaited, 0);
+        ck_assert_uint_eq(look_at(0, 0).charged, 0);
+}
+END_TEST
+
+/* ---- many lives ------------------------------------------------------------ */
+
+START_TEST(test_lives)
+{
+        static struct client clients[6];
+        uint64_t state = 11;
+
+        with_trims = true;
+        for (unsigned i = 0; i < 6; i++)
+                come_in(&clients[i], 1 + i % 2);
+        for (unsigned life = 0; life < 40; life++) {
+                for (unsigned step = 0; step < 60; step++) {
+                        struct client *c = &clients[random_next(&state) % 6];
+                        uint64_t n = 1 + random_next(&state) % (UINT64_C(1) << random_next(&state) % 22);
+
+                        if (random_next(&state) % 2 == 0 && c->n_blocks < 40)
+                                must_malloc(c, 0, n);
+                        else if (c->n_blocks > 0)
+                                must_free(c, c->blocks[random_next(&state) % c->n_blocks]);
+                }
+                for (unsigned i = 0; i < 6; i++) {
+                        if (random_next(&state) % 3 == 0 && clients[i].n_blocks < 40)
+                                (void)peer_malloc(clients[i].peer, 0, 1 + random_next(&state) % MIB);
+                        if (random_next(&state) % 2)
+                                peer_settle(b);
+                        drop(&clients[i]);
+                }
+                start_anew_with(NULL);
+                for (unsigned i = 0; i < 6; i++)
+                        come_back(&clients[i]);
+                peer_settle(b);
+        }
+        for (unsigned i = 0; i < 6; i++)
+                peer_free(clients[i].peer);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("takeover");
+        TCase *t = tcase_create("takeover");
+
+        tcase_add_checked_fixture(t, setup, teardown);
+        tcase_add_test(t, test_figures);
+        tcase_add_test(t, test_dead);
+        tcase_add_test(t, test_unnamed);
+        tcase_add_test(t, test_shared);
+        tcase_add_test(t, test_impostors);
+        tcase_add_test(t, test_liars);
+        tcase_add_test(t, test_returning);
+        tcase_add_test(t, test_config);
+        tcase_add_test(t, test_partition_gone);
+        tcase_add_test(t, test_lost_extent);
+        tcase_add_test(t, test_failures);
+        tcase_add_test(t, test_lives);
+        suite_add_tcase(suite, t);
+        return suite_run(suite);
+}
