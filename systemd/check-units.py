@@ -83,6 +83,12 @@ def main():
         report(not found, "nothing is hidden that the driver needs", *found)
         report("char-nvidia* rw" in [v for _, k, v in settings(text) if k == "DeviceAllow"],
                "NVIDIA's devices can be opened")
+        # What a restart rests on: fds are kept, the daemon knows how many, and no limit ends it.
+        values = {k: v for _, k, v in settings(text)}
+        kept = open(os.path.join(os.path.dirname(__file__), "..", "daemon", "store.c")).read()
+        report(values.get("FileDescriptorStoreMax") == re.search(r"#define STORE_MAX +(\d+)u", kept)[1] and
+               values.get("StartLimitIntervalSec") == "0" and values.get("Restart") == "always" and
+               values.get("Environment") == "BFCD_FDSTORE=1", "fds are kept for a restart, as many as the daemon takes")
         missing = list(undocumented(text))
         report(not missing, "every line of the service has its reason", *missing)
     print(f"1..{n_tests}")
