@@ -4,8 +4,11 @@
  * been sent count also where this process is killed next; so one that was sent is as good as
  * done, and only who needs an fd to be closed waits for a barrier.
  *
- * What is counted as kept is what the manager may have: counted before it is put, and not any
- * more after it was removed.
+ * What counts as kept is what the manager may have: before it is put, and until it was
+ * removed. To remove what is not there is nothing, so whoever does not know may do it.
+ *
+ * Invariant: kept.n keys are in the table, which has room for more than twice as many; of
+ * all that was handed over the key is there, or it was removed.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/store.h"
@@ -47,6 +50,12 @@ struct store_given {
         bool is_twin;
 };
 
+/* Keys, in places that follow from them; 0: free. */
+struct key_set {
+        uint64_t *places;
+        size_t n, n_places; /* a power of two, or 0 */
+};
+
 struct store {
         struct manager *manager;
         bool keeps;
@@ -56,12 +65,12 @@ struct store {
         unsigned patience_ms;
         struct store_given *given; /* extents that were handed over, by key */
         size_t n_given, n_given_room;
-        uint64_t next_key;
         size_t max_kept;
         pthread_mutex_t mutex; /* guards what follows */
-        size_t n_kept;         /* extents */
-        size_t n_name_bytes;   /* of their names, with what parts them */
-        uint64_t *owed;        /* keys that could not be removed */
+        uint64_t next_key;
+        struct key_set kept; /* extents */
+        size_t n_name_bytes; /* of their names, with what parts them */
+        uint64_t *owed;      /* keys that could not be removed */
         size_t n_owed, n_owed_room;
         bool is_impatient;
         int64_t spent_ns; /* of the manager's time, less what it had since */
@@ -109,6 +118,65 @@ static size_t name_bytes(uint64_t key)
         return strlen(name) + 1;
 }
 
+/* ---- keys -------------------------------------------------------------------- */
+
+/* Where it is, or would be. Keys count up, so they spread by themselves. */
+static size_t key_set_place(const struct key_set *set, uint64_t key)
+{
+        size_t i = (size_t)key & (set->n_places - 1);
+
+        while (set->places[i] != 0 && set->places[i] != key)
+                i = (i + 1) & (set->n_places - 1);
+        return i;
+}
+
+static bool key_set_has(const struct key_set *set, uint64_t key)
+{
+        return set->n_places > 0 && set->places[key_set_place(set, key)] == key;
+}
+
+static int key_set_reserve(struct key_set *set)
+{
+        struct key_set larger = { .n_places = set->n_places > 0 ? 2 * set->n_places : 64 };
+
+        if (set->n < set->n_places / 2)
+                return 0;
+        larger.places = calloc(larger.n_places, sizeof(*larger.places));
+        if (!larger.places)
+                return -ENOMEM;
+        for (size_t i = 0; i < set->n_places; i++)
+                if (set->places[i] != 0)
+                        larger.places[key_set_place(&larger, set->places[i])] = set->places[i];
+        larger.n = set->n;
+        free(set->places);
+        *set = larger;
+        return 0;
+}
+
+/* It is not there; key_set_reserve() came before. */
+static void key_set_add(struct key_set *set, uint64_t key)
+{
+        set->places[key_set_place(set, key)] = key;
+        set->n++;
+}
+
+/* It is there. Those behind it that it kept from their places move up. */
+static void key_set_remove(struct key_set *set, uint64_t key)
+{
+        size_t mask = set->n_places - 1, hole = key_set_place(set, key);
+
+        set->n--;
+        for (size_t i = (hole + 1) & mask; set->places[i] != 0; i = (i + 1) & mask) {
+                size_t way = (i - (size_t)set->places[i]) & mask; /* from where it belongs */
+
+                if (way < ((i - hole) & mask))
+                        continue;
+                set->places[hole] = set->places[i];
+                hole = i;
+        }
+        set->places[hole] = 0;
+}
+
 /* ---- the manager's time ------------------------------------------------------- */
 
 static int64_t now_ns(void)
@@ -130,7 +198,7 @@ static void store_pace(struct store *s, size_t compare_ns)
         if (s->spent_ns < 0)
                 s->spent_ns = 0;
         s->spent_at_ns = now;
-        s->spent_ns += MESSAGE_NS + (int64_t)(compare_ns * s->n_kept);
+        s->spent_ns += MESSAGE_NS + (int64_t)(compare_ns * s->kept.n);
         wait_ns = (s->spent_ns - BURST_NS) * SHARE;
         pthread_mutex_unlock(&s->mutex);
         if (wait_ns <= 0)
@@ -180,11 +248,22 @@ static int store_tell_remove(struct store *s, const char *name)
 
 /* ---- what was handed over ------------------------------------------------------- */
 
+/* It is not given again. */
+static void store_pass_key(struct store *s, uint64_t key)
+{
+        pthread_mutex_lock(&s->mutex);
+        if (key >= s->next_key && key < UINT64_MAX)
+                s->next_key = key + 1;
+        pthread_mutex_unlock(&s->mutex);
+}
+
 static bool store_add_given(struct store *s, uint64_t key, int fd)
 {
         size_t room = s->n_given_room > 0 ? 2 * s->n_given_room : 64;
         struct store_given *given;
 
+        if (key_set_reserve(&s->kept) < 0)
+                return false;
         if (s->n_given == s->n_given_room) {
                 given = reallocarray(s->given, room, sizeof(*given));
                 if (!given)
@@ -193,10 +272,11 @@ static bool store_add_given(struct store *s, uint64_t key, int fd)
                 s->n_given_room = room;
         }
         s->given[s->n_given++] = (struct store_given){ key, fd, false };
-        s->n_name_bytes += name_bytes(key);
-        s->n_kept++;
-        if (key >= s->next_key)
-                s->next_key = key < UINT64_MAX ? key + 1 : key;
+        if (!key_set_has(&s->kept, key)) {
+                key_set_add(&s->kept, key);
+                s->n_name_bytes += name_bytes(key);
+        }
+        store_pass_key(s, key);
         return true;
 }
 
@@ -254,8 +334,7 @@ int store_take_extent(struct store *s, uint64_t key)
 
         if (!s || key == 0)
                 return -1;
-        if (key >= s->next_key && key < UINT64_MAX)
-                s->next_key = key + 1;
+        store_pass_key(s, key);
         g = s->n_given > 0 ? bsearch(&(struct store_given){ .key = key }, s->given, s->n_given,
                                      sizeof(*s->given), compare_given)
                            : NULL;
@@ -305,14 +384,22 @@ size_t store_room(struct store *s)
         if (!store_keeps(s))
                 return SIZE_MAX;
         pthread_mutex_lock(&s->mutex);
-        n_kept = s->n_kept;
+        n_kept = s->kept.n;
         pthread_mutex_unlock(&s->mutex);
         return n_kept < s->max_kept ? s->max_kept - n_kept : 0;
 }
 
 uint64_t store_next_key(struct store *s)
 {
-        return store_keeps(s) && s->next_key < UINT64_MAX ? s->next_key++ : 0;
+        uint64_t key = 0;
+
+        if (!store_keeps(s))
+                return 0;
+        pthread_mutex_lock(&s->mutex);
+        if (s->next_key < UINT64_MAX)
+                key = s->next_key++;
+        pthread_mutex_unlock(&s->mutex);
+        return key;
 }
 
 int store_put_ledger(struct store *s, int fd)
@@ -345,25 +432,29 @@ int store_remove_ledger(struct store *s)
 static void store_uncount(struct store *s, uint64_t key)
 {
         pthread_mutex_lock(&s->mutex);
-        assert(s->n_kept > 0);
-        s->n_kept--;
-        s->n_name_bytes -= name_bytes(key);
+        if (key_set_has(&s->kept, key)) { /* two may have removed it at the same time */
+                key_set_remove(&s->kept, key);
+                s->n_name_bytes -= name_bytes(key);
+        }
         pthread_mutex_unlock(&s->mutex);
 }
 
-/* false: it is full. */
-static bool store_count(struct store *s, uint64_t key)
+/* -EXFULL, -ENOMEM. */
+static int store_count(struct store *s, uint64_t key)
 {
-        bool has_room;
+        int r;
 
         pthread_mutex_lock(&s->mutex);
-        has_room = s->n_kept < s->max_kept && s->n_name_bytes + name_bytes(key) <= NAMES_BYTES;
-        if (has_room) {
-                s->n_kept++;
+        assert(!key_set_has(&s->kept, key));
+        r = s->kept.n < s->max_kept && s->n_name_bytes + name_bytes(key) <= NAMES_BYTES
+                    ? key_set_reserve(&s->kept)
+                    : -EXFULL;
+        if (r == 0) {
+                key_set_add(&s->kept, key);
                 s->n_name_bytes += name_bytes(key);
         }
         pthread_mutex_unlock(&s->mutex);
-        return has_room;
+        return r;
 }
 
 /* Where there is no memory to remember it, a successor removes it, which finds no record. */
@@ -420,8 +511,9 @@ int store_put_extent(struct store *s, uint64_t key, int fd)
 
         if (!store_keeps(s) || key == 0)
                 return 0;
-        if (!store_count(s, key))
-                return -EXFULL;
+        r = store_count(s, key);
+        if (r < 0)
+                return r;
         name_of_key(key, name);
         r = store_tell_put(s, name, fd);
         if (r < 0)
@@ -431,11 +523,24 @@ int store_put_extent(struct store *s, uint64_t key, int fd)
         return r;
 }
 
+static bool store_has(struct store *s, uint64_t key)
+{
+        bool has;
+
+        pthread_mutex_lock(&s->mutex);
+        has = key_set_has(&s->kept, key);
+        pthread_mutex_unlock(&s->mutex);
+        return has;
+}
+
 int store_remove_extent(struct store *s, uint64_t key, bool wait)
 {
         int r;
 
         if (!s || key == 0)
+                return 0;
+        store_pass_key(s, key);
+        if (!store_has(s, key))
                 return 0;
         r = store_remove_one(s, key);
         if (r == 0 && wait)
@@ -508,6 +613,7 @@ struct store *store_free(struct store *s)
                         close(s->given[i].fd);
         pthread_mutex_destroy(&s->mutex);
         free(s->given);
+        free(s->kept.places);
         free(s->owed);
         free(s);
         return NULL;

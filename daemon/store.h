@@ -65,7 +65,7 @@ int store_remove_ledger(struct store *s);
  * manager takes nothing; -errno. After an error it is not there. */
 int store_put_extent(struct store *s, uint64_t key, int fd);
 
-/* wait: until the manager has closed its own. After an error it is still there, or may be;
+/* Nothing where it is not there; its key is not given again, whoever knew it. wait: until the manager has closed its own. After an error it is still there, or may be;
  * what could not be removed is removed with a later call. */
 int store_remove_extent(struct store *s, uint64_t key, bool wait);
 

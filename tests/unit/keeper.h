@@ -9,7 +9,7 @@
 
 #include "daemon/manager.h"
 
-enum { KEEPER_MAX = 64 };
+enum { KEEPER_MAX = 200 };
 
 struct keeper;
 

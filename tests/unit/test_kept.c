@@ -19,7 +19,7 @@
 #define MIB (UINT64_C(1) << 20)
 #define E   (2 * MIB)
 
-enum { MAX_KEYS = 31, PATIENCE_MS = 150 };
+enum { MAX_KEYS = 31, PATIENCE_MS = 150, MUCH_MS = 20000 };
 
 static struct keeper *k;
 static struct manager *m;
@@ -140,7 +140,7 @@ static int open_all(bool empties_mappings, enum device_share share)
             ledger_quota_add(ledger, &facts, &quota) < 0 ||
             ledger_session_add(ledger, &(struct ledger_session){ .tenant = "t" }, &session) < 0)
                 return -1;
-        store_set_patience(s, PATIENCE_MS);
+        store_set_patience(s, MUCH_MS);
         o = options(share);
         return store_put_ledger(s, ledger_fd(ledger)) < 0 ? -1 : arena_new(&o, &a);
 }
@@ -414,6 +414,7 @@ START_TEST(test_manager_takes_nothing)
         ck_assert_int_eq(open_all(_i == 0, DEVICE_SHARE_FD), 0);
         g = grow(2 * E);
         fill_queue();
+        store_set_patience(s, PATIENCE_MS);
         expect_refused(E, -ECOMM);
         /* What goes back goes; the store makes up for it. */
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
@@ -421,6 +422,7 @@ START_TEST(test_manager_takes_nothing)
         worker_poll(worker);
         ck_assert_uint_eq(arena_n_extents(a), 0);
         keeper_pause(k, false);
+        store_set_patience(s, MUCH_MS);
         ck_assert_uint_eq(keeper_count(k), 3);
         g = grow(E);
         ck_assert_int_eq(g.result, 0);
