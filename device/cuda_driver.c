@@ -265,3 +265,22 @@ void cuda_context_leave(const struct cuda_context *c)
 
         c->cu->cuCtxPopCurrent_v2(&top);
 }
+
+int cuda_context_visit(const struct cuda_context *c, struct cuda_mode *ret)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        int r = cuda_context_enter(c);
+
+        if (r < 0)
+                return r;
+        ret->is_changed = c->cu->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+        ret->before = mode;
+        return 0;
+}
+
+void cuda_context_depart(const struct cuda_context *c, struct cuda_mode *mode)
+{
+        if (mode->is_changed)
+                c->cu->cuThreadExchangeStreamCaptureMode(&mode->before);
+        cuda_context_leave(c);
+}

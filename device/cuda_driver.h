@@ -58,4 +58,13 @@ void cuda_context_close(struct cuda_context *c);
 int cuda_context_enter(const struct cuda_context *c);
 void cuda_context_leave(const struct cuda_context *c);
 
+/* The same in a program whose thread may be capturing a stream: until it departs the thread
+ * is in relaxed mode, in which calls that have to do with no stream spoil no capture. */
+struct cuda_mode {
+        CUstreamCaptureMode before;
+        bool is_changed;
+};
+int cuda_context_visit(const struct cuda_context *c, struct cuda_mode *ret);
+void cuda_context_depart(const struct cuda_context *c, struct cuda_mode *mode);
+
 #endif

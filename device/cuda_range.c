@@ -43,30 +43,6 @@ struct cuda_range {
 
 /* ---- calls --------------------------------------------------------------- */
 
-struct mode {
-        CUstreamCaptureMode before;
-        bool is_changed;
-};
-
-static int enter(const struct cuda_range *c, struct mode *ret)
-{
-        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        int r = cuda_context_enter(&c->context);
-
-        if (r < 0)
-                return r;
-        ret->is_changed = c->context.cu->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-        ret->before = mode;
-        return 0;
-}
-
-static void leave(const struct cuda_range *c, struct mode *mode)
-{
-        if (mode->is_changed)
-                c->context.cu->cuThreadExchangeStreamCaptureMode(&mode->before);
-        cuda_context_leave(&c->context);
-}
-
 /* To wait for a context is not legal while one of its streams is captured. Of
  * streams that wait for the default stream that can be asked without harm. */
 static CUresult wait_for_current(const struct cuda_driver *cu)
@@ -236,7 +212,7 @@ static int cuda_range_map(struct device_range *r, uint64_t offset, const struct 
 {
         struct cuda_range *c = (struct cuda_range *)r;
         struct mapping *m;
-        struct mode mode;
+        struct cuda_mode mode;
         int error;
 
         if (!range_has(c, offset, extent->n_bytes))
@@ -246,10 +222,10 @@ static int cuda_range_map(struct device_range *r, uint64_t offset, const struct 
         m = malloc(sizeof(*m));
         if (!m)
                 return -ENOMEM;
-        error = enter(c, &mode);
+        error = cuda_context_visit(&c->context, &mode);
         if (error == 0) {
                 error = c->share == DEVICE_SHARE_FD ? map_fd(c, offset, extent) : map_handle(c, extent);
-                leave(c, &mode);
+                cuda_context_depart(&c->context, &mode);
                 if (error == -EINVAL) /* the place was right, so the extent is not */
                         error = -EPROTO;
         }
@@ -268,18 +244,18 @@ static int cuda_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_
 {
         struct cuda_range *c = (struct cuda_range *)r;
         struct mapping **at = &c->mappings;
-        struct mode mode;
+        struct cuda_mode mode;
         int error;
 
         while (*at && ((*at)->offset != offset || (*at)->n_bytes != n_bytes))
                 at = &(*at)->next;
         if (!*at)
                 return -EINVAL;
-        error = enter(c, &mode);
+        error = cuda_context_visit(&c->context, &mode);
         if (error < 0)
                 return error;
         error = unmap_at(c, at);
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
         return error;
 }
 
@@ -287,14 +263,14 @@ static int cuda_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_
 static int cuda_range_finish(struct device_range *r)
 {
         const struct cuda_range *c = (struct cuda_range *)r;
-        struct mode mode;
+        struct cuda_mode mode;
         int error;
 
-        error = enter(c, &mode);
+        error = cuda_context_visit(&c->context, &mode);
         if (error < 0)
                 return error;
         error = finish_entered(c);
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
         return error;
 }
 
@@ -328,16 +304,16 @@ static int copy_entered(const struct cuda_range *c, const struct copy *copy)
 static int copy(struct device_range *r, const struct copy *copy)
 {
         const struct cuda_range *c = (struct cuda_range *)r;
-        struct mode mode;
+        struct cuda_mode mode;
         int error;
 
         if (!c->base || copy->offset > c->n_bytes || copy->n_bytes > c->n_bytes - copy->offset)
                 return -EINVAL;
-        error = enter(c, &mode);
+        error = cuda_context_visit(&c->context, &mode);
         if (error < 0)
                 return error;
         error = copy_entered(c, copy);
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
         return error;
 }
 
@@ -357,9 +333,9 @@ static int cuda_range_write(struct device_range *r, uint64_t offset, const void 
  * mapped until the process ends: to take it away would break the program. */
 static void unmap_everything(struct cuda_range *c)
 {
-        struct mode mode;
+        struct cuda_mode mode;
 
-        if (enter(c, &mode) < 0)
+        if (cuda_context_visit(&c->context, &mode) < 0)
                 return;
         if (!c->mappings || finish_entered(c) != -EBUSY) {
                 for (struct mapping **at = &c->mappings; *at;)
@@ -368,7 +344,7 @@ static void unmap_everything(struct cuda_range *c)
                 if (!c->mappings && c->share == DEVICE_SHARE_FD && c->base)
                         c->context.cu->cuMemAddressFree(c->base, c->n_bytes);
         }
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
 }
 
 static struct device_range *cuda_range_free(struct device_range *r)
@@ -428,16 +404,16 @@ static void find_access(struct cuda_range *c)
 
 static int reserve(struct cuda_range *c)
 {
-        struct mode mode;
+        struct cuda_mode mode;
         int r;
 
         if (c->share != DEVICE_SHARE_FD)
                 return 0;
-        r = enter(c, &mode);
+        r = cuda_context_visit(&c->context, &mode);
         if (r < 0)
                 return r;
         r = cuda_driver_errno(c->context.cu->cuMemAddressReserve(&c->base, c->n_bytes, 0, 0, 0));
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
         return r;
 }
 

@@ -26,30 +26,6 @@ struct device_event {
         CUevent event;
 };
 
-struct mode {
-        CUstreamCaptureMode before;
-        bool is_changed;
-};
-
-static int enter(const struct cuda_streams *c, struct mode *ret)
-{
-        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-        int r = cuda_context_enter(&c->context);
-
-        if (r < 0)
-                return r;
-        ret->is_changed = c->context.cu->cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-        ret->before = mode;
-        return 0;
-}
-
-static void leave(const struct cuda_streams *c, struct mode *mode)
-{
-        if (mode->is_changed)
-                c->context.cu->cuThreadExchangeStreamCaptureMode(&mode->before);
-        cuda_context_leave(&c->context);
-}
-
 /* What nobody expects says nothing about the work, so it is no -EIO. */
 static int stream_errno(CUresult result)
 {
@@ -105,44 +81,44 @@ static int record(const struct cuda_streams *c, uintptr_t stream, struct device_
 static int cuda_streams_captured(struct device_streams *d, uintptr_t stream)
 {
         const struct cuda_streams *c = (struct cuda_streams *)d;
-        struct mode mode;
-        int r = enter(c, &mode);
+        struct cuda_mode mode;
+        int r = cuda_context_visit(&c->context, &mode);
 
         if (r < 0)
                 return r;
         r = is_captured(c, stream);
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
         return r;
 }
 
 static int cuda_streams_record(struct device_streams *d, uintptr_t stream, struct device_event **event)
 {
         const struct cuda_streams *c = (struct cuda_streams *)d;
-        struct mode mode;
+        struct cuda_mode mode;
         int r;
 
         if (!*event)
                 *event = calloc(1, sizeof(**event));
         if (!*event)
                 return -ENOMEM;
-        r = enter(c, &mode);
+        r = cuda_context_visit(&c->context, &mode);
         if (r < 0)
                 return r;
         r = record(c, stream, *event);
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
         return r;
 }
 
 static int cuda_streams_query(struct device_streams *d, struct device_event *event)
 {
         const struct cuda_streams *c = (struct cuda_streams *)d;
-        struct mode mode;
-        int r = enter(c, &mode);
+        struct cuda_mode mode;
+        int r = cuda_context_visit(&c->context, &mode);
 
         if (r < 0)
                 return r;
         r = stream_errno(c->context.cu->cuEventQuery(event->event));
-        leave(c, &mode);
+        cuda_context_depart(&c->context, &mode);
         return r;
 }
 
@@ -150,11 +126,11 @@ static int cuda_streams_query(struct device_streams *d, struct device_event *eve
 static struct device_event *cuda_streams_forget(struct device_streams *d, struct device_event *event)
 {
         const struct cuda_streams *c = (struct cuda_streams *)d;
-        struct mode mode;
+        struct cuda_mode mode;
 
-        if (event && event->event && enter(c, &mode) == 0) {
+        if (event && event->event && cuda_context_visit(&c->context, &mode) == 0) {
                 c->context.cu->cuEventDestroy_v2(event->event);
-                leave(c, &mode);
+                cuda_context_depart(&c->context, &mode);
         }
         free(event);
         return NULL;
