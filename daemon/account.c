@@ -9,21 +9,12 @@
 #include <stddef.h>
 
 #include "daemon/clock.h"
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
+#include "daemon/number.h"
 
 static void account_changed(struct account *a)
 {
         if (a->changed)
                 a->changed(a);
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
 }
 
 /* A limit may have been set lower than what is used. */

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/number.h"
+
 struct change_tenant {
         struct tenant *tenant; /* NULL: a new one, that has not been made */
         bool is_new;
@@ -41,16 +43,6 @@ struct shown_size {
         char text[32];
 };
 #define SIZE(n_bytes) config_size(n_bytes, (struct shown_size){ { 0 } }.text, sizeof(struct shown_size))
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
 
 /* ---- who is who ----------------------------------------------------------- */
 

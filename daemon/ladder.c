@@ -6,19 +6,10 @@
 #include <errno.h>
 
 #include "daemon/clock.h"
+#include "daemon/number.h"
 
 #define LADDER_AGAIN_MS 500u
 #define LADDER_CALM_MS  10000u /* so long without a claim, and the next is as good as the first */
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
 
 /* Nobody grows with what is held. */
 void ladder_unhold(struct quota *q)

@@ -7,17 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/number.h"
+
 #define OCCUPANCY_MIN_CELLS 64u
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
 
 static uint64_t occupancy_cell_bytes(const struct occupancy *o)
 {

@@ -13,6 +13,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/ladder.h"
+#include "daemon/number.h"
 
 #define QUOTA_LOOKS      256u /* requests looked at in one turn */
 #define QUOTA_ROOMS      32u  /* and for so many room is made, or a refusal written */
@@ -57,11 +58,6 @@ static void quota_assert(const struct quota *q)
         assert(q->n_blocks <= q->blocks_ceiling);
         assert(q->bytes_requested <= q->bytes_in_use);
         (void)q;
-}
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
 }
 
 /* The present values may be new peaks. */

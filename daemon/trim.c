@@ -11,6 +11,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
+#include "daemon/number.h"
 #include "daemon/order.h"
 #include "daemon/session.h"
 
@@ -30,11 +31,6 @@ struct trim_quota {
         struct trim_slot *slots;
         size_t n_slots;
 };
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
 
 /* ---- counting ------------------------------------------------------------ */
 
