@@ -110,6 +110,17 @@ static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expe
         return r;
 }
 
+/* One that is just done, or refused. */
+static int ask_done(struct ask *a, Bfcd__Request *request)
+{
+        Bfcd__Reply *reply;
+        int r = ask(a, request, BFCD__REPLY__BODY_DONE, &reply);
+
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
 int ask_open(struct ask *a, const char *socket, const char *tenant)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
@@ -308,35 +319,23 @@ int ask_evict(struct ask *a, uint64_t session_id)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Evict question = BFCD__EVICT__INIT;
-        Bfcd__Reply *reply;
-        int r;
 
         question.session_id = session_id;
         request.body_case = BFCD__REQUEST__BODY_EVICT;
         request.evict = &question;
-        r = ask(a, &request, BFCD__REPLY__BODY_DONE, &reply);
-        if (r < 0)
-                return r;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return 0;
+        return ask_done(a, &request);
 }
 
 int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__ResetPeaks question = BFCD__RESET_PEAKS__INIT;
-        Bfcd__Reply *reply;
-        int r;
 
         question.tenant = (char *)tenant;
         question.partition = (char *)partition;
         request.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
         request.reset_peaks = &question;
-        r = ask(a, &request, BFCD__REPLY__BODY_DONE, &reply);
-        if (r < 0)
-                return r;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return 0;
+        return ask_done(a, &request);
 }
 
 int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret)
