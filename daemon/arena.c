@@ -909,6 +909,19 @@ static struct operation *operation_new(struct arena *a, size_t n_items)
         return op;
 }
 
+/* The slot's extent is to be made, unless there is one. */
+static void operation_make(struct operation *op, size_t slot)
+{
+        struct arena *a = op->arena;
+
+        if (a->slots[slot].extent != LEDGER_NONE)
+                return;
+        op->items[op->n_items].slot = slot;
+        op->items[op->n_items].key = next_key(&a->o);
+        op->items[op->n_items++].memory.n_bytes = arena_slot_bytes(a, slot);
+        op->n_bytes += arena_slot_bytes(a, slot);
+}
+
 /* On the worker. */
 static void operation_destroy(struct operation *op, struct operation_item *item)
 {
@@ -984,14 +997,8 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
         op = operation_new(a, last - first + 1);
         if (!op)
                 return -ENOMEM;
-        for (size_t slot = first; slot <= last; slot++) {
-                if (a->slots[slot].extent != LEDGER_NONE)
-                        continue;
-                op->items[op->n_items].slot = slot;
-                op->items[op->n_items].key = next_key(&a->o);
-                op->items[op->n_items++].memory.n_bytes = arena_slot_bytes(a, slot);
-                op->n_bytes += arena_slot_bytes(a, slot);
-        }
+        for (size_t slot = first; slot <= last; slot++)
+                operation_make(op, slot);
         assert(op->n_bytes == plan->new_bytes);
         r = bfc_grow_begin(a->bfc, plan, &op->handle);
         if (r < 0) {
@@ -1078,6 +1085,111 @@ static void release_done(struct worker_job *job)
         }
         op->released(op->userdata, op->n_bytes);
         free(op);
+}
+
+/* ---- backing while the loop runs ------------------------------------------ */
+
+/* With a grid, the slots that hold [0, n_bytes). */
+static size_t arena_slots_up_to(const struct arena *a, uint64_t n_bytes)
+{
+        return arena_slot_at(a, n_bytes - 1) + 1;
+}
+
+uint64_t arena_unbacked_bytes(const struct arena *a, uint64_t n_bytes)
+{
+        uint64_t n_missing = 0;
+
+        if (!arena_has_grid(a))
+                return a->n_extents == 0 && a->pending_bytes == 0 ? n_bytes : 0;
+        for (size_t slot = 0; slot < arena_slots_up_to(a, n_bytes); slot++)
+                n_missing += a->slots[slot].extent == LEDGER_NONE ? arena_slot_bytes(a, slot) : 0;
+        return n_missing;
+}
+
+static void backing_fail(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        for (size_t i = 0; i < op->n_items; i++) {
+                struct charge charge;
+
+                if (!op->items[i].escaped)
+                        continue;
+                charge_split(&op->charge, arena_slot_bytes(a, op->items[i].slot), &charge);
+                arena_note_escape(a, &charge);
+        }
+        if (!arena_has_grid(a))
+                arena_remove_extent_region(a, op->items[0].slot);
+}
+
+static void backing_done(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct arena *a = op->arena;
+        struct bfc_range range = { arena_slot_range(a, op->items[0].slot).begin,
+                                   arena_slot_range(a, op->items[op->n_items - 1].slot).end };
+
+        if (op->result == 0 && bfc_back(a->bfc, range) < 0) {
+                op->result = -ENOMEM; /* it has no memory for that: the worker takes all back */
+                op->job.run = release_run;
+                worker_submit(a->o.worker, &op->job);
+                return;
+        }
+        a->pending_bytes -= op->n_bytes;
+        a->is_lost = a->is_lost || op->is_lost;
+        if (op->result < 0)
+                backing_fail(op);
+        for (size_t i = 0; op->result == 0 && i < op->n_items; i++)
+                arena_fill_slot(a, op->items[i].slot, op->items[i].memory, op->items[i].key, &op->charge);
+        charge_drop(&op->charge);
+        op->grown(op->userdata, op->result, 0, 0);
+        free(op);
+}
+
+/* The slots that are to be backed; with cuda-ipc one is made. */
+static int backing_collect(struct operation *op, uint64_t n_bytes)
+{
+        struct arena *a = op->arena;
+        size_t first = 0, end;
+
+        if (arena_has_grid(a)) {
+                end = arena_slots_up_to(a, n_bytes);
+        } else {
+                int r = arena_add_extent_region(a, n_bytes, &first);
+
+                if (r < 0)
+                        return r;
+                end = first + 1;
+        }
+        for (size_t slot = first; slot < end; slot++)
+                operation_make(op, slot);
+        return 0;
+}
+
+int arena_back_later(struct arena *a, uint64_t n_bytes, struct charge *charge, arena_grown_fn done,
+                     void *userdata)
+{
+        struct operation *op = operation_new(a, arena_has_grid(a) ? arena_slots_up_to(a, n_bytes) : 1);
+        int r;
+
+        if (!op)
+                return -ENOMEM;
+        arena_forget_plan(a);
+        r = backing_collect(op, n_bytes);
+        if (r < 0) {
+                free(op);
+                return r;
+        }
+        assert(op->n_items > 0 && op->n_bytes == charge->n_bytes);
+        op->grown = done;
+        op->userdata = userdata;
+        op->charge = *charge;
+        *charge = (struct charge){ NULL, 0 };
+        op->job.run = growth_run;
+        op->job.done = backing_done;
+        a->pending_bytes += op->n_bytes;
+        worker_submit(a->o.worker, &op->job);
+        return 0;
 }
 
 static struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata)
@@ -1291,6 +1403,17 @@ static void question_done(struct worker_job *job)
         if (q->result < 0 || q->others_bytes >= a->escaped.n_bytes)
                 return;
         charge_split(&a->escaped, a->escaped.n_bytes - q->others_bytes, &back);
+        charge_drop(&back);
+}
+
+void arena_recover(struct arena *a, uint64_t n_bytes)
+{
+        struct charge back;
+
+        a->is_lost = false;
+        if (a->escaped.n_bytes <= n_bytes)
+                return;
+        charge_split(&a->escaped, a->escaped.n_bytes - n_bytes, &back);
         charge_drop(&back);
 }
 

@@ -156,6 +156,16 @@ int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *ch
 /* Backs [0, n_bytes) at once on the caller's thread, before the loop runs. */
 int arena_back(struct arena *a, struct charge *charge);
 
+/* How many bytes of [0, n_bytes) have no extent, for arena_back_later(); with cuda-ipc all
+ * of it or, where there is any extent, none. */
+uint64_t arena_unbacked_bytes(const struct arena *a, uint64_t n_bytes);
+
+/* Backs these by the worker while the loop runs, with the bytes charged for it (taken over on
+ * success). Nothing may be allocated, planned or grown until done(result, 0, 0) was called from
+ * worker_poll(): 0, or a negative errno, and nothing was made. -ENOMEM. */
+int arena_back_later(struct arena *a, uint64_t n_bytes, struct charge *charge, arena_grown_fn done,
+                     void *userdata);
+
 /* Gives back wholly free extents, at least want_bytes if there are as many;
  * none that `keep` (may be NULL) counts on. Returns the bytes under way (0:
  * none). done() is called from worker_poll() each time that some of them are
@@ -202,6 +212,10 @@ void arena_settle_escapes(struct arena *a);
 
 /* A device call said that the device is lost (-ENODEV). */
 bool arena_is_lost(const struct arena *a);
+
+/* The device was opened anew: it is not lost any more, and of what had escaped no more than
+ * n_bytes can still be away. */
+void arena_recover(struct arena *a, uint64_t n_bytes);
 
 void arena_read_stats(const struct arena *a, struct bfc_stats *ret);
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/drain.h"
 #include "daemon/takeover.h"
 
 #define BROKER_SETTLE_MS      1000u
@@ -111,6 +112,9 @@ static int broker_open_device(struct devices *opened, const struct broker_option
                 return r;
         }
         snprintf(d->name, sizeof(d->name), "%s", facts.name);
+        d->bytes_total = facts.bytes_total;
+        if (device_others(d->device, &d->others_bytes) < 0)
+                d->others_bytes = UINT64_MAX;
         return options->inline_workers ? worker_new_inline(&d->worker)
                                        : worker_new(options->notify, options->userdata, &d->worker);
 }
@@ -356,6 +360,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         assert(!b->shared_names && b->n_shared_waits == 0);
         for (size_t i = 0; i < b->n_devices; i++)
                 device_end(b->devices[i].device);
+        drain_end(b);
         /* What workers still have to deliver refers to arenas. */
         while (broker_n_pending(b) > 0)
                 for (size_t i = 0; i < b->n_devices; i++)
@@ -365,8 +370,11 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
                         end_quota(b->tenants[i].quotas[k]);
                 tenant_deinit(&b->tenants[i]);
         }
-        for (size_t i = 0; i < b->n_devices; i++)
+        for (size_t i = 0; i < b->n_devices; i++) {
                 worker_free(b->devices[i].worker);
+                drain_free(b->devices[i].drain);
+                free(b->devices[i].order); /* that waited for a tick; nothing refers to it */
+        }
         client_page_reader_free(b->reader);
         remains_free(b->remains);
         free(b->awaited);
@@ -422,7 +430,7 @@ static void quota_log_escape(struct quota *q)
 /* Whether its device may have back what escaped. */
 static bool quota_may_settle(const struct quota *q)
 {
-        return arena_escaped_bytes(q->arena) > 0 && !q->partition->is_lost &&
+        return arena_escaped_bytes(q->arena) > 0 && !q->partition->is_lost && !q->partition->is_draining &&
                q->partition->device->ops->others;
 }
 
@@ -435,9 +443,10 @@ static void broker_lose_device(struct broker *b, const struct device *device)
                 if (d->device != device)
                         continue;
                 d->is_lost = true;
-                log_error("device '%s' (%s) is lost: its partitions refuse everything until bfcd is started "
-                          "again; the kernel's log may say why",
-                          d->config->id, d->name);
+                log_error(
+                        "device '%s' (%s) is lost: its partitions refuse everything until it is drained and "
+                        "resumed or bfcd is started again; the kernel's log may say why",
+                        d->config->id, d->name);
         }
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (b->partitions[i].device == device)
@@ -460,6 +469,8 @@ void broker_poll(struct broker *b)
                         broker_note_leave(b, q);
                 }
         }
+        if (n > 0)
+                drain_poll(b);
 }
 
 /* ---- what was removed from the config ------------------------------------ */
@@ -510,11 +521,12 @@ void broker_turn(struct broker *b)
                         quota_turn(q);
                 }
         }
+        drain_turn(b);
 }
 
 bool broker_is_due(const struct broker *b)
 {
-        if (b->may_have_gone)
+        if (b->may_have_gone || drain_is_due(b))
                 return true;
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (!TAILQ_EMPTY(&b->partitions[i].due))
@@ -532,6 +544,9 @@ bool broker_is_blocked(const struct broker *b)
 {
         if (!TAILQ_EMPTY(&b->retirements) || !TAILQ_EMPTY(&b->trims) || b->n_shared_waits > 0)
                 return true;
+        for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++)
+                if (drain_is_waiting(&b->devices[i]))
+                        return true;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
                         if (b->tenants[i].quotas[k]->blocked_ms != 0 ||
@@ -574,5 +589,7 @@ int broker_check(const struct broker *b, const char **ret_why)
         for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
                 for (size_t k = 0; r == 0 && k < b->tenants[i].n_quotas; k++)
                         r = quota_check(b->tenants[i].quotas[k], ret_why);
+        if (r == 0)
+                r = drain_check(b, ret_why);
         return r;
 }

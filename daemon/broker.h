@@ -35,12 +35,20 @@ TAILQ_HEAD(shared_name_list, shared_name);
 struct trim_share; /* the same, see trim.h */
 TAILQ_HEAD(trim_share_list, trim_share);
 
+struct drain;      /* see drain.h */
+struct trim_order; /* the session floor's, see order.h */
+
 struct broker_device {
         const struct config_device *config;
         struct device *device;
         struct worker *worker;
         char name[sizeof(((struct device_facts *)0)->name)]; /* the maker's */
+        uint64_t bytes_total;                                /* by its own word; 0: not bounded by it */
+        uint64_t others_bytes; /* in use there when the daemon began; UINT64_MAX: not known */
         bool is_lost;
+        struct drain *drain;      /* NULL: it never was */
+        struct trim_order *order; /* the session floor's: what lies idle is asked for, while it drains */
+        uint64_t asked_ms;        /* the same: when that ended */
 };
 
 struct broker {
@@ -85,6 +93,7 @@ struct broker {
         bool may_have_gone;           /* something that was removed from the config may be empty by now */
         struct trim_share_list trims; /* Trims that are waited for, the oldest first */
         uint64_t trim_clock;          /* counts what happens with them */
+        size_t n_drains;              /* devices that have been drained */
         uint64_t started_ms;
         uint64_t settled_ms;             /* when it was last asked for what escaped */
         struct log_limit stranger_log;   /* refused hellos */

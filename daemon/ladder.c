@@ -21,6 +21,8 @@ void ladder_unhold(struct quota *q)
         partition_make_due(q->partition);
 }
 
+static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep);
+
 static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
 {
         struct quota *q = userdata;
@@ -28,7 +30,9 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
 
         q->growing = false;
         q->growing_for = NULL;
-        if (request && result == 0 && q->n_blocks >= q->max_blocks)
+        if (request && result == 0 && q->partition->is_draining)
+                result = -EBUSY;
+        else if (request && result == 0 && q->n_blocks >= q->max_blocks)
                 result = -EDQUOT; /* others that passed by took the last ones */
         else if (request && result < 0)
                 request->device_failed = true;
@@ -43,6 +47,8 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
         if (request)
                 quota_complete(request, result, handle, offset);
         quota_make_due(q);
+        if (q->partition->is_draining)
+                (void)quota_release(q, UINT64_MAX, NULL);
         ladder_settle(q);
 }
 
@@ -171,7 +177,7 @@ static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct
 {
         uint64_t n_bytes;
 
-        if (q->is_left || (q->partition->preallocate && !q->is_removed))
+        if (q->is_left || (q->partition->preallocate && !q->is_removed && !q->partition->is_draining))
                 return 0;
         n_bytes = arena_release(q->arena, want_bytes, keep, quota_released, q);
         if (n_bytes > 0) /* it is free no more */

@@ -10,13 +10,17 @@
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/drain.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 #include "daemon/trim.h"
 
 struct trim_order {
-        struct session *operator;
-        uint64_t id; /* of the request */
+        struct broker *broker;
+        struct session *operator;     /* NULL: a drain's */
+        struct broker_device *device; /* what is drained; NULL: an operator's */
+        size_t n_looks;               /* a drain's: at so many sessions it may still look in this tick */
+        uint64_t id;                  /* of the request */
         char tenant[LEDGER_NAME_BYTES];
         char partition[LEDGER_NAME_BYTES];
         uint64_t want_bytes;
@@ -35,13 +39,15 @@ static bool name_matches(const char *wanted, const char *name)
 
 static bool order_matches(const struct trim_order *order, const struct quota *q)
 {
+        if (order->device)
+                return q->partition->device == order->device->device;
         return name_matches(order->tenant, q->tenant) && name_matches(order->partition, q->partition->name);
 }
 
 /* How many quotas it is about; and the extents in which nothing lies go back. */
 static size_t order_each_quota(const struct trim_order *order, bool release)
 {
-        struct broker *b = order->operator->broker;
+        struct broker *b = order->broker;
         size_t n = 0;
 
         for (size_t i = 0; i < b->n_tenants; i++) {
@@ -56,6 +62,14 @@ static size_t order_each_quota(const struct trim_order *order, bool release)
                 }
         }
         return n;
+}
+
+static void drain_order_is_done(struct trim_order *order)
+{
+        order_each_quota(order, drain_is_waiting(order->device));
+        order->device->order = NULL;
+        order->device->asked_ms = clock_ms();
+        free(order);
 }
 
 static void order_is_done(struct trim_order *order)
@@ -83,13 +97,25 @@ static bool order_has_enough(const struct trim_order *order)
         return order->freed_bytes >= order->want_bytes;
 }
 
-/* Asks the next of its sessions in one quota; false: there are none left. */
+static bool order_has_looked(const struct trim_order *order)
+{
+        return order->next >= order->broker->n_session_slots;
+}
+
+/* Asks the next of its sessions in one quota; false: there are none left, or none for now. */
 static bool order_ask_next(struct trim_order *order, uint64_t now_ms)
 {
-        struct broker *b = order->operator->broker;
+        struct broker *b = order->broker;
 
-        for (; order->next < b->n_session_slots; order->next++, order->next_share = 0) {
+        if (order->device && !drain_is_waiting(order->device))
+                order->next = (uint32_t)b->n_session_slots;
+        for (; !order_has_looked(order); order->next++, order->next_share = 0) {
                 struct session *s = b->sessions[order->next];
+
+                if (order->device && order->n_looks-- == 0) {
+                        order->n_looks = 0;
+                        return false;
+                }
 
                 while (s && s->tenant && order->next_share < s->n_shares) {
                         struct session_share *share = &s->shares[order->next_share++];
@@ -116,7 +142,11 @@ static void order_go_on(struct trim_order *order)
         while (order->n_open < ORDER_MAX_OPEN && !order_has_enough(order) && order_ask_next(order, now_ms))
                 ;
         order->is_asking = false;
-        if (order->n_open == 0)
+        if (order->n_open > 0 || (order->device && !order_has_looked(order)))
+                return;
+        if (order->device)
+                drain_order_is_done(order);
+        else
                 order_is_done(order);
 }
 
@@ -157,6 +187,7 @@ int handle_trim_now(struct session *s, const Bfcd__Request *r, const char **ret_
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
                 return 0;
         }
+        order->broker = s->broker;
         order->operator= s;
         order->id = r->id;
         order->want_bytes = m->n_bytes > 0 ? m->n_bytes : UINT64_MAX;
@@ -207,5 +238,180 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                    s->id, (unsigned)s->who.uid, (int)s->who.pid);
         other->ops->abort(other->userdata, "an operator evicted it");
         session_done(s, r->id);
+        return 0;
+}
+
+/* ---- drains -------------------------------------------------------------- */
+
+static void tell_draining(struct session *s, uint32_t partition, bool is_over)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Draining draining = BFCD__DRAINING__INIT;
+
+        draining.partition = partition;
+        draining.is_over = is_over;
+        event.body_case = BFCD__EVENT__BODY_DRAINING;
+        event.draining = &draining;
+        s->ops->send_event(s->userdata, &event);
+}
+
+/* One event for each partition; who does not read them has its queue's bound, and is not
+ * waited for. */
+static void tell_all_draining(struct broker *b, const struct broker_device *d, bool is_over)
+{
+        for (size_t i = 0; i < b->n_session_slots; i++) {
+                struct session *s = b->sessions[i];
+
+                for (size_t k = 0; s && s->state == SESSION_LIVE && s->takes_drains && k < s->n_shares; k++)
+                        if (s->shares[k].quota->partition->device == d->device)
+                                tell_draining(s, (uint32_t)k, is_over);
+        }
+}
+
+void order_tell_drains(struct session *s)
+{
+        for (size_t k = 0; s->takes_drains && k < s->n_shares; k++)
+                if (s->shares[k].quota->partition->is_draining)
+                        tell_draining(s, (uint32_t)k, false);
+}
+
+static void drain_ask(struct broker *b, struct broker_device *d)
+{
+        if (!d->order) {
+                d->order = calloc(1, sizeof(*d->order));
+                if (!d->order)
+                        return; /* later */
+                d->order->broker = b;
+                d->order->device = d;
+                d->order->want_bytes = UINT64_MAX;
+        }
+        d->order->n_looks = ORDER_LOOKS;
+        order_go_on(d->order);
+}
+
+void order_tick(struct broker *b, uint64_t now_ms)
+{
+        for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++) {
+                struct broker_device *d = &b->devices[i];
+
+                if (d->order || (drain_is_waiting(d) && now_ms - d->asked_ms >= ORDER_AGAIN_MS))
+                        drain_ask(b, d);
+        }
+}
+
+/* The device of the request, or NULL: it was refused. */
+static struct broker_device *order_device(struct session *s, uint64_t id, const char *name)
+{
+        struct broker *b = s->broker;
+        struct broker_device *d;
+        char sentence[512];
+        size_t n;
+
+        if (!s->admin) {
+                session_refuse(s, id, -EACCES,
+                               "devices are drained and resumed by operators, on the admin socket");
+                return NULL;
+        }
+        d = drain_find(b, name);
+        if (d)
+                return d;
+        n = (size_t)snprintf(sentence, sizeof(sentence),
+                             "there is no device '%.63s'; those there are:", name);
+        for (size_t i = 0; i < b->n_devices && n < sizeof(sentence); i++)
+                n += (size_t)snprintf(sentence + n, sizeof(sentence) - n, " '%s'", b->devices[i].config->id);
+        session_refuse(s, id, -ENOENT, sentence);
+        return NULL;
+}
+
+static void refuse_device(struct session *s, uint64_t id, const struct broker_device *d, int error,
+                          const char *why)
+{
+        char sentence[640];
+
+        snprintf(sentence, sizeof(sentence), "device '%s' %s", d->config->id, why);
+        session_refuse(s, id, error, sentence);
+}
+
+int handle_drain(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        struct broker_device *d = order_device(s, r->id, r->drain->device);
+        bool was_draining;
+        int result;
+
+        (void)ret_why;
+        if (!d)
+                return 0;
+        was_draining = strcmp(drain_state(d), "draining") == 0 || strcmp(drain_state(d), "drained") == 0;
+        result = drain_begin(s->broker, d);
+        if (result < 0) {
+                refuse_device(s, r->id, d, result,
+                              result == -EBUSY ? "is being resumed: drain it when that is done"
+                                               : "cannot be drained: the daemon is out of memory");
+                return 0;
+        }
+        log_notice("session %" PRIu64 " (uid %u, pid %d): device '%s' is to be drained%s", s->id,
+                   (unsigned)s->who.uid, (int)s->who.pid, d->config->id,
+                   was_draining ? ", as it is already" : "");
+        session_done(s, r->id);
+        if (!was_draining)
+                tell_all_draining(s->broker, d, false);
+        if (!was_draining && d->order) /* of a drain before */
+                d->order->next = 0;
+        if (drain_is_waiting(d))
+                drain_ask(s->broker, d);
+        return 0;
+}
+
+/* Whoever asked may be gone. */
+static void drain_is_resumed(struct broker *b, struct broker_device *d, int result, const char *why)
+{
+        if (result == 0)
+                tell_all_draining(b, d, true);
+        for (size_t i = 0; i < b->n_session_slots; i++) {
+                struct session *s = b->sessions[i];
+                char sentence[512];
+
+                if (!s || s->resumes != d)
+                        continue;
+                s->resumes = NULL;
+                if (s->state != SESSION_LIVE)
+                        continue;
+                snprintf(sentence, sizeof(sentence), "could not be resumed: %s", why);
+                if (result < 0)
+                        refuse_device(s, s->resume_id, d, result, sentence);
+                else
+                        session_done(s, s->resume_id);
+        }
+}
+
+int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        struct broker_device *d = order_device(s, r->id, r->resume->device);
+        char sentence[160];
+        int result;
+
+        (void)ret_why;
+        if (!d)
+                return 0;
+        if (s->resumes) {
+                refuse_device(s, r->id, s->resumes, -EBUSY,
+                              "is being resumed for this session: one at a time");
+                return 0;
+        }
+        s->resumes = d;
+        s->resume_id = r->id;
+        log_notice("session %" PRIu64 " (uid %u, pid %d): device '%s' is to be resumed", s->id,
+                   (unsigned)s->who.uid, (int)s->who.pid, d->config->id);
+        result = drain_resume(s->broker, d, drain_is_resumed);
+        if (result == 0)
+                return 0;
+        s->resumes = NULL;
+        snprintf(sentence, sizeof(sentence), "is not drained: it is %s%s", drain_state(d),
+                 d->is_lost ? "; drain it first" : "");
+        refuse_device(s, r->id, d, result,
+                      result == -EBUSY    ? "is being resumed already"
+                      : result == -ENODEV ? "is lost and still held, so it cannot be opened anew: wait until "
+                                            "it is drained"
+                                          : sentence);
         return 0;
 }

@@ -4,6 +4,9 @@
  * deaf, or have given enough. At the end the extents in which nothing lies any more go
  * back to the device.
  *
+ * A drain of a device (see drain.h) tells the sessions that may have memory there, and asks them for
+ * what lies idle, again and again until nothing is left: a few sessions in each tick.
+ *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_ORDER_H
 #define BFCD_ORDER_H
@@ -12,14 +15,25 @@
 
 #include "proto/bfcd.pb-c.h"
 
-#define ORDER_MAX_OPEN 32u /* Trims of one order that are waited for */
+#define ORDER_MAX_OPEN 32u   /* Trims of one order that are waited for */
+#define ORDER_LOOKS    64u   /* sessions, in one tick of a drain */
+#define ORDER_AGAIN_MS 2000u /* between a drain's rounds */
 
+struct broker;
 struct session;
 struct trim_order;
 
 /* Requests of the admin socket; see session_handle(). */
 int handle_trim_now(struct session *s, const Bfcd__Request *r, const char **ret_why);
 int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why);
+int handle_drain(struct session *s, const Bfcd__Request *r, const char **ret_why);
+int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_why);
+
+/* A session that has just come in is told which of its partitions are draining. */
+void order_tell_drains(struct session *s);
+
+/* Sessions are asked for what lies idle on devices that drain. */
+void order_tick(struct broker *b, uint64_t now_ms);
 
 /* One that it asked has answered, or will not: it freed so many bytes. */
 void order_heard(struct trim_order *order, uint64_t freed_bytes);

@@ -27,6 +27,8 @@ struct partition {
         bool is_cuda;
         uint8_t uuid[DEVICE_UUID_BYTES]; /* of the GPU */
         bool is_lost;                    /* the device is: every request is refused */
+        bool is_draining;                /* nobody gets a block; what lies idle goes back, all of it */
+        bool has_idle;                   /* while it is: something was freed since drain.c looked */
         bool preallocate;
         struct device *device;
         struct worker *worker;

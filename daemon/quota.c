@@ -252,7 +252,7 @@ struct quota *quota_free(struct quota *q)
         if (!q)
                 return NULL;
         assert(q->n_sessions == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->waiting));
-        assert(!q->growing && q->held.n_bytes == 0 && !q->asked);
+        assert(!q->growing && !q->backed && q->held.n_bytes == 0 && !q->asked);
         q->usage = NULL; /* the arena's figures go first */
         q->arena = arena_free(q->arena);
         if (q->index != LEDGER_NONE)
@@ -321,6 +321,8 @@ static int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_hand
 {
         int r;
 
+        if (q->partition->is_draining)
+                return -EBUSY;
         if (q->partition->is_lost)
                 return -ENODEV;
         if (q->n_blocks >= q->max_blocks)
@@ -356,7 +358,9 @@ int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_
 
         if (n_bytes == 0)
                 return -EINVAL;
-        if (q->partition->is_lost)
+        if (q->partition->is_draining)
+                r = -EBUSY;
+        else if (q->partition->is_lost)
                 r = -ENODEV;
         else if (n_bytes > q->account.limit_bytes)
                 r = -EDQUOT;
@@ -380,6 +384,17 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
         return r;
 }
 
+/* Something may lie idle there, which is to go back. */
+static void quota_note_idle(struct quota *q)
+{
+        struct partition *p = q->partition;
+
+        q->has_freed = true;
+        p->has_idle = true;
+        if (p->wake)
+                p->wake(p->userdata);
+}
+
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested)
 {
         int r = arena_dealloc(q->arena, handle);
@@ -398,6 +413,8 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         quota_make_due(q);
         if (q->partition->n_claims > 0)
                 partition_make_claims_due(q->partition);
+        if (q->partition->is_draining)
+                quota_note_idle(q);
 }
 
 /* ---- who waits ---------------------------------------------------------- */
@@ -460,6 +477,58 @@ void partition_lose(struct partition *p)
         partition_make_due(p);
 }
 
+void partition_set_draining(struct partition *p, bool is_draining)
+{
+        struct quota *q;
+
+        p->is_draining = is_draining;
+        p->has_idle = false;
+        if (!is_draining)
+                return;
+        partition_make_due(p);
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        quota_note_idle(q);
+}
+
+bool quota_is_drained(const struct quota *q)
+{
+        return !q->growing && !q->backed && arena_is_quiet(q->arena);
+}
+
+static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        struct quota *q = userdata;
+        void (*done)(void *, struct quota *, int) = q->backed;
+
+        (void)handle;
+        (void)offset;
+        q->backed = NULL;
+        quota_publish(q);
+        done(q->backed_userdata, q, result);
+}
+
+int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata)
+{
+        uint64_t n_bytes = 0, missing;
+        struct charge charge;
+        int r;
+
+        if (q->partition->preallocate && !q->is_removed)
+                n_bytes = arena_unbacked_bytes(q->arena, q->account.limit_bytes);
+        if (n_bytes == 0)
+                return QUOTA_WAIT;
+        r = quota_charge(q, n_bytes, &charge, &missing);
+        if (r < 0)
+                return r;
+        r = arena_back_later(q->arena, q->account.limit_bytes, &charge, quota_backed, q);
+        charge_drop(&charge); /* after a failure */
+        if (r < 0)
+                return r;
+        q->backed = done;
+        q->backed_userdata = userdata;
+        return 0;
+}
+
 bool quota_first_is_aged(const struct quota *q, uint64_t now)
 {
         const struct quota_request *first = TAILQ_FIRST(&q->waiting);
@@ -473,7 +542,7 @@ static bool quota_may_pass(const struct quota_request *request, uint64_t now)
         const struct quota *q = request->quota;
 
         return request == TAILQ_FIRST(&q->waiting) || !quota_first_is_aged(q, now) ||
-               now - request->since_ms >= q->partition->reclaim_timeout_ms;
+               q->partition->is_draining || now - request->since_ms >= q->partition->reclaim_timeout_ms;
 }
 
 /* Behind a first in line that waits for others to free: has it waited for as long as it would
@@ -537,7 +606,7 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
                 if ((*budget)-- == 0 || (began_ns != 0 && clock_ns() - began_ns >= QUOTA_ROOMS_NS))
                         return false;
                 began_ns = began_ns == 0 ? clock_ns() : began_ns;
-                r = ladder_make_room(q, request);
+                r = q->partition->is_draining ? -EBUSY : ladder_make_room(q, request);
                 if (r == 0)
                         return true;
                 quota_unqueue(request);
@@ -646,7 +715,8 @@ void quota_remove(struct quota *q)
 bool quota_is_gone(const struct quota *q)
 {
         return q->is_removed && q->n_shares == 0 && q->n_sessions == 0 && q->n_blocks == 0 && !q->growing &&
-               TAILQ_EMPTY(&q->waiting) && q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
+               !q->backed && TAILQ_EMPTY(&q->waiting) && q->account.charged_bytes == 0 &&
+               arena_is_quiet(q->arena);
 }
 
 void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms)
@@ -760,11 +830,18 @@ void quota_explain(const struct quota_request *refused, int error, char *buf, si
         struct bfc_stats stats;
 
         arena_read_stats(q->arena, &stats);
-        if (error == -ENODEV)
-                snprintf(buf, n_buf,
-                         "device '%s' of partition '%s' is lost, and its memory with it, until the daemon is "
-                         "started again",
-                         q->partition->device_id, q->partition->name);
+        if (error == -EBUSY)
+                snprintf(
+                        buf, n_buf,
+                        "device '%s' of partition '%s' is being drained by an operator: there is no new memory "
+                        "on it until it is resumed",
+                        q->partition->device_id, q->partition->name);
+        else if (error == -ENODEV)
+                snprintf(
+                        buf, n_buf,
+                        "device '%s' of partition '%s' is lost, and its memory with it, until it is drained and "
+                        "resumed or the daemon is started again",
+                        q->partition->device_id, q->partition->name);
         else if (error == -EINVAL)
                 quota_explain_extent(refused, buf, n_buf);
         else if (error == -EDQUOT && q->n_blocks >= q->max_blocks)

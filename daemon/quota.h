@@ -141,6 +141,9 @@ struct quota {
         struct holding_list holdings;
         struct quota_ranks ranks;
         struct quota_report report;
+        bool has_freed; /* while its partition drains: since it was looked at */
+        void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
+        void *backed_userdata;
         struct trim_quota *asked; /* the trimming's, see trim.h; NULL: it knows no session of it */
         bool (*trim)(void *userdata, struct quota *q, struct quota_request *first, int refusal,
                      uint64_t missing);
@@ -217,7 +220,8 @@ enum {
 
 /* A block at once, inside one extent if it must: 0, QUOTA_WAIT, or a refusal:
  * -EINVAL (0 bytes, or more than an extent has), -EDQUOT (max_blocks, or more than
- * the limit), -ENOMEM (more than the others' reserves ever leave), -ENODEV (the device is lost). */
+ * the limit), -ENOMEM (more than the others' reserves ever leave), -ENODEV (the device is lost),
+ * -EBUSY (it is being drained). */
 int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                 uint64_t *ret_offset);
 
@@ -277,6 +281,19 @@ void quota_publish(struct quota *q);
 /* The partition's device is lost: who waits in it is refused at the next turn,
  * and everybody from now on. */
 void partition_lose(struct partition *p);
+
+/* The same where it is to be given up for a while, until false is said; and what nobody uses goes
+ * back, also what was made in advance. Those who free call partition.wake(). */
+void partition_set_draining(struct partition *p, bool is_draining);
+
+/* Of a partition that is draining. */
+bool quota_is_drained(const struct quota *q); /* nothing is there, and nothing on its way */
+
+/* Makes by the worker what a quota of a partition that preallocates has in advance and lacks; done()
+ * is called from worker_poll(): 0, or the device's error, and nothing was made. 0: so it is;
+ * QUOTA_WAIT: there is nothing to make, done() is not called. -EDQUOT or -ENOMEM: what escaped
+ * is still charged. One at a time. */
+int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata);
 
 /* Charges, blocks and figures agree; slow. 0, or -EBADMSG and a sentence. */
 int quota_check(const struct quota *q, const char **ret_why);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
+#include "daemon/drain.h"
 
 #define REPORT_SCAN 4096u /* records looked at for one page */
 
@@ -135,8 +136,8 @@ static void report_device(const struct broker *b, const struct broker_device *d,
                 row->uuid.data = (uint8_t *)(uintptr_t)d->config->uuid;
                 row->uuid.len = sizeof(d->config->uuid);
         }
-        row->bytes_total = d->config->size_bytes;
-        row->state = borrow(d->is_lost ? "lost" : "ok");
+        row->bytes_total = d->bytes_total > 0 ? d->bytes_total : d->config->size_bytes;
+        row->state = borrow(drain_state(d));
         for (size_t k = 0; k < b->n_partitions; k++)
                 if (b->partitions[k].device == d->device)
                         row->bytes_reserved += b->partitions[k].pool.charged_bytes;

@@ -187,6 +187,7 @@ static void describe(struct session *s, const struct ledger_session *record)
         for (i = 0; i < sizeof(s->name) - 1 && record->name[i]; i++)
                 s->name[i] = record->name[i] < ' ' || record->name[i] > '~' ? '?' : record->name[i];
         s->takes_trims = (record->capabilities & BFCD__CAPABILITY__CAPABILITY_TRIM) != 0;
+        s->takes_drains = (record->capabilities & BFCD__CAPABILITY__CAPABILITY_DRAIN) != 0;
         if (has_lost_a_quota(s->broker, record->tenant, record->quotas_end))
                 s->refusal = "memory that it could use is not there any more: its arena was closed when the "
                              "daemon was started anew; the daemon's log says why";

@@ -19,6 +19,7 @@
 #include "daemon/clock.h"
 #include "daemon/connection.h"
 #include "daemon/log.h"
+#include "daemon/order.h"
 #include "daemon/restore.h"
 #include "daemon/retire.h"
 #include "daemon/shared.h"
@@ -300,6 +301,7 @@ static void on_tick(uv_timer_t *timer)
         retire_tick(s->broker, clock_ms());
         shared_tick(s->broker, clock_ms());
         trim_tick(s->broker, clock_ms());
+        order_tick(s->broker, clock_ms());
         server_wake(s); /* which starts the timer again where that is needed */
 }
 

@@ -910,6 +910,7 @@ void session_grant(struct session *s, const Bfcd__Request *r, int events_fd)
         uint64_t asked = s->admin ? 0 : r->hello->capabilities;
 
         s->takes_trims = events_fd >= 0 && (asked & BFCD__CAPABILITY__CAPABILITY_TRIM) != 0;
+        s->takes_drains = events_fd >= 0 && (asked & BFCD__CAPABILITY__CAPABILITY_DRAIN) != 0;
         s->tries_again = (asked & BFCD__CAPABILITY__CAPABILITY_AGAIN) != 0;
         s->can_return = (asked & BFCD__CAPABILITY__CAPABILITY_RETURN) != 0 && session_could_return(s);
 }
@@ -961,6 +962,8 @@ static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int event
                 granted |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
                 if (s->takes_trims)
                         granted |= BFCD__CAPABILITY__CAPABILITY_TRIM;
+                if (s->takes_drains)
+                        granted |= BFCD__CAPABILITY__CAPABILITY_DRAIN;
                 fds[n_fds++] = events_fd;
         }
         if (page_fd >= 0) {
@@ -1021,6 +1024,8 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, int ev
         }
         if (sent < 0)
                 s->ops->abort(s->userdata, "the daemon has no fds left");
+        else
+                order_tell_drains(s);
 out:
         free(infos);
         free(pointers);
@@ -1099,6 +1104,8 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_TRIM_NOW] = handle_trim_now,
         [BFCD__REQUEST__BODY_EVICT] = handle_evict,
         [BFCD__REQUEST__BODY_HELD] = homecoming_held,
+        [BFCD__REQUEST__BODY_DRAIN] = handle_drain,
+        [BFCD__REQUEST__BODY_RESUME] = handle_resume,
 };
 
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)

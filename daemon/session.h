@@ -100,12 +100,15 @@ struct session {
         uint64_t acked_sequence;
         uint32_t n_unacked; /* extents */
         struct retire retire;
-        struct trim_order *order; /* an operator's; NULL: none */
-        uint64_t trim_sequence;   /* of the last Trim */
+        struct trim_order *order;      /* an operator's; NULL: none */
+        struct broker_device *resumes; /* the same: a device that is resumed for it; NULL: none */
+        uint64_t resume_id;            /* of that request */
+        uint64_t trim_sequence;        /* of the last Trim */
         uint64_t n_trims;
         uint64_t n_trims_missed;       /* not answered in time */
         bool has_events;               /* it takes events, and answers them */
         bool takes_trims;              /* and those of CAPABILITY_TRIM: Trim, QuotaChanged */
+        bool takes_drains;             /* and Draining */
         bool tries_again;              /* a Malloc that is refused may be followed by another try */
         struct client_page *page;      /* what its client says of its cache; NULL: nothing */
         struct session_reload *reload; /* an operator's, NULL: none yet */

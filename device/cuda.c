@@ -17,9 +17,12 @@
  * wait meanwhile, so there is a bound to it, see wait_for_return().
  *
  * One call at a time: two at once would disturb each other's look. A device that
- * was lost once stays lost, and is left alone from then on.
+ * was lost once stays lost, and is left alone until it is closed and opened again.
  *
- * Invariant: the primary context is retained for the device's life, and no call
+ * Closed, the primary context is given up. Memory that is shared by fds does not go with
+ * it, so what a lost device did not let us release is released then.
+ *
+ * Invariant: the primary context is retained while the device is open, and no call
  * leaves it current, or anything mapped. */
 #include "device/device.h"
 
@@ -58,6 +61,9 @@ struct cuda_device {
         bool is_lost;
         struct patience patience;
         uint64_t live_bytes; /* in extents; under one_call */
+        uint64_t *kept;      /* memory (fd) that was to be released when the device was lost already */
+        size_t n_kept;
+        char *id;
         pthread_mutex_t one_call;
 };
 
@@ -76,7 +82,7 @@ static int enter(struct cuda_device *d)
 {
         int r;
 
-        if (__atomic_load_n(&d->is_lost, __ATOMIC_RELAXED))
+        if (__atomic_load_n(&d->is_lost, __ATOMIC_RELAXED) || !d->context.cu)
                 return -ENODEV;
         r = cuda_context_enter(&d->context);
         if (r == -ENODEV)
@@ -436,6 +442,17 @@ static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
         return r;
 }
 
+/* Without memory for the note it is kept until the process ends. */
+static void keep_for_close(struct cuda_device *d, uint64_t native)
+{
+        uint64_t *kept = reallocarray(d->kept, d->n_kept + 1, sizeof(*kept));
+
+        if (!kept)
+                return;
+        d->kept = kept;
+        kept[d->n_kept++] = native;
+}
+
 static int cuda_destroy(struct device *device, struct device_extent *e)
 {
         struct cuda_device *d = (struct cuda_device *)device;
@@ -445,6 +462,8 @@ static int cuda_destroy(struct device *device, struct device_extent *e)
                 return 0;
         pthread_mutex_lock(&d->one_call);
         r = cuda_destroy_locked(d, e);
+        if (r == -ENODEV && e->share == DEVICE_SHARE_FD)
+                keep_for_close(d, e->native);
         d->live_bytes -= e->n_bytes;
         pthread_mutex_unlock(&d->one_call);
         if (e->fd >= 0)
@@ -496,12 +515,57 @@ static int cuda_others(struct device *device, uint64_t *ret_bytes)
         return r;
 }
 
+/* The driver tells of what it does not know any more, which is what is hoped for. */
+static void cuda_close(struct device *device)
+{
+        struct cuda_device *d = (struct cuda_device *)device;
+
+        pthread_mutex_lock(&d->one_call);
+        for (size_t i = 0; d->context.cu && i < d->n_kept; i++)
+                d->context.cu->cuMemRelease(d->kept[i]);
+        d->n_kept = 0;
+        cuda_context_close(&d->context);
+        pthread_mutex_unlock(&d->one_call);
+}
+
+/* As a new one, of which it takes over everything: so nothing is left of what was. */
+static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_sentence)
+{
+        struct cuda_device *d = (struct cuda_device *)device, *now;
+        struct device *fresh;
+        int r = device_cuda_new(d->id, &fresh, ret_sentence, n_sentence);
+
+        if (r < 0)
+                return r;
+        now = (struct cuda_device *)fresh;
+        if (now->granularity != d->granularity) {
+                snprintf(ret_sentence, n_sentence, "%s: its memory comes in other pieces than before", d->id);
+                device_free(fresh);
+                return -ENOTSUP;
+        }
+        pthread_mutex_lock(&d->one_call);
+        d->context = now->context;
+        d->facts = now->facts;
+        d->shares_fds = now->shares_fds;
+        d->shares_rdma = now->shares_rdma;
+        memcpy(d->shows_returns, now->shows_returns, sizeof(d->shows_returns));
+        d->patience = now->patience;
+        d->live_bytes = 0;
+        __atomic_store_n(&d->is_lost, false, __ATOMIC_RELAXED);
+        pthread_mutex_unlock(&d->one_call);
+        now->context = (struct cuda_context){ 0 };
+        device_free(fresh);
+        return 0;
+}
+
 static struct device *cuda_free(struct device *device)
 {
         struct cuda_device *d = (struct cuda_device *)device;
 
         cuda_context_close(&d->context);
         pthread_mutex_destroy(&d->one_call);
+        free(d->kept);
+        free(d->id);
         free(d);
         return NULL;
 }
@@ -515,6 +579,8 @@ static const struct device_ops cuda_ops = {
         .adopt = cuda_adopt,
         .facts = cuda_facts,
         .others = cuda_others,
+        .close = cuda_close,
+        .open = cuda_open_again,
 };
 
 /* Does what is given back show up as free at once? Where it does not, destroy()
@@ -602,16 +668,20 @@ static int start(struct cuda_device *d)
 
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
 {
-        struct cuda_device *d = malloc(sizeof(*d));
+        struct cuda_device *d = calloc(1, sizeof(*d));
+        char *copy = strdup(id);
         int r;
 
-        if (!d) {
+        if (!d || !copy) {
                 snprintf(ret_sentence, n_sentence, "%s: out of memory", id);
+                free(copy);
+                free(d);
                 return -ENOMEM;
         }
-        *d = (struct cuda_device){ .device.ops = &cuda_ops, .shows_returns = { true, true } };
+        *d = (struct cuda_device){ .device.ops = &cuda_ops, .shows_returns = { true, true }, .id = copy };
         r = cuda_open(id, &d->context, ret_sentence, n_sentence);
         if (r < 0) {
+                free(copy);
                 free(d);
                 return r;
         }

@@ -73,6 +73,14 @@ struct device_ops {
         /* How many bytes are in use and in no extent: what escaped and is still held
          * is among them, so it is not more. May be NULL. -ENODEV, -EIO. */
         int (*others)(struct device *d, uint64_t *ret_bytes);
+        /* Gives up all by which this process keeps the device busy, when no extent of it is left:
+         * it may be reset then, or changed. Until it is opened again only granularity(),
+         * others() (-ENODEV) and free() may be called. NULL: it keeps nothing busy. */
+        void (*close)(struct device *d);
+        /* Has it again as it is now; what it says of itself may be different. On failure it
+         * stays closed, with a sentence as device_cuda_new() has, and its errors. -ENOTSUP:
+         * its granularity is another one. NULL with close(). */
+        int (*open)(struct device *d, char *ret_sentence, size_t n_sentence);
 };
 
 /* Every backend's struct starts with this. */
@@ -91,7 +99,7 @@ int device_host_new(struct device **ret);
 
 /* A GPU by the config's id: "cuda:0", "GPU-<uuid>", "MIG-<uuid>". Loads the
  * driver at the first call, which sets environment variables: not beside other
- * threads. On failure a sentence that says what is missing, for people: -ENODEV
+ * threads; later calls may be. On failure a sentence that says what is missing, for people: -ENODEV
  * (no driver, no such device), -EBUSY (a compute mode, or MPS, in which it cannot
  * be shared), -EINVAL (the id), -ENOTSUP, -ENOMEM, -EIO. */
 int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence);
@@ -120,6 +128,15 @@ static inline int device_adopt(struct device *d, int fd, uint64_t n_bytes, struc
 static inline int device_others(struct device *d, uint64_t *ret_bytes)
 {
         return d->ops->others ? d->ops->others(d, ret_bytes) : -ENOTSUP;
+}
+static inline void device_close(struct device *d)
+{
+        if (d->ops->close)
+                d->ops->close(d);
+}
+static inline int device_open(struct device *d, char *ret_sentence, size_t n_sentence)
+{
+        return d->ops->open ? d->ops->open(d, ret_sentence, n_sentence) : 0;
 }
 static inline void device_end(struct device *d)
 {

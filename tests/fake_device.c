@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -34,7 +36,7 @@ static int fake_make(struct device *d, enum device_share share, uint64_t n_bytes
 
         if (++f->n_makes == f->fail_make)
                 return fake_fail(f, f->make_error);
-        if (f->is_lost)
+        if (f->is_lost || f->is_closed)
                 return -ENODEV;
         if (n_bytes == 0 || n_bytes % f->granularity != 0)
                 return -EINVAL;
@@ -80,9 +82,11 @@ static int fake_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_
 
 static int fake_facts(struct device *d, struct device_facts *ret)
 {
-        if (((const struct fake_device *)d)->is_lost)
+        const struct fake_device *f = (const struct fake_device *)d;
+
+        if (f->is_lost || f->is_closed)
                 return -ENODEV;
-        *ret = (struct device_facts){ .name = "fake" };
+        *ret = f->facts;
         return 0;
 }
 
@@ -90,9 +94,33 @@ static int fake_others(struct device *d, uint64_t *ret_bytes)
 {
         const struct fake_device *f = (const struct fake_device *)d;
 
-        if (f->is_lost)
+        if (f->is_lost || f->is_closed)
                 return -ENODEV;
         *ret_bytes = f->others_bytes;
+        return 0;
+}
+
+/* With an extent left it would be a mistake of the caller's. */
+static void fake_close(struct device *d)
+{
+        struct fake_device *f = (struct fake_device *)d;
+
+        if (f->n_live > 0)
+                abort();
+        f->n_closes++;
+        f->is_closed = true;
+}
+
+static int fake_open(struct device *d, char *ret_sentence, size_t n_sentence)
+{
+        struct fake_device *f = (struct fake_device *)d;
+
+        f->n_opens++;
+        if (f->open_error < 0) {
+                snprintf(ret_sentence, n_sentence, "fake: it is told to fail");
+                return f->open_error;
+        }
+        f->is_closed = f->is_lost = false;
         return 0;
 }
 
@@ -105,12 +133,15 @@ static const struct device_ops fake_ops = {
         .adopt = fake_adopt,
         .facts = fake_facts,
         .others = fake_others,
+        .close = fake_close,
+        .open = fake_open,
 };
 
 void fake_device_init(struct fake_device *f, uint64_t granularity)
 {
         *f = (struct fake_device){ .device = { .ops = &fake_ops, .empties_mappings = true },
-                                   .granularity = granularity };
+                                   .granularity = granularity,
+                                   .facts = { .name = "fake", .shares = { true, true } } };
 }
 
 void fake_device_fail_make(struct fake_device *f, unsigned nth, int error)

@@ -27,6 +27,10 @@ struct fake_device {
         uint64_t others_bytes; /* what device_others() answers */
         bool stays_lost;       /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;
+        struct device_facts facts; /* what it says of itself; its name is "fake" at first */
+        bool is_closed;
+        unsigned n_closes, n_opens; /* calls; opening makes what was lost well */
+        int open_error;             /* what opening answers instead; 0: it can be opened */
 };
 
 void fake_device_init(struct fake_device *f, uint64_t granularity);

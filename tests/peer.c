@@ -327,6 +327,12 @@ static void on_send_event(void *userdata, const Bfcd__Event *event)
                 on_quota_changed(p, event->quota_changed);
                 return;
         }
+        if (event->body_case == BFCD__EVENT__BODY_DRAINING) {
+                MUST(p->wants_drains && event->draining->partition < p->session->n_shares);
+                p->n_drains_told++;
+                p->is_draining[event->draining->partition] = !event->draining->is_over;
+                return;
+        }
         if (event->body_case == BFCD__EVENT__BODY_TRIM) {
                 on_trim(p, event->trim);
                 return;
@@ -484,6 +490,8 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         hello.session_id = p->return_id;
         if (p->return_id != 0)
                 hello.secret = (ProtobufCBinaryData){ sizeof(p->secret), p->secret };
+        if (p->wants_drains)
+                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_DRAIN;
         hello.name = (char *)(uintptr_t) "peer";
         hello.tenant = (char *)(uintptr_t)tenant;
         hello.partition = (char *)(uintptr_t)partition;

@@ -56,6 +56,9 @@ struct peer {
         bool wants_return;                         /* the same */
         uint64_t return_id;                        /* not 0: it comes back, as this session */
         uint8_t secret[16];                        /* of its hello's reply; to come back with */
+        bool wants_drains;                         /* the same */
+        unsigned n_drains_told;                    /* Draining, of either kind */
+        bool is_draining[PEER_MAX_PARTITIONS];     /* by the last of each partition */
         unsigned n_limits_told;                    /* QuotaChanged */
         uint64_t limits_told[PEER_MAX_PARTITIONS]; /* the last of each partition */
         struct peer_trim trims[16];

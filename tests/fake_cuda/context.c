@@ -7,7 +7,8 @@
  * all that lived in it: streams, events, cuMemAlloc's memory and opened handles,
  * but not cuMemCreate's. It may cost memory of the device
  * (FAKE_CUDA_CONTEXT_BYTES), as real ones do. An error that broke a context
- * stays: every later call that needs it returns the same.
+ * stays: every later call that needs it returns the same, until the context is given up and
+ * retained again.
  *
  * Contexts are never freed, so a stale CUcontext is recognised instead of
  * crashing. Invariant: a context lives exactly while n_refs > 0. */
@@ -94,6 +95,7 @@ static CUresult retain_locked(struct fake_device *d, CUcontext *ret)
                 r = context_start(c);
                 if (r != CUDA_SUCCESS)
                         return r;
+                __atomic_store_n(&c->sticky, CUDA_SUCCESS, __ATOMIC_RELAXED);
         }
         __atomic_add_fetch(&c->n_refs, 1, __ATOMIC_RELAXED);
         *ret = c;

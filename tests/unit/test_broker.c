@@ -167,11 +167,11 @@ static void assert_lost(const struct peer *p, uint64_t id, const char *sentence)
 }
 
 #define ONE_IS_LOST                                                                                          \
-        "device 'cuda:0' of partition 'one' is lost, and its memory with it, until the daemon is started "   \
-        "again"
+        "device 'cuda:0' of partition 'one' is lost, and its memory with it, until it is drained and "       \
+        "resumed or the daemon is started again"
 #define TWO_IS_LOST                                                                                          \
-        "device 'cuda:0' of partition 'two' is lost, and its memory with it, until the daemon is started "   \
-        "again"
+        "device 'cuda:0' of partition 'two' is lost, and its memory with it, until it is drained and "       \
+        "resumed or the daemon is started again"
 
 /* ---- what is told of devices ---------------------------------------------- */
 
