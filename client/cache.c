@@ -68,6 +68,7 @@ struct pool {
         uint64_t n_stamps;
         uint64_t n_reserved;
         uint64_t n_in_use;
+        bool is_draining;
         struct pages_held *shown;     /* where that is told */
         struct pages_held unseen;     /* to nobody, so far */
         struct cache_region *regions; /* sorted by base */
@@ -415,14 +416,19 @@ void cache_show(struct cache *c, uint32_t partition, struct pages_held *held)
         p->shown = held;
 }
 
+void cache_set_draining(struct cache *c, uint32_t partition, bool is_draining)
+{
+        c->pools[partition].is_draining = is_draining;
+}
+
 uint64_t cache_excess(const struct cache *c, uint32_t partition)
 {
         const struct pool *p = &c->pools[partition];
-        uint64_t n_idle = p->n_reserved - p->n_in_use;
+        uint64_t n_idle = p->n_reserved - p->n_in_use, bound = p->is_draining ? 0 : p->sizes.idle_bytes;
 
-        if (n_idle <= p->sizes.idle_bytes || TAILQ_EMPTY(&p->idle))
+        if (n_idle <= bound || TAILQ_EMPTY(&p->idle))
                 return 0;
-        return n_idle - p->sizes.idle_bytes;
+        return n_idle - bound;
 }
 
 /* Nothing lies in it. */

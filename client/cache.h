@@ -74,6 +74,9 @@ uint32_t cache_partition(const struct block *block); /* whose pool it came from 
  * the cache. */
 void cache_show(struct cache *c, uint32_t partition, struct pages_held *held);
 
+/* Meanwhile nothing is to stay idle: the bound is 0. */
+void cache_set_draining(struct cache *c, uint32_t partition, bool is_draining);
+
 /* How much is idle beyond the bound, where something could go back for that; 0. */
 uint64_t cache_excess(const struct cache *c, uint32_t partition);
 

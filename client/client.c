@@ -353,6 +353,28 @@ static int client_events_lost(void *userdata, uint64_t epoch)
         return client_come_back(userdata, epoch);
 }
 
+/* What becomes idle goes back at once; what is idle now the daemon asks for. */
+static int client_on_draining(void *userdata, uint32_t partition, bool is_over)
+{
+        bfc_client *client = userdata;
+
+        if (partition >= client->hello->hello->n_partitions)
+                return client_end(client, -EPROTO, "the daemon drains a partition that there is not");
+        pthread_mutex_lock(&client->lock);
+        if (client->cache)
+                cache_set_draining(client->cache, partition, !is_over);
+        pthread_mutex_unlock(&client->lock);
+        return 0;
+}
+
+void client_forget_drains(bfc_client *client)
+{
+        pthread_mutex_lock(&client->lock);
+        for (uint32_t i = 0; client->cache && i < client->hello->hello->n_partitions; i++)
+                cache_set_draining(client->cache, i, false);
+        pthread_mutex_unlock(&client->lock);
+}
+
 static void client_events_failed(void *userdata, int error)
 {
         client_end(userdata, error, "the events socket failed");
@@ -365,6 +387,7 @@ static int client_look(void *userdata)
 
 static const struct events_ops client_events_ops = { .retire = client_on_retire,
                                                      .trim = client_on_trim,
+                                                     .draining = client_on_draining,
                                                      .look = client_look,
                                                      .lost = client_events_lost,
                                                      .ended = client_events_ended,
@@ -632,7 +655,8 @@ static int client_say_hello(bfc_client *client, const struct bfc_options *option
                              BFCD__CAPABILITY__CAPABILITY_RETURN;
         /* Without a cache, too: what was freed on a stream may wait to be looked at. */
         if (client_takes_events(options))
-                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_TRIM;
+                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_EVENTS |
+                                      BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_DRAIN;
         hello.name = client->comeback.name;
         hello.tenant = (char *)(uintptr_t)options->tenant;
         hello.partition = (char *)(uintptr_t)options->partition;

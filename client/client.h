@@ -115,6 +115,9 @@ void comeback_stop(struct comeback *b, bool stops);
 bool comeback_is_stopping(struct comeback *b);
 void comeback_hang_up(struct comeback *b); /* on the daemon that it is talking to */
 
+/* No device is being drained, as far as another daemon has told. */
+void client_forget_drains(bfc_client *client);
+
 /* What a Trim asks for. -EPROTO: it makes no sense; -ECONNRESET: the session is over. */
 int client_trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret_bytes);
 

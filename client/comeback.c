@@ -197,6 +197,7 @@ static int return_over(bfc_client *client, struct call_connection *c, struct att
                 r = say_held(client, c, a, &epoch);
         if (r == 0) {
                 client_pages_renew(client, &pages, hello->hello);
+                client_forget_drains(client); /* the new daemon tells of its own */
                 events_resume(client->events, socket, epoch);
                 go_on_with(client, c, epoch);
         } else {

@@ -134,6 +134,8 @@ static int on_event(struct events *e, const Bfcd__Event *event)
                 return on_retire(e, event->retire, e->epoch);
         case BFCD__EVENT__BODY_TRIM:
                 return on_trim(e, event->trim);
+        case BFCD__EVENT__BODY_DRAINING:
+                return e->ops->draining(e->userdata, event->draining->partition, event->draining->is_over);
         case BFCD__EVENT__BODY_QUOTA_CHANGED:
         case BFCD__EVENT__BODY_SHUTDOWN:
                 return 0;

@@ -6,6 +6,8 @@
 #ifndef BFC_CLIENT_EVENTS_H
 #define BFC_CLIENT_EVENTS_H
 
+#include <stdbool.h>
+
 #include "proto/bfcd.pb-c.h"
 
 struct events;
@@ -19,6 +21,8 @@ struct events_ops {
         int (*retire)(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids);
         /* Give back what lies idle there; 0: *ret_bytes did, which is answered. */
         int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
+        /* The partition's device is to be emptied, or is not any more. 0, or -EPROTO: there is no such. */
+        int (*draining)(void *userdata, uint32_t partition, bool is_over);
         /* After events_wake(), and again in so many ms; -1: not before the next. By the second
          * thread; without threads by each events_poll(). */
         int (*look)(void *userdata);

@@ -718,6 +718,18 @@ static void send_trim(struct session *s)
         send_event(s, &event, -1);
 }
 
+static void send_draining(struct session *s, uint32_t partition, bool is_over)
+{
+        Bfcd__Event event = BFCD__EVENT__INIT;
+        Bfcd__Draining draining = BFCD__DRAINING__INIT;
+
+        draining.partition = partition;
+        draining.is_over = is_over;
+        event.body_case = BFCD__EVENT__BODY_DRAINING;
+        event.draining = &draining;
+        send_event(s, &event, -1);
+}
+
 int fake_server_await_answer(struct fake_server *f, int timeout_ms)
 {
         Bfcd__EventReply *reply;
@@ -851,6 +863,13 @@ static void lie(struct session *s, enum fake_event event)
                 break;
         case FAKE_TRIM:
                 send_trim(s);
+                break;
+        case FAKE_DRAINING:
+        case FAKE_DRAINING_OVER:
+                send_draining(s, 0, event == FAKE_DRAINING_OVER);
+                break;
+        case FAKE_DRAINING_WRONG:
+                send_draining(s, 77, false);
                 break;
         case FAKE_EVENT_FD:
                 send_retire(s, &used, 1, s->fd);

@@ -83,6 +83,9 @@ enum fake_event {
         FAKE_EVENT_HANG_UP,  /* closes its end */
         FAKE_TRIM,           /* of all there is in train; see fake_server_await_answer() */
         FAKE_RETIRE_FIRST,   /* of the first extent, and so not waited for */
+        FAKE_DRAINING,       /* train is, */
+        FAKE_DRAINING_OVER,  /* and is not any more */
+        FAKE_DRAINING_WRONG, /* of a partition that was not listed */
 };
 
 /* Sends it to everybody who has events. With FAKE_RETIRE waits for the answers and

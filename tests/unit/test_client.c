@@ -1027,8 +1027,8 @@ START_TEST(without_a_thread)
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
         ck_assert_uint_eq(fake_server_count(server).capabilities,
                           BFCD__CAPABILITY__CAPABILITY_AGAIN | BFCD__CAPABILITY__CAPABILITY_EVENTS |
-                                  BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_PAGES |
-                                  BFCD__CAPABILITY__CAPABILITY_RETURN);
+                                  BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_DRAIN |
+                                  BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_RETURN);
         ck_assert_int_eq(find_thread(), 0);
         memset(get(3 * MIB), 1, 3 * MIB);
         bfc_disconnect(client);
@@ -1047,10 +1047,14 @@ static const struct {
         int error;
         const char *part;
 } event_lies[] = {
-        { FAKE_RETIRE_USED, -EPROTO, "in use" },           { FAKE_RETIRE_UNKNOWN, -EPROTO, "in use" },
-        { FAKE_RETIRE_NOTHING, -EPROTO, "events socket" }, { FAKE_EVENT_UNKNOWN, -EPROTO, "events socket" },
-        { FAKE_EVENT_GARBAGE, -EPROTO, "events socket" },  { FAKE_EVENT_LENGTH, -EPROTO, "events socket" },
+        { FAKE_RETIRE_USED, -EPROTO, "in use" },
+        { FAKE_RETIRE_UNKNOWN, -EPROTO, "in use" },
+        { FAKE_RETIRE_NOTHING, -EPROTO, "events socket" },
+        { FAKE_EVENT_UNKNOWN, -EPROTO, "events socket" },
+        { FAKE_EVENT_GARBAGE, -EPROTO, "events socket" },
+        { FAKE_EVENT_LENGTH, -EPROTO, "events socket" },
         { FAKE_EVENT_FD, -EPROTO, "events socket" },
+        { FAKE_DRAINING_WRONG, -EPROTO, "that there is not" },
 };
 
 /* A daemon that takes back what is in use is not obeyed: the session ends, and the

@@ -514,6 +514,26 @@ START_TEST(disconnecting_from_a_daemon_that_hangs)
 }
 END_TEST
 
+/* On a device that is to be emptied nothing stays idle, and afterwards it does again. */
+START_TEST(draining)
+{
+        const enum fake_event events[] = { FAKE_DRAINING, FAKE_DRAINING_OVER, FAKE_DRAINING };
+        unsigned n_blocks = 1;
+
+        put(get(64 << 10));
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
+        for (size_t i = 0; i < 3; i++) {
+                fake_server_event(server, events[i]);
+                for (int k = 0; k < 2000 && n_blocks != i % 2; k++) {
+                        usleep(1000);
+                        put(get(64 << 10));
+                        n_blocks = fake_server_count(server).n_blocks;
+                }
+                ck_assert_uint_eq(n_blocks, i % 2);
+        }
+}
+END_TEST
+
 START_TEST(free_refused)
 {
         put(get(100));
@@ -746,6 +766,7 @@ int main(void)
         tcase_add_test(t, daemon_gone_unasked);
         tcase_add_test(t, daemon_gone_while_trimming);
         tcase_add_test(t, disconnecting_from_a_daemon_that_hangs);
+        tcase_add_test(t, draining);
         tcase_add_test(t, free_refused);
         tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
         tcase_add_test(t, idle_is_held);
