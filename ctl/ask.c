@@ -13,7 +13,8 @@
 #include "ctl/text.h"
 
 #define PROTOCOL_VERSION     1
-#define TIMEOUT_MS           30000 /* a daemon that is silent for so long does not work */
+#define TIMEOUT_MS           30000  /* a daemon that is silent for so long does not work */
+#define RESUME_TIMEOUT_MS    600000 /* all of a device may have to be made */
 #define DEFAULT_SOCKET       "/run/bfcd/bfcd.sock"
 #define DEFAULT_ADMIN_SOCKET "/run/bfcd/admin.sock"
 
@@ -315,6 +316,7 @@ int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t 
         return 0;
 }
 
+/* One that is answered by Done. */
 int ask_evict(struct ask *a, uint64_t session_id)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
@@ -324,6 +326,32 @@ int ask_evict(struct ask *a, uint64_t session_id)
         request.body_case = BFCD__REQUEST__BODY_EVICT;
         request.evict = &question;
         return ask_done(a, &request);
+}
+
+int ask_drain(struct ask *a, const char *device)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Drain question = BFCD__DRAIN__INIT;
+
+        question.device = (char *)device;
+        request.body_case = BFCD__REQUEST__BODY_DRAIN;
+        request.drain = &question;
+        return ask_done(a, &request);
+}
+
+int ask_resume(struct ask *a, const char *device)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Resume question = BFCD__RESUME__INIT;
+        int r;
+
+        question.device = (char *)device;
+        request.body_case = BFCD__REQUEST__BODY_RESUME;
+        request.resume = &question;
+        call_set_timeout(a->connection, RESUME_TIMEOUT_MS);
+        r = ask_done(a, &request);
+        call_set_timeout(a->connection, TIMEOUT_MS);
+        return r;
 }
 
 int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition)

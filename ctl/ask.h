@@ -54,6 +54,11 @@ int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t 
 
 int ask_evict(struct ask *a, uint64_t session_id);
 
+/* Begins to drain a device; and has it again, which may take as long as making what its
+ * partitions have in advance. */
+int ask_drain(struct ask *a, const char *device);
+int ask_resume(struct ask *a, const char *device);
+
 /* The socket for a program that administers: `option` where given, else
  * BFC_ADMIN_SOCKET, else BFC_SOCKET, else the default admin socket where this
  * user may open it, else the default client socket. */

@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "ctl/ask.h"
+#include "ctl/drain.h"
 #include "ctl/explain.h"
 #include "ctl/leaks.h"
 #include "ctl/reload.h"
@@ -35,6 +36,8 @@ struct invocation {
         const char *by;
         const char *partition; /* the same, and the next */
         const char *bytes;
+        bool wait;
+        int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
         int n_arguments;
 };
@@ -48,6 +51,7 @@ struct command {
 };
 
 static int usage(const char *what, const char *which, const char *right);
+static const char *right_use(const struct command *c);
 
 static int complain(const struct ask *a)
 {
@@ -298,6 +302,49 @@ static int run_evict(struct ask *a, const struct invocation *i, const struct com
         return finish(0);
 }
 
+#define GLANCE_MS 200 /* what nobody holds is drained by then */
+
+static int run_drain(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct drain_look l;
+        bool is_late;
+        int r;
+
+        if (i->n_arguments == 0)
+                return usage("no device", NULL, right_use(c));
+        if (ask_drain(a, i->arguments[0]) < 0 ||
+            drain_wait(a, i->arguments[0], i->wait ? i->wait_ms : GLANCE_MS, &l) < 0)
+                return complain(a);
+        is_late = i->wait && !l.is_drained;
+        r = finish(i->json ? show_print(stdout, drain_json(&l)) : drain_print(stdout, &l));
+        drain_look_end(&l);
+        if (r == EXIT_SUCCESS && is_late) {
+                fprintf(stderr, "bfcctl: The device is not drained yet; it goes on being drained.\n");
+                r = EXIT_REFUSED;
+        }
+        return r;
+}
+
+static int run_resume(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        char *device;
+
+        if (i->n_arguments == 0)
+                return usage("no device", NULL, right_use(c));
+        if (ask_resume(a, i->arguments[0]) < 0)
+                return complain(a);
+        if (i->json)
+                return finish(show_print(
+                        stdout,
+                        show_document("resume", json_pack("{s:o}", "device", show_string(i->arguments[0])))));
+        device = text_escape(i->arguments[0]);
+        if (!device)
+                return finish(-ENOMEM);
+        printf("Device %s is resumed.\n", device);
+        free(device);
+        return finish(0);
+}
+
 static const struct command commands[] = {
         { "status", 0, false, BFCD__LIST__KIND__STATUS, run_list },
         { "partitions", 0, false, BFCD__LIST__KIND__PARTITIONS, run_list },
@@ -313,6 +360,8 @@ static const struct command commands[] = {
         { "reset-peaks", 2, true, 0, run_reset_peaks },
         { "trim", 1, true, 0, run_trim },
         { "evict", 1, true, 0, run_evict },
+        { "drain", 1, true, 0, run_drain },
+        { "resume", 1, true, 0, run_resume },
 };
 
 #define N_COMMANDS (sizeof(commands) / sizeof(commands[0]))
@@ -342,6 +391,9 @@ static void print_help(FILE *out)
               "  trim [TENANT] [--partition NAME] [--bytes N]\n"
               "                                   have back what lies idle in sessions\n"
               "  evict SESSION                    end a session\n"
+              "  drain DEVICE [--wait [SECONDS]]  no new blocks on it; when all are gone give\n"
+              "                                   it up, for a reset or a change of it\n"
+              "  resume DEVICE                    have it again\n"
               "\n"
               "  -s, --socket PATH  the socket to talk to, for clients or for admins\n"
               "  -j, --json         print JSON\n"
@@ -379,7 +431,22 @@ static const char *right_use(const struct command *c)
                 return "it is \"bfcctl trim [TENANT] [--partition NAME] [--bytes N]\"";
         if (c->run == run_evict)
                 return "it is \"bfcctl evict SESSION\"";
+        if (c->run == run_drain)
+                return "it is \"bfcctl drain DEVICE [--wait [SECONDS]]\"";
+        if (c->run == run_resume)
+                return "it is \"bfcctl resume DEVICE\"";
         return "this command takes none";
+}
+
+/* "30"; at most a year. */
+static bool read_seconds(const char *text, int64_t *ret_ms)
+{
+        uint64_t n = 0;
+
+        if (strcmp(text, "0") != 0 && (!read_id(text, &n) || n > UINT64_C(366) * 24 * 3600))
+                return false;
+        *ret_ms = (int64_t)n * 1000;
+        return true;
 }
 
 static int run(const struct command *c, const struct invocation *i)
@@ -411,7 +478,8 @@ int main(int argc, char **argv)
                 OPTION_OLDER,
                 OPTION_BY,
                 OPTION_PARTITION,
-                OPTION_BYTES
+                OPTION_BYTES,
+                OPTION_WAIT
         };
         static const struct option options[] = {
                 { "socket", required_argument, NULL, 's' },
@@ -424,6 +492,7 @@ int main(int argc, char **argv)
                 { "by", required_argument, NULL, OPTION_BY },
                 { "partition", required_argument, NULL, OPTION_PARTITION },
                 { "bytes", required_argument, NULL, OPTION_BYTES },
+                { "wait", optional_argument, NULL, OPTION_WAIT },
                 { NULL, 0, NULL, 0 },
         };
         struct invocation i = { 0 };
@@ -462,6 +531,16 @@ int main(int argc, char **argv)
                 case OPTION_BYTES:
                         i.bytes = optarg;
                         break;
+                case OPTION_WAIT:
+                        /* No device's id begins with a digit, so the next word may be the time. */
+                        if (!optarg && optind < argc && argv[optind][0] >= '0' && argv[optind][0] <= '9')
+                                optarg = argv[optind++];
+                        if (optarg && !read_seconds(optarg, &i.wait_ms))
+                                return usage("wrong value for --wait", optarg,
+                                             "a number of seconds, as in --wait 30");
+                        i.wait_ms = optarg ? i.wait_ms : -1;
+                        i.wait = true;
+                        break;
                 case ':':
                         return usage("no value for", argv[optind - 1], "it takes one, as in --socket PATH");
                 default:
@@ -482,6 +561,9 @@ int main(int argc, char **argv)
                 return usage("--tenant is not for", c->name, "it is for explain and leaks");
         if ((i.older || i.by) && c->run != run_leaks)
                 return usage("--older and --by are not for", c->name, "they are for leaks");
+        if (i.wait && c->run != run_drain)
+                return usage("--wait is not for", c->name,
+                             "it is \"bfcctl drain DEVICE [--wait [SECONDS]]\"");
         if ((i.partition || i.bytes) && c->run != run_trim)
                 return usage("--partition and --bytes are not for", c->name, "they are for trim");
         i.arguments = argv + optind + 1;

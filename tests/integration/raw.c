@@ -376,7 +376,8 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         hello.capabilities = (raw->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
                              (raw->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0) |
 
-                             (raw->wants_trim ? BFCD__CAPABILITY__CAPABILITY_TRIM : 0);
+                             (raw->wants_trim ? BFCD__CAPABILITY__CAPABILITY_TRIM : 0) |
+                             (raw->wants_drain ? BFCD__CAPABILITY__CAPABILITY_DRAIN : 0);
         hello.name = (char *)(uintptr_t) "raw";
         if (tenant)
                 hello.tenant = (char *)(uintptr_t)tenant;

@@ -40,6 +40,7 @@ struct raw {
         uint64_t last_sequence; /* of the Extents messages */
         bool wants_events;      /* set before the hello */
         bool wants_trim;        /* the same; with wants_events */
+        bool wants_drain;       /* the same */
         int events_fd;          /* -1: none */
         bool wants_pages;       /* set before the hello */
         int page_fds[2];        /* usage, client; -1: none */

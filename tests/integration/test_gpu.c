@@ -300,6 +300,120 @@ START_TEST(a_lost_device)
 }
 END_TEST
 
+static void find_device(int ordinal)
+{
+        char path[128];
+
+        snprintf(path, sizeof(path), "%s/lost-%d", getenv("FAKE_CUDA_STATE"), ordinal);
+        ck_assert_int_eq(unlink(path), 0);
+}
+
+static void must_run(const struct rig *rig, const char *command, const char *device, const char *part)
+{
+        const char *argv[] = { program_bfcctl(), "--socket", rig->admin_socket, command, device, NULL, NULL };
+        char *out, *err;
+        int status;
+
+        argv[5] = strcmp(command, "drain") == 0 ? "--wait=20" : NULL;
+        status = program_run(argv, &out, &err);
+        ck_assert_msg(status == 0 && strstr(out, part), "%s: %d: %s%s", command, status, out, err);
+        free(out);
+        free(err);
+}
+
+struct after {
+        char socket[96];
+        struct gate up, lost, told, go;
+};
+
+/* Until its device is lost, and then until it is killed. */
+static void use_it_before(void *arg)
+{
+        struct after *after = arg;
+        bfc_client *client = child_client_open(after->socket, "red");
+        void *p, *q, *none;
+
+        REQUIRE(bfc_malloc_in(client, "train", 40 * MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_in(client, "train", 20 * MIB, &q) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        gate_open(&after->up);
+        REQUIRE(gate_wait(&after->lost, 60000), "not in time");
+        REQUIRE(bfc_malloc_in(client, "train", 44 * MIB, &none) == -ENODEV, "%s", bfc_last_error());
+        gate_open(&after->told);
+        pause();
+}
+
+static void use_it_after(void *arg)
+{
+        struct after *after = arg;
+        bfc_client *client;
+        void *p;
+
+        REQUIRE(gate_wait(&after->go, 60000), "not in time");
+        client = child_client_open(after->socket, "red");
+        REQUIRE(bfc_malloc_in(client, "train", 60 * MIB, &p) == 0, "%s", bfc_last_error());
+        pattern_write(p, 20 * MIB, 5);
+        REQUIRE(pattern_holds(p, 20 * MIB, 5), "a block is not as it was");
+        bfc_disconnect(client);
+}
+
+static void must_not_resume(const struct rig *rig, const char *part)
+{
+        const char *argv[] = { program_bfcctl(), "--socket", rig->admin_socket, "resume", "cuda:0", NULL };
+        char *err;
+
+        ck_assert_int_eq(program_run(argv, NULL, &err), 1);
+        ck_assert_msg(strstr(err, part), "%s", err);
+        free(err);
+}
+
+/* It is drained, reset, and resumed, and bfcd was not started again: what was on it is uncharged. */
+START_TEST(a_lost_device_that_is_reset)
+{
+        struct rig *rig = rig_start(&two_gpus);
+        struct after *after = shared_memory(sizeof(*after));
+        pid_t before_it, after_it;
+        bfc_client *client;
+        void *other;
+
+        strcpy(after->socket, rig->socket);
+        rig->forgiven = "device 'cuda:0' ";
+        after->up = gate_new();
+        after->lost = gate_new();
+        after->told = gate_new();
+        after->go = gate_new();
+        before_it = child_start(use_it_before, after); /* before this process has a driver */
+        after_it = child_start(use_it_after, after);
+        client = client_open(rig, NULL, "other");
+        ck_assert_ok(bfc_malloc(client, 3 * MIB, &other));
+        ck_assert(gate_wait(&after->up, 20000));
+        lose_device(0);
+        gate_open(&after->lost);
+        ck_assert(gate_wait(&after->told, 20000));
+        assert_status(rig, (const char *const[]){ "lost", "ok  " });
+        must_not_resume(rig, "it is lost; drain it first");
+        child_kill(before_it);
+        must_run(rig, "drain", "cuda:0", "is drained.");
+        assert_status(rig, (const char *const[]){ "drained", "ok  " });
+        must_not_resume(rig, "device 'cuda:0' could not be resumed: cuda:0: "); /* it is not reset yet */
+        assert_status(rig, (const char *const[]){ "drained", "ok  " });
+        find_device(0);
+        must_run(rig, "resume", "cuda:0", "is resumed.");
+        assert_status(rig, (const char *const[]){ "ok", "ok  " });
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        gate_open(&after->go);
+        child_join(after_it);
+        pattern_write(other, 3 * MIB, 3);
+        ck_assert(pattern_holds(other, 3 * MIB, 3));
+        bfc_disconnect(client);
+        gate_free(&after->up);
+        gate_free(&after->lost);
+        gate_free(&after->told);
+        gate_free(&after->go);
+        rig_stop(rig);
+}
+END_TEST
+
 /* The job is asked for extents that it has mapped on a device that is lost by
  * then. It keeps its session, and what it has on the other one. */
 START_TEST(a_device_lost_while_memory_goes_back)
@@ -399,6 +513,7 @@ int main(void)
                 free_during_a_capture,
                 frameworks_free_during_a_capture,
                 a_lost_device,
+                a_lost_device_that_is_reset,
                 a_device_lost_while_memory_goes_back,
                 a_broken_context,
                 blocks_of_a_lost_device,
