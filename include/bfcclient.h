@@ -25,7 +25,9 @@
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
- *   -EBUSY       a CUDA stream is being captured (bfc_free, bfc_detach, bfc_pool_free,
+ *   -EBUSY       an operator drains the device, for a reset or the like: later (bfc_malloc and
+ *                its kind);
+ *                a CUDA stream is being captured (bfc_free, bfc_detach, bfc_pool_free,
  *                bfc_write, bfc_read, bfc_end_stream, bfc_poll);
  *                another client is recording into that file (bfc_connect)
  *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read,
