@@ -316,7 +316,6 @@ int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t 
         return 0;
 }
 
-/* One that is answered by Done. */
 int ask_evict(struct ask *a, uint64_t session_id)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
