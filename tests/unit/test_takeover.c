@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/restore.h"
@@ -745,6 +746,68 @@ START_TEST(test_lives)
 }
 END_TEST
 
+/* ---- many ------------------------------------------------------------------ */
+
+static const char many_text[] = "max_sessions: 2000\n"
+                                "devices:\n"
+                                "  - id: host\n"
+                                "    size: 1GiB\n"
+                                "    partitions: [{name: main, limit: 512MiB}]\n"
+                                "tenants:\n"
+                                "  - name: a\n"
+                                "    match: {uid: 1}\n"
+                                "    quotas: [{partition: main, limit: 512MiB, max_blocks: 200000}]\n";
+
+static uint64_t cpu_ns(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* 1,000 sessions with 100,000 blocks. How long it takes is told, and bounded loosely. */
+START_TEST(test_many)
+{
+        enum { N = 1000, N_BLOCKS = 100 };
+        static struct peer *peers[N];
+        static struct client c;
+        uint64_t began_ns, took_ns;
+
+        b = peer_broker_free(b, config);
+        store = fake_store_free(store);
+        store = fake_store_new();
+        b = peer_broker_kept(many_text, NULL, store, &config);
+        for (size_t i = 0; i < N; i++) {
+                come_in(&c, 1);
+                for (size_t k = 0; k < N_BLOCKS; k++)
+                        (void)peer_malloc(c.peer, 0, 256 * (1 + (i + k) % 8));
+                peer_settle(b);
+                peer_forget_replies(c.peer);
+                peers[i] = c.peer;
+        }
+        for (size_t i = 0; i < N; i++)
+                peer_drop(peers[i]);
+        fake_store_die(store);
+        peer_broker_leave(b, config);
+        began_ns = cpu_ns();
+        b = peer_broker_kept(many_text, NULL, store, &config);
+        took_ns = cpu_ns() - began_ns;
+        check();
+        ck_assert_uint_eq(b->n_awaited, N);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, N * N_BLOCKS);
+        printf("# %u sessions, %u blocks: %.1f ms of a processor\n", N, N * N_BLOCKS, (double)took_ns / 1e6);
+        ck_assert_uint_lt(took_ns, UINT64_C(2000000000)); /* also under sanitizers */
+        for (size_t i = 0; i < N; i++) {
+                c.peer = peer_new(b, 1, false);
+                session_free(c.peer->session);
+                c.peer->session = b->sessions[b->awaited[i].index];
+                peer_free(c.peer);
+        }
+        check();
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("takeover");
@@ -763,6 +826,8 @@ int main(void)
         tcase_add_test(t, test_lost_extent);
         tcase_add_test(t, test_failures);
         tcase_add_test(t, test_lives);
+        tcase_add_test(t, test_many);
+        tcase_set_timeout(t, 60);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }
