@@ -59,6 +59,7 @@ struct key_set {
 struct store {
         struct manager *manager;
         bool keeps;
+        bool lacks_memory;   /* for what was handed over */
         int ledger_fd;       /* that was handed over; -1: none */
         bool has_ledger;     /* the manager has one */
         bool ledger_is_ours; /* it was taken, or put */
@@ -286,8 +287,10 @@ static bool store_take_over(void *userdata, const char *name, int fd)
         struct store *s = userdata;
         uint64_t key = key_of_name(name);
 
-        if (key > 0)
-                return store_add_given(s, key, fd);
+        if (key > 0) {
+                s->lacks_memory = s->lacks_memory || !store_add_given(s, key, fd);
+                return !s->lacks_memory;
+        }
         if (strcmp(name, STORE_LEDGER) != 0)
                 return false;
         if (s->ledger_fd >= 0) /* which one is it? */
@@ -596,6 +599,10 @@ int store_new(struct manager *m, struct store **ret)
         s->spent_at_ns = now_ns();
         pthread_mutex_init(&s->mutex, NULL);
         manager_take_all(m, store_take_over, s);
+        if (s->lacks_memory) { /* else a key might be given that the manager has */
+                store_free(s);
+                return -ENOMEM;
+        }
         store_sort_given(s);
         store_read_environment(s);
         *ret = s;
