@@ -405,19 +405,23 @@ uint64_t store_next_key(struct store *s)
         return key;
 }
 
-int store_put_ledger(struct store *s, int fd)
+static int store_replace_ledger(struct store *s, int fd)
 {
-        int r = 0;
+        int r = s->has_ledger ? store_tell_remove(s, STORE_LEDGER) : 0;
 
-        if (!store_keeps(s))
-                return 0;
-        if (s->has_ledger)
-                r = store_tell_remove(s, STORE_LEDGER);
         if (r == 0)
                 r = store_tell_put(s, STORE_LEDGER, fd);
         s->has_ledger = s->has_ledger || r == 0;
         s->ledger_is_ours = true;
         s->keeps = r == 0;
+        return r;
+}
+
+int store_put_ledger(struct store *s, int fd)
+{
+        int r = store_keeps(s) ? store_replace_ledger(s, fd) : 0;
+
+        (void)store_drop_rest(s);
         return r;
 }
 

@@ -56,8 +56,9 @@ size_t store_drop_rest(struct store *s);
 /* A key that none in the store has; 0, which names nothing: it does not keep. */
 uint64_t store_next_key(struct store *s);
 
-/* At the start; one that was handed over is removed first. After an error it does not keep
- * any more. -errno. */
+/* At the start, of a ledger that is new: one that was handed over is removed first, and then
+ * all extents that nobody took, so that their memory can be had again. After an error it does
+ * not keep any more. -errno. */
 int store_put_ledger(struct store *s, int fd);
 int store_remove_ledger(struct store *s);
 

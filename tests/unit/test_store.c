@@ -525,8 +525,7 @@ static bool takes_over(struct manager *manager, void *userdata)
         IS(store_remove_extent(store, 77, false) == 0); /* which is not there */
         IS(store_next_key(store) == 78);                /* nor any that was asked for */
         IS(store_remove_extent(store, 47, false) == 0); /* x1f, before anybody took it */
-        IS(store_put_ledger(store, ledger) == 0);
-        IS(store_drop_rest(store) == 3); /* x1f, and both of 9 */
+        IS(store_drop_rest(store) == 3);                /* x1f, and both of 9 */
         manager_drop_rest(manager, tell);
         IS(n_told == 3);
         IS(store_put_extent(store, 78, extent) == 0);
@@ -581,7 +580,8 @@ static bool wants_nothing(struct manager *manager, void *userdata)
         IS(store_new(manager, &store) == 0 && !store_keeps(store));
         IS(store_take_ledger(store) == -1);
         IS(store_take_extent(store, 5) == -1);
-        IS(store_drop_rest(store) == 2);
+        IS(store_put_ledger(store, files[2]) == 0);
+        IS(store_drop_rest(store) == 0);
         store_free(store);
         return true;
 }
@@ -606,8 +606,9 @@ static bool begins_anew(struct manager *manager, void *userdata)
 
         (void)userdata;
         IS(store_new(manager, &store) == 0 && store_keeps(store));
-        IS(store_take_ledger(store) == -1); /* of two nobody knows which one it is */
-        IS(store_put_ledger(store, fd) == 0);
+        IS(store_take_ledger(store) == -1);   /* of two nobody knows which one it is */
+        IS(store_put_ledger(store, fd) == 0); /* and what was of the others is nobody's */
+        IS(store_room(store) == 16383);
         IS(store_drop_rest(store) == 0);
         close(fd);
         store_free(store);
@@ -620,6 +621,8 @@ START_TEST(test_two_ledgers)
         k = keeper_new(NULL); /* that it keeps is seen */
         keeper_keep(k, "ledger", files[0]);
         keeper_keep(k, "ledger", files[1]);
+        keeper_keep(k, "x5", files[1]);
+        keeper_keep(k, "x7", files[2]);
         keeper_succeed(k, begins_anew, NULL);
         ck_assert_uint_eq(keeper_count(k), 1);
         ck_assert(!is_same(keeper_fd(k, "ledger"), files[0]));
