@@ -74,6 +74,8 @@ struct mortal {
         uint32_t units[N_UNITS]; /* the block's number, of N_UNITS; 0: free */
         uint32_t next_number;
         uint64_t stamps[N_UNITS]; /* of the block with this number: its id is both */
+        unsigned first[N_UNITS];  /* where it lies, in units */
+        unsigned n_units[N_UNITS];
         struct shared shared[MAX_SHARED];
         struct peer peers[MAX_PEERS];
         bool is_known; /* a session was begun */
@@ -214,9 +216,8 @@ static unsigned find_units(const struct mortal *m, unsigned n)
 
 static void drop_block(struct mortal *m, uint32_t number)
 {
-        for (unsigned i = 0; i < N_UNITS; i++)
-                if (m->units[i] == number)
-                        m->units[i] = 0;
+        for (unsigned i = 0; i < m->n_units[number]; i++)
+                m->units[m->first[number] + i] = 0;
         m->stamps[number] = 0;
         m->counts.n_blocks--;
 }
@@ -288,18 +289,10 @@ static void announce(struct mortal *m, struct peer *p, unsigned first, unsigned 
 
 static void fill_block(const struct mortal *m, uint32_t number, Bfcd__Block *ret)
 {
-        unsigned first = 0, n = 0;
-
-        for (unsigned i = N_UNITS; i-- > 0;) {
-                if (m->units[i] != number)
-                        continue;
-                first = i;
-                n++;
-        }
         ret->block_id = id_of(m, number);
         ret->region_id = REGION_ID;
-        ret->offset = (uint64_t)first * UNIT;
-        ret->n_bytes = (uint64_t)n * UNIT;
+        ret->offset = (uint64_t)m->first[number] * UNIT;
+        ret->n_bytes = (uint64_t)m->n_units[number] * UNIT;
 }
 
 static void on_malloc(struct mortal *m, struct peer *p, uint64_t id, uint64_t n_bytes)
@@ -319,6 +312,8 @@ static void on_malloc(struct mortal *m, struct peer *p, uint64_t id, uint64_t n_
                 m->next_number = m->next_number % (N_UNITS - 1) + 1;
         while (m->stamps[m->next_number] != 0);
         m->stamps[m->next_number] = ++stamp;
+        m->first[m->next_number] = at;
+        m->n_units[m->next_number] = n;
         for (unsigned i = 0; i < n; i++)
                 m->units[at + i] = m->next_number;
         m->counts.n_blocks++;
