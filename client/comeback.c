@@ -101,8 +101,7 @@ static int refused(bfc_client *client, const Bfcd__Refusal *refusal, struct atte
         snprintf(a->words, sizeof(a->words), "%s", refusal->message);
         if (may_pass(refusal->error))
                 return AGAIN;
-        snprintf(why, sizeof(why), "the daemon was started anew and does not take it back: %s",
-                 refusal->message);
+        snprintf(why, sizeof(why), "the daemon does not take it back: %s", refusal->message);
         return over(client, why);
 }
 

@@ -116,7 +116,7 @@ int bfc_connect(const struct bfc_options *options, bfc_client **ret_client);
 void bfc_disconnect(bfc_client *client);
 
 /* With BFC_POLL: does what the daemon has asked for unasked: memory that it takes back is
- * unmapped, what lies idle goes back. Waits for the daemon's answers, and on a GPU for work with
+ * unmapped, what lies idle goes back. Where the daemon is gone, comes back to it. Waits for the daemon's answers, and on a GPU for work with
  * that memory; otherwise for nothing. Call it within a tenth of a second: who does not answer a
  * request for idle memory in time (timeouts.reclaim of the daemon) is not waited for the next
  * time. From any thread, also beside other calls. -EBUSY: something has to wait for the end of a
