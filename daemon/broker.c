@@ -18,6 +18,8 @@
 #define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
 #define BROKER_MAX_PLACES     (2 * CONFIG_MAX_TENANTS)
 /* Records that a later config may need beyond twice what this one does. */
+#define BROKER_SESSION_FDS  3u  /* its socket, its process, its events' socket */
+#define BROKER_MORE_FDS     64u /* the daemon's own, a few newcomers, what is on its way */
 #define BROKER_MORE_QUOTAS  4096u
 #define BROKER_MORE_EXTENTS 65536u
 #define BROKER_MORE_BLOCKS  (UINT64_C(4) << 20)
@@ -38,6 +40,39 @@ static uint32_t with_room(uint64_t n, uint64_t more)
 uint64_t broker_max_holds(const struct config *c)
 {
         return (uint64_t)c->max_sessions * BROKER_HOLDS;
+}
+
+/* A tenant's extents are of one size, and all tenants' together no more than the partition. */
+static uint64_t partition_max_extents(const struct config *c, size_t partition)
+{
+        enum device_share share = partition_share(&c->partitions[partition]);
+        uint64_t limit_bytes = c->partitions[partition].limit_bytes, smallest = limit_bytes;
+        uint64_t n_extents = 0, n_fit;
+
+        if (share != DEVICE_SHARE_FD)
+                return 0; /* they are no fds */
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        const struct config_quota *q = &c->tenants[i].quotas[k];
+                        uint64_t extent_bytes = arena_extent_bytes(share, q->limit_bytes, CONFIG_GRANULARITY);
+
+                        if (q->partition != partition)
+                                continue;
+                        n_extents += arena_max_extents(share, q->limit_bytes, extent_bytes);
+                        smallest = extent_bytes < smallest ? extent_bytes : smallest;
+                }
+        }
+        n_fit = smallest > 0 ? limit_bytes / smallest : 0;
+        return n_extents < n_fit ? n_extents : n_fit;
+}
+
+uint64_t broker_wants_fds(const struct config *c)
+{
+        uint64_t n = (uint64_t)c->max_sessions * BROKER_SESSION_FDS + BROKER_MORE_FDS;
+
+        for (size_t i = 0; i < c->n_partitions; i++)
+                n += partition_max_extents(c, i);
+        return n;
 }
 
 /* As many records as the limits allow to be in use: no table is ever full. */

@@ -150,6 +150,10 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
 #define BROKER_HOLDS 1024u
 uint64_t broker_max_holds(const struct config *c);
 
+/* About as many fds as the config lets sessions and extents take, with some for everything
+ * else: with fewer somebody may be turned away before the limits say so. */
+uint64_t broker_wants_fds(const struct config *c);
+
 /* No session may be left. Takes NULL. Destroys every extent, without a look at
  * what escapes: the process is about to end. */
 struct broker *broker_free(struct broker *b);

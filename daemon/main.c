@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,15 +127,21 @@ static int parse_options(int argc, char **argv, struct options *ret)
         return 0;
 }
 
-/* Each extent and each session takes fds: as many as we may have. */
-static void raise_fd_limit(void)
+/* Each extent and each session takes fds: as many as we may have, and a word if those are few. */
+static void raise_fd_limit(const struct config *config)
 {
+        uint64_t n_wanted = broker_wants_fds(config);
         struct rlimit limit;
 
-        if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-                limit.rlim_cur = limit.rlim_max;
-                setrlimit(RLIMIT_NOFILE, &limit);
-        }
+        if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+                return;
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        if (limit.rlim_max < n_wanted)
+                log_warning("the process may have %" PRIu64 " fds, and max_sessions: %" PRIu32
+                            " with its extents may take %" PRIu64
+                            ": raise LimitNOFILE= of the service (or ulimit -n), or lower max_sessions",
+                            (uint64_t)limit.rlim_max, config->max_sessions, n_wanted);
 }
 
 static void on_ready(void)
@@ -168,7 +175,7 @@ static int serve(const struct options *from, const struct config *config, struct
         char sentence[512] = "out of memory";
         int r;
 
-        raise_fd_limit();
+        raise_fd_limit(config);
         signal(SIGPIPE, SIG_IGN);
         r = server_new(&server);
         if (r < 0) {

@@ -728,6 +728,27 @@ START_TEST(more_connections_than_fds)
 }
 END_TEST
 
+/* Said at the start, where the limit on fds does not hold what the config allows. */
+START_TEST(few_fds_are_said)
+{
+        struct rig_config config = { .top = "max_sessions: 40\n", .max_fds = 184 + 33 };
+        bool is_fd = rig_device() != ON_CUDA_IPC;
+        struct rig *rig = rig_start(&config); /* 3 * 40 + 64, and the extents */
+        char *log = rig_log(rig);
+
+        ck_assert_ptr_null(strstr(log, "LimitNOFILE="));
+        free(log);
+        rig_stop(rig);
+        config.max_fds = is_fd ? 184 + 32 : 183; /* a tenant of 64 MiB has 33 at most */
+        rig = rig_start(&config);
+        log = rig_log(rig);
+        ck_assert_msg(strstr(log, "LimitNOFILE=") && strstr(log, is_fd ? " take 217:" : " take 184:"),
+                      "the log: %s", log);
+        free(log);
+        rig_stop(rig);
+}
+END_TEST
+
 START_TEST(more_extents_than_fds)
 {
         if (rig_device() == ON_CUDA_IPC)
@@ -837,6 +858,7 @@ int main(void)
                 silent_crowds_are_small,
                 more_connections_than_fds,
                 more_extents_than_fds,
+                few_fds_are_said,
                 long_words,
                 hang_ups_with_requests_under_way,
                 NULL,
