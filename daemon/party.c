@@ -6,17 +6,39 @@
 #include <errno.h>
 #include <stdlib.h>
 
-struct party {
-        struct party_key key;
-        size_t n_members;
-        struct party_ready ready;
-        TAILQ_ENTRY(party) of_all, of_due;
-};
-
 void parties_init(struct parties *all)
 {
         TAILQ_INIT(&all->all);
         TAILQ_INIT(&all->due);
+        TAILQ_INIT(&all->strangers_due);
+        all->strangers = (struct party){ .n_members = 0 };
+}
+
+static bool is_stranger(const struct party *p)
+{
+        return !p->key.tenant && !p->key.admin;
+}
+
+static void party_set_due(struct parties *all, struct party *p)
+{
+        if (!is_stranger(p)) {
+                TAILQ_INSERT_TAIL(&all->due, p, of_due);
+                return;
+        }
+        if (TAILQ_EMPTY(&all->strangers_due))
+                TAILQ_INSERT_TAIL(&all->due, &all->strangers, of_due);
+        TAILQ_INSERT_TAIL(&all->strangers_due, p, of_due);
+}
+
+static void party_unset_due(struct parties *all, struct party *p)
+{
+        if (!is_stranger(p)) {
+                TAILQ_REMOVE(&all->due, p, of_due);
+                return;
+        }
+        TAILQ_REMOVE(&all->strangers_due, p, of_due);
+        if (TAILQ_EMPTY(&all->strangers_due))
+                TAILQ_REMOVE(&all->due, &all->strangers, of_due);
 }
 
 static bool is_key(const struct party *p, const struct party_key *key)
@@ -96,7 +118,7 @@ void party_ready(struct parties *all, struct party_member *m)
                 return;
         m->is_ready = true;
         if (TAILQ_EMPTY(&p->ready))
-                TAILQ_INSERT_TAIL(&all->due, p, of_due);
+                party_set_due(all, p);
         TAILQ_INSERT_TAIL(&p->ready, m, link);
 }
 
@@ -109,7 +131,13 @@ void party_rest(struct parties *all, struct party_member *m)
         m->is_ready = false;
         TAILQ_REMOVE(&p->ready, m, link);
         if (TAILQ_EMPTY(&p->ready))
-                TAILQ_REMOVE(&all->due, p, of_due);
+                party_unset_due(all, p);
+}
+
+static void move_to_tail(struct party_list *list, struct party *p)
+{
+        TAILQ_REMOVE(list, p, of_due);
+        TAILQ_INSERT_TAIL(list, p, of_due);
 }
 
 struct party_member *party_next(struct parties *all)
@@ -119,11 +147,12 @@ struct party_member *party_next(struct parties *all)
 
         if (!p)
                 return NULL;
+        move_to_tail(&all->due, p);
+        if (p == &all->strangers) {
+                p = TAILQ_FIRST(&all->strangers_due);
+                move_to_tail(&all->strangers_due, p);
+        }
         m = TAILQ_FIRST(&p->ready);
         party_rest(all, m);
-        if (!TAILQ_EMPTY(&p->ready)) {
-                TAILQ_REMOVE(&all->due, p, of_due);
-                TAILQ_INSERT_TAIL(&all->due, p, of_due);
-        }
         return m;
 }

@@ -4,8 +4,13 @@
  * something to do take turns, one member's turn each; so a crowd waits among
  * itself, and nobody else for it.
  *
- * Invariant: a party is in the list of those that are due exactly if one of its
- * members is ready; it lives as long as it has members.
+ * Strangers, who knock at the clients' socket or have not said hello there, are as
+ * one party among the others, and take its turns one party after the other: who
+ * comes in is taken in, asked and answered at the price of one neighbour.
+ *
+ * Invariant: a party is in the list of those that are due (of strangers, in theirs)
+ * exactly if one of its members is ready; in the former are the strangers, as one,
+ * exactly if one of them is due. A party lives as long as it has members.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_PARTY_H
@@ -17,14 +22,8 @@
 #include <sys/types.h>
 
 struct tenant;
-struct party;
 TAILQ_HEAD(party_list, party);
 TAILQ_HEAD(party_ready, party_member);
-
-struct parties {
-        struct party_list all;
-        struct party_list due;
-};
 
 enum party_kind {
         PARTY_CONNECTIONS,
@@ -36,6 +35,20 @@ struct party_key {
         uid_t uid;                   /* of the former */
         bool admin;
         enum party_kind kind;
+};
+
+struct party {
+        struct party_key key;
+        size_t n_members;
+        struct party_ready ready;
+        TAILQ_ENTRY(party) of_all, of_due;
+};
+
+struct parties {
+        struct party_list all;
+        struct party_list due;
+        struct party_list strangers_due;
+        struct party strangers; /* stands for them in the list of the due */
 };
 
 /* Inside a connection, or what else takes turns. */

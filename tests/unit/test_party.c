@@ -91,6 +91,42 @@ START_TEST(a_kind_is_a_party)
 }
 END_TEST
 
+/* However many users they are of. */
+START_TEST(strangers_are_as_one)
+{
+        static const struct party_key knocking = { .kind = PARTY_KNOCKING };
+        struct party_member m[3] = { { 0 } }, one = { 0 };
+
+        ck_assert_int_eq(party_join(&all, &m[0], &knocking), 0);
+        ck_assert_int_eq(party_join(&all, &m[1], &uid_7), 0);
+        ck_assert_int_eq(party_join(&all, &m[2], &uid_8), 0);
+        ck_assert_int_eq(party_join(&all, &one, &red), 0);
+        for (int i = 0; i < 3; i++)
+                party_ready(&all, &m[i]);
+        party_ready(&all, &one);
+        for (int i = 0; i < 6; i++) {
+                struct party_member *next = party_next(&all);
+
+                ck_assert_ptr_eq(next, i % 2 ? &one : &m[i / 2]);
+                party_ready(&all, next);
+        }
+        party_rest(&all, &m[0]); /* from the middle of their turns */
+        ck_assert_ptr_eq(party_next(&all), &m[1]);
+        party_leave(&all, &m[2]);
+        ck_assert_ptr_eq(party_next(&all), &one);
+        ck_assert_ptr_null(party_next(&all));
+        party_ready(&all, &m[1]);
+        ck_assert_int_eq(party_join(&all, &m[1], &red), 0); /* and is none any more */
+        ck_assert(TAILQ_EMPTY(&all.strangers_due));
+        ck_assert_ptr_eq(party_next(&all), &m[1]);
+        ck_assert_ptr_null(party_next(&all));
+        party_leave(&all, &m[0]);
+        party_leave(&all, &m[1]);
+        party_leave(&all, &one);
+        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("party");
@@ -100,6 +136,7 @@ int main(void)
         tcase_add_test(tc, a_crowd_waits_among_itself);
         tcase_add_test(tc, who_says_hello_changes_parties);
         tcase_add_test(tc, a_kind_is_a_party);
+        tcase_add_test(tc, strangers_are_as_one);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
 }
