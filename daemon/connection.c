@@ -25,6 +25,7 @@
 #include "daemon/cgroup.h"
 #include "daemon/events.h"
 #include "daemon/log.h"
+#include "daemon/pin.h"
 #include "daemon/restore.h"
 #include "daemon/session.h"
 #include "proto/frame.h"
@@ -44,15 +45,12 @@
 #define CONNECTION_NEWCOMERS         1024u /* in all */
 #define CONNECTION_NEWCOMERS_OF_USER 128u  /* a job of as many processes may begin at once */
 
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77 /* Linux 6.5 */
-#endif
-
 struct connection {
         struct connection_host *host;
         bool admin;
         int fd;
         int pidfd; /* -1: the process cannot be watched, pid_poll is not used */
+        struct pin pin;
         uv_poll_t poll;
         uv_poll_t pid_poll;
         uv_timer_t timer; /* for the hello, while crowded or stuck, for the quarantine, while lingering */
@@ -84,18 +82,6 @@ static void connection_drop(struct connection *c, const char *why);
 static void on_process_exit(uv_poll_t *handle, int status, int events);
 
 /* ---- who is there -------------------------------------------------------- */
-
-static int peer_pidfd(int fd, pid_t pid)
-{
-        int pidfd = -1;
-        socklen_t n = sizeof(pidfd);
-
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &n) == 0)
-                return pidfd;
-        if (pid <= 0)
-                return -1;
-        return (int)syscall(SYS_pidfd_open, pid, 0);
-}
 
 static int peer_groups(int fd, struct credentials *who)
 {
@@ -648,8 +634,14 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
 {
         const Bfcd__Request *request = message_unpack_request(c->host->arena, payload, n_bytes);
         const char *why = "it sent a frame that is no request";
-        int r = request ? session_handle(c->session, request, &why) : -EPROTO;
+        int r = request ? 0 : -EPROTO;
 
+        if (request && c->pin.is_open && c->session->state != SESSION_NEW) {
+                why = "it did not wait for the answer to its hello, so that nobody knows whose process it is";
+                r = -EPERM;
+        }
+        if (r == 0)
+                r = session_handle(c->session, request, &why);
         if (r == 0 && c->is_new && c->session->state != SESSION_NEW) {
                 uv_timer_stop(&c->timer);
                 if (c->session->state == SESSION_RETURNING)
@@ -697,10 +689,22 @@ static void connection_handle_frames(struct connection *c)
                 connection_make_closing(c);
 }
 
+/* As frame_reader_receive_some(), and looks at who sent it where that is to be known. */
+static int connection_read(struct connection *c, size_t n_max)
+{
+        pid_t sender;
+        int r;
+
+        if (!c->pin.is_open)
+                return frame_reader_receive_some(c->reader, c->fd, MSG_DONTWAIT, n_max);
+        r = frame_reader_receive_from(c->reader, c->fd, MSG_DONTWAIT, n_max, &sender);
+        return r == 0 ? pin_heard(&c->pin, c->fd, c->pidfd, sender) : r;
+}
+
 static void connection_receive(struct connection *c)
 {
         size_t n_max = c->dribbles ? CONNECTION_DRIBBLE_BYTES : CONNECTION_RECEIVE_BYTES;
-        int r = frame_reader_receive_some(c->reader, c->fd, MSG_DONTWAIT, n_max);
+        int r = connection_read(c, n_max);
 
         c->dribbles = true; /* until there is a frame */
         if (r == 0)
@@ -711,6 +715,8 @@ static void connection_receive(struct connection *c)
                 connection_drop(c, NULL);
         else if (r == -EPROTO)
                 connection_fail(c, "it sent fds; clients never do");
+        else if (r == -EPERM)
+                connection_fail(c, "another process than the one that connected speaks");
         else if (r < 0)
                 connection_fail(c, strerror(-r));
 }
@@ -808,12 +814,11 @@ int connection_new(struct connection_host *host, int fd, bool admin)
                 r = -EUSERS;
                 goto fail;
         }
-        c->pidfd = peer_pidfd(fd, who.pid);
-        if (c->pidfd < 0 && (errno == EMFILE || errno == ENFILE)) {
-                r = -errno;
-                goto fail;
-        }
-        r = frame_reader_new(false, &c->reader);
+        r = pin_new(&c->pin, fd, who.pid, &c->pidfd);
+        if (r == -ESRCH) /* as has_hung_up() */
+                r = -ECONNABORTED;
+        if (r == 0)
+                r = frame_reader_new(false, &c->reader);
         if (r == 0)
                 r = frame_writer_new(CONNECTION_QUEUE_MAX, &c->writer);
         if (r == 0)
@@ -830,6 +835,7 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         if (c->pidfd >= 0 && uv_poll_init(host->loop, &c->pid_poll, c->pidfd) < 0) {
                 close(c->pidfd);
                 c->pidfd = -1;
+                c->pin.is_open = false;
         }
         if (c->pidfd >= 0) {
                 c->n_handles++;

@@ -152,11 +152,27 @@ int frame_reader_receive(struct frame_reader *r, int fd, int flags)
         return frame_reader_receive_some(r, fd, flags, READER_BYTES);
 }
 
-int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t n_max)
+/* No fds fit in there: the kernel discards them, and says so. */
+union sender_control {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(struct ucred))];
+};
+
+static pid_t message_sender(struct msghdr *msg)
 {
-        union control control;
+        struct cmsghdr *c = CMSG_FIRSTHDR(msg);
+        struct ucred who;
+
+        if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_CREDENTIALS)
+                return 0;
+        memcpy(&who, CMSG_DATA(c), sizeof(who));
+        return who.pid;
+}
+
+static int reader_receive(struct frame_reader *r, int fd, int flags, size_t n_max, void *control,
+                          size_t n_control, struct msghdr *msg)
+{
         struct iovec iov;
-        struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
         ssize_t n;
         int error;
 
@@ -166,21 +182,38 @@ int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t 
         iov.iov_base = r->buffer + r->end;
         iov.iov_len = n_max < READER_BYTES - r->end ? n_max : READER_BYTES - r->end;
         do {
-                if (r->take_fds) {
-                        msg.msg_control = &control;
-                        msg.msg_controllen = sizeof(control);
-                }
-                n = recvmsg(fd, &msg, flags | MSG_CMSG_CLOEXEC);
+                *msg = (struct msghdr){ .msg_iov = &iov, .msg_iovlen = 1 };
+                msg->msg_control = n_control > 0 ? control : NULL;
+                msg->msg_controllen = n_control;
+                n = recvmsg(fd, msg, flags | MSG_CMSG_CLOEXEC);
         } while (n < 0 && errno == EINTR);
         if (n < 0)
                 return errno == EAGAIN ? FRAME_AGAIN : -errno;
-        error = reader_keep_fds(r, &msg);
+        error = reader_keep_fds(r, msg);
         if (error < 0)
                 return error;
         if (n == 0)
                 return r->begin == r->end ? FRAME_EOF : -ECONNRESET;
         r->end += (size_t)n;
         return 0;
+}
+
+int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t n_max)
+{
+        union control control;
+        struct msghdr msg;
+
+        return reader_receive(r, fd, flags, n_max, &control, r->take_fds ? sizeof(control) : 0, &msg);
+}
+
+int frame_reader_receive_from(struct frame_reader *r, int fd, int flags, size_t n_max, pid_t *ret_sender)
+{
+        union sender_control control;
+        struct msghdr msg = { .msg_controllen = 0 };
+        int error = reader_receive(r, fd, flags, n_max, &control, sizeof(control), &msg);
+
+        *ret_sender = error == 0 ? message_sender(&msg) : 0;
+        return error;
 }
 
 size_t frame_reader_feed(struct frame_reader *r, const uint8_t *bytes, size_t n_bytes)

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define FRAME_MAX_PAYLOAD  65536u
 #define FRAME_HEADER_BYTES 4u
@@ -42,6 +43,10 @@ int frame_reader_receive(struct frame_reader *r, int fd, int flags);
 /* The same with at most so many bytes: what was written byte by byte costs the
  * kernel as much for each byte as for a frame. */
 int frame_reader_receive_some(struct frame_reader *r, int fd, int flags, size_t n_max);
+
+/* The same, and by which process it was sent, where the socket has SO_PASSCRED; 0: the kernel does not
+ * say. What one call brings one process sent. For readers that take no fds. */
+int frame_reader_receive_from(struct frame_reader *r, int fd, int flags, size_t n_max, pid_t *ret_sender);
 
 /* The next whole payload, if there is one: 0 and a pointer into the buffer,
  * valid until the next frame_reader_receive(). FRAME_AGAIN: incomplete.
