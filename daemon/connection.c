@@ -1003,6 +1003,8 @@ int connection_keep(struct connection_host *host, struct session *s)
         TAILQ_INSERT_TAIL(&host->all, c, of_all);
         if (is_gone)
                 session_is_over(c, "its process exited while no daemon was there");
+        else if (!s->may_return && session_n_held(s) == 0)
+                session_is_over(c, "it ended with the daemon before");
         else
                 connection_quarantine(c);
         return 0;
