@@ -663,6 +663,18 @@ static bool on_held(struct mortal *m, struct peer *p, uint64_t id, const Bfcd__H
         }
 }
 
+static void on_goodbye(struct mortal *m)
+{
+        for (uint32_t i = 1; i < N_UNITS; i++) {
+                struct shared *s = shared_of(m, i);
+
+                if (s)
+                        set_holds(m, s, 0);
+                else if (is_used(m, i))
+                        drop_block(m, i);
+        }
+}
+
 /* ---- requests -------------------------------------------------------------------------------- */
 
 static void on_live(struct mortal *m, struct peer *p, const Bfcd__Request *request)
@@ -685,6 +697,7 @@ static void on_live(struct mortal *m, struct peer *p, const Bfcd__Request *reque
                 break;
         case BFCD__REQUEST__BODY_GOODBYE:
                 m->counts.n_goodbyes++;
+                on_goodbye(m);
                 done(p, request->id);
                 break;
         default:
