@@ -6,6 +6,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <linux/kcmp.h>
 #include <poll.h>
 #include <signal.h>
@@ -309,6 +310,8 @@ static void hand_over(const struct keeper *k)
         }
         for (i = 0; i < n; i++)
                 dup2(fds[i], FIRST_FD + i);
+        (void)syscall(SYS_close_range, FIRST_FD + n, ~0u,
+                      CLOSE_RANGE_CLOEXEC); /* whatever we have inherited */
         if (n == 0)
                 return;
         putenv(list);
@@ -335,8 +338,8 @@ static _Noreturn void become_daemon(const struct keeper *k)
         snprintf(number, sizeof(number), "%u000", o->watchdog_ms);
         if (o->watchdog_ms > 0)
                 setenv("WATCHDOG_USEC", number, 1);
-        if (o->max_stored > 0)
-                setenv("BFCD_FDSTORE", "1", 1);
+        snprintf(number, sizeof(number), "%u", o->max_stored);
+        setenv("BFCD_FDSTORE", number, 1);
         hand_over(k);
         /* Last: what is handed over may be more than it may open itself. */
         if (o->max_fds > 0)

@@ -39,7 +39,7 @@ struct stand_in_options {
         const char *admin_socket; /* "admin"; NULL: none */
         const char *notify;       /* the path that NOTIFY_SOCKET gets */
         const char *log;          /* where its output goes, appended; NULL: ours */
-        unsigned max_stored;      /* FileDescriptorStoreMax=; 0: it keeps none, and says so */
+        unsigned max_stored;      /* FileDescriptorStoreMax=, told as BFCD_FDSTORE; 0: it keeps none */
         unsigned max_fds;         /* RLIMIT_NOFILE of the daemon; 0: as it is */
         unsigned restart_ms;      /* RestartSec= */
         unsigned watchdog_ms;     /* WatchdogSec=, only told; 0: none */
