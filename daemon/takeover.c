@@ -254,8 +254,12 @@ static int takeover_quota(struct broker *b, struct tenant *t, struct remains_quo
                 remains_forget(b->remains, from);
                 return 0;
         }
-        if (from->is_closed)
+        if (from->is_closed) { /* by this process or one before, which will not open it again */
+                log_error("tenant '%s' in partition '%s': its arena of before stays closed: %" PRIu64
+                          " bytes in %zu extents stay charged, and its sessions of then cannot come back",
+                          from->tenant, from->partition, from->n_bytes, from->arena.n_extents);
                 return 0;
+        }
         if (is_there && b->partitions[partition].share != DEVICE_SHARE_FD) {
                 remains_forget(b->remains, from); /* it went with its process */
                 return 0;

@@ -441,6 +441,19 @@ static unsigned count_resting_fds(const struct rig *rig)
         return n_fds;
 }
 
+void rig_meet(struct rig *rig)
+{
+        rig->admin = raw_connect(rig->admin_socket, NULL);
+        ck_assert_ptr_nonnull(rig->admin);
+        ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == 0, 20000));
+}
+
+void rig_look_at_rest(struct rig *rig)
+{
+        rig->n_fds = count_resting_fds(rig);
+        rig->n_extents = rig_count(rig).n_extents;
+}
+
 struct rig *rig_start(const struct rig_config *config)
 {
         struct rig *rig = rig_folder();
@@ -455,11 +468,8 @@ struct rig *rig_start(const struct rig_config *config)
                 log = rig_log(rig);
                 ck_abort_msg("the daemon does not answer; it wrote: %s", log ? log : "nothing");
         }
-        rig->admin = raw_connect(rig->admin_socket, NULL);
-        ck_assert_ptr_nonnull(rig->admin);
-        ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == 0, 20000));
-        rig->n_fds = count_resting_fds(rig);
-        rig->n_extents = rig_count(rig).n_extents;
+        rig_meet(rig);
+        rig_look_at_rest(rig);
         return rig;
 }
 
@@ -468,7 +478,7 @@ char *rig_log(const struct rig *rig)
         return file_text(rig->log_path);
 }
 
-static void assert_clean_log(const struct rig *rig)
+void rig_assert_clean_log(const struct rig *rig)
 {
         static const char *const bad[] = { "error:", "Sanitizer", "Assertion", "assertion" };
         char *log = rig_log(rig), *rest = log, *line;
@@ -559,7 +569,7 @@ void rig_terminate(struct rig *rig)
         ck_assert_msg(exit_code(status) == 0, "the daemon ended with status %d", exit_code(status));
         ck_assert_msg(access(rig->socket, F_OK) < 0, "the daemon left its socket behind");
         ck_assert_msg(access(rig->admin_socket, F_OK) < 0, "the daemon left its admin socket behind");
-        assert_clean_log(rig);
+        rig_assert_clean_log(rig);
 }
 
 void rig_discard(struct rig *rig)

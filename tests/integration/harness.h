@@ -94,6 +94,9 @@ void rig_stop(struct rig *rig);
 /* The assertions of rig_stop() on the running daemon. */
 void rig_assert_empty(struct rig *rig);
 
+/* Nothing that looks like an error was logged. */
+void rig_assert_clean_log(const struct rig *rig);
+
 /* SIGTERM, status 0, sockets gone, a clean log; for tests with live clients. */
 void rig_terminate(struct rig *rig);
 
@@ -111,6 +114,11 @@ void rig_write_config(struct rig *rig, const char *text);
 /* Forks and starts BFCD with the config, stderr to log_path; no waiting. */
 pid_t rig_spawn_daemon(const struct rig *rig);
 bool rig_answers(const struct rig *rig);
+
+/* Our session on the admin socket of a daemon that has just been started, once it has made
+ * what it makes in advance; and what it has open then. */
+void rig_meet(struct rig *rig);
+void rig_look_at_rest(struct rig *rig);
 
 /* What the daemon wrote to stderr; the caller frees it. */
 char *rig_log(const struct rig *rig);

@@ -375,9 +375,13 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         hello.version = 1;
         hello.capabilities = (raw->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
                              (raw->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0) |
-
                              (raw->wants_trim ? BFCD__CAPABILITY__CAPABILITY_TRIM : 0) |
-                             (raw->wants_drain ? BFCD__CAPABILITY__CAPABILITY_DRAIN : 0);
+                             (raw->wants_drain ? BFCD__CAPABILITY__CAPABILITY_DRAIN : 0) |
+                             (raw->wants_return ? BFCD__CAPABILITY__CAPABILITY_RETURN : 0);
+        if (raw->comes_back) {
+                hello.session_id = raw->session_id;
+                hello.secret = (ProtobufCBinaryData){ sizeof(raw->secret), raw->secret };
+        }
         hello.name = (char *)(uintptr_t) "raw";
         if (tenant)
                 hello.tenant = (char *)(uintptr_t)tenant;
@@ -389,7 +393,41 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         if (r < 0)
                 return r;
         r = take_hello_fds(raw, reply->hello->capabilities);
+        raw->capabilities = reply->hello->capabilities;
+        raw->session_id = reply->hello->session_id;
+        if (reply->hello->secret.len == sizeof(raw->secret))
+                memcpy(raw->secret, reply->hello->secret.data, sizeof(raw->secret));
         bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+int raw_held(struct raw *raw, const struct raw_held *held)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Held body = BFCD__HELD__INIT;
+        Bfcd__HeldShared *shared = calloc(held->n_shared + 1, sizeof(*shared));
+        Bfcd__HeldShared **list = calloc(held->n_shared + 1, sizeof(Bfcd__HeldShared *));
+        int r = -ENOMEM;
+
+        for (size_t i = 0; shared && list && i < held->n_shared; i++) {
+                bfcd__held_shared__init(shared + i);
+                shared[i].block_id = held->shared_ids[i];
+                shared[i].count = held->count > 0 ? held->count : 1;
+                list[i] = shared + i;
+        }
+        body.extent_ids = (uint64_t *)(uintptr_t)held->extent_ids;
+        body.n_extent_ids = held->n_extents;
+        body.block_ids = (uint64_t *)(uintptr_t)held->block_ids;
+        body.n_block_ids = held->n_blocks;
+        body.shared = list;
+        body.n_shared = held->n_shared;
+        body.is_last = !held->is_not_last;
+        request.body_case = BFCD__REQUEST__BODY_HELD;
+        request.held = &body;
+        if (shared && list)
+                r = raw_do(raw, &request);
+        free(shared);
+        free(list);
         return r;
 }
 

@@ -44,6 +44,11 @@ struct raw {
         int events_fd;          /* -1: none */
         bool wants_pages;       /* set before the hello */
         int page_fds[2];        /* usage, client; -1: none */
+        bool wants_return;      /* set before the hello; with wants_events */
+        uint64_t capabilities;  /* granted by the hello */
+        uint64_t session_id;    /* told by the hello; or, where comes_back is set before it, told to it */
+        uint8_t secret[16];     /* the same */
+        bool comes_back;
         struct raw_extent *extents;
         size_t n_extents;
         size_t n_used; /* bytes in the buffer */
@@ -85,6 +90,14 @@ int raw_call(struct raw *raw, Bfcd__Request *request, Bfcd__Reply **ret);
 /* These return 0, the refusal as -error, or -EIO when the call itself failed.
  * The refusal's sentence is kept in raw_refusal(). */
 int raw_hello(struct raw *raw, const char *tenant, const char *partition);
+/* What a session that came back still has; a violation is RAW_HUNG_UP. */
+struct raw_held {
+        const uint64_t *extent_ids, *block_ids, *shared_ids;
+        size_t n_extents, n_blocks, n_shared;
+        uint32_t count; /* of each shared one; 0: once */
+        bool is_not_last;
+};
+int raw_held(struct raw *raw, const struct raw_held *held);
 int raw_malloc(struct raw *raw, uint32_t partition, uint64_t n_bytes, Bfcd__Block *ret);
 int raw_free(struct raw *raw, uint64_t block_id);
 int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Figures *ret);

@@ -1,0 +1,872 @@
+/* Those who come back and are not who they say, or say more than is theirs; and what a
+ * daemon finds in the store that cannot be. Each attempt fails and is logged, and whoever
+ * it was aimed at goes on.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "daemon/ledger.h"
+#include "tests/integration/kept.h"
+
+#define BACK_MS 10000
+
+static const struct rig_config open_to_two = {
+        .top = "timeouts: {quarantine: 100ms}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@, @OTHER@]}\n"
+                   "    quotas: [{partition: train, limit: 64MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@, @OTHER@]}\n"
+                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+};
+
+/* ---- who comes back ------------------------------------------------------------ */
+
+/* Two sessions of this process with a block each, and a daemon that keeps both. */
+struct pair {
+        struct kept *k;
+        struct raw *a, *b;
+        Bfcd__Block block_a, block_b;
+        struct raw_held held_a, held_b;
+        bool has_refused;
+};
+
+static void pair_new(struct pair *p)
+{
+        memset(p, 0, sizeof(*p));
+        p->k = kept_start(&open_to_two);
+        p->a = kept_raw(p->k, "red");
+        p->b = kept_raw(p->k, "red");
+        ck_assert_int_eq(raw_malloc(p->a, 0, MIB, &p->block_a), 0);
+        ck_assert_int_eq(raw_malloc(p->b, 0, 3 * MIB, &p->block_b), 0);
+        p->held_a = kept_held(p->a, &p->block_a.block_id, 1);
+        p->held_b = kept_held(p->b, &p->block_b.block_id, 1);
+        kept_restart(p->k, SIGKILL);
+}
+
+/* After all attempts: those that it is about come back and have what they had. */
+static void pair_end(struct pair *p)
+{
+        struct raw **sessions[] = { &p->a, &p->b };
+        struct raw_held *held[] = { &p->held_a, &p->held_b };
+
+        for (unsigned i = 0; i < 2; i++) {
+                if (!*sessions[i])
+                        continue;
+                *sessions[i] = kept_raw_back(p->k, *sessions[i]);
+                ck_assert_msg(raw_held(*sessions[i], held[i]) == 0, "%s", raw_refusal());
+                ck_assert_int_eq(raw_free(*sessions[i], held[i]->block_ids[0]), 0);
+                ck_assert_int_eq(raw_goodbye(*sessions[i]), 0);
+                raw_close(*sessions[i]);
+        }
+        raw_held_free(&p->held_a);
+        raw_held_free(&p->held_b);
+        kept_stop(p->k);
+}
+
+/* It fails with this error, and a line of the log names the process. */
+static void assert_refused(struct pair *p, const struct raw *as, int error)
+{
+        char pid[32];
+        struct raw *raw;
+        unsigned n;
+        int r;
+
+        snprintf(pid, sizeof(pid), "pid %d", (int)getpid());
+        n = kept_count_logged(p->k, pid);
+        r = kept_raw_try(p->k, as, &raw);
+        ck_assert_msg(r == -error, "%d, not -%d: %s", r, error, raw_refusal());
+        ck_assert_uint_gt(strlen(raw_refusal()), 0);
+        if (!p->has_refused) /* there is at most one line a second */
+                ck_assert_msg(WAIT_FOR(kept_count_logged(p->k, pid) > n, SETTLE_MS), "it is not logged");
+        p->has_refused = true;
+        raw_close(raw);
+        ck_assert_uint_eq(rig_figures(p->k->rig, "red", "train").bytes_in_use, 4 * MIB);
+}
+
+START_TEST(the_secret_of_another_session)
+{
+        struct pair p;
+        struct raw liar = { 0 };
+
+        pair_new(&p);
+        liar.session_id = p.b->session_id;
+        memcpy(liar.secret, p.a->secret, sizeof(liar.secret));
+        assert_refused(&p, &liar, EACCES);
+        pair_end(&p);
+}
+END_TEST
+
+START_TEST(a_wrong_secret)
+{
+        struct pair p;
+        struct raw liar = { 0 };
+
+        pair_new(&p);
+        liar.session_id = p.a->session_id;
+        memcpy(liar.secret, p.a->secret, sizeof(liar.secret));
+        liar.secret[_i == 0 ? 0 : 15] ^= 1;
+        assert_refused(&p, &liar, EACCES);
+        memset(liar.secret, 0, sizeof(liar.secret));
+        assert_refused(&p, &liar, EACCES);
+        pair_end(&p);
+}
+END_TEST
+
+/* Too short, too long, none: not even a refusal is owed. */
+START_TEST(a_secret_of_another_length)
+{
+        static const size_t lengths[] = { 0, 15, 17, 60000 };
+        static uint8_t secret[60000];
+        struct pair p;
+
+        pair_new(&p);
+        memcpy(secret, p.a->secret, 16);
+        for (unsigned i = 0; i < 4; i++) {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__Hello hello = BFCD__HELLO__INIT;
+                struct raw *raw = NULL;
+                Bfcd__Reply *reply = NULL;
+
+                ck_assert_int_eq(raw_open(p.k->rig->socket, &raw), 0);
+                hello.version = 1;
+                hello.capabilities =
+                        BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_RETURN;
+                hello.session_id = p.a->session_id;
+                hello.secret = (ProtobufCBinaryData){ lengths[i], secret };
+                request.body_case = BFCD__REQUEST__BODY_HELLO;
+                request.hello = &hello;
+                if (raw_call(raw, &request, &reply) == 0) {
+                        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_REFUSAL);
+                        bfcd__reply__free_unpacked(reply, NULL);
+                }
+                raw_close(raw);
+        }
+        pair_end(&p);
+}
+END_TEST
+
+START_TEST(an_id_that_was_never_granted)
+{
+        static const uint64_t ids[] = { 1000000, UINT64_MAX, 1 };
+        struct pair p;
+        struct raw liar = { .session_id = ids[_i] };
+
+        pair_new(&p);
+        memcpy(liar.secret, p.a->secret, sizeof(liar.secret));
+        assert_refused(&p, &liar, ESTALE);
+        pair_end(&p);
+}
+END_TEST
+
+START_TEST(an_id_whose_session_is_over)
+{
+        struct pair p;
+        struct raw over = { 0 };
+
+        pair_new(&p);
+        over.session_id = p.a->session_id;
+        memcpy(over.secret, p.a->secret, sizeof(over.secret));
+        p.a = kept_raw_back(p.k, p.a);
+        ck_assert_int_eq(raw_held(p.a, &p.held_a), 0);
+        assert_refused(&p, &over, ESTALE); /* it is there already */
+        ck_assert_int_eq(raw_free(p.a, p.block_a.block_id), 0);
+        ck_assert_int_eq(raw_goodbye(p.a), 0);
+        p.a = raw_close(p.a);
+        ck_assert(WAIT_FOR(rig_count(p.k->rig).n_sessions == 1, SETTLE_MS));
+        ck_assert_int_eq(kept_raw_try(p.k, &over, &p.a), -ESTALE);
+        p.a = raw_close(p.a);
+        pair_end(&p);
+}
+END_TEST
+
+struct thief {
+        char socket[96];
+        uint64_t session_id;
+        uint8_t secret[16];
+};
+
+static void steal(void *arg)
+{
+        struct thief *thief = arg;
+        struct raw *raw = NULL;
+        int r;
+
+        REQUIRE(raw_open(thief->socket, &raw) == 0, "no connection");
+        raw->wants_events = raw->wants_return = raw->comes_back = true;
+        raw->session_id = thief->session_id;
+        memcpy(raw->secret, thief->secret, sizeof(raw->secret));
+        r = raw_hello(raw, NULL, NULL);
+        REQUIRE(r == -EACCES, "%d: %s", r, raw_refusal());
+        raw_close(raw);
+}
+
+/* Another process, of this user and of another one, that knows id and secret. */
+START_TEST(another_process)
+{
+        struct pair p;
+        struct thief *thief = shared_memory(sizeof(*thief));
+        char words[32];
+        pid_t pid;
+
+        pair_new(&p);
+        strcpy(thief->socket, p.k->rig->socket);
+        thief->session_id = p.a->session_id;
+        memcpy(thief->secret, p.a->secret, sizeof(thief->secret));
+        if (_i == 0 || is_root()) {
+                pid = _i == 0 ? child_start(steal, thief)
+                              : child_start_as(OTHER_UID, OTHER_UID, steal, thief);
+                snprintf(words, sizeof(words), "pid %d", (int)pid);
+                child_join(pid);
+                ck_assert(kept_logged(p.k, words));
+        } else {
+                printf("# left out: only root may be another user\n");
+        }
+        munmap(thief, sizeof(*thief));
+        pair_end(&p);
+}
+END_TEST
+
+/* A hello that was refused may be repeated, three in all: guesses are no more. */
+START_TEST(three_guesses_and_no_more)
+{
+        struct pair p;
+        struct raw *raw;
+        struct raw liar = { 0 };
+
+        pair_new(&p);
+        liar.session_id = p.a->session_id;
+        ck_assert_int_eq(kept_raw_try(p.k, &liar, &raw), -EACCES);
+        raw->session_id = p.a->session_id;
+        ck_assert_int_eq(raw_hello(raw, NULL, NULL), -EACCES);
+        ck_assert_int_eq(raw_hello(raw, NULL, NULL), -EACCES);
+        memcpy(raw->secret, p.a->secret, sizeof(raw->secret));
+        ck_assert_int_lt(raw_hello(raw, NULL, NULL), 0);
+        ck_assert_int_eq(raw_wait_hang_up(raw, SETTLE_MS), 0);
+        raw_close(raw);
+        pair_end(&p);
+}
+END_TEST
+
+/* It says who it is and hangs up: it waits again, with all it had. */
+START_TEST(half_a_return_is_none)
+{
+        struct pair p;
+        struct raw *raw;
+
+        pair_new(&p);
+        for (unsigned i = 0; i < 3; i++) {
+                struct raw_held part = { .block_ids = &p.block_a.block_id,
+                                         .n_blocks = 1,
+                                         .is_not_last = true };
+
+                ck_assert_int_eq(kept_raw_try(p.k, p.a, &raw), 0);
+                if (i > 0)
+                        ck_assert_int_eq(raw_held(raw, &part), 0);
+                if (i > 1)
+                        kept_restart(p.k, SIGTERM);
+                raw_close(raw);
+                ck_assert(WAIT_FOR(rig_count(p.k->rig).n_sessions == 2, SETTLE_MS));
+                ck_assert_uint_eq(rig_figures(p.k->rig, "red", "train").bytes_in_use, 4 * MIB);
+                usleep(150000); /* longer than the quarantine of those who do not come back */
+                ck_assert_uint_eq(rig_figures(p.k->rig, "red", "train").bytes_in_use, 4 * MIB);
+        }
+        pair_end(&p);
+}
+END_TEST
+
+/* ---- what it says it has --------------------------------------------------------- */
+
+enum lie {
+        NEVER_GRANTED,
+        FREED_BEFORE,
+        TWICE,
+        TWICE_IN_TWO,
+        OF_ANOTHER,
+        EXTENT_NEVER_GIVEN,
+        EXTENT_TWICE,
+        SHARED_NEVER_HAD,
+        SHARED_TOO_OFTEN,
+        SHARED_NOT_AT_ALL,
+        OWN_AS_SHARED,
+        WITHOUT_ITS_EXTENT,
+        MALLOC_BEFORE_THE_END,
+        GOODBYE_BEFORE_THE_END,
+        MORE_AFTER_THE_END,
+        N_LIES
+};
+
+/* What is true beside it: the first message has all extents. */
+static struct raw_held truth;
+
+static int tell(struct raw *raw, const uint64_t *ids, size_t n, bool is_last)
+{
+        struct raw_held held = truth;
+
+        held.block_ids = ids;
+        held.n_blocks = n;
+        held.is_not_last = !is_last;
+        return raw_held(raw, &held);
+}
+
+static int tell_more(struct raw *raw, const uint64_t *ids, size_t n)
+{
+        struct raw_held held = { .block_ids = ids, .n_blocks = n };
+
+        return raw_held(raw, &held);
+}
+
+static int tell_shared(struct raw *raw, uint64_t id, uint32_t count)
+{
+        struct raw_held held = truth;
+
+        held.shared_ids = &id;
+        held.n_shared = 1;
+        held.count = count;
+        return raw_held(raw, &held);
+}
+
+static int publish(struct raw *raw, uint64_t block_id)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Publish body = BFCD__PUBLISH__INIT;
+
+        body.block_id = block_id;
+        body.name = (char *)(uintptr_t) "weights";
+        request.body_case = BFCD__REQUEST__BODY_PUBLISH;
+        request.publish = &body;
+        return raw_do(raw, &request);
+}
+
+/* Done with the zeroth count, as nobody's library would. */
+static int tell_shared_none(struct raw *raw, uint64_t id)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Held body = BFCD__HELD__INIT;
+        Bfcd__HeldShared shared = BFCD__HELD_SHARED__INIT, *list = &shared;
+
+        shared.block_id = id;
+        body.extent_ids = (uint64_t *)(uintptr_t)truth.extent_ids;
+        body.n_extent_ids = truth.n_extents;
+        body.shared = &list;
+        body.n_shared = 1;
+        body.is_last = true;
+        request.body_case = BFCD__REQUEST__BODY_HELD;
+        request.held = &body;
+        return raw_do(raw, &request);
+}
+
+struct lies {
+        uint64_t own, freed, shared, others;
+        uint64_t extent, others_extent;
+};
+
+static int lie(struct raw *raw, enum lie kind, const struct lies *ids)
+{
+        uint64_t twice[] = { ids->own, ids->own }, never = ids->own + (UINT64_C(1) << 32);
+        uint64_t extents[] = { ids->extent, ids->extent, ids->others_extent };
+        struct raw_held held = { .extent_ids = extents, .n_extents = 2 };
+        Bfcd__Block block;
+        int r;
+
+        switch (kind) {
+        case NEVER_GRANTED:
+                return tell(raw, &never, 1, true);
+        case FREED_BEFORE:
+                return tell(raw, &ids->freed, 1, true);
+        case TWICE:
+                return tell(raw, twice, 2, true);
+        case TWICE_IN_TWO:
+                r = tell(raw, &ids->own, 1, false);
+                return r < 0 ? -ENOTSUP : tell_more(raw, &ids->own, 1);
+        case OF_ANOTHER:
+                return tell(raw, &ids->others, 1, true);
+        case EXTENT_NEVER_GIVEN:
+                held.extent_ids = extents + 1;
+                return raw_held(raw, &held);
+        case EXTENT_TWICE:
+                return raw_held(raw, &held);
+        case SHARED_NEVER_HAD:
+                return tell_shared(raw, ids->others, 1);
+        case SHARED_TOO_OFTEN:
+                return tell_shared(raw, ids->shared, 2);
+        case SHARED_NOT_AT_ALL:
+                return tell_shared_none(raw, ids->shared);
+        case OWN_AS_SHARED:
+                return tell_shared(raw, ids->own, 1);
+        case WITHOUT_ITS_EXTENT:
+                return tell_more(raw, &ids->own, 1);
+        case MALLOC_BEFORE_THE_END:
+                r = tell(raw, &ids->own, 1, false);
+                return r < 0 ? -ENOTSUP : raw_malloc(raw, 0, 100, &block);
+        case GOODBYE_BEFORE_THE_END:
+                r = tell(raw, &ids->own, 1, false);
+                return r < 0 ? -ENOTSUP : raw_goodbye(raw);
+        case MORE_AFTER_THE_END:
+                r = tell(raw, &ids->own, 1, true);
+                return r < 0 ? -ENOTSUP : tell_more(raw, &ids->own, 1);
+        case N_LIES:
+                break;
+        }
+        return 0;
+}
+
+START_TEST(the_truth_is_taken)
+{
+        struct kept *k = kept_start(&open_to_two);
+        struct raw *raw = kept_raw(k, "red");
+        uint64_t shared, own[2];
+        Bfcd__Block block;
+
+        for (unsigned i = 0; i < 2; i++) {
+                ck_assert_int_eq(raw_malloc(raw, 0, 100000, &block), 0);
+                own[i] = block.block_id;
+        }
+        ck_assert_int_eq(raw_malloc(raw, 0, 100000, &block), 0);
+        shared = block.block_id;
+        ck_assert_int_eq(publish(raw, shared), 0);
+        truth = kept_held(raw, NULL, 0);
+        kept_restart(k, SIGTERM);
+        raw = kept_raw_back(k, raw);
+        ck_assert_int_eq(tell(raw, own, 1, false), 0);
+        truth.n_extents = 0;
+        ck_assert_int_eq(tell_shared(raw, shared, 1), 0);
+        ck_assert_uint_eq(rig_figures(k->rig, "red", "train").num_blocks, 2); /* the other one is free */
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        raw_held_free(&truth);
+        kept_stop(k);
+}
+END_TEST
+
+/* A GPU does not take memory back from a session that ended while its process, which is this one,
+ * lives. */
+static void stop_beside_ended(struct kept *k)
+{
+        if (rig_device() == ON_HOST)
+                kept_stop(k);
+        else
+                kept_discard(k);
+}
+
+/* Each is a violation: it is hung up on, which is logged, and nobody has lost or got anything: it
+ * waits again, as all the others do. */
+START_TEST(who_lists_what_is_not_his_is_out)
+{
+        struct kept *k = kept_start(&open_to_two);
+        struct raw *raw = kept_raw(k, "red"), *other = kept_raw(k, "blue"), *liar = NULL;
+        struct lies ids = { 0 };
+        struct raw_held held;
+        uint64_t own[2];
+        Bfcd__Block block;
+        char state[16];
+        int r;
+
+        ck_assert_int_eq(raw_malloc(raw, 0, 100000, &block), 0);
+        ids.freed = block.block_id;
+        ck_assert_int_eq(raw_malloc(raw, 0, 100000, &block), 0);
+        own[0] = ids.own = block.block_id;
+        ck_assert_int_eq(raw_malloc(raw, 0, 100000, &block), 0);
+        own[1] = ids.shared = block.block_id;
+        ck_assert_int_eq(publish(raw, ids.shared), 0);
+        ck_assert_int_eq(raw_malloc(other, 0, 100000, &block), 0);
+        ids.others = block.block_id;
+        ids.extent = raw->extents[0].id;
+        ids.others_extent = other->extents[0].id;
+        held = kept_held(other, &ids.others, 1);
+        truth = kept_held(raw, NULL, 0);
+        ck_assert_int_eq(raw_free(raw, ids.freed), 0);
+        kept_restart(k, SIGTERM);
+        ck_assert_msg(kept_raw_try(k, raw, &liar) == 0, "%s", raw_refusal());
+        r = lie(liar, (enum lie)_i, &ids);
+        ck_assert_msg(r < 0 && r != -ENOTSUP, "lie %d: %d", _i, r);
+        ck_assert_int_eq(raw_wait_hang_up(liar, SETTLE_MS), 0);
+        ck_assert_msg(WAIT_FOR(kept_logged(k, "disconnected: "), SETTLE_MS), "it is not logged");
+        raw_close(liar);
+        other = kept_raw_back(k, other);
+        ck_assert_int_eq(raw_held(other, &held), 0);
+        ck_assert_uint_eq(rig_figures(k->rig, "blue", "train").num_blocks, 1);
+        ck_assert_int_eq(raw_goodbye(other), 0);
+        raw_close(other);
+        if (_i != MORE_AFTER_THE_END) { /* which ended its own return, and then itself */
+                ck_assert_str_eq(kept_session_state(k, raw->session_id, state), "awaited");
+                raw = kept_raw_back(k, raw);
+                ck_assert_int_eq(tell(raw, own, 2, true), 0); /* the shared one, too */
+                ck_assert_uint_eq(rig_figures(k->rig, "red", "train").num_blocks, 2);
+                ck_assert_int_eq(raw_goodbye(raw), 0);
+        }
+        raw_close(raw);
+        raw_held_free(&held);
+        raw_held_free(&truth);
+        stop_beside_ended(k);
+}
+END_TEST
+
+/* Who did not go away has nothing to come back with. */
+START_TEST(held_by_one_who_was_not_away)
+{
+        struct kept *k = kept_start(&open_to_two);
+        struct raw *raw = kept_raw(k, "red");
+        Bfcd__Block block;
+
+        ck_assert_int_eq(raw_malloc(raw, 0, 100000, &block), 0);
+        ck_assert_int_lt(tell(raw, &block.block_id, 1, true), 0);
+        ck_assert_int_eq(raw_wait_hang_up(raw, SETTLE_MS), 0);
+        raw_close(raw);
+        ck_assert_int_lt(tell(k->rig->admin, &block.block_id, 1, true), 0);
+        raw_close(k->rig->admin);
+        rig_meet(k->rig);
+        stop_beside_ended(k);
+}
+END_TEST
+
+/* ---- what is found in the store ----------------------------------------------------- */
+
+/* Two tenants with contents, by the library, and no daemon. */
+struct find {
+        struct kept *k;
+        bfc_client *red, *blue;
+        void *red_block, *blue_block;
+};
+
+static void put_pattern(bfc_client *client, void *p, size_t n_bytes, uint64_t seed)
+{
+        char *bytes = malloc(n_bytes);
+
+        pattern_write(bytes, n_bytes, seed);
+        ck_assert_ok(bfc_write(client, p, bytes, n_bytes));
+        free(bytes);
+}
+
+static void assert_pattern(bfc_client *client, const void *p, size_t n_bytes, uint64_t seed)
+{
+        char *bytes = malloc(n_bytes);
+
+        ck_assert_ok(bfc_read(client, bytes, p, n_bytes));
+        ck_assert(pattern_holds(bytes, n_bytes, seed));
+        free(bytes);
+}
+
+static struct find find_new(void)
+{
+        struct find f = { .k = kept_start(&open_to_two) };
+
+        f.red = client_open(f.k->rig, "red", NULL);
+        f.blue = client_open(f.k->rig, "blue", NULL);
+        ck_assert_ok(bfc_malloc_flags(f.red, NULL, 5 * MIB, BFC_WHOLE, &f.red_block));
+        ck_assert_ok(bfc_malloc_flags(f.blue, NULL, 3 * MIB, BFC_WHOLE, &f.blue_block));
+        put_pattern(f.red, f.red_block, 5 * MIB, 1);
+        put_pattern(f.blue, f.blue_block, 3 * MIB, 2);
+        kept_away(f.k, SIGKILL);
+        return f;
+}
+
+static void find_free(struct find *f)
+{
+        bfc_disconnect(f->red);
+        bfc_disconnect(f->blue);
+        kept_discard(f->k);
+}
+
+static void blue_goes_on(struct find *f)
+{
+        void *more;
+
+        assert_pattern(f->blue, f->blue_block, 3 * MIB, 2);
+        ck_assert_ok(bfc_malloc_flags(f->blue, NULL, 10 * MIB, BFC_WHOLE, &more));
+        ck_assert_ok(bfc_free(f->blue, more));
+        assert_pattern(f->blue, f->blue_block, 3 * MIB, 2);
+        ck_assert_ok(bfc_free(f->blue, f->blue_block));
+        ck_assert_ok(bfc_malloc_flags(f->blue, NULL, 3 * MIB, BFC_WHOLE, &f->blue_block));
+}
+
+/* One clear error, the same with every call. */
+static void red_is_told(struct find *f)
+{
+        void *more;
+        int r = bfc_malloc_flags(f->red, NULL, MIB, BFC_WHOLE, &more);
+
+        ck_assert_int_lt(r, 0);
+        printf("# told (%d): %s\n", r, bfc_last_error());
+        ck_assert_int_lt(bfc_malloc_flags(f->red, NULL, MIB, BFC_WHOLE, &more), 0);
+}
+
+/* The index of red's only block, or extent. */
+static uint32_t reds_block(struct ledger *l)
+{
+        for (uint32_t i = 0; i < ledger_block_end(l); i++) {
+                const struct ledger_block *block = ledger_block_get(l, i);
+
+                if (block && strcmp(ledger_quota_at(l, block->quota)->tenant, "red") == 0)
+                        return i;
+        }
+        ck_abort_msg("red has no block");
+}
+
+static uint32_t reds_extent(struct ledger *l)
+{
+        for (uint32_t i = 0; i < ledger_extent_end(l); i++) {
+                const struct ledger_extent *extent = ledger_extent_get(l, i);
+
+                if (extent && strcmp(ledger_quota_at(l, extent->quota)->tenant, "red") == 0)
+                        return i;
+        }
+        ck_abort_msg("red has no extent");
+}
+
+static struct ledger *open_stored(struct kept *k)
+{
+        struct ledger *l = NULL;
+
+        ck_assert_int_eq(ledger_open(stand_in_get(k->manager, "ledger"), NULL, NULL, &l), 0);
+        return l;
+}
+
+/* A record that cannot be closes its arena, which is its tenant's in one partition; all others
+ * go on. */
+START_TEST(a_corrupted_record_closes_its_arena)
+{
+        struct find f = find_new();
+        struct ledger *l = open_stored(f.k);
+
+        switch (_i) {
+        case 0:
+                ledger_block_at(l, reds_block(l))->n_bytes = UINT64_C(1) << 40;
+                break;
+        case 1:
+                ledger_block_at(l, reds_block(l))->offset = 3;
+                break;
+        case 2:
+                ledger_extent_at(l, reds_extent(l))->n_bytes ^= 0xff;
+                break;
+        case 3:
+                ledger_extent_at(l, reds_extent(l))->offset = UINT64_MAX - 7;
+                break;
+        default:
+                ledger_block_at(l, reds_block(l))->n_requested = UINT64_MAX;
+        }
+        ledger_free(l);
+        kept_back(f.k);
+        ck_assert_msg(kept_logged(f.k, "error:"), "nobody is told of it");
+        ck_assert_msg(kept_logged(f.k, "'red'"), "it is not said whose it is");
+        blue_goes_on(&f);
+        red_is_told(&f);
+        kept_restart(f.k, SIGKILL); /* it is not opened again */
+        blue_goes_on(&f);
+        red_is_told(&f);
+        find_free(&f);
+}
+END_TEST
+
+/* Bytes at random: whatever it makes of them, it starts, and what it says is so is so. */
+START_TEST(bytes_flipped_at_random)
+{
+        struct find f = find_new();
+        int fd = stand_in_get(f.k->manager, "ledger");
+        uint64_t random = (uint64_t)_i + 1;
+        off_t end = lseek(fd, 0, SEEK_END), at = 0;
+        char *log;
+
+        printf("# seed %d\n", _i + 1);
+        for (unsigned i = 0; i < 32; i++) { /* where there is something */
+                uint8_t byte;
+
+                random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+                at = lseek(fd, (off_t)((random >> 16) % (uint64_t)end), SEEK_DATA);
+                if (at < 0)
+                        at = lseek(fd, 0, SEEK_DATA);
+                at += (off_t)(random >> 40 & 1023);
+                if (pread(fd, &byte, 1, at) != 1)
+                        continue;
+                byte = (uint8_t)(byte ^ (1u << (random >> 37 & 7)));
+                ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+        }
+        close(fd);
+        kept_back(f.k);
+        (void)bfc_free(f.red, f.red_block);
+        (void)bfc_free(f.blue, f.blue_block);
+        kept_restart(f.k, SIGTERM);
+        ck_assert_uint_eq(kept_state(f.k).n_bad, 0);
+        log = rig_log(f.k->rig);
+        ck_assert(!strstr(log, "Sanitizer") && !strstr(log, "ssertion"));
+        free(log);
+        find_free(&f);
+}
+END_TEST
+
+/* The name under which red's extent is kept. */
+static void extent_name(struct find *f, char ret[STAND_IN_NAME_BYTES])
+{
+        struct ledger *l = open_stored(f->k);
+        uint64_t key = ledger_extent_at(l, reds_extent(l))->store_key;
+        char digits[16], *at = digits + sizeof(digits);
+
+        ledger_free(l);
+        *--at = '\0';
+        do
+                *--at = "0123456789abcdefghijklmnopqrstuv"[key & 31];
+        while ((key >>= 5) != 0);
+        snprintf(ret, STAND_IN_NAME_BYTES, "x%s", at);
+}
+
+START_TEST(an_extent_is_missing_or_another)
+{
+        char name[STAND_IN_NAME_BYTES];
+        struct find f = find_new();
+        int fd = -1;
+
+        extent_name(&f, name);
+        switch (_i) {
+        case 0:
+                ck_assert_int_eq(stand_in_drop(f.k->manager, name), 1);
+                break;
+        case 1: /* of another size */
+                fd = memfd_create("other", MFD_CLOEXEC);
+                ck_assert_int_eq(ftruncate(fd, 4096), 0);
+                break;
+        case 2: /* nothing that holds memory */
+                fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+                break;
+        default: /* the right size, and may shrink under all who map it */
+                fd = memfd_create("other", MFD_CLOEXEC);
+                ck_assert_int_eq(ftruncate(fd, 2 * MIB), 0);
+        }
+        if (fd >= 0) {
+                ck_assert_int_eq(stand_in_replace(f.k->manager, name, fd), 0);
+                close(fd);
+        }
+        kept_back(f.k);
+        ck_assert_msg(kept_logged(f.k, "error:"), "nobody is told of it");
+        blue_goes_on(&f);
+        red_is_told(&f);
+        find_free(&f);
+}
+END_TEST
+
+/* What cannot be read as a ledger is none: all begins anew, loudly, and nothing is left of what
+ * was. */
+START_TEST(a_ledger_of_another_layout)
+{
+        struct find f = find_new();
+        int fd = stand_in_get(f.k->manager, "ledger"), other = -1;
+        char zero[4096] = "";
+        void *p;
+
+        switch (_i) {
+        case 0: /* its header */
+                ck_assert_int_eq(pwrite(fd, zero, 64, 0), 64);
+                break;
+        case 1:
+                other = memfd_create("other", MFD_CLOEXEC);
+                ck_assert_int_eq(write(other, zero, sizeof(zero)), (ssize_t)sizeof(zero));
+                break;
+        case 2:
+                other = memfd_create("empty", MFD_CLOEXEC);
+                break;
+        case 3:
+                other = open("/dev/null", O_RDWR | O_CLOEXEC);
+                break;
+        default:
+                ck_assert_int_eq(stand_in_drop(f.k->manager, "ledger"), 1);
+        }
+        if (other >= 0) {
+                ck_assert_int_eq(stand_in_replace(f.k->manager, "ledger", other), 0);
+                close(other);
+        }
+        close(fd);
+        kept_back(f.k);
+        if (_i < 4) /* of one that is not there nothing is known */
+                ck_assert(kept_logged(f.k, "everything begins anew"));
+        ck_assert_int_eq(bfc_malloc(f.red, MIB, &p), -ECONNRESET);
+        ck_assert_msg(strstr(bfc_last_error(), "began anew"), "%s", bfc_last_error());
+        ck_assert_int_eq(bfc_malloc(f.blue, MIB, &p), -ECONNRESET);
+        ck_assert_uint_eq(rig_charge(f.k->rig, "red", "train"), 0);
+        ck_assert_uint_eq(rig_count(f.k->rig).n_extents, 0);
+        ck_assert(WAIT_FOR(kept_state(f.k).n_stored == 1, SETTLE_MS)); /* its own ledger */
+        bfc_disconnect(f.red);
+        f.red = client_open(f.k->rig, "red", NULL);
+        ck_assert_ok(bfc_malloc(f.red, MIB, &p));
+        find_free(&f);
+}
+END_TEST
+
+/* Extents without a record are dropped; what has another name is left alone. */
+START_TEST(what_nobody_knows_is_dropped)
+{
+        static const char *const names[] = { "xv0", "x7vvvvvvvvvv", "stranger", "x", "xzz", "x0", "" };
+        struct find f = find_new();
+
+        for (unsigned i = 0; i < 7; i++) {
+                int fd = memfd_create("stranger", MFD_CLOEXEC);
+
+                ck_assert_int_eq(stand_in_put(f.k->manager, names[i], fd), 0);
+                close(fd);
+        }
+        kept_back(f.k);
+        blue_goes_on(&f);
+        assert_pattern(f.red, f.red_block, 5 * MIB, 1);
+        for (unsigned i = 0; i < 7; i++)
+                ck_assert_int_eq(stand_in_drop(f.k->manager, names[i]), i >= 2);
+        bfc_disconnect(f.red);
+        bfc_disconnect(f.blue);
+        kept_stop(f.k); /* where nothing but the ledger is stored */
+}
+END_TEST
+
+/* It dies soon after each start, and it may be the ledger's fault: after some it starts without.
+ * Whoever comes back to the last one may, until then. */
+START_TEST(a_crash_loop_is_bounded)
+{
+        struct kept *k = kept_start(&open_to_two);
+        struct raw *raw = kept_raw(k, "red"), *again;
+        Bfcd__Block block;
+        unsigned n = 0;
+
+        ck_assert_int_eq(raw_malloc(raw, 0, MIB, &block), 0);
+        do {
+                kept_away(k, SIGKILL);
+                kept_back(k);
+                ck_assert_uint_lt(++n, 20);
+        } while (rig_count(k->rig).n_sessions > 0);
+        ck_assert_uint_ge(n, 3);
+        printf("# after %u starts it begins anew\n", n);
+        ck_assert(kept_logged(k, "error:"));
+        ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), 0);
+        ck_assert_int_eq(kept_raw_try(k, raw, &again), -ESTALE);
+        raw_close(again);
+        raw_close(raw);
+        k->rig->forgiven = "starts in a row";
+        kept_stop(k);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *s = suite_create("false-returns");
+        TCase *t = tcase_create("false-returns");
+
+        tcase_set_timeout(t, TEST_TIMEOUT);
+        tcase_add_test(t, the_secret_of_another_session);
+        tcase_add_loop_test(t, a_wrong_secret, 0, 2);
+        tcase_add_test(t, a_secret_of_another_length);
+        tcase_add_loop_test(t, an_id_that_was_never_granted, 0, 3);
+        tcase_add_test(t, an_id_whose_session_is_over);
+        tcase_add_loop_test(t, another_process, 0, 2);
+        tcase_add_test(t, three_guesses_and_no_more);
+        tcase_add_test(t, half_a_return_is_none);
+        tcase_add_test(t, the_truth_is_taken);
+        tcase_add_loop_test(t, who_lists_what_is_not_his_is_out, 0, N_LIES);
+        tcase_add_test(t, held_by_one_who_was_not_away);
+        tcase_add_loop_test(t, a_corrupted_record_closes_its_arena, 0, 5);
+        tcase_add_loop_test(t, bytes_flipped_at_random, 0, 8);
+        tcase_add_loop_test(t, an_extent_is_missing_or_another, 0, 4);
+        tcase_add_loop_test(t, a_ledger_of_another_layout, 0, 5);
+        tcase_add_test(t, what_nobody_knows_is_dropped);
+        tcase_add_test(t, a_crash_loop_is_bounded);
+        suite_add_tcase(s, t);
+        return harness_main(s);
+}
