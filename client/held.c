@@ -87,6 +87,8 @@ static void leave_out(struct held *h)
 {
         size_t n = 0;
 
+        if (!h->blocks) /* an empty one, which was not looked for */
+                return;
         qsort(h->blocks, h->n_blocks, sizeof(*h->blocks), compare_ids);
         qsort(h->shared, h->n_shared, sizeof(*h->shared), compare_ids);
         for (size_t i = 0; i < h->n_blocks; i++) {
