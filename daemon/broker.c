@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "daemon/clock.h"
+#include "daemon/crash.h"
 #include "daemon/drain.h"
 #include "daemon/takeover.h"
 
@@ -384,7 +385,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
 
 void broker_is_well(struct broker *b)
 {
-        ledger_set_failed_starts(b->ledger, 0);
+        *ledger_crashes(b->ledger) = 0;
 }
 
 static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(struct quota *q))
@@ -420,6 +421,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         free(b->partitions);
         free(b->devices);
         free(b->sessions);
+        crash_count_in(NULL);
         ledger_free(b->ledger);
         free(b->config_text);
         config_free(b->own_config);

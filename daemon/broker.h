@@ -165,7 +165,7 @@ struct broker *broker_leave(struct broker *b);
 /* Comes first, while sessions are there: from now on no extent is given back. */
 void broker_prepare_leave(struct broker *b);
 
-/* It has come so far that this start counts as one that succeeded. */
+/* It has come so far that crashes of before were not the ledger's fault. */
 void broker_is_well(struct broker *b);
 
 /* Delivers what the workers have finished, and notes what it says of the devices:

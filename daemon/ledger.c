@@ -176,14 +176,9 @@ struct ledger *ledger_free(struct ledger *l)
         return NULL;
 }
 
-uint32_t ledger_failed_starts(const struct ledger *l)
+_Atomic uint32_t *ledger_crashes(const struct ledger *l)
 {
-        return atomic_load_explicit(&l->header->n_failed_starts, memory_order_relaxed);
-}
-
-void ledger_set_failed_starts(struct ledger *l, uint32_t n)
-{
-        atomic_store_explicit(&l->header->n_failed_starts, n, memory_order_relaxed);
+        return &l->header->n_crashes;
 }
 
 int ledger_fd(const struct ledger *l)

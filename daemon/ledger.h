@@ -208,9 +208,9 @@ void ledger_read_limits(const struct ledger *l, struct ledger_limits *ret);
 uint64_t ledger_quotas_end(const struct ledger *l);
 uint64_t ledger_extents_end(const struct ledger *l);
 
-/* How many processes in a row began with this ledger and came to nothing. */
-uint32_t ledger_failed_starts(const struct ledger *l);
-void ledger_set_failed_starts(struct ledger *l, uint32_t n);
+/* How many processes in a row that worked on this ledger have crashed. It is in the memfd, and
+ * nobody's but its user's; valid as long as the ledger. */
+_Atomic uint32_t *ledger_crashes(const struct ledger *l);
 
 /* Makes a committed record: `facts` is copied (its id and links are ignored),
  * links are set up, a fresh id is stored last. -ENOSPC: the table is full.

@@ -39,7 +39,7 @@ struct header {
         uint32_t layout;
         uint32_t n_tables;
         uint64_t n_bytes; /* of the memfd */
-        _Atomic uint32_t n_failed_starts;
+        _Atomic uint32_t n_crashes;
         uint32_t pad;
         struct header_table tables[N_TABLES];
 };

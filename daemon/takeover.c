@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/crash.h"
 #include "daemon/log.h"
 
 #define MAX_FAULTS_LOGGED 32u
@@ -65,15 +66,15 @@ static int open_ledger(struct broker *b, int fd, const struct broker_records *n,
         }
         if (r < 0)
                 return r;
-        if (ledger_failed_starts(b->ledger) >= TAKEOVER_MAX_FAILURES) {
-                log_error("%" PRIu32 " starts in a row came to nothing with the ledger of the daemon before: "
-                          "everything begins anew, and its sessions cannot come back",
-                          ledger_failed_starts(b->ledger));
+        if (*ledger_crashes(b->ledger) >= TAKEOVER_MAX_CRASHES) {
+                log_error("%" PRIu32
+                          " daemons in a row crashed with the ledger of the one before: everything "
+                          "begins anew, and its sessions cannot come back",
+                          *ledger_crashes(b->ledger));
                 b->ledger = ledger_free(b->ledger);
                 return 0;
         }
         ledger_read_limits(b->ledger, &have);
-        ledger_set_failed_starts(b->ledger, ledger_failed_starts(b->ledger) + 1);
         if (has_room(&have, &b->room, n)) {
                 b->room = have;
                 return 0;
@@ -96,6 +97,7 @@ int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_
                 r = open_ledger(b, fd, n, ret_sentence, n_sentence);
         if (r == 0 && b->ledger) {
                 b->extents_end = ledger_extents_end(b->ledger);
+                crash_count_in(ledger_crashes(b->ledger));
                 return remains_new(b->ledger, b->store, &b->remains);
         }
         if (r == 0)
@@ -103,7 +105,8 @@ int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_
         if (r < 0)
                 return r;
         b->extents_end = ledger_extents_end(b->ledger);
-        ledger_set_failed_starts(b->ledger, 1);
+        if (store_keeps(b->store))
+                crash_count_in(ledger_crashes(b->ledger));
         r = store_put_ledger(b->store, ledger_fd(b->ledger));
         if (r < 0)
                 log_warning("the service manager does not keep the ledger: a restart ends all sessions: %s",

@@ -17,8 +17,8 @@
 
 #include "daemon/broker.h"
 
-/* Starts in a row that came to nothing, after which the ledger is left alone. */
-#define TAKEOVER_MAX_FAILURES 5u
+/* Daemons in a row that crashed with a ledger, after which it is left alone. */
+#define TAKEOVER_MAX_CRASHES 5u
 
 struct broker_records { /* that the limits allow to be in use */
         uint64_t n_quotas, n_extents, n_exports, n_blocks, n_holds;

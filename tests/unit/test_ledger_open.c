@@ -464,13 +464,13 @@ START_TEST(test_what_leaves_is_known)
         for (first = 0; first < 2; first++)
                 AT(extent, first).store_key = 9 + first;
         ledger_extent_leave(l, 0);
-        ledger_set_failed_starts(l, 3);
+        *ledger_crashes(l) = 3;
         l = hand_over(l);
         ck_assert_uint_eq(AT(extent, 0).is_leaving, 1);
         ck_assert_uint_eq(AT(extent, 1).is_leaving, 0);
         ck_assert_uint_eq(AT(extent, 0).store_key, 9);
         ck_assert_uint_eq(AT(extent, 1).store_key, 10);
-        ck_assert_uint_eq(ledger_failed_starts(l), 3);
+        ck_assert_uint_eq(*ledger_crashes(l), 3);
         while (AT(extent, 0).links.first_export != LEDGER_NONE)
                 ledger_export_clear(l, AT(extent, 0).links.first_export);
         ledger_extent_clear(l, 0);

@@ -699,10 +699,16 @@ START_TEST(test_failures)
         come_in(&a, 1);
         must_malloc(&a, 0, MIB);
         drop(&a);
-        for (unsigned i = 0; i < 4; i++) {
+        for (unsigned i = 0; i < 12; i++) { /* ends that are no crashes */
                 start_anew_with(NULL);
                 ck_assert_uint_eq(b->n_awaited, 1);
         }
+        for (unsigned i = 0; i < 4; i++) {
+                ++*ledger_crashes(b->ledger);
+                start_anew_with(NULL);
+                ck_assert_uint_eq(b->n_awaited, 1);
+        }
+        ++*ledger_crashes(b->ledger);
         start_anew_with(NULL);
         ck_assert_uint_eq(b->n_awaited, 0);
         ck_assert_uint_eq(look_at(0, 0).charged, 0);
