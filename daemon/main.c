@@ -23,6 +23,8 @@
 
 #define DEFAULT_CONFIG "/etc/bfcd/bfcd.yaml"
 
+#define RETRY_S 1u
+
 enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 /* EX_CONFIG: the service manager need not try again */ };
 
 struct options {
@@ -259,11 +261,21 @@ static int run(const struct options *options, struct config *config, struct devi
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
+/* What jobs have is kept by the service manager as long as it tries again, so it is to do that
+ * whatever the error is; not all the time. */
+static int fail_to_succeed(void)
+{
+        log_error("the memory of the daemon before is kept for as long as the service manager tries again");
+        sleep(RETRY_S);
+        return EXIT_FAILURE;
+}
+
 int main(int argc, char **argv)
 {
         struct config *config = NULL;
         struct devices *devices = NULL;
         struct options options;
+        bool succeeds;
         int status;
         int r;
 
@@ -271,6 +283,7 @@ int main(int argc, char **argv)
         if (r != 0)
                 return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
         log_open(options.log_level);
+        succeeds = manager_brings("ledger");
 
         if (devices_new(&devices) < 0) {
                 log_error("out of memory");
@@ -281,5 +294,5 @@ int main(int argc, char **argv)
                 status = run(&options, config, devices);
         config_free(config);
         devices_free(devices);
-        return status;
+        return status != EXIT_SUCCESS && succeeds ? fail_to_succeed() : status;
 }

@@ -71,6 +71,11 @@ void kept_away(struct kept *k, int signal)
                 ck_assert_int_eq(kept_state(k).status, 0);
 }
 
+void kept_ready(struct kept *k)
+{
+        await_start(k, kept_state(k).n_starts);
+}
+
 void kept_back(struct kept *k)
 {
         unsigned n_starts = kept_state(k).n_starts;

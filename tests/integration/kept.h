@@ -30,6 +30,9 @@ void kept_restart(struct kept *k, int signal);
 void kept_away(struct kept *k, int signal);
 void kept_back(struct kept *k);
 
+/* Waits for a daemon that is ready, also where several fail before it. */
+void kept_ready(struct kept *k);
+
 /* Waits until nobody is left, asserts all that is said above, and ends it. */
 void kept_stop(struct kept *k);
 void kept_discard(struct kept *k);

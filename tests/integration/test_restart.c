@@ -527,6 +527,34 @@ START_TEST(the_limit_is_another_one)
 }
 END_TEST
 
+/* An operator's slip costs time, and nothing else. */
+START_TEST(the_config_is_wrong)
+{
+        static const struct rig_config empty = { .tenants = "  - name: red\n    match: everybody\n" };
+        struct kept *k = kept_start(&two_tenants);
+        bfc_client *client = client_open(k->rig, "red", NULL);
+        void *p;
+
+        ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
+        put_pattern(client, p, 10 * MIB, 5);
+        kept_away(k, signals[_i]);
+        write_config(k, &empty);
+        ck_assert_int_eq(stand_in_hold(k->manager, false), 0);
+        ck_assert(WAIT_FOR(kept_count_logged(k, "is kept for as long as") >= 2, BACK_MS));
+        k->n_bad = kept_state(k).n_bad;
+        ck_assert_int_eq(WEXITSTATUS(kept_state(k).status), 1); /* which the manager tries again after */
+        write_config(k, &two_tenants);
+        kept_ready(k);
+        ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), BACK_MS));
+        ck_assert(has_pattern(client, p, 10 * MIB, 5));
+        ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        k->n_bad = kept_state(k).n_bad;
+        k->rig->forgiven = "error:";
+        kept_stop(k);
+}
+END_TEST
+
 /* Who has memory keeps it until it gives it back; nobody new comes in. */
 START_TEST(the_tenant_is_gone)
 {
@@ -673,6 +701,7 @@ int main(void)
         tcase_add_loop_test(t, frees_under_way_count_as_done, 0, 2);
         tcase_add_loop_test(t, what_waits_waits_on, 0, 2);
         tcase_add_loop_test(t, the_limit_is_another_one, 0, 2);
+        tcase_add_loop_test(t, the_config_is_wrong, 0, 2);
         tcase_add_loop_test(t, the_tenant_is_gone, 0, 2);
         tcase_add_loop_test(t, the_partition_is_gone, 0, 2);
         tcase_add_test(t, stopped_and_started_all_begins_anew);
