@@ -59,7 +59,7 @@ static void live_before(struct broker *b)
                 ids[i] = p->session->id;
                 memcpy(secrets[i], p->secret, sizeof(p->secret));
                 for (unsigned k = 0; k < 5; k++)
-                        (void)peer_malloc(p, i < 2 ? k / 4 : 0, 1000 << 3 * k);
+                        (void)peer_malloc(p, i < 2 ? k / 4 : 0, UINT64_C(1000) << 3 * k);
                 peer_settle(b);
         }
         for (uint32_t k = 0; k < 2; k++)

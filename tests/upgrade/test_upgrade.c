@@ -355,7 +355,7 @@ START_TEST(later_hellos)
         static const uint32_t versions[] = { 1, 2, UINT32_C(1) << 31, UINT32_MAX };
         const uint64_t known = BFCD__CAPABILITY__CAPABILITY_EVENTS | BFCD__CAPABILITY__CAPABILITY_PAGES |
                                BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_AGAIN |
-                               BFCD__CAPABILITY__CAPABILITY_RETURN;
+                               BFCD__CAPABILITY__CAPABILITY_RETURN | BFCD__CAPABILITY__CAPABILITY_DRAIN;
         struct rig *rig = rig_start(&as_recorded);
 
         for (size_t i = 0; i < sizeof(versions) / sizeof(*versions); i++) {
