@@ -11,21 +11,12 @@
 
 #include "daemon/crash.h"
 #include "daemon/log.h"
+#include "daemon/number.h"
 
 #define MAX_FAULTS_LOGGED 32u
 
 /* While quotas come to be, the pools hold whatever was held; their limits are set at the end. */
 #define NO_LIMIT (UINT64_MAX / 2)
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-        return a > b ? a : b;
-}
-
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-        return a < b ? a : b;
-}
 
 /* ---- the ledger ---------------------------------------------------------- */
 
