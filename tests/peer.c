@@ -28,8 +28,8 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config)
         return peer_broker_on(config_text, NULL, NULL, ret_config);
 }
 
-static struct broker *open_broker(const char *config_text, const struct config_machine *machine,
-                                  struct devices *devices, struct store *store, struct config **ret_config)
+static int try_broker(const char *config_text, const struct config_machine *machine, struct devices *devices,
+                      struct store *store, struct config **ret_config, struct broker **ret)
 {
         struct broker_options options = { .inline_workers = true,
                                           .retire = retire_extents,
@@ -38,13 +38,20 @@ static struct broker *open_broker(const char *config_text, const struct config_m
                                           .want_back = trim_want_back,
                                           .store = store,
                                           .devices = devices };
-        struct broker *b;
         char sentence[512];
 
         log_open(LOG_LEVEL_ERROR);
         MUST(config_parse("test.yaml", config_text, strlen(config_text), machine, stderr, ret_config) == 0);
         options.config = *ret_config;
-        MUST(broker_new(&options, &b, sentence, sizeof(sentence)) == 0);
+        return broker_new(&options, ret, sentence, sizeof(sentence));
+}
+
+static struct broker *open_broker(const char *config_text, const struct config_machine *machine,
+                                  struct devices *devices, struct store *store, struct config **ret_config)
+{
+        struct broker *b = NULL;
+
+        MUST(try_broker(config_text, machine, devices, store, ret_config, &b) == 0);
         return b;
 }
 
@@ -61,6 +68,17 @@ struct broker *peer_broker_kept(const char *config_text, struct devices *devices
 
         MUST(session_restore_all(b) == 0);
         return b;
+}
+
+int peer_broker_fails(const char *config_text, struct store *store)
+{
+        struct config *config;
+        struct broker *b;
+        int r = try_broker(config_text, NULL, NULL, store, &config, &b);
+
+        MUST(r < 0);
+        config_free(config);
+        return r;
 }
 
 void peer_broker_leave(struct broker *b, struct config *c)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/restore.h"
+#include "daemon/takeover.h"
 #include "tests/fake_store.h"
 #include "tests/peer.h"
 #include "tests/random.h"
@@ -715,6 +716,40 @@ START_TEST(test_failures)
 }
 END_TEST
 
+/* With a config that is too large for the tables nothing starts, however often it is tried, and
+ * nothing is lost by it. Where nobody has anything in them there are new ones. */
+START_TEST(test_too_large)
+{
+        static const char text[] = "devices:\n"
+                                   "  - id: host\n"
+                                   "    size: 256MiB\n"
+                                   "    partitions:\n"
+                                   "      - {name: train, limit: 96MiB}\n"
+                                   "tenants:\n"
+                                   "  - name: a\n"
+                                   "    match: {uid: 1}\n"
+                                   "    quotas: [{partition: train, limit: 48MiB, max_blocks: 9000000}]\n";
+        struct client a;
+
+        come_in(&a, 1);
+        must_malloc(&a, 0, MIB);
+        drop(&a);
+        fake_store_die(store);
+        peer_broker_leave(b, config);
+        for (unsigned i = 0; i < 2 * TAKEOVER_MAX_FAILURES; i++) {
+                ck_assert_int_eq(peer_broker_fails(text, store), -EINVAL);
+                fake_store_die(store);
+        }
+        b = peer_broker_kept(config_text, NULL, store, &config);
+        ck_assert_uint_eq(b->n_awaited, 1);
+        come_back(&a);
+        peer_free(a.peer);
+        start_anew_with(text);
+        ck_assert_uint_ge(b->room.n_blocks, 9000000);
+        ck_assert_uint_eq(look_at(0, 0).charged, 0);
+}
+END_TEST
+
 /* ---- many lives ------------------------------------------------------------ */
 
 START_TEST(test_lives)
@@ -831,6 +866,7 @@ int main(void)
         tcase_add_test(t, test_partition_gone);
         tcase_add_test(t, test_lost_extent);
         tcase_add_test(t, test_failures);
+        tcase_add_test(t, test_too_large);
         tcase_add_test(t, test_lives);
         tcase_add_test(t, test_many);
         tcase_set_timeout(t, 60);
