@@ -132,7 +132,8 @@ static void close_done(struct worker_job *job)
         const char *id = drain->device->config->id;
         uint64_t n_escaped = 0;
 
-        drain->phase = DRAIN_CLOSED;
+        if (drain->phase == DRAIN_CLOSES) /* it may be to be opened again by now */
+                drain->phase = DRAIN_CLOSED;
         each_quota(drain->broker, drain->device, add_escaped, &n_escaped);
         log_notice("device '%s' is drained: nothing of it is held, and bfcd has given it up until it is "
                    "resumed",

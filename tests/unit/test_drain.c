@@ -464,9 +464,10 @@ START_TEST(a_drain_that_is_taken_back)
 }
 END_TEST
 
-/* Asked for while the worker closes it. */
+/* Asked for while the worker closes it, and by another one when that is done. */
 START_TEST(a_resume_on_the_heels_of_a_drain)
 {
+        struct peer *second = come_in(0, true);
         uint64_t id;
 
         drain(admin, "cuda:0");
@@ -479,6 +480,11 @@ START_TEST(a_resume_on_the_heels_of_a_drain)
         ck_assert_str_eq(row(0)->state, "draining");
         ck_assert(!gpus[0].is_closed);
         id = resume(admin, "cuda:0");
+        broker_poll(b);
+        ck_assert(gpus[0].is_closed);
+        assert_refused(second, resume(second, "cuda:0"), EBUSY, "is being resumed already");
+        assert_refused(second, drain(second, "cuda:0"), EBUSY, "is being resumed");
+        peer_free(second);
         settle();
         ck_assert_int_eq(peer_error(admin, id), 0);
         ck_assert_uint_eq(gpus[0].n_closes, 1);
