@@ -262,7 +262,9 @@ static void tell_all_draining(struct broker *b, const struct broker_device *d, b
         for (size_t i = 0; i < b->n_session_slots; i++) {
                 struct session *s = b->sessions[i];
 
-                for (size_t k = 0; s && s->state == SESSION_LIVE && s->takes_drains && k < s->n_shares; k++)
+                if (!s || !s->takes_drains || (s->state != SESSION_LIVE && s->state != SESSION_RETURNING))
+                        continue;
+                for (size_t k = 0; k < s->n_shares; k++)
                         if (s->shares[k].quota->partition->device == d->device)
                                 tell_draining(s, (uint32_t)k, is_over);
         }

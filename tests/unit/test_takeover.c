@@ -39,11 +39,12 @@ static struct broker *b;
 static struct config *config;
 static int n_fds_before;
 static bool with_trims; /* clients that do not answer them */
+static bool with_drains;
 
 static void setup(void)
 {
         n_fds_before = suite_count_fds();
-        with_trims = false;
+        with_trims = with_drains = false;
         store = fake_store_new();
         b = peer_broker_kept(config_text, NULL, store, &config);
 }
@@ -156,6 +157,7 @@ static uint64_t say_hello(struct client *c)
         c->peer = peer_new(b, c->uid, false);
         c->peer->wants_return = c->peer->wants_events = true;
         c->peer->wants_trims = with_trims;
+        c->peer->wants_drains = with_drains;
         c->peer->return_id = c->id;
         memcpy(c->peer->secret, c->secret, sizeof(c->secret));
         return peer_hello(c->peer, "", "");
@@ -716,6 +718,38 @@ START_TEST(test_failures)
 }
 END_TEST
 
+/* Drained while it has not said what it holds: it is told as any other. */
+START_TEST(test_drained_meanwhile)
+{
+        struct peer *admin;
+        struct client a;
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Drain body = BFCD__DRAIN__INIT;
+        uint64_t id;
+
+        come_in(&a, 1);
+        drop(&a);
+        start_anew_with(NULL);
+        with_drains = true;
+        id = say_hello(&a);
+        ck_assert_int_eq(peer_error(a.peer, id), 0);
+        ck_assert_uint_eq(a.peer->n_drains_told, 0);
+        admin = peer_new(b, 0, true);
+        ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
+        body.device = (char *)(uintptr_t) "host";
+        r.body_case = BFCD__REQUEST__BODY_DRAIN;
+        r.drain = &body;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        ck_assert_int_eq(peer_error(admin, id), 0);
+        ck_assert_uint_eq(a.peer->n_drains_told, 2);
+        ck_assert_int_eq(hold_on(&a, &id), 0);
+        ck_assert_int_eq(settle(&a), 0);
+        peer_free(a.peer);
+        peer_free(admin);
+        peer_settle(b);
+}
+END_TEST
+
 /* With a config that is too large for the tables nothing starts, however often it is tried, and
  * nothing is lost by it. Where nobody has anything in them there are new ones. */
 START_TEST(test_too_large)
@@ -866,6 +900,7 @@ int main(void)
         tcase_add_test(t, test_partition_gone);
         tcase_add_test(t, test_lost_extent);
         tcase_add_test(t, test_failures);
+        tcase_add_test(t, test_drained_meanwhile);
         tcase_add_test(t, test_too_large);
         tcase_add_test(t, test_lives);
         tcase_add_test(t, test_many);
