@@ -353,7 +353,9 @@ static struct session *find_awaited(const struct broker *b, uint64_t id)
 {
         struct kept_session key = { .id = id };
         const struct kept_session *found =
-                bsearch(&key, b->awaited, b->n_awaited_slots, sizeof(key), compare_kept);
+                b->n_awaited_slots > 0
+                        ? bsearch(&key, b->awaited, b->n_awaited_slots, sizeof(key), compare_kept)
+                        : NULL;
         struct session *s = found ? b->sessions[found->index] : NULL;
 
         return s && s->id == id && !s->has_returned && s->state != SESSION_CLOSING ? s : NULL;
