@@ -25,6 +25,7 @@
 #define PROTOCOL_VERSION   1u
 #define DEFAULT_SOCKET     "/run/bfcd/bfcd.sock"
 #define GOODBYE_TIMEOUT_MS 5000u
+#define GOODBYE_LATE_MS    1000u                               /* of a session that was given up */
 #define OPTIONS_MIN_BYTES  offsetof(struct bfc_options, flags) /* the first version's */
 #define DEFAULT_SLAB_BYTES (UINT64_C(2) << 20)
 #define MAX_SLAB_BYTES     (UINT64_C(1) << 30)
@@ -806,7 +807,8 @@ static int goodbye_once(bfc_client *client, int64_t until_ms, uint64_t *ret_epoc
  * time it is waited for. */
 static void client_say_goodbye(bfc_client *client)
 {
-        int64_t until_ms = now_ms() + GOODBYE_TIMEOUT_MS, left_ms;
+        unsigned timeout_ms = comeback_try_once_more(client) ? GOODBYE_LATE_MS : GOODBYE_TIMEOUT_MS;
+        int64_t until_ms = now_ms() + timeout_ms, left_ms;
         uint64_t epoch;
 
         pthread_mutex_lock(&client->lock);

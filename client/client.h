@@ -41,6 +41,7 @@ struct comeback {
         uint64_t epoch;    /* of the connection that is used */
         bool is_under_way; /* a thread is at it */
         bool is_stopping;
+        bool is_refused;              /* atomic: a daemon was asked, and does not take it back */
         struct call_connection *next; /* not in use yet; NULL: none */
 };
 
@@ -112,6 +113,8 @@ void comeback_clear(struct comeback *b);
 
 /* Whoever is at it, or would be, gives up soon; or no longer. */
 void comeback_stop(struct comeback *b, bool stops);
+/* It was given up, but no daemon has refused it: one that is there by now may know it still. */
+bool comeback_try_once_more(bfc_client *client);
 bool comeback_is_stopping(struct comeback *b);
 void comeback_hang_up(struct comeback *b); /* on the daemon that it is talking to */
 

@@ -79,12 +79,19 @@ static const char *find_difference(const Bfcd__HelloReply *old, const Bfcd__Hell
         return same ? NULL : "the daemon that took over has other partitions for it";
 }
 
-static int over(bfc_client *client, const char *why)
+static void say_why(bfc_client *client, const char *why)
 {
         pthread_mutex_lock(&client->lock);
         if (!client->end_reason[0])
                 snprintf(client->end_reason, sizeof(client->end_reason), "%s", why);
         pthread_mutex_unlock(&client->lock);
+}
+
+/* By a daemon's word. */
+static int over(bfc_client *client, const char *why)
+{
+        __atomic_store_n(&client->comeback.is_refused, true, __ATOMIC_RELAXED);
+        say_why(client, why);
         return OVER;
 }
 
@@ -257,7 +264,8 @@ static int never_came(bfc_client *client, unsigned return_ms, const struct attem
 
         snprintf(why, sizeof(why), "the daemon is gone and did not take it back within %u ms: %s", return_ms,
                  a->words[0] ? a->words : strerror(a->error < 0 ? -a->error : ETIMEDOUT));
-        return over(client, why);
+        say_why(client, why);
+        return OVER;
 }
 
 static int come_back_within(bfc_client *client, unsigned return_ms)
@@ -363,6 +371,15 @@ void comeback_stop(struct comeback *b, bool stops)
         b->is_stopping = stops;
         pthread_cond_broadcast(&b->changed);
         pthread_mutex_unlock(&b->lock);
+}
+
+bool comeback_try_once_more(bfc_client *client)
+{
+        int given_up = -ECONNRESET;
+
+        return !__atomic_load_n(&client->comeback.is_refused, __ATOMIC_RELAXED) &&
+               __atomic_compare_exchange_n(&client->lost, &given_up, 0, false, __ATOMIC_RELAXED,
+                                           __ATOMIC_RELAXED);
 }
 
 bool comeback_is_stopping(struct comeback *b)

@@ -630,6 +630,30 @@ START_TEST(the_partition_is_gone)
 }
 END_TEST
 
+/* It gave up before the next daemon was there. What it has goes back at its bfc_disconnect() at the latest,
+ * and not only when its process exits, which may be long after. */
+START_TEST(who_gave_up_says_goodbye)
+{
+        struct kept *k = kept_start(&two_tenants);
+        bfc_client *client;
+        void *p, *more;
+
+        setenv("BFC_RETURN_MS", "100", 1);
+        client = client_open(k->rig, "red", NULL);
+        unsetenv("BFC_RETURN_MS");
+        ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
+        kept_away(k, SIGKILL);
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &more), -ECONNRESET);
+        ck_assert_msg(strstr(bfc_last_error(), "within 100 ms"), "%s", bfc_last_error());
+        kept_back(k);
+        ck_assert(kept_all_are(k, "awaited", 1));
+        bfc_disconnect(client);
+        ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
+        ck_assert_uint_eq(rig_count(k->rig).n_blocks, 0);
+        kept_stop(k);
+}
+END_TEST
+
 /* ---- what is not kept ------------------------------------------------------------------ */
 
 /* Stopped, the service manager forgets all: a client that comes back is told that all began anew. */
@@ -704,6 +728,7 @@ int main(void)
         tcase_add_loop_test(t, the_config_is_wrong, 0, 2);
         tcase_add_loop_test(t, the_tenant_is_gone, 0, 2);
         tcase_add_loop_test(t, the_partition_is_gone, 0, 2);
+        tcase_add_test(t, who_gave_up_says_goodbye);
         tcase_add_test(t, stopped_and_started_all_begins_anew);
         return harness_main(s);
 }
