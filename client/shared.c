@@ -310,21 +310,21 @@ static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bf
         return r;
 }
 
-/* -ESTALE: the answer came before a return, and is worth nothing. */
-static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
-                       size_t *ret_n_bytes)
+/* *ret_stale: the answer came before a return, and is worth nothing. */
+static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, bool *ret_stale,
+                       void **ret_ptr, size_t *ret_n_bytes)
 {
         Bfcd__Reply *reply = NULL;
         void *ptr = NULL;
         uint64_t epoch;
         int r = attach_ask(client, name, wait_ms, &reply, &epoch);
 
+        *ret_stale = false;
         if (r < 0)
                 return r;
         pthread_mutex_lock(&client->lock);
-        if (epoch != client->epoch)
-                r = -ESTALE;
-        else
+        *ret_stale = epoch != client->epoch;
+        if (!*ret_stale)
                 r = reply->attached->block ? attach_keep(client, reply->attached, &ptr) : -EPROTO;
         pthread_mutex_unlock(&client->lock);
         if (r == -ENOMEM) {
@@ -332,7 +332,7 @@ static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, v
                 error_set(r, "this process is out of memory");
         } else if (r < 0) {
                 error_set(r, "the daemon attached a block where none can be");
-        } else {
+        } else if (!*ret_stale) {
                 *ret_ptr = ptr;
                 if (ret_n_bytes)
                         *ret_n_bytes = (size_t)reply->attached->n_requested;
@@ -345,14 +345,15 @@ BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, v
                        size_t *ret_n_bytes)
 {
         int r = client_check(client);
+        bool is_stale;
 
         if (r < 0)
                 return r;
         if (!name || !ret_ptr)
                 return error_set(-EINVAL, "bfc_attach: %s is NULL", name ? "ret_ptr" : "name");
         do
-                r = attach_once(client, name, wait_ms, ret_ptr, ret_n_bytes);
-        while (r == -ESTALE);
+                r = attach_once(client, name, wait_ms, &is_stale, ret_ptr, ret_n_bytes);
+        while (is_stale);
         return r;
 }
 

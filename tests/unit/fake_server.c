@@ -234,6 +234,10 @@ static void on_attach(struct session *s, uint64_t id, const char *name)
         Bfcd__Attached attached = BFCD__ATTACHED__INIT;
         Bfcd__Block block = BFCD__BLOCK__INIT;
 
+        if (strcmp(name, "stale") == 0) {
+                refuse(s, id, ESTALE, "it is another one's");
+                return;
+        }
         if (sscanf(name, "%" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu32,
                    &block.block_id, &block.region_id, &block.offset, &block.n_bytes, &attached.n_requested,
                    &attached.partition) == 6)

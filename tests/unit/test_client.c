@@ -621,6 +621,7 @@ START_TEST(lying_attach)
                                  (unsigned long long)info.region_id, place + 2);
                 expect_error(bfc_attach(client, name, 0, &q, &n_bytes), -EPROTO, "none can be");
         }
+        expect_error(bfc_attach(client, "stale", 0, &q, &n_bytes), -ESTALE, "another one's"); /* and ends */
         ck_assert_ptr_null(q);
         ck_assert_uint_eq(stats().num_blocks, 1);
         snprintf(good, sizeof(good), "7 %llu 65536 256 200 0", (unsigned long long)info.region_id);
