@@ -770,7 +770,7 @@ START_TEST(test_too_large)
         drop(&a);
         fake_store_die(store);
         peer_broker_leave(b, config);
-        for (unsigned i = 0; i < 2 * TAKEOVER_MAX_FAILURES; i++) {
+        for (unsigned i = 0; i < 2 * TAKEOVER_MAX_CRASHES; i++) {
                 ck_assert_int_eq(peer_broker_fails(text, store), -EINVAL);
                 fake_store_die(store);
         }
