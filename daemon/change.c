@@ -566,10 +566,7 @@ static void ask_back(struct broker *b)
 
                 TAILQ_FOREACH(q, &p->quotas, of_partition)
                 {
-                        const struct account *a = &q->account;
-                        uint64_t surplus = a->charged_bytes - min_u64(a->charged_bytes, a->reserve_bytes);
-                        uint64_t n_bytes =
-                                max_u64(account_excess(a), min_u64(pool_excess(&p->pool), surplus));
+                        uint64_t n_bytes = quota_excess(q);
 
                         if (n_bytes > 0)
                                 b->want_back(b, q, n_bytes);

@@ -537,6 +537,12 @@ void quota_release_idle(struct quota *q)
 
 /* ---- limits that were lowered -------------------------------------------- */
 
+uint64_t quota_excess(const struct quota *q)
+{
+        return max_u64(account_excess(&q->account),
+                       min_u64(pool_excess(&q->partition->pool), quota_surplus(q)));
+}
+
 void ladder_shed(struct quota *q)
 {
         uint64_t excess = account_excess(&q->account), coming = quota_coming(q);

@@ -246,6 +246,9 @@ void quota_heard(struct quota *q, bool gave);
 /* What it holds beyond what its reserve keeps anyway: only that can come back to its pool. */
 uint64_t quota_surplus(const struct quota *q);
 
+/* What it holds beyond limits that came down: its own, or its partition's as far as it helps that. */
+uint64_t quota_excess(const struct quota *q);
+
 /* Gives back to the device all extents in which nothing lies. */
 void quota_release_idle(struct quota *q);
 

@@ -738,6 +738,15 @@ static void settle_exports(struct session *s, size_t *looks)
                 h->stage = STAGE_DONE;
 }
 
+/* Limits that came down with the start, when nobody could be asked yet. */
+static void give_back_excess(struct session *s)
+{
+        uint64_t now_ms = clock_ms();
+
+        for (size_t i = 0; i < s->n_shares; i++)
+                (void)trim_send(&s->shares[i].trim, quota_excess(s->shares[i].quota), now_ms);
+}
+
 static void finish(struct session *s)
 {
         struct homecoming *h = s->homecoming;
@@ -753,6 +762,7 @@ static void finish(struct session *s)
         session_done(s, h->request_id);
         retire_begin_late(s, h->has_events);
         trim_begin(s);
+        give_back_excess(s);
         free(h);
         if (s->broker->n_awaited == 0)
                 broker_is_well(s->broker);

@@ -618,6 +618,45 @@ START_TEST(test_config)
 }
 END_TEST
 
+/* What is over a limit that came down is asked of those who come back, and of nobody else. */
+START_TEST(test_lower_limits)
+{
+        static const char text[] = "devices:\n"
+                                   "  - id: host\n"
+                                   "    size: 256MiB\n"
+                                   "    partitions:\n"
+                                   "      - {name: train, limit: 96MiB}\n"
+                                   "      - {name: warm, limit: 16MiB, growth: preallocate}\n"
+                                   "tenants:\n"
+                                   "  - name: a\n"
+                                   "    match: {uid: 1}\n"
+                                   "    quotas:\n"
+                                   "      - {partition: train, limit: 16MiB}\n"
+                                   "      - {partition: warm, limit: 8MiB}\n"
+                                   "  - name: b\n"
+                                   "    match: {uid: 2}\n"
+                                   "    quotas: [{partition: train, limit: 48MiB, reserve: 16MiB}]\n";
+        struct client a, c;
+
+        with_trims = true;
+        come_in(&a, 1);
+        come_in(&c, 2);
+        must_malloc(&a, 0, 30 * MIB);
+        must_malloc(&c, 0, 10 * MIB);
+        drop(&a);
+        drop(&c);
+        start_anew_with(text);
+        come_back(&a);
+        come_back(&c);
+        ck_assert_uint_eq(a.peer->n_trims, 1);
+        ck_assert_uint_eq(a.peer->trims[0].n_bytes,
+                          b->tenants[0].quotas[0]->account.charged_bytes - 16 * MIB);
+        ck_assert_uint_eq(c.peer->n_trims, 0);
+        peer_free(a.peer);
+        peer_free(c.peer);
+}
+END_TEST
+
 /* A partition that is gone: who knew of it cannot come back. */
 START_TEST(test_partition_gone)
 {
@@ -897,6 +936,7 @@ int main(void)
         tcase_add_test(t, test_liars);
         tcase_add_test(t, test_returning);
         tcase_add_test(t, test_config);
+        tcase_add_test(t, test_lower_limits);
         tcase_add_test(t, test_partition_gone);
         tcase_add_test(t, test_lost_extent);
         tcase_add_test(t, test_failures);
