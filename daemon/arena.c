@@ -1032,24 +1032,23 @@ static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
         return bfc_back(a->bfc, range);
 }
 
-int arena_back(struct arena *a, struct charge *charge)
+int arena_back(struct arena *a, uint64_t n_bytes, struct charge *charge)
 {
         size_t slot = 0, last;
         int r = 0;
 
         if (arena_has_grid(a)) {
-                last = arena_slot_at(a, charge->n_bytes - 1);
+                last = arena_slot_at(a, n_bytes - 1);
         } else {
-                r = arena_add_extent_region(a, charge->n_bytes, &slot);
+                r = arena_add_extent_region(a, n_bytes, &slot);
                 last = slot;
         }
         for (; r == 0 && slot <= last; slot++)
-                r = arena_back_slot(a, slot, charge);
-        if (r < 0)
-                return r;
-        assert(charge->n_bytes == 0);
-        *charge = (struct charge){ NULL, 0 };
-        return 0;
+                if (a->slots[slot].extent == LEDGER_NONE && arena_slot_bytes(a, slot) <= charge->n_bytes)
+                        r = arena_back_slot(a, slot, charge);
+        if (charge->n_bytes == 0)
+                *charge = (struct charge){ NULL, 0 };
+        return r;
 }
 
 /* ---- release ------------------------------------------------------------- */

@@ -153,8 +153,10 @@ typedef void (*arena_grown_fn)(void *userdata, int result, bfc_handle handle, ui
 int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
                void *userdata);
 
-/* Backs [0, n_bytes) at once on the caller's thread, before the loop runs. */
-int arena_back(struct arena *a, struct charge *charge);
+/* Backs what has no extent of [0, n_bytes), from its beginning on as far as the charge goes, at
+ * once on the caller's thread, before the loop runs. What was not used up of the charge is left. After an
+ * error what was made stays. */
+int arena_back(struct arena *a, uint64_t n_bytes, struct charge *charge);
 
 /* How many bytes of [0, n_bytes) have no extent, for arena_back_later(); with cuda-ipc all
  * of it or, where there is any extent, none. */

@@ -113,6 +113,35 @@ static void quota_describe_arena(struct quota *q, const struct quota_options *fr
         };
 }
 
+/* As much as there may be now: others may be over what is theirs. */
+static int quota_charge_some(struct quota *q, uint64_t n_bytes, struct charge *ret)
+{
+        uint64_t missing = 0;
+        int r = quota_charge(q, n_bytes, ret, &missing);
+
+        return r < 0 && missing < n_bytes ? quota_charge(q, n_bytes - missing, ret, &missing) : r;
+}
+
+int quota_back_early(struct quota *q)
+{
+        uint64_t n_room = q->account.limit_bytes - min_u64(q->account.limit_bytes, q->account.charged_bytes);
+        uint64_t n_bytes = 0;
+        struct charge charge;
+        int r;
+
+        if (q->partition->preallocate && !q->is_removed)
+                n_bytes = min_u64(arena_unbacked_bytes(q->arena, q->account.limit_bytes), n_room);
+        if (n_bytes == 0)
+                return 0;
+        r = quota_charge_some(q, n_bytes, &charge);
+        if (r < 0)
+                return r;
+        r = arena_back(q->arena, q->account.limit_bytes, &charge);
+        charge_drop(&charge); /* what was not used up */
+        quota_publish(q);
+        return r;
+}
+
 static int quota_open_arena(struct quota *q, const struct quota_options *from)
 {
         const struct partition *p = q->partition;
@@ -120,8 +149,6 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         struct ledger_quota facts = { .extent_bytes = arena_extent_bytes(p->share, limit_bytes,
                                                                          device_granularity(p->device)) };
         struct arena_options options;
-        struct charge charge;
-        uint64_t missing;
         int r;
 
         snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
@@ -131,14 +158,10 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
                 return r;
         quota_describe_arena(q, from, facts.extent_bytes, &options);
         r = arena_new(&options, &q->arena);
-        if (r < 0 || !p->preallocate || from->closed_bytes > 0)
+        if (r < 0 || !p->preallocate || from->is_backed_later)
                 return r;
-        r = quota_charge(q, limit_bytes, &charge, &missing);
-        if (r < 0)
-                return r;
-        r = arena_back(q->arena, &charge);
-        charge_drop(&charge); /* what was not used up, after a failure */
-        return r;
+        r = quota_back_early(q);
+        return r == 0 && q->account.charged_bytes < limit_bytes ? -ENOMEM : r;
 }
 
 /* ---- from what was left -------------------------------------------------- */

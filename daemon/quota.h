@@ -167,6 +167,7 @@ struct quota_options {
         uint64_t remains_bytes;
         const char **ret_why;  /* its sentence, where they do not fit together */
         uint64_t closed_bytes; /* in arenas of its that are closed for good: charged, for they are not back */
+        bool is_backed_later;  /* by quota_back_early() */
         void (*retire)(void *userdata, const uint32_t *extents, size_t n_extents); /* see arena.h */
         bool (*lets_go)(void *userdata, uint32_t extent);                          /* see arena.h */
         /* The first in line is about to be refused: it lacks so many bytes, of its quota
@@ -291,6 +292,11 @@ void partition_set_draining(struct partition *p, bool is_draining);
 
 /* Of a partition that is draining. */
 bool quota_is_drained(const struct quota *q); /* nothing is there, and nothing on its way */
+
+/* Makes at once, on the caller's thread and before sessions are served, what a quota of a partition that
+ * preallocates has in advance and lacks: as much of it as its partition has for it. The device's error, or
+ * -ENOMEM where there is nothing for it; what was made stays. */
+int quota_back_early(struct quota *q);
 
 /* Makes by the worker what a quota of a partition that preallocates has in advance and lacks; done()
  * is called from worker_poll(): 0, or the device's error, and nothing was made. 0: so it is;

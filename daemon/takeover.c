@@ -328,6 +328,7 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                         .max_sessions = to->max_sessions,
                         .max_blocks = to->max_blocks,
                         .closed_bytes = closed,
+                        .is_backed_later = true,
                 };
                 int r;
 
@@ -407,6 +408,26 @@ static int note_extents(struct broker *b)
         return 0;
 }
 
+/* What was not made, or went, with the process before, which may have ended half-way or with a
+ * device drained. Who has sessions is not ended for what is to be had in advance. */
+static void back_quotas(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        struct quota *q = b->tenants[i].quotas[k];
+                        uint64_t limit = q->account.limit_bytes;
+                        int r = quota_back_early(q);
+
+                        if (r < 0 ||
+                            (q->partition->preallocate && !q->is_removed && q->account.charged_bytes < limit))
+                                log_warning("tenant '%s' in partition '%s': of the %" PRIu64
+                                            " bytes that it has in advance there are %" PRIu64
+                                            "; the rest is made as it is asked for%s%s",
+                                            q->tenant, q->partition->name, limit, q->account.charged_bytes,
+                                            r < 0 ? ": " : "", r < 0 ? strerror(-r) : "");
+                }
+}
+
 int takeover_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
 {
         int r;
@@ -419,5 +440,10 @@ int takeover_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
                 r = add_quotas(b, b->order[i], ret_sentence, n_sentence);
         for (size_t i = 0; i < b->n_partitions; i++)
                 pool_set_limit(&b->partitions[i].pool, b->config->partitions[i].limit_bytes);
-        return r < 0 ? r : note_extents(b);
+        if (r < 0)
+                return r;
+        r = note_extents(b);
+        if (r == 0)
+                back_quotas(b);
+        return r;
 }

@@ -825,7 +825,7 @@ START_TEST(test_back_one_extent)
 
         open_shared(DEVICE_SHARE_CUDA_IPC, 100 * MIB);
         ck_assert_int_eq(charge_take(&account, 100 * MIB, &charge, &missing), 0);
-        ck_assert_int_eq(arena_back(a, &charge), 0);
+        ck_assert_int_eq(arena_back(a, charge.n_bytes, &charge), 0);
         ck_assert_uint_eq(arena_n_extents(a), 1);
         ck_assert_int_eq(arena_alloc(a, 100 * MIB, &h, &offset), 0);
         ck_assert_uint_eq(place_of(offset).region_bytes, 100 * MIB);
@@ -896,7 +896,7 @@ START_TEST(test_back)
 
         open_arena(8 * E + SHORT);
         ck_assert_int_eq(charge_take(&account, account.limit_bytes, &charge, &missing), 0);
-        ck_assert_int_eq(arena_back(a, &charge), 0);
+        ck_assert_int_eq(arena_back(a, charge.n_bytes, &charge), 0);
         ck_assert_ptr_null(charge.account);
         ck_assert_uint_eq(device.n_makes, 9);
         check();
@@ -914,7 +914,7 @@ START_TEST(test_back_fails)
         open_arena(8 * E + SHORT);
         ck_assert_int_eq(charge_take(&account, account.limit_bytes, &charge, &missing), 0);
         fake_device_fail_make(&device, 4, -ENOMEM);
-        ck_assert_int_eq(arena_back(a, &charge), -ENOMEM);
+        ck_assert_int_eq(arena_back(a, charge.n_bytes, &charge), -ENOMEM);
         ck_assert_uint_eq(charge.n_bytes, 6 * E);
         charge_drop(&charge);
         check();

@@ -358,7 +358,7 @@ START_TEST(test_end)
 
         ck_assert_int_eq(open_all(true, DEVICE_SHARE_FD), 0);
         ck_assert_int_eq(charge_take(&account, 4 * E, &charge, &missing), 0);
-        ck_assert_int_eq(arena_back(a, &charge), 0);
+        ck_assert_int_eq(arena_back(a, charge.n_bytes, &charge), 0);
         ck_assert_uint_eq(keeper_count(k), 5);
         check();
         if (_i == 0)

@@ -550,6 +550,61 @@ START_TEST(test_returning)
 }
 END_TEST
 
+static void order_drain(struct peer *admin, bool is_over)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Drain drain = BFCD__DRAIN__INIT;
+        Bfcd__Resume resume = BFCD__RESUME__INIT;
+        uint64_t id;
+
+        drain.device = resume.device = "host";
+        r.body_case = is_over ? BFCD__REQUEST__BODY_RESUME : BFCD__REQUEST__BODY_DRAIN;
+        if (is_over)
+                r.resume = &resume;
+        else
+                r.drain = &drain;
+        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(admin, id), 0);
+}
+
+/* What is there in advance is there again, also where the daemon ended with the device drained, or
+ * half-way. */
+START_TEST(test_preallocated)
+{
+        struct peer *admin;
+        struct client a;
+        uint32_t i;
+
+        come_in(&a, 1);
+        ck_assert_uint_eq(look_at(0, 1).charged, 8 * MIB);
+        admin = peer_new(b, 0, true);
+        ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
+        order_drain(admin, false);
+        ck_assert_uint_eq(look_at(0, 1).charged, 0);
+        peer_free(admin);
+        drop(&a);
+        start_anew_with(NULL);
+        ck_assert_uint_eq(look_at(0, 1).charged, 8 * MIB);
+        come_back(&a);
+        must_malloc(&a, 1, 3 * MIB);
+        must_malloc(&a, 1, 3 * MIB);
+        for (i = 0; i < ledger_extent_end(b->ledger); i++) { /* the last one was on its way */
+                const struct ledger_extent *e = ledger_extent_get(b->ledger, i);
+
+                if (e && e->quota == look_at(0, 1).index && e->offset + e->n_bytes == 8 * MIB)
+                        ledger_extent_leave(b->ledger, i);
+        }
+        drop(&a);
+        start_anew_with(NULL);
+        ck_assert_uint_eq(look_at(0, 1).charged, 8 * MIB);
+        come_back(&a);
+        must_malloc(&a, 1, 2 * MIB);
+        ck_assert_uint_eq(look_at(0, 1).in_use, 8 * MIB);
+        peer_free(a.peer);
+}
+END_TEST
+
 /* ---- configs ------------------------------------------------------------- */
 
 static const char other_text[] = "devices:\n"
@@ -935,6 +990,7 @@ int main(void)
         tcase_add_test(t, test_impostors);
         tcase_add_test(t, test_liars);
         tcase_add_test(t, test_returning);
+        tcase_add_test(t, test_preallocated);
         tcase_add_test(t, test_config);
         tcase_add_test(t, test_lower_limits);
         tcase_add_test(t, test_partition_gone);
