@@ -800,6 +800,7 @@ int main(void)
         Suite *suite = suite_create("drain");
         TCase *t = tcase_create("devices"), *sticky = tcase_create("sticky");
 
+        tcase_set_timeout(t, 60); /* the walk, on a machine with much else to do */
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_add_test(t, an_idle_device_is_closed_at_once);
         tcase_add_test(t, what_is_refused);
