@@ -542,9 +542,15 @@ static void on_session_resume(void *userdata)
         connection_make_ready(userdata);
 }
 
+/* Of a session that is awaited there is no socket to close: it has the quarantine's time. */
 static void on_session_abort(void *userdata, const char *why)
 {
-        connection_fail(userdata, why);
+        struct connection *c = userdata;
+
+        if (c->dropped && c->session->state == SESSION_QUARANTINED && !uv_is_active((uv_handle_t *)&c->timer))
+                connection_quarantine(c);
+        else
+                connection_fail(c, why);
 }
 
 /* ---- events -------------------------------------------------------------- */

@@ -223,7 +223,7 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                 return 0;
         }
         other = find_session(s->broker, r->evict->session_id);
-        if (!other || other->admin || other->state != SESSION_LIVE) {
+        if (!other || other->admin || (other->state != SESSION_LIVE && !session_is_awaited(other))) {
                 snprintf(sentence, sizeof(sentence), "there is no session %" PRIu64 " to evict%s%s",
                          r->evict->session_id, other ? ": it is " : "",
                          !other         ? ""
@@ -236,6 +236,7 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                    " (uid %u, pid %d)",
                    other->id, other->tenant->name, (unsigned)other->who.uid, (int)other->who.pid, other->name,
                    s->id, (unsigned)s->who.uid, (int)s->who.pid);
+        session_stop_awaiting(other);
         other->ops->abort(other->userdata, "an operator evicted it");
         session_done(s, r->id);
         return 0;

@@ -1265,6 +1265,28 @@ bool session_holds_mappings(const struct session *s)
         return false;
 }
 
+bool session_is_awaited(const struct session *s)
+{
+        return s->state == SESSION_QUARANTINED && s->may_return;
+}
+
+/* Nor by a successor. */
+static void session_forget_return(struct session *s)
+{
+        if (s->index != LEDGER_NONE)
+                ledger_session_at(s->broker->ledger, s->index)->capabilities &=
+                        ~(uint64_t)BFCD__CAPABILITY__CAPABILITY_RETURN;
+}
+
+void session_stop_awaiting(struct session *s)
+{
+        if (!session_is_awaited(s))
+                return;
+        s->may_return = false;
+        s->broker->n_awaited--;
+        session_forget_return(s);
+}
+
 int session_hang_up(struct session *s)
 {
         if (s->state == SESSION_RETURNING) {
@@ -1272,9 +1294,7 @@ int session_hang_up(struct session *s)
                 return 1;
         }
         assert(s->state == SESSION_NEW || s->state == SESSION_LIVE);
-        if (s->index != LEDGER_NONE) /* who hung up does not come back */
-                ledger_session_at(s->broker->ledger, s->index)->capabilities &=
-                        ~(uint64_t)BFCD__CAPABILITY__CAPABILITY_RETURN;
+        session_forget_return(s); /* who hung up does not come back */
         if (session_n_held(s) > 0)
                 retire_silence(s);
         session_drop_pending(s);

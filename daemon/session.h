@@ -179,6 +179,11 @@ uint64_t session_idle_hint(const struct session *s, uint32_t partition);
 /* Nothing is in flight any more; reap again. */
 void session_let_go(struct session *s);
 
+/* A process before had it, its client may come back and has not; and it may not any more, so that the
+ * quarantine's time is what it has. The latter does nothing where the former is not so. */
+bool session_is_awaited(const struct session *s);
+void session_stop_awaiting(struct session *s);
+
 /* Whether a successor is to have it: a client's that is not closing. Its requests are dropped, it
  * leaves its quotas, and all that it holds stays in the ledger: free it. */
 bool session_may_stay(const struct session *s);

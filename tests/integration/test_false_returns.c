@@ -817,6 +817,34 @@ START_TEST(what_nobody_knows_is_dropped)
 }
 END_TEST
 
+/* An operator need not wait for a process that lives on and does not come back. */
+START_TEST(an_awaited_one_is_evicted)
+{
+        struct kept *k = kept_start(&open_to_two);
+        struct raw *raw = kept_raw(k, "red"), *again;
+        char number[24], name[40];
+        const char *evict[] = { program_bfcctl(), "--socket", k->rig->admin_socket, "evict", number, NULL };
+        Bfcd__Block block;
+
+        snprintf(number, sizeof(number), "%llu", (unsigned long long)raw->session_id);
+        snprintf(name, sizeof(name), "session %s", number);
+        ck_assert_int_eq(raw_malloc(raw, 0, MIB, &block), 0);
+        kept_restart(k, SIGKILL);
+        ck_assert(kept_all_are(k, "awaited", 1));
+        ck_assert_int_eq(program_run(evict, NULL, NULL), 0);
+        ck_assert(kept_all_are(k, "quarantined", 1));
+        ck_assert_int_eq(kept_raw_try(k, raw, &again), -ESTALE);
+        raw_close(again);
+        kept_restart(k, SIGKILL); /* the next one does not wait for it either */
+        ck_assert(!kept_all_are(k, "awaited", 1));
+        if (rig_device() == ON_HOST) /* a GPU's memory is back with the process only */
+                ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
+        k->rig->forgiven = name;
+        raw_close(raw);
+        kept_discard(k);
+}
+END_TEST
+
 /* Who is killed from outside says nothing of the ledger, however often, and whoever has not come
  * back by then (it may be stopped). */
 START_TEST(kills_are_no_crashes)
@@ -890,6 +918,7 @@ int main(void)
         tcase_add_loop_test(t, an_extent_is_missing_or_another, 0, 4);
         tcase_add_loop_test(t, a_ledger_of_another_layout, 0, 5);
         tcase_add_test(t, what_nobody_knows_is_dropped);
+        tcase_add_test(t, an_awaited_one_is_evicted);
         tcase_add_test(t, kills_are_no_crashes);
         tcase_add_test(t, a_crash_loop_is_bounded);
         suite_add_tcase(s, t);
