@@ -315,14 +315,13 @@ static void change_check_room(struct change *c)
                             "the daemon's tables were made for less: the quotas allow %" PRIu64
                             " blocks (room for %" PRIu32 ") and %" PRIu64
                             " extents given to sessions (room for %" PRIu32
-                            "): lower max_blocks or max_sessions, or stop bfcd and start it, which "
-                            "ends all sessions",
+                            "): lower max_blocks or max_sessions, or restart bfcd",
                             c->n_blocks, room->n_blocks, c->n_exports, room->n_exports);
         if (broker_max_holds(c->next) > room->n_holds)
                 change_fail(c,
                             "the daemon's tables were made for less: %" PRIu32 " sessions may have %" PRIu64
                             " shared blocks (room for %" PRIu32 "): lower max_sessions to %" PRIu32
-                            ", or stop bfcd and start it, which ends all sessions",
+                            ", or restart bfcd",
                             c->next->max_sessions, broker_max_holds(c->next), room->n_holds,
                             room->n_holds / BROKER_HOLDS);
         if (!broker_has_places(c->b, n_new))

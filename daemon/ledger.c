@@ -164,6 +164,48 @@ int ledger_new(const struct ledger_limits *limits, struct ledger **ret)
         return 0;
 }
 
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+        return a > b ? a : b;
+}
+
+/* What lies before n_touched is all that there is of a table. */
+static void copy_table(const struct table *from, struct table *to)
+{
+        uint64_t next_id = atomic_load_explicit(&from->shared->next_id, memory_order_relaxed);
+
+        memcpy(to->records, from->records, (size_t)from->n_touched * from->record_bytes);
+        atomic_store_explicit(&to->shared->next_id, next_id, memory_order_relaxed);
+        atomic_store_explicit(&to->shared->n_touched, from->n_touched, memory_order_relaxed);
+        to->n_touched = from->n_touched;
+        to->n_used = from->n_used;
+        to->n_free = from->n_free;
+        to->n_retired = from->n_retired;
+        to->first_free = from->first_free;
+}
+
+int ledger_grow(const struct ledger *from, const struct ledger_limits *limits, struct ledger **ret)
+{
+        struct ledger_limits n;
+        int r;
+
+        ledger_read_limits(from, &n);
+        n.n_quotas = larger(n.n_quotas, limits->n_quotas);
+        n.n_sessions = larger(n.n_sessions, limits->n_sessions);
+        n.n_extents = larger(n.n_extents, limits->n_extents);
+        n.n_exports = larger(n.n_exports, limits->n_exports);
+        n.n_blocks = larger(n.n_blocks, limits->n_blocks);
+        n.n_shared = larger(n.n_shared, limits->n_shared);
+        n.n_holds = larger(n.n_holds, limits->n_holds);
+        r = ledger_new(&n, ret);
+        if (r < 0)
+                return r;
+        (*ret)->header->n_crashes = from->header->n_crashes;
+        for (size_t i = 0; i < N_TABLES; i++)
+                copy_table(&from->tables[i], &(*ret)->tables[i]);
+        return 0;
+}
+
 struct ledger *ledger_free(struct ledger *l)
 {
         if (!l)

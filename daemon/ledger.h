@@ -199,6 +199,11 @@ int ledger_open(int fd, void (*on_fault)(void *userdata, const struct ledger_fau
 /* For good: nothing is given out or given back any more. */
 void ledger_quota_close(struct ledger *l, uint32_t index);
 
+/* A larger one with all that is in `from`, under the same indexes and ids: tables have as many records as
+ * before or as the limits say, whichever is more. From then on `from` is to be freed, unless that fails:
+ * -ENOMEM, -errno. */
+int ledger_grow(const struct ledger *from, const struct ledger_limits *limits, struct ledger **ret);
+
 /* The extent is on its way back, and no block of it is in use: from here on a successor
  * would finish it, whether its memory is there or not. */
 void ledger_extent_leave(struct ledger *l, uint32_t index);

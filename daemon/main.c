@@ -223,7 +223,7 @@ static int read_config(const struct options *options, struct devices *devices, s
                 .look = devices_look,
                 .userdata = devices,
                 .serves = !options->check,
-                .succeeds = manager_brings("ledger"),
+                .succeeds = store_brings_ledger(),
         };
         int r = config_load(path, &machine, stderr, ret);
 
@@ -283,7 +283,7 @@ int main(int argc, char **argv)
         if (r != 0)
                 return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
         log_open(options.log_level);
-        succeeds = manager_brings("ledger");
+        succeeds = store_brings_ledger();
 
         if (devices_new(&devices) < 0) {
                 log_error("out of memory");

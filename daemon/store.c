@@ -23,12 +23,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STORE_LEDGER "ledger"
+#define STORE_LEDGER "ledger" /* and with a number behind it, of one that took another's place */
+#define MAX_LEDGERS  64u
 #define STORE_MAX    16384u /* FileDescriptorStoreMax= of bfcd.service */
 #ifndef NAMES_BYTES
 #define NAMES_BYTES 120000u /* of the 131,072 that a string of the environment may have */
 #endif
-#define NAME_BYTES 16u /* "x", 13 digits and NUL */
+#define NAME_BYTES 24u /* "x", 13 digits and NUL; or a ledger's */
 
 #define PATIENCE_MS  5000u /* for one message or barrier */
 #define IMPATIENT_MS 100u  /* after one that took longer, until one does not */
@@ -61,7 +62,8 @@ struct store {
         bool keeps;
         bool lacks_memory;   /* for what was handed over */
         int ledger_fd;       /* that was handed over; -1: none */
-        bool has_ledger;     /* the manager has one */
+        uint64_t ledgers;    /* numbers of those that the manager may have */
+        unsigned ledger;     /* the one that counts: the highest */
         bool ledger_is_ours; /* it was taken, or put */
         unsigned patience_ms;
         struct store_given *given; /* extents that were handed over, by key */
@@ -117,6 +119,40 @@ static size_t name_bytes(uint64_t key)
 
         name_of_key(key, name);
         return strlen(name) + 1;
+}
+
+static void name_of_ledger(unsigned number, char ret[NAME_BYTES])
+{
+        if (number == 0)
+                snprintf(ret, NAME_BYTES, STORE_LEDGER);
+        else
+                snprintf(ret, NAME_BYTES, STORE_LEDGER "%u", number);
+}
+
+/* MAX_LEDGERS: it is none. */
+static unsigned number_of_ledger(const char *name)
+{
+        char same[NAME_BYTES];
+        unsigned number = 0;
+
+        for (; number < MAX_LEDGERS; number++) {
+                name_of_ledger(number, same);
+                if (strcmp(name, same) == 0)
+                        break;
+        }
+        return number;
+}
+
+bool store_brings_ledger(void)
+{
+        char name[NAME_BYTES];
+
+        for (unsigned number = 0; number < MAX_LEDGERS; number++) {
+                name_of_ledger(number, name);
+                if (manager_brings(name))
+                        return true;
+        }
+        return false;
 }
 
 /* ---- keys -------------------------------------------------------------------- */
@@ -281,24 +317,37 @@ static bool store_add_given(struct store *s, uint64_t key, int fd)
         return true;
 }
 
+/* A higher one was complete when it was put, and what is in a lower one was not written since. */
+static void store_take_over_ledger(struct store *s, unsigned number, int fd)
+{
+        bool is_twin = s->ledgers >> number & 1, is_lower = s->ledgers != 0 && number < s->ledger;
+
+        s->ledgers |= UINT64_C(1) << number;
+        if (is_lower || (is_twin && number == s->ledger))
+                close(fd);
+        if (is_lower)
+                return;
+        if (s->ledger_fd >= 0) /* a lower one, or: which one is it? */
+                close(s->ledger_fd);
+        s->ledger_fd = is_twin ? -1 : fd;
+        s->ledger = number;
+}
+
 /* false: none of a store's, or no memory for it. */
 static bool store_take_over(void *userdata, const char *name, int fd)
 {
         struct store *s = userdata;
         uint64_t key = key_of_name(name);
+        unsigned number;
 
         if (key > 0) {
                 s->lacks_memory = s->lacks_memory || !store_add_given(s, key, fd);
                 return !s->lacks_memory;
         }
-        if (strcmp(name, STORE_LEDGER) != 0)
+        number = number_of_ledger(name);
+        if (number == MAX_LEDGERS)
                 return false;
-        if (s->ledger_fd >= 0) /* which one is it? */
-                close(s->ledger_fd);
-        s->ledger_fd = s->has_ledger ? -1 : fd;
-        if (s->has_ledger)
-                close(fd);
-        s->has_ledger = true;
+        store_take_over_ledger(s, number, fd);
         return true;
 }
 
@@ -348,6 +397,34 @@ int store_take_extent(struct store *s, uint64_t key)
         return fd;
 }
 
+/* Where it fails it is removed with the next start. */
+static int store_remove_ledger_at(struct store *s, unsigned number)
+{
+        char name[NAME_BYTES];
+        int r;
+
+        name_of_ledger(number, name);
+        r = store_tell_remove(s, name);
+        if (r == 0)
+                s->ledgers &= ~(UINT64_C(1) << number);
+        return r;
+}
+
+static int store_put_ledger_at(struct store *s, unsigned number, int fd)
+{
+        char name[NAME_BYTES];
+        int r;
+
+        name_of_ledger(number, name);
+        r = store_tell_put(s, name, fd);
+        if (r < 0)
+                return r;
+        s->ledgers |= UINT64_C(1) << number;
+        s->ledger = number;
+        s->ledger_is_ours = true;
+        return 0;
+}
+
 size_t store_drop_rest(struct store *s)
 {
         size_t n = 0;
@@ -362,10 +439,13 @@ size_t store_drop_rest(struct store *s)
                 n++;
                 (void)store_remove_extent(s, g->key, false); /* what cannot be now is later */
         }
-        if (!s || !s->has_ledger || s->ledger_is_ours)
-                return n;
-        (void)store_remove_ledger(s);
-        return n + 1;
+        for (unsigned i = 0; s && i < MAX_LEDGERS; i++) {
+                if (!(s->ledgers >> i & 1) || (s->ledger_is_ours && i == s->ledger))
+                        continue;
+                (void)store_remove_ledger_at(s, i);
+                n++;
+        }
+        return n;
 }
 
 /* ---- putting and removing --------------------------------------------------------- */
@@ -407,13 +487,33 @@ uint64_t store_next_key(struct store *s)
 
 static int store_replace_ledger(struct store *s, int fd)
 {
-        int r = s->has_ledger ? store_tell_remove(s, STORE_LEDGER) : 0;
+        int r = store_remove_ledger(s);
 
         if (r == 0)
-                r = store_tell_put(s, STORE_LEDGER, fd);
-        s->has_ledger = s->has_ledger || r == 0;
+                r = store_put_ledger_at(s, 0, fd);
         s->ledger_is_ours = true;
         s->keeps = r == 0;
+        return r;
+}
+
+int store_swap_ledger(struct store *s, int fd)
+{
+        unsigned before;
+        bool has_room;
+        int r = 0;
+
+        if (!store_keeps(s))
+                return 0;
+        before = s->ledger;
+        if (before + 1 >= MAX_LEDGERS)
+                return -ENOSPC;
+        has_room = store_room(s) > 0; /* else the manager would not take it */
+        if (!has_room)
+                r = store_remove_ledger_at(s, before);
+        if (r == 0)
+                r = store_put_ledger_at(s, before + 1, fd);
+        if (r == 0 && has_room)
+                (void)store_remove_ledger_at(s, before);
         return r;
 }
 
@@ -427,12 +527,11 @@ int store_put_ledger(struct store *s, int fd)
 
 int store_remove_ledger(struct store *s)
 {
-        int r;
+        int r = 0;
 
-        if (!s || !s->has_ledger)
-                return 0;
-        r = store_tell_remove(s, STORE_LEDGER);
-        s->has_ledger = r < 0;
+        for (unsigned i = 0; s && r == 0 && i < MAX_LEDGERS; i++)
+                if (s->ledgers >> i & 1)
+                        r = store_remove_ledger_at(s, i);
         return r;
 }
 
@@ -586,7 +685,7 @@ static void store_read_environment(struct store *s)
         if (is_ours && n_ours > 1)
                 n_kept = n_ours;
         s->keeps = manager_listens(s->manager) && (!is_ours || n_ours > 0) && n_kept > 1 &&
-                   (is_said || is_ours || s->has_ledger || s->n_given > 0);
+                   (is_said || is_ours || s->ledgers != 0 || s->n_given > 0);
         s->max_kept = n_kept > 1 && n_kept <= SIZE_MAX ? (size_t)n_kept - 1 : 0; /* one is the ledger's */
 }
 

@@ -38,6 +38,9 @@ struct store *store_free(struct store *s); /* closes what nobody took; the manag
 /* There is a manager, and it was said that it keeps fds, or it has handed some over. */
 bool store_keeps(const struct store *s);
 
+/* Whether the environment says that the manager hands over a ledger; before manager_new(). */
+bool store_brings_ledger(void);
+
 /* How many more extents it would keep, their names left aside. */
 size_t store_room(struct store *s);
 
@@ -61,6 +64,11 @@ uint64_t store_next_key(struct store *s);
  * not keep any more. -errno. */
 int store_put_ledger(struct store *s, int fd);
 int store_remove_ledger(struct store *s);
+
+/* In the place of the one that was taken, whose copy it is: that is removed when this one is there,
+ * and a successor of whoever is killed in between takes this one. (Where the store is full it is
+ * removed before.) -ENOSPC: after 63 times; -errno, and the one that was taken still counts. */
+int store_swap_ledger(struct store *s, int fd);
 
 /* The fd stays the caller's. Key 0: nothing is done. -EXFULL: it is full; -ETIMEDOUT: the
  * manager takes nothing; -errno. After an error it is not there. */

@@ -38,49 +38,37 @@ static bool has_room(const struct ledger_limits *have, const struct ledger_limit
                have->n_blocks >= n->n_blocks && have->n_shared >= n->n_blocks && have->n_holds >= n->n_holds;
 }
 
-/* Of tenants: operators' have nothing. */
-static bool has_sessions(struct ledger *l)
+/* The config has more than there are records for. */
+static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
 {
-        for (uint32_t i = 0; i < ledger_session_end(l); i++) {
-                const struct ledger_session *s = ledger_session_get(l, i);
+        struct ledger *larger = NULL;
+        int r = ledger_grow(b->ledger, &b->room, &larger);
 
-                if (s && s->tenant[0] != '\0')
-                        return true;
+        if (r == 0)
+                r = store_swap_ledger(b->store, ledger_fd(larger));
+        if (r < 0) {
+                snprintf(
+                        ret_sentence, n_sentence,
+                        "the configuration needs larger tables, with which the daemon before was not begun, and "
+                        "they cannot be made: %s: lower max_blocks, max_sessions or limits to what they were",
+                        strerror(-r));
+                ledger_free(larger);
+                return r;
         }
-        return false;
-}
-
-/* Too small is nothing that comes of the ledger, so it does not count as a failed start: what
- * is kept stays until the config is another. 0 with b->ledger NULL: as open_ledger(). */
-static int fit_ledger(struct broker *b, const struct broker_records *n, char *ret_sentence, size_t n_sentence)
-{
-        struct ledger_limits have;
-
-        ledger_read_limits(b->ledger, &have);
-        if (has_room(&have, &b->room, n)) {
-                b->room = have;
-                return 0;
-        }
-        if (!has_sessions(b->ledger)) {
-                log_notice("the daemon's tables were made for less than the configuration has now, and no "
-                           "session is in them: everything begins anew");
-                b->ledger = ledger_free(b->ledger);
-                return 0;
-        }
-        snprintf(
-                ret_sentence, n_sentence,
-                "the daemon's tables were made for less than the configuration has now, and its sessions are "
-                "in them: the quotas allow %" PRIu64 " blocks (room for %" PRIu32 ") and %" PRIu64
-                " extents given to sessions (room for %" PRIu32
-                "); lower max_blocks or max_sessions, or stop bfcd and start it, which ends all sessions",
-                n->n_blocks, have.n_blocks, n->n_exports, have.n_exports);
-        return -EINVAL;
+        ledger_free(b->ledger);
+        b->ledger = larger;
+        ledger_read_limits(b->ledger, &b->room);
+        log_notice("the configuration has more than the tables of the daemon before had room for: they are "
+                   "larger now, with room for %" PRIu32 " blocks",
+                   b->room.n_blocks);
+        return 0;
 }
 
 /* 0 with b->ledger NULL: it is not to be gone on with, which was said. */
 static int open_ledger(struct broker *b, int fd, const struct broker_records *n, char *ret_sentence,
                        size_t n_sentence)
 {
+        struct ledger_limits have;
         unsigned n_faults = 0;
         int r = ledger_open(fd, on_fault, &n_faults, &b->ledger);
 
@@ -103,7 +91,12 @@ static int open_ledger(struct broker *b, int fd, const struct broker_records *n,
                 b->ledger = ledger_free(b->ledger);
                 return 0;
         }
-        return fit_ledger(b, n, ret_sentence, n_sentence);
+        ledger_read_limits(b->ledger, &have);
+        if (has_room(&have, &b->room, n)) {
+                b->room = have;
+                return 0;
+        }
+        return grow_ledger(b, ret_sentence, n_sentence);
 }
 
 int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_sentence, size_t n_sentence)

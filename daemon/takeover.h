@@ -25,7 +25,7 @@ struct broker_records { /* that the limits allow to be in use */
 };
 
 /* Opens the store's ledger, or makes one with b->room, which becomes the ledger's, and puts it
- * there. -EINVAL and a sentence: the tables were made for less than n. */
+ * there; one whose tables were made for less than n has a larger one in its place. */
 int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_sentence, size_t n_sentence);
 
 /* All quotas of the config and of b->remains; tenants of the config are there, without quotas. */

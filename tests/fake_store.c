@@ -176,6 +176,11 @@ int store_put_ledger(struct store *s, int fd)
         return 0;
 }
 
+int store_swap_ledger(struct store *s, int fd)
+{
+        return store_put_ledger(s, fd);
+}
+
 int store_put_extent(struct store *s, uint64_t key, int fd)
 {
         if (!s || key == 0)

@@ -70,17 +70,6 @@ struct broker *peer_broker_kept(const char *config_text, struct devices *devices
         return b;
 }
 
-int peer_broker_fails(const char *config_text, struct store *store)
-{
-        struct config *config;
-        struct broker *b;
-        int r = try_broker(config_text, NULL, NULL, store, &config, &b);
-
-        MUST(r < 0);
-        config_free(config);
-        return r;
-}
-
 void peer_broker_leave(struct broker *b, struct config *c)
 {
         broker_prepare_leave(b);

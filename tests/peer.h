@@ -81,8 +81,6 @@ struct broker *peer_broker_on(const char *config_text, const struct config_machi
 /* The same where extents outlive it. */
 struct broker *peer_broker_kept(const char *config_text, struct devices *devices, struct store *store,
                                 struct config **ret_config);
-/* One that does not come up: why not. */
-int peer_broker_fails(const char *config_text, struct store *store);
 /* Its process ends as it is; so do its peers, which are to be dropped before. */
 void peer_broker_leave(struct broker *b, struct config *c);
 

@@ -497,7 +497,12 @@ START_TEST(test_manager_brings)
 
                 setenv("LISTEN_FDNAMES", NAMES[i], 1);
                 ck_assert_msg(manager_brings("ledger") == (i >= 4), "%s", NAMES[i]);
+                ck_assert(store_brings_ledger() == (i >= 4));
         }
+        setenv("LISTEN_FDNAMES", "client:ledger63:x1", 1);
+        ck_assert(store_brings_ledger());
+        setenv("LISTEN_FDNAMES", "client:ledger64:x1", 1);
+        ck_assert(!store_brings_ledger());
         setenv("LISTEN_PID", "1", 1);
         ck_assert(!manager_brings("ledger"));
         unsetenv("LISTEN_PID");
@@ -630,6 +635,95 @@ START_TEST(test_two_ledgers)
 }
 END_TEST
 
+/* In place of another: at each moment there is one, and the next start takes the one that counts. */
+static bool swaps(struct manager *manager, void *userdata)
+{
+        const int *step = userdata;
+        struct store *store = NULL;
+        struct stat st;
+        int ledger, larger = memfd();
+
+        IS(store_new(manager, &store) == 0 && store_keeps(store));
+        ledger = store_take_ledger(store);
+        IS(fstat(ledger, &st) == 0 && st.st_size == 111 * (*step + 1));
+        IS(ftruncate(larger, 111 * (*step + 2)) == 0);
+        IS(store_swap_ledger(store, larger) == 0);
+        IS(store_drop_rest(store) == 0);
+        close(ledger);
+        close(larger);
+        store_free(store);
+        return true;
+}
+
+START_TEST(test_swaps)
+{
+        struct stat st;
+        int step = 0;
+
+        make_files();
+        k = keeper_new("1");
+        keeper_keep(k, "ledger", files[0]);
+        keeper_succeed(k, swaps, &step);
+        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert(fstat(keeper_fd(k, "ledger1"), &st) == 0 && st.st_size == 222);
+        step = 1;
+        keeper_succeed(k, swaps, &step);
+        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert(fstat(keeper_fd(k, "ledger2"), &st) == 0 && st.st_size == 333);
+        close_files();
+}
+END_TEST
+
+static bool takes_the_higher(struct manager *manager, void *userdata)
+{
+        struct store *store = NULL;
+        struct stat st;
+        int ledger;
+
+        (void)userdata;
+        IS(store_new(manager, &store) == 0 && store_keeps(store));
+        ledger = store_take_ledger(store);
+        IS(fstat(ledger, &st) == 0 && st.st_size == 222);
+        IS(store_drop_rest(store) == 1);
+        close(ledger);
+        store_free(store);
+        return true;
+}
+
+/* Whoever was killed in between left both, in whichever order they are brought. */
+START_TEST(test_killed_while_it_swaps)
+{
+        make_files();
+        k = keeper_new("1");
+        keeper_keep(k, _i == 0 ? "ledger" : "ledger10", files[_i]);
+        keeper_keep(k, _i == 0 ? "ledger10" : "ledger", files[1 - _i]);
+        keeper_succeed(k, takes_the_higher, NULL);
+        ck_assert_uint_eq(keeper_count(k), 1);
+        ck_assert(is_same(keeper_fd(k, "ledger10"), files[1]));
+        close_files();
+}
+END_TEST
+
+/* Nobody has room for two: the new one comes after the old. */
+START_TEST(test_swap_when_full)
+{
+        int one = memfd(), two = memfd();
+
+        open_store("2");
+        ck_assert_int_eq(store_put_ledger(s, one), 0);
+        ck_assert_int_eq(store_put_extent(s, store_next_key(s), two), 0);
+        ck_assert_uint_eq(store_room(s), 0);
+        ck_assert_int_eq(store_swap_ledger(s, two), 0);
+        ck_assert(is_same(keeper_fd(k, "ledger1"), two));
+        ck_assert_uint_eq(keeper_count_of(k, "ledger"), 0);
+        ck_assert_int_eq(store_put_ledger(s, one), 0); /* and one that begins anew */
+        ck_assert_uint_eq(keeper_count_of(k, "ledger1"), 0);
+        ck_assert(is_same(keeper_fd(k, "ledger"), one));
+        close(one);
+        close(two);
+}
+END_TEST
+
 /* What was told counts, also where the process is killed before anybody looks. */
 START_TEST(test_killed)
 {
@@ -678,6 +772,9 @@ int main(void)
         tcase_add_test(t, test_successor);
         tcase_add_test(t, test_what_is_not_wanted_goes);
         tcase_add_test(t, test_two_ledgers);
+        tcase_add_test(t, test_swaps);
+        tcase_add_loop_test(t, test_killed_while_it_swaps, 0, 2);
+        tcase_add_test(t, test_swap_when_full);
         tcase_add_test(t, test_killed);
         suite_add_tcase(suite, t);
         return suite_run(suite);
