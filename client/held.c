@@ -47,9 +47,9 @@ static size_t list_blocks(const bfc_client *client, uint64_t *ret, size_t max)
 {
         size_t n = list_table(&client->blocks, ret, max);
 
-        n += list_table(&client->slabs, n < max ? ret + n : NULL, n < max ? max - n : 0);
+        n += list_table(&client->slabs, ret && n < max ? ret + n : NULL, n < max ? max - n : 0);
         if (client->cache)
-                n += cache_list(client->cache, n < max ? ret + n : NULL, n < max ? max - n : 0);
+                n += cache_list(client->cache, ret && n < max ? ret + n : NULL, n < max ? max - n : 0);
         return n;
 }
 
