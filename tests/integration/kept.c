@@ -283,11 +283,11 @@ static int compare_lines(const void *a, const void *b)
         return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* In no particular order is the daemon's right. */
+/* In no particular order is the daemon's right. The last line gets its end. */
 static char *sorted(char *text)
 {
         size_t n_lines = 0, n_bytes = strlen(text) + 1;
-        char **lines = calloc(n_bytes, sizeof(*lines)), *ret = malloc(n_bytes), *rest = text, *line;
+        char **lines = calloc(n_bytes, sizeof(*lines)), *ret = malloc(n_bytes + 1), *rest = text, *line;
 
         ck_assert(lines && ret);
         while ((line = strsep(&rest, "\n"))) {
