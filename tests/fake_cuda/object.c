@@ -178,9 +178,9 @@ static CUresult object_create_locked(const struct fake_object *o, uint64_t n_bac
 /* Fresh memory is whatever was there before; here that is never zero. */
 static bool poison(int fd, uint64_t n_bytes)
 {
-        static char bytes[1 << 16];
+        char bytes[1 << 14];
 
-        memset(bytes, 0xab, sizeof(bytes)); /* by several threads at once at worst, the same to all */
+        memset(bytes, 0xab, sizeof(bytes));
         for (uint64_t at = 0; at < n_bytes;) {
                 uint64_t n = n_bytes - at < sizeof(bytes) ? n_bytes - at : sizeof(bytes);
                 ssize_t r = pwrite(fd, bytes, n, (off_t)at);
