@@ -383,6 +383,13 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         return 0;
 }
 
+int kept_record_compare(const void *x, const void *y)
+{
+        const struct kept_record *p = x, *q = y;
+
+        return p->id < q->id ? -1 : p->id > q->id;
+}
+
 void broker_is_well(struct broker *b)
 {
         *ledger_crashes(b->ledger) = 0;

@@ -57,17 +57,17 @@ struct broker {
         char *config_text;           /* as YAML, for the operators */
         struct store *store;         /* borrowed; NULL: nothing outlives the process */
         struct ledger *ledger;
-        struct remains *remains;      /* of another process, while the broker is made of it; NULL: none */
-        struct kept_session *awaited; /* sessions of another process, by id: the session floor's */
+        struct remains *remains;     /* of another process, while the broker is made of it; NULL: none */
+        struct kept_record *awaited; /* sessions of another process, by id: the session floor's */
         size_t n_awaited_slots;
         size_t n_awaited;         /* of these, those that may come back and have not */
-        struct kept_extent *kept; /* extents that this process was begun with, by id */
+        struct kept_record *kept; /* extents that this process was begun with, by id */
         size_t n_kept;
-        uint64_t extents_end;                  /* ids from here on were given by this process */
-        uint32_t taken_sessions, taken_blocks; /* from another process */
-        uint64_t taken_bytes;                  /* of its extents */
-        uint64_t taken_ns;                     /* that took so long */
-        struct devices *opened;                /* the broker's own; NULL: it was given them */
+        uint64_t extents_end;   /* ids from here on were given by this process */
+        uint32_t taken_blocks;  /* from another process */
+        uint64_t taken_bytes;   /* of its extents */
+        uint64_t taken_ns;      /* that took so long */
+        struct devices *opened; /* the broker's own; NULL: it was given them */
         struct broker_device *devices;
         size_t n_devices;
         struct partition *partitions;
@@ -109,15 +109,14 @@ struct broker {
                      uint64_t missing);
 };
 
-struct kept_session {
-        uint64_t id;
-        uint32_t index; /* of the broker's and the ledger's sessions; it may be another's by now */
-};
-
-struct kept_extent {
+/* A session or an extent that this process was begun with. */
+struct kept_record {
         uint64_t id;
         uint32_t index; /* in the ledger; it may be another's by now */
 };
+
+/* By id, for qsort() and bsearch(). */
+int kept_record_compare(const void *x, const void *y);
 
 struct broker_options {
         const struct config *config;

@@ -607,7 +607,7 @@ static void on_session_send_event(void *userdata, const Bfcd__Event *event)
 static const struct session_ops connection_session_ops;
 
 /* It knows who the process is as well as the one before did: they are the same. */
-static int on_session_take_over(void *userdata, struct session *kept)
+static void on_session_take_over(void *userdata, struct session *kept)
 {
         struct connection *c = userdata;
         struct credentials *who = &c->session->who;
@@ -622,7 +622,6 @@ static int on_session_take_over(void *userdata, struct session *kept)
         c->session = kept;
         kept->userdata = c;
         kept->ops = &connection_session_ops;
-        return 0;
 }
 
 static const struct session_ops connection_session_ops = {

@@ -17,6 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
+
 #define MANAGER_FIRST_FD   3
 #define MANAGER_MAX_FDS    65536u
 #define MANAGER_FIGURES_MS 5000u /* people look at them */
@@ -185,10 +187,7 @@ bool manager_listens(const struct manager *m)
 
 static int64_t now_ms(void)
 {
-        struct timespec now;
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+        return (int64_t)clock_ms();
 }
 
 /* By a socket that waits, and is this call's alone: the other one never does. */

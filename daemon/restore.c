@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "daemon/clock.h"
 #include "daemon/log.h"
@@ -214,7 +213,7 @@ static int restore_session(struct broker *b, struct tenant *tenant, uint32_t ind
         session_enlist(s);
         tenant->n_quarantined++;
         b->n_awaited += s->may_return;
-        b->awaited[b->n_awaited_slots++] = (struct kept_session){ s->id, index };
+        b->awaited[b->n_awaited_slots++] = (struct kept_record){ s->id, index };
         r = session_take_shares(s, record->quotas_end);
         if (r == 0)
                 r = restore_exports(s);
@@ -237,13 +236,6 @@ static int compare_tenant(const void *name, const void *element)
         const struct tenant *const *t = element;
 
         return strcmp(name, (*t)->name);
-}
-
-static int compare_kept(const void *x, const void *y)
-{
-        const struct kept_session *p = x, *q = y;
-
-        return p->id < q->id ? -1 : p->id > q->id;
 }
 
 static int restore_sessions(struct broker *b)
@@ -274,7 +266,7 @@ static int restore_sessions(struct broker *b)
         }
         free(by_name);
         if (r == 0)
-                qsort(b->awaited, b->n_awaited_slots, sizeof(*b->awaited), compare_kept);
+                qsort(b->awaited, b->n_awaited_slots, sizeof(*b->awaited), kept_record_compare);
         return r;
 }
 
@@ -351,10 +343,10 @@ void session_forget_all(struct broker *b)
 
 static struct session *find_awaited(const struct broker *b, uint64_t id)
 {
-        struct kept_session key = { .id = id };
-        const struct kept_session *found =
+        struct kept_record key = { .id = id };
+        const struct kept_record *found =
                 b->n_awaited_slots > 0
-                        ? bsearch(&key, b->awaited, b->n_awaited_slots, sizeof(key), compare_kept)
+                        ? bsearch(&key, b->awaited, b->n_awaited_slots, sizeof(key), kept_record_compare)
                         : NULL;
         struct session *s = found ? b->sessions[found->index] : NULL;
 
@@ -482,14 +474,12 @@ int homecoming_hello(struct session *s, const Bfcd__Request *r)
                 return 0;
         }
         h = homecoming_new(kept);
-        if (!h || join_again(kept, &kept->shares[share]) < 0 || session_open_events(s, r, &fd) < 0 ||
-            s->ops->take_over(s->userdata, kept) < 0) {
-                if (fd >= 0)
-                        close(fd);
+        if (!h || join_again(kept, &kept->shares[share]) < 0 || session_open_events(s, r, &fd) < 0) {
                 free(h);
                 session_refuse(s, r->id, -ENOMEM, "the daemon has no memory or no fds left: try again");
                 return 0;
         }
+        s->ops->take_over(s->userdata, kept);
         h->number = ++kept->n_homecomings;
         h->has_events = fd >= 0;
         kept->homecoming = h;
@@ -536,8 +526,8 @@ static bool extent_is_there(const struct broker *b, uint64_t id, uint32_t index)
 /* Not one of its own: but it may have been, and be gone. */
 static const char *name_stale_extent(const struct broker *b, uint64_t id)
 {
-        struct kept_extent key = { .id = id };
-        const struct kept_extent *found = bsearch(&key, b->kept, b->n_kept, sizeof(key), compare_kept);
+        struct kept_record key = { .id = id };
+        const struct kept_record *found = bsearch(&key, b->kept, b->n_kept, sizeof(key), kept_record_compare);
 
         if (id == 0 || id >= b->extents_end)
                 return "it came back with an extent that it was never given";

@@ -16,6 +16,7 @@
 #include "daemon/clock.h"
 #include "daemon/explain.h"
 #include "daemon/log.h"
+#include "daemon/number.h"
 #include "daemon/order.h"
 #include "daemon/report.h"
 #include "daemon/restore.h"
@@ -1207,11 +1208,6 @@ size_t session_n_held(const struct session *s)
         return (size_t)record->links.n_blocks + record->links.n_holds + record->links.n_exports;
 }
 
-static uint64_t at_most(uint64_t n, uint64_t max)
-{
-        return n < max ? n : max;
-}
-
 void session_client_figures(const struct session *s, struct client_figures *ret)
 {
         struct client_figures sum = { 0 };
@@ -1222,9 +1218,9 @@ void session_client_figures(const struct session *s, struct client_figures *ret)
                         const struct client_figures *each = &word.partitions[i];
 
                         /* The sums are at most what there is, so nothing overflows. */
-                        sum.bytes_held += at_most(each->bytes_held, s->bytes_in_use - sum.bytes_held);
-                        sum.bytes_in_use += at_most(each->bytes_in_use, s->bytes_in_use - sum.bytes_in_use);
-                        sum.bytes_idle += at_most(each->bytes_idle, s->bytes_in_use - sum.bytes_idle);
+                        sum.bytes_held += min_u64(each->bytes_held, s->bytes_in_use - sum.bytes_held);
+                        sum.bytes_in_use += min_u64(each->bytes_in_use, s->bytes_in_use - sum.bytes_in_use);
+                        sum.bytes_idle += min_u64(each->bytes_idle, s->bytes_in_use - sum.bytes_idle);
                 }
         }
         *ret = sum;
@@ -1238,7 +1234,7 @@ uint64_t session_idle_hint(const struct session *s, uint32_t partition)
         if (held == 0 || client_page_read(s->page, s->broker->reader, &word) < 0)
                 return held;
         /* What it has in further partitions may be in this one. */
-        return at_most(word.partitions[at_most(partition, PAGES_MAX_PARTITIONS)].bytes_idle, held);
+        return min_u64(word.partitions[min_u64(partition, PAGES_MAX_PARTITIONS)].bytes_idle, held);
 }
 
 static const struct device *session_extent_device(const struct session *s, uint32_t extent)
@@ -1456,7 +1452,7 @@ const char *session_state_name(const struct session *s)
         case SESSION_LIVE:
                 return "live";
         case SESSION_QUARANTINED:
-                return s->may_return ? "awaited" : "quarantined";
+                return session_is_awaited(s) ? "awaited" : "quarantined";
         case SESSION_RETURNING:
                 return "returning";
         case SESSION_CLOSING:

@@ -48,14 +48,14 @@ enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_RET
  * open_events(), may be NULL: makes the events socket and returns the client's
  * end, which is then the caller's. send_event() sends on it; called as send() is.
  * take_over(), may be NULL: from now on this is the connection of `kept`, whose ops and userdata
- * it sets, and its own session is freed; -ENOMEM. */
+ * it sets, and its own session is freed. */
 struct session_ops {
         int (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
         void (*resume)(void *userdata);
         void (*abort)(void *userdata, const char *why);
         int (*open_events)(void *userdata, int *ret_fd);
         void (*send_event)(void *userdata, const Bfcd__Event *event);
-        int (*take_over)(void *userdata, struct session *kept);
+        void (*take_over)(void *userdata, struct session *kept);
 };
 
 /* What a session has to do with one quota. */

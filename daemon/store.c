@@ -23,6 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
+
 #define STORE_LEDGER "ledger" /* and with a number behind it, of one that took another's place */
 #define MAX_LEDGERS  64u
 #define STORE_MAX    16384u /* FileDescriptorStoreMax= of bfcd.service */
@@ -216,19 +218,11 @@ static void key_set_remove(struct key_set *set, uint64_t key)
 
 /* ---- the manager's time ------------------------------------------------------- */
 
-static int64_t now_ns(void)
-{
-        struct timespec now;
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* Waits for this message's turn. What waits has its place reserved: others come after it. */
 static void store_pace(struct store *s, size_t compare_ns)
 {
         struct timespec pause;
-        int64_t now = now_ns(), wait_ns;
+        int64_t now = (int64_t)clock_ns(), wait_ns;
 
         pthread_mutex_lock(&s->mutex);
         s->spent_ns -= (now - s->spent_at_ns) / SHARE;
@@ -699,7 +693,7 @@ int store_new(struct manager *m, struct store **ret)
         s->ledger_fd = -1;
         s->next_key = 1;
         s->patience_ms = PATIENCE_MS;
-        s->spent_at_ns = now_ns();
+        s->spent_at_ns = (int64_t)clock_ns();
         pthread_mutex_init(&s->mutex, NULL);
         manager_take_all(m, store_take_over, s);
         if (s->lacks_memory) { /* else a key might be given that the manager has */

@@ -375,13 +375,6 @@ static int takeover_tenants(struct broker *b)
         return error;
 }
 
-static int compare_kept(const void *x, const void *y)
-{
-        const struct kept_extent *p = x, *q = y;
-
-        return p->id < q->id ? -1 : p->id > q->id;
-}
-
 /* What sessions that come back may have mapped. */
 static int note_extents(struct broker *b)
 {
@@ -395,9 +388,9 @@ static int note_extents(struct broker *b)
                         uint32_t index = r->quotas[i].arena.extents[k];
 
                         b->kept[b->n_kept++] =
-                                (struct kept_extent){ ledger_extent_at(b->ledger, index)->id, index };
+                                (struct kept_record){ ledger_extent_at(b->ledger, index)->id, index };
                 }
-        qsort(b->kept, b->n_kept, sizeof(*b->kept), compare_kept);
+        qsort(b->kept, b->n_kept, sizeof(*b->kept), kept_record_compare);
         return 0;
 }
 

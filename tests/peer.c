@@ -371,7 +371,7 @@ static void on_resume(void *userdata)
         (void)userdata;
 }
 
-static int on_take_over(void *userdata, struct session *kept);
+static void on_take_over(void *userdata, struct session *kept);
 
 static const struct session_ops ops = {
         .take_over = on_take_over,
@@ -382,7 +382,7 @@ static const struct session_ops ops = {
         .send_event = on_send_event,
 };
 
-static int on_take_over(void *userdata, struct session *kept)
+static void on_take_over(void *userdata, struct session *kept)
 {
         struct peer *p = userdata;
 
@@ -390,7 +390,6 @@ static int on_take_over(void *userdata, struct session *kept)
         p->session = kept;
         kept->ops = &ops;
         kept->userdata = p;
-        return 0;
 }
 
 struct peer *peer_new(struct broker *b, uid_t uid, bool admin)
