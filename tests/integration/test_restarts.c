@@ -27,9 +27,6 @@
 #define N_NAMES      6u
 #define SHARED_BYTES 70000u
 #define MAX_PAUSE_MS 300u
-/* Who dies again and again soon after its start begins anew in the end; who is asked to leave
- * has not failed. */
-#define MAX_KILLS 4u
 
 static const struct rig_config roomy = {
         .size = "768MiB",
@@ -249,18 +246,11 @@ static void restart_once(struct kept *k, uint64_t *random, bool kills, struct fi
 
 static void restart_many(struct kept *k, struct replay *replays, uint64_t seed, uint64_t n, struct figures *f)
 {
-        unsigned n_in_a_row = 0;
-
         k->rig->admin = raw_close(k->rig->admin);
         while (f->n_terms < n || f->n_kills < n) {
                 bool kills = f->n_kills < n && (f->n_terms >= n || random_next(&seed) % 2);
 
-                if (n_in_a_row == MAX_KILLS) {
-                        kills = false;
-                        ck_assert_int_eq(stand_in_wait_ready(k->manager, 1, 20000), 0);
-                }
                 restart_once(k, &seed, kills, f);
-                n_in_a_row = kept_state(k).status == 0 ? 0 : n_in_a_row + 1; /* SIGTERM may come too early */
                 for (unsigned i = 0; i < N_REPLAYS; i++)
                         ck_assert_msg(is_alive(replays + i),
                                       "the jobs (cache %s) ended after %llu restarts: %s", replays[i].cache,
