@@ -20,6 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/clock.h"
 #include "client/error.h"
 
 #define PROTOCOL_VERSION   1u
@@ -778,20 +779,12 @@ BFC_API int bfc_poll_fd(const bfc_client *client)
         return events_fd(client->events);
 }
 
-static int64_t now_ms(void)
-{
-        struct timespec now;
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static int goodbye_once(bfc_client *client, int64_t until_ms, uint64_t *ret_epoch)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
         Bfcd__Reply *reply = NULL;
-        int64_t left_ms = until_ms - now_ms();
+        int64_t left_ms = until_ms - clock_now_ms();
         int r;
 
         request.body_case = BFCD__REQUEST__BODY_GOODBYE;
@@ -808,14 +801,14 @@ static int goodbye_once(bfc_client *client, int64_t until_ms, uint64_t *ret_epoc
 static void client_say_goodbye(bfc_client *client)
 {
         unsigned timeout_ms = comeback_try_once_more(client) ? GOODBYE_LATE_MS : GOODBYE_TIMEOUT_MS;
-        int64_t until_ms = now_ms() + timeout_ms, left_ms;
+        int64_t until_ms = clock_now_ms() + timeout_ms, left_ms;
         uint64_t epoch;
 
         pthread_mutex_lock(&client->lock);
         client->is_ending = true;
         pthread_mutex_unlock(&client->lock);
         while (goodbye_once(client, until_ms, &epoch) == -ECONNRESET) {
-                left_ms = until_ms - now_ms();
+                left_ms = until_ms - clock_now_ms();
                 if (left_ms > client->comeback.return_ms)
                         left_ms = client->comeback.return_ms;
                 if (left_ms <= 0 || client_come_back_in(client, epoch, (unsigned)left_ms) < 0)

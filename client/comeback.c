@@ -20,6 +20,7 @@
 #include <time.h>
 
 #include "client/client.h"
+#include "client/clock.h"
 #include "client/error.h"
 #include "client/held.h"
 
@@ -35,14 +36,6 @@ struct attempt {
         int error;      /* of the last one */
         char words[96]; /* the daemon's; "": none */
 };
-
-static int64_t now_ms(void)
-{
-        struct timespec now;
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 static bool is_granted(const bfc_client *client)
 {
@@ -224,7 +217,7 @@ static void show_next(struct comeback *b, struct call_connection *c)
 static int try_once(bfc_client *client, struct attempt *a)
 {
         struct comeback *b = &client->comeback;
-        int64_t left_ms = a->until_ms - now_ms();
+        int64_t left_ms = a->until_ms - clock_now_ms();
         struct call_connection *c = NULL;
         int r = call_connect_now(b->path, client_on_extents, client, &c);
 
@@ -246,12 +239,12 @@ static int try_once(bfc_client *client, struct attempt *a)
 /* False: it is to be stopped. */
 static bool pause_for(struct comeback *b, int pause_ms)
 {
-        int64_t until_ms = now_ms() + pause_ms;
+        int64_t until_ms = clock_now_ms() + pause_ms;
         struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
         bool goes_on;
 
         pthread_mutex_lock(&b->lock);
-        while (!b->is_stopping && now_ms() < until_ms)
+        while (!b->is_stopping && clock_now_ms() < until_ms)
                 pthread_cond_timedwait(&b->changed, &b->lock, &until);
         goes_on = !b->is_stopping;
         pthread_mutex_unlock(&b->lock);
@@ -270,7 +263,7 @@ static int never_came(bfc_client *client, unsigned return_ms, const struct attem
 
 static int come_back_within(bfc_client *client, unsigned return_ms)
 {
-        struct attempt a = { .until_ms = now_ms() + return_ms };
+        struct attempt a = { .until_ms = clock_now_ms() + return_ms };
         int r = AGAIN, pause_ms = FIRST_PAUSE_MS;
 
         /* What made no sense, or had no room here, ended the session for good. */
@@ -282,7 +275,7 @@ static int come_back_within(bfc_client *client, unsigned return_ms)
                 r = try_once(client, &a);
                 if (r != AGAIN)
                         break;
-                if (now_ms() >= a.until_ms)
+                if (clock_now_ms() >= a.until_ms)
                         r = never_came(client, return_ms, &a);
                 if (r != AGAIN || !pause_for(&client->comeback, pause_ms))
                         break;

@@ -31,6 +31,8 @@
 
 #include "proto/frame.h"
 
+#include "client/clock.h"
+
 /* Address space more than memory; a driver's calls are made on it. */
 #define EVENTS_STACK_BYTES (512u * 1024u)
 #define EVENTS_QUEUE_MAX   4096u
@@ -180,14 +182,6 @@ static int retire_first(struct events *e)
         return r == -ECANCELED || r == -ESTALE ? 0 : r;
 }
 
-static int64_t now_ms(void)
-{
-        struct timespec now;
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* Waits for a change, until then at most; -1: for ever. The lock is held. */
 static void wait_until(struct events *e, int64_t until_ms)
 {
@@ -210,7 +204,7 @@ static void look_now(struct events *e)
         pthread_mutex_lock(&e->lock);
         e->is_looking = false;
         pthread_cond_broadcast(&e->changed);
-        e->look_ms = ms < 0 ? -1 : now_ms() + ms;
+        e->look_ms = ms < 0 ? -1 : clock_now_ms() + ms;
 }
 
 static void *worker_run(void *userdata)
@@ -222,7 +216,7 @@ static void *worker_run(void *userdata)
         while (r == 0 && !e->is_stopping) {
                 if (e->n_retires > 0)
                         r = retire_first(e);
-                else if (e->is_woken || (e->look_ms >= 0 && now_ms() >= e->look_ms))
+                else if (e->is_woken || (e->look_ms >= 0 && clock_now_ms() >= e->look_ms))
                         look_now(e);
                 else
                         wait_until(e, e->look_ms);
@@ -598,11 +592,11 @@ int events_poll(struct events *e)
 /* False: the time is over. */
 static bool wait_for_end(struct events *e, unsigned timeout_ms)
 {
-        int64_t until_ms = timeout_ms > 0 ? now_ms() + timeout_ms : -1;
+        int64_t until_ms = timeout_ms > 0 ? clock_now_ms() + timeout_ms : -1;
         bool has_ended;
 
         pthread_mutex_lock(&e->lock);
-        while (!(has_ended = e->has_ended && !e->is_looking) && (until_ms < 0 || now_ms() < until_ms))
+        while (!(has_ended = e->has_ended && !e->is_looking) && (until_ms < 0 || clock_now_ms() < until_ms))
                 wait_until(e, until_ms);
         pthread_mutex_unlock(&e->lock);
         return has_ended;

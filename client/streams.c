@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include "client/client.h"
+#include "client/clock.h"
 #include "client/error.h"
 #include "client/stream_pool.h"
 
@@ -294,21 +295,13 @@ static uint64_t rounded_up(uint64_t n_bytes)
                        : (n_bytes + BLOCK_GRANULE - 1) / BLOCK_GRANULE * BLOCK_GRANULE;
 }
 
-static int64_t now_ms(void)
-{
-        struct timespec now;
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* False: nothing more will come by waiting, or not in time. */
 static bool wait_for_more(bfc_client *client, int64_t deadline_ms)
 {
         const struct timespec step = { 0, PENDING_STEP_NS };
 
         do {
-                if (!streams_keep(client) || now_ms() >= deadline_ms)
+                if (!streams_keep(client) || clock_now_ms() >= deadline_ms)
                         return false;
                 nanosleep(&step, NULL);
         } while (!streams_collect(client));
@@ -320,7 +313,7 @@ static bool wait_for_more(bfc_client *client, int64_t deadline_ms)
 static int fetch(const struct stream_request *q, struct stream_slab **ret)
 {
         uint64_t want = slab_bytes(q), least = rounded_up(q->n_bytes);
-        int64_t deadline_ms = now_ms() + PENDING_MS;
+        int64_t deadline_ms = clock_now_ms() + PENDING_MS;
         bool waits = streams_keep(q->client);
         int r = fetch_slab(q, want, waits || want > least, ret);
 
