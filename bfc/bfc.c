@@ -21,7 +21,7 @@
 
 #define PAGE           UINT64_C(4096)
 #define FIRST_READY    (UINT32_C(1) << 11) /* records usable from the start: 64 KiB, touched as needed */
-#define FIRST_REGIONS  UINT32_C(256)       /* a page of them */
+#define FIRST_REGIONS  UINT32_C(128)       /* a page of them */
 #define MAX_READY_STEP (UINT32_C(1) << 17) /* records made usable at once: 4 MiB */
 
 /* ---- instances and their records --------------------------------------------- */
@@ -73,6 +73,7 @@ int bfc_new(uint64_t extent_bytes, struct bfc **ret)
         b->n_ready = FIRST_READY;
         b->n_records = FIRST_RECORD;
         b->extent = (uint32_t)(extent_bytes >> GRANULE_SHIFT);
+        b->smallest = b->extent;
         *ret = b;
         return 0;
 }
@@ -156,23 +157,63 @@ static uint32_t new_edge(struct bfc *b)
         return i;
 }
 
-int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t first_extent_bytes, bool backed)
+/* How many zones lead from small extents to those of the instance; -EINVAL. */
+static int zones_count(uint64_t small_bytes, uint64_t extent_bytes)
 {
-        struct region r;
+        int n = 0;
+
+        if (small_bytes == 0 || small_bytes % BFC_GRANULE != 0)
+                return -EINVAL;
+        for (; small_bytes < extent_bytes && small_bytes <= BFC_MAX_SPACE; small_bytes *= 2)
+                n++;
+        return small_bytes == extent_bytes ? n : -EINVAL;
+}
+
+uint64_t bfc_zones_bytes(const struct bfc_zones *zones, uint64_t extent_bytes)
+{
+        uint64_t n = extent_bytes / zones->small_extent_bytes - 1; /* times zone 0 */
+        uint64_t zone_0;
+
+        if (__builtin_mul_overflow(zones->small_extent_bytes, (uint64_t)zones->extents_per_zone, &zone_0) ||
+            __builtin_mul_overflow(zone_0, n, &n))
+                return UINT64_MAX;
+        return n;
+}
+
+/* Where the extents of a region lie. The range is checked. */
+static int region_cut(const struct bfc *b, const struct bfc_zones *zones, struct region *r)
+{
+        uint64_t extent_bytes = to_bytes(b->extent), n_bytes = to_bytes(r->size), zones_bytes;
+        int n_zones = zones_count(zones->small_extent_bytes, extent_bytes);
+
+        if (n_zones < 0 || zones->first_extent_bytes % BFC_GRANULE != 0)
+                return -EINVAL;
+        zones_bytes = bfc_zones_bytes(zones, extent_bytes);
+        if (zones->first_extent_bytes > n_bytes || zones_bytes > n_bytes - zones->first_extent_bytes)
+                return -EINVAL;
+        r->first = (uint32_t)(zones->first_extent_bytes >> GRANULE_SHIFT);
+        r->body = r->base + r->first + (uint32_t)(zones_bytes >> GRANULE_SHIFT);
+        if (zones_bytes == 0)
+                return 0;
+        r->small = (uint32_t)(zones->small_extent_bytes >> GRANULE_SHIFT);
+        r->per_zone = zones->extents_per_zone;
+        r->n_zones = (uint32_t)n_zones;
+        return 0;
+}
+
+int bfc_add_zoned_region(struct bfc *b, uint64_t base, uint64_t n_bytes, const struct bfc_zones *zones,
+                         bool backed)
+{
+        struct region r = { .base = 0 };
         uint32_t n, i;
         int res;
 
-        if ((base | n_bytes | first_extent_bytes) % BFC_GRANULE != 0 || n_bytes == 0)
+        if ((base | n_bytes) % BFC_GRANULE != 0 || n_bytes == 0)
                 return -EINVAL;
         if (base > BFC_MAX_SPACE || n_bytes > BFC_MAX_SPACE - base)
                 return -EINVAL;
-        if (first_extent_bytes == 0)
-                first_extent_bytes = to_bytes(b->extent);
-        if (first_extent_bytes > n_bytes)
-                first_extent_bytes = n_bytes;
         r.base = (uint32_t)(base >> GRANULE_SHIFT);
         r.size = (uint32_t)(n_bytes >> GRANULE_SHIFT);
-        r.first = (uint32_t)(first_extent_bytes >> GRANULE_SHIFT);
         n = regions_up_to(b, r.base);
         if (n > 0 && r.base - b->regions[n - 1].base < b->regions[n - 1].size)
                 return -EINVAL;
@@ -181,8 +222,12 @@ int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t firs
         res = regions_make_room(b);
         if (res == 0)
                 res = records_reserve(b, 2);
+        if (res == 0)
+                res = region_cut(b, zones, &r);
         if (res < 0)
                 return res;
+        if (r.n_zones > 0 && r.small < b->smallest)
+                b->smallest = r.small;
         r.edge = new_edge(b);
         memmove(b->regions + n + 1, b->regions + n, (b->n_regions - n) * sizeof(r));
         b->regions[n] = r;
@@ -198,6 +243,42 @@ int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t firs
                 bfc_hole_put(b, i);
         }
         return 0;
+}
+
+int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t first_extent_bytes, bool backed)
+{
+        struct bfc_zones none = { .first_extent_bytes = first_extent_bytes,
+                                  .small_extent_bytes = to_bytes(b->extent) };
+
+        if (first_extent_bytes > n_bytes && first_extent_bytes % BFC_GRANULE == 0)
+                none.first_extent_bytes = n_bytes;
+        return bfc_add_zoned_region(b, base, n_bytes, &none, backed);
+}
+
+struct bfc_range bfc_extent_at(const struct bfc *b, uint64_t offset, size_t *ret_number)
+{
+        uint32_t addr = (uint32_t)(offset >> GRANULE_SHIFT);
+        const struct region *r = bfc_region_at(b, addr);
+
+        *ret_number = grid_number(b, r, addr);
+        return (struct bfc_range){ to_bytes(grid_down(b, r, addr)), to_bytes(grid_up(b, r, addr + 1)) };
+}
+
+struct bfc_range bfc_extent_numbered(const struct bfc *b, uint64_t base, size_t number)
+{
+        const struct region *r = bfc_region_at(b, (uint32_t)(base >> GRANULE_SHIFT));
+        uint32_t n = (uint32_t)number, first = r->first > 0 ? 1 : 0, begin = r->base, zone;
+
+        if (n >= first) {
+                n -= first;
+                zone = r->n_zones > 0 ? n / r->per_zone : 0;
+                if (zone < r->n_zones)
+                        begin += r->first + r->per_zone * r->small * ((UINT32_C(1) << zone) - 1) +
+                                 n % r->per_zone * (r->small << zone);
+                else
+                        begin = r->body + (n - r->n_zones * r->per_zone) * b->extent;
+        }
+        return (struct bfc_range){ to_bytes(begin), to_bytes(grid_up(b, r, begin + 1)) };
 }
 
 int bfc_remove_region(struct bfc *b, uint64_t base)
@@ -316,6 +397,32 @@ int bfc_dealloc(struct bfc *b, bfc_handle h)
         count_unused(b, c->size, chunk_waste(c));
         b->n_frees++;
         return chunk_make_free(b, i);
+}
+
+int bfc_split(struct bfc *b, bfc_handle h, uint64_t at, bfc_handle *ret_high)
+{
+        uint32_t i = handle_chunk(b, h, KIND_USED), n = (uint32_t)(at >> GRANULE_SHIFT), high;
+        struct chunk *c = chunk_at(b, i), *rest;
+        int r;
+
+        if (i == 0 || at == 0 || at % BFC_GRANULE != 0 || at >= to_bytes(c->size))
+                return -EINVAL;
+        r = records_reserve(b, 1);
+        if (r < 0)
+                return r;
+        high = record_new(b);
+        link_before(b, high, c->next);
+        rest = chunk_at(b, high);
+        rest->addr = c->addr + n;
+        rest->size = c->size - n;
+        rest->link = 0;
+        rest->stamp = next_stamp(b);
+        chunk_set_meta(rest, KIND_USED, chunk_waste(c));
+        c->size = n;
+        chunk_set_meta(c, KIND_USED, 0);
+        b->n_allocs++;
+        *ret_high = chunk_handle(rest, high);
+        return 0;
 }
 
 int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret)

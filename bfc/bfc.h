@@ -6,8 +6,9 @@
  * the blocks that it holds.
  *
  * The space consists of regions. A region is a contiguous range of offsets, cut
- * by a grid into extents: the first may have a size of its own, the others are
- * `extent_bytes` long, the last may be short. Each extent is
+ * by a grid into extents: the first may have a size of its own; zones of smaller
+ * extents may follow, each zone with extents twice as large as the one before;
+ * the others are `extent_bytes` long, the last may be short. Each extent is
  * either backed (memory stands behind it) or not. Chunks tile every region:
  *
  *   used      a block that somebody holds, or one that waits for its backing
@@ -28,11 +29,12 @@
  *
  * Cost: bfc_alloc() and bfc_dealloc() visit a few chunks, at most 24 levels of a
  * trie of sizes and 2 log2(n) of n equal ones for each that enters or leaves the
- * index. bfc_alloc_in_extent() also looks at free chunks that reach over a point of
+ * index. bfc_split() is constant. bfc_alloc_in_extent() also looks at free chunks that reach over a point of
  * the grid, each once. bfc_info() and bfc_clear_peaks() are constant, bfc_read_stats() takes at
  * most 24 steps. Committing and cancelling visit the pieces of the block. What
- * plans or begins growth or a release visits holes, or free chunks as large as an
- * extent, never all chunks. No call moves memory in proportion to their number.
+ * plans or begins growth visits holes and the extents of zones. What plans a release
+ * visits free chunks as large as the smallest extent, and log2(n) of n ranges for each. None
+ * visits all chunks, and no call moves memory in proportion to their number.
  * docs/allocator.md has the table.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -131,6 +133,27 @@ struct bfc *bfc_destroy(struct bfc *b);
  * -ENOMEM. */
 int bfc_add_region(struct bfc *b, uint64_t base, uint64_t n_bytes, uint64_t first_extent_bytes, bool backed);
 
+/* The same with zones of smaller extents after the first extent, which has first_extent_bytes
+ * (0: there is none of a size of its own). Zone k has extents_per_zone extents of
+ * small_extent_bytes << k, as long as that is less than extent_bytes. -EINVAL also where
+ * extent_bytes is not small_extent_bytes times a power of two, or the zones do not fit. */
+struct bfc_zones {
+        uint64_t first_extent_bytes;
+        uint64_t small_extent_bytes;
+        uint32_t extents_per_zone;
+};
+int bfc_add_zoned_region(struct bfc *b, uint64_t base, uint64_t n_bytes, const struct bfc_zones *zones,
+                         bool backed);
+
+/* What the zones take, the first extent not included; 0 where there are none. UINT64_MAX: more than
+ * there is. The extents must be of sizes that bfc_add_zoned_region() takes. */
+uint64_t bfc_zones_bytes(const struct bfc_zones *zones, uint64_t extent_bytes);
+
+/* The extent that contains an offset of a region, and its number in the region, from 0 on; and the
+ * extent with a number. The region must have it. */
+struct bfc_range bfc_extent_at(const struct bfc *b, uint64_t offset, size_t *ret_number);
+struct bfc_range bfc_extent_numbered(const struct bfc *b, uint64_t base, size_t number);
+
 /* Takes a region away, of which every byte is free or unbacked: what was backed
  * is no longer counted as reserved, and bfc_add_region() may use the offsets
  * again. -EINVAL: no region begins at base. -EBUSY: something else lies in it. */
@@ -150,6 +173,12 @@ int bfc_alloc_in_extent(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle,
 /* Frees a used chunk that is not pending. -EINVAL: not a live handle (freed
  * already, never given), or pending. */
 int bfc_dealloc(struct bfc *b, bfc_handle h);
+
+/* Cuts a used chunk that is not pending in two, `at` bytes behind its begin. The handle keeps the low
+ * part, *ret_high names the high part; each is freed by itself. Counts as an allocation. What the block
+ * was asked for is divided in the same way. Constant. -EINVAL: as above, or `at` is not a multiple of
+ * BFC_GRANULE inside the block. -ENOMEM. */
+int bfc_split(struct bfc *b, bfc_handle h, uint64_t at, bfc_handle *ret_high);
 
 /* What a handle stands for. -EINVAL as above. */
 int bfc_info(const struct bfc *b, bfc_handle h, struct bfc_info *ret);

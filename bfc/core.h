@@ -91,9 +91,15 @@ static_assert(BFC_GRANULE == 1u << GRANULE_SHIFT, "the granule is a power of two
 struct region {
         uint32_t base;
         uint32_t size;
-        uint32_t first; /* size of its first extent */
+        uint32_t first;    /* size of its first extent; 0: it has none of a size of its own */
+        uint32_t small;    /* size of the extents of zone 0; each zone has twice the one before */
+        uint32_t per_zone; /* extents of a zone */
+        uint32_t n_zones;
+        uint32_t body; /* where the zones end; from here on extents are of the instance's size */
         uint32_t edge;
 };
+
+static_assert(sizeof(struct region) == 32, "128 regions fill a page");
 
 struct bfc {
         /* The index: which bins are not empty (map), which words of map are not 0 (map_top). */
@@ -116,7 +122,8 @@ struct bfc {
         uint64_t n_frees;
         uint32_t largest; /* block ever */
 
-        uint32_t extent; /* the grid */
+        uint32_t extent;   /* the largest extents of the grid */
+        uint32_t smallest; /* of any zone of any region that there was */
         uint64_t reserved;
         uint64_t peak_reserved;
         uint64_t idle; /* retiring chunks and tails of pending blocks */
@@ -300,28 +307,64 @@ static inline uint32_t region_end(const struct region *r)
         return r->base + r->size;
 }
 
+/* The zone that granule `addr` is in, and where that begins. Zone k is 2^k times zone 0 long, so
+ * the zones up to k take 2^(k+1) - 1 times zone 0. */
+static inline uint32_t grid_zone(const struct region *r, uint32_t addr, uint32_t *ret_begin)
+{
+        uint32_t zones = r->base + r->first, zone_0 = r->per_zone * r->small;
+        uint32_t zone = 31u ^ (uint32_t)__builtin_clz((addr - zones) / zone_0 + 1);
+
+        *ret_begin = zones + zone_0 * ((UINT32_C(1) << zone) - 1);
+        return zone;
+}
+
 /* The largest grid point <= addr; region_end(r) is a grid point too. */
 static inline uint32_t grid_down(const struct bfc *b, const struct region *r, uint32_t addr)
 {
-        uint32_t body = r->base + r->first;
+        uint32_t zone, begin;
 
         if (addr == region_end(r))
                 return addr;
-        if (addr < body)
+        if (addr >= r->body)
+                return addr - (addr - r->body) % b->extent;
+        if (addr - r->base < r->first)
                 return r->base;
-        return addr - (addr - body) % b->extent;
+        zone = grid_zone(r, addr, &begin);
+        return addr - (addr - begin) % (r->small << zone);
+}
+
+/* The size of the extent that begins at this grid point; the region's end may cut it. */
+static inline uint32_t grid_size(const struct bfc *b, const struct region *r, uint32_t point)
+{
+        uint32_t begin;
+
+        if (point >= r->body)
+                return b->extent;
+        return point - r->base < r->first ? r->first : r->small << grid_zone(r, point, &begin);
 }
 
 /* The smallest grid point >= addr. */
 static inline uint32_t grid_up(const struct bfc *b, const struct region *r, uint32_t addr)
 {
-        uint32_t down = grid_down(b, r, addr), end = region_end(r);
+        uint32_t down = grid_down(b, r, addr), size;
 
         if (down == addr)
                 return addr;
-        if (down == r->base)
-                return r->base + r->first;
-        return end - down <= b->extent ? end : down + b->extent;
+        size = grid_size(b, r, down);
+        return region_end(r) - down <= size ? region_end(r) : down + size;
+}
+
+/* The number of the extent that contains granule `addr`, from 0 on. */
+static inline uint32_t grid_number(const struct bfc *b, const struct region *r, uint32_t addr)
+{
+        uint32_t n = r->first > 0 ? 1 : 0, zone, begin;
+
+        if (addr >= r->body)
+                return n + r->n_zones * r->per_zone + (addr - r->body) / b->extent;
+        if (addr - r->base < r->first)
+                return 0;
+        zone = grid_zone(r, addr, &begin);
+        return n + zone * r->per_zone + (addr - begin) / (r->small << zone);
 }
 
 static inline bool grid_has(const struct bfc *b, const struct region *r, uint32_t addr)

@@ -101,11 +101,7 @@ struct place {
 /* How many extents [x, y) lies in. */
 static uint32_t n_touched(const struct bfc *b, const struct region *r, uint32_t x, uint32_t y)
 {
-        uint32_t body = r->base + r->first;
-        uint32_t low = x < body ? 0 : 1 + (x - body) / b->extent;
-        uint32_t high = y <= body ? 0 : 1 + (y - 1 - body) / b->extent;
-
-        return high - low + 1;
+        return grid_number(b, r, y - 1) - grid_number(b, r, x) + 1;
 }
 
 /* The fewest new bytes; of these, for a block that is as large as some extents, the fewest
@@ -149,42 +145,60 @@ static uint32_t cursor_to(const struct bfc *b, const struct region *r, struct cu
  * extent and each time leave a full unbacked extent at its upper end. */
 static uint32_t free_moves(const struct bfc *b, const struct region *r, const struct chunk *c, uint32_t y)
 {
-        uint32_t body = r->base + r->first;
-        uint32_t low = c->addr < body ? body : c->addr, top = grid_down(b, r, y - 1);
+        uint32_t low = c->addr < r->body ? r->body : c->addr, top = grid_down(b, r, y - 1);
 
         if (chunk_kind(c) != KIND_HOLE || top < low || grid_up(b, r, y) - top != b->extent)
                 return 0;
         return (top - low) / b->extent + 1;
 }
 
+/* Tries the grid points above the begin of the stretch, up to where the zones end; the first one
+ * also beyond. */
+static void plan_zones(const struct bfc *b, const struct region *r, uint32_t first, struct cursor *upper,
+                       uint32_t end, uint32_t n, struct place *best)
+{
+        struct cursor lower = { first, 0 };
+        uint32_t x = grid_up(b, r, chunk_at(b, first)->addr + 1);
+
+        while (x <= end - n) {
+                struct place p = { .offset = x };
+
+                VISIT();
+                p.n_new = cursor_to(b, r, upper, x + n) - cursor_to(b, r, &lower, x);
+                p.chunk = lower.chunk;
+                place_better(b, r, best, p, n);
+                if (x >= r->body)
+                        break;
+                x = grid_up(b, r, x + 1);
+        }
+}
+
 /* Looks for the best place for n granules in the stretch that begins with chunk `first` and
  * ends at `end`.
  *
  * The new bytes of a block at x fall, as x rises, only where x becomes the end of an unbacked
- * extent. The extents that it touches become fewer only where x becomes a grid point; from one
- * grid point to the next they are as many, but for a region's first extent, which may have
- * another size. So the best x is the stretch's begin, the first grid point above it, or the end
- * of an unbacked extent. Of the ends in one hole, X the largest at which the block still fits:
- * from one end to the next lower one, the block gains a full extent below (only a region's first
- * and last extent have other sizes, and they have no lower end or no higher one inside the
+ * extent. The extents that it touches become fewer only where x becomes a grid point; where extents
+ * are of one size, from one grid point to the next they are as many. So the best x is the stretch's
+ * begin, a grid point up to where the zones end, the first grid point, or the end of an unbacked
+ * extent. All grid points up to where the zones end are tried.
+ * Beyond, of the ends in one hole, X is the largest at which the block still fits:
+ * from one end to the next lower one, the block gains a full extent below (only a region's
+ * last extent has another size, and it has no higher end inside the
  * region) and leaves at most one extent above, which is at most a full one. So no lower end is
  * better than X, and those that are as good follow X directly, one for each move that leaves a
  * full unbacked extent.
- * Thus one look per hole, and a second cursor for the upper end, which never moves back. */
+ * Thus one look per hole and per extent of the zones, and a second cursor for the upper end, which
+ * never moves back. */
 static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t first, uint32_t end,
                          uint32_t n, struct place *best)
 {
-        uint32_t begin = chunk_at(b, first)->addr, grid = grid_up(b, r, begin + 1), n_below = 0;
+        uint32_t begin = chunk_at(b, first)->addr, n_below = 0;
         struct cursor upper = { first, 0 };
         struct place p = { .chunk = first, .offset = begin };
 
         p.n_new = cursor_to(b, r, &upper, begin + n);
         place_better(b, r, best, p, n);
-        if (grid <= end - n) {
-                p.offset = grid;
-                p.n_new = cursor_to(b, r, &upper, grid + n);
-                place_better(b, r, best, p, n);
-        }
+        plan_zones(b, r, first, &upper, end, n, best);
         for (uint32_t i = first; i != r->edge && end - chunk_at(b, i)->addr > n; i = chunk_at(b, i)->next) {
                 const struct chunk *c = chunk_at(b, i);
                 uint32_t lowest, x, moves;
@@ -193,6 +207,8 @@ static void plan_stretch(const struct bfc *b, const struct region *r, uint32_t f
                 if (chunk_kind(c) != KIND_HOLE)
                         continue;
                 lowest = grid_up(b, r, c->addr + 1);
+                if (lowest < r->body)
+                        lowest = r->body;
                 x = chunk_end(c) <= end - n ? chunk_end(c) : grid_down(b, r, end - n);
                 if (x >= lowest) {
                         p.n_new = cursor_to(b, r, &upper, x + n) - n_below - (x - c->addr);
@@ -247,13 +263,31 @@ static struct place find_place(const struct bfc *b, uint32_t n)
 
 /* ---- places in one extent ---------------------------------------------------------------- */
 
-/* The lowest place from `addr` on at which n granules, no more than an extent has, cross no
- * grid point; unless the region ends before. */
+/* The lowest grid point from the grid point `addr` on at which an extent of at least n granules
+ * begins; n is no more than the largest extents have. Only the region's last extent, which its end
+ * may cut, can be smaller nevertheless. */
+static uint32_t extent_from(const struct bfc *b, const struct region *r, uint32_t addr, uint32_t n)
+{
+        uint32_t zone = 0, begin;
+
+        if (grid_size(b, r, addr) >= n)
+                return addr;
+        while (zone < r->n_zones && r->small << zone < n)
+                zone++;
+        begin = r->base + r->first + r->per_zone * r->small * ((UINT32_C(1) << zone) - 1);
+        return addr > begin ? addr : begin;
+}
+
+/* The lowest place from `addr` on at which n granules, no more than the largest extents have, cross
+ * no grid point; unless the region ends before. */
 static uint32_t uncrossed_from(const struct bfc *b, uint32_t addr, uint32_t n)
 {
-        uint32_t end = grid_up(b, bfc_region_at(b, addr), addr + 1);
+        const struct region *r = bfc_region_at(b, addr);
+        uint32_t end = grid_up(b, r, addr + 1);
 
-        return end - addr >= n ? addr : end;
+        if (end - addr >= n)
+                return addr;
+        return end < region_end(r) ? extent_from(b, r, end, n) : end;
 }
 
 static bool holds_uncrossed(const struct bfc *b, uint32_t i, uint32_t n)
@@ -320,8 +354,9 @@ static struct place find_free_in_extent(const struct bfc *b, uint32_t n)
         return p;
 }
 
-/* The same, or the best unbacked extent. Only a region's first and last extent have sizes of
- * their own, so of each hole the first, the second and the last one are all there is to try. */
+/* The same, or the best unbacked extent. From the first extent on sizes only rise, but for that of a
+ * region's last one. So of each hole the first, the first after it that is large enough, and the last
+ * one are all there is to try. */
 static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
 {
         struct place best = find_free_in_extent(b, n);
@@ -331,14 +366,16 @@ static struct place find_place_in_extent(const struct bfc *b, uint32_t n)
         for (uint32_t i = b->holes; i != 0; i = chunk_at(b, i)->stamp) {
                 const struct chunk *c = chunk_at(b, i);
                 const struct region *r = bfc_region_at(b, c->addr);
-                uint32_t begins[3] = { c->addr, grid_up(b, r, c->addr + 1),
-                                       grid_down(b, r, chunk_end(c) - 1) };
+                uint32_t second = grid_up(b, r, c->addr + 1);
+                uint32_t begins[3] = { c->addr, second, grid_down(b, r, chunk_end(c) - 1) };
 
                 VISIT();
+                if (second < chunk_end(c))
+                        begins[1] = extent_from(b, r, second, n);
                 for (unsigned k = 0; k < 3; k++) {
                         struct place p = { .chunk = i, .offset = begins[k] };
 
-                        if (begins[k] == chunk_end(c))
+                        if (begins[k] >= chunk_end(c))
                                 continue;
                         p.n_new = grid_up(b, r, begins[k] + 1) - begins[k];
                         if (p.n_new >= n)
@@ -647,25 +684,32 @@ int bfc_back(struct bfc *b, struct bfc_range range)
         return 0;
 }
 
-/* The free chunk that contains the whole extents [begin, end), or 0. A chunk below the size of
- * an extent contains a region's first or last one, or none. */
+static bool is_free_around(const struct bfc *b, uint32_t i, uint32_t begin, uint32_t end)
+{
+        const struct chunk *c = chunk_at(b, i);
+
+        return chunk_kind(c) == KIND_FREE && c->addr <= begin && end <= chunk_end(c);
+}
+
+/* The free chunk that contains the whole extents [begin, end), or 0. A caller that releases the
+ * extents of one chunk one after the other finds the rest of it beside the last one. */
 static uint32_t free_chunk_around(const struct bfc *b, const struct region *r, uint32_t begin, uint32_t end)
 {
-        uint32_t i = 0;
+        const struct chunk *last = chunk_at(b, b->retiring), *edge = chunk_at(b, r->edge);
+        uint32_t near[] = { edge->next, edge->prev, b->retiring != 0 ? last->next : edge->next,
+                            b->retiring != 0 ? last->prev : edge->next };
+        uint32_t i;
 
-        if (begin == r->base)
-                i = chunk_at(b, r->edge)->next;
-        else if (end == region_end(r))
-                i = chunk_at(b, r->edge)->prev;
-        else
-                for (i = bfc_index_next(b, bin_of(end - begin), 0); i != 0; i = bfc_index_next(b, 0, i)) {
-                        VISIT();
-                        if (chunk_at(b, i)->addr <= begin && end <= chunk_end(chunk_at(b, i)))
-                                return i;
-                }
-        if (i != 0 && chunk_kind(chunk_at(b, i)) == KIND_FREE && chunk_at(b, i)->addr <= begin &&
-            end <= chunk_end(chunk_at(b, i)))
-                return i;
+        for (unsigned k = 0; k < sizeof(near) / sizeof(near[0]); k++)
+                if (is_free_around(b, near[k], begin, end))
+                        return near[k];
+        if (begin == r->base || end == region_end(r))
+                return 0;
+        for (i = bfc_index_next(b, bin_of(end - begin), 0); i != 0; i = bfc_index_next(b, 0, i)) {
+                VISIT();
+                if (is_free_around(b, i, begin, end))
+                        return i;
+        }
         return 0;
 }
 
@@ -727,44 +771,87 @@ int bfc_release_commit(struct bfc *b, struct bfc_range range)
 
 /* ---- planning a release ---------------------------------------------------------------- */
 
-/* Ranges found so far: the highest ones, highest first. */
+/* Ranges found so far: the highest ones. If all are there, they are a heap with the lowest on top. */
 struct found {
         struct bfc_range *ranges;
         size_t n;
         size_t n_max;
 };
 
+/* Puts `range` in the place of the one at `at`, and moves lower ones up until each is lower than the
+ * two below it. */
+static void found_sink(struct found *f, size_t at, struct bfc_range range)
+{
+        for (;;) {
+                size_t low = 2 * at + 1;
+
+                VISIT();
+                if (low + 1 < f->n && f->ranges[low + 1].begin < f->ranges[low].begin)
+                        low++;
+                if (low >= f->n || f->ranges[low].begin > range.begin)
+                        break;
+                f->ranges[at] = f->ranges[low];
+                at = low;
+        }
+        f->ranges[at] = range;
+}
+
+static void found_make_heap(struct found *f)
+{
+        for (size_t i = f->n / 2; i-- > 0;)
+                found_sink(f, i, f->ranges[i]);
+}
+
 static void found_add(struct found *f, uint64_t begin, uint64_t end)
 {
-        size_t at;
+        struct bfc_range range = { begin, end };
 
         if (begin >= end)
                 return;
-        if (f->n == f->n_max) {
-                if (f->ranges[f->n - 1].begin > begin)
-                        return;
-                f->n--;
+        if (f->n < f->n_max) {
+                f->ranges[f->n++] = range;
+                if (f->n == f->n_max)
+                        found_make_heap(f);
+        } else if (f->ranges[0].begin < begin) {
+                found_sink(f, 0, range);
         }
-        for (at = f->n; at > 0 && f->ranges[at - 1].begin < begin; at--)
-                f->ranges[at] = f->ranges[at - 1];
-        f->ranges[at] = (struct bfc_range){ begin, end };
-        f->n++;
 }
 
-/* Adds the whole extents of a free chunk that do not lie in keep. */
+/* The highest first: the lowest of the heap goes to its end, again and again. */
+static void found_sort(struct found *f)
+{
+        size_t n = f->n;
+
+        if (f->n < f->n_max)
+                found_make_heap(f);
+        while (f->n > 1) {
+                struct bfc_range last = f->ranges[--f->n];
+
+                f->ranges[f->n] = f->ranges[0];
+                found_sink(f, 0, last);
+        }
+        f->n = n;
+}
+
+/* Adds the whole extents of a free chunk that do not lie in keep. A first extent in front of zones is a
+ * range of its own: in all other ranges sizes rise, but for that of a region's last extent. */
 static void found_add_chunk(const struct bfc *b, struct found *f, const struct chunk *c,
                             const struct bfc_range *keep)
 {
         const struct region *r = bfc_region_at(b, c->addr);
         uint64_t begin = to_bytes(grid_up(b, r, c->addr)), end = to_bytes(grid_down(b, r, chunk_end(c)));
+        uint64_t zones = to_bytes(r->base + r->first);
 
         VISIT();
-        if (!keep || keep->end <= begin || end <= keep->begin) {
-                found_add(f, begin, end);
-                return;
+        if (keep && keep->begin < end && begin < keep->end) {
+                found_add(f, keep->end, end);
+                end = keep->begin;
         }
-        found_add(f, keep->end, end);
-        found_add(f, begin, keep->begin);
+        if (r->n_zones > 0 && begin < zones && zones < end) {
+                found_add(f, zones, end);
+                end = zones;
+        }
+        found_add(f, begin, end);
 }
 
 /* The lowest grid point of a range from which on it has at most n_bytes. */
@@ -833,8 +920,8 @@ size_t bfc_plan_release(const struct bfc *b, uint64_t want_bytes, const struct b
         *ret_bytes = 0;
         if (max_ranges == 0 || want_bytes == 0)
                 return 0;
-        for (uint32_t i = bfc_index_next(b, bin_of(b->extent), 0); i != 0; i = bfc_index_next(b, 0, i))
-                if (chunk_at(b, i)->size >= b->extent)
+        for (uint32_t i = bfc_index_next(b, bin_of(b->smallest), 0); i != 0; i = bfc_index_next(b, 0, i))
+                if (chunk_at(b, i)->size >= b->smallest)
                         found_add_chunk(b, &f, chunk_at(b, i), span);
         /* Smaller chunks contain no whole extent but a region's first or last one. */
         for (uint32_t k = 0; k < b->n_regions; k++) {
@@ -842,11 +929,12 @@ size_t bfc_plan_release(const struct bfc *b, uint64_t want_bytes, const struct b
                 const struct chunk *low = chunk_at(b, edge->next), *high = chunk_at(b, edge->prev);
 
                 VISIT();
-                if (low->slot != 0 && low->size < b->extent)
+                if (low->slot != 0 && low->size < b->smallest)
                         found_add_chunk(b, &f, low, span);
-                if (high->slot != 0 && high->size < b->extent && high != low)
+                if (high->slot != 0 && high->size < b->smallest && high != low)
                         found_add_chunk(b, &f, high, span);
         }
+        found_sort(&f);
         choose(b, &f, want_bytes, ret_bytes);
         return f.n;
 }

@@ -10,6 +10,7 @@
 #include "client/blocks.h"
 
 #include <errno.h>
+#include <search.h>
 #include <stdlib.h>
 
 #define FIRST_RECORDS 64u
@@ -53,10 +54,45 @@ static struct record **head_of(struct blocks_heads *heads, const void *ptr)
         return &heads->first[(size_t)(hash >> 32) & (heads->n - 1)];
 }
 
+/* ---- by place ----------------------------------------------------------------- */
+
+/* Blocks do not overlap, so they have an order, and a range inside of one is equal to it. */
+static int compare_places(const void *left, const void *right)
+{
+        const struct record *a = left, *b = right;
+
+        if (word_of(a->block.ptr) + (a->block.n_bytes - 1) < word_of(b->block.ptr))
+                return -1;
+        return word_of(a->block.ptr) > word_of(b->block.ptr) + (b->block.n_bytes - 1);
+}
+
+static void forget_place(void *node)
+{
+        (void)node; /* the record is the table's */
+}
+
+static void blocks_drop_places(struct blocks *b)
+{
+        tdestroy(b->by_place, forget_place);
+        b->by_place = NULL;
+        b->has_by_place = false;
+}
+
+/* -ENOMEM. -EEXIST: another block has this address. */
+static int blocks_add_place(struct blocks *b, struct record *r)
+{
+        struct record **node = r->block.n_bytes > 0 ? tsearch(r, &b->by_place, compare_places) : NULL;
+
+        if (!node)
+                return -ENOMEM;
+        return *node == r ? 0 : -EEXIST;
+}
+
 void blocks_clear(struct blocks *b)
 {
         struct blocks_heads *heads = b->heads, *older;
 
+        blocks_drop_places(b);
         for (; heads; heads = older) {
                 older = heads->older;
                 free(heads);
@@ -117,7 +153,8 @@ static int blocks_grow(struct blocks *b)
 }
 
 /* Any thread. */
-static struct record *record_at(const struct blocks *b, const void *ptr, size_t max_walk)
+static inline __attribute__((always_inline)) struct record *record_at(const struct blocks *b, const void *ptr,
+                                                                      size_t max_walk)
 {
         struct blocks_heads *heads = __atomic_load_n(&b->heads, __ATOMIC_ACQUIRE);
         struct record *r;
@@ -143,6 +180,8 @@ static void record_remove(struct blocks *b, struct record *r)
 {
         struct record **at = head_of(b->heads, r->block.ptr);
 
+        if (b->has_by_place)
+                (void)tdelete(r, &b->by_place, compare_places);
         while (*at != r)
                 at = &(*at)->next;
         __atomic_store_n(at, r->next, __ATOMIC_RELEASE);
@@ -163,9 +202,15 @@ int blocks_add(struct blocks *b, const struct block *block)
         if (!b->spare && blocks_grow(b) < 0)
                 return -ENOMEM;
         r = b->spare;
+        r->block = *block;
+        if (b->has_by_place) {
+                int error = blocks_add_place(b, r);
+
+                if (error < 0)
+                        return error;
+        }
         b->spare = r->below;
         b->n_used++;
-        r->block = *block;
         __atomic_store_n(&r->word, word_of(block->ptr) | STATE_USED | (block->may_park ? MAY_PARK : 0),
                          __ATOMIC_RELEASE);
         chain(b->heads, r, block->ptr);
@@ -182,6 +227,14 @@ const struct block *blocks_find(const struct blocks *b, const void *ptr)
         const struct record *r = record_find(b, ptr);
 
         return r && is_used(r) ? &r->block : NULL;
+}
+
+void blocks_set_born(struct blocks *b, const void *ptr, uint32_t born)
+{
+        struct record *r = record_find(b, ptr);
+
+        if (r && is_used(r))
+                r->block.born = born;
 }
 
 int blocks_leave(struct blocks *b, const void *ptr, struct block *ret)
@@ -232,8 +285,9 @@ struct record *blocks_park(const struct blocks *b, const void *ptr)
         return r && change(r, used, used - STATE_USED + STATE_PARKED) ? r : NULL;
 }
 
-void blocks_unpark(struct record *record, uint64_t n_requested)
+void blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born)
 {
+        record->block.born = born;
         record->block.n_requested = n_requested;
         __atomic_store_n(&record->word, word_of(record->block.ptr) | STATE_USED | MAY_PARK, __ATOMIC_RELEASE);
 }
@@ -283,17 +337,45 @@ static bool block_holds(const struct block *block, const void *ptr, uint64_t n_b
         return offset <= block->n_bytes && n_bytes <= block->n_bytes - offset;
 }
 
-const struct block *blocks_find_around(const struct blocks *b, const void *ptr, uint64_t n_bytes)
+/* Of every block that is there now. False: there is no memory for it. */
+static bool blocks_make_places(struct blocks *b)
 {
-        const struct block *block = blocks_find(b, ptr);
+        struct record *r;
+
+        for (size_t i = 0; !b->has_by_place && (r = (struct record *)record_number(b, i)); i++) {
+                if (load(&r->word) == 0 || blocks_add_place(b, r) == 0)
+                        continue;
+                blocks_drop_places(b);
+                return false;
+        }
+        b->has_by_place = true;
+        return true;
+}
+
+/* Without the tree. */
+static const struct block *blocks_look_around(const struct blocks *b, const void *ptr, uint64_t n_bytes)
+{
+        const struct block *block;
         size_t cursor = 0;
 
-        if (block)
-                return block_holds(block, ptr, n_bytes) ? block : NULL;
         while ((block = blocks_next(b, &cursor)))
                 if (block_holds(block, ptr, n_bytes))
                         return block;
         return NULL;
+}
+
+const struct block *blocks_find_around(struct blocks *b, const void *ptr, uint64_t n_bytes)
+{
+        const struct record key = { .block = { .ptr = ptr, .n_bytes = 1 } };
+        const struct block *block = blocks_find(b, ptr);
+        struct record **node;
+
+        if (block)
+                return block_holds(block, ptr, n_bytes) ? block : NULL;
+        if (!blocks_make_places(b))
+                return blocks_look_around(b, ptr, n_bytes);
+        node = tfind(&key, &b->by_place, compare_places);
+        return node && is_used(*node) && block_holds(&(*node)->block, ptr, n_bytes) ? &(*node)->block : NULL;
 }
 
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes)

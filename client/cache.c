@@ -11,6 +11,10 @@
  * without looking: `idle` lists the slabs in which nothing lies, in the order in which
  * they became so.
  *
+ * Where a slab is split its low part stays the same `struct slab`, and the high part is a new one. Blocks name
+ * the first of all of these, their origin, which tells their place as long as any part of it is there. A slab
+ * that is held has so many uses that it cannot become idle, until it is counted.
+ *
  * Invariants, for each pool: slabs are sorted by `at` and do not overlap; the
  * allocator's backed ranges are exactly theirs; n_reserved is their sum, n_in_use that of
  * the blocks; a slab is in `idle` exactly while its n_used == 0; a region has
@@ -24,7 +28,8 @@
 
 #include "bfc/bfc.h"
 
-#define DOUBTS      16u /* after a wrong guess */
+#define DOUBTS      16u                 /* after a wrong guess */
+#define HELD        (UINT64_C(1) << 62) /* uses of a slab that is held */
 #define EXTENT_STEP (UINT64_C(2) << 20)
 
 struct cache_region {
@@ -40,12 +45,15 @@ struct slab {
         char *ptr;
         uint64_t at; /* in the allocator's space */
         uint64_t n_bytes;
-        uint64_t n_used; /* blocks that have bytes in it */
+        uint64_t n_used; /* blocks that have bytes in it; from HELD / 2 on: it is held */
         TAILQ_ENTRY(slab) idle;
         uint64_t idle_stamp; /* while it is in that list, which is sorted by it */
         uint64_t offset;     /* in the region */
         uint64_t region_id;
         uint64_t block_id;
+        struct slab *origin; /* itself, or what it was split off from at first */
+        size_t n_parts;      /* of an origin: slabs that name it. It stays until there is none */
+        bool was_split;      /* the same: it was */
 };
 
 /* By place: the number, beside the pointer, is what a search reads. */
@@ -59,8 +67,7 @@ TAILQ_HEAD(slabs, slab);
 struct pool {
         struct cache_sizes sizes;
         struct bfc *bfc; /* NULL: nothing was added yet */
-        uint32_t partition;
-        size_t last; /* the slab that was found last; any number */
+        size_t last;     /* the slab that was found last; any number */
         struct slot *slots;
         size_t n_slots;
         size_t n_room;
@@ -73,7 +80,8 @@ struct pool {
         struct pages_held unseen;     /* to nobody, so far */
         struct cache_region *regions; /* sorted by base */
         size_t n_regions;
-        unsigned n_doubts; /* so many misses go without a guess where the broker will put it */
+        struct slab *spare; /* for the next split; so there is room for a slot more */
+        unsigned n_doubts;  /* so many misses go without a guess where the broker will put it */
 };
 
 struct cache {
@@ -90,12 +98,22 @@ int cache_new(const struct cache_sizes *sizes, uint32_t n_partitions, struct cac
         c->n_pools = n_partitions;
         for (uint32_t i = 0; i < n_partitions; i++) {
                 c->pools[i].sizes = sizes[i];
-                c->pools[i].partition = i;
                 c->pools[i].shown = &c->pools[i].unseen;
                 TAILQ_INIT(&c->pools[i].idle);
         }
         *ret = c;
         return 0;
+}
+
+static void slab_forget(struct slab *s)
+{
+        struct slab *origin = s->origin;
+        bool is_last = --origin->n_parts == 0;
+
+        if (s != origin)
+                free(s);
+        if (is_last)
+                free(origin);
 }
 
 struct cache *cache_free(struct cache *c)
@@ -106,7 +124,8 @@ struct cache *cache_free(struct cache *c)
                 struct pool *p = &c->pools[i];
 
                 for (size_t k = 0; k < p->n_slots; k++)
-                        free(p->slots[k].slab);
+                        slab_forget(p->slots[k].slab);
+                free(p->spare);
                 free(p->slots);
                 free(p->regions);
                 bfc_destroy(p->bfc);
@@ -200,7 +219,7 @@ static int pool_make_room(struct pool *p)
                 if (r < 0)
                         return r;
         }
-        if (p->n_slots < p->n_room)
+        if (p->n_slots + (p->spare != NULL) < p->n_room)
                 return 0;
         slots = realloc(p->slots, n_room * sizeof(*slots));
         if (!slots)
@@ -216,6 +235,13 @@ static void slab_idle(struct pool *p, struct slab *s)
         TAILQ_INSERT_TAIL(&p->idle, s, idle);
 }
 
+static void slot_insert(struct pool *p, size_t i, struct slab *s)
+{
+        memmove(p->slots + i + 1, p->slots + i, (p->n_slots - i) * sizeof(*p->slots));
+        p->slots[i] = (struct slot){ s->at, s };
+        p->n_slots++;
+}
+
 static int pool_insert(struct pool *p, struct slab *s)
 {
         size_t i = slots_up_to(p, s->at);
@@ -227,9 +253,7 @@ static int pool_insert(struct pool *p, struct slab *s)
         r = bfc_back(p->bfc, (struct bfc_range){ s->at, slab_end(s) });
         if (r < 0)
                 return r;
-        memmove(p->slots + i + 1, p->slots + i, (p->n_slots - i) * sizeof(*p->slots));
-        p->slots[i] = (struct slot){ s->at, s };
-        p->n_slots++;
+        slot_insert(p, i, s);
         slab_idle(p, s);
         p->n_reserved += s->n_bytes;
         pages_add(&p->shown->bytes_slabs, s->n_bytes);
@@ -277,7 +301,9 @@ int cache_add(struct cache *c, uint32_t partition, const struct cache_given *giv
                             .n_bytes = given->n_bytes,
                             .offset = given->offset,
                             .region_id = given->region_id,
-                            .block_id = given->block_id };
+                            .block_id = given->block_id,
+                            .origin = s,
+                            .n_parts = 1 };
         r = pool_add(p, given, s);
         if (r < 0)
                 free(s);
@@ -371,8 +397,9 @@ int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct bl
                                .region_id = s->region_id,
                                .offset = s->offset + (at - s->at),
                                .n_bytes = n_block,
-                               .slab = s,
-                               .handle = handle };
+                               .slab = s->origin,
+                               .handle = handle,
+                               .partition = (uint16_t)partition };
         while (slab_end(p->slots[i].slab) < at + n_block)
                 slab_use(p, p->slots[++i].slab);
         p->n_in_use += n_block;
@@ -380,9 +407,19 @@ int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct bl
         return 0;
 }
 
+/* In which the block begins. */
+static struct slab *slab_of(const struct block *block)
+{
+        struct slab *origin = block->slab;
+
+        if (!origin->was_split)
+                return origin;
+        return origin->pool->slots[slot_at(origin->pool, origin->at + (block->offset - origin->offset))].slab;
+}
+
 void cache_dealloc(const struct block *block)
 {
-        struct slab *s = block->slab;
+        struct slab *s = slab_of(block);
         struct pool *p = s->pool;
         uint64_t end = s->at + (block->offset - s->offset) + block->n_bytes;
 
@@ -395,14 +432,14 @@ void cache_dealloc(const struct block *block)
                         slab_unuse(p, p->slots[i].slab);
 }
 
-uint32_t cache_partition(const struct block *block)
-{
-        return block->slab->pool->partition;
-}
-
 uint64_t cache_offset(const struct block *block)
 {
-        return block->offset - block->slab->offset;
+        return block->offset - slab_of(block)->offset;
+}
+
+uint64_t cache_block_id(const struct block *block)
+{
+        return slab_of(block)->block_id;
 }
 
 /* ---- giving back --------------------------------------------------------- */
@@ -419,6 +456,11 @@ void cache_show(struct cache *c, uint32_t partition, struct pages_held *held)
 void cache_set_draining(struct cache *c, uint32_t partition, bool is_draining)
 {
         c->pools[partition].is_draining = is_draining;
+}
+
+uint64_t cache_idle_bytes(const struct cache *c, uint32_t partition)
+{
+        return c->pools[partition].n_reserved - c->pools[partition].n_in_use;
 }
 
 uint64_t cache_excess(const struct cache *c, uint32_t partition)
@@ -446,7 +488,7 @@ static void pool_remove(struct pool *p, struct slab *s)
         bfc_release_commit(p->bfc, range);
         if (--region->n_slabs == 0)
                 region_remove(p, region);
-        free(s);
+        slab_forget(s);
 }
 
 size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes, uint64_t *ret_block_ids,
@@ -515,10 +557,10 @@ int cache_take_wrong(struct cache *c, uint32_t partition, uint64_t block_id)
 
 int cache_take_whole(const struct block *block)
 {
-        struct slab *s = block->slab;
+        struct slab *s = slab_of(block);
         struct pool *p = s->pool;
 
-        if (block->offset != s->offset || block->n_bytes != s->n_bytes)
+        if (block->offset != s->offset || block->n_bytes != s->n_bytes || s->n_used != 1)
                 return -EINVAL;
         /* Free for a moment: there is no way back, so what could fail is done before. */
         if (bfc_release_reserve(p->bfc) < 0)
@@ -528,6 +570,212 @@ int cache_take_whole(const struct block *block)
                 return -ENOMEM; /* cannot be */
         pool_remove(p, s);
         return 0;
+}
+
+/* ---- splitting ----------------------------------------------------------- */
+
+struct search {
+        const struct pool *pool;
+        const struct cache_range *in; /* NULL: all */
+        cache_extent_fn extent;
+        void *userdata;
+        uint64_t want_bytes;
+        struct cache_place *places;
+        size_t n, max;
+        size_t region;      /* in which the gap is */
+        uint64_t gap_begin; /* there is no block from there on; in the allocator's space */
+        uint64_t gap_end;
+};
+
+/* The extents that have all of their bytes in [*begin, *end) of the region. False: there is none. */
+static bool search_extents(const struct search *s, uint64_t region_id, uint64_t *begin, uint64_t *end)
+{
+        uint64_t from, to;
+
+        if (s->in && s->in->region_id != region_id)
+                return false;
+        if (s->in && s->in->offset > *begin)
+                *begin = s->in->offset;
+        if (s->in && s->in->offset + s->in->n_bytes < *end)
+                *end = s->in->offset + s->in->n_bytes;
+        if (*begin >= *end)
+                return false;
+        if (s->extent(s->userdata, region_id, *begin, &from, &to) && from < *begin)
+                *begin = to;
+        if (s->extent(s->userdata, region_id, *end - 1, &from, &to) && to > *end)
+                *end = from;
+        return *begin < *end;
+}
+
+/* Places at which slabs in use reach into the extents, or out of them. */
+static void search_gap(struct search *s)
+{
+        const struct pool *p = s->pool;
+        const struct cache_region *region = &p->regions[s->region];
+        uint64_t begin = s->gap_begin - region->base, end = s->gap_end - region->base;
+        size_t i;
+
+        if (s->gap_begin >= s->gap_end || s->want_bytes == 0 || s->n + 2 > s->max ||
+            !search_extents(s, region->id, &begin, &end))
+                return;
+        i = slots_up_to(p, region->base + begin);
+        for (i -= i > 0; i < p->n_slots && p->slots[i].at < region->base + end; i++) {
+                const struct slab *slab = p->slots[i].slab;
+                uint64_t low, high;
+
+                if (slab_end(slab) <= region->base + begin || slab->n_used == 0)
+                        continue;
+                low = slab->offset > begin ? slab->offset : begin;
+                high = slab->offset + slab->n_bytes < end ? slab->offset + slab->n_bytes : end;
+                if (slab->offset < low && s->n < s->max)
+                        s->places[s->n++] = (struct cache_place){ region->id, low };
+                if (high < slab->offset + slab->n_bytes && s->n < s->max)
+                        s->places[s->n++] = (struct cache_place){ region->id, high };
+                s->want_bytes -= high - low < s->want_bytes ? high - low : s->want_bytes;
+        }
+}
+
+static int search_chunk(void *userdata, char kind, struct bfc_range range)
+{
+        struct search *s = userdata;
+        const struct cache_region *region = &s->pool->regions[s->region];
+
+        while (range.begin >= region->base + region->n_bytes) {
+                search_gap(s);
+                region = &s->pool->regions[++s->region];
+                s->gap_begin = s->gap_end = region->base;
+        }
+        if (kind == 'u') {
+                search_gap(s);
+                s->gap_begin = range.end;
+        }
+        s->gap_end = range.end;
+        return s->want_bytes == 0 || s->n + 2 > s->max;
+}
+
+size_t cache_find_splits(const struct cache *c, uint32_t partition, const struct cache_range *in,
+                         cache_extent_fn extent, void *userdata, uint64_t want_bytes, struct cache_place *ret,
+                         size_t max)
+{
+        const struct pool *p = &c->pools[partition];
+        struct search s = { .pool = p,
+                            .in = in,
+                            .extent = extent,
+                            .userdata = userdata,
+                            .want_bytes = want_bytes,
+                            .places = ret,
+                            .max = max };
+
+        if (p->n_regions == 0)
+                return 0;
+        s.gap_begin = s.gap_end = p->regions[0].base;
+        if (bfc_walk(p->bfc, search_chunk, &s) == 0)
+                search_gap(&s);
+        return s.n;
+}
+
+/* The slab that has the place inside, not where it begins. */
+static struct slab *slab_around(struct pool *p, const struct cache_place *at)
+{
+        const struct cache_region *region = region_find(p, at->region_id);
+        size_t i = region ? slots_up_to(p, region->base + at->offset) : 0;
+        struct slab *s = i > 0 ? p->slots[i - 1].slab : NULL;
+
+        return s && s->region_id == at->region_id && s->offset < at->offset &&
+                               at->offset < s->offset + s->n_bytes
+                       ? s
+                       : NULL;
+}
+
+int cache_hold(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t *ret_block_id,
+               uint64_t *ret_n_bytes)
+{
+        struct pool *p = &c->pools[partition];
+        struct slab *s = slab_around(p, at);
+
+        if (!s || s->n_used == 0)
+                return -ENOENT;
+        if (!p->spare)
+                p->spare = calloc(1, sizeof(*p->spare));
+        if (!p->spare || pool_make_room(p) < 0)
+                return -ENOMEM;
+        if (s->n_used < HELD / 2)
+                s->n_used += HELD;
+        *ret_block_id = s->block_id;
+        *ret_n_bytes = at->offset - s->offset;
+        return 0;
+}
+
+void cache_split(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t block_id)
+{
+        struct pool *p = &c->pools[partition];
+        struct slab *low = slab_around(p, at), *high = p->spare;
+        uint64_t n_low = at->offset - low->offset;
+
+        p->spare = NULL;
+        *high = (struct slab){ .pool = p,
+                               .ptr = low->ptr + n_low,
+                               .at = low->at + n_low,
+                               .n_bytes = low->n_bytes - n_low,
+                               .n_used = HELD,
+                               .offset = at->offset,
+                               .region_id = low->region_id,
+                               .block_id = block_id,
+                               .origin = low->origin };
+        low->n_bytes = n_low;
+        low->n_used = HELD;
+        low->origin->n_parts++;
+        low->origin->was_split = true;
+        slot_insert(p, slots_up_to(p, high->at), high);
+        region_find(p, at->region_id)->n_slabs++;
+}
+
+static bool slab_is_held(const struct slab *s)
+{
+        return s->n_used >= HELD / 2;
+}
+
+struct count {
+        struct pool *pool;
+        size_t i; /* the first slab that may have bytes of the chunk */
+};
+
+static int count_chunk(void *userdata, char kind, struct bfc_range range)
+{
+        struct count *c = userdata;
+        struct pool *p = c->pool;
+
+        if (kind != 'u')
+                return 0;
+        while (c->i < p->n_slots && slab_end(p->slots[c->i].slab) <= range.begin)
+                c->i++;
+        for (size_t i = c->i; i < p->n_slots && p->slots[i].at < range.end; i++)
+                if (slab_is_held(p->slots[i].slab))
+                        p->slots[i].slab->n_used++;
+        return 0;
+}
+
+void cache_count(struct cache *c, uint32_t partition)
+{
+        struct pool *p = &c->pools[partition];
+        struct count count = { .pool = p };
+
+        free(p->spare);
+        p->spare = NULL;
+        for (size_t i = 0; i < p->n_slots; i++)
+                if (slab_is_held(p->slots[i].slab))
+                        p->slots[i].slab->n_used = HELD;
+        if (p->bfc)
+                bfc_walk(p->bfc, count_chunk, &count);
+        for (size_t i = 0; i < p->n_slots; i++) {
+                struct slab *s = p->slots[i].slab;
+
+                if (!slab_is_held(s))
+                        continue;
+                s->n_used -= HELD;
+                if (s->n_used == 0)
+                        slab_idle(p, s);
+        }
 }
 
 /* ---- looking ------------------------------------------------------------- */

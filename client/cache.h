@@ -7,6 +7,9 @@
  * side in a region their free space is one, and a block may lie across; each goes
  * back as it came.
  *
+ * A slab in use can be split where no block needs it, so that the free part can be given back. The
+ * blocks of a slab name the slab that they were cut from, whatever becomes of it.
+ *
  * Bookkeeping only: who calls asks the broker, and holds a lock around each of
  * these. The slabs that cache_take_idle() names are forgotten when it returns, so
  * the broker may be told without that lock, and may give the place again at once. */
@@ -67,8 +70,7 @@ void cache_dealloc(const struct block *block);
 /* A block that is all of its slab: it leaves the cache with it, and is the broker's block as it
  * came. -EINVAL: it is not all of one. -ENOMEM. */
 int cache_take_whole(const struct block *block);
-
-uint32_t cache_partition(const struct block *block); /* whose pool it came from */
+uint64_t cache_block_id(const struct block *block); /* the broker's, of the slab in which it begins */
 
 /* From now on what the pool has is added there too, slabs and what is cut. `held` must outlive
  * the cache. */
@@ -76,6 +78,9 @@ void cache_show(struct cache *c, uint32_t partition, struct pages_held *held);
 
 /* Meanwhile nothing is to stay idle: the bound is 0. */
 void cache_set_draining(struct cache *c, uint32_t partition, bool is_draining);
+
+/* How much is idle, in whole slabs or beside blocks. */
+uint64_t cache_idle_bytes(const struct cache *c, uint32_t partition);
 
 /* How much is idle beyond the bound, where something could go back for that; 0. */
 uint64_t cache_excess(const struct cache *c, uint32_t partition);
@@ -91,6 +96,43 @@ size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes,
 size_t cache_take_idle_in(struct cache *c, uint32_t partition, uint64_t region_id, uint64_t offset,
                           uint64_t n_bytes, uint64_t want_bytes, uint64_t *ret_block_ids, size_t max,
                           uint64_t *ret_bytes);
+
+/* ---- splitting ----
+ * Find where, hold a slab, ask the broker, split or not, for each place; then count. Only one thread at a
+ * time is between the first and the last of these, but the pool may change in between. */
+
+/* A range of a region. */
+struct cache_range {
+        uint64_t region_id;
+        uint64_t offset;
+        uint64_t n_bytes;
+};
+
+/* The broker's extent at a place of a region: where it begins and ends in it. False: there is none. */
+typedef bool (*cache_extent_fn)(void *userdata, uint64_t region_id, uint64_t offset, uint64_t *ret_begin,
+                                uint64_t *ret_end);
+
+/* Places where slabs in use are to be split, so that extents without a block of the pool become idle slabs:
+ * until these are want_bytes or the places are max. in: only
+ * extents in this range; NULL: all. Looks at every block of the pool. Returns how many. */
+struct cache_place {
+        uint64_t region_id;
+        uint64_t offset;
+};
+size_t cache_find_splits(const struct cache *c, uint32_t partition, const struct cache_range *in,
+                         cache_extent_fn extent, void *userdata, uint64_t want_bytes, struct cache_place *ret,
+                         size_t max);
+
+/* The slab that has this place inside stays until it was counted, as if a block lay in it, and the next
+ * cache_split() cannot fail. -ENOENT: there is none. -ENOMEM. */
+int cache_hold(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t *ret_block_id,
+               uint64_t *ret_n_bytes);
+
+/* What is behind the place is a slab of its own, the broker's block of this id. The slab is held. */
+void cache_split(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t block_id);
+
+/* Counts the blocks of all slabs that were held. Looks at every block of the pool. */
+void cache_count(struct cache *c, uint32_t partition);
 
 /* Each time that a slab becomes one in which nothing lies it gets a stamp, higher than all
  * before. `first` is the stamp of the slab that cache_take_idle() would take first, `last` of the

@@ -8,6 +8,9 @@
  * and no other thread. A leader whose reply has come leaves the lead to the
  * oldest waiter.
  *
+ * Neither recvmsg() nor a condition tells reliably of a signal, but poll() does, whatever SA_RESTART says.
+ * So a waiter that can be interrupted polls the socket while it leads, and else an eventfd of its own.
+ *
  * Invariant: while there are waiters, one of them leads, is about to (it was
  * signalled), or the connection has an error and all were told. `reader` belongs
  * to the leader; everything else is under `lock`, which is never held while
@@ -22,14 +25,18 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "proto/frame.h"
+
+#include "client/clock.h"
 
 /* Requests are a few dozen bytes; this many waiting means that nobody reads. */
 #define CALL_MAX_QUEUED_BYTES (4u << 20)
@@ -38,11 +45,15 @@
  * before it looks again whether anybody does. */
 #define CALL_RECHECK_MS 10
 
+#define CALL_WORDS_BYTES 320
+
 struct call_waiter {
         struct call_waiter *next;
         uint64_t id;
         Bfcd__Reply *reply; /* once delivered */
         pthread_cond_t cond;
+        struct call_interrupt *interrupt; /* NULL: nothing interrupts it */
+        int wake_fd;                      /* then; an eventfd that is used like cond; -1: cond is used */
 };
 
 struct call_connection {
@@ -61,7 +72,8 @@ struct call_connection {
         uint64_t last_id;
         struct call_waiter *first; /* oldest first */
         struct call_waiter **last;
-        pthread_cond_t idle; /* nobody waits */
+        pthread_cond_t idle;               /* nobody waits */
+        char last_words[CALL_WORDS_BYTES]; /* why the daemon ended the session; "": it did not say */
 };
 
 /* Blocking from then on, in any case. */
@@ -193,15 +205,27 @@ void call_set_timeout(struct call_connection *c, unsigned timeout_ms)
 
 /* ---- under the lock ------------------------------------------------------ */
 
+static void waiter_wake(struct call_waiter *w)
+{
+        pthread_cond_signal(&w->cond);
+        if (w->wake_fd >= 0)
+                (void)eventfd_write(w->wake_fd, 1);
+}
+
+static bool waiter_listens(const struct call_waiter *w)
+{
+        return w->interrupt && !w->interrupt->is_interrupted;
+}
+
 /* Ends the connection and tells everybody who waits. */
 static void call_fail(struct call_connection *c, int error)
 {
         if (c->error < 0)
                 return;
-        c->error = error == -EPROTO ? -EPROTO : -ECONNRESET;
+        c->error = error == -EPROTO || error == -EIDRM ? error : -ECONNRESET;
         shutdown(c->fd, SHUT_RDWR);
         for (struct call_waiter *w = c->first; w; w = w->next)
-                pthread_cond_signal(&w->cond);
+                waiter_wake(w);
 }
 
 /* A socket that is full keeps the rest queued. One that is closed is no failure
@@ -246,6 +270,21 @@ static int call_put(struct call_connection *c, Bfcd__Request *request)
         return r;
 }
 
+/* Once: from then on the waiter is like any other. */
+static void call_cancel(struct call_connection *c, struct call_waiter *w)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Cancel cancel = BFCD__CANCEL__INIT;
+
+        w->interrupt->is_interrupted = true;
+        if (w->reply || c->error < 0)
+                return;
+        cancel.request_id = w->id;
+        request.body_case = BFCD__REQUEST__BODY_CANCEL;
+        request.cancel = &cancel;
+        (void)call_put(c, &request); /* where it has no room the request waits on */
+}
+
 static void waiter_add(struct call_connection *c, struct call_waiter *w)
 {
         *c->last = w;
@@ -275,7 +314,7 @@ static int deliver(struct call_connection *c, Bfcd__Reply *reply)
                 ;
         if (w && !w->reply) {
                 w->reply = reply;
-                pthread_cond_signal(&w->cond);
+                waiter_wake(w);
         } else {
                 r = -EPROTO;
         }
@@ -323,6 +362,18 @@ static int take_hello_fds(struct call_connection *c, const Bfcd__HelloReply *hel
         return r;
 }
 
+/* The last message: an operator ended the session. */
+static int take_last_words(struct call_connection *c, const Bfcd__Reply *reply)
+{
+        if (reply->refusal->error != EIDRM)
+                return -EPROTO;
+        pthread_mutex_lock(&c->lock);
+        snprintf(c->last_words, sizeof(c->last_words), "%s",
+                 reply->refusal->message[0] ? reply->refusal->message : "the session was ended");
+        pthread_mutex_unlock(&c->lock);
+        return -EIDRM;
+}
+
 static int dispatch(struct call_connection *c, const uint8_t *payload, size_t n_bytes)
 {
         Bfcd__Reply *reply = bfcd__reply__unpack(NULL, n_bytes, payload);
@@ -330,6 +381,11 @@ static int dispatch(struct call_connection *c, const uint8_t *payload, size_t n_
 
         if (!reply)
                 return -EPROTO;
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->id == 0) {
+                r = take_last_words(c, reply);
+                bfcd__reply__free_unpacked(reply, NULL);
+                return r;
+        }
         if (reply->body_case == BFCD__REPLY__BODY_EXTENTS) {
                 r = reply->id == 0 ? take_extents(c, reply->extents) : -EPROTO;
                 bfcd__reply__free_unpacked(reply, NULL);
@@ -343,31 +399,26 @@ static int dispatch(struct call_connection *c, const uint8_t *payload, size_t n_
         return r;
 }
 
-/* Waits until the socket can be read or, where requests are queued, written. */
-static int wait_for_both(struct call_connection *c)
+/* Waits for events on fd. *ret_interrupted: a signal came, or the waiter's cancel_fd is readable. */
+static int poll_for(int fd, short events, int timeout_ms, const struct call_interrupt *interrupt,
+                    bool *ret_interrupted)
 {
-        struct pollfd p = { .fd = c->fd, .events = POLLIN | POLLOUT };
-        int r = poll(&p, 1, c->timeout_ms);
+        struct pollfd p[2] = { { .fd = fd, .events = events },
+                               { .fd = interrupt ? interrupt->cancel_fd : -1, .events = POLLIN } };
+        int r = poll(p, 2, timeout_ms);
 
+        *ret_interrupted = (r < 0 && errno == EINTR) || (r > 0 && p[1].revents != 0);
         if (r < 0)
                 return errno == EINTR ? 0 : -errno;
         return r == 0 ? -ETIMEDOUT : 0;
 }
 
-/* One receive, and everything that it brought. */
-static int read_for_all(struct call_connection *c, bool also_write)
+static int dispatch_all(struct call_connection *c)
 {
         const uint8_t *payload;
         size_t n_bytes;
-        int r = also_write ? wait_for_both(c) : 0;
+        int r;
 
-        if (r < 0)
-                return r;
-        r = frame_reader_receive(c->reader, c->fd, also_write ? MSG_DONTWAIT : 0);
-        if (r == FRAME_AGAIN) /* a blocking receive comes back empty after its time-out */
-                return also_write ? 0 : -ETIMEDOUT;
-        if (r != 0)
-                return r < 0 ? r : -ECONNRESET;
         while ((r = frame_reader_next(c->reader, &payload, &n_bytes)) == 0) {
                 r = dispatch(c, payload, n_bytes);
                 if (r < 0)
@@ -376,38 +427,75 @@ static int read_for_all(struct call_connection *c, bool also_write)
         return r < 0 ? r : 0;
 }
 
+/* One receive, and everything that it brought. With also_write until the socket can be written, too. */
+static int read_for_all(struct call_connection *c, bool also_write, const struct call_interrupt *interrupt,
+                        bool *ret_interrupted)
+{
+        bool polls = also_write || interrupt;
+        int r = 0;
+
+        if (polls)
+                r = poll_for(c->fd, also_write ? POLLIN | POLLOUT : POLLIN, c->timeout_ms, interrupt,
+                             ret_interrupted);
+        if (r < 0)
+                return r;
+        r = frame_reader_receive(c->reader, c->fd, polls ? MSG_DONTWAIT : 0);
+        if (r == FRAME_AGAIN) /* a blocking receive comes back empty after its time-out */
+                return polls ? 0 : -ETIMEDOUT;
+        if (r != 0)
+                return r < 0 ? r : -ECONNRESET;
+        return dispatch_all(c);
+}
+
 /* ---- calls --------------------------------------------------------------- */
 
 /* Leads for one receive. Lock held before and after. */
-static void call_lead(struct call_connection *c)
+static void call_lead(struct call_connection *c, struct call_waiter *w)
 {
-        bool also_write = frame_writer_n_queued(c->writer) > 0;
+        bool also_write = frame_writer_n_queued(c->writer) > 0, is_interrupted = false;
+        const struct call_interrupt *interrupt = waiter_listens(w) ? w->interrupt : NULL;
         int r;
 
         c->has_leader = true;
         pthread_mutex_unlock(&c->lock);
-        r = read_for_all(c, also_write);
+        r = read_for_all(c, also_write, interrupt, &is_interrupted);
         pthread_mutex_lock(&c->lock);
         c->has_leader = false;
         if (r == 0 && also_write)
                 r = call_flush(c);
         if (r < 0)
                 call_fail(c, r);
+        else if (interrupt && is_interrupted)
+                call_cancel(c, w);
 }
 
-/* The socket is full and somebody else reads: he may sleep in recvmsg(), where
- * he would not notice that it can be written again. */
-static void call_wait_writable(struct call_connection *c)
+/* Another thread reads. Sleeps until the waiter is woken, interrupted or, where the socket is full, can be
+ * written: the reading thread may sleep in recvmsg(), and would not notice that. */
+static void call_sleep(struct call_connection *c, struct call_waiter *w)
 {
-        struct pollfd p = { .fd = c->fd, .events = POLLOUT };
-        int r;
+        const struct call_interrupt *interrupt = waiter_listens(w) ? w->interrupt : NULL;
+        bool is_full = frame_writer_n_queued(c->writer) > 0, is_interrupted = false;
+        eventfd_t count;
+        int r = 0;
 
+        if (!is_full && w->wake_fd < 0) {
+                pthread_cond_wait(&w->cond, &c->lock);
+                return;
+        }
         pthread_mutex_unlock(&c->lock);
-        poll(&p, 1, CALL_RECHECK_MS);
+        if (is_full)
+                (void)poll_for(c->fd, POLLOUT, CALL_RECHECK_MS, interrupt, &is_interrupted);
+        else
+                (void)poll_for(w->wake_fd, POLLIN, -1, interrupt, &is_interrupted);
         pthread_mutex_lock(&c->lock);
-        r = call_flush(c);
+        if (w->wake_fd >= 0)
+                (void)eventfd_read(w->wake_fd, &count);
+        if (is_full)
+                r = call_flush(c);
         if (r < 0)
                 call_fail(c, r);
+        else if (interrupt && is_interrupted)
+                call_cancel(c, w);
 }
 
 /* Waits for the reply, and leads meanwhile where nobody else does. */
@@ -415,15 +503,13 @@ static void call_wait(struct call_connection *c, struct call_waiter *w)
 {
         while (!w->reply && c->error == 0) {
                 if (!c->has_leader)
-                        call_lead(c);
-                else if (frame_writer_n_queued(c->writer) > 0)
-                        call_wait_writable(c);
+                        call_lead(c, w);
                 else
-                        pthread_cond_wait(&w->cond, &c->lock);
+                        call_sleep(c, w);
         }
         waiter_remove(c, w);
         if (!c->has_leader && c->first)
-                pthread_cond_signal(&c->first->cond);
+                waiter_wake(c->first);
 }
 
 /* Waits for them in their order: of these, the first in the list is the one that sleeps. */
@@ -436,7 +522,7 @@ static int call_exchange(struct call_connection *c, Bfcd__Request *const *reques
         for (; r == 0 && n_put < n; n_put++) {
                 struct call_waiter *w = &waiters[n_put];
 
-                *w = (struct call_waiter){ .cond = PTHREAD_COND_INITIALIZER };
+                w->cond = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
                 r = call_queue(c, requests[n_put]);
                 if (r < 0)
                         break;
@@ -476,9 +562,23 @@ static int call_send_some(struct call_connection *c, uint64_t upto, Bfcd__Reques
 int call_send_at(struct call_connection *c, uint64_t upto, Bfcd__Request *request, Bfcd__Reply **ret_reply,
                  uint64_t *ret_epoch)
 {
-        struct call_waiter w;
+        struct call_waiter w = { .wake_fd = -1 };
         int r = call_send_some(c, upto, &request, 1, &w, ret_epoch);
 
+        if (r == 0)
+                *ret_reply = w.reply;
+        return r;
+}
+
+/* Without an eventfd it can be interrupted only while it leads. */
+int call_send_interruptible(struct call_connection *c, struct call_interrupt *interrupt,
+                            Bfcd__Request *request, Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
+{
+        struct call_waiter w = { .interrupt = interrupt, .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+        int r = call_send_some(c, 0, &request, 1, &w, ret_epoch);
+
+        if (w.wake_fd >= 0)
+                close(w.wake_fd);
         if (r == 0)
                 *ret_reply = w.reply;
         return r;
@@ -494,11 +594,96 @@ int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **r
 int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *const *requests, size_t n,
                      Bfcd__Reply **ret_replies, uint64_t *ret_epoch)
 {
-        struct call_waiter waiters[CALL_MAX_AT_ONCE] = { 0 };
-        int r = call_send_some(c, upto, requests, n, waiters, ret_epoch);
+        struct call_waiter waiters[CALL_MAX_AT_ONCE];
+        int r;
+
+        for (size_t i = 0; i < n; i++)
+                waiters[i] = (struct call_waiter){ .wake_fd = -1 };
+        r = call_send_some(c, upto, requests, n, waiters, ret_epoch);
 
         for (size_t i = 0; i < n; i++)
                 ret_replies[i] = waiters[i].reply;
+        return r;
+}
+
+/* ---- a last call ----------------------------------------------------------- */
+
+/* What comes by then. Lock held before and after. */
+static void call_lead_until(struct call_connection *c, int64_t until_ms)
+{
+        int64_t left_ms = until_ms - clock_now_ms();
+        struct pollfd p = { .fd = c->fd, .events = POLLIN };
+        bool is_interrupted;
+        int r;
+
+        c->has_leader = true;
+        pthread_mutex_unlock(&c->lock);
+        r = poll(&p, 1, left_ms > 0 ? (int)left_ms : 0);
+        if (r > 0)
+                r = read_for_all(c, true, NULL, &is_interrupted); /* does not wait */
+        else if (r < 0)
+                r = errno == EINTR ? 0 : -errno;
+        pthread_mutex_lock(&c->lock);
+        c->has_leader = false;
+        if (r < 0)
+                call_fail(c, r);
+}
+
+static void call_wait_until(struct call_connection *c, struct call_waiter *w, int64_t until_ms)
+{
+        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+
+        while (!w->reply && c->error == 0 && clock_now_ms() < until_ms) {
+                if (c->has_leader)
+                        pthread_cond_timedwait(&w->cond, &c->lock, &until);
+                else
+                        call_lead_until(c, until_ms);
+        }
+        waiter_remove(c, w);
+        if (!c->has_leader && c->first)
+                waiter_wake(c->first);
+        if (!c->first)
+                pthread_cond_broadcast(&c->idle);
+}
+
+static int call_exchange_until(struct call_connection *c, int64_t until_ms, Bfcd__Request *request)
+{
+        struct call_waiter w = { .wake_fd = -1 };
+        pthread_condattr_t attr;
+        int r = c->error < 0 ? c->error : call_queue(c, request);
+
+        if (r < 0)
+                return r;
+        pthread_condattr_init(&attr);
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        pthread_cond_init(&w.cond, &attr);
+        pthread_condattr_destroy(&attr);
+        w.id = request->id;
+        waiter_add(c, &w);
+        call_push(c);
+        call_wait_until(c, &w, until_ms);
+        pthread_cond_destroy(&w.cond);
+        if (!w.reply)
+                return c->error < 0 ? c->error : -ETIMEDOUT;
+        bfcd__reply__free_unpacked(w.reply, NULL);
+        return 0;
+}
+
+int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request)
+{
+        int64_t until_ms = clock_now_ms() + timeout_ms;
+        struct timespec until;
+        int r, cancel_state;
+
+        /* The thread that exits may hold the lock itself, where it does so in a signal's handler. */
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += timeout_ms / 1000 + 1;
+        if (pthread_mutex_timedlock(&c->lock, &until) != 0)
+                return -ETIMEDOUT;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+        r = call_exchange_until(c, until_ms, request);
+        pthread_mutex_unlock(&c->lock);
+        pthread_setcancelstate(cancel_state, NULL);
         return r;
 }
 
@@ -507,7 +692,7 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
 void call_drain(struct call_connection *c)
 {
         pthread_mutex_lock(&c->lock);
-        while (c->first)
+        while (c->first || c->has_leader)
                 pthread_cond_wait(&c->idle, &c->lock);
         pthread_mutex_unlock(&c->lock);
 }
@@ -535,6 +720,41 @@ void call_adopt(struct call_connection *c, struct call_connection *from, uint64_
         from->reader = reader;
         from->writer = writer;
         call_free(from);
+}
+
+/* Leads, for what is there already. A socket that was shut down here still has what came before. The lock is held. */
+static void call_hear(struct call_connection *c)
+{
+        int r = 0;
+
+        c->has_leader = true;
+        pthread_mutex_unlock(&c->lock);
+        while (r == 0) {
+                r = dispatch_all(c);
+                if (r == 0)
+                        r = frame_reader_receive(c->reader, c->fd, MSG_DONTWAIT);
+        }
+        pthread_mutex_lock(&c->lock);
+        c->has_leader = false;
+        if (r < 0)
+                call_fail(c, r);
+        if (c->first)
+                waiter_wake(c->first);
+        pthread_cond_broadcast(&c->idle); /* call_drain() waits for this, too */
+}
+
+bool call_was_told(struct call_connection *c, char *buf, size_t n_buf)
+{
+        bool ret;
+
+        pthread_mutex_lock(&c->lock);
+        if (!c->last_words[0] && c->fd >= 0 && !c->has_leader && !c->first)
+                call_hear(c);
+        ret = c->last_words[0] != '\0';
+        if (ret)
+                snprintf(buf, n_buf, "%s", c->last_words);
+        pthread_mutex_unlock(&c->lock);
+        return ret;
 }
 
 int call_end(struct call_connection *c, int error)

@@ -11,6 +11,7 @@
 #ifndef BFC_CLIENT_CALL_H
 #define BFC_CLIENT_CALL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,7 +35,7 @@ int call_connect_now(const char *path, call_extents_fn on_extents, void *userdat
 /* Sends request (its id is set here) and waits for the reply. 0: *ret_reply is
  * what answered it, possibly a refusal; free with bfcd__reply__free_unpacked().
  * -ECONNRESET: the daemon is gone or ended the session; every later call says
- * so too. -EPROTO: what it sent makes no sense. */
+ * so too. -EIDRM: it said why, see call_was_told(). -EPROTO: what it sent makes no sense. */
 int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
 
 /* Connections have epochs: that of call_connect() is 1, and call_adopt() says a later one. These
@@ -43,11 +44,25 @@ int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **r
 int call_send_at(struct call_connection *c, uint64_t upto, Bfcd__Request *request, Bfcd__Reply **ret_reply,
                  uint64_t *ret_epoch);
 
+/* A call that a signal handler in its thread, or cancel_fd when it is readable, interrupts. The daemon is
+ * told once (Cancel), and the call goes on to its reply, which comes at once: that the request is
+ * withdrawn, or what was on its way already, and is the caller's to give back. */
+struct call_interrupt {
+        int cancel_fd; /* -1: none */
+        bool is_interrupted;
+};
+int call_send_interruptible(struct call_connection *c, struct call_interrupt *interrupt,
+                            Bfcd__Request *request, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
+
 /* The same for n requests, at most CALL_MAX_AT_ONCE, that are sent together: one wait in all. Every
  * reply that came is the caller's, the others are NULL; 0: all came. */
 #define CALL_MAX_AT_ONCE 32u
 int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *const *requests, size_t n,
                      Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
+
+/* The same with one request that the daemon only confirms, for the end of the process: beside calls of
+ * other threads, whatever they wait for, and for timeout_ms at most. -ETIMEDOUT. */
+int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request);
 
 /* The connection has failed: waits until all calls have come out of it. */
 void call_drain(struct call_connection *c);
@@ -62,6 +77,10 @@ int call_take_events_fd(struct call_connection *c);
 
 /* The same for the fds of the usage page and the client page; both -1: none came. */
 void call_take_page_fds(struct call_connection *c, int ret_fds[2]);
+
+/* The daemon said why it ended the session (a Refusal with EIDRM that answers no request): its sentence, into
+ * buf. What came and was not read yet is looked at where no call is under way. Any thread. */
+bool call_was_told(struct call_connection *c, char *buf, size_t n_buf);
 
 /* Ends the session for this error, -EPROTO or -ECONNRESET: calls under way and
  * all later ones return it. From any thread. Returns what they return: the first. */

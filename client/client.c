@@ -3,8 +3,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * What the daemon tells unasked is handled by the client's own thread, also under
- * `lock`, and confirmed without it.
+ * Events of the daemon are handled by the client's own threads, or in bfc_poll(). The tables
+ * change under `lock`. It is not held while the daemon is asked, nor while an event is answered.
  *
  * Extents are mapped by whichever thread reads, before it hands out the reply
  * whose block lies in them. */
@@ -22,11 +22,13 @@
 
 #include "client/clock.h"
 #include "client/error.h"
+#include "proto/frame.h"
 
 #define PROTOCOL_VERSION   1u
 #define DEFAULT_SOCKET     "/run/bfcd/bfcd.sock"
 #define GOODBYE_TIMEOUT_MS 5000u
 #define GOODBYE_LATE_MS    1000u                               /* of a session that was given up */
+#define GOODBYE_EXIT_MS    1000u                               /* of a process that exits */
 #define OPTIONS_MIN_BYTES  offsetof(struct bfc_options, flags) /* the first version's */
 #define DEFAULT_SLAB_BYTES (UINT64_C(2) << 20)
 #define MAX_SLAB_BYTES     (UINT64_C(1) << 30)
@@ -39,8 +41,10 @@ int client_check(const bfc_client *client)
         if (!client)
                 return error_set(-EINVAL, "there is no client: it is NULL");
         if (!*client->alive)
-                return error_set(-ECHILD, "this client belongs to the parent of this process: "
-                                          "connect again after fork()");
+                return error_set(-ECHILD,
+                                 "this client belongs to the parent of this forked process: call "
+                                 "bfc_connect() in the child for memory of its own; if it is to use the "
+                                 "parent's host blocks, the parent must connect with BFC_INHERIT");
         return 0;
 }
 
@@ -48,11 +52,15 @@ int client_lost(bfc_client *client, int error)
 {
         char why[sizeof(client->end_reason)];
 
-        if (error == -ECONNRESET || error == -EPROTO)
+        if (error == -ECONNRESET && call_was_told(client->connection, why, sizeof(why)))
+                error = -EIDRM;
+        if (error == -ECONNRESET || error == -EPROTO || error == -EIDRM)
                 __atomic_store_n(&client->lost, error, __ATOMIC_RELAXED);
         pthread_mutex_lock(&client->lock);
         memcpy(why, client->end_reason, sizeof(why));
         pthread_mutex_unlock(&client->lock);
+        if (error == -EIDRM && (why[0] || call_was_told(client->connection, why, sizeof(why))))
+                return error_set(error, "%s", why);
         if (why[0])
                 return error_set(error, "the session ended: %s", why);
         if (error == -ECONNRESET)
@@ -80,22 +88,48 @@ static int client_judge(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
         return r;
 }
 
-/* One request and its reply, of the kind expected. A refusal is the error that
- * the daemon gives, with its sentence. upto: as call_send_at() takes it; -ESTALE. */
-static int client_ask_upto(bfc_client *client, uint64_t upto, Bfcd__Request *request,
-                           Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
+/* The call is over. What the daemon gave before it read of that is freed; where the daemon is gone,
+ * its successor is not told that there is anything. */
+static int client_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t epoch)
 {
+        const Bfcd__Block *block = NULL;
+
+        if (reply && reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                block = reply->block;
+        else if (reply && reply->body_case == BFCD__REPLY__BODY_ATTACHED)
+                block = reply->attached->block;
+        if (block)
+                client_give_back(client, block->block_id, epoch);
+        if (reply)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return error_set(-EINTR, "the wait was interrupted by a signal, or by its cancel_fd");
+}
+
+/* One request and its reply, of the kind expected. A refusal is the error that
+ * the daemon gives, with its sentence. upto: as call_send_at() takes it; -ESTALE. call: NULL, or see
+ * client_ask_for(); then upto is 0. */
+static int client_ask_upto(bfc_client *client, uint64_t upto, struct client_call *call,
+                           Bfcd__Request *request, Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply,
+                           uint64_t *ret_epoch)
+{
+        struct call_interrupt *interrupt = call ? call->interrupt : NULL;
         Bfcd__Reply *reply = NULL;
         int r;
 
         do {
-                r = call_send_at(client->connection, upto, request, &reply, ret_epoch);
+                r = interrupt ? call_send_interruptible(client->connection, interrupt, request, &reply,
+                                                        ret_epoch)
+                              : call_send_at(client->connection, upto, request, &reply, ret_epoch);
                 __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
+                if (interrupt && interrupt->is_interrupted && r != -EPROTO)
+                        return client_interrupted(client, reply, *ret_epoch);
         } while (r == -ECONNRESET && (r = client_come_back(client, *ret_epoch)) == 0);
         if (r == -ESTALE)
                 return r;
         if (r < 0)
                 return client_lost(client, r);
+        if (call)
+                call->is_final = reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->is_final;
         r = client_judge(reply, expected);
         if (r == 0)
                 *ret_reply = reply;
@@ -105,7 +139,13 @@ static int client_ask_upto(bfc_client *client, uint64_t upto, Bfcd__Request *req
 int client_ask(bfc_client *client, Bfcd__Request *request, Bfcd__Reply__BodyCase expected,
                Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
 {
-        return client_ask_upto(client, 0, request, expected, ret_reply, ret_epoch);
+        return client_ask_upto(client, 0, NULL, request, expected, ret_reply, ret_epoch);
+}
+
+int client_ask_for(bfc_client *client, struct client_call *call, Bfcd__Request *request,
+                   Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
+{
+        return client_ask_upto(client, 0, call, request, expected, ret_reply, ret_epoch);
 }
 
 int client_give_back(bfc_client *client, uint64_t block_id, uint64_t epoch)
@@ -119,7 +159,7 @@ int client_give_back(bfc_client *client, uint64_t block_id, uint64_t epoch)
         body.block_id = block_id;
         request.body_case = BFCD__REQUEST__BODY_FREE;
         request.free = &body;
-        r = client_ask_upto(client, epoch, &request, BFCD__REPLY__BODY_DONE, &reply, &at);
+        r = client_ask_upto(client, epoch, NULL, &request, BFCD__REPLY__BODY_DONE, &reply, &at);
         if (r == 0)
                 bfcd__reply__free_unpacked(reply, NULL);
         return r == -ESTALE ? 0 : r;
@@ -178,8 +218,8 @@ static int client_no_partition(const Bfcd__HelloReply *hello, const char *name)
 
                 n += w > 0 ? (size_t)w : 0;
         }
-        return error_set(-ENOENT, "tenant %s has no quota in a partition named \"%s\"; it has in: %s",
-                         hello->tenant, name, list[0] ? list : "none");
+        return error_set(-ENOENT, "no quota for tenant '%s' in '%s'; you can see: %s", hello->tenant, name,
+                         list[0] ? list : "none");
 }
 
 static int client_find_partition(const Bfcd__HelloReply *hello, const char *name, uint32_t *ret_index)
@@ -214,6 +254,38 @@ static int extent_handle(const Bfcd__Extent *e, const struct device_view *view, 
         return 0;
 }
 
+int client_resolve(bfc_client *client, const Bfcd__Block *block, int *ret_why, void **ret_ptr)
+{
+        int r = regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, ret_ptr);
+
+        if (r == 0 || block->n_bytes == 0)
+                return r;
+        r = regions_retry(&client->regions, block->region_id, block->offset, block->n_bytes);
+        if (r < 0 && r != -ENOENT && r != -EPROTO) {
+                *ret_why = r;
+                return -ECANCELED;
+        }
+        return regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, ret_ptr);
+}
+
+int client_unmappable(const bfc_client *client, uint32_t partition, int why)
+{
+        const Bfcd__PartitionInfo *p = client->hello->hello->partitions[partition];
+        bool by_handle = client->places[partition].share == DEVICE_SHARE_CUDA_IPC;
+
+        if (why == -ENOMEM && !client->places[partition].is_cuda)
+                return error_set(why,
+                                 "partition %s: this process has no room to map memory of device %s: look at "
+                                 "its limit of address space (RLIMIT_AS, ulimit -v) and at vm.max_map_count",
+                                 p->name, p->device);
+        return error_set(why, "partition %s: memory of device %s could not be mapped in this process: %s%s",
+                         p->name, p->device, strerror(-why),
+                         !by_handle || why == -ENODEV || why == -ENOMEM
+                                 ? ""
+                                 : "; a driver may refuse the handles of cuda-ipc to other users and "
+                                   "containers, where this partition needs 'share: fd' in bfcd.yaml");
+}
+
 int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
 {
         bfc_client *client = userdata;
@@ -233,6 +305,10 @@ int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
                         r = extent_handle(e, &client->places[e->partition], &memory);
                 if (r == 0) {
                         r = regions_map(&client->regions, &extent, &client->places[e->partition], &memory);
+                        if (r == REGIONS_UNMAPPED) { /* the caller who gets a block there is told */
+                                fds[i] = -1;
+                                r = 0;
+                        }
                         if (r < 0)
                                 snprintf(client->end_reason, sizeof(client->end_reason),
                                          "an extent of %llu bytes could not be mapped: %s",
@@ -241,7 +317,6 @@ int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
                 if (fds[i] >= 0)
                         close(fds[i]);
         }
-        client->stats.bytes_mapped = client->regions.n_bytes_mapped;
         pthread_mutex_unlock(&client->lock);
         if (r < 0) /* there is no coming back from that */
                 __atomic_store_n(&client->lost, r == -EPROTO ? r : -ECONNRESET, __ATOMIC_RELAXED);
@@ -261,9 +336,8 @@ static int client_end(bfc_client *client, int error, const char *why)
         return error;
 }
 
-/* The range of an extent that the daemon of that epoch takes back. The lock is held. */
-static int client_retired_range(const bfc_client *client, uint64_t epoch, uint64_t extent_id,
-                                struct device_range **ret)
+/* Whether the daemon of that epoch may take the extent back. The lock is held. */
+static int client_may_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id)
 {
         struct region_place place;
 
@@ -275,57 +349,30 @@ static int client_retired_range(const bfc_client *client, uint64_t epoch, uint64
             blocks_lie_in(&client->slabs, place.region_id, place.offset, place.n_bytes) ||
             (client->cache && cache_lies_in(client->cache, place.region_id, place.offset, place.n_bytes)))
                 return -EPROTO;
-        *ret = place.range;
         return 0;
 }
 
-static int client_unmap(bfc_client *client, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
-{
-        struct device_range *range;
-        int r = 0;
-
-        /* Looked at once more: a daemon that lies can have put a block there meanwhile. */
-        pthread_mutex_lock(&client->lock);
-        for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
-                r = client_retired_range(client, epoch, extent_ids[i], &range);
-                if (r == 0)
-                        r = regions_unmap(&client->regions, extent_ids[i]);
-        }
-        client->stats.bytes_mapped = client->regions.n_bytes_mapped;
-        pthread_mutex_unlock(&client->lock);
-        return r;
-}
-
-/* Nothing of this client lies in these extents, so no new work can touch them;
- * what is under way may take long, and nobody is held up by waiting for it. */
+/* No block of this client is in these extents, and what was there was given back when no work touched
+ * it any more: behind a wait, or an event. So nothing is waited for, which would spoil captures. Where the
+ * driver refuses the first one for now, the whole is tried again. */
 static int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
 {
         bfc_client *client = userdata;
-        struct device_range *range, *last = NULL;
+        size_t i;
         int r = 0;
 
-        for (size_t i = 0; r == 0 && i < n_extent_ids; i++) {
-                pthread_mutex_lock(&client->lock);
-                r = client_retired_range(client, epoch, extent_ids[i], &range);
-                pthread_mutex_unlock(&client->lock);
-                if (r == 0 && range != last)
-                        r = device_range_finish(range);
-                /* On a device that is lost there is nothing to wait for, and the session
-                 * goes on for what it has elsewhere. But memory that a broken context
-                 * has mapped comes back with the process only: so the session ends. */
-                if (r == -ENODEV)
-                        r = 0;
-                last = range;
+        pthread_mutex_lock(&client->lock);
+        for (i = 0; r == 0 && i < n_extent_ids; i++) {
+                r = client_may_retire(client, epoch, extent_ids[i]);
+                if (r == 0)
+                        r = regions_unmap(&client->regions, extent_ids[i]);
         }
-        if (r == -EBUSY)
-                return r; /* a stream is being captured: asked again */
-        if (r == 0)
-                r = client_unmap(client, epoch, extent_ids, n_extent_ids);
-        if (r == -ESTALE)
+        pthread_mutex_unlock(&client->lock);
+        if (r == 0 || r == -ESTALE || (r == -EBUSY && i == 1)) /* i is one further */
                 return r;
         if (r == -EPROTO)
                 return client_end(client, r, "the daemon takes back memory that is in use");
-        return r < 0 ? client_end(client, -ECONNRESET, "memory could not be unmapped") : 0;
+        return client_end(client, -ECONNRESET, "memory could not be unmapped");
 }
 
 /* What is idle here is the daemon's by now, or soon: nothing may be cut from it any more, and
@@ -363,8 +410,7 @@ static int client_on_draining(void *userdata, uint32_t partition, bool is_over)
         if (partition >= client->hello->hello->n_partitions)
                 return client_end(client, -EPROTO, "the daemon drains a partition that there is not");
         pthread_mutex_lock(&client->lock);
-        if (client->cache)
-                cache_set_draining(client->cache, partition, !is_over);
+        client_set_draining(client, partition, !is_over);
         pthread_mutex_unlock(&client->lock);
         return 0;
 }
@@ -372,8 +418,8 @@ static int client_on_draining(void *userdata, uint32_t partition, bool is_over)
 void client_forget_drains(bfc_client *client)
 {
         pthread_mutex_lock(&client->lock);
-        for (uint32_t i = 0; client->cache && i < client->hello->hello->n_partitions; i++)
-                cache_set_draining(client->cache, i, false);
+        for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++)
+                client_set_draining(client, i, false);
         pthread_mutex_unlock(&client->lock);
 }
 
@@ -447,6 +493,17 @@ static int options_read_cache(struct bfc_options *options)
         return 0;
 }
 
+static int options_read_inherit(struct bfc_options *options)
+{
+        const char *word = pick(NULL, "BFC_INHERIT", "off");
+
+        if (strcmp(word, "on") == 0)
+                options->flags |= BFC_INHERIT;
+        else if (strcmp(word, "off") != 0)
+                return error_set(-EINVAL, "BFC_INHERIT is \"%s\": it can be on or off", word);
+        return 0;
+}
+
 static int options_read_return(struct bfc_options *options)
 {
         const char *word = pick(NULL, "BFC_RETURN_MS", "");
@@ -491,7 +548,7 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
                                                  bfc_version());
                 memcpy(&known, options,
                        options->struct_size < sizeof(known) ? options->struct_size : sizeof(known));
-                if (known.flags & ~(BFC_NO_THREAD | BFC_NO_CACHE | BFC_POLL))
+                if (known.flags & ~(BFC_NO_THREAD | BFC_NO_CACHE | BFC_POLL | BFC_INHERIT))
                         return error_set(-EINVAL,
                                          "bfc_options.flags has bits that this library, %s, does not know",
                                          bfc_version());
@@ -503,6 +560,8 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
         known.trace = pick(known.trace, "BFC_TRACE", NULL);
         *ret = known;
         r = options_read_return(ret);
+        if (r == 0)
+                r = options_read_inherit(ret);
         return r < 0 ? r : options_read_cache(ret);
 }
 
@@ -510,21 +569,29 @@ static int connect_failed(int error, const char *path)
 {
         switch (error) {
         case -ENOENT:
-                return error_set(error,
-                                 "no daemon at %s: there is no such socket; is bfcd running, and is "
-                                 "BFC_SOCKET right?",
-                                 path);
+                return error_set(
+                        error,
+                        "cannot reach bfcd at %s: the socket does not exist. Try: systemctl status bfcd; "
+                        "or check BFC_SOCKET",
+                        path);
         case -ECONNREFUSED:
-                return error_set(error, "no daemon at %s: nobody listens there; is bfcd running?", path);
+                return error_set(
+                        error,
+                        "cannot reach bfcd at %s: no process listens there. Try: systemctl status bfcd",
+                        path);
         case -EACCES:
-                return error_set(error,
-                                 "the socket %s may not be used by this user: look at its mode and at "
-                                 "the folders above it",
-                                 path);
+                return error_set(
+                        error,
+                        "cannot reach bfcd at %s: permission denied for this user. Check the modes of the "
+                        "socket and of the folders above it",
+                        path);
         case -ENAMETOOLONG:
-                return error_set(error, "the socket's path is too long, at most 107 bytes: %s", path);
+                return error_set(
+                        error,
+                        "cannot reach bfcd at %s: the path is too long; a socket's has at most 107 bytes",
+                        path);
         default:
-                return error_set(error, "connecting to %s: %s", path, strerror(-error));
+                return error_set(error, "cannot reach bfcd at %s: %s", path, strerror(-error));
         }
 }
 
@@ -532,6 +599,8 @@ static void *client_free(bfc_client *client)
 {
         if (!client)
                 return NULL;
+        if (client->is_watched)
+                fork_remove(&client->fork);
         events_stop(client->events, 0);
         events_free(client->events);
         call_free(client->connection);
@@ -542,6 +611,7 @@ static void *client_free(bfc_client *client)
         blocks_clear(&client->slabs);
         cache_free(client->cache);
         magazines_free(client->magazines);
+        free(client->stats);
         client_pages_close(&client->pages);
         free(client->places);
         free(client->is_seen);
@@ -552,19 +622,53 @@ static void *client_free(bfc_client *client)
                 munmap((void *)(uintptr_t)client->alive, client->alive_bytes);
         comeback_clear(&client->comeback);
         pthread_mutex_destroy(&client->lock);
+        pthread_mutex_destroy(&client->split_lock);
         free(client);
         return NULL;
 }
 
+/* The child closes its copies of the sockets. An open copy would keep the session's place at the daemon
+ * where the parent dies with file descriptors unread. */
+static void client_in_child(struct fork_entry *entry)
+{
+        bfc_client *client = entry->userdata;
+
+        call_forget(client->connection);
+        events_forget(client->events);
+}
+
+static void client_watch_forks(bfc_client *client)
+{
+        client->fork = (struct fork_entry){ .in_child = client_in_child, .userdata = client };
+        fork_add(&client->fork);
+        client->is_watched = true;
+}
+
+/* It is held for a fraction of the time that a thread takes to sleep and to be woken, so who waits looks
+ * again for a while before it sleeps. */
+static void lock_init(pthread_mutex_t *lock)
+{
+        pthread_mutexattr_t attributes;
+
+        pthread_mutexattr_init(&attributes);
+#ifdef __GLIBC__
+        pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
+        pthread_mutex_init(lock, &attributes);
+        pthread_mutexattr_destroy(&attributes);
+}
+
 static int client_new(bfc_client **ret)
 {
-        bfc_client *client = calloc(1, sizeof(*client));
+        bfc_client *client = fork_watch() == 0 ? calloc(1, sizeof(*client)) : NULL;
         char *page;
 
         if (!client)
                 return error_set(-ENOMEM, "this process is out of memory");
+        client->n_forks = fork_count();
         client->epoch = 1;
-        pthread_mutex_init(&client->lock, NULL);
+        lock_init(&client->lock);
+        pthread_mutex_init(&client->split_lock, NULL);
         client->alive_bytes = (size_t)sysconf(_SC_PAGESIZE);
         page = mmap(NULL, client->alive_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (page == MAP_FAILED) {
@@ -609,7 +713,8 @@ static int client_read_places(bfc_client *client)
         struct device_view *places = calloc(hello->n_partitions + 1, sizeof(*places));
 
         client->is_seen = calloc(hello->n_partitions + 1, sizeof(*client->is_seen));
-        if (!places || !client->is_seen) {
+        client->stats = calloc(hello->n_partitions + 1, sizeof(*client->stats));
+        if (!places || !client->is_seen || !client->stats) {
                 free(places);
                 return error_set(-ENOMEM, "this process is out of memory");
         }
@@ -625,6 +730,9 @@ static int client_read_places(bfc_client *client)
         client->places = places;
         return 0;
 }
+
+/* A partition takes two bytes of the reply at least, so the index of each fits into struct block. */
+_Static_assert(FRAME_MAX_PAYLOAD / 2 <= UINT16_MAX, "struct block's partition");
 
 /* What the daemon says of us must be something that the rest can rely on. */
 static int client_check_hello(bfc_client *client, const char *partition)
@@ -719,6 +827,7 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
         r = client_new(&client);
         if (r < 0)
                 return r;
+        client->regions.inherits = known.flags & BFC_INHERIT;
         r = comeback_init(&client->comeback, known.socket, known.name, known.return_ms);
         if (r < 0) {
                 client_free(client);
@@ -744,6 +853,7 @@ BFC_API int bfc_connect(const struct bfc_options *options, bfc_client **ret_clie
                 client_free(client);
                 return r;
         }
+        client_watch_forks(client);
         *ret_client = client;
         return 0;
 }
@@ -762,8 +872,8 @@ BFC_API int bfc_poll(bfc_client *client)
         r = events_poll(client->events);
         __atomic_store_n(&client->is_polled, false, __ATOMIC_RELEASE);
         if (r == -EBUSY)
-                return error_set(r, "a stream is being captured: memory that the daemon takes back cannot be "
-                                    "unmapped before it ends");
+                return error_set(r, "memory that the daemon takes back cannot be unmapped now, as the driver "
+                                    "refuses beside the capture of a stream");
         return r < 0 ? client_lost(client, r) : 0;
 }
 
@@ -816,14 +926,43 @@ static void client_say_goodbye(bfc_client *client)
         }
 }
 
+void client_say_exit(bfc_client *client)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
+
+        if (!*client->alive)
+                return;
+        goodbye.exits = true;
+        request.body_case = BFCD__REQUEST__BODY_GOODBYE;
+        request.goodbye = &goodbye;
+        (void)call_send_within(client->connection, GOODBYE_EXIT_MS, &request);
+}
+
+/* Children that have the blocks mapped read zeros from now on. Shared ones are others' as well. */
+static void client_wipe_all(bfc_client *client)
+{
+        const struct block *block;
+        size_t cursor = 0;
+
+        if (!client->regions.inherits)
+                return;
+        pthread_mutex_lock(&client->lock);
+        while ((block = blocks_next(&client->blocks, &cursor)))
+                if (!shared_has(client, block->ptr))
+                        client_wipe(client, regions_partition(&client->regions, block->region_id), block);
+        pthread_mutex_unlock(&client->lock);
+}
+
 BFC_API void bfc_disconnect(bfc_client *client)
 {
+        bool is_captured = false;
         int r;
 
         if (!client)
                 return;
         if (!*client->alive) {
-                /* The mappings are not here; the rest is memory that a thread of the
+                /* Its addresses stay reserved. The rest is memory that a thread of the
                  * parent may have been changing, so it is left alone. */
                 call_forget(client->connection);
                 events_forget(client->events);
@@ -837,10 +976,13 @@ BFC_API void bfc_disconnect(bfc_client *client)
                 events_stop(client->events, 0);
         }
         comeback_stop(&client->comeback, false);
+        client_wipe_all(client);
         /* Unmapped before it is said: then the daemon may release at once. What cannot
          * be unmapped goes with the process, so there the daemon is left to see that
          * end; a device that is lost holds nothing. */
-        r = regions_unmap_all(&client->regions);
+        for (size_t i = 0; i < client->hello->hello->n_partitions; i++)
+                is_captured |= streams_are_captured(client, (uint32_t)i);
+        r = regions_unmap_all(&client->regions, is_captured);
         regions_clear(&client->regions);
         if (r == 0 || r == -ENODEV)
                 client_say_goodbye(client);

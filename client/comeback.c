@@ -94,10 +94,20 @@ static bool may_pass(uint32_t error)
         return error == EAGAIN || error == EBUSY || error == ENOMEM || error == EDQUOT;
 }
 
+/* An operator ended it: its blocks are lost, and the program is to know that. */
+static int evicted(bfc_client *client, const char *why)
+{
+        __atomic_store_n(&client->comeback.is_refused, true, __ATOMIC_RELAXED);
+        say_why(client, why);
+        return -EIDRM;
+}
+
 static int refused(bfc_client *client, const Bfcd__Refusal *refusal, struct attempt *a)
 {
         char why[sizeof(client->end_reason)];
 
+        if (refusal->error == EIDRM)
+                return evicted(client, refusal->message);
         snprintf(a->words, sizeof(a->words), "%s", refusal->message);
         if (may_pass(refusal->error))
                 return AGAIN;
@@ -231,7 +241,7 @@ static int try_once(bfc_client *client, struct attempt *a)
                 call_free(c);
         }
         a->error = r < 0 ? r : a->error;
-        return r < 0 && r != -EPROTO ? AGAIN : r;
+        return r < 0 && r != -EPROTO && r != -EIDRM ? AGAIN : r;
 }
 
 /* ---- all of them ----------------------------------------------------------------- */
@@ -265,12 +275,15 @@ static int come_back_within(bfc_client *client, unsigned return_ms)
 {
         struct attempt a = { .until_ms = clock_now_ms() + return_ms };
         int r = AGAIN, pause_ms = FIRST_PAUSE_MS;
+        char why[sizeof(client->end_reason)];
 
         /* What made no sense, or had no room here, ended the session for good. */
         if (call_end(client->connection, -ECONNRESET) == -EPROTO)
                 return -EPROTO;
         client_pages_away(client);
         call_drain(client->connection);
+        if (call_was_told(client->connection, why, sizeof(why)))
+                return evicted(client, why);
         while (__atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
                 r = try_once(client, &a);
                 if (r != AGAIN)

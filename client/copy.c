@@ -45,8 +45,8 @@ static int client_locate(bfc_client *client, const void *ptr, size_t n_bytes, st
 
 BFC_API int bfc_write(bfc_client *client, void *ptr, const void *src, size_t n_bytes)
 {
-        struct device_range *range;
-        uint64_t offset;
+        struct device_range *range = NULL;
+        uint64_t offset = 0;
         int r = client_check(client);
 
         if (r < 0 || n_bytes == 0)
@@ -62,8 +62,8 @@ BFC_API int bfc_write(bfc_client *client, void *ptr, const void *src, size_t n_b
 
 BFC_API int bfc_read(bfc_client *client, void *dst, const void *ptr, size_t n_bytes)
 {
-        struct device_range *range;
-        uint64_t offset;
+        struct device_range *range = NULL;
+        uint64_t offset = 0;
         int r = client_check(client);
 
         if (r < 0 || n_bytes == 0)

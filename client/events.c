@@ -6,7 +6,7 @@
  * an end of file, and the daemon, to which that is no hang-up, still hears a
  * goodbye on the other socket.
  *
- * A Retire waits for the device's work, and no driver tells whether it is done without that. So that
+ * A driver may take long to unmap, and may refuse for the length of a capture. So that
  * a Trim behind it is answered in time, a second thread does Retires. It also calls ops->look() at
  * intervals where that is asked for. It is there from the first Retire or events_wake() on: most
  * processes see neither. Answers may be in any order.
@@ -33,8 +33,9 @@
 
 #include "client/clock.h"
 
-/* Address space more than memory; a driver's calls are made on it. */
-#define EVENTS_STACK_BYTES (512u * 1024u)
+/* A driver's calls are made on it, which may take as much of the stack as they take on a program's
+ * first thread. It is address space: memory only as far as it is used. */
+#define EVENTS_STACK_BYTES ((size_t)8 << 20)
 #define EVENTS_QUEUE_MAX   4096u
 #define EVENTS_MAX_EXTENTS 64u /* in one Retire */
 #define EVENTS_RETRY_MS    5
@@ -233,11 +234,13 @@ static int thread_new(void *(*run)(void *), struct events *e, const char *name, 
 {
         pthread_attr_t attr;
         sigset_t all, before;
+        size_t n_bytes;
         int r = pthread_attr_init(&attr);
 
         if (r != 0)
                 return -r;
-        pthread_attr_setstacksize(&attr, EVENTS_STACK_BYTES);
+        if (pthread_attr_getstacksize(&attr, &n_bytes) == 0 && n_bytes < EVENTS_STACK_BYTES)
+                pthread_attr_setstacksize(&attr, EVENTS_STACK_BYTES);
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         r = pthread_create(ret, &attr, run, e);

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "client/client.h"
 #include "client/error.h"
@@ -32,6 +33,7 @@
 
 static pthread_mutex_t default_lock = PTHREAD_MUTEX_INITIALIZER; /* while it is being made */
 static _Atomic(bfc_client *) default_client;
+static pid_t default_pid;
 static _Atomic(const char *) partitions[N_CACHED_DEVICES]; /* by ordinal; NULL: not looked up yet */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static int fork_error;
@@ -52,6 +54,16 @@ static void watch_forks(void)
         fork_error = -pthread_atfork(NULL, NULL, in_child);
 }
 
+/* Other threads may still use the client, so it is not disconnected. A child that shares the memory of
+ * its parent (vfork) must not speak for it. */
+static void __attribute__((destructor)) end_default(void)
+{
+        bfc_client *client = atomic_load(&default_client);
+
+        if (client && getpid() == default_pid)
+                client_say_exit(client);
+}
+
 static int default_connect(bfc_client **ret_client)
 {
         int r;
@@ -60,9 +72,11 @@ static int default_connect(bfc_client **ret_client)
         if (fork_error < 0)
                 return error_set(fork_error, "this process is out of memory");
         r = bfc_connect(NULL, ret_client);
-        if (r == 0)
-                atomic_store(&default_client, *ret_client);
-        return r;
+        if (r < 0)
+                return r;
+        default_pid = getpid();
+        atomic_store(&default_client, *ret_client);
+        return 0;
 }
 
 BFC_API int bfc_default(bfc_client **ret_client)
@@ -155,7 +169,8 @@ static void framework_free(const char *function, void *ptr, const uintptr_t *str
         int r = 0;
 
         if (client && ptr)
-                r = stream ? client_free_unless_captured(client, ptr, *stream) : bfc_free(client, ptr);
+                r = stream ? client_free_async_unless_captured(client, ptr, *stream)
+                           : client_free_unless_captured(client, ptr);
         if (r == -EBUSY)
                 say(function, r, "the block stays until the process ends, as the graph may use it");
         else if (r < 0)

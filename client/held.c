@@ -67,6 +67,7 @@ static int list_all(const bfc_client *client, struct held *h)
         h->n_extents = regions_list(&client->regions, h->extents, n_extents);
         h->n_blocks = list_blocks(client, h->blocks, n_blocks);
         h->n_shared = shared_list(client, h->shared, n_shared);
+        h->splitting = client->splitting;
         return 0;
 }
 
@@ -110,8 +111,10 @@ int held_take(bfc_client *client, struct held *ret, uint64_t *ret_epoch)
         pthread_mutex_lock(&client->lock);
         if (!client->is_ending)
                 r = list_all(client, &h);
-        if (r == 0)
+        if (r == 0) {
+                regions_forget_unmapped(&client->regions); /* the next daemon is not told of them */
                 *ret_epoch = ++client->epoch;
+        }
         pthread_mutex_unlock(&client->lock);
         if (r < 0) {
                 held_clear(&h);
@@ -172,10 +175,13 @@ static void list_shared(const struct held_shared *from, size_t n, Bfcd__HeldShar
 int held_send(const struct held *h, struct call_connection *c, Bfcd__Reply **ret_refusal)
 {
         Bfcd__HeldShared rows[MAX_SHARED], *list[MAX_SHARED];
+        Bfcd__Split splitting = BFCD__SPLIT__INIT;
         size_t n_extents = 0, n_blocks = 0, n_shared = 0;
         Bfcd__Held body;
         int r = 0;
 
+        splitting.block_id = h->splitting.block_id;
+        splitting.n_bytes = h->splitting.n_bytes;
         do {
                 bfcd__held__init(&body);
                 body.n_shared = at_most(h->n_shared - n_shared, MAX_SHARED);
@@ -191,6 +197,8 @@ int held_send(const struct held *h, struct call_connection *c, Bfcd__Reply **ret
                 n_blocks += body.n_block_ids;
                 body.is_last =
                         n_shared == h->n_shared && n_extents == h->n_extents && n_blocks == h->n_blocks;
+                if (body.is_last && splitting.block_id != 0)
+                        body.splitting = &splitting;
                 r = say(c, &body, ret_refusal);
         } while (r == 0 && !body.is_last);
         return r;

@@ -16,6 +16,12 @@ struct held_shared {
         uint32_t count;
 };
 
+/* A Split, see proto/bfcd.proto. block_id 0: none. */
+struct held_split {
+        uint64_t block_id;
+        uint64_t n_bytes;
+};
+
 /* Zero-initialised is empty. */
 struct held {
         uint64_t *extents;
@@ -24,6 +30,7 @@ struct held {
         size_t n_blocks;
         struct held_shared *shared;
         size_t n_shared;
+        struct held_split splitting; /* that was not answered */
 };
 
 /* All of this moment, with which a new epoch begins. -ENOMEM. The client's lock is not held. */

@@ -42,11 +42,13 @@ int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_p
         if (known.tag && strnlen(known.tag, MAX_TAG_BYTES + 1) > MAX_TAG_BYTES)
                 return error_set(-EINVAL, "bfc_malloc_options.tag is too long: at most %u bytes",
                                  MAX_TAG_BYTES);
-        ret->again = false;
+        *ret = (struct malloc_how){ .cancel_fd = known.cancel_fd };
         ret->flags = known.flags;
         ret->wait_ms = known.wait_ms < MAX_WAIT_MS ? known.wait_ms : MAX_WAIT_MS;
         ret->tag = known.tag && known.tag[0] ? known.tag : NULL;
-        ret->ret_slab = NULL;
+        if (known.cancel_fd < 0)
+                return error_set(-EINVAL, "bfc_malloc_options.cancel_fd is %d: no file descriptor, see there",
+                                 known.cancel_fd);
         *ret_partition = known.partition;
         return 0;
 }

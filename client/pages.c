@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -62,6 +63,10 @@ static void client_page_begin(bfc_client *client)
 
         for (uint32_t i = 0; client->cache && i < client->hello->hello->n_partitions; i++)
                 cache_show(client->cache, i, held_of(&client->pages, i));
+        for (unsigned i = 0; client->cache && i < PAGES_AGES; i++) {
+                client->ages[i].tick = ages_now();
+                client_page_ages(client, i, AGES_CLASSES);
+        }
         put(&own->parked_partition, (uint64_t)(held_of(&client->pages, client->partition) - own->held));
         put(&own->n_parked, magazines_show(client->magazines, own->parked, PAGES_MAX_PARKED));
         put(&own->version, PAGES_VERSION);
@@ -74,6 +79,16 @@ void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes)
 
         if (p->own)
                 pages_add(&held_of(p, partition)->bytes_whole, (uint64_t)n_bytes);
+}
+
+void client_page_ages(bfc_client *client, unsigned place, unsigned class)
+{
+        struct pages_client *own = client->pages.own;
+
+        if (own && class == AGES_CLASSES)
+                pages_show_ages(&own->ages[place], &client->ages[place]);
+        else if (own)
+                pages_show_class(&own->ages[place], &client->ages[place], class);
 }
 
 _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition)
@@ -113,6 +128,12 @@ static bool place_usage(struct client_pages *p, struct pages_view *v)
         return true;
 }
 
+static void hide_from_children(struct fork_entry *entry, void *base, size_t n_bytes)
+{
+        *entry = (struct fork_entry){ .in_child = fork_hide, .base = base, .n_bytes = n_bytes };
+        fork_add(entry);
+}
+
 /* Where the client may come back, there is room for the largest. */
 static void reserve_usage(bfc_client *client, const struct pages_view *v)
 {
@@ -125,6 +146,7 @@ static void reserve_usage(bfc_client *client, const struct pages_view *v)
                 return;
         p->usage = place;
         p->usage_bytes = n_bytes;
+        hide_from_children(&p->usage_fork, place, n_bytes);
         p->entries = calloc(client->hello->hello->n_partitions, sizeof(*p->entries));
 }
 
@@ -156,8 +178,10 @@ void client_pages_open(bfc_client *client)
 
         client_pages_keep(client->connection, &next);
         client->pages.own = next.own;
-        if (next.own)
+        if (next.own) {
+                hide_from_children(&client->pages.own_fork, next.own, pages_client_bytes());
                 client_page_begin(client);
+        }
         if (!next.usage.page)
                 return;
         reserve_usage(client, &next.usage);
@@ -174,24 +198,11 @@ void client_pages_away(bfc_client *client)
         show_entries(client, NULL, NULL);
 }
 
-/* What stands in the old page goes on in the new one, the header's last word last. */
+/* Copies the old page to the new one, the header's first word last. No thread writes to either. */
 static void copy_own(const struct pages_client *from, struct pages_client *to)
 {
-        put(&to->version, PAGES_VERSION);
-        put(&to->parked_partition, atomic_load_explicit(&from->parked_partition, memory_order_relaxed));
-        put(&to->n_parked, atomic_load_explicit(&from->n_parked, memory_order_relaxed));
-        for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++) {
-                const struct pages_held *h = &from->held[i];
-
-                put(&to->held[i].bytes_slabs, atomic_load_explicit(&h->bytes_slabs, memory_order_relaxed));
-                put(&to->held[i].bytes_cut, atomic_load_explicit(&h->bytes_cut, memory_order_relaxed));
-                put(&to->held[i].bytes_whole, atomic_load_explicit(&h->bytes_whole, memory_order_relaxed));
-                put(&to->held[i].bytes_streams,
-                    atomic_load_explicit(&h->bytes_streams, memory_order_relaxed));
-        }
-        for (size_t i = 0; i < PAGES_MAX_PARKED; i++)
-                put(&to->parked[i].n_bytes,
-                    atomic_load_explicit(&from->parked[i].n_bytes, memory_order_relaxed));
+        memcpy((char *)to + sizeof(to->magic), (const char *)from + sizeof(from->magic),
+               sizeof(*to) - sizeof(to->magic));
         atomic_store_explicit(&to->magic, PAGES_CLIENT_MAGIC, memory_order_release);
 }
 
@@ -225,10 +236,14 @@ void client_pages_renew(bfc_client *client, struct client_pages_next *next, cons
 
 void client_pages_close(struct client_pages *p)
 {
-        if (p->usage)
+        if (p->usage) {
+                fork_remove(&p->usage_fork);
                 munmap(p->usage, p->usage_bytes);
-        if (p->own)
+        }
+        if (p->own) {
+                fork_remove(&p->own_fork);
                 munmap(p->own, pages_client_bytes());
+        }
         free(p->entries);
         *p = (struct client_pages){ .own = NULL };
 }

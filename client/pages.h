@@ -8,6 +8,7 @@
 #include <bfcclient.h>
 
 #include "client/call.h"
+#include "client/fork.h"
 #include "proto/pages.h"
 
 /* Zero-initialised is none. */
@@ -17,7 +18,8 @@ struct client_pages {
         _Atomic(const struct pages_entry *) *entries;
         void *usage; /* where that page is, and its bytes; constant */
         size_t usage_bytes;
-        struct pages_client *own; /* NULL: none; constant */
+        struct pages_client *own;               /* NULL: none; constant */
+        struct fork_entry usage_fork, own_fork; /* registered where the page is there */
 };
 
 /* Takes over the fds that came with the hello's reply, both or none, once cache and magazines
@@ -47,6 +49,9 @@ int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_t
 /* The program has a block of the daemon's as it came, in none of the cache's slabs; or no more: then
  * n_bytes is negative. Lock held. */
 void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes);
+
+/* The ages in client->ages[place] have changed, in one class, or in all: AGES_CLASSES. Lock held. */
+void client_page_ages(bfc_client *client, unsigned place, unsigned class);
 
 /* Where it is told what of a partition streams' pools have and nobody uses; NULL: nowhere. */
 _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition);

@@ -2,20 +2,23 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Lines gather in one of two buffers. Whoever fills it swaps them and writes the full one
- * with no lock held, while the others go on in the empty one; only where both are full
- * does anybody wait for the disk. Memory: the two buffers, and one record for each block
- * that lives.
+ * bfc_malloc() appends a block's line, in which `upper` is NO_END. bfc_free() writes the time
+ * over it, in place. Both are in the page cache before the call returns, so a SIGKILL loses no
+ * event of a call that has returned. The file is a trace at any time.
  *
- * A process that is killed leaves whole lines: the kernel may cut a write short at a page's
- * boundary, and no line crosses one. The last line before a boundary has as many zeros
- * in front as it takes to end there.
+ * The file is written by system calls and is not mapped: a mapping of a file that another
+ * process truncates raises SIGBUS. Lines of several threads that come at the same time are
+ * written together: one thread writes a buffer while the others fill the second one and wait.
  *
- * At exit() whoever is still recording is ended. In a forked child nothing is recorded:
- * its copies of the files are closed, so that the locks on them end with the parent's.
+ * A kill can cut a write short at a page boundary only, and no line crosses one. The last line
+ * before a boundary has zeros in front. Memory: two buffers, and one record per live block.
  *
- * Invariant: `n_bytes` == what was written + n_filling (+ the other buffer while it is
- * being written), and no line lies across a multiple of PAGE_BYTES. */
+ * At exit() the recorders that are open are ended. A forked child records nothing. Its
+ * recorders are dead, and its copies of the fds are closed, so that the locks on the files
+ * end with the parent.
+ *
+ * Invariant: `n_bytes` == n_written + n_filling (+ the other buffer while it is being
+ * written), until an error; and no line crosses a multiple of PAGE_BYTES. */
 #include "client/recorder.h"
 
 #include <errno.h>
@@ -28,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,18 +42,24 @@
 #define BUFFER_BYTES (32u * 1024u)
 #define PAGE_BYTES   4096u /* the smallest that Linux has */
 #define LINE_BYTES   84u   /* at most: four numbers of 20 digits */
+#define END_DIGITS   19u   /* of `upper`, which is overwritten in place */
+#define NO_END       ((uint64_t)INT64_MAX)
 
 struct recorder {
         struct recorder *next; /* in `recorders` */
         pthread_mutex_t lock;
         pthread_cond_t written;
         int fd;
+        pid_t pid;
+        bool is_dead;  /* in a forked child, where the lock may be taken for ever */
         int error;     /* the first; nothing is recorded after it */
         bool is_ended; /* nor after the end */
         bool is_writing;
         uint64_t now;       /* the last tick */
-        struct blocks live; /* block_id: the tick at which it was given */
+        struct blocks live; /* block_id: the tick at which it was given; offset: of its end in the file */
+        uint64_t max_bytes; /* of the file: a write beyond raises SIGXFSZ */
         uint64_t n_bytes;   /* of the file, with what is in the buffers */
+        uint64_t n_written; /* of these, in the file */
         size_t n_filling;
         char *filling; /* one of: */
         char buffers[2][BUFFER_BYTES];
@@ -66,12 +76,13 @@ static unsigned last_number; /* atomic */
 /* ---- writing ------------------------------------------------------------- */
 
 /* -errno, and *ret_n_written is how far it came. */
-static int write_all(int fd, const char *text, size_t n_bytes, size_t *ret_n_written)
+static int write_all(int fd, uint64_t at, const char *text, size_t n_bytes, size_t *ret_n_written)
 {
         size_t n = 0;
         ssize_t w = 0;
 
-        while (n < n_bytes && ((w = write(fd, text + n, n_bytes - n)) > 0 || (w < 0 && errno == EINTR)))
+        while (n < n_bytes &&
+               ((w = pwrite(fd, text + n, n_bytes - n, (off_t)(at + n))) > 0 || (w < 0 && errno == EINTR)))
                 n += w > 0 ? (size_t)w : 0;
         *ret_n_written = n;
         return n == n_bytes ? 0 : w < 0 ? -errno : -EIO;
@@ -86,11 +97,18 @@ static void cut_line(const struct recorder *r, uint64_t at, const char *text, si
                 return; /* then the reader names the line */
 }
 
-/* Writes what is gathered. The lock is held, but not meanwhile; nobody else is writing. */
+/* Lock held. */
+static void fail(struct recorder *r, int error)
+{
+        if (r->error == 0)
+                r->error = error;
+}
+
+/* Writes the full buffer. The lock is held, but not meanwhile; no other thread is writing. */
 static void write_out(struct recorder *r)
 {
         char *text = r->filling;
-        size_t n = r->n_filling, n_written;
+        size_t n = r->n_filling, n_written = 0;
         uint64_t at = r->n_bytes - n;
         int error;
 
@@ -98,39 +116,67 @@ static void write_out(struct recorder *r)
         r->n_filling = 0;
         r->is_writing = true;
         pthread_mutex_unlock(&r->lock);
-        error = write_all(r->fd, text, n, &n_written);
+        error = at + n > r->max_bytes ? -EFBIG : write_all(r->fd, at, text, n, &n_written);
         if (error < 0)
                 cut_line(r, at, text, n_written);
         pthread_mutex_lock(&r->lock);
         r->is_writing = false;
-        if (r->error == 0)
-                r->error = error;
+        if (error < 0)
+                fail(r, error);
+        else
+                r->n_written = at + n;
         pthread_cond_broadcast(&r->written);
 }
 
-/* One line, padded to a page's end where the next might not fit before it. Lock held. */
-static void put_line(struct recorder *r, const struct recorder_life *life)
+/* Until the file is written up to this place. Lock held, but not meanwhile. */
+static void write_up_to(struct recorder *r, uint64_t end)
 {
-        char line[LINE_BYTES + 1];
-        size_t n, rest;
-
-        while (r->error == 0 && r->n_filling + 2u * LINE_BYTES > BUFFER_BYTES) {
+        while (r->error == 0 && r->n_written < end) {
                 if (r->is_writing)
                         pthread_cond_wait(&r->written, &r->lock);
                 else
                         write_out(r);
         }
-        if (r->error < 0)
-                return;
-        n = (size_t)snprintf(line, sizeof(line), "%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64 "\n",
-                             life->lower, life->lower, life->upper, life->n_bytes);
+}
+
+/* Exactly n digits, zeros in front. */
+static void put_digits(char *text, unsigned n, uint64_t number)
+{
+        for (; n > 0; n--, number /= 10)
+                text[n - 1] = (char)('0' + number % 10);
+}
+
+/* Puts a line into the buffer, padded to a page's end where the next might not fit before it.
+ * Returns where its end stands in the file. Lock held; there is room. */
+static uint64_t put_line(struct recorder *r, uint64_t lower, uint64_t n_bytes)
+{
+        char line[LINE_BYTES + 1];
+        int n_front = snprintf(line, sizeof(line), "%" PRIu64 ",%" PRIu64 ",", lower, lower);
+        size_t n = (size_t)n_front, rest;
+        uint64_t end_at;
+
+        put_digits(line + n, END_DIGITS, NO_END);
+        n += END_DIGITS;
+        n += (size_t)snprintf(line + n, sizeof(line) - n, ",%" PRIu64 "\n", n_bytes);
         rest = (size_t)(PAGE_BYTES - (r->n_bytes + n) % PAGE_BYTES);
         if (rest >= LINE_BYTES)
                 rest = 0;
         memset(r->filling + r->n_filling, '0', rest);
         memcpy(r->filling + r->n_filling + rest, line, n);
+        end_at = r->n_bytes + rest + (size_t)n_front;
         r->n_filling += rest + n;
         r->n_bytes += rest + n;
+        return end_at;
+}
+
+/* The end of a life, in place of NO_END. */
+static int write_end(const struct recorder *r, const struct recorder_life *life)
+{
+        char digits[END_DIGITS];
+        size_t n_written;
+
+        put_digits(digits, END_DIGITS, life->upper);
+        return write_all(r->fd, life->end_at, digits, END_DIGITS, &n_written);
 }
 
 /* ---- lives --------------------------------------------------------------- */
@@ -140,6 +186,15 @@ static bool is_recording(const struct recorder *r)
         return r->error == 0 && !r->is_ended;
 }
 
+/* False in a forked child. */
+static bool lock(struct recorder *r)
+{
+        if (!r || r->is_dead)
+                return false;
+        pthread_mutex_lock(&r->lock);
+        return true;
+}
+
 /* Its life ends now; n_bytes is 0 where it has none. Lock held. */
 static struct recorder_life take(struct recorder *r, const void *ptr)
 {
@@ -147,80 +202,109 @@ static struct recorder_life take(struct recorder *r, const void *ptr)
         struct block block;
 
         if (is_recording(r) && r->live.n_used > 0 && blocks_take(&r->live, ptr, &block) == 0)
-                life = (struct recorder_life){ ptr, block.block_id, ++r->now, block.n_requested };
+                life = (struct recorder_life){ ptr, block.block_id, ++r->now, block.n_requested,
+                                               block.offset };
         return life;
 }
 
 /* Lock held. A trace with a block left out would have wrong peaks: then it ends. */
-static void add(struct recorder *r, const void *ptr, uint64_t lower, uint64_t n_bytes)
+static void add(struct recorder *r, const struct recorder_life *life)
 {
-        struct block block = { .ptr = ptr, .block_id = lower, .n_requested = n_bytes };
+        struct block block = { .ptr = life->ptr,
+                               .block_id = life->lower,
+                               .n_requested = life->n_bytes,
+                               .offset = life->end_at };
 
         if (is_recording(r) && blocks_add(&r->live, &block) < 0)
-                r->error = -ENOMEM;
+                fail(r, -ENOMEM);
+}
+
+/* A new life, on file when it returns. Lock held, but not meanwhile. */
+static void begin(struct recorder *r, const void *ptr, uint64_t n_bytes)
+{
+        struct recorder_life life = { .ptr = ptr, .n_bytes = n_bytes };
+        uint64_t end;
+
+        while (r->error == 0 && r->n_filling + 2u * LINE_BYTES > BUFFER_BYTES) {
+                if (r->is_writing)
+                        pthread_cond_wait(&r->written, &r->lock);
+                else
+                        write_out(r);
+        }
+        if (!is_recording(r))
+                return;
+        life.lower = ++r->now;
+        life.end_at = put_line(r, life.lower, n_bytes);
+        end = r->n_bytes;
+        add(r, &life);
+        write_up_to(r, end);
 }
 
 void recorder_given(struct recorder *r, const void *ptr, uint64_t n_bytes)
 {
         struct recorder_life before;
+        int error;
 
-        if (!r)
+        if (!lock(r))
                 return;
-        pthread_mutex_lock(&r->lock);
         /* A free that two threads asked for at once may have come by unseen. */
         before = take(r, ptr);
-        if (before.n_bytes > 0)
-                put_line(r, &before);
-        add(r, ptr, ++r->now, n_bytes);
+        error = before.n_bytes > 0 ? write_end(r, &before) : 0;
+        if (error < 0)
+                fail(r, error);
+        begin(r, ptr, n_bytes);
         pthread_mutex_unlock(&r->lock);
 }
 
 void recorder_freeing(struct recorder *r, const void *ptr, struct recorder_life *ret)
 {
         *ret = (struct recorder_life){ 0 };
-        if (!r)
+        if (!lock(r))
                 return;
-        pthread_mutex_lock(&r->lock);
         *ret = take(r, ptr);
         pthread_mutex_unlock(&r->lock);
 }
 
 void recorder_freed(struct recorder *r, const struct recorder_life *life)
 {
-        if (!r || life->n_bytes == 0)
+        int error;
+
+        if (!r || r->is_dead || life->n_bytes == 0)
                 return;
-        pthread_mutex_lock(&r->lock);
-        if (is_recording(r))
-                put_line(r, life);
+        error = write_end(r, life); /* its line was written before its block was given */
+        if (error == 0 || !lock(r))
+                return;
+        fail(r, error);
         pthread_mutex_unlock(&r->lock);
 }
 
 void recorder_kept(struct recorder *r, const struct recorder_life *life)
 {
-        if (!r || life->n_bytes == 0)
+        if (life->n_bytes == 0 || !lock(r))
                 return;
-        pthread_mutex_lock(&r->lock);
-        add(r, life->ptr, life->lower, life->n_bytes);
+        add(r, life);
         pthread_mutex_unlock(&r->lock);
 }
 
-/* What lives ends together, and everything is written. */
+/* What lives ends together. In a child that was made without fork() this does nothing. */
 static void end(struct recorder *r)
 {
         const struct block *b;
         size_t cursor = 0;
+        int error = 0;
 
-        pthread_mutex_lock(&r->lock);
+        if (r->pid != getpid() || !lock(r))
+                return;
         if (is_recording(r)) {
-                r->is_ended = true;
+                r->is_ended = true; /* no line is added while the last ones are written */
+                write_up_to(r, r->n_bytes);
                 r->now++;
-                while ((b = blocks_next(&r->live, &cursor)))
-                        put_line(r, &(struct recorder_life){ b->ptr, b->block_id, r->now, b->n_requested });
-                while (r->is_writing)
-                        pthread_cond_wait(&r->written, &r->lock);
-                if (r->error == 0)
-                        write_out(r);
+                while (error == 0 && r->error == 0 && (b = blocks_next(&r->live, &cursor)))
+                        error = write_end(r, &(struct recorder_life){ b->ptr, b->block_id, r->now,
+                                                                      b->n_requested, b->offset });
         }
+        if (error < 0)
+                fail(r, error);
         pthread_mutex_unlock(&r->lock);
 }
 
@@ -238,8 +322,10 @@ static void after_fork(void)
 
 static void in_child(void)
 {
-        for (struct recorder *r = recorders; r; r = r->next)
+        for (struct recorder *r = recorders; r; r = r->next) {
                 close(r->fd);
+                r->is_dead = true;
+        }
         recorders = NULL;
         pthread_mutex_unlock(&recorders_lock);
 }
@@ -257,7 +343,7 @@ static void enlist(struct recorder *r)
         pthread_mutex_unlock(&recorders_lock);
 }
 
-/* False: the process exits, and looks through the list. */
+/* False: the process exits and looks through the list, or it is a forked child. */
 static bool delist(struct recorder *r)
 {
         struct recorder **at = &recorders;
@@ -359,6 +445,7 @@ static void discard(struct recorder *r)
 
 int recorder_open(const char *name, struct recorder **ret)
 {
+        struct rlimit limit;
         struct recorder *r;
         char path[PATH_MAX];
         size_t n_written;
@@ -380,9 +467,11 @@ int recorder_open(const char *name, struct recorder **ret)
         pthread_mutex_init(&r->lock, NULL);
         pthread_cond_init(&r->written, NULL);
         r->fd = fd;
+        r->pid = getpid();
+        r->max_bytes = getrlimit(RLIMIT_FSIZE, &limit) < 0 ? RLIM_INFINITY : limit.rlim_cur;
         r->filling = r->buffers[0];
-        r->n_bytes = strlen(HEADER);
-        error = write_all(fd, HEADER, strlen(HEADER), &n_written);
+        r->n_bytes = r->n_written = strlen(HEADER);
+        error = r->n_bytes > r->max_bytes ? -EFBIG : write_all(fd, 0, HEADER, strlen(HEADER), &n_written);
         if (error < 0) {
                 discard(r);
                 return error_set(error, "the trace %s cannot be written: %s", path, strerror(-error));

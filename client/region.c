@@ -6,13 +6,15 @@
  * so a list of regions and a sorted array of extents are enough.
  *
  * Invariant, for each region: its extents are sorted by offset, do not overlap,
- * lie inside of the range, and are what is mapped at their offsets. */
+ * lie inside of the range, and are what is mapped at their offsets. No unmapped
+ * extent overlaps one of these. */
 #include "client/region.h"
 
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct mapped {
         uint64_t offset;
@@ -25,29 +27,60 @@ struct region {
         uint64_t n_bytes;
         uint32_t partition;
         struct device_range *range;
-        bool by_handle; /* then it is one extent */
+        struct fork_entry fork;
+        bool is_watched; /* `fork` is registered */
+        bool by_handle;  /* then it is one extent */
         uint8_t handle[DEVICE_HANDLE_BYTES];
         struct mapped *extents;
         size_t n_extents;
         size_t n_room;
 };
 
+/* An extent that this process was given and could not map, with what it takes to
+ * try again. */
+struct unmapped {
+        struct unmapped *next;
+        struct region_extent extent;
+        struct device_view view;
+        struct device_extent memory; /* owns the fd */
+};
+
 static struct region *region_free(struct region *region)
 {
         if (!region)
                 return NULL;
+        if (region->is_watched)
+                fork_remove(&region->fork);
         device_range_free(region->range);
         free(region->extents);
         free(region);
         return NULL;
 }
 
+/* Takes the record at this place off the list. */
+static void unmapped_remove(struct unmapped **at)
+{
+        struct unmapped *u = *at;
+
+        *at = u->next;
+        if (u->memory.fd >= 0)
+                close(u->memory.fd);
+        free(u);
+}
+
+void regions_forget_unmapped(struct regions *r)
+{
+        while (r->unmapped)
+                unmapped_remove(&r->unmapped);
+}
+
 void regions_clear(struct regions *r)
 {
+        regions_forget_unmapped(r);
         for (size_t i = 0; i < r->n_items; i++)
                 region_free(r->items[i]);
         free(r->items);
-        *r = (struct regions){ 0 };
+        *r = (struct regions){ .inherits = r->inherits };
 }
 
 static struct region *regions_find(const struct regions *r, uint64_t id)
@@ -56,6 +89,21 @@ static struct region *regions_find(const struct regions *r, uint64_t id)
                 if (r->items[i]->id == id)
                         return r->items[i];
         return NULL;
+}
+
+/* What forked children find at the region's addresses, once these are known. Of a GPU's memory they
+ * inherit nothing. */
+static void region_watch(struct region *region, const struct device_view *view, bool inherits)
+{
+        void *base = device_range_base(region->range);
+
+        if (region->is_watched || !base || (inherits && !view->is_cuda))
+                return;
+        region->fork = (struct fork_entry){ .in_child = view->is_cuda ? fork_fill : fork_hide,
+                                            .base = base,
+                                            .n_bytes = region->n_bytes };
+        fork_add(&region->fork);
+        region->is_watched = true;
 }
 
 static int regions_add(struct regions *r, const struct region_extent *extent, const struct device_view *view,
@@ -79,6 +127,7 @@ static int regions_add(struct regions *r, const struct region_extent *extent, co
                 region_free(region);
                 return error == -EINVAL ? -EPROTO : error;
         }
+        region_watch(region, view, r->inherits);
         r->items[r->n_items++] = region;
         *ret = region;
         return 0;
@@ -116,19 +165,22 @@ static int region_make_room(struct region *region)
         return 0;
 }
 
-/* Puts the extent in the place of all that it overlaps. Returns how many bytes
- * those had. There is room for one more. */
-static uint64_t region_replace(struct region *region, const struct region_extent *extent)
+/* Puts the extent in the place of all that it overlaps, or nothing where it is
+ * not mapped. Returns how many bytes those had. There is room for one more. */
+static uint64_t region_replace(struct region *region, const struct region_extent *extent, bool is_mapped)
 {
-        size_t first = region_first_behind(region, extent->offset), last = first;
+        size_t first = region_first_behind(region, extent->offset), last = first, n_new = is_mapped;
         uint64_t n_bytes_gone = 0;
 
         while (last < region->n_extents && region->extents[last].offset < extent->offset + extent->n_bytes)
                 n_bytes_gone += region->extents[last++].n_bytes;
-        memmove(region->extents + first + 1, region->extents + last,
-                (region->n_extents - last) * sizeof(*region->extents));
-        region->extents[first] = (struct mapped){ extent->offset, extent->n_bytes, extent->extent_id };
-        region->n_extents = region->n_extents - (last - first) + 1;
+        if (region->n_extents > 0) /* else there may be no array */
+                memmove(region->extents + first + n_new, region->extents + last,
+                        (region->n_extents - last) * sizeof(*region->extents));
+        if (is_mapped)
+                region->extents[first] =
+                        (struct mapped){ extent->offset, extent->n_bytes, extent->extent_id };
+        region->n_extents = region->n_extents - (last - first) + n_new;
         return n_bytes_gone;
 }
 
@@ -155,8 +207,8 @@ static int region_map(struct region *region, const struct region_extent *extent,
         return error == -EINVAL ? -EPROTO : error;
 }
 
-int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view,
-                const struct device_extent *memory)
+static int regions_map_now(struct regions *r, const struct region_extent *extent,
+                           const struct device_view *view, const struct device_extent *memory)
 {
         struct region *region = regions_find(r, extent->region_id);
         bool by_handle = view->share == DEVICE_SHARE_CUDA_IPC;
@@ -175,13 +227,62 @@ int regions_map(struct regions *r, const struct region_extent *extent, const str
         if (error < 0) {
                 if (by_handle)
                         regions_remove(r, region);
+                else if (error != -EPROTO) /* the daemon gave up what lay there */
+                        r->n_bytes_mapped -= region_replace(region, extent, false);
                 return error;
         }
+        region_watch(region, view, r->inherits);
         region->by_handle = by_handle;
         memcpy(region->handle, memory->handle, sizeof(region->handle));
-        r->n_bytes_mapped -= region_replace(region, extent);
+        r->n_bytes_mapped -= region_replace(region, extent, true);
         r->n_bytes_mapped += extent->n_bytes;
         return 0;
+}
+
+static bool unmapped_overlaps(const struct unmapped *u, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
+{
+        const struct region_extent *e = &u->extent;
+
+        return e->region_id == region_id && e->offset < offset + n_bytes && offset < e->offset + e->n_bytes;
+}
+
+int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view,
+                const struct device_extent *memory)
+{
+        struct unmapped *u;
+        int error;
+
+        for (struct unmapped **at = &r->unmapped; *at;)
+                if (unmapped_overlaps(*at, extent->region_id, extent->offset, extent->n_bytes))
+                        unmapped_remove(at);
+                else
+                        at = &(*at)->next;
+        error = regions_map_now(r, extent, view, memory);
+        if (error == 0 || error == -EPROTO)
+                return error;
+        u = malloc(sizeof(*u));
+        if (!u)
+                return -ENOMEM;
+        *u = (struct unmapped){ r->unmapped, *extent, *view, *memory };
+        r->unmapped = u;
+        return REGIONS_UNMAPPED;
+}
+
+int regions_retry(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes)
+{
+        int error = -ENOENT;
+
+        for (struct unmapped **at = &r->unmapped; *at;) {
+                if (!unmapped_overlaps(*at, region_id, offset, n_bytes)) {
+                        at = &(*at)->next;
+                        continue;
+                }
+                error = regions_map_now(r, &(*at)->extent, &(*at)->view, &(*at)->memory);
+                if (error < 0)
+                        return error;
+                unmapped_remove(at);
+        }
+        return error;
 }
 
 int regions_origin(const struct regions *r, uint64_t region_id, uint64_t offset, struct region_origin *ret)
@@ -215,6 +316,16 @@ uint64_t regions_size(const struct regions *r, uint64_t region_id)
         return region ? region->n_bytes : 0;
 }
 
+uint64_t regions_mapped(const struct regions *r, uint32_t partition)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < r->n_items; i++)
+                for (size_t k = 0; r->items[i]->partition == partition && k < r->items[i]->n_extents; k++)
+                        sum += r->items[i]->extents[k].n_bytes;
+        return sum;
+}
+
 uint32_t regions_partition(const struct regions *r, uint64_t region_id)
 {
         const struct region *region = regions_find(r, region_id);
@@ -243,8 +354,17 @@ int regions_find_extent(const struct regions *r, uint64_t extent_id, struct regi
         struct region *region;
         const struct mapped *m = regions_find_mapped(r, extent_id, &region);
 
-        if (!m)
-                return -ENOENT;
+        if (!m) {
+                const struct unmapped *u = r->unmapped;
+
+                while (u && u->extent.extent_id != extent_id)
+                        u = u->next;
+                if (!u)
+                        return -ENOENT;
+                *ret = (struct region_place){ u->extent.region_id, u->extent.offset, u->extent.n_bytes,
+                                              NULL };
+                return 0;
+        }
         *ret = (struct region_place){ region->id, m->offset, m->n_bytes, region->range };
         return 0;
 }
@@ -267,8 +387,16 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
         size_t i;
         int error;
 
-        if (!m)
-                return -ENOENT;
+        if (!m) {
+                struct unmapped **at = &r->unmapped;
+
+                while (*at && (*at)->extent.extent_id != extent_id)
+                        at = &(*at)->next;
+                if (!*at)
+                        return -ENOENT;
+                unmapped_remove(at);
+                return 0;
+        }
         /* What was mapped on a device that is lost is gone with it. */
         error = device_range_unmap(region->range, m->offset, m->n_bytes);
         if (error < 0 && error != -ENODEV)
@@ -283,15 +411,19 @@ int regions_unmap(struct regions *r, uint64_t extent_id)
         return 0;
 }
 
-int regions_unmap_all(struct regions *r)
+int regions_unmap_all(struct regions *r, bool is_captured)
 {
         int result = 0;
 
+        regions_forget_unmapped(r);
         for (size_t i = 0; i < r->n_items; i++) {
                 struct region *region = r->items[i];
-                int error = device_range_finish(region->range);
+                int error = is_captured ? -EBUSY : device_range_finish(region->range);
                 bool is_idle = error == 0;
                 size_t n_kept = 0;
+
+                if (error < 0 && error != -ENODEV && error != -EIO) /* in these no work goes on */
+                        device_range_leave(region->range);
 
                 for (size_t k = 0; k < region->n_extents; k++) {
                         struct mapped m = region->extents[k];

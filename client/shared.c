@@ -96,19 +96,25 @@ static void shared_remove(bfc_client *client, struct shared_block *s)
 
 /* ---- publish ------------------------------------------------------------- */
 
-/* A block that is all of its slab leaves the cache and is the daemon's own from now on. */
+/* A block that is all of its slab leaves the cache and is the daemon's own from now on. First it leaves the
+ * table: else another thread's free, which is a mistake, could park what is in no slab. -EDOM: it is a piece. */
 static int publish_take_whole(bfc_client *client, const struct block *found)
 {
-        struct block block = *found;
-        int r = cache_take_whole(&block);
+        uint64_t block_id = cache_block_id(found);
+        struct block block;
+        int r;
 
-        if (r < 0)
-                return r;
-        if (blocks_take(&client->blocks, block.ptr, &block) < 0)
-                return -EINVAL; /* cannot be: it was found */
-        block.slab = NULL;
-        block.may_park = false;
-        return blocks_add(&client->blocks, &block); /* into the place that was left */
+        if (blocks_take(&client->blocks, found->ptr, &block) < 0)
+                return -EINVAL;
+        r = cache_take_whole(&block);
+        if (r == 0) {
+                block.block_id = block_id;
+                block.slab = NULL;
+                block.may_park = false;
+        }
+        if (blocks_add(&client->blocks, &block) < 0) /* into the place that was left */
+                return -ENOMEM;
+        return r == -EINVAL ? -EDOM : r;
 }
 
 /* What is shared is no session's, so it is not on the page of this one. Lock held. */
@@ -118,6 +124,7 @@ static void publish_page(bfc_client *client, const struct block *block, bool is_
 
         client_page_whole(client, regions_partition(&client->regions, block->region_id),
                           is_on ? n_bytes : -n_bytes);
+        client_share_age(client, block, !is_on);
 }
 
 /* Lock held. -EEXIST: it is shared already. -EDOM: it is a piece of a slab. */
@@ -132,13 +139,14 @@ static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_bloc
                 return -EEXIST;
         if (block->life)
                 return -EDOM;
-        *ret_block_id = block->block_id;
+        *ret_block_id = block->slab ? cache_block_id(block) : block->block_id;
         if (block->slab) {
                 r = publish_take_whole(client, block);
                 if (r < 0)
-                        return r == -EINVAL ? -EDOM : r;
+                        return r;
                 block = blocks_find(&client->blocks, ptr);
-                publish_page(client, block, true); /* it is its own now */
+                client_page_whole(client, regions_partition(&client->regions, block->region_id),
+                                  (int64_t)block->n_bytes); /* it is its own now */
         }
         r = shared_add(client, ptr, *ret_block_id);
         if (r == 0) {
@@ -226,8 +234,9 @@ BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
 
 /* ---- attach -------------------------------------------------------------- */
 
-/* Lock held. -EPROTO: the daemon's answer makes no sense. */
-static int attach_keep(bfc_client *client, const Bfcd__Attached *got, void **ret_ptr)
+/* Lock held. -EPROTO: the daemon's answer makes no sense. -ECANCELED: client_resolve()'s, with
+ * *ret_why. */
+static int attach_keep(bfc_client *client, const Bfcd__Attached *got, int *ret_why, void **ret_ptr)
 {
         const Bfcd__Block *b = got->block;
         struct shared_block *s;
@@ -236,9 +245,11 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, void **ret
         int r;
 
         if (got->partition >= client->hello->hello->n_partitions || got->n_requested == 0 ||
-            got->n_requested > b->n_bytes ||
-            regions_resolve(&client->regions, b->region_id, b->offset, b->n_bytes, &ptr) < 0)
+            got->n_requested > b->n_bytes)
                 return -EPROTO;
+        r = client_resolve(client, b, ret_why, &ptr);
+        if (r < 0)
+                return r;
         s = shared_find(client, ptr);
         if (s) {
                 if (s->block_id != b->block_id || s->n_holds == UINT32_MAX)
@@ -253,7 +264,8 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, void **ret
                                 .region_id = b->region_id,
                                 .offset = b->offset,
                                 .n_bytes = b->n_bytes,
-                                .n_requested = got->n_requested };
+                                .n_requested = got->n_requested,
+                                .partition = (uint16_t)got->partition };
         r = blocks_add(&client->blocks, &block);
         if (r < 0)
                 return r == -EEXIST ? -EPROTO : r;
@@ -263,7 +275,7 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, void **ret
                 return r;
         }
         client_count_alloc(client, &block);
-        client_count_reserved(client, block.n_bytes);
+        client_count_reserved(client, block.partition, block.n_bytes);
         *ret_ptr = ptr;
         return 0;
 }
@@ -297,6 +309,8 @@ static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bf
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
+        struct call_interrupt interrupt = { .cancel_fd = -1 };
+        struct client_call call = { .interrupt = wait_ms > 0 ? &interrupt : NULL };
         int r = attach_list_places(client, &body.partitions, &body.n_partitions);
 
         if (r < 0)
@@ -305,7 +319,7 @@ static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bf
         body.wait_ms = wait_ms;
         request.body_case = BFCD__REQUEST__BODY_ATTACH;
         request.attach = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
+        r = client_ask_for(client, &call, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
         free(body.partitions);
         return r;
 }
@@ -317,7 +331,7 @@ static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, b
         Bfcd__Reply *reply = NULL;
         void *ptr = NULL;
         uint64_t epoch;
-        int r = attach_ask(client, name, wait_ms, &reply, &epoch);
+        int why = 0, r = attach_ask(client, name, wait_ms, &reply, &epoch);
 
         *ret_stale = false;
         if (r < 0)
@@ -325,9 +339,12 @@ static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, b
         pthread_mutex_lock(&client->lock);
         *ret_stale = epoch != client->epoch;
         if (!*ret_stale)
-                r = reply->attached->block ? attach_keep(client, reply->attached, &ptr) : -EPROTO;
+                r = reply->attached->block ? attach_keep(client, reply->attached, &why, &ptr) : -EPROTO;
         pthread_mutex_unlock(&client->lock);
-        if (r == -ENOMEM) {
+        if (why < 0) {
+                client_give_back(client, reply->attached->block->block_id, epoch);
+                r = client_unmappable(client, reply->attached->partition, why);
+        } else if (r == -ENOMEM) {
                 client_give_back(client, reply->attached->block->block_id, epoch);
                 error_set(r, "this process is out of memory");
         } else if (r < 0) {
@@ -361,7 +378,7 @@ BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, v
 
 /* One hold begins to leave. SHARED_NONE. *ret_range: that of the last one, whose work is to be
  * waited for; else NULL. */
-static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_id,
+static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_id, uint32_t *ret_partition,
                        struct device_range **ret_range)
 {
         const struct block *block;
@@ -376,6 +393,7 @@ static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_
         if (r == 0) {
                 s->n_leaving++;
                 *ret_block_id = s->block_id;
+                *ret_partition = regions_partition(&client->regions, block->region_id);
                 *ret_range =
                         s->n_leaving == s->n_holds ? regions_range(&client->regions, block->region_id) : NULL;
         }
@@ -400,7 +418,7 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
                 shared_remove(client, s);
                 if (blocks_take(&client->blocks, ptr, ret) == 0) {
                         client_count_free(client, ret);
-                        client->stats.bytes_reserved -= ret->n_bytes;
+                        client_count_released(client, ret->partition, ret->n_bytes);
                         r = 1;
                 }
         }
@@ -414,21 +432,22 @@ int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays)
         struct device_range *range = NULL;
         struct block block;
         uint64_t block_id = 0, epoch;
-        int gone, r = leave_begin(client, ptr, &block_id, &range);
+        uint32_t partition = 0;
+        int gone, r = leave_begin(client, ptr, &block_id, &partition, &range);
 
         if (r != 0)
                 return r;
         if (range)
-                r = client_finish(range);
+                r = client_finish(client, partition, range);
         gone = leave_end(client, ptr, block_id, r, &block, &epoch);
         *ret_stays = gone != 1;
         if (gone < 0)
                 return gone;
         r = client_give_back(client, block_id, epoch);
-        if (r == -ECONNRESET && gone == 1) { /* mapped, and this process's, as long as it lasts */
+        if (client_has_ended(r) && gone == 1) { /* mapped, and this process's, as long as it lasts */
                 client_keep_on(client, &block);
                 pthread_mutex_lock(&client->lock);
-                client_count_reserved(client, block.n_bytes);
+                client_count_reserved(client, block.partition, block.n_bytes);
                 pthread_mutex_unlock(&client->lock);
                 *ret_stays = true;
         }

@@ -9,7 +9,8 @@
  * which is later, so it counts for its own too.
  *
  * A pool that holds nothing rests: it is figures only, of at most MAX_RESTING, the longest
- * ago forgotten first. One whose stream has ended waits for one event, and then goes.
+ * ago forgotten first. One whose stream has ended waits for one event, and then goes. Lives that
+ * the stream used wait for the same event.
  *
  * Invariants: a pool rests exactly while it has no life and no slab; a part has a cache exactly
  * while it has slabs; the marks of a part have rising stamps. */
@@ -23,6 +24,7 @@
 #define MARKS        8u
 #define MAX_RESTING  64u
 #define MAX_CAPTURES 16u
+#define MAX_KNOWN    4096u
 
 enum { WORK, CAPTURE, N_PARTS };
 
@@ -33,6 +35,12 @@ struct mark {
         struct device_event *event;
         bool is_lost; /* there is no such stream: all work is to be waited for */
         bool is_done; /* no work goes on */
+};
+
+/* Of a stream that is no more: all its work. */
+struct ending {
+        unsigned n_refs;
+        struct mark mark;
 };
 
 struct part {
@@ -48,15 +56,16 @@ struct stream_pool {
         uint32_t partition;
         uintptr_t stream;
         struct part parts[N_PARTS];
-        size_t n_lives;     /* with those that wait */
-        struct mark ending; /* upto != 0: the stream has ended */
+        size_t n_lives;        /* with those that wait */
+        struct ending *ending; /* NULL: the stream has not ended */
         bool is_resting;
         struct stream_stats stats;
 };
 
 struct use {
         uintptr_t stream;
-        struct mark mark; /* upto != 0: it was recorded */
+        struct ending *ending; /* NULL: the stream has not ended */
+        struct mark mark;      /* else; upto != 0: it was recorded */
 };
 
 struct stream_life {
@@ -78,6 +87,14 @@ struct capture {
         uintptr_t stream;
 };
 
+/* A stream that a call has named, and that has not ended since. */
+struct known {
+        LIST_ENTRY(known) by_name;
+        TAILQ_ENTRY(known) in_all;
+        uint32_t partition;
+        uintptr_t stream;
+};
+
 struct stream_pools {
         struct stream_pools_options options;
         struct device_streams **devices; /* by partition; NULL: not opened yet */
@@ -92,6 +109,11 @@ struct stream_pools {
         _Atomic uint64_t unseen;
         struct capture captures[MAX_CAPTURES];
         unsigned n_captures;
+        LIST_HEAD(, known) known_by_name[BUCKETS];
+        TAILQ_HEAD(, known) known; /* the longest ago first */
+        size_t n_known;
+        bool may_wait;     /* who looks, for all work */
+        bool *is_finished; /* by partition: who looks has waited for all work there */
 };
 
 int stream_pools_new(const struct stream_pools_options *options, struct stream_pools **ret)
@@ -101,9 +123,11 @@ int stream_pools_new(const struct stream_pools_options *options, struct stream_p
         if (sp) {
                 sp->devices = calloc(options->n_partitions + 1, sizeof(struct device_streams *));
                 sp->shown = calloc(options->n_partitions + 1, sizeof(*sp->shown));
+                sp->is_finished = calloc(options->n_partitions + 1, sizeof(*sp->is_finished));
         }
-        if (!sp || !sp->devices || !sp->shown) {
+        if (!sp || !sp->devices || !sp->shown || !sp->is_finished) {
                 if (sp) {
+                        free(sp->is_finished);
                         free(sp->devices);
                         free(sp->shown);
                 }
@@ -116,6 +140,7 @@ int stream_pools_new(const struct stream_pools_options *options, struct stream_p
         TAILQ_INIT(&sp->busy);
         TAILQ_INIT(&sp->resting);
         TAILQ_INIT(&sp->waiting);
+        TAILQ_INIT(&sp->known);
         *ret = sp;
         return 0;
 }
@@ -173,6 +198,14 @@ static int mark_record(struct stream_pools *sp, uint32_t partition, uintptr_t st
         return 0;
 }
 
+/* Once for all that is looked at: what waits was freed before, so its work had been given by then. */
+static bool finish(struct stream_pools *sp, uint32_t partition, uint64_t region_id)
+{
+        if (!sp->is_finished[partition] && sp->may_wait && !stream_pools_are_captured(sp, partition))
+                sp->is_finished[partition] = sp->options.finish(sp->options.userdata, region_id) == 0;
+        return sp->is_finished[partition];
+}
+
 /* 1: not yet. 0: no work up to there goes on. -ESTALE: it is no mark; record it. */
 static int mark_query(struct stream_pools *sp, uint32_t partition, uint64_t region_id, struct mark *m)
 {
@@ -181,14 +214,16 @@ static int mark_query(struct stream_pools *sp, uint32_t partition, uint64_t regi
         if (m->is_done)
                 return 0;
         if (m->is_lost)
-                return sp->options.finish(sp->options.userdata, region_id) == 0 ? 0 : 1;
+                return finish(sp, partition, region_id) ? 0 : 1;
         r = device_event_query(device_of(sp, partition), m->event);
         if (r == -ESTALE)
                 return r;
+        if (r == -EINVAL) /* the driver forgot it: only all work can be waited for */
+                m->is_lost = true;
         return r == 0 || r == -ENODEV || r == -EIO ? 0 : 1;
 }
 
-/* ---- pools ---------------------------------------------------------------- */
+/* ---- streams that are known, and that have ended ------------------------------ */
 
 static unsigned bucket_of(uint32_t partition, uintptr_t stream)
 {
@@ -196,6 +231,107 @@ static unsigned bucket_of(uint32_t partition, uintptr_t stream)
 
         return (unsigned)(hash >> 56) % BUCKETS;
 }
+
+static struct known *known_find(const struct stream_pools *sp, uint32_t partition, uintptr_t stream)
+{
+        struct known *k;
+
+        LIST_FOREACH(k, &sp->known_by_name[bucket_of(partition, stream)], by_name)
+        if (k->partition == partition && k->stream == stream)
+                return k;
+        return NULL;
+}
+
+static void known_drop(struct stream_pools *sp, struct known *k)
+{
+        if (!k)
+                return;
+        LIST_REMOVE(k, by_name);
+        TAILQ_REMOVE(&sp->known, k, in_all);
+        sp->n_known--;
+        free(k);
+}
+
+/* Without memory for it the stream is known from its next call on. */
+static void known_add(struct stream_pools *sp, uint32_t partition, uintptr_t stream)
+{
+        struct known *k = known_find(sp, partition, stream);
+
+        if (k)
+                return;
+        k = malloc(sizeof(*k));
+        if (!k)
+                return;
+        *k = (struct known){ .partition = partition, .stream = stream };
+        LIST_INSERT_HEAD(&sp->known_by_name[bucket_of(partition, stream)], k, by_name);
+        TAILQ_INSERT_TAIL(&sp->known, k, in_all);
+        if (++sp->n_known > MAX_KNOWN)
+                known_drop(sp, TAILQ_FIRST(&sp->known));
+}
+
+static void note_capture(struct stream_pools *sp, uint32_t partition, uintptr_t stream)
+{
+        for (unsigned i = 0; i < sp->n_captures; i++)
+                if (sp->captures[i].partition == partition && sp->captures[i].stream == stream)
+                        return;
+        if (sp->n_captures < MAX_CAPTURES)
+                sp->captures[sp->n_captures++] = (struct capture){ partition, stream };
+}
+
+/* One that was destroyed without a word is not asked again. */
+bool stream_pools_are_captured(struct stream_pools *sp, uint32_t partition)
+{
+        const struct device_view *places = sp->options.places;
+        struct known *k, *next;
+        int r;
+
+        for (k = TAILQ_FIRST(&sp->known); k; k = next) {
+                next = TAILQ_NEXT(k, in_all);
+                if (places[k->partition].is_cuda != places[partition].is_cuda)
+                        continue;
+                r = device_stream_is_captured(device_of(sp, k->partition), k->stream);
+                if (r > 0) {
+                        note_capture(sp, k->partition, k->stream);
+                        return true;
+                }
+                if (r == -EINVAL)
+                        known_drop(sp, k);
+        }
+        return false;
+}
+
+/* Where no event can tell of it all work is waited for. */
+static struct ending *ending_new_lost(void)
+{
+        struct ending *e = calloc(1, sizeof(*e));
+
+        if (e)
+                *e = (struct ending){ .n_refs = 1, .mark = { .upto = 1, .is_lost = true } };
+        return e;
+}
+
+static struct ending *ending_put(struct stream_pools *sp, uint32_t partition, struct ending *e)
+{
+        if (e && --e->n_refs == 0) {
+                mark_forget(sp, partition, &e->mark);
+                free(e);
+        }
+        return NULL;
+}
+
+/* It cannot be recorded once more. */
+static bool ending_is_done(struct stream_pools *sp, uint32_t partition, uint64_t region_id, struct ending *e)
+{
+        int r = mark_query(sp, partition, region_id, &e->mark);
+
+        if (r == -ESTALE)
+                e->mark.is_lost = true;
+        if (r == 0)
+                e->mark.is_done = true;
+        return r == 0;
+}
+
+/* ---- pools ---------------------------------------------------------------- */
 
 static struct stream_pool *pool_find(const struct stream_pools *sp, uint32_t partition, uintptr_t stream)
 {
@@ -219,9 +355,9 @@ static void pool_free(struct stream_pools *sp, struct stream_pool *pool)
 {
         for (int i = 0; i < N_PARTS; i++)
                 part_clear(sp, pool, &pool->parts[i]);
-        if (pool->ending.upto == 0)
+        if (!pool->ending)
                 LIST_REMOVE(pool, by_name);
-        mark_forget(sp, pool->partition, &pool->ending);
+        ending_put(sp, pool->partition, pool->ending);
         TAILQ_REMOVE(pool->is_resting ? &sp->resting : &sp->busy, pool, in_list);
         *(pool->is_resting ? &sp->n_resting : &sp->n_busy) -= 1;
         free(pool);
@@ -259,7 +395,7 @@ static void pool_settle(struct stream_pools *sp, struct stream_pool *pool)
         for (int i = 0; i < N_PARTS; i++)
                 if (pool->parts[i].n_slabs == 0)
                         part_clear(sp, pool, &pool->parts[i]);
-        if (rests && pool->ending.upto != 0) {
+        if (rests && pool->ending) {
                 pool_free(sp, pool);
                 return;
         }
@@ -349,7 +485,7 @@ static void part_mark(struct stream_pools *sp, struct stream_pool *pool, struct 
         struct cache_idle idle;
         unsigned i;
 
-        if (!part->cache || pool->ending.upto != 0)
+        if (!part->cache || pool->ending)
                 return;
         cache_look_idle(part->cache, 0, &idle);
         while (part->n_marks > 0 && (idle.first == 0 || part->marks[0].upto < idle.first))
@@ -379,20 +515,14 @@ static void part_look(struct stream_pools *sp, struct stream_pool *pool, struct 
         }
 }
 
-static bool ending_is_done(struct stream_pools *sp, struct stream_pool *pool, uint64_t region_id)
-{
-        if (!pool->ending.is_done && mark_query(sp, pool->partition, region_id, &pool->ending) == 0)
-                pool->ending.is_done = true;
-        return pool->ending.is_done;
-}
-
 /* Of a stream that has ended all idle slabs leave when its last work is done. */
 static void part_look_ended(struct stream_pools *sp, struct stream_pool *pool, struct part *part)
 {
         struct cache_idle idle;
 
         cache_look_idle(part->cache, 0, &idle);
-        if (idle.first > 0 && ending_is_done(sp, pool, slab_of(idle.first_block_id)->block.region_id))
+        if (idle.first > 0 &&
+            ending_is_done(sp, pool->partition, slab_of(idle.first_block_id)->block.region_id, pool->ending))
                 part_release(sp, pool, part, UINT64_MAX);
 }
 
@@ -402,7 +532,7 @@ static void pool_look(struct stream_pools *sp, struct stream_pool *pool)
         for (int i = 0; i < N_PARTS; i++) {
                 struct part *part = &pool->parts[i];
 
-                if (part->cache && pool->ending.upto != 0)
+                if (part->cache && pool->ending)
                         part_look_ended(sp, pool, part);
                 else if (part->cache)
                         part_look(sp, pool, part);
@@ -412,10 +542,20 @@ static void pool_look(struct stream_pools *sp, struct stream_pool *pool)
 
 /* ---- lives ---------------------------------------------------------------- */
 
+/* All but the first so many. */
+static void life_forget_uses(struct stream_pools *sp, struct stream_life *life, size_t n_kept)
+{
+        while (life->n_uses > n_kept) {
+                struct use *use = &life->uses[--life->n_uses];
+
+                mark_forget(sp, life->partition, &use->mark);
+                ending_put(sp, life->partition, use->ending);
+        }
+}
+
 static void life_free(struct stream_pools *sp, struct stream_life *life)
 {
-        for (size_t i = 0; i < life->n_uses; i++)
-                mark_forget(sp, life->partition, &life->uses[i].mark);
+        life_forget_uses(sp, life, 0);
         LIST_REMOVE(life, in_all);
         free(life->uses);
         free(life);
@@ -560,9 +700,17 @@ void stream_life_block(const struct stream_life *life, struct block *ret)
         const struct block *in = &life_slab(life)->block;
 
         *ret = life->part ? life->block : *in;
-        ret->block_id = in->block_id;
+        ret->block_id = 0; /* see stream_life_block_id() */
+        ret->partition = in->partition;
         ret->slab = NULL;
         ret->handle = 0;
+}
+
+uint64_t stream_life_block_id(const struct stream_life *life)
+{
+        const struct block *in = &life_slab(life)->block;
+
+        return in->slab ? cache_block_id(in) : in->block_id;
 }
 
 uint64_t stream_life_offset(const struct stream_life *life)
@@ -596,14 +744,8 @@ void stream_life_drop(struct stream_pools *sp, struct stream_life *life)
 
 /* ---- giving back ---------------------------------------------------------- */
 
-static int use_add(struct stream_life *life, uintptr_t stream, struct use **ret)
+static int use_new(struct stream_life *life, uintptr_t stream, struct use **ret)
 {
-        for (size_t i = 0; i < life->n_uses; i++) {
-                if (life->uses[i].stream == stream) {
-                        *ret = &life->uses[i];
-                        return 0;
-                }
-        }
         if (life->n_uses == life->n_room) {
                 size_t n_room = life->n_room ? life->n_room * 2 : 2;
                 struct use *uses = realloc(life->uses, n_room * sizeof(*uses));
@@ -618,12 +760,26 @@ static int use_add(struct stream_life *life, uintptr_t stream, struct use **ret)
         return 0;
 }
 
+static struct use *use_find(const struct stream_life *life, uintptr_t stream)
+{
+        for (size_t i = 0; i < life->n_uses; i++)
+                if (life->uses[i].stream == stream && !life->uses[i].ending)
+                        return &life->uses[i];
+        return NULL;
+}
+
+static int use_add(struct stream_life *life, uintptr_t stream, struct use **ret)
+{
+        *ret = use_find(life, stream);
+        return *ret ? 0 : use_new(life, stream, ret);
+}
+
 /* Whether this stream's own order is enough for who comes next. Not for a capture: its graph may
  * run in another stream. */
 static bool life_is_home(const struct stream_life *life, uintptr_t stream)
 {
         return life->part && life->part == &life->pool->parts[WORK] && stream == life->pool->stream &&
-               life->pool->ending.upto == 0;
+               !life->pool->ending;
 }
 
 int stream_life_record(struct stream_pools *sp, struct stream_life *life, uintptr_t stream)
@@ -647,15 +803,18 @@ bool stream_pools_can(const struct stream_pools *sp, uint32_t partition, uintptr
 /* True: no work goes on there that was given before the free. */
 static bool use_look(struct stream_pools *sp, const struct stream_life *life, struct use *use)
 {
+        uint64_t region_id = life_slab(life)->block.region_id;
         int r;
 
+        if (use->ending)
+                return ending_is_done(sp, life->partition, region_id, use->ending);
         if (use->mark.upto == 0 && is_per_thread(sp, life->partition, use->stream)) {
                 use->mark.upto = 1; /* nobody but that thread could record */
                 use->mark.is_lost = true;
         }
         if (use->mark.upto == 0 && mark_record(sp, life->partition, use->stream, 1, &use->mark) < 0)
                 return false;
-        r = mark_query(sp, life->partition, life_slab(life)->block.region_id, &use->mark);
+        r = mark_query(sp, life->partition, region_id, &use->mark);
         if (r == -ESTALE)
                 use->mark.upto = 0;
         else if (r == 0)
@@ -668,8 +827,8 @@ static bool life_look(struct stream_pools *sp, struct stream_life *life)
         for (size_t i = 0; i < life->n_uses; i++)
                 if (!use_look(sp, life, &life->uses[i]))
                         return false;
-        return !life->pool || life->part == &life->pool->parts[WORK] || life->pool->ending.upto == 0 ||
-               ending_is_done(sp, life->pool, life_slab(life)->block.region_id);
+        return !life->pool || life->part == &life->pool->parts[WORK] || !life->pool->ending ||
+               ending_is_done(sp, life->partition, life_slab(life)->block.region_id, life->pool->ending);
 }
 
 static void life_count_free(struct stream_pools *sp, struct stream_life *life, bool waits)
@@ -692,35 +851,60 @@ static int life_add_uses(struct stream_life *life, uintptr_t stream, struct use 
         int r = 0;
 
         *ret_use = NULL;
-        if (life->pool && life->part != &life->pool->parts[WORK] && life->pool->ending.upto == 0)
+        if (life->pool && life->part != &life->pool->parts[WORK] && !life->pool->ending)
                 r = use_add(life, life->pool->stream, &use);
         if (r == 0 && !life_is_home(life, stream))
                 r = use_add(life, stream, ret_use);
         return r;
 }
 
+static void life_wait(struct stream_pools *sp, struct stream_life *life)
+{
+        life_count_free(sp, life, true);
+        TAILQ_INSERT_TAIL(&sp->waiting, life, waiting);
+        sp->n_waiting++;
+}
+
 int stream_life_free(struct stream_pools *sp, struct stream_life *life, uintptr_t stream)
 {
+        size_t n_before = life->n_uses;
         struct use *use;
         int r = life_add_uses(life, stream, &use);
 
         if (r == 0 && use && mark_try(sp, life->partition, stream, 1, &use->mark) == -EINVAL) {
-                mark_forget(sp, life->partition, &use->mark);
-                *use = life->uses[--life->n_uses];
+                life_forget_uses(sp, life, n_before);
                 r = -EINVAL;
         }
         if (r < 0)
                 return r;
-        life_count_free(sp, life, life->n_uses > 0);
         if (life->n_uses == 0) {
-                life_end(sp, life);
+                stream_life_free_done(sp, life);
                 return 0;
         }
-        for (size_t i = 0; i < life->n_uses; i++)
-                if (&life->uses[i] != use && !is_per_thread(sp, life->partition, life->uses[i].stream))
-                        mark_record(sp, life->partition, life->uses[i].stream, 1, &life->uses[i].mark);
-        TAILQ_INSERT_TAIL(&sp->waiting, life, waiting);
-        sp->n_waiting++;
+        for (size_t i = 0; i < life->n_uses; i++) {
+                struct use *u = &life->uses[i];
+
+                if (u != use && !u->ending && !is_per_thread(sp, life->partition, u->stream))
+                        mark_record(sp, life->partition, u->stream, 1, &u->mark);
+        }
+        life_wait(sp, life);
+        return 0;
+}
+
+int stream_life_put_aside(struct stream_pools *sp, struct stream_life *life)
+{
+        struct ending *ending = ending_new_lost();
+        struct use *use;
+        int r = ending ? use_new(life, 0, &use) : -ENOMEM;
+
+        if (r < 0) {
+                free(ending);
+                return r;
+        }
+        *use = life->uses[0]; /* the others say nothing more than that */
+        life->uses[0] = (struct use){ .ending = ending };
+        life_forget_uses(sp, life, 1);
+        life_wait(sp, life);
         return 0;
 }
 
@@ -742,13 +926,10 @@ int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t 
                         return r;
         }
         r = device_stream_is_captured(device_of(sp, partition), stream);
-        if (r <= 0)
-                return r;
-        for (unsigned i = 0; i < sp->n_captures; i++)
-                if (sp->captures[i].partition == partition && sp->captures[i].stream == stream)
-                        return r;
-        if (sp->n_captures < MAX_CAPTURES)
-                sp->captures[sp->n_captures++] = (struct capture){ partition, stream };
+        if (r >= 0)
+                known_add(sp, partition, stream);
+        if (r > 0)
+                note_capture(sp, partition, stream);
         return r;
 }
 
@@ -784,12 +965,14 @@ static void look_at_lives(struct stream_pools *sp, size_t max)
         }
 }
 
-void stream_pools_look(struct stream_pools *sp, size_t max_lives, size_t max_pools)
+void stream_pools_look(struct stream_pools *sp, size_t max_lives, size_t max_pools, bool may_wait)
 {
         size_t n = sp->n_busy < max_pools ? sp->n_busy : max_pools;
 
         if (stream_pools_captures_go_on(sp))
                 return;
+        sp->may_wait = may_wait;
+        memset(sp->is_finished, 0, sp->options.n_partitions * sizeof(*sp->is_finished));
         look_at_lives(sp, max_lives);
         for (; n > 0 && sp->n_busy > 0; n--) {
                 struct stream_pool *pool = TAILQ_FIRST(&sp->busy);
@@ -839,15 +1022,71 @@ void stream_pools_take_leaving(struct stream_pools *sp, struct stream_slabs *ret
         }
 }
 
+/* From now on it is not asked whether it is being captured. */
+static void forget_stream(struct stream_pools *sp, uint32_t partition, uintptr_t stream)
+{
+        known_drop(sp, known_find(sp, partition, stream));
+        for (unsigned i = 0; i < sp->n_captures;) {
+                const struct capture *c = &sp->captures[i];
+
+                if (c->partition == partition && c->stream == stream)
+                        sp->captures[i] = sp->captures[--sp->n_captures];
+                else
+                        i++;
+        }
+}
+
+/* From now on the event is what lives wait for that the stream has used. Returns how many there are. */
+static size_t end_uses(struct stream_pools *sp, uint32_t partition, uintptr_t stream, struct ending *ending)
+{
+        struct stream_life *life;
+        struct use *use;
+        size_t n = 0;
+
+        LIST_FOREACH(life, &sp->lives, in_all)
+        {
+                use = life->partition == partition ? use_find(life, stream) : NULL;
+                if (!use)
+                        continue;
+                n++;
+                if (!ending)
+                        continue;
+                mark_forget(sp, partition, &use->mark);
+                use->ending = ending;
+                ending->n_refs++;
+        }
+        return n;
+}
+
 int stream_pools_end_stream(struct stream_pools *sp, uint32_t partition, uintptr_t stream)
 {
         struct stream_pool *pool = pool_find(sp, partition, stream);
-        int r = pool ? mark_record(sp, partition, stream, 1, &pool->ending) : -ENOENT;
+        struct ending *ending;
+        int r;
 
-        if (r < 0)
+        /* A thread's own is the same number in every thread. */
+        if (is_per_thread(sp, partition, stream) || (!pool && end_uses(sp, partition, stream, NULL) == 0)) {
+                forget_stream(sp, partition, stream);
+                return -ENOENT;
+        }
+        ending = calloc(1, sizeof(*ending));
+        if (!ending)
+                return -ENOMEM;
+        ending->n_refs = 1;
+        r = mark_record(sp, partition, stream, 1, &ending->mark);
+        if (r < 0) {
+                ending_put(sp, partition, ending);
                 return r;
-        LIST_REMOVE(pool, by_name);
-        pool_settle(sp, pool);
+        }
+        forget_stream(sp, partition, stream);
+        end_uses(sp, partition, stream, ending);
+        if (pool) {
+                LIST_REMOVE(pool, by_name);
+                pool->ending = ending; /* and its reference */
+                pool_settle(sp, pool);
+        } else {
+                ending_put(sp, partition, ending);
+        }
         return 0;
 }
 
@@ -938,10 +1177,13 @@ struct stream_pools *stream_pools_free(struct stream_pools *sp)
                 life_free(sp, life);
         while ((pool = TAILQ_FIRST(&sp->busy)) || (pool = TAILQ_FIRST(&sp->resting)))
                 pool_free(sp, pool);
+        while (!TAILQ_EMPTY(&sp->known))
+                known_drop(sp, TAILQ_FIRST(&sp->known));
         slabs_free(&sp->held);
         slabs_free(&sp->leaving);
         for (uint32_t i = 0; i < sp->options.n_partitions; i++)
                 device_streams_free(sp->devices[i]);
+        free(sp->is_finished);
         free(sp->devices);
         free(sp->shown);
         free(sp);

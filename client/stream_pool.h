@@ -20,7 +20,12 @@
  *
  * Where an event says that the device is lost or that the process's context is broken, no work
  * of this process goes on: so it counts as passed. Where the driver could not for another reason
- * it is tried again. Where the stream is no more, all work of the device is waited for.
+ * it is tried again.
+ *
+ * A stream's number is good as long as the stream is: drivers may crash on another. So there is an
+ * end, told by who destroys it: from then on one event stands for all work that it had, and the
+ * number is another stream's. Where the driver finds that a stream is no more without that, its work
+ * may go on, and all work of the device is waited for, when no stream is being captured.
  *
  * Bookkeeping and events only: whoever calls holds a lock around each of these, gets
  * slabs, and takes away those that leave. */
@@ -65,7 +70,7 @@ struct stream_pools_options {
         const struct device_view *places; /* one for each partition; constant */
         uint32_t n_partitions;
         /* Waits for all work on the device of a region, as bfc_free() does: 0, or -EBUSY and
-         * others: later. */
+         * others: later. No stream that is known is being captured. */
         int (*finish)(void *userdata, uint64_t region_id);
         void *userdata;
 };
@@ -79,11 +84,15 @@ struct stream_pools *stream_pools_free(struct stream_pools *sp);
 void stream_pools_show(struct stream_pools *sp, uint32_t partition, _Atomic uint64_t *word);
 
 /* What device_streams_new() and is_captured() say; 1: it is being captured, which is noted:
- * no event is asked until that has ended. */
+ * no event is asked until that has ended. The stream is known from then on. */
 int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t stream);
 
 /* Whether one that was noted goes on. */
 bool stream_pools_captures_go_on(struct stream_pools *sp);
+
+/* Whether one that is known is being captured, which is noted, so that to wait for the partition's device
+ * would spoil that: all are asked, but for those of the host where it is a GPU, and the other way round. */
+bool stream_pools_are_captured(struct stream_pools *sp, uint32_t partition);
 
 /* Whether memory of this stream can be pooled: not of CUDA's number for each thread's own. */
 bool stream_pools_can(const struct stream_pools *sp, uint32_t partition, uintptr_t stream);
@@ -99,9 +108,14 @@ int stream_pools_alloc_with(struct stream_pools *sp, uint32_t partition, uintptr
 int stream_pools_alloc_whole(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_alien,
                              struct stream_slab *slab, struct stream_life **ret);
 
-/* Where it lies: the region, the place in it, the broker's block. */
+/* Its region and its offset there; without the broker's block. */
 void stream_life_block(const struct stream_life *life, struct block *ret);
-uint64_t stream_life_offset(const struct stream_life *life); /* in the slab */
+
+/* The broker's block, which changes where the cache splits it, and the place in that. The lock of the cache
+ * is held. */
+uint64_t stream_life_block_id(const struct stream_life *life);
+uint64_t stream_life_offset(const struct stream_life *life);
+
 uint32_t stream_life_partition(const struct stream_life *life);
 
 /* The life was never handed out: undoes the allocation. */
@@ -115,12 +129,15 @@ int stream_life_record(struct stream_pools *sp, struct stream_life *life, uintpt
 /* The stream's work so far was the last that its owner gives it; the life is the pools' from
  * then on. -EINVAL: no stream of this device; -ENOMEM: it lives on, after both. */
 int stream_life_free(struct stream_pools *sp, struct stream_life *life, uintptr_t stream);
+/* The same where all work on the device could touch it, of whatever streams, and is to be waited for
+ * later. -ENOMEM. */
+int stream_life_put_aside(struct stream_pools *sp, struct stream_life *life);
 /* The same where all work is done. */
 void stream_life_free_done(struct stream_pools *sp, struct stream_life *life);
 
 /* Looks at lives that wait and at pools that may, at most so many; the next time at the next. Where
- * a noted capture goes on: at none. */
-void stream_pools_look(struct stream_pools *sp, size_t max_lives, size_t max_pools);
+ * a noted capture goes on: at none. may_wait: also where that means to wait for all work. */
+void stream_pools_look(struct stream_pools *sp, size_t max_lives, size_t max_pools, bool may_wait);
 
 /* Whether looking again later will make slabs leave, or places free. */
 bool stream_pools_wait(struct stream_pools *sp);
@@ -131,8 +148,8 @@ bool stream_pools_is_pending(const struct stream_pools *sp);
 /* Slabs that left since the last call; the caller's. */
 void stream_pools_take_leaving(struct stream_pools *sp, struct stream_slabs *ret);
 
-/* The stream will be no more; of a later one of the same number its memory is none. -EBUSY: it is
- * being captured. -ENOENT: it has nothing. */
+/* The stream will be no more, and is not touched after this; of a later one of the same number its
+ * memory is none. -EBUSY: it is being captured. -ENOENT: nothing was its. -ENOMEM, -EAGAIN. */
 int stream_pools_end_stream(struct stream_pools *sp, uint32_t partition, uintptr_t stream);
 
 /* -ENOENT: nothing is known of it. */

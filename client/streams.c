@@ -31,9 +31,19 @@
 #define WATCH_MIN_MS 2
 #define WATCH_MAX_MS 64
 
+/* What left the pools, on its way back. */
+struct gift {
+        TAILQ_ENTRY(gift) in_all; /* where there is anything in it */
+        struct stream_slabs slabs;
+        uint64_t number;
+};
+
 struct streams {
         pthread_mutex_t lock;
         struct stream_pools *pools;
+        TAILQ_HEAD(, gift) gifts; /* the first one first */
+        uint64_t n_gifts;         /* so far */
+        pthread_cond_t given;
         int watch_ms; /* in so many the client's thread looks again; 0: it sleeps until it is woken */
 };
 
@@ -49,6 +59,7 @@ struct stream_request {
 
 /* ---- the client's part ------------------------------------------------------ */
 
+/* No stream that is known is being captured. */
 static int finish_region(void *userdata, uint64_t region_id)
 {
         bfc_client *client = userdata;
@@ -58,7 +69,7 @@ static int finish_region(void *userdata, uint64_t region_id)
         pthread_mutex_lock(&client->lock);
         range = regions_range(&client->regions, region_id);
         pthread_mutex_unlock(&client->lock);
-        r = range ? device_range_finish(range) : 0;
+        r = range ? device_range_finish(range) : -ENOENT; /* no block is there without it */
         return r == -ENODEV || r == -EIO ? 0 : r;
 }
 
@@ -78,6 +89,8 @@ int streams_new(bfc_client *client)
                 if (client_page_streams(client, i))
                         stream_pools_show(s->pools, i, client_page_streams(client, i));
         pthread_mutex_init(&s->lock, NULL);
+        pthread_cond_init(&s->given, NULL);
+        TAILQ_INIT(&s->gifts);
         client->streams = s;
         return 0;
 }
@@ -89,6 +102,7 @@ void streams_free(bfc_client *client)
         if (!s)
                 return;
         stream_pools_free(s->pools);
+        pthread_cond_destroy(&s->given);
         pthread_mutex_destroy(&s->lock);
         free(s);
         client->streams = NULL;
@@ -104,36 +118,70 @@ void streams_release(bfc_client *client)
         pthread_mutex_unlock(&client->streams->lock);
 }
 
-/* Gives back what left the pools. No lock is held. Returns whether there was anything. */
-static bool give_back(bfc_client *client, struct stream_slabs *slabs)
+/* What left the pools; slab: and that one, or NULL. The lock is held. */
+static void take_gift(struct streams *s, struct stream_slab *slab, struct gift *ret)
 {
-        bool any = !LIST_EMPTY(slabs);
+        stream_pools_take_leaving(s->pools, &ret->slabs);
+        if (slab)
+                LIST_INSERT_HEAD(&ret->slabs, slab, next);
+        if (LIST_EMPTY(&ret->slabs))
+                return;
+        ret->number = ++s->n_gifts;
+        TAILQ_INSERT_TAIL(&s->gifts, ret, in_all);
+}
+
+/* No lock is held. Returns whether there was anything. */
+static bool give_back(bfc_client *client, struct gift *gift)
+{
+        struct streams *s = client->streams;
         struct stream_slab *slab;
 
-        while ((slab = LIST_FIRST(slabs))) {
+        if (LIST_EMPTY(&gift->slabs))
+                return false;
+        while ((slab = LIST_FIRST(&gift->slabs))) {
                 LIST_REMOVE(slab, next);
                 client_return(client, &slab->block);
                 free(slab);
         }
+        pthread_mutex_lock(&s->lock);
+        TAILQ_REMOVE(&s->gifts, gift, in_all);
+        pthread_cond_broadcast(&s->given);
+        pthread_mutex_unlock(&s->lock);
+        return true;
+}
+
+/* What other threads give back has arrived. Returns whether there was anything. */
+static bool wait_for_gifts(struct streams *s)
+{
+        const struct gift *first;
+        uint64_t upto;
+        bool any;
+
+        pthread_mutex_lock(&s->lock);
+        upto = s->n_gifts;
+        any = !TAILQ_EMPTY(&s->gifts);
+        while ((first = TAILQ_FIRST(&s->gifts)) && first->number <= upto)
+                pthread_cond_wait(&s->given, &s->lock);
+        pthread_mutex_unlock(&s->lock);
         return any;
 }
 
 /* Looks at so many, and unlocks. */
-static bool look_and_unlock(bfc_client *client, size_t max_lives, size_t max_pools)
+static bool look_and_unlock(bfc_client *client, size_t max_lives, size_t max_pools, bool may_wait)
 {
         struct streams *s = client->streams;
-        struct stream_slabs slabs;
+        struct gift gift;
         bool wake;
 
-        stream_pools_look(s->pools, max_lives, max_pools);
-        stream_pools_take_leaving(s->pools, &slabs);
+        stream_pools_look(s->pools, max_lives, max_pools, may_wait);
+        take_gift(s, NULL, &gift);
         wake = !client->cache && client->events && s->watch_ms == 0 && stream_pools_is_pending(s->pools);
         if (wake)
                 s->watch_ms = WATCH_MIN_MS;
         pthread_mutex_unlock(&s->lock);
         if (wake)
                 events_wake(client->events);
-        return give_back(client, &slabs);
+        return give_back(client, &gift);
 }
 
 bool streams_keep(bfc_client *client)
@@ -149,22 +197,22 @@ bool streams_keep(bfc_client *client)
 int streams_watch(bfc_client *client)
 {
         struct streams *s = client->streams;
-        struct stream_slabs slabs;
+        struct gift gift;
         int ms = -1;
 
         if (client->cache)
                 return -1;
         pthread_mutex_lock(&s->lock);
-        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX);
-        stream_pools_take_leaving(s->pools, &slabs);
+        stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, true);
+        take_gift(s, NULL, &gift);
         if (!stream_pools_is_pending(s->pools))
                 s->watch_ms = 0;
-        else if (s->watch_ms == 0 || !LIST_EMPTY(&slabs))
+        else if (s->watch_ms == 0 || !LIST_EMPTY(&gift.slabs))
                 ms = s->watch_ms = WATCH_MIN_MS;
         else
                 ms = s->watch_ms = s->watch_ms < WATCH_MAX_MS ? s->watch_ms * 2 : WATCH_MAX_MS;
         pthread_mutex_unlock(&s->lock);
-        give_back(client, &slabs);
+        give_back(client, &gift);
         return ms;
 }
 
@@ -180,20 +228,37 @@ int streams_check(bfc_client *client, const char **ret_why)
 
 bool streams_collect(bfc_client *client)
 {
+        bool any;
+
         pthread_mutex_lock(&client->streams->lock);
-        return look_and_unlock(client, SIZE_MAX, SIZE_MAX);
+        any = look_and_unlock(client, SIZE_MAX, SIZE_MAX, true);
+        return wait_for_gifts(client->streams) || any;
+}
+
+bool streams_are_captured(bfc_client *client, uint32_t partition)
+{
+        bool ret;
+
+        pthread_mutex_lock(&client->streams->lock);
+        ret = stream_pools_are_captured(client->streams->pools, partition);
+        pthread_mutex_unlock(&client->streams->lock);
+        return ret;
 }
 
 void streams_free_done(bfc_client *client, struct stream_life *life)
 {
         pthread_mutex_lock(&client->streams->lock);
         stream_life_free_done(client->streams->pools, life);
-        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS);
+        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS, false);
 }
 
-uint64_t streams_offset(bfc_client *client, const struct block *block)
+uint64_t streams_block_id(const struct block *block)
 {
-        (void)client;
+        return stream_life_block_id(block->life);
+}
+
+uint64_t streams_offset(const struct block *block)
+{
         return stream_life_offset(block->life);
 }
 
@@ -219,7 +284,8 @@ static int no_such_stream(int error, uintptr_t stream)
 /* ---- taking ------------------------------------------------------------------ */
 
 /* Writes a life down as a block that is used. The pools' lock is held. */
-static int keep(bfc_client *client, struct stream_life *life, uint64_t n_bytes, void **ret_ptr)
+static int keep(bfc_client *client, uint32_t partition, struct stream_life *life, uint64_t n_bytes,
+                void **ret_ptr)
 {
         struct block block;
         int r;
@@ -227,6 +293,7 @@ static int keep(bfc_client *client, struct stream_life *life, uint64_t n_bytes, 
         stream_life_block(life, &block);
         block.life = life;
         block.n_requested = n_bytes;
+        client_stamp(client, partition, &block);
         pthread_mutex_lock(&client->lock);
         r = blocks_add(&client->blocks, &block);
         if (r == 0)
@@ -248,17 +315,17 @@ static int take_at_once(const struct stream_request *q, void **ret_ptr)
         int r = CACHE_MISS;
 
         for (int i = 0; i < 2 && r == CACHE_MISS; i++) {
-                struct stream_slabs slabs;
+                struct gift gift;
 
                 pthread_mutex_lock(&s->lock);
                 if (i > 0) /* what is free by now may be free in this very pool */
-                        stream_pools_look(s->pools, LOOK_MISS, LOOK_MISS);
+                        stream_pools_look(s->pools, LOOK_MISS, LOOK_MISS, false);
                 r = stream_pools_alloc(s->pools, q->partition, q->stream, q->is_captured, q->n_bytes, &life);
                 if (r == 0)
-                        r = keep(q->client, life, q->n_bytes, ret_ptr);
-                stream_pools_take_leaving(s->pools, &slabs);
+                        r = keep(q->client, q->partition, life, q->n_bytes, ret_ptr);
+                take_gift(s, NULL, &gift);
                 pthread_mutex_unlock(&s->lock);
-                give_back(q->client, &slabs);
+                give_back(q->client, &gift);
         }
         return r == -ENOMEM ? error_set(r, "this process is out of memory") : r;
 }
@@ -329,8 +396,8 @@ static int fetch(const struct stream_request *q, struct stream_slab **ret)
 static int take_from_slab(const struct stream_request *q, struct stream_slab *slab, void **ret_ptr)
 {
         struct streams *s = q->client->streams;
-        struct stream_slabs slabs;
         struct stream_life *life;
+        struct gift gift;
         bool kept;
         int r;
 
@@ -340,12 +407,10 @@ static int take_from_slab(const struct stream_request *q, struct stream_slab *sl
                          : stream_pools_alloc_whole(s->pools, q->partition, q->stream, false, slab, &life);
         kept = r == 0 || r == CACHE_MISS;
         if (r == 0)
-                r = keep(q->client, life, q->n_bytes, ret_ptr);
-        stream_pools_take_leaving(s->pools, &slabs);
-        if (!kept)
-                LIST_INSERT_HEAD(&slabs, slab, next);
+                r = keep(q->client, q->partition, life, q->n_bytes, ret_ptr);
+        take_gift(s, kept ? NULL : slab, &gift);
         pthread_mutex_unlock(&s->lock);
-        give_back(q->client, &slabs);
+        give_back(q->client, &gift);
         return r == 0 ? 0 : error_set(-ENOMEM, "this process is out of memory");
 }
 
@@ -382,7 +447,7 @@ BFC_API int bfc_malloc_async_in(bfc_client *client, const char *partition, size_
                 return r;
         r = streams_malloc(&q, ret_ptr);
         if (r < 0)
-                return client_malloc_failed(client, r);
+                return client_malloc_failed(client, q.partition, r);
         recorder_given(client->recorder, *ret_ptr, n_bytes);
         return 0;
 }
@@ -423,20 +488,18 @@ static int make_life(bfc_client *client, const struct block *block, uint32_t par
         return 0;
 }
 
-/* The life of the block that leaves, from now on the pools'. */
-static int end_life(bfc_client *client, const struct block *block, uint32_t partition, uintptr_t stream)
+/* The life of the block that leaves, from now on the pools'. stream: NULL: whatever streams it was used by. */
+static int end_life(bfc_client *client, const struct block *block, uint32_t partition,
+                    const uintptr_t *stream)
 {
         struct stream_pools *pools = client->streams->pools;
         struct stream_life *life = block->life;
         struct stream_slab *slab = NULL;
         struct block gone;
-        int r = stream_pools_look_at(pools, partition, stream);
+        int r = life ? 0 : make_life(client, block, partition, &slab, &life);
 
-        if (r == -EINVAL)
-                return no_such_stream(r, stream);
-        r = life ? 0 : make_life(client, block, partition, &slab, &life);
         if (r == 0)
-                r = stream_life_free(pools, life, stream);
+                r = stream ? stream_life_free(pools, life, *stream) : stream_life_put_aside(pools, life);
         if (r < 0 && slab) { /* back to how it was */
                 stream_life_drop(pools, life);
                 free(slab);
@@ -446,15 +509,36 @@ static int end_life(bfc_client *client, const struct block *block, uint32_t part
                 blocks_take(&client->slabs, block->ptr, &gone);
                 pthread_mutex_unlock(&client->lock);
         }
-        return r < 0 ? no_such_stream(r, stream) : 0;
+        return r;
 }
 
-/* Whether the stream, or any that is known of, is being captured. */
-static bool is_in_capture(bfc_client *client, uint32_t partition, uintptr_t stream)
+int streams_put_aside(bfc_client *client, const struct block *block, uint32_t partition)
+{
+        struct block gone;
+        int r;
+
+        pthread_mutex_lock(&client->streams->lock);
+        r = end_life(client, block, partition, NULL);
+        pthread_mutex_lock(&client->lock);
+        if (r == 0 && blocks_take(&client->blocks, block->ptr, &gone) == 0)
+                client_count_free(client, &gone);
+        pthread_mutex_unlock(&client->lock);
+        look_and_unlock(client, 0, 0, false);
+        return r;
+}
+
+/* On a stream: -EBUSY where that one, or any that is known, is being captured and that counts. */
+static int free_on(bfc_client *client, const struct block *block, uint32_t partition, uintptr_t stream,
+                   bool in_captures)
 {
         struct stream_pools *pools = client->streams->pools;
+        int r = stream_pools_look_at(pools, partition, stream);
 
-        return stream_pools_look_at(pools, partition, stream) > 0 || stream_pools_captures_go_on(pools);
+        if (!in_captures && (r > 0 || stream_pools_are_captured(pools, partition)))
+                return error_set(-EBUSY, "a stream is being captured, and its graph may use the block");
+        if (r != -EINVAL)
+                r = end_life(client, block, partition, &stream);
+        return r < 0 ? no_such_stream(r, stream) : 0;
 }
 
 static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t stream, bool in_captures)
@@ -477,10 +561,10 @@ static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t str
         r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
         if (r != 0)
                 r = client_lost(client, r);
-        else if (!in_captures && is_in_capture(client, partition, stream))
-                r = error_set(-EBUSY, "a stream is being captured, and its graph may use the block");
         else
-                r = end_life(client, &block, partition, stream);
+                r = free_on(client, &block, partition, stream, in_captures);
+        if (r == 0) /* the pools' lock is held: no other request has the memory yet */
+                client_wipe(client, partition, &block);
         pthread_mutex_lock(&client->lock);
         if (r < 0)
                 blocks_stay(&client->blocks, ptr);
@@ -502,7 +586,7 @@ static int free_async(bfc_client *client, void *ptr, uintptr_t stream, bool in_c
         recorder_freeing(client->recorder, ptr, &life);
         pthread_mutex_lock(&client->streams->lock);
         r = streams_free_block(client, ptr, stream, in_captures);
-        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS);
+        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS, false);
         if (r < 0)
                 recorder_kept(client->recorder, &life);
         else
@@ -515,7 +599,7 @@ BFC_API int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream)
         return free_async(client, ptr, stream, true);
 }
 
-int client_free_unless_captured(bfc_client *client, void *ptr, uintptr_t stream)
+int client_free_async_unless_captured(bfc_client *client, void *ptr, uintptr_t stream)
 {
         return free_async(client, ptr, stream, false);
 }
@@ -570,7 +654,7 @@ BFC_API int bfc_end_stream(bfc_client *client, uintptr_t stream)
                 if (error < 0 && error != -ENOENT && r == 0)
                         r = error;
         }
-        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS);
+        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS, false);
         if (r == -EBUSY)
                 return error_set(r, "the stream is being captured: end it after the capture");
         return r < 0 ? no_such_stream(r, stream) : 0;

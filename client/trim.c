@@ -13,8 +13,8 @@
 #define TRIM_MAX_RANGES 64u
 
 /* Takes out what lies idle in a range, until it is want_bytes, and frees it at the daemon. */
-static int trim_range(bfc_client *client, uint32_t partition, const Bfcd__TrimRange *range,
-                      uint64_t want_bytes, uint64_t *ret_bytes)
+static int trim_idle(bfc_client *client, uint32_t partition, const Bfcd__TrimRange *range,
+                     uint64_t want_bytes, uint64_t *ret_bytes)
 {
         uint64_t block_ids[CALL_MAX_AT_ONCE], sum = 0, n_bytes, epoch;
         size_t n;
@@ -25,13 +25,32 @@ static int trim_range(bfc_client *client, uint32_t partition, const Bfcd__TrimRa
                 n = cache_take_idle_in(client->cache, partition, range->region_id, range->offset,
                                        range->n_bytes, want_bytes - sum, block_ids, CALL_MAX_AT_ONCE,
                                        &n_bytes);
-                client->stats.bytes_reserved -= n_bytes;
+                client_count_released(client, partition, n_bytes);
                 epoch = client->epoch;
                 pthread_mutex_unlock(&client->lock);
                 sum += n_bytes;
                 r = client_give_back_all(client, block_ids, n, epoch);
         } while (r == 0 && n == CALL_MAX_AT_ONCE && sum < want_bytes);
         *ret_bytes = sum;
+        return r;
+}
+
+/* The same, and then what no block needs of slabs in use. */
+static int trim_range(bfc_client *client, uint32_t partition, const Bfcd__TrimRange *range,
+                      uint64_t want_bytes, uint64_t *ret_bytes)
+{
+        const struct cache_range in = { range->region_id, range->offset, range->n_bytes };
+        uint64_t n_bytes;
+        bool more = true;
+        int r = trim_idle(client, partition, range, want_bytes, ret_bytes);
+
+        while (r == 0 && more && *ret_bytes < want_bytes) {
+                r = client_shrink(client, partition, &in, want_bytes - *ret_bytes, &more);
+                if (r == 0)
+                        r = trim_idle(client, partition, range, want_bytes - *ret_bytes, &n_bytes);
+                if (r == 0)
+                        *ret_bytes += n_bytes;
+        }
         return r;
 }
 
@@ -62,5 +81,5 @@ int client_trim_ranges(bfc_client *client, const Bfcd__Trim *trim, uint64_t *ret
                 sum += n_bytes;
         }
         *ret_bytes = sum;
-        return r == -ECONNRESET || r == -EPROTO ? -ECONNRESET : 0;
+        return client_has_ended(r) || r == -EPROTO ? -ECONNRESET : 0;
 }

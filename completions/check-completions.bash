@@ -39,7 +39,7 @@ done
 is 'options of bfcd' "$(complete_words bfcd -)" "$(helped bfcd '--[a-z-]+')"
 is 'levels of bfcd' "$(complete_words bfcd --log-level '')" 'debug error info notice warning'
 is 'options of bfc-replay' "$(complete_words bfc-replay --)" "$(helped bfc-replay '--[a-z-]+')"
-is 'options of bfcctl' "$(complete_words bfcctl --)" '--help --json --socket --version'
+is 'options of bfcctl' "$(complete_words bfcctl --)" '--help --json --socket --version --wide'
 commands=$(bfcctl --help | sed -nE 's/^  ([a-z][a-z-]+)( .*)?$/\1/p' | sort -u | paste -sd' ')
 is 'commands of bfcctl' "$(complete_words bfcctl '' | tr ' ' '\n' | grep -v '^-' | paste -sd' ')" "$commands"
 of_commands=$(for c in $commands; do complete_words bfcctl "$c" -; done | tr ' ' '\n' | sort -u | grep . | paste -sd' ')

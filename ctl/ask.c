@@ -13,6 +13,7 @@
 #include "ctl/text.h"
 
 #define PROTOCOL_VERSION     1
+#define PIECE_BYTES          32768u
 #define TIMEOUT_MS           30000  /* a daemon that is silent for so long does not work */
 #define RESUME_TIMEOUT_MS    600000 /* all of a device may have to be made */
 #define DEFAULT_SOCKET       "/run/bfcd/bfcd.sock"
@@ -46,21 +47,26 @@ static int fail_socket(struct ask *a, int r)
 {
         switch (-r) {
         case ENOENT:
-                return fail(a, r, "There is no daemon at %s; is bfcd running, is this its socket?",
+                return fail(a, r,
+                            "Cannot reach bfcd at %s: the socket does not exist. Try: systemctl status bfcd",
                             a->socket);
         case ECONNREFUSED:
-                return fail(a, r, "Nobody listens at %s any more; is bfcd running?", a->socket);
+                return fail(a, r,
+                            "Cannot reach bfcd at %s: no process listens there. Try: systemctl status bfcd",
+                            a->socket);
         case EACCES:
-                return fail(a, r, "This user may not open %s.", a->socket);
+                return fail(a, r, "Cannot reach bfcd at %s: permission denied for this user.", a->socket);
         case ENAMETOOLONG:
-                return fail(a, r, "The path %s is too long for a socket.", a->socket);
+                return fail(a, r, "Cannot reach bfcd at %s: the path is too long for a socket.", a->socket);
         case ECONNRESET:
         case EPIPE:
-                return fail(a, r, "The daemon at %s ended the session, or does not answer.", a->socket);
+                return fail(a, r,
+                            "bfcd at %s ended the session, or does not answer. Try: systemctl status bfcd",
+                            a->socket);
         case EPROTO:
-                return fail(a, r, "What answers at %s does not speak bfcd's protocol.", a->socket);
+                return fail(a, r, "The process at %s does not speak bfcd's protocol.", a->socket);
         default:
-                return fail(a, r, "%s: %s.", a->socket, strerror(-r));
+                return fail(a, r, "Cannot reach bfcd at %s: %s.", a->socket, strerror(-r));
         }
 }
 
@@ -84,17 +90,16 @@ static int fail_question(struct ask *a, const Bfcd__Request *request, int r)
 {
         if ((r != -ECONNRESET && r != -EPIPE) || request->body_case <= BFCD__REQUEST__BODY_SHOW_CONFIG)
                 return fail_socket(a, r);
-        return fail(
-                a, r,
-                "The daemon at %s ended the session, or does not answer; perhaps it is older than this bfcctl, "
-                "%s, and does not know the question.",
-                a->socket, BFCD_VERSION);
+        return fail(a, r,
+                    "bfcd at %s ended the session, or does not answer. It may be older than this bfcctl, %s: "
+                    "compare bfcctl status",
+                    a->socket, BFCD_VERSION);
 }
 
 /* One question. 0: *ret is the answer of the kind that was expected. */
 static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret)
 {
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r = call_send(a->connection, request, &reply);
 
         if (r < 0)
@@ -114,7 +119,7 @@ static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expe
 /* One that is just done, or refused. */
 static int ask_done(struct ask *a, Bfcd__Request *request)
 {
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r = ask(a, request, BFCD__REPLY__BODY_DONE, &reply);
 
         if (r == 0)
@@ -126,7 +131,7 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r;
 
         *a = (struct ask){ .socket = socket };
@@ -154,7 +159,7 @@ void ask_close(struct ask *a)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
 
         /* A session that just hangs up waits for the end of its process. */
         request.body_case = BFCD__REQUEST__BODY_GOODBYE;
@@ -175,7 +180,7 @@ int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
         do {
                 Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__List question = BFCD__LIST__INIT;
-                Bfcd__Reply *reply;
+                Bfcd__Reply *reply = NULL;
 
                 question.kind = kind;
                 question.cursor = cursor;
@@ -192,6 +197,7 @@ int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
                 list_free(l);
                 return r;
         }
+        list_sort(l);
         *ret = l;
         return 0;
 }
@@ -207,7 +213,7 @@ int ask_explain(struct ask *a, const char *partition, const char *tenant, struct
         do {
                 Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Explain question = BFCD__EXPLAIN__INIT;
-                Bfcd__Reply *reply;
+                Bfcd__Reply *reply = NULL;
 
                 question.partition = (char *)partition;
                 question.tenant = (char *)tenant;
@@ -236,7 +242,7 @@ int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *
         do {
                 Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__List question = BFCD__LIST__INIT;
-                Bfcd__Reply *reply;
+                Bfcd__Reply *reply = NULL;
 
                 question.kind = BFCD__LIST__KIND__BLOCKS;
                 question.cursor = cursor;
@@ -250,7 +256,8 @@ int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *
                 cursor = reply->list->next_cursor;
                 bfcd__reply__free_unpacked(reply, NULL);
                 if (r < 0)
-                        return fail(a, r, "Out of memory.");
+                        return fail(a, r,
+                                    r == -EIO ? "Standard output cannot be written." : "Out of memory.");
                 if (cursor != 0 && cursor == question.cursor)
                         return fail_socket(a, -EPROTO);
         } while (cursor != 0);
@@ -270,7 +277,7 @@ int ask_config(struct ask *a, char **ret)
         do {
                 Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__ShowConfig question = BFCD__SHOW_CONFIG__INIT;
-                Bfcd__Reply *reply;
+                Bfcd__Reply *reply = NULL;
 
                 question.cursor = cursor;
                 request.body_case = BFCD__REQUEST__BODY_SHOW_CONFIG;
@@ -295,11 +302,11 @@ int ask_config(struct ask *a, char **ret)
 }
 
 int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
-             uint64_t *ret_n_asked, uint64_t *ret_n_bytes)
+             uint64_t *ret_n_asked, uint64_t *ret_reserved_before)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__TrimNow question = BFCD__TRIM_NOW__INIT;
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r;
 
         question.tenant = (char *)tenant;
@@ -311,17 +318,18 @@ int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t 
         if (r < 0)
                 return r;
         *ret_n_asked = reply->trim->n_asked;
-        *ret_n_bytes = reply->trim->n_bytes;
+        *ret_reserved_before = reply->trim->bytes_reserved_before;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
 }
 
-int ask_evict(struct ask *a, uint64_t session_id)
+int ask_evict(struct ask *a, uint64_t session_id, const char *reason)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Evict question = BFCD__EVICT__INIT;
 
         question.session_id = session_id;
+        question.reason = (char *)reason;
         request.body_case = BFCD__REQUEST__BODY_EVICT;
         request.evict = &question;
         return ask_done(a, &request);
@@ -363,6 +371,32 @@ int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition)
         request.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
         request.reset_peaks = &question;
         return ask_done(a, &request);
+}
+
+int ask_reload_text(struct ask *a, const char *name, const void *text, size_t n_bytes)
+{
+        size_t n_done = 0;
+
+        do {
+                Bfcd__Request request = BFCD__REQUEST__INIT;
+                Bfcd__Reload question = BFCD__RELOAD__INIT;
+                Bfcd__Reply *reply = NULL;
+                size_t n = n_bytes - n_done < PIECE_BYTES ? n_bytes - n_done : PIECE_BYTES;
+                int r;
+
+                question.dry_run = question.is_partial = true;
+                question.name = (char *)name;
+                question.piece.data = (uint8_t *)(uintptr_t)text + n_done;
+                question.piece.len = n;
+                request.body_case = BFCD__REQUEST__BODY_RELOAD;
+                request.reload = &question;
+                r = ask(a, &request, BFCD__REPLY__BODY_RELOAD, &reply);
+                if (r < 0)
+                        return r;
+                bfcd__reply__free_unpacked(reply, NULL);
+                n_done += n;
+        } while (n_done < n_bytes);
+        return 0;
 }
 
 int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret)

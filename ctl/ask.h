@@ -33,8 +33,8 @@ int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret);
 /* The report of who has the memory; "": all. As above. */
 int ask_explain(struct ask *a, const char *partition, const char *tenant, struct list **ret);
 
-/* Hands over each block, page by page; the row is gone afterwards. A negative
- * result of `each` ends it, as being out of memory. */
+/* Hands over each block, page by page, in the daemon's order, in which a block keeps its place; the row is
+ * gone afterwards. -ENOMEM or -EIO of `each` ends it. */
 int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *row), void *userdata);
 
 /* The configuration in force; the caller frees it. */
@@ -47,12 +47,17 @@ int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition);
  * bfcd__reply__free_unpacked(): what changed (or would), or what is wrong. */
 int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret);
 
-/* Asks sessions for what lies idle in them. "": all; 0 bytes: all there is. It may take the
- * daemon's reclaim time-out, or more of it where many do not answer. */
-int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
-             uint64_t *ret_n_asked, uint64_t *ret_n_bytes);
+/* Sends the text of a file for a dry run, before the question; more of the same name goes on in it. */
+int ask_reload_text(struct ask *a, const char *name, const void *text, size_t n_bytes);
 
-int ask_evict(struct ask *a, uint64_t session_id);
+/* Asks sessions for what lies idle in them. "": all; 0 bytes: all there is. It may take the
+ * daemon's reclaim time-out, or more of it where many do not answer. Extents may be on their way back
+ * after that: bytes_pending of the tenants' list. */
+int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
+             uint64_t *ret_n_asked, uint64_t *ret_reserved_before);
+
+/* reason: for its client and the log; "": none is told. */
+int ask_evict(struct ask *a, uint64_t session_id, const char *reason);
 
 /* Begins to drain a device; and has it again, which may take as long as making what its
  * partitions have in advance. */

@@ -6,13 +6,16 @@
  * Options and dispatch. One command, one conversation, one document on standard
  * output or one sentence on standard error. Nothing is printed on standard
  * output until the whole answer is there, so that what a program reads is
- * never half of it. */
+ * never half of it. Only the list of blocks, which may have millions, is printed as it comes: its JSON
+ * is incomplete where the answer was. */
+#include <dirent.h>
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ctl/ask.h"
 #include "ctl/drain.h"
@@ -20,11 +23,13 @@
 #include "ctl/leaks.h"
 #include "ctl/reload.h"
 #include "ctl/show.h"
+#include "ctl/table.h"
 #include "ctl/text.h"
 
 enum {
         EXIT_REFUSED = 1,
         EXIT_USAGE = 2,
+        EXIT_TIMED_OUT = 3, /* what was asked for is under way */
 };
 
 struct invocation {
@@ -36,6 +41,8 @@ struct invocation {
         const char *by;
         const char *partition; /* the same, and the next */
         const char *bytes;
+        const char *reason; /* NULL: not given; so the next */
+        const char *timeout;
         bool wait;
         int64_t wait_ms;  /* -1: as long as it takes */
         char **arguments; /* after the command */
@@ -52,6 +59,7 @@ struct command {
 
 static int usage(const char *what, const char *which, const char *right);
 static const char *right_use(const struct command *c);
+static bool read_seconds(const char *text, int64_t *ret_ms);
 
 static int complain(const struct ask *a)
 {
@@ -80,6 +88,24 @@ static int run_list(struct ask *a, const struct invocation *i, const struct comm
         r = i->json ? show_print(stdout, show_json(c->kind, l)) : show_table(stdout, c->kind, l);
         list_free(l);
         return finish(r);
+}
+
+static int add_row(void *userdata, const Bfcd__BlockRow *row)
+{
+        return show_blocks_add(userdata, row);
+}
+
+static int run_blocks(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct show_blocks *s;
+        int r;
+
+        (void)c;
+        if (show_blocks_new(stdout, i->json, &s) < 0)
+                return finish(-ENOMEM);
+        r = ask_blocks(a, add_row, s) < 0 ? complain(a) : finish(show_blocks_end(s));
+        show_blocks_free(s);
+        return r;
 }
 
 static int run_config(struct ask *a, const struct invocation *i, const struct command *c)
@@ -120,14 +146,84 @@ static int run_reset_peaks(struct ask *a, const struct invocation *i, const stru
         return finish(0);
 }
 
+#define MAX_CONFIG_BYTES (((size_t)1 << 20) + 1) /* the daemon refuses one more than it takes */
+
+static int fail_to_read(struct ask *a, const char *path, int error)
+{
+        snprintf(a->error, sizeof(a->error), "%s cannot be read: %s", path, strerror(error));
+        return -error;
+}
+
+/* Reads the file as this user. The sandbox hides some folders from the daemon. */
+static int send_file(struct ask *a, const char *path)
+{
+        char *text = malloc(MAX_CONFIG_BYTES);
+        FILE *f = fopen(path, "re");
+        size_t n;
+        int r;
+
+        if (!text || !f || ((n = fread(text, 1, MAX_CONFIG_BYTES, f)), ferror(f)))
+                r = fail_to_read(a, path, errno);
+        else
+                r = ask_reload_text(a, path, text, n);
+        if (f)
+                fclose(f);
+        free(text);
+        return r;
+}
+
+static int is_yaml(const struct dirent *e)
+{
+        size_t n = strlen(e->d_name);
+
+        return e->d_name[0] != '.' && n > 5 && strcmp(e->d_name + n - 5, ".yaml") == 0;
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+        return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* The file and those of conf.d beside it, as the daemon would read them. */
+static int send_files(struct ask *a, const char *path)
+{
+        const char *slash = strrchr(path, '/');
+        int n_folder = slash ? (int)(slash - path) + 1 : 0, n, r = send_file(a, path);
+        char *folder = NULL, *file = NULL;
+        struct dirent **entries = NULL;
+
+        if (r < 0)
+                return r;
+        if (asprintf(&folder, "%.*sconf.d", n_folder, path) < 0)
+                return fail_to_read(a, path, ENOMEM);
+        n = scandir(folder, &entries, is_yaml, by_name);
+        if (n < 0 && errno != ENOENT)
+                r = fail_to_read(a, folder, errno);
+        for (int i = 0; i < n; i++) {
+                if (r == 0 && asprintf(&file, "%s/%s", folder, entries[i]->d_name) < 0)
+                        r = fail_to_read(a, folder, ENOMEM);
+                else if (r == 0) {
+                        r = send_file(a, file);
+                        free(file);
+                }
+                free(entries[i]);
+        }
+        free(entries);
+        free(folder);
+        return r;
+}
+
 static int run_reload(struct ask *a, const struct invocation *i, const struct command *c)
 {
         Bfcd__Reply *reply;
         bool failed;
         int r;
 
-        (void)c;
-        if (ask_reload(a, i->dry_run, &reply) < 0)
+        if (i->n_arguments > 0 && !i->dry_run)
+                return usage("reload puts the daemon's own file in force, not", i->arguments[0],
+                             right_use(c));
+        if ((i->n_arguments > 0 && send_files(a, i->arguments[0]) < 0) ||
+            ask_reload(a, i->dry_run, &reply) < 0)
                 return complain(a);
         failed = reply->reload->n_errors > 0;
         r = i->json ? reload_show_json(stdout, reply->reload, i->dry_run)
@@ -166,28 +262,40 @@ static int add_leak(void *userdata, const Bfcd__BlockRow *row)
 /* A name that nobody has would give an empty list, which looks like good news. */
 static int must_be_tenant(struct ask *a, const char *name)
 {
+        const char *last = "";
         struct list *l;
+        size_t n;
         bool found = false;
 
         if (ask_list(a, BFCD__LIST__KIND__TENANTS, &l) < 0)
                 return complain(a);
-        for (size_t i = 0; i < l->n_tenants && !found; i++)
+        n = (size_t)snprintf(a->error, sizeof(a->error), "There is no tenant '%.63s'; you can see:", name);
+        for (size_t i = 0; i < l->n_tenants && !found; i++) {
                 found = strcmp(l->tenants[i]->tenant, name) == 0;
+                if (strcmp(l->tenants[i]->tenant, last) == 0 || n >= sizeof(a->error))
+                        continue;
+                n += (size_t)snprintf(a->error + n, sizeof(a->error) - n, "%s %s", *last ? "," : "",
+                                      l->tenants[i]->tenant);
+                last = l->tenants[i]->tenant;
+        }
         list_free(l);
-        if (found)
-                return EXIT_SUCCESS;
-        snprintf(a->error, sizeof(a->error), "No such tenant, or it is not this user's.");
-        return complain(a);
+        return found ? EXIT_SUCCESS : complain(a);
 }
 
 /* Sessions are read behind the blocks: whose block was seen is most likely still there. */
 static int print_leaks(struct ask *a, const struct invocation *i, struct leaks *k)
 {
-        struct list *sessions;
+        struct list *sessions, *ages;
         int r;
 
         if (i->tenant && (r = must_be_tenant(a, i->tenant)) != EXIT_SUCCESS)
                 return r;
+        if (ask_list(a, BFCD__LIST__KIND__AGES, &ages) < 0)
+                return complain(a);
+        r = leaks_add_ages(k, ages);
+        list_free(ages);
+        if (r < 0)
+                return finish(r);
         if (ask_blocks(a, add_leak, k) < 0 || ask_list(a, BFCD__LIST__KIND__SESSIONS, &sessions) < 0)
                 return complain(a);
         r = i->json ? show_print(stdout, leaks_json(k, sessions)) : leaks_print(stdout, k, sessions);
@@ -246,28 +354,99 @@ static int ask_idle(struct ask *a, const char *tenant, uint64_t *ret)
         return 0;
 }
 
+#define TRIM_LOOK_MS    50
+#define TRIM_TIMEOUT_MS 10000
+
+static int64_t monotonic_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+struct trim_look {
+        uint64_t n_reserved, n_pending;
+};
+
+static int look_at_trim(struct ask *a, const char *tenant, const char *partition, struct trim_look *ret)
+{
+        struct list *l;
+        int r = ask_list(a, BFCD__LIST__KIND__TENANTS, &l);
+
+        if (r < 0)
+                return r;
+        *ret = (struct trim_look){ 0 };
+        for (size_t i = 0; i < l->n_tenants; i++) {
+                const Bfcd__TenantRow *row = l->tenants[i];
+
+                if ((*tenant && strcmp(tenant, row->tenant) != 0) ||
+                    (*partition && strcmp(partition, row->partition) != 0))
+                        continue;
+                ret->n_reserved += row->figures ? row->figures->bytes_reserved : 0;
+                ret->n_pending += row->bytes_pending;
+        }
+        list_free(l);
+        return 0;
+}
+
+/* Until nothing is on its way back any more, or the time is up. */
+static int wait_for_trim(struct ask *a, const char *tenant, const char *partition, int64_t timeout_ms,
+                         struct trim_look *ret)
+{
+        const struct timespec pause = { .tv_nsec = TRIM_LOOK_MS * 1000000L };
+        int64_t until_ms = monotonic_ms() + timeout_ms;
+        int r;
+
+        while ((r = look_at_trim(a, tenant, partition, ret)) == 0 && ret->n_pending > 0 &&
+               monotonic_ms() < until_ms)
+                nanosleep(&pause, NULL);
+        return r;
+}
+
+static int print_trim(const struct invocation *i, const char *tenant, uint64_t n_asked, uint64_t n_bytes,
+                      uint64_t n_pending, uint64_t n_idle)
+{
+        char size[TEXT_MAX], pending[TEXT_MAX], idle[TEXT_MAX];
+
+        if (i->json)
+                return finish(show_print(
+                        stdout,
+                        show_document("trim",
+                                      json_pack("{s:I, s:o, s:o, s:o}", "num_asked", (json_int_t)n_asked,
+                                                "bytes_given_back", show_number(n_bytes), "bytes_pending",
+                                                show_number(n_pending), "bytes_idle", show_number(n_idle)))));
+        printf("%llu asked, %s came back, %s pending; %s still lies idle in sessions%s%s, by their own word.\n",
+               (unsigned long long)n_asked, text_size(n_bytes, size), text_size(n_pending, pending),
+               text_size(n_idle, idle), *tenant ? " of " : "", tenant);
+        return finish(0);
+}
+
 static int run_trim(struct ask *a, const struct invocation *i, const struct command *c)
 {
         const char *tenant = i->n_arguments > 0 ? i->arguments[0] : "";
-        uint64_t want = 0, n_asked, n_bytes, n_idle;
-        char size[TEXT_MAX], idle[TEXT_MAX];
+        const char *partition = i->partition ? i->partition : "";
+        uint64_t want = 0, n_asked, n_before, n_idle;
+        int64_t timeout_ms = TRIM_TIMEOUT_MS;
+        struct trim_look now;
+        int r;
 
         (void)c;
         if (i->bytes && (!read_size(i->bytes, &want) || want == 0))
                 return usage("wrong value for --bytes", i->bytes, "a size, as in --bytes 512MiB");
-        if (ask_trim(a, tenant, i->partition ? i->partition : "", want, &n_asked, &n_bytes) < 0 ||
-            ask_idle(a, tenant, &n_idle) < 0)
+        if (i->timeout && !read_seconds(i->timeout, &timeout_ms))
+                return usage("wrong value for --timeout", i->timeout,
+                             "a number of seconds, as in --timeout 30");
+        if (ask_trim(a, tenant, partition, want, &n_asked, &n_before) < 0 ||
+            wait_for_trim(a, tenant, partition, timeout_ms, &now) < 0 || ask_idle(a, tenant, &n_idle) < 0)
                 return complain(a);
-        if (i->json)
-                return finish(show_print(
-                        stdout,
-                        show_document("trim", json_pack("{s:I, s:o, s:o}", "num_asked", (json_int_t)n_asked,
-                                                        "bytes_given_back", show_number(n_bytes),
-                                                        "bytes_idle", show_number(n_idle)))));
-        printf("%llu asked, %s came back; %s still lies idle in sessions%s%s, by their own word.\n",
-               (unsigned long long)n_asked, text_size(n_bytes, size), text_size(n_idle, idle),
-               *tenant ? " of " : "", tenant);
-        return finish(0);
+        r = print_trim(i, tenant, n_asked, n_before > now.n_reserved ? n_before - now.n_reserved : 0,
+                       now.n_pending, n_idle);
+        if (r == EXIT_SUCCESS && now.n_pending > 0) {
+                fprintf(stderr, "bfcctl: The pending memory was not back in time; it comes back later.\n");
+                r = EXIT_TIMED_OUT;
+        }
+        return r;
 }
 
 /* "123", not 0 and nothing else. */
@@ -289,10 +468,11 @@ static int run_evict(struct ask *a, const struct invocation *i, const struct com
 
         (void)c;
         if (i->n_arguments == 0 || !read_id(i->arguments[0], &id))
-                return usage(i->n_arguments == 0 ? "no session" : "no session's number",
-                             i->n_arguments == 0 ? NULL : i->arguments[0],
-                             "it is \"bfcctl evict SESSION\", by its number in \"bfcctl sessions\"");
-        if (ask_evict(a, id) < 0)
+                return usage(
+                        i->n_arguments == 0 ? "no session" : "no session's number",
+                        i->n_arguments == 0 ? NULL : i->arguments[0],
+                        "it is \"bfcctl evict SESSION [--reason TEXT]\", by its number in \"bfcctl sessions\"");
+        if (ask_evict(a, id, i->reason ? i->reason : "") < 0)
                 return complain(a);
         if (i->json)
                 return finish(show_print(
@@ -320,7 +500,7 @@ static int run_drain(struct ask *a, const struct invocation *i, const struct com
         drain_look_end(&l);
         if (r == EXIT_SUCCESS && is_late) {
                 fprintf(stderr, "bfcctl: The device is not drained yet; it goes on being drained.\n");
-                r = EXIT_REFUSED;
+                r = EXIT_TIMED_OUT;
         }
         return r;
 }
@@ -350,13 +530,13 @@ static const struct command commands[] = {
         { "partitions", 0, false, BFCD__LIST__KIND__PARTITIONS, run_list },
         { "tenants", 0, false, BFCD__LIST__KIND__TENANTS, run_list },
         { "sessions", 0, false, BFCD__LIST__KIND__SESSIONS, run_list },
-        { "blocks", 0, false, BFCD__LIST__KIND__BLOCKS, run_list },
+        { "blocks", 0, false, 0, run_blocks },
         { "shared", 0, false, BFCD__LIST__KIND__SHARED, run_list },
         { "whoami", 0, false, BFCD__LIST__KIND__WHOAMI, run_list },
         { "explain", 1, false, 0, run_explain },
         { "leaks", 0, false, 0, run_leaks },
         { "config", 0, true, 0, run_config },
-        { "reload", 0, true, 0, run_reload },
+        { "reload", 1, true, 0, run_reload },
         { "reset-peaks", 2, true, 0, run_reset_peaks },
         { "trim", 1, true, 0, run_trim },
         { "evict", 1, true, 0, run_evict },
@@ -368,9 +548,9 @@ static const struct command commands[] = {
 
 static void print_help(FILE *out)
 {
-        fputs("Usage: bfcctl [--socket PATH] [--json] COMMAND\n"
+        fputs("Usage: bfcctl [--socket PATH] [--json | --wide] COMMAND\n"
               "\n"
-              "Shows what bfcd, the broker of device memory, is doing.\n"
+              "Shows and controls bfcd, which shares device memory between tenants.\n"
               "\n"
               "  status                           the daemon and its devices\n"
               "  partitions                       each partition's use, peaks and limit\n"
@@ -380,29 +560,30 @@ static void print_help(FILE *out)
               "  shared                           blocks that processes share, by name\n"
               "  whoami                           which tenant this user is\n"
               "  explain [PARTITION] [--tenant TENANT]\n"
-              "                                   who has the memory, and where it lies\n"
+              "                                   who uses the memory, and where it is\n"
               "  leaks [--older AGE] [--by tag|session|block] [--tenant TENANT]\n"
-              "                                   what has been there for long\n"
+              "                                   blocks by age, summed up\n"
               "On the admin socket also:\n"
               "  config                           the configuration in force\n"
-              "  reload [--dry-run]               read the configuration again, or only say\n"
-              "                                   what that would change\n"
-              "  reset-peaks [TENANT [PARTITION]] start peaks anew\n"
-              "  trim [TENANT] [--partition NAME] [--bytes N]\n"
-              "                                   have back what lies idle in sessions\n"
-              "  evict SESSION                    end a session\n"
-              "  drain DEVICE [--wait [SECONDS]]  no new blocks on it; when all are gone give\n"
-              "                                   it up, for a reset or a change of it\n"
-              "  resume DEVICE                    have it again\n"
+              "  reload [--dry-run [FILE]]        read the configuration again, or only say\n"
+              "                                   what that, or FILE, would change\n"
+              "  reset-peaks [TENANT [PARTITION]] set peaks to what is in use now\n"
+              "  trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]\n"
+              "                                   reclaim idle client caches\n"
+              "  evict SESSION [--reason TEXT]    end a session; its client is told why\n"
+              "  drain DEVICE [--wait [SECONDS]]  refuse new blocks on it, and release it when\n"
+              "                                   it is empty, for a reset or a change\n"
+              "  resume DEVICE                    serve blocks on it again\n"
               "\n"
               "  -s, --socket PATH  the socket to talk to, for clients or for admins\n"
               "  -j, --json         print JSON\n"
+              "  -w, --wide         print all columns, and nothing cut to 80 columns\n"
               "  -h, --help         print this\n"
               "      --version      print the version\n"
               "\n"
               "Without --socket: $BFC_ADMIN_SOCKET, else $BFC_SOCKET, else\n"
               "/run/bfcd/admin.sock where this user may open it, else\n"
-              "/run/bfcd/bfcd.sock. A tenant sees itself, an admin sees all.\n",
+              "/run/bfcd/bfcd.sock. A tenant sees its own, an operator sees all.\n",
               out);
 }
 
@@ -425,12 +606,14 @@ static const char *right_use(const struct command *c)
 {
         if (c->run == run_explain)
                 return "it is \"bfcctl explain [PARTITION] [--tenant TENANT]\"";
+        if (c->run == run_reload)
+                return "it is \"bfcctl reload [--dry-run [FILE]]\"";
         if (c->run == run_reset_peaks)
                 return "it is \"bfcctl reset-peaks [TENANT [PARTITION]]\"";
         if (c->run == run_trim)
-                return "it is \"bfcctl trim [TENANT] [--partition NAME] [--bytes N]\"";
+                return "it is \"bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]\"";
         if (c->run == run_evict)
-                return "it is \"bfcctl evict SESSION\"";
+                return "it is \"bfcctl evict SESSION [--reason TEXT]\"";
         if (c->run == run_drain)
                 return "it is \"bfcctl drain DEVICE [--wait [SECONDS]]\"";
         if (c->run == run_resume)
@@ -458,8 +641,8 @@ static int run(const struct command *c, const struct invocation *i)
                 status = complain(&a);
         } else if (c->admin_only && !a.admin) {
                 fprintf(stderr,
-                        "bfcctl: \"%s\" is for the admin socket, and %s is for clients; "
-                        "give the other with --socket or BFC_ADMIN_SOCKET\n",
+                        "bfcctl: \"%s\" needs the admin socket, and %s is for clients. Set --socket or "
+                        "BFC_ADMIN_SOCKET to the admin socket\n",
                         c->name, a.socket);
                 status = EXIT_REFUSED;
         } else {
@@ -479,11 +662,14 @@ int main(int argc, char **argv)
                 OPTION_BY,
                 OPTION_PARTITION,
                 OPTION_BYTES,
-                OPTION_WAIT
+                OPTION_WAIT,
+                OPTION_REASON,
+                OPTION_TIMEOUT
         };
         static const struct option options[] = {
                 { "socket", required_argument, NULL, 's' },
                 { "json", no_argument, NULL, 'j' },
+                { "wide", no_argument, NULL, 'w' },
                 { "help", no_argument, NULL, 'h' },
                 { "version", no_argument, NULL, OPTION_VERSION },
                 { "dry-run", no_argument, NULL, OPTION_DRY_RUN },
@@ -493,19 +679,25 @@ int main(int argc, char **argv)
                 { "partition", required_argument, NULL, OPTION_PARTITION },
                 { "bytes", required_argument, NULL, OPTION_BYTES },
                 { "wait", optional_argument, NULL, OPTION_WAIT },
+                { "reason", required_argument, NULL, OPTION_REASON },
+                { "timeout", required_argument, NULL, OPTION_TIMEOUT },
                 { NULL, 0, NULL, 0 },
         };
         struct invocation i = { 0 };
         const struct command *c;
         int option;
 
-        while ((option = getopt_long(argc, argv, ":s:jh", options, NULL)) >= 0) {
+        table_look.has_colour = table_may_colour(STDOUT_FILENO);
+        while ((option = getopt_long(argc, argv, ":s:jwh", options, NULL)) >= 0) {
                 switch (option) {
                 case 's':
                         i.socket = optarg;
                         break;
                 case 'j':
                         i.json = true;
+                        break;
+                case 'w':
+                        table_look.is_wide = true;
                         break;
                 case 'h':
                         print_help(stdout);
@@ -530,6 +722,12 @@ int main(int argc, char **argv)
                         break;
                 case OPTION_BYTES:
                         i.bytes = optarg;
+                        break;
+                case OPTION_REASON:
+                        i.reason = optarg;
+                        break;
+                case OPTION_TIMEOUT:
+                        i.timeout = optarg;
                         break;
                 case OPTION_WAIT:
                         /* No device's id begins with a digit, so the next word may be the time. */
@@ -566,6 +764,10 @@ int main(int argc, char **argv)
                              "it is \"bfcctl drain DEVICE [--wait [SECONDS]]\"");
         if ((i.partition || i.bytes) && c->run != run_trim)
                 return usage("--partition and --bytes are not for", c->name, "they are for trim");
+        if (i.timeout && c->run != run_trim)
+                return usage("--timeout is not for", c->name, "it is for trim; drain takes --wait SECONDS");
+        if (i.reason && c->run != run_evict)
+                return usage("--reason is not for", c->name, "it is \"bfcctl evict SESSION --reason TEXT\"");
         i.arguments = argv + optind + 1;
         i.n_arguments = argc - optind - 1;
         if (i.n_arguments > c->max_arguments)

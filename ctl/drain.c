@@ -117,8 +117,9 @@ static uint64_t mapped_of(const Bfcd__ExplainRow *row)
 }
 
 static const struct table_column columns[] = {
-        { "TENANT", false }, { "PARTITION", false }, { "SESSION", true }, { "PID", true },
-        { "NAME", false },   { "STATE", false },     { "HELD", true },    { "IDLE", true },
+        { "TENANT", TABLE_LEFT }, { "PARTITION", TABLE_LEFT }, { "SESSION", TABLE_RIGHT },
+        { "PID", TABLE_RIGHT },   { "NAME", TABLE_LEFT },      { "STATE", TABLE_LEFT },
+        { "HELD", TABLE_RIGHT },  { "IDLE", TABLE_RIGHT },
 };
 
 static void add_other(struct table *t, const Bfcd__ExplainRow *row, const char *what, uint64_t n_bytes)

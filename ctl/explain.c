@@ -9,12 +9,15 @@
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ctl/show.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
 
 #define N_ELEMENTS(a) (sizeof(a) / sizeof((a)[0]))
+
+#define OCCUPANCY_MAX 100u /* characters of the picture */
 
 static const Bfcd__Figures *figures_of(const Bfcd__ExplainRow *row)
 {
@@ -48,6 +51,16 @@ static void print_bytes(FILE *out, const char *name, uint64_t n_bytes, uint64_t 
         if (time_ms != 0)
                 fprintf(out, ", %s ago", text_duration(now_ms > time_ms ? now_ms - time_ms : 0, ago));
         fputc('\n', out);
+}
+
+/* A share of a small rest says little, so the bytes come first. */
+static void print_fragmentation(FILE *out, const Bfcd__ExplainRow *row)
+{
+        const Bfcd__Figures *f = figures_of(row);
+        char size[TEXT_MAX];
+
+        fprintf(out, "  %-13s %14" PRIu64 "  %10s, %.1f %% of Free\n", "Fragmented", f->bytes_fragmented,
+                text_size(f->bytes_fragmented, size), 100 * row->fragmentation);
 }
 
 static void print_count(FILE *out, const char *name, uint64_t n)
@@ -85,7 +98,7 @@ static void print_figures(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_m
         print_bytes(out, "Guaranteed", f->bytes_guaranteed, 0, 0);
         print_bytes(out, "Free", f->bytes_free, 0, 0);
         print_bytes(out, "LargestFree", f->largest_free_block_bytes, 0, 0);
-        fprintf(out, "  %-13s %14.1f  %%\n", "Fragmentation", 100 * row->fragmentation);
+        print_fragmentation(out, row);
         print_bytes(out, "Retiring", row->bytes_retiring, 0, 0);
         print_bytes(out, "Escaped", f->bytes_escaped, 0, 0);
         print_count(out, "Waiting", row->num_waiting);
@@ -100,7 +113,10 @@ static int print_occupancy(FILE *out, const Bfcd__ExplainRow *row, bool *legend)
         if (!picture)
                 return -ENOMEM;
         if (*picture) {
-                fprintf(out, "  %s\n", picture);
+                size_t n_line = table_look.is_wide ? OCCUPANCY_MAX : OCCUPANCY_MAX / 2;
+
+                for (size_t i = 0; i < strlen(picture); i += n_line)
+                        fprintf(out, "  %.*s\n", (int)n_line, picture + i);
                 if (*legend)
                         fputs("  # used  . free  + mixed  ~ being given back  - no memory there\n", out);
                 *legend = false;
@@ -129,8 +145,9 @@ static void print_blank(FILE *out, const Bfcd__ExplainRow *row)
 }
 
 static const struct table_column holder_columns[] = {
-        { "SESSION", true }, { "PID", true },  { "NAME", false }, { "STATE", false },
-        { "BLOCKS", true },  { "HELD", true }, { "IDLE", true },  { "LARGEST", true },
+        { "SESSION", TABLE_RIGHT }, { "PID", TABLE_RIGHT },     { "NAME", TABLE_LEFT },
+        { "STATE", TABLE_LEFT },    { "BLOCKS", TABLE_RIGHT },  { "HELD", TABLE_RIGHT },
+        { "IDLE", TABLE_RIGHT },    { "LARGEST", TABLE_RIGHT },
 };
 
 static int print_holders(FILE *out, const Bfcd__ExplainRow *row)

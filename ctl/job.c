@@ -201,7 +201,7 @@ static int fail(struct life *l, int r, const char *what)
 /* After these there is no session left to go on with. */
 static bool ends_session(int r)
 {
-        return r == -ECONNRESET || r == -EPROTO || r == -ENODEV || r == -ECHILD;
+        return r == -ECONNRESET || r == -EIDRM || r == -EPROTO || r == -ENODEV || r == -ECHILD;
 }
 
 static int allocate(struct life *l, uint32_t buffer)

@@ -25,12 +25,20 @@ struct group {
         uint64_t session_id;
         uint64_t block_id;
         uint64_t n_blocks, n_bytes, n_requested, largest_bytes;
+        uint64_t n_client_bytes;       /* of n_bytes, by the word of clients: no blocks of the daemon's */
         uint64_t oldest_ms, newest_ms; /* ages */
+};
+
+/* A session whose client says how old its blocks in a partition are. */
+struct teller {
+        uint64_t session_id;
+        char *partition;
 };
 
 struct leaks {
         const struct leaks_options *options;
         void *tree;
+        void *tellers; /* a tree */
         struct group **groups;
         size_t n_groups, n_room;
         bool in_order;
@@ -104,10 +112,19 @@ static void keep(void *node)
         (void)node; /* the array has it too */
 }
 
+static void teller_free(void *node)
+{
+        struct teller *t = node;
+
+        free(t->partition);
+        free(t);
+}
+
 struct leaks *leaks_free(struct leaks *k)
 {
         if (!k)
                 return NULL;
+        tdestroy(k->tellers, teller_free);
         tdestroy(k->tree, keep);
         for (size_t i = 0; i < k->n_groups; i++)
                 group_free(k->groups[i]);
@@ -195,13 +212,90 @@ static int leaks_group(struct leaks *k, const Bfcd__BlockRow *row, struct group 
         return 0;
 }
 
+static void group_age(struct group *g, uint64_t age_ms)
+{
+        g->oldest_ms = age_ms > g->oldest_ms ? age_ms : g->oldest_ms;
+        g->newest_ms = age_ms < g->newest_ms ? age_ms : g->newest_ms;
+}
+
+static bool leaks_shows(const struct leaks *k, const char *tenant)
+{
+        return !k->options->tenant || strcmp(tenant, k->options->tenant) == 0;
+}
+
+static int compare_tellers(const void *left, const void *right)
+{
+        const struct teller *a = left, *b = right;
+        int r = compare_numbers(a->session_id, b->session_id);
+
+        return r ? r : strcmp(a->partition, b->partition);
+}
+
+static int leaks_add_teller(struct leaks *k, const Bfcd__AgesRow *row)
+{
+        struct teller *t = calloc(1, sizeof(*t)), *const * found;
+
+        if (t) {
+                t->session_id = row->session_id;
+                t->partition = strdup(row->partition);
+        }
+        found = t && t->partition ? tsearch(t, &k->tellers, compare_tellers) : NULL;
+        if ((!found || *found != t) && t)
+                teller_free(t);
+        return found ? 0 : -ENOMEM;
+}
+
+static int leaks_add_classes(struct leaks *k, const Bfcd__AgesRow *row)
+{
+        Bfcd__BlockRow key = BFCD__BLOCK_ROW__INIT;
+        struct group *g = NULL;
+        int r = 0;
+
+        key.session_id = row->session_id;
+        key.tenant = row->tenant;
+        key.partition = row->partition;
+        for (size_t i = 0; r == 0 && i < row->n_bytes && i < row->n_least_age_ms; i++) {
+                if (row->least_age_ms[i] < k->options->older_ms || row->bytes[i] == 0)
+                        continue;
+                r = leaks_group(k, &key, &g);
+                if (r < 0)
+                        break;
+                g->n_bytes += row->bytes[i];
+                g->n_client_bytes += row->bytes[i];
+                group_age(g, row->least_age_ms[i]);
+        }
+        return r;
+}
+
+int leaks_add_ages(struct leaks *k, const struct list *ages)
+{
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < ages->n_ages; i++) {
+                if (!leaks_shows(k, ages->ages[i]->tenant))
+                        continue;
+                r = leaks_add_teller(k, ages->ages[i]);
+                if (r == 0)
+                        r = leaks_add_classes(k, ages->ages[i]);
+        }
+        k->in_order = false;
+        return r;
+}
+
+/* Its client counts the blocks in it, or keeps it idle. */
+static bool leaks_is_told(const struct leaks *k, const Bfcd__BlockRow *row)
+{
+        struct teller key = { row->session_id, row->partition };
+
+        return row->session_id != 0 && !*row->tag && tfind(&key, &k->tellers, compare_tellers);
+}
+
 int leaks_add(struct leaks *k, const Bfcd__BlockRow *row)
 {
         struct group *g;
         int r;
 
-        if (row->age_ms < k->options->older_ms ||
-            (k->options->tenant && strcmp(row->tenant, k->options->tenant) != 0))
+        if (row->age_ms < k->options->older_ms || !leaks_shows(k, row->tenant) || leaks_is_told(k, row))
                 return 0;
         r = leaks_group(k, row, &g);
         if (r < 0)
@@ -210,8 +304,7 @@ int leaks_add(struct leaks *k, const Bfcd__BlockRow *row)
         g->n_bytes += row->n_bytes;
         g->n_requested += row->n_requested;
         g->largest_bytes = row->n_bytes > g->largest_bytes ? row->n_bytes : g->largest_bytes;
-        g->oldest_ms = row->age_ms > g->oldest_ms ? row->age_ms : g->oldest_ms;
-        g->newest_ms = row->age_ms < g->newest_ms ? row->age_ms : g->newest_ms;
+        group_age(g, row->age_ms);
         k->in_order = false;
         return 0;
 }
@@ -248,15 +341,22 @@ static const Bfcd__SessionRow *session_of(const struct group *g, const struct li
 /* ---- for people ------------------------------------------------------------------- */
 
 static const struct table_column tag_columns[] = {
-        { "TAG", false },   { "TENANT", false }, { "PARTITION", false }, { "BLOCKS", true },
-        { "IN-USE", true }, { "LARGEST", true }, { "OLDEST", true },     { "NEWEST", true },
+        { "TAG", TABLE_LEFT },     { "TENANT", TABLE_LEFT },  { "PARTITION", TABLE_LEFT },
+        { "BLOCKS", TABLE_RIGHT }, { "IN-USE", TABLE_RIGHT }, { "LARGEST", TABLE_RIGHT },
+        { "OLDEST", TABLE_RIGHT }, { "NEWEST", TABLE_RIGHT },
 };
 
 static void add_sums(struct table *t, const struct group *g)
 {
-        table_number(t, g->n_blocks);
+        if (g->n_blocks > 0)
+                table_number(t, g->n_blocks);
+        else
+                table_text(t, "-");
         table_size(t, g->n_bytes);
-        table_size(t, g->largest_bytes);
+        if (g->n_blocks > 0)
+                table_size(t, g->largest_bytes);
+        else
+                table_text(t, "-");
         table_duration(t, g->oldest_ms);
         table_duration(t, g->newest_ms);
 }
@@ -280,9 +380,17 @@ static void add_session_id(struct table *t, const struct group *g)
 }
 
 static const struct table_column session_columns[] = {
-        { "SESSION", true }, { "PID", true },        { "NAME", false },  { "STATE", false },
-        { "TENANT", false }, { "PARTITION", false }, { "BLOCKS", true }, { "IN-USE", true },
-        { "LARGEST", true }, { "OLDEST", true },     { "NEWEST", true },
+        { "SESSION", TABLE_RIGHT },
+        { "PID", TABLE_RIGHT },
+        { "NAME", TABLE_LEFT },
+        { "STATE", TABLE_LEFT | TABLE_WIDE },
+        { "TENANT", TABLE_LEFT },
+        { "PARTITION", TABLE_LEFT },
+        { "BLOCKS", TABLE_RIGHT },
+        { "IN-USE", TABLE_RIGHT },
+        { "LARGEST", TABLE_RIGHT | TABLE_WIDE },
+        { "OLDEST", TABLE_RIGHT },
+        { "NEWEST", TABLE_RIGHT },
 };
 
 static void add_session(struct table *t, const struct group *g, const struct list *sessions)
@@ -302,20 +410,32 @@ static void add_session(struct table *t, const struct group *g, const struct lis
 }
 
 static const struct table_column block_columns[] = {
-        { "BLOCK", true }, { "SESSION", true }, { "TENANT", false },   { "PARTITION", false },
-        { "TAG", false },  { "SIZE", true },    { "REQUESTED", true }, { "AGE", true },
+        { "BLOCK", TABLE_RIGHT },
+        { "SESSION", TABLE_RIGHT },
+        { "TENANT", TABLE_LEFT },
+        { "PARTITION", TABLE_LEFT },
+        { "TAG", TABLE_LEFT },
+        { "SIZE", TABLE_RIGHT },
+        { "REQUESTED", TABLE_RIGHT | TABLE_WIDE },
+        { "AGE", TABLE_RIGHT },
 };
 
 static void add_block(struct table *t, const struct group *g, const struct list *sessions)
 {
         (void)sessions;
-        table_number(t, g->block_id);
+        if (g->n_blocks > 0)
+                table_number(t, g->block_id);
+        else
+                table_text(t, "cached");
         add_session_id(t, g);
         table_text(t, g->tenant);
         table_text(t, g->partition);
         table_text(t, g->tag);
         table_size(t, g->n_bytes);
-        table_size(t, g->n_requested);
+        if (g->n_blocks > 0)
+                table_size(t, g->n_requested);
+        else
+                table_text(t, "-");
         table_duration(t, g->oldest_ms);
 }
 
@@ -335,8 +455,7 @@ static void print_idle(FILE *out, uint64_t n_bytes)
 
         if (n_bytes > 0)
                 fprintf(out,
-                        "Of what sessions hold, %s lie idle in their caches, by their own word: blocks without a tag, "
-                        "and no leak.\n",
+                        "Of what sessions hold, %s lie idle in their caches, by their own word, and are no leak.\n",
                         text_size(n_bytes, size));
 }
 
@@ -364,6 +483,7 @@ static void set_sums(json_t **row, const struct group *g)
 {
         show_set(row, "num_blocks", show_number(g->n_blocks));
         show_set(row, "bytes_in_use", show_number(g->n_bytes));
+        show_set(row, "client_bytes_in_use", show_number(g->n_client_bytes));
         show_set(row, "bytes_requested", show_number(g->n_requested));
         show_set(row, "largest_block_bytes", show_number(g->largest_bytes));
         show_set(row, "oldest_age_ms", show_number(g->oldest_ms));
@@ -388,7 +508,7 @@ static json_t *json_group(const struct leaks *k, const struct group *g, const st
                 show_set(&row, "state", show_string(s->state));
         }
         if (k->options->by == LEAKS_BY_BLOCK) {
-                show_set(&row, "block_id", show_id(g->block_id));
+                show_set(&row, "block_id", g->n_blocks > 0 ? show_id(g->block_id) : json_null());
                 show_set(&row, "n_bytes", show_number(g->n_bytes));
                 show_set(&row, "n_requested", show_number(g->n_requested));
                 show_set(&row, "age_ms", show_number(g->oldest_ms));

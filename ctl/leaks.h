@@ -34,6 +34,10 @@ int leaks_parse_age(const char *s, uint64_t *ret_ms);
 int leaks_new(const struct leaks_options *options, struct leaks **ret);
 struct leaks *leaks_free(struct leaks *k);
 
+/* Counts what clients say of the blocks that they cut, once, before all blocks: those without a tag of
+ * these sessions are not counted then. -ENOMEM. */
+int leaks_add_ages(struct leaks *k, const struct list *ages);
+
 /* Counts a block; -ENOMEM. */
 int leaks_add(struct leaks *k, const Bfcd__BlockRow *row);
 

@@ -27,8 +27,8 @@ struct list *list_free(struct list *l)
         free(l->partitions);
         free(l->tenants);
         free(l->sessions);
-        free(l->blocks);
         free(l->shared);
+        free(l->ages);
         free(l->explained);
         free(l);
         return NULL;
@@ -77,8 +77,8 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
         if ((r = append(&l->partitions, &l->n_partitions, page->partitions, page->n_partitions)) < 0 ||
             (r = append(&l->tenants, &l->n_tenants, page->tenants, page->n_tenants)) < 0 ||
             (r = append(&l->sessions, &l->n_sessions, page->sessions, page->n_sessions)) < 0 ||
-            (r = append(&l->blocks, &l->n_blocks, page->blocks, page->n_blocks)) < 0 ||
-            (r = append(&l->shared, &l->n_shared, page->shared, page->n_shared)) < 0)
+            (r = append(&l->shared, &l->n_shared, page->shared, page->n_shared)) < 0 ||
+            (r = append(&l->ages, &l->n_ages, page->ages, page->n_ages)) < 0)
                 return r;
         if (page->status)
                 l->status = page->status;
@@ -106,6 +106,52 @@ int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor)
                 return r;
         *ret_cursor = page->next_cursor;
         return 0;
+}
+
+static int by_id(uint64_t a, uint64_t b)
+{
+        return (a > b) - (a < b);
+}
+
+static int by_text(const char *a, const char *b, const char *c, const char *d)
+{
+        int r = strcmp(a, b);
+
+        return r ? r : strcmp(c, d);
+}
+
+static int by_tenant(const void *left, const void *right)
+{
+        const Bfcd__TenantRow *const *a = left, *const *b = right;
+
+        return by_text((*a)->tenant, (*b)->tenant, (*a)->partition, (*b)->partition);
+}
+
+static int by_session(const void *left, const void *right)
+{
+        const Bfcd__SessionRow *const *a = left, *const *b = right;
+
+        return by_id((*a)->session_id, (*b)->session_id);
+}
+
+static int by_shared(const void *left, const void *right)
+{
+        const Bfcd__SharedRow *const *a = left, *const *b = right;
+
+        return by_text((*a)->tenant, (*b)->tenant, (*a)->name, (*b)->name);
+}
+
+static void sort(void *rows, size_t n_rows, int (*compare)(const void *left, const void *right))
+{
+        if (n_rows > 0)
+                qsort(rows, n_rows, sizeof(void *), compare);
+}
+
+void list_sort(struct list *l)
+{
+        sort(l->tenants, l->n_tenants, by_tenant);
+        sort(l->sessions, l->n_sessions, by_session);
+        sort(l->shared, l->n_shared, by_shared);
 }
 
 void list_leave_out(struct list *l, uint64_t session_id)

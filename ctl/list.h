@@ -4,7 +4,8 @@
  *
  * A list keeps the replies and points into them, row by row, in the daemon's
  * order. Pages are read one after the other while the daemon goes on working,
- * so rows of different pages may be of different moments. */
+ * so rows of different pages may be of different moments. Blocks are not gathered, since there may be
+ * millions of them: see ask_blocks(). */
 #ifndef BFC_CTL_LIST_H
 #define BFC_CTL_LIST_H
 
@@ -24,10 +25,10 @@ struct list {
         size_t n_tenants;
         Bfcd__SessionRow **sessions;
         size_t n_sessions;
-        Bfcd__BlockRow **blocks;
-        size_t n_blocks;
         Bfcd__SharedRow **shared;
         size_t n_shared;
+        Bfcd__AgesRow **ages;
+        size_t n_ages;
         Bfcd__ExplainRow **explained;
         size_t n_explained;
 };
@@ -42,6 +43,10 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
 
 /* The same with a page of the report that explains. */
 int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
+
+/* Rows in an order that lasts from one list to the next: tenants and shared blocks by name, sessions by
+ * number. Partitions stay in the config's order. */
+void list_sort(struct list *l);
 
 /* Leaves out a session: the asker's own, which nobody means. */
 void list_leave_out(struct list *l, uint64_t session_id);

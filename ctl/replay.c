@@ -220,6 +220,9 @@ static int read_trace(const struct invocation *v, struct trace **ret)
                 fclose(in);
         if (r < 0)
                 fprintf(stderr, "bfc-replay: %s\n", error ? error : strerror(-r));
+        else if ((*ret)->cut_line > 0)
+                fprintf(stderr, "bfc-replay: %s:%zu: the last line is incomplete and was left out\n",
+                        is_stdin ? "standard input" : v->trace_name, (*ret)->cut_line);
         free(error);
         return r == 0 ? 0 : EXIT_USAGE;
 }

@@ -9,9 +9,11 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "ctl/process.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
 
@@ -23,12 +25,6 @@ static const Bfcd__Figures *figures_of(const Bfcd__Figures *figures)
         static const Bfcd__Figures none = BFCD__FIGURES__INIT;
 
         return figures ? figures : &none;
-}
-
-/* How much of what is free lies outside the largest free block. */
-static uint64_t scattered(const Bfcd__Figures *f)
-{
-        return f->bytes_free > f->largest_free_block_bytes ? f->bytes_free - f->largest_free_block_bytes : 0;
 }
 
 /* ---- tables -------------------------------------------------------------- */
@@ -44,12 +40,39 @@ static void add_ago(struct table *t, uint64_t time_ms)
                 table_duration(t, now_ms > time_ms ? now_ms - time_ms : 0);
 }
 
-/* Tables are for terminals of 120 columns; explain and JSON tell the rest. */
 static const struct table_column tenant_columns[] = {
-        { "TENANT", false }, { "PARTITION", false }, { "IN-USE", true },   { "PEAK", true },
-        { "AGO", true },     { "RESERVED", true },   { "PEAK-RES", true }, { "LIMIT", true },
-        { "EDQUOT", true },  { "ENOMEM", true },     { "LAST", true },     { "ESCAPED", true },
+        { "TENANT", TABLE_LEFT },
+        { "PARTITION", TABLE_LEFT },
+        { "IN-USE", TABLE_RIGHT },
+        { "PEAK", TABLE_RIGHT },
+        { "AGO", TABLE_RIGHT | TABLE_WIDE },
+        { "RESERVED", TABLE_RIGHT },
+        { "PEAK-RES", TABLE_RIGHT | TABLE_WIDE },
+        { "LIMIT", TABLE_RIGHT },
+        { "REFUSED", TABLE_RIGHT | TABLE_NARROW },
+        { "EDQUOT", TABLE_RIGHT | TABLE_WIDE },
+        { "ENOMEM", TABLE_RIGHT | TABLE_WIDE },
+        { "LAST", TABLE_RIGHT | TABLE_WIDE },
+        { "ESCAPED", TABLE_RIGHT | TABLE_WIDE },
+        { "KEPT", TABLE_RIGHT | TABLE_WIDE },
 };
+
+/* Above nine tenths of the limit, and above the limit, which was lowered. */
+static enum table_mark fullness(const Bfcd__Figures *f)
+{
+        return f->bytes_reserved > f->bytes_limit                         ? TABLE_ALARM
+               : f->bytes_reserved > f->bytes_limit - f->bytes_limit / 10 ? TABLE_WARNING
+                                                                          : TABLE_PLAIN;
+}
+
+/* What a reload took out of the configuration has no limit of its own any more; its sessions go on. */
+static void add_limit(struct table *t, const Bfcd__TenantRow *row)
+{
+        if (row->is_removed)
+                table_text(t, "removed");
+        else
+                table_size(t, figures_of(row->figures)->bytes_limit);
+}
 
 static void add_tenants(struct table *t, const struct list *l)
 {
@@ -62,19 +85,40 @@ static void add_tenants(struct table *t, const struct list *l)
                 table_size(t, f->peak_bytes_in_use);
                 add_ago(t, f->peak_bytes_in_use_time_ms);
                 table_size(t, f->bytes_reserved);
+                table_mark(t, fullness(f));
                 table_size(t, f->peak_bytes_reserved);
-                table_size(t, f->bytes_limit);
+                add_limit(t, l->tenants[i]);
+                table_number(t, f->num_refusals);
                 table_number(t, f->num_over_quota);
                 table_number(t, f->num_out_of_memory);
                 add_ago(t, f->last_refusal_time_ms);
                 table_size(t, f->bytes_escaped);
+                table_size(t, l->tenants[i]->bytes_kept);
         }
 }
 
+/* What the extents were made of; a client may split a page of 2 MiB later. */
+static const char *pages_of(const Bfcd__PartitionRow *p)
+{
+        if (p->bytes_in_2mib_pages == 0)
+                return p->bytes_in_4kib_pages == 0 ? "-" : "4 KiB";
+        return p->bytes_in_4kib_pages == 0 ? "2 MiB" : "mixed";
+}
+
 static const struct table_column partition_columns[] = {
-        { "PARTITION", false }, { "DEVICE", false }, { "GROWTH", false },  { "IN-USE", true },
-        { "PEAK", true },       { "AGO", true },     { "RESERVED", true }, { "PEAK-RES", true },
-        { "GUARANTEED", true }, { "LIMIT", true },   { "ENOMEM", true },   { "ESCAPED", true },
+        { "PARTITION", TABLE_LEFT },
+        { "DEVICE", TABLE_LEFT },
+        { "GROWTH", TABLE_LEFT | TABLE_WIDE },
+        { "IN-USE", TABLE_RIGHT },
+        { "PEAK", TABLE_RIGHT | TABLE_WIDE },
+        { "AGO", TABLE_RIGHT | TABLE_WIDE },
+        { "RESERVED", TABLE_RIGHT },
+        { "PEAK-RES", TABLE_RIGHT | TABLE_WIDE },
+        { "GUARANTEED", TABLE_RIGHT },
+        { "LIMIT", TABLE_RIGHT },
+        { "PAGES", TABLE_LEFT },
+        { "ENOMEM", TABLE_RIGHT },
+        { "ESCAPED", TABLE_RIGHT | TABLE_WIDE },
 };
 
 static void add_partitions(struct table *t, const struct list *l)
@@ -93,15 +137,29 @@ static void add_partitions(struct table *t, const struct list *l)
                 table_size(t, f->peak_bytes_reserved);
                 table_size(t, f->bytes_guaranteed);
                 table_size(t, f->bytes_limit);
+                table_text(t, pages_of(row));
                 table_number(t, f->num_out_of_memory);
                 table_size(t, f->bytes_escaped);
         }
 }
 
 static const struct table_column session_columns[] = {
-        { "SESSION", true }, { "TENANT", false },   { "PID", true },  { "UID", true },
-        { "NAME", false },   { "STATE", false },    { "AGE", true },  { "BLOCKS", true },
-        { "HELD", true },    { "PEAK-HELD", true }, { "USED", true }, { "IDLE", true },
+        { "SESSION", TABLE_RIGHT },
+        { "TENANT", TABLE_LEFT },
+        { "USER", TABLE_LEFT },
+        { "UID", TABLE_RIGHT | TABLE_WIDE },
+        { "PID", TABLE_RIGHT },
+        { "JOB", TABLE_LEFT | TABLE_NARROW },
+        { "NAME", TABLE_LEFT | TABLE_WIDE },
+        { "STATE", TABLE_LEFT },
+        { "AGE", TABLE_RIGHT | TABLE_WIDE },
+        { "BLOCKS", TABLE_RIGHT | TABLE_WIDE },
+        { "HELD", TABLE_RIGHT },
+        { "PEAK-HELD", TABLE_RIGHT | TABLE_WIDE },
+        { "USED", TABLE_RIGHT | TABLE_WIDE },
+        { "IDLE", TABLE_RIGHT },
+        { "UNIT", TABLE_LEFT | TABLE_WIDE },
+        { "COMMAND", TABLE_LEFT | TABLE_WIDE },
 };
 
 /* Held and not a word of it: an older client, or one without a page. */
@@ -122,51 +180,61 @@ static void add_sessions(struct table *t, const struct list *l)
 {
         for (size_t i = 0; i < l->n_sessions; i++) {
                 const Bfcd__SessionRow *row = l->sessions[i];
+                char text[PROCESS_TEXT_MAX];
 
                 table_number(t, row->session_id);
                 table_text(t, row->tenant);
-                table_number(t, row->pid);
+                table_text(t, process_user(row->uid, text));
                 table_number(t, row->uid);
+                table_number(t, row->pid);
+                table_text(t, process_job(row->pid, row->name, text));
                 table_text(t, row->name);
                 table_text(t, row->state);
+                table_mark(t, strcmp(row->state, "live") == 0 ? TABLE_PLAIN : TABLE_WARNING);
                 table_duration(t, row->age_ms);
                 table_number(t, row->num_blocks);
                 table_size(t, row->bytes_in_use);
                 table_size(t, row->peak_bytes_in_use);
                 client_size(t, row, row->client_bytes_in_use);
                 client_size(t, row, row->client_bytes_idle);
+                table_text(t, process_unit(row->pid, text));
+                table_text(t, process_command(row->pid, text));
         }
 }
 
 static const struct table_column block_columns[] = {
-        { "BLOCK", true },      { "SESSION", true },   { "TENANT", false },
-        { "PARTITION", false }, { "REGION", true },    { "OFFSET", true },
-        { "SIZE", true },       { "REQUESTED", true }, { "AGE", true },
+        { "BLOCK", TABLE_RIGHT },
+        { "SESSION", TABLE_RIGHT },
+        { "TENANT", TABLE_LEFT },
+        { "PARTITION", TABLE_LEFT },
+        { "REGION", TABLE_RIGHT | TABLE_WIDE },
+        { "OFFSET", TABLE_RIGHT | TABLE_WIDE },
+        { "SIZE", TABLE_RIGHT },
+        { "REQUESTED", TABLE_RIGHT | TABLE_WIDE },
+        { "AGE", TABLE_RIGHT },
 };
 
-static void add_blocks(struct table *t, const struct list *l)
+static void add_block(struct table *t, const Bfcd__BlockRow *row)
 {
-        for (size_t i = 0; i < l->n_blocks; i++) {
-                const Bfcd__BlockRow *row = l->blocks[i];
-
-                table_number(t, row->block_id);
-                if (row->session_id != 0)
-                        table_number(t, row->session_id);
-                else
-                        table_text(t, "shared");
-                table_text(t, row->tenant);
-                table_text(t, row->partition);
-                table_number(t, row->region_id);
-                table_hex(t, row->offset);
-                table_size(t, row->n_bytes);
-                table_size(t, row->n_requested);
-                table_duration(t, row->age_ms);
-        }
+        table_number(t, row->block_id);
+        if (row->session_id != 0)
+                table_number(t, row->session_id);
+        else
+                table_text(t, "shared");
+        table_text(t, row->tenant);
+        table_text(t, row->partition);
+        table_number(t, row->region_id);
+        table_hex(t, row->offset);
+        table_size(t, row->n_bytes);
+        table_size(t, row->n_requested);
+        table_duration(t, row->age_ms);
 }
 
 static const struct table_column shared_columns[] = {
-        { "NAME", false }, { "TENANT", false },   { "PARTITION", false }, { "BLOCK", true },
-        { "SIZE", true },  { "REQUESTED", true }, { "HOLDERS", true },    { "AGE", true },
+        { "NAME", TABLE_LEFT },      { "TENANT", TABLE_LEFT },
+        { "PARTITION", TABLE_LEFT }, { "BLOCK", TABLE_RIGHT | TABLE_WIDE },
+        { "SIZE", TABLE_RIGHT },     { "REQUESTED", TABLE_RIGHT | TABLE_WIDE },
+        { "HOLDERS", TABLE_RIGHT },  { "AGE", TABLE_RIGHT },
 };
 
 static void add_shared(struct table *t, const struct list *l)
@@ -186,8 +254,9 @@ static void add_shared(struct table *t, const struct list *l)
 }
 
 static const struct table_column whoami_columns[] = {
-        { "Tenant", false },  { "Session", false }, { "User id", false },          { "Group id", false },
-        { "Process", false }, { "Admin", false },   { "Matching tenants", false },
+        { "Tenant", TABLE_LEFT },           { "Session", TABLE_LEFT }, { "User id", TABLE_LEFT },
+        { "Group id", TABLE_LEFT },         { "Process", TABLE_LEFT }, { "Admin", TABLE_LEFT },
+        { "Matching tenants", TABLE_LEFT },
 };
 
 static void add_whoami(struct table *t, const struct list *l)
@@ -212,9 +281,10 @@ static void add_whoami(struct table *t, const struct list *l)
 }
 
 static const struct table_column status_columns[] = {
-        { "Version", false }, { "Protocol", false }, { "Process", false },   { "Uptime", false },
-        { "Tenants", false }, { "Sessions", false }, { "At most", false },   { "Quarantined", false },
-        { "Blocks", false },  { "Extents", false },  { "Allocated", false }, { "Resident", false },
+        { "Version", TABLE_LEFT }, { "Protocol", TABLE_LEFT },    { "Process", TABLE_LEFT },
+        { "Uptime", TABLE_LEFT },  { "Tenants", TABLE_LEFT },     { "Sessions", TABLE_LEFT },
+        { "At most", TABLE_LEFT }, { "Quarantined", TABLE_LEFT }, { "Blocks", TABLE_LEFT },
+        { "Extents", TABLE_LEFT }, { "Allocated", TABLE_LEFT },   { "Resident", TABLE_LEFT },
 };
 
 static void add_status(struct table *t, const struct list *l)
@@ -254,9 +324,15 @@ static const char *uuid_text(const Bfcd__DeviceRow *row, char text[UUID_TEXT])
 }
 
 static const struct table_column device_columns[] = {
-        { "DEVICE", false },   { "STATE", false },  { "RESERVED", true },
-        { "PENDING", true },   { "ESCAPED", true }, { "TOTAL", true },
-        { "RESERVED%", true }, { "NAME", false },   { "UUID", false },
+        { "DEVICE", TABLE_LEFT },
+        { "STATE", TABLE_LEFT },
+        { "RESERVED", TABLE_RIGHT },
+        { "PENDING", TABLE_RIGHT | TABLE_WIDE },
+        { "ESCAPED", TABLE_RIGHT },
+        { "TOTAL", TABLE_RIGHT },
+        { "RESERVED%", TABLE_RIGHT },
+        { "NAME", TABLE_LEFT },
+        { "UUID", TABLE_LEFT | TABLE_WIDE },
 };
 
 static int show_devices(FILE *out, const Bfcd__Status *s)
@@ -272,9 +348,13 @@ static int show_devices(FILE *out, const Bfcd__Status *s)
 
                 table_text(t, row->id);
                 table_text(t, row->state);
+                table_mark(t, strcmp(row->state, "ok") == 0     ? TABLE_PLAIN
+                              : strcmp(row->state, "lost") == 0 ? TABLE_ALARM
+                                                                : TABLE_WARNING);
                 table_size(t, row->bytes_reserved);
                 table_size(t, row->bytes_pending);
                 table_size(t, row->bytes_escaped);
+                table_mark(t, row->bytes_escaped > 0 ? TABLE_ALARM : TABLE_PLAIN);
                 table_size(t, row->bytes_total);
                 table_percent(t, row->bytes_reserved, row->bytes_total);
                 table_text(t, row->name);
@@ -299,9 +379,14 @@ json_t *show_string(const char *s)
 
 /* JSON's numbers are signed here, and no figure that is a size or a count comes
  * near the end of them. */
+static uint64_t signed_of(uint64_t n)
+{
+        return n > INT64_MAX ? INT64_MAX : n;
+}
+
 static json_t *number(uint64_t n)
 {
-        return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
+        return json_integer((json_int_t)signed_of(n));
 }
 
 static json_t *id(uint64_t n)
@@ -335,7 +420,7 @@ static void push(json_t **array, json_t *value)
 static void set_figures(json_t **row, const Bfcd__Figures *figures)
 {
         const Bfcd__Figures *f = figures_of(figures);
-        double share = f->bytes_free ? (double)scattered(f) / (double)f->bytes_free : 0;
+        double share = f->bytes_free ? (double)f->bytes_fragmented / (double)f->bytes_free : 0;
 
         set(row, "bytes_limit", number(f->bytes_limit));
         set(row, "bytes_reserved", number(f->bytes_reserved));
@@ -349,6 +434,7 @@ static void set_figures(json_t **row, const Bfcd__Figures *figures)
         set(row, "bytes_requested", number(f->bytes_requested));
         set(row, "bytes_free", number(f->bytes_free));
         set(row, "largest_free_block_bytes", number(f->largest_free_block_bytes));
+        set(row, "bytes_fragmented", number(f->bytes_fragmented));
         set(row, "fragmentation", json_real(share));
         set(row, "largest_alloc_size", number(f->largest_alloc_size));
         set(row, "num_allocs", number(f->num_allocs));
@@ -398,6 +484,10 @@ static json_t *json_tenants(const struct list *l)
 
                 set(&row, "tenant", show_string(l->tenants[i]->tenant));
                 set(&row, "partition", show_string(l->tenants[i]->partition));
+                set(&row, "removed", json_boolean(l->tenants[i]->is_removed));
+                set(&row, "bytes_pending", number(l->tenants[i]->bytes_pending));
+                set(&row, "bytes_kept", number(l->tenants[i]->bytes_kept));
+                set(&row, "kept_ms", number(l->tenants[i]->kept_ms));
                 set_figures(&row, l->tenants[i]->figures);
                 /* Nobody keeps this peak for a partition. */
                 set(&row, "peak_bytes_requested",
@@ -419,6 +509,10 @@ static json_t *json_partitions(const struct list *l)
                 set(&row, "device", show_string(p->device));
                 set(&row, "growth", show_string(p->growth));
                 set(&row, "share", show_string(p->share));
+                set(&row, "clear_on_release", json_boolean(p->clears_on_release));
+                set(&row, "pages", show_string(pages_of(p)));
+                set(&row, "bytes_in_2mib_pages", number(p->bytes_in_2mib_pages));
+                set(&row, "bytes_in_4kib_pages", number(p->bytes_in_4kib_pages));
                 set(&row, "num_tenants", number(p->num_tenants));
                 set_figures(&row, p->figures);
                 push(&ret, row);
@@ -432,12 +526,16 @@ static json_t *json_sessions(const struct list *l)
 
         for (size_t i = 0; i < l->n_sessions; i++) {
                 const Bfcd__SessionRow *s = l->sessions[i];
+                char text[PROCESS_TEXT_MAX];
                 json_t *row = json_object();
 
                 set(&row, "session_id", number(s->session_id));
                 set(&row, "tenant", show_string(s->tenant));
                 set(&row, "pid", number(s->pid));
                 set(&row, "uid", number(s->uid));
+                set(&row, "user", show_string(process_user(s->uid, text)));
+                set(&row, "unit", show_string(process_unit(s->pid, text)));
+                set(&row, "command", show_string(process_command(s->pid, text)));
                 set(&row, "name", show_string(s->name));
                 set(&row, "state", show_string(s->state));
                 set(&row, "age_ms", number(s->age_ms));
@@ -447,30 +545,6 @@ static json_t *json_sessions(const struct list *l)
                 set(&row, "client_bytes_reserved", number(s->client_bytes_reserved));
                 set(&row, "client_bytes_in_use", number(s->client_bytes_in_use));
                 set(&row, "client_bytes_idle", number(s->client_bytes_idle));
-                push(&ret, row);
-        }
-        return ret;
-}
-
-static json_t *json_blocks(const struct list *l)
-{
-        json_t *ret = json_array();
-
-        for (size_t i = 0; i < l->n_blocks; i++) {
-                const Bfcd__BlockRow *b = l->blocks[i];
-                json_t *row = json_object();
-
-                set(&row, "block_id", id(b->block_id));
-                set(&row, "session_id", number(b->session_id));
-                set(&row, "tenant", show_string(b->tenant));
-                set(&row, "partition", show_string(b->partition));
-                set(&row, "region_id", number(b->region_id));
-                set(&row, "offset", number(b->offset));
-                set(&row, "n_bytes", number(b->n_bytes));
-                set(&row, "n_requested", number(b->n_requested));
-                set(&row, "age_ms", number(b->age_ms));
-                set(&row, "tag", show_string(b->tag));
-                set(&row, "shared_name", b->shared_name[0] ? show_string(b->shared_name) : json_null());
                 push(&ret, row);
         }
         return ret;
@@ -577,7 +651,6 @@ static const struct view {
         [BFCD__LIST__KIND__PARTITIONS] = VIEW(partitions, partition_columns, false),
         [BFCD__LIST__KIND__TENANTS] = VIEW(tenants, tenant_columns, false),
         [BFCD__LIST__KIND__SESSIONS] = VIEW(sessions, session_columns, false),
-        [BFCD__LIST__KIND__BLOCKS] = VIEW(blocks, block_columns, false),
         [BFCD__LIST__KIND__SHARED] = VIEW(shared, shared_columns, false),
         [BFCD__LIST__KIND__WHOAMI] = VIEW(whoami, whoami_columns, true),
 #undef VIEW
@@ -598,6 +671,113 @@ int show_table(FILE *out, Bfcd__List__Kind kind, const struct list *l)
                 r = show_devices(out, l->status);
         return r;
 }
+
+/* ---- blocks -------------------------------------------------------------- */
+
+#define BLOCKS_AT_ONCE 128u /* rows of the table that are kept for their widths */
+
+/* JSON of the last string: rows that follow each other often have the same. */
+struct last_string {
+        char *text, *json;
+};
+
+struct show_blocks {
+        FILE *out;
+        struct last_string strings[4];
+        struct table *table; /* NULL: JSON */
+        size_t n_kept, n_rows;
+};
+
+int show_blocks_new(FILE *out, bool json, struct show_blocks **ret)
+{
+        struct show_blocks *s = calloc(1, sizeof(*s));
+        int r = s && !json ? table_new(block_columns, N_ELEMENTS(block_columns), &s->table) : 0;
+
+        if (!s || r < 0) {
+                free(s);
+                return -ENOMEM;
+        }
+        s->out = out;
+        *ret = s;
+        return 0;
+}
+
+struct show_blocks *show_blocks_free(struct show_blocks *s)
+{
+        for (size_t i = 0; s && i < N_ELEMENTS(s->strings); i++) {
+                free(s->strings[i].text);
+                free(s->strings[i].json);
+        }
+        if (s)
+                table_free(s->table);
+        free(s);
+        return NULL;
+}
+
+/* NULL when out of memory. */
+static const char *json_of(struct last_string *last, const char *s)
+{
+        json_t *string;
+
+        if (last->text && strcmp(last->text, s) == 0)
+                return last->json;
+        free(last->text);
+        free(last->json);
+        string = show_string(s);
+        last->text = strdup(s);
+        last->json = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
+        json_decref(string);
+        return last->text ? last->json : NULL;
+}
+
+/* Written by hand: to build an object takes several times as long. */
+static int print_json_block(struct show_blocks *s, const Bfcd__BlockRow *b)
+{
+        const char *tenant = json_of(&s->strings[0], b->tenant);
+        const char *partition = json_of(&s->strings[1], b->partition);
+        const char *tag = json_of(&s->strings[2], b->tag);
+        const char *name = b->shared_name[0] ? json_of(&s->strings[3], b->shared_name) : "null";
+
+        if (!tenant || !partition || !tag || !name)
+                return -ENOMEM;
+        if (s->n_rows++ == 0)
+                fprintf(s->out, "{\n  \"schema\": %d,\n  \"blocks\": [\n", SHOW_SCHEMA);
+        else
+                fputs(",\n", s->out);
+        fprintf(s->out,
+                "    {\"block_id\": \"%" PRIu64 "\", \"session_id\": %" PRIu64
+                ", \"tenant\": %s, \"partition\": %s, \"region_id\": %" PRIu64 ", \"offset\": %" PRIu64
+                ", \"n_bytes\": %" PRIu64 ", \"n_requested\": %" PRIu64 ", \"age_ms\": %" PRIu64
+                ", \"tag\": %s, \"shared_name\": %s}",
+                b->block_id, signed_of(b->session_id), tenant, partition, signed_of(b->region_id),
+                signed_of(b->offset), signed_of(b->n_bytes), signed_of(b->n_requested), signed_of(b->age_ms),
+                tag, name);
+        return ferror(s->out) ? -EIO : 0;
+}
+
+int show_blocks_add(struct show_blocks *s, const Bfcd__BlockRow *row)
+{
+        if (!s->table)
+                return print_json_block(s, row);
+        add_block(s->table, row);
+        if (++s->n_kept < BLOCKS_AT_ONCE)
+                return 0;
+        s->n_kept = 0;
+        return table_print_part(s->table, s->out);
+}
+
+int show_blocks_end(struct show_blocks *s)
+{
+        if (s->table)
+                return table_print_part(s->table, s->out);
+        if (s->n_rows == 0)
+                fprintf(s->out, "{\n  \"schema\": %d,\n  \"blocks\": []\n}\n", SHOW_SCHEMA);
+        else
+                fputs("\n  ]\n}\n", s->out);
+        return ferror(s->out) ? -EIO : 0;
+}
+
+/* ---- documents ----------------------------------------------------------- */
 
 json_t *show_document(const char *name, json_t *value)
 {

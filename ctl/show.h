@@ -8,14 +8,23 @@
 #define BFC_CTL_SHOW_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "ctl/list.h"
 
 #define SHOW_SCHEMA 1
 
-/* -ENOMEM, -EIO. */
+/* All kinds but blocks. -ENOMEM, -EIO. */
 int show_table(FILE *out, Bfcd__List__Kind kind, const struct list *l);
+
+/* The list of blocks, printed as the rows come: there may be millions, so few are kept. In the JSON each block
+ * has a line. Without show_blocks_end() the JSON ends in the middle. -ENOMEM, -EIO. */
+struct show_blocks;
+int show_blocks_new(FILE *out, bool json, struct show_blocks **ret);
+int show_blocks_add(struct show_blocks *s, const Bfcd__BlockRow *row);
+int show_blocks_end(struct show_blocks *s);
+struct show_blocks *show_blocks_free(struct show_blocks *s); /* takes NULL */
 
 /* {"schema": 1, NAME: value}; takes the value over, also on failure. NULL when
  * out of memory or value is NULL. */
@@ -37,7 +46,7 @@ void show_push(json_t **array, json_t *value);
 /* All figures but those that only a tenant has; NULL: zeroes. */
 void show_set_figures(json_t **row, const Bfcd__Figures *figures);
 
-/* NULL when out of memory. */
+/* The same. NULL when out of memory. */
 json_t *show_json(Bfcd__List__Kind kind, const struct list *l);
 
 /* Writes the document and a newline and frees it. -ENOMEM (also for NULL), -EIO. */

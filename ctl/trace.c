@@ -5,7 +5,7 @@
  * The parser is strict, because a trace that is silently misread gives figures
  * that are silently wrong: the header as it must be, four fields, digits only.
  * It forgives what editors and spreadsheets do to a file: CRLF, a byte order
- * mark, empty lines, no newline at the end. */
+ * mark, empty lines, no newline at the end. An incomplete last line is left out. */
 #include "ctl/trace.h"
 
 #include <errno.h>
@@ -17,6 +17,7 @@
 #define HEADER      "id,lower,upper,size"
 #define MAX_BUFFERS (UINT32_MAX / 2)
 #define MAX_BYTES   ((uint64_t)INT64_MAX)
+#define END_DIGITS  19u /* a recording (client/recorder.c) writes `upper` so */
 
 /* ---- reading ------------------------------------------------------------- */
 
@@ -119,9 +120,24 @@ static bool chomp(char *line, size_t n)
         return strlen(line) == n;
 }
 
+/* Whether a last line without a newline is the beginning of one: a field is missing. A line of a
+ * recording is complete with its newline only, since its size could be cut as well. */
+static bool is_cut(const char *line)
+{
+        size_t n_commas = 0;
+        const char *field = line;
+        const char *comma;
+
+        for (; (comma = strchr(field, ',')); field = comma + 1)
+                if (++n_commas == 3 && comma - field == END_DIGITS)
+                        return true;
+        return n_commas < 3 || (n_commas == 3 && !*field);
+}
+
 static int read_line(struct trace *t, char *line, size_t n, size_t number, size_t *n_allocated,
                      bool *header_seen, const char **ret_why)
 {
+        bool has_newline = n > 0 && line[n - 1] == '\n';
         struct trace_buffer buffer;
         int r;
 
@@ -137,6 +153,10 @@ static int read_line(struct trace *t, char *line, size_t n, size_t number, size_
                 *header_seen = strcmp(line, HEADER) == 0;
                 *ret_why = "the first line must be " HEADER;
                 return *header_seen ? 0 : -EINVAL;
+        }
+        if (!has_newline && is_cut(line)) {
+                t->cut_line = number;
+                return 0;
         }
         r = parse_line(line, &buffer, ret_why);
         if (r < 0)
@@ -169,7 +189,9 @@ static int read_all(struct trace *t, FILE *in, const char *name, char **ret_erro
         } else if (t->n_buffers == 0) {
                 r = -EINVAL;
                 say(ret_error, name, 0,
-                    header_seen ? "no buffers after the header" : "it is empty; a trace begins with " HEADER);
+                    t->cut_line   ? "no buffers after the header but an incomplete one"
+                    : header_seen ? "no buffers after the header"
+                                  : "it is empty; a trace begins with " HEADER);
         }
         /* Whatever is wrong with the file is one outcome to the caller. */
         return r == 0 || r == -ENOMEM || r == -EIO ? r : -EINVAL;

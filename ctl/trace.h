@@ -5,7 +5,10 @@
  * A trace is a CSV file `id,lower,upper,size`: a buffer of `size` bytes lives
  * from time `lower` (inclusive) to `upper` (exclusive). At equal times, frees
  * come before allocations; ties keep the file's order. The id is for people and
- * need not be unique: a buffer is its line. */
+ * need not be unique: a buffer is its line.
+ *
+ * A job can be killed while it records, so a trace may end in the middle of a line.
+ * That line is left out, and the trace says which it was. */
 #ifndef BFC_CTL_TRACE_H
 #define BFC_CTL_TRACE_H
 
@@ -32,6 +35,7 @@ struct trace {
         size_t n_buffers;
         struct trace_event *events;
         size_t n_events;
+        size_t cut_line; /* the last line, which is incomplete and was left out; 0: there is none */
 };
 
 /* name: of the file, for errors. -EINVAL: the file is no trace, *ret_error says

@@ -19,6 +19,10 @@
  * (ledger_extent_leave()) before the worker begins: where this process ends in between, its
  * successor finishes it (arena_finish()).
  *
+ * Where there is a punch, it destroys the extents: a client can delay that for as long as it likes,
+ * and so the worker would make no memory for other tenants meanwhile. A release that makes no
+ * progress for a second is late: other tenants do not wait for it.
+ *
  * Invariants: a slot of a region holds an extent exactly where the allocator
  * has backed (or retiring) space; each extent carries its charge; no extent
  * ever leaves the arena it was made for; an extent that is retired has an export.
@@ -35,7 +39,9 @@
 #include "daemon/account.h"
 #include "daemon/ledger.h"
 #include "daemon/occupancy.h"
+#include "daemon/punch.h"
 #include "daemon/store.h"
+#include "daemon/watch.h"
 #include "daemon/worker.h"
 #include "device/device.h"
 
@@ -47,11 +53,17 @@ struct arena_options {
         struct ledger *ledger;
         struct device *device;
         struct worker *worker;
+        struct punch *punch; /* what destroys extents without waiting; NULL: the worker does */
         struct store *store; /* NULL: none. Not with cuda-ipc, which has no fds */
+        struct watch *watch; /* NULL: destroyed extents are not watched */
         uint32_t quota;      /* index in the ledger */
         enum device_share share;
+        struct device_supply supply;
+        bool clears;           /* extents are zeroed before they are given back (device_extent.clears) */
         uint64_t limit_bytes;  /* how much may be backed; twice that is the first region (fd) */
-        uint64_t extent_bytes; /* the grid (fd); what sizes are multiples of (cuda-ipc) */
+        uint64_t extent_bytes; /* see arena_grid (fd); what sizes are multiples of (cuda-ipc) */
+        uint64_t small_extent_bytes;
+        uint32_t extents_per_zone; /* 0: all extents are of one size */
         /* Sessions must let go of these extents (indexes in the ledger), each of
          * which has an export: arena_export_is_gone() tells when. Called inside
          * arena_release(); it may call no more than arena_export_is_late(). */
@@ -62,15 +74,36 @@ struct arena_options {
         void *userdata;
 };
 
-/* What arena_options.extent_bytes is to be. fd: max(2 MiB, granularity, limit/256
- * rounded up). cuda-ipc: max(2 MiB, granularity). */
-uint64_t arena_extent_bytes(enum device_share share, uint64_t limit_bytes, uint64_t granularity);
+/* The sizes of an arena's extents (fd). Those at the begin of the first region are small, so that a
+ * first block does not pay for the limit. They lie in zones: each zone has extents_per_zone extents,
+ * twice as large as those of the zone before, up to those of extent_bytes, which are all the others.
+ * Each is a power of two times the small ones. */
+struct arena_grid {
+        uint64_t extent_bytes;
+        uint64_t small_extent_bytes;
+        uint32_t extents_per_zone;
+};
 
-/* The lowest limit, a multiple of 2 MiB, with which such an extent has n_bytes (fd). */
+/* What a new arena is given. fd: small extents have max(2 MiB, granularity); the largest have at least
+ * limit / 256, and so much that there are at most 257 extents with a limit of 4 GiB or less. cuda-ipc:
+ * max(2 MiB, granularity), and no zones. */
+struct arena_grid arena_grid(enum device_share share, uint64_t limit_bytes, uint64_t granularity);
+
+/* Whether an arena can have this grid, which comes from a ledger. */
+bool arena_grid_is_valid(const struct arena_grid *g, uint64_t granularity);
+
+/* The lowest limit, a multiple of 2 MiB, with which the largest extents have n_bytes (fd). */
 uint64_t arena_limit_for_extent(uint64_t n_bytes, uint64_t granularity);
 
-/* The most extents that such an arena ever has. */
-uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, uint64_t extent_bytes);
+/* The most extents that such an arena ever has: the smallest come first. With the grid of its limit
+ * at most 257 up to 4 GiB, 771 up to 256 GiB, 897 up to 1 TiB. */
+uint64_t arena_max_extents(enum device_share share, uint64_t limit_bytes, const struct arena_grid *g);
+
+/* The same of those extents of this size (fd). */
+uint64_t arena_max_extents_of_size(uint64_t limit_bytes, const struct arena_grid *g, uint64_t size);
+
+/* The highest limit with which there are at most ARENA_MAX_EXTENTS (fd). */
+uint64_t arena_grid_limit_max(const struct arena_grid *g);
 
 int arena_new(const struct arena_options *options, struct arena **ret);
 
@@ -93,6 +126,13 @@ struct arena_remains {
 int arena_restore(const struct arena_options *options, const struct arena_remains *remains,
                   struct charge *charge, struct arena **ret, const char **ret_why);
 
+/* See arena_release(). */
+typedef void (*arena_released_fn)(void *userdata, uint64_t n_bytes);
+
+/* Goes on to give back the extents that were restored and that were leaving; see arena_release(). With a
+ * punch only: else arena_finish() had them first. -ENOMEM. */
+int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata);
+
 /* Finishes an extent of the ledger that a process that is no more left on its way back: gives
  * its memory back, removes it from the store, and strikes its exports and its record. The fd is
  * taken over; -1: it is not in the store, so there is nothing behind the record. On the
@@ -104,9 +144,9 @@ int arena_finish(const struct arena_options *options, uint32_t extent, int fd);
  * may grow (by this to at most 4096 where they lie in a grid), and a further region is
  * added when the first one has no stretch for a request. Of a limit that is no
  * multiple of an extent the last piece cannot be backed. arena_prepare_limit() comes
- * first: -ENOMEM, or -ENOTSUP where there would be too many extents, and nothing has
+ * first: -ENOTSUP where there would be too many extents, and nothing has
  * changed; then arena_set_limit() cannot fail. */
-int arena_prepare_limit(struct arena *a, uint64_t limit_bytes);
+int arena_prepare_limit(const struct arena *a, uint64_t limit_bytes);
 void arena_set_limit(struct arena *a, uint64_t limit_bytes);
 
 /* The highest limit that arena_prepare_limit() takes; and how many extents there could
@@ -128,6 +168,7 @@ struct arena *arena_leave(struct arena *a);
 /* A block in backed space: 0, BFC_NO_FIT, -EINVAL, -ENOMEM. */
 int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
 int arena_dealloc(struct arena *a, bfc_handle handle);
+int arena_split(struct arena *a, bfc_handle handle, uint64_t at, bfc_handle *ret_high); /* as bfc_split() */
 
 /* The same inside one extent. With cuda-ipc every block lies so. -EINVAL also for
  * more than arena_max_in_extent(). */
@@ -148,7 +189,8 @@ int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes,
 /* Carries out a plan with the bytes charged for it (plan.new_bytes; taken over
  * on success). done(result, handle) is called from worker_poll(): 0 and the
  * block, which its caller owns; or a negative errno, all undone: what the device says;
- * -EXFULL: the store is full; -ECOMM: the service manager does not take it. */
+ * -EXFULL: the store is full; -ECOMM: the service manager does not take it; -ECANCELED: the process is
+ * ending. */
 typedef void (*arena_grown_fn)(void *userdata, int result, bfc_handle handle, uint64_t offset);
 int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
                void *userdata);
@@ -160,7 +202,7 @@ int arena_back(struct arena *a, uint64_t n_bytes, struct charge *charge);
 
 /* How many bytes of [0, n_bytes) have no extent, for arena_back_later(); with cuda-ipc all
  * of it or, where there is any extent, none. */
-uint64_t arena_unbacked_bytes(const struct arena *a, uint64_t n_bytes);
+uint64_t arena_unbacked_bytes(struct arena *a, uint64_t n_bytes);
 
 /* Backs these by the worker while the loop runs, with the bytes charged for it (taken over on
  * success). Nothing may be allocated, planned or grown until done(result, 0, 0) was called from
@@ -173,7 +215,6 @@ int arena_back_later(struct arena *a, uint64_t n_bytes, struct charge *charge, a
  * none). done() is called from worker_poll() each time that some of them are
  * gone and uncharged: what sessions hold goes extent by extent. n_bytes: how many,
  * those that have escaped, which stay charged, included. */
-typedef void (*arena_released_fn)(void *userdata, uint64_t n_bytes);
 uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
                        arena_released_fn done, void *userdata);
 
@@ -186,6 +227,16 @@ uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct b
                             arena_released_fn done, void *userdata);
 uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *keep);
 
+/* Gives back those wholly free extents that no session has mapped, or whose mappings the device empties. */
+uint64_t arena_release_unmapped(struct arena *a, uint64_t want_bytes, arena_released_fn done, void *userdata);
+
+/* Gives back all wholly free extents but those with the lowest offsets that together have at least
+ * keep_bytes. */
+uint64_t arena_release_beyond(struct arena *a, uint64_t keep_bytes, arena_released_fn done, void *userdata);
+
+/* The most bytes that new extents can have in all, where so many may be charged. */
+uint64_t arena_growable(const struct arena *a, uint64_t room_bytes);
+
 bool arena_extent_is_retired(const struct arena *a, uint32_t extent);
 
 /* Of a retired extent, one of its exports: nobody knows when it goes. */
@@ -196,9 +247,10 @@ void arena_export_is_late(struct arena *a, uint32_t extent);
  * looked at where the extent is retired. */
 void arena_export_is_gone(struct arena *a, uint32_t extent, bool was_late);
 
-/* Of the bytes given back now, those that the device is destroying, and those
- * that sessions have been asked for and nobody is late with. */
-uint64_t arena_leaving_bytes(const struct arena *a);
+/* Of the bytes given back now: those that are being destroyed in time; those whose destruction is late;
+ * and those that sessions have been asked for, where no session is late. */
+uint64_t arena_leaving_bytes(struct arena *a);
+uint64_t arena_late_bytes(struct arena *a);
 uint64_t arena_awaited_bytes(const struct arena *a);
 
 /* Bytes being made or given back now; of these, those being given back; bytes that the device did not take back,
@@ -208,12 +260,29 @@ uint64_t arena_retiring_bytes(const struct arena *a);
 uint64_t arena_escaped_bytes(const struct arena *a);
 uint32_t arena_n_extents(const struct arena *a);
 
+/* Of its extents, what was made in pages of 2 MiB, and the rest. */
+uint64_t arena_huge_bytes(const struct arena *a);
+uint64_t arena_small_bytes(const struct arena *a);
+
 /* Asks the device whether what escaped has come back by now, and then drops its
  * charge, inside worker_poll(). No growth or release of it. */
 void arena_settle_escapes(struct arena *a);
 
 /* A device call said that the device is lost (-ENODEV). */
 bool arena_is_lost(const struct arena *a);
+
+/* Memory that clients wrote into destroyed extents, by mappings and fds that they kept
+ * (watch.h): how much the last look found, and how often memory was found. Each time the holes are punched
+ * again, on the worker. */
+uint64_t arena_refilled_bytes(const struct arena *a);
+uint64_t arena_n_refills(const struct arena *a);
+
+/* Charges what was found, as far as the account has room, and drops what is charged too much. */
+void arena_charge_refills(struct arena *a);
+
+/* Memory without an extent: what escaped, and what clients refilled. Of the latter only so much is
+ * charged as the account has room for. */
+uint64_t arena_unreclaimed_bytes(const struct arena *a);
 
 /* The device was opened anew: it is not lost any more, and of what had escaped no more than
  * n_bytes can still be away. */

@@ -8,23 +8,33 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "daemon/clock.h"
 #include "daemon/crash.h"
 #include "daemon/drain.h"
+#include "daemon/number.h"
 #include "daemon/takeover.h"
 
 #define BROKER_SETTLE_MS      1000u
 #define BROKER_ADMIN_SESSIONS 64u                 /* admins come in also when max_sessions are there */
 #define BROKER_MAX_RECORDS    (UINT64_C(1) << 30) /* of one table; only those used take memory */
 #define BROKER_MAX_PLACES     (2 * CONFIG_MAX_TENANTS)
+#define BROKER_SESSION_FDS    5u /* its socket, its process, its events' socket, its page, its page's pipe */
+#define BROKER_TENANT_FDS     2u /* its usage page, and what pins it */
+/* Destroyed extents that are watched: so many, and of the fds that the process may have one of so many. */
+#define BROKER_MAX_WATCHED     4096u
+#define BROKER_FDS_PER_WATCHED 16u
+#define BROKER_LOOKS           128u /* at watched extents, each time */
+#define BROKER_MORE_FDS        64u  /* the daemon's own, a few newcomers, what is on its way */
 /* Records that a later config may need beyond twice what this one does. */
-#define BROKER_SESSION_FDS  3u  /* its socket, its process, its events' socket */
-#define BROKER_MORE_FDS     64u /* the daemon's own, a few newcomers, what is on its way */
 #define BROKER_MORE_QUOTAS  4096u
 #define BROKER_MORE_EXTENTS 65536u
 #define BROKER_MORE_BLOCKS  (UINT64_C(4) << 20)
 #define BROKER_MORE_HOLDS   (UINT64_C(1) << 20)
+/* Threads that make memory. The calls of a GPU's driver wait for each other. */
+#define BROKER_HOST_THREADS 2u
+#define BROKER_GPU_THREADS  1u
 
 static enum device_share partition_share(const struct config_partition *p)
 {
@@ -43,37 +53,60 @@ uint64_t broker_max_holds(const struct config *c)
         return (uint64_t)c->max_sessions * BROKER_HOLDS;
 }
 
-/* A tenant's extents are of one size, and all tenants' together no more than the partition. */
-static uint64_t partition_max_extents(const struct config *c, size_t partition)
+/* How many extents of this size the quotas of a partition can have, whatever the partition has. */
+static uint64_t quotas_max_extents(const struct config *c, size_t partition, uint64_t size)
 {
-        enum device_share share = partition_share(&c->partitions[partition]);
-        uint64_t limit_bytes = c->partitions[partition].limit_bytes, smallest = limit_bytes;
-        uint64_t n_extents = 0, n_fit;
+        uint64_t n = 0;
 
-        if (share != DEVICE_SHARE_FD)
-                return 0; /* they are no fds */
         for (size_t i = 0; i < c->n_tenants; i++) {
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
                         const struct config_quota *q = &c->tenants[i].quotas[k];
-                        uint64_t extent_bytes = arena_extent_bytes(share, q->limit_bytes, CONFIG_GRANULARITY);
+                        struct arena_grid g = arena_grid(DEVICE_SHARE_FD, q->limit_bytes, CONFIG_GRANULARITY);
 
-                        if (q->partition != partition)
-                                continue;
-                        n_extents += arena_max_extents(share, q->limit_bytes, extent_bytes);
-                        smallest = extent_bytes < smallest ? extent_bytes : smallest;
+                        if (q->partition == partition)
+                                n += arena_max_extents_of_size(q->limit_bytes, &g, size);
                 }
         }
-        n_fit = smallest > 0 ? limit_bytes / smallest : 0;
-        return n_extents < n_fit ? n_extents : n_fit;
+        return n;
+}
+
+/* The extents of all tenants together are no more than the partition: the smallest come first. */
+static uint64_t partition_max_extents(const struct config *c, size_t partition)
+{
+        uint64_t rest = c->partitions[partition].limit_bytes, n = 0;
+
+        if (partition_share(&c->partitions[partition]) != DEVICE_SHARE_FD)
+                return 0;                         /* they are no fds */
+        for (size_t i = 0; i < c->n_tenants; i++) /* the first extent of each may have any size */
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++)
+                        n += c->tenants[i].quotas[k].partition == partition;
+        for (uint64_t size = CONFIG_GRANULARITY; size <= rest; size *= 2) {
+                uint64_t n_here = min_u64(rest / size, quotas_max_extents(c, partition, size));
+
+                n += n_here;
+                rest -= n_here * size;
+        }
+        return n;
 }
 
 uint64_t broker_wants_fds(const struct config *c)
 {
-        uint64_t n = (uint64_t)c->max_sessions * BROKER_SESSION_FDS + BROKER_MORE_FDS;
+        uint64_t n = (uint64_t)c->max_sessions * BROKER_SESSION_FDS + BROKER_MORE_FDS +
+                     (uint64_t)c->n_tenants * BROKER_TENANT_FDS;
 
         for (size_t i = 0; i < c->n_partitions; i++)
                 n += partition_max_extents(c, i);
-        return n;
+        return n + n / (BROKER_FDS_PER_WATCHED - 1);
+}
+
+/* So that destroyed extents never take the fds of living sessions. */
+static size_t broker_max_watched(void)
+{
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+                return BROKER_MAX_WATCHED;
+        return (size_t)min_u64(limit.rlim_cur / BROKER_FDS_PER_WATCHED, BROKER_MAX_WATCHED);
 }
 
 /* As many records as the limits allow to be in use: no table is ever full. */
@@ -88,8 +121,8 @@ static int broker_count_records(const struct broker *b, struct broker_records *r
                 for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
                         const struct config_quota *q = &c->tenants[i].quotas[k];
                         enum device_share share = partition_share(&c->partitions[q->partition]);
-                        uint64_t extent_bytes = arena_extent_bytes(share, q->limit_bytes, CONFIG_GRANULARITY);
-                        uint64_t extents = arena_max_extents(share, q->limit_bytes, extent_bytes);
+                        struct arena_grid g = arena_grid(share, q->limit_bytes, CONFIG_GRANULARITY);
+                        uint64_t extents = arena_max_extents(share, q->limit_bytes, &g);
                         uint64_t sessions = q->max_sessions < n_sessions ? q->max_sessions : n_sessions;
 
                         ret->n_quotas++;
@@ -129,7 +162,8 @@ static int broker_open_ledger(struct broker *b, char *ret_sentence, size_t n_sen
         if (r < 0)
                 return r;
         b->sessions = calloc(b->room.n_sessions, sizeof(*b->sessions));
-        return b->sessions ? 0 : -ENOMEM;
+        b->quotas = calloc(b->room.n_quotas, sizeof(struct quota *));
+        return b->sessions && b->quotas ? 0 : -ENOMEM;
 }
 
 static int broker_open_device(struct devices *opened, const struct broker_options *options,
@@ -151,8 +185,10 @@ static int broker_open_device(struct devices *opened, const struct broker_option
         d->bytes_total = facts.bytes_total;
         if (device_others(d->device, &d->others_bytes) < 0)
                 d->others_bytes = UINT64_MAX;
-        return options->inline_workers ? worker_new_inline(&d->worker)
-                                       : worker_new(options->notify, options->userdata, &d->worker);
+        return options->inline_workers
+                       ? worker_new_inline(&d->worker)
+                       : worker_new(d->config->is_cuda ? BROKER_GPU_THREADS : BROKER_HOST_THREADS,
+                                    options->notify, options->userdata, &d->worker);
 }
 
 static int broker_open_devices(struct broker *b, const struct broker_options *options, char *ret_sentence,
@@ -195,14 +231,20 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->growth = p->preallocate ? "preallocate" : "on-demand";
                 p->share = partition_share(from);
                 p->share_name = from->share == CONFIG_SHARE_FD ? "fd" : "cuda-ipc";
+                p->clears = from->clears;
+                p->supply = devices_supply(from);
                 p->is_cuda = c->devices[from->device].is_cuda;
                 memcpy(p->uuid, c->devices[from->device].uuid, sizeof(p->uuid));
                 p->device = b->devices[from->device].device;
                 p->worker = b->devices[from->device].worker;
+                p->punch = p->device->empties_mappings ? b->punch : NULL;
                 p->store = b->store;
+                p->watch = b->watch;
                 pool_init(&p->pool, from->limit_bytes);
                 TAILQ_INIT(&p->quotas);
                 TAILQ_INIT(&p->due);
+                p->keepers = &b->keepers;
+                TAILQ_INIT(&p->waiting);
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
                 p->wake = options->wake;
                 p->userdata = options->userdata;
@@ -251,7 +293,8 @@ int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, stru
         options->userdata = b;
         r = quota_new(options, &t->quotas[t->n_quotas]);
         if (r == 0)
-                t->n_quotas++;
+                b->quotas[t->quotas[t->n_quotas]->index] = t->quotas[t->n_quotas];
+        t->n_quotas += r == 0;
         return r;
 }
 
@@ -263,6 +306,8 @@ int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const
                 .reserve_bytes = reserve_bytes,
                 .max_sessions = from->max_sessions,
                 .max_blocks = from->max_blocks,
+                .keep_bytes = from->keep_bytes,
+                .keep_ms = from->keep_ms,
         };
 
         return broker_make_quota(b, t, partition, &options);
@@ -276,7 +321,7 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence,
                                  "tenant '%s' in partition '%s' could not be set up: %s", t->name,
-                                 b->partitions[from->partition].name, strerror(-r));
+                                 b->partitions[from->partition].name, device_error(r));
                         return r;
                 }
         }
@@ -333,7 +378,8 @@ static int broker_open_tenants(struct broker *b, char *ret_sentence, size_t n_se
                 r = takeover_quotas(b, ret_sentence, n_sentence);
         if (r == 0 && c->default_tenant >= 0)
                 b->default_tenant = b->order[c->default_tenant];
-        return r;
+        broker_promise_sessions(b);
+        return r == 0 ? matcher_new(c, &b->matcher) : r;
 }
 
 int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence,
@@ -347,12 +393,14 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 return -ENOMEM;
         b->config = options->config;
         b->store = options->store;
+        b->punch = options->punch;
         b->retire = options->retire;
         b->lets_go = options->lets_go;
         b->wake = options->wake;
         b->userdata = options->userdata;
         b->trim = options->trim;
         b->want_back = options->want_back;
+        TAILQ_INIT(&b->keepers.quotas);
         TAILQ_INIT(&b->trims);
         TAILQ_INIT(&b->retirements);
         TAILQ_INIT(&b->shared_due);
@@ -361,7 +409,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         b->config_text = config_format(b->config);
         r = b->config_text ? broker_open_ledger(b, ret_sentence, n_sentence) : -ENOMEM;
         if (r == 0)
-                r = client_page_reader_new(&b->reader);
+                r = watch_new(broker_max_watched(), &b->watch);
         if (r == 0)
                 r = broker_open_devices(b, options, ret_sentence, n_sentence);
         if (r == 0)
@@ -372,12 +420,15 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 if (ret_sentence[0] == '\0')
                         snprintf(ret_sentence, n_sentence, "the broker could not be set up: %s",
                                  strerror(-r));
-                if (store_keeps(b->store))
+                if (store_keeps(b->store)) {
+                        broker_prepare_leave(b);
                         broker_leave(b);
-                else
+                } else {
                         broker_free(b);
+                }
                 return r;
         }
+        broker_look_for_escapes(b);
         b->taken_ns = clock_ns() - began_ns;
         *ret = b;
         return 0;
@@ -404,6 +455,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         for (size_t i = 0; i < b->n_devices; i++)
                 device_end(b->devices[i].device);
         drain_end(b);
+        punch_stop(b->punch); /* what it has not done yet is not waited for */
         /* What workers still have to deliver refers to arenas. */
         while (broker_n_pending(b) > 0)
                 for (size_t i = 0; i < b->n_devices; i++)
@@ -418,16 +470,19 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
                 drain_free(b->devices[i].drain);
                 free(b->devices[i].order); /* that waited for a tick; nothing refers to it */
         }
-        client_page_reader_free(b->reader);
+        watch_free(b->watch);
         remains_free(b->remains);
         free(b->awaited);
+        free(b->awaited_uids);
         free(b->kept);
         devices_free(b->opened);
         free(b->order);
+        matcher_free(b->matcher);
         free(b->tenants);
         free(b->partitions);
         free(b->devices);
         free(b->sessions);
+        free(b->quotas);
         crash_count_in(NULL);
         ledger_free(b->ledger);
         free(b->config_text);
@@ -453,21 +508,23 @@ struct broker *broker_leave(struct broker *b)
         return broker_end(b, quota_abandon);
 }
 
-static void quota_log_escape(struct quota *q)
+static void quota_log_escape(struct tenant *t, struct quota *q)
 {
         uint64_t n_bytes = arena_escaped_bytes(q->arena);
 
         if (n_bytes == q->logged_escaped_bytes)
                 return;
         if (n_bytes < q->logged_escaped_bytes)
-                log_info("device '%s' has memory of tenant '%s' in partition '%s' back: %" PRIu64
-                         " bytes that had escaped are charged no more, %" PRIu64 " are",
-                         q->partition->device_id, q->tenant, q->partition->name,
-                         q->logged_escaped_bytes - n_bytes, n_bytes);
+                log_limited(&t->escape_logs[false], LOG_LEVEL_INFO,
+                            "device '%s' has memory of tenant '%s' in partition '%s' back: %" PRIu64
+                            " bytes that had escaped are charged no more, %" PRIu64 " are",
+                            q->partition->device_id, q->tenant, q->partition->name,
+                            q->logged_escaped_bytes - n_bytes, n_bytes);
         else if (!q->partition->is_lost) /* then that says it all */
-                log_error("device '%s' did not take back memory of tenant '%s' in partition '%s': %" PRIu64
-                          " bytes have escaped and stay charged",
-                          q->partition->device_id, q->tenant, q->partition->name, n_bytes);
+                log_limited(&t->escape_logs[true], LOG_LEVEL_ERROR,
+                            "device '%s' did not take back memory of tenant '%s' in partition '%s': %" PRIu64
+                            " bytes have escaped and stay charged",
+                            q->partition->device_id, q->tenant, q->partition->name, n_bytes);
         q->logged_escaped_bytes = n_bytes;
 }
 
@@ -503,18 +560,76 @@ void broker_poll(struct broker *b)
 
         for (size_t i = 0; i < b->n_devices; i++)
                 n += worker_poll(b->devices[i].worker);
-        for (size_t i = 0; n > 0 && i < b->n_tenants; i++) {
+        if (n == 0)
+                return;
+        b->may_settle = false;
+        for (size_t i = 0; i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         struct quota *q = b->tenants[i].quotas[k];
 
                         if (arena_is_lost(q->arena) && !q->partition->is_lost)
                                 broker_lose_device(b, q->partition->device);
-                        quota_log_escape(q);
+                        quota_log_escape(&b->tenants[i], q);
+                        b->may_settle = b->may_settle || quota_may_settle(q);
                         broker_note_leave(b, q);
                 }
         }
-        if (n > 0)
-                drain_poll(b);
+        drain_poll(b);
+}
+
+/* ---- places of sessions ---------------------------------------------------- */
+
+/* Of its share, those that it does not use. A tenant that was removed has no share. */
+static size_t tenant_n_promised(const struct broker *b, const struct tenant *t)
+{
+        size_t share = t->config ? config_session_share(b->config, t->config) : 0;
+
+        return share > t->n_sessions ? share - t->n_sessions : 0;
+}
+
+void broker_session_begins(struct broker *b, struct tenant *t)
+{
+        b->n_promised_sessions -= tenant_n_promised(b, t);
+        t->n_sessions++;
+        b->n_client_sessions++;
+        b->n_promised_sessions += tenant_n_promised(b, t);
+}
+
+void broker_session_ends(struct broker *b, struct tenant *t)
+{
+        b->n_promised_sessions -= tenant_n_promised(b, t);
+        t->n_sessions--;
+        b->n_client_sessions--;
+        b->n_promised_sessions += tenant_n_promised(b, t);
+}
+
+void broker_promise_sessions(struct broker *b)
+{
+        b->n_promised_sessions = 0;
+        for (size_t i = 0; i < b->n_order; i++)
+                b->n_promised_sessions += tenant_n_promised(b, b->order[i]);
+}
+
+int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence)
+{
+        uint32_t n_max = b->config->max_sessions;
+
+        if (t->n_sessions >= t->config->max_sessions)
+                snprintf(ret_sentence, n_sentence,
+                         "tenant '%s' has %zu sessions: its limit max_sessions is %" PRIu32, t->name,
+                         t->n_sessions, t->config->max_sessions);
+        else if (b->n_client_sessions >= n_max)
+                snprintf(ret_sentence, n_sentence,
+                         "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
+                         b->n_client_sessions, n_max);
+        else if (tenant_n_promised(b, t) == 0 && b->n_client_sessions + b->n_promised_sessions >= n_max)
+                snprintf(ret_sentence, n_sentence,
+                         "the daemon has %zu sessions of max_sessions %" PRIu32
+                         ", and what is left is promised to other tenants; tenant '%s' has %zu",
+                         b->n_client_sessions, n_max, t->name, t->n_sessions);
+        else
+                return 0;
+        return -EDQUOT;
 }
 
 /* ---- what was removed from the config ------------------------------------ */
@@ -591,12 +706,18 @@ bool broker_is_blocked(const struct broker *b)
         for (size_t i = 0; b->n_drains > 0 && i < b->n_devices; i++)
                 if (drain_is_waiting(&b->devices[i]))
                         return true;
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (partition_is_blocked(&b->partitions[i]))
+                        return true;
+        return b->may_settle;
+}
+
+void broker_look_for_escapes(struct broker *b)
+{
+        b->may_settle = false;
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        if (b->tenants[i].quotas[k]->blocked_ms != 0 ||
-                            quota_may_settle(b->tenants[i].quotas[k]))
-                                return true;
-        return false;
+                        b->may_settle = b->may_settle || quota_may_settle(b->tenants[i].quotas[k]);
 }
 
 void broker_tick(struct broker *b)
@@ -604,17 +725,62 @@ void broker_tick(struct broker *b)
         uint64_t now_ms = clock_ms();
         bool settles = now_ms - b->settled_ms >= BROKER_SETTLE_MS;
 
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_tick(&b->partitions[i]);
+        if (!b->may_settle || !settles)
+                return;
+        b->settled_ms = now_ms;
+        broker_look_for_escapes(b);
+        for (size_t i = 0; b->may_settle && i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        if (quota_may_settle(b->tenants[i].quotas[k]))
+                                arena_settle_escapes(b->tenants[i].quotas[k]->arena);
+}
+
+uint64_t broker_keeps_until(const struct broker *b)
+{
+        const struct quota *first = TAILQ_FIRST(&b->keepers.quotas);
+
+        return first ? first->kept_until_ms : 0;
+}
+
+void broker_expire_kept(struct broker *b)
+{
+        quota_expire_kept(&b->keepers);
+}
+
+bool broker_watches(const struct broker *b)
+{
+        return watch_n_entries(b->watch) > 0;
+}
+
+static void quota_log_refills(struct tenant *t, struct quota *q)
+{
+        uint64_t n = arena_n_refills(q->arena);
+
+        if (n == q->logged_refills)
+                return;
+        q->logged_refills = n;
+        log_limited(
+                &t->refill_log, LOG_LEVEL_WARNING,
+                "tenant '%s' writes into released extents of partition '%s', through fds or mappings "
+                "that its processes kept: %" PRIu64
+                " bytes found; they are given back to the kernel again, and charged to the tenant meanwhile",
+                q->tenant, q->partition->name, arena_refilled_bytes(q->arena));
+}
+
+void broker_look(struct broker *b)
+{
+        watch_look(b->watch, BROKER_LOOKS);
         for (size_t i = 0; i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         struct quota *q = b->tenants[i].quotas[k];
 
-                        quota_tick(q);
-                        if (settles && quota_may_settle(q))
-                                arena_settle_escapes(q->arena);
+                        quota_log_refills(&b->tenants[i], q);
+                        arena_charge_refills(q->arena);
+                        broker_note_leave(b, q);
                 }
         }
-        if (settles)
-                b->settled_ms = now_ms;
 }
 
 size_t broker_n_pending(const struct broker *b)

@@ -56,11 +56,14 @@ struct broker {
         struct config *own_config;   /* the same, where it came by a reload; NULL: it is borrowed */
         char *config_text;           /* as YAML, for the operators */
         struct store *store;         /* borrowed; NULL: nothing outlives the process */
+        struct punch *punch;         /* borrowed; NULL: workers destroy host memory */
         struct ledger *ledger;
         struct remains *remains;     /* of another process, while the broker is made of it; NULL: none */
         struct kept_record *awaited; /* sessions of another process, by id: the session floor's */
         size_t n_awaited_slots;
-        size_t n_awaited;         /* of these, those that may come back and have not */
+        size_t n_awaited;    /* of these, those that may come back and have not */
+        uid_t *awaited_uids; /* whose they were at the start, sorted; the session floor's */
+        size_t n_awaited_uids;
         struct kept_record *kept; /* extents that this process was begun with, by id */
         size_t n_kept;
         uint64_t extents_end;   /* ids from here on were given by this process */
@@ -72,32 +75,38 @@ struct broker {
         size_t n_devices;
         struct partition *partitions;
         size_t n_partitions;
+        struct keepers keepers;
         struct tenant *tenants; /* with those that the config has no more, until they are empty */
         size_t n_tenants;
         struct tenant **order; /* those of the config, as it lists them: the first that matches counts */
         size_t n_order;
-        struct tenant *default_tenant;      /* NULL: none */
-        struct ledger_limits room;          /* of the ledger */
-        struct session **sessions;          /* by index in the ledger; NULL: no such */
-        size_t n_session_slots;             /* one past the last that was ever used */
-        size_t n_sessions;                  /* that have said hello, quarantined and closing ones included */
-        size_t n_client_sessions;           /* of these, those that are no admin's */
+        struct tenant *default_tenant; /* NULL: none */
+        struct matcher *matcher;       /* of the same config */
+        struct quota **quotas;      /* by index in the ledger; only of blocks' quotas, others may be gone */
+        struct ledger_limits room;  /* of the ledger */
+        struct session **sessions;  /* by index in the ledger; NULL: no such */
+        size_t n_session_slots;     /* one past the last that was ever used */
+        size_t n_sessions;          /* that have said hello, quarantined and closing ones included */
+        size_t n_client_sessions;   /* of these, those that are no admin's */
+        size_t n_promised_sessions; /* places of tenants' shares that they do not use: no other tenant's */
         struct retirement_list retirements; /* of all sessions, the oldest first */
         void *shared_names;                 /* a tree of all that are published or waited for */
         struct shared_name_list shared_due; /* of these, those whose waiters can be served */
         size_t n_shared_waits;
-        size_t n_shared_slots;  /* of sessions, that are still to be looked at for waits whose time is up */
-        uint64_t shared_now_ms; /* by this time */
-        struct client_page_reader *reader;
-        struct reloads *reloads;      /* borrowed */
-        bool may_have_gone;           /* something that was removed from the config may be empty by now */
+        size_t n_shared_slots;   /* of sessions, that are still to be looked at for waits whose time is up */
+        uint64_t shared_now_ms;  /* by this time */
+        struct reloads *reloads; /* borrowed */
+        bool may_have_gone;      /* something that was removed from the config may be empty by now */
         struct trim_share_list trims; /* Trims that are waited for, the oldest first */
         uint64_t trim_clock;          /* counts what happens with them */
         size_t n_drains;              /* devices that have been drained */
         uint64_t started_ms;
-        uint64_t settled_ms;             /* when it was last asked for what escaped */
-        struct log_limit stranger_log;   /* refused hellos */
-        struct log_limit return_logs[5]; /* of sessions that come back, by what is wrong with them */
+        uint64_t settled_ms;              /* when it was last asked for what escaped */
+        bool may_settle;                  /* of some quota its device may have back what escaped */
+        struct watch *watch;              /* of destroyed extents */
+        struct log_limits refusal_logs;   /* of hellos, by users */
+        bool has_accounts;                /* lines of the log are due later: accounting_tick() */
+        struct log_limits return_logs[5]; /* of sessions that come back, by what is wrong with them */
         void (*retire)(struct broker *b, const uint32_t *extents, size_t n_extents);
         bool (*lets_go)(const struct broker *b, uint32_t extent);
         void (*wake)(void *userdata); /* may be NULL */
@@ -121,6 +130,7 @@ int kept_record_compare(const void *x, const void *y);
 struct broker_options {
         const struct config *config;
         struct store *store;            /* borrowed, outlives the broker; may be NULL */
+        struct punch *punch;            /* the same; see arena.h */
         struct devices *devices;        /* borrowed, outlive the broker; NULL: it opens its own */
         bool inline_workers;            /* for tests, see worker.h */
         void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
@@ -186,6 +196,20 @@ void broker_wake(const struct broker *b);
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
 
+/* Looks in all quotas for unreclaimed memory that the devices are to be asked for: also after a drain
+ * has ended. */
+void broker_look_for_escapes(struct broker *b);
+
+/* A session of a tenant has a place in the table, or has it no longer. */
+void broker_session_begins(struct broker *b, struct tenant *t);
+void broker_session_ends(struct broker *b, struct tenant *t);
+
+/* Places that are promised to tenants, counted again for a new config. */
+void broker_promise_sessions(struct broker *b);
+
+/* Whether a new session of the tenant has a place. -EDQUOT, and a sentence. */
+int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence);
+
 /* A quota of a session that ended, or of a change of the config: if it was removed, it
  * may be freed at the next turn. */
 void broker_note_leave(struct broker *b, const struct quota *q);
@@ -206,6 +230,16 @@ int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const
                      uint64_t reserve_bytes);
 
 /* Jobs that workers have not finished yet. */
+/* Destroyed extents of host memory that other processes have open: call broker_look() every so
+ * many milliseconds while broker_watches(). */
+#define BROKER_LOOK_MS 250
+bool broker_watches(const struct broker *b);
+void broker_look(struct broker *b);
+
+/* When memory that is kept is given back next, by clock_ms(); 0: none is kept. And: gives it back. */
+uint64_t broker_keeps_until(const struct broker *b);
+void broker_expire_kept(struct broker *b);
+
 size_t broker_n_pending(const struct broker *b);
 
 /* Every invariant of every floor below; slow. 0, or -EBADMSG and a sentence. */

@@ -36,6 +36,7 @@ struct change {
         size_t n_by_name;
         struct tenant **order;                             /* to be the broker's */
         char *config_text;                                 /* to be the broker's */
+        struct matcher *matcher;                           /* the same */
         uint64_t n_quotas, n_extents, n_exports, n_blocks; /* records that may be needed */
 };
 
@@ -116,7 +117,8 @@ static int change_map_tenants(struct change *c)
         c->order = calloc(c->next->n_tenants + 1, sizeof(*c->order));
         c->config_of = calloc(b->n_tenants + 1, sizeof(const struct config_tenant *));
         c->config_text = config_format(c->next);
-        if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text)
+        if (!c->config_of || !c->by_name || !c->tenants || !c->order || !c->config_text ||
+            matcher_new(c->next, &c->matcher) < 0)
                 return -ENOMEM;
         for (size_t i = 0; i < b->n_tenants; i++)
                 if (b->tenants[i].name[0] != '\0')
@@ -143,6 +145,7 @@ static void change_free(struct change *c)
         free(c->by_name);
         free(c->order);
         free(c->config_text);
+        matcher_free(c->matcher);
 }
 
 /* ---- checking ------------------------------------------------------------- */
@@ -212,7 +215,7 @@ static void change_check_new_quota(struct change *c, const char *tenant, const s
 {
         size_t index = c->partition_of[to->partition];
         const struct partition *p = &c->b->partitions[index];
-        uint64_t extent_bytes = arena_extent_bytes(p->share, to->limit_bytes, device_granularity(p->device));
+        struct arena_grid g = arena_grid(p->share, to->limit_bytes, device_granularity(p->device));
 
         if (p->preallocate)
                 change_fail(
@@ -220,7 +223,7 @@ static void change_check_new_quota(struct change *c, const char *tenant, const s
                         "tenant '%s' cannot come into partition '%s' while bfcd runs, since the partition "
                         "preallocates: restart bfcd",
                         tenant, p->name);
-        change_count(c, index, arena_max_extents(p->share, to->limit_bytes, extent_bytes), to->max_sessions,
+        change_count(c, index, arena_max_extents(p->share, to->limit_bytes, &g), to->max_sessions,
                      to->max_blocks, to->reserve_bytes);
 }
 
@@ -264,8 +267,8 @@ static void change_check_pools(struct change *c)
                         continue;
                 change_fail(
                         c,
-                        "partition '%s': its reserves and what is held beyond them would be %s now, of a limit "
-                        "of %s: lower the reserves, or have %s given back first",
+                        "partition '%s': its guarantees and what is held beyond them would be %s now, of a limit "
+                        "of %s: lower the guarantees, or have %s given back first",
                         p->name, SIZE(to->committed_bytes), SIZE(to->limit_bytes),
                         SIZE(to->committed_bytes - to->limit_bytes));
         }
@@ -357,6 +360,29 @@ static int change_check(struct change *c)
 
 /* ---- saying --------------------------------------------------------------- */
 
+static void tell_count(struct change *c, const struct quota *q, const char *what, uint32_t to, uint32_t from,
+                       uint32_t n)
+{
+        fprintf(c->changes, "tenant '%s' in partition '%s': %s is %" PRIu32 ", was %" PRIu32, q->tenant,
+                q->partition->name, what, to, from);
+        if (n > to)
+                fprintf(c->changes,
+                        "; it has %" PRIu32 ", %" PRIu32 " too many, and gets no more until it is below", n,
+                        n - to);
+        fputc('\n', c->changes);
+}
+
+static void tell_keep(struct change *c, const struct quota *q, const struct config_quota *to)
+{
+        if (q->keep_bytes == to->keep_bytes && q->keep_ms == to->keep_ms)
+                return;
+        fprintf(c->changes, "tenant '%s' in partition '%s': keep is ", q->tenant, q->partition->name);
+        if (to->keep_bytes > 0)
+                fprintf(c->changes, "%s for %" PRIu64 "ms\n", SIZE(to->keep_bytes), to->keep_ms);
+        else
+                fputs("removed\n", c->changes);
+}
+
 static void tell_quota(struct change *c, const struct quota *q, const struct config_quota *to)
 {
         const struct account *a = &q->account;
@@ -368,23 +394,23 @@ static void tell_quota(struct change *c, const struct quota *q, const struct con
                 fprintf(c->changes, "tenant '%s' in partition '%s': limit is %s, was %s", tenant, partition,
                         SIZE(to->limit_bytes), SIZE(a->limit_bytes));
                 if (a->charged_bytes > to->limit_bytes)
-                        fprintf(c->changes, "; it holds %s, and gets no more until it is below",
-                                SIZE(a->charged_bytes));
+                        fprintf(c->changes,
+                                "; it has %s reserved, %s too much, and gets no more until it is below",
+                                SIZE(a->charged_bytes), SIZE(a->charged_bytes - to->limit_bytes));
                 else if (q->partition->share == DEVICE_SHARE_FD &&
-                         to->limit_bytes < arena_max_in_extent(q->arena))
+                         to->limit_bytes < ledger_quota_at(q->ledger, q->index)->small_extent_bytes)
                         fprintf(c->changes, "; its extents have %s until bfcd is restarted, so it gets none",
-                                SIZE(arena_max_in_extent(q->arena)));
+                                SIZE(ledger_quota_at(q->ledger, q->index)->small_extent_bytes));
                 fputc('\n', c->changes);
         }
         if (a->reserve_bytes != to->reserve_bytes)
                 fprintf(c->changes, "tenant '%s' in partition '%s': reserve is %s, was %s\n", tenant,
                         partition, SIZE(to->reserve_bytes), SIZE(a->reserve_bytes));
         if (q->max_sessions != to->max_sessions)
-                fprintf(c->changes, "tenant '%s' in partition '%s': max_sessions is %u, was %u\n", tenant,
-                        partition, to->max_sessions, q->max_sessions);
+                tell_count(c, q, "max_sessions", to->max_sessions, q->max_sessions, q->n_sessions);
         if (q->max_blocks != to->max_blocks)
-                fprintf(c->changes, "tenant '%s' in partition '%s': max_blocks is %u, was %u\n", tenant,
-                        partition, to->max_blocks, q->max_blocks);
+                tell_count(c, q, "max_blocks", to->max_blocks, q->max_blocks, q->n_blocks);
+        tell_keep(c, q, to);
 }
 
 static void tell_tenant(struct change *c, const struct config_tenant *to, const struct tenant *t)
@@ -393,6 +419,9 @@ static void tell_tenant(struct change *c, const struct config_tenant *to, const 
                 fprintf(c->changes, "tenant '%s' is new\n", to->name);
         else if (!config_match_is_alike(t->config, to))
                 fprintf(c->changes, "tenant '%s' matches others than before\n", to->name);
+        if (t && t->config && t->config->max_sessions != to->max_sessions)
+                fprintf(c->changes, "tenant '%s': max_sessions is %u, was %u\n", to->name, to->max_sessions,
+                        t->config->max_sessions);
         for (size_t i = 0; i < to->n_quotas; i++) {
                 const struct partition *p = &c->b->partitions[c->partition_of[to->quotas[i].partition]];
                 const struct quota *q = find_quota(t, p);
@@ -515,7 +544,7 @@ static void put_quotas(struct change *c, struct tenant *t)
                 }
                 q->limit_changed = q->account.limit_bytes != to->limit_bytes;
                 quota_set(q, &(struct quota_limits){ to->limit_bytes, to->reserve_bytes, to->max_sessions,
-                                                     to->max_blocks });
+                                                     to->max_blocks, to->keep_bytes, to->keep_ms });
         }
 }
 
@@ -583,7 +612,11 @@ static void change_put(struct change *c)
         free(b->config_text);
         b->config_text = c->config_text;
         c->config_text = NULL;
+        matcher_free(b->matcher);
+        b->matcher = c->matcher;
+        c->matcher = NULL;
         b->config = b->own_config = c->next;
+        broker_promise_sessions(b);
         config_free(old);
         ask_back(b);
 }

@@ -12,12 +12,15 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_FILE_BYTES       ((size_t)1 << 20)
+#define MAX_TEXTS            256u
+#define MAX_TEXTS_BYTES      (4 * MAX_FILE_BYTES)
 #define DEFAULT_ADMIN_SOCKET "/run/bfcd/admin.sock"
 #define DEFAULT_MAX_SESSIONS 4096
 
@@ -40,8 +43,9 @@ static void read_socket(struct config_reader *r, const struct yamltree_node *n, 
         if (v[2] && v[2]->type == YAMLTREE_SCALAR && v[2]->n_text > 0 && config_all_digits(v[2])) {
                 if (config_read_number(r, v[2], "group", 0, (gid_t)-1 - 1, &gid))
                         ret->group = (gid_t)gid;
-        } else if (v[2]) {
-                config_find_group(r, v[2], "does not get the socket; its group stays", &ret->group);
+        } else if (v[2] &&
+                   config_find_group(r, v[2], "does not get the socket; its group stays", &ret->group)) {
+                ret->group_name = config_copy_text(r, v[2]->text);
         }
 }
 
@@ -86,6 +90,7 @@ static void read_main(struct config_reader *r, const struct yamltree_node *root,
         check_paths_differ(r);
         read_timeouts(r, v[2]);
         config_read_count(r, v[3], "max_sessions", CONFIG_MAX_SESSIONS, &r->c->max_sessions);
+        r->sessions_at = v[3] ? v[3] : root;
         config_read_devices(r, root, v[4]);
         r->devices_at = v[4];
         if (v[5])
@@ -168,8 +173,10 @@ static void read_files(struct config_reader *r, const struct file *files)
                                     : "the key 'tenants' is missing");
         config_read_default_tenant(r, of_default);
         config_check_matches(r, root && (!of_default || r->c->default_tenant >= 0));
+        config_check_sessions(r);
         config_check_partition_sums(r);
         config_check_gpus(r);
+        config_check_pages(r);
         if (root)
                 config_check_live(r, root);
 }
@@ -195,6 +202,14 @@ static struct config *config_new(void)
         return c;
 }
 
+/* An equal part for each: a tenant with a lower bound is guaranteed that bound. */
+uint32_t config_session_share(const struct config *c, const struct config_tenant *t)
+{
+        uint32_t part = c->n_tenants > 0 ? c->max_sessions / (uint32_t)c->n_tenants : 0;
+
+        return part < t->max_sessions ? part : t->max_sessions;
+}
+
 struct config *config_free(struct config *c)
 {
         if (!c)
@@ -210,6 +225,8 @@ struct config *config_free(struct config *c)
         free(c->devices);
         free(c->socket.path);
         free(c->admin_socket.path);
+        free(c->socket.group_name);
+        free(c->admin_socket.group_name);
         free(c);
         return NULL;
 }
@@ -246,6 +263,76 @@ int config_parse(const char *name, const char *text, size_t n_bytes, const struc
         }
         config_free(r.c);
         file_free(f);
+        return result;
+}
+
+/* ---- files that were read elsewhere --------------------------------------- */
+
+struct config_text *config_text_free(struct config_text *texts)
+{
+        while (texts) {
+                struct config_text *next = texts->next;
+
+                free(texts->name);
+                free(texts->text);
+                free(texts);
+                texts = next;
+        }
+        return NULL;
+}
+
+int config_text_add(struct config_text **texts, const char *name, const void *piece, size_t n_bytes)
+{
+        struct config_text **at = texts, *t;
+        size_t n_all = 0, n_texts = 0;
+        char *text;
+
+        for (; *at && ((*at)->next || strcmp((*at)->name, name) != 0); at = &(*at)->next) {
+                n_all += (*at)->n_bytes;
+                n_texts++;
+        }
+        if (n_bytes > MAX_FILE_BYTES || n_texts >= MAX_TEXTS ||
+            n_all + (*at ? (*at)->n_bytes : 0) + n_bytes > MAX_TEXTS_BYTES)
+                return -EFBIG;
+        if (!*at) {
+                t = calloc(1, sizeof(*t));
+                if (!t || !(t->name = strdup(name))) {
+                        free(t);
+                        return -ENOMEM;
+                }
+                *at = t;
+        }
+        t = *at;
+        text = realloc(t->text, t->n_bytes + n_bytes + 1);
+        if (!text)
+                return -ENOMEM;
+        if (n_bytes > 0)
+                memcpy(text + t->n_bytes, piece, n_bytes);
+        t->text = text;
+        t->n_bytes += n_bytes;
+        return 0;
+}
+
+int config_parse_texts(const struct config_text *texts, const struct config_machine *machine, FILE *errors,
+                       struct config **ret)
+{
+        struct config_reader r = { .errors = errors, .machine = machine, .c = config_new() };
+        struct file *files = NULL, **at = &files;
+        int result = r.c ? 0 : -ENOMEM;
+
+        for (const struct config_text *t = texts; t && result == 0; t = t->next) {
+                *at = calloc(1, sizeof(**at));
+                if (!*at || !((*at)->name = strdup(t->name))) {
+                        result = -ENOMEM;
+                        break;
+                }
+                parse_file(&r, *at, t->text, t->n_bytes);
+                at = &(*at)->next;
+        }
+        if (result == 0)
+                result = finish(&r, files, ret);
+        config_free(r.c);
+        file_free(files);
         return result;
 }
 
@@ -289,14 +376,21 @@ static int read_text(const char *path, char **ret, size_t *ret_n_bytes)
 
 static void fail_file(struct config_reader *r, const char *path, int error)
 {
+        const struct passwd *user = error == EACCES ? getpwuid(geteuid()) : NULL;
         char sentence[256];
 
         if (error == ENOMEM) {
                 r->is_out_of_memory = true;
                 return;
         }
-        snprintf(sentence, sizeof(sentence), "cannot be read: %s",
-                 error == ENOTSUP ? "not a regular file" : strerror(error));
+        if (r->only_tries && error != EACCES)
+                return;
+        if (user)
+                snprintf(sentence, sizeof(sentence), "cannot be read by user '%s': %s", user->pw_name,
+                         strerror(error));
+        else
+                snprintf(sentence, sizeof(sentence), "cannot be read: %s",
+                         error == ENOTSUP ? "not a regular file" : strerror(error));
         config_fail_tree(r, path, 1, 1, sentence);
 }
 
@@ -317,7 +411,7 @@ static int load_file(struct config_reader *r, char *path, struct file **ret)
         result = read_text(path, &f->text, &n_bytes);
         if (result < 0)
                 fail_file(r, path, -result);
-        else
+        else if (!r->only_tries)
                 parse_file(r, f, f->text, n_bytes);
         *ret = f;
         return result;
@@ -380,6 +474,17 @@ int config_load(const char *path, const struct config_machine *machine, FILE *er
         config_free(r.c);
         file_free(files);
         return result;
+}
+
+int config_try_files(const char *path, FILE *errors)
+{
+        struct config_reader r = { .errors = errors, .only_tries = true };
+        struct file *files = NULL;
+
+        if (load_file(&r, strdup(path), &files) == 0)
+                load_folder(&r, path, files);
+        file_free(files);
+        return r.is_out_of_memory ? -ENOMEM : r.has_failed ? -EACCES : 0;
 }
 
 /* ---- the command line ----------------------------------------------------- */

@@ -20,6 +20,8 @@
 enum config_growth { CONFIG_GROWTH_ON_DEMAND, CONFIG_GROWTH_PREALLOCATE };
 enum config_share { CONFIG_SHARE_FD, CONFIG_SHARE_CUDA_IPC };
 
+enum config_pages { CONFIG_PAGES_AUTO, CONFIG_PAGES_2MIB, CONFIG_PAGES_OFF };
+
 #define CONFIG_UUID_BYTES 16u
 
 struct config_partition {
@@ -27,6 +29,10 @@ struct config_partition {
         uint64_t limit_bytes;
         enum config_growth growth;
         enum config_share share;
+        bool clears;             /* clear_on_release */
+        enum config_pages pages; /* huge_pages; of the host */
+        bool has_node;           /* numa_node was said; of the host */
+        uint32_t node;
         size_t device; /* index into config.devices */
 };
 
@@ -44,14 +50,21 @@ struct config_quota {
         uint64_t reserve_bytes; /* guaranteed; 0: none */
         uint32_t max_sessions;
         uint32_t max_blocks;
+        uint64_t keep_bytes; /* kept for so long after a session has ended; 0: nothing */
+        uint64_t keep_ms;
 };
 
 struct config_tenant {
         char *name;
-        uid_t *uids; /* user names resolved */
+        uint32_t max_sessions; /* in all partitions together */
+        uid_t *uids;           /* user names resolved */
         size_t n_uids;
         gid_t *gids; /* group names resolved */
         size_t n_gids;
+        char **users; /* the names of the first n_users uids, as the config has them; the others are numbers */
+        size_t n_users;
+        char **groups; /* the same of the gids */
+        size_t n_groups;
         bool names_ids; /* it says who; that nobody is known of those matches nobody */
         char **units;   /* patterns: narrow it to processes in one of these units */
         size_t n_units;
@@ -64,7 +77,8 @@ struct config_tenant {
 struct config_socket {
         char *path;
         mode_t mode;
-        gid_t group; /* (gid_t)-1: unchanged */
+        gid_t group;      /* (gid_t)-1: unchanged */
+        char *group_name; /* as the config has it; NULL: it has a number */
 };
 
 struct config {
@@ -85,6 +99,10 @@ struct config {
         ssize_t default_tenant; /* index of the tenant for users whom none matches; -1: refuse them */
 };
 
+/* Sessions of the daemon's table that no other tenant can take from this one. These of all tenants together
+ * are at most the config's max_sessions. */
+uint32_t config_session_share(const struct config *c, const struct config_tenant *t);
+
 /* What a config must know of a GPU that it names. */
 struct config_gpu {
         uint8_t uuid[CONFIG_UUID_BYTES];
@@ -98,7 +116,15 @@ struct config_machine {
         /* A negative errno with a sentence, "ID: what is missing", for people. */
         int (*look)(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
                     size_t n_sentence);
+        /* What this machine lacks for the pages of a partition of the host, of which n_bytes are wanted by all
+         * partitions with the same pages, as a clause. 0; -ENODEV: it cannot be served; -ENOTSUP: it can, but
+         * not so. May be NULL: nothing is lacking. */
+        int (*look_pages)(const struct config_partition *p, uint64_t n_bytes, char *ret_clause,
+                          size_t n_clause);
         void *userdata;
+        /* The lowest memory limit of the daemon's control group and its parents, to which host memory
+         * is charged; 0: there is none. A larger device is a warning. */
+        uint64_t group_limit_bytes;
         /* The config is about to be served: what it needs at the start must be free
          * now. If not, too little is a warning, and costs are warned of. */
         bool serves;
@@ -110,6 +136,7 @@ struct config_machine {
          * start. A socket whose path the command line gives may have any here. */
         const struct config *running;
         bool socket_is_given, admin_socket_is_given;
+        bool is_strict; /* warnings are errors */
 };
 
 /* Reads path and, where the folder conf.d stands beside it, the files
@@ -124,10 +151,31 @@ struct config_machine {
  * that is named, and not kept. */
 int config_load(const char *path, const struct config_machine *machine, FILE *errors, struct config **ret);
 
+/* Opens the files that config_load() would read, and reports in `errors` each that the process's
+ * user may not read. -EACCES: there is one. -ENOMEM. Nothing else is looked at. */
+int config_try_files(const char *path, FILE *errors);
+
 /* The same from memory, as a file of that name without conf.d; for tests and
  * fuzzers. */
 int config_parse(const char *name, const char *text, size_t n_bytes, const struct config_machine *machine,
                  FILE *errors, struct config **ret);
+
+/* The text of a config that was read before: the main file, then those of conf.d, in order. */
+struct config_text {
+        char *name;
+        char *text;
+        size_t n_bytes;
+        struct config_text *next;
+};
+
+/* The same from these. */
+int config_parse_texts(const struct config_text *texts, const struct config_machine *machine, FILE *errors,
+                       struct config **ret);
+
+/* Appends a piece to the last text where that has the name, else begins another. -EFBIG: a file is larger
+ * than a config may be, or there are too many. -ENOMEM. */
+int config_text_add(struct config_text **texts, const char *name, const void *piece, size_t n_bytes);
+struct config_text *config_text_free(struct config_text *texts); /* all; takes NULL */
 
 /* What differs between two configs of the same devices and partitions, a sentence on a
  * line each; not tenants and their quotas, of which the broker knows more. */

@@ -5,10 +5,13 @@
 #include "daemon/config_reader.h"
 #include "daemon/config_value.h"
 
+#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
-#define MAX_PARTITIONS 256
+#define MAX_PARTITIONS      256
+#define CONFIG_MAX_NODE     1023
+#define CONFIG_CLAUSE_BYTES 256
 
 /* ---- partitions ----------------------------------------------------------- */
 
@@ -72,9 +75,48 @@ static void read_growth_and_share(struct config_reader *r, const struct device_s
                 p->share = word == 1 ? CONFIG_SHARE_CUDA_IPC : CONFIG_SHARE_FD;
 }
 
+static void read_clears(struct config_reader *r, const struct device_state *d, struct config_partition *p,
+                        const struct yamltree_node *n)
+{
+        p->clears = n && config_read_word(r, n, "clear_on_release", "false", "true") == 1;
+        if (p->clears && d->kind == DEVICE_KIND_HOST)
+                config_fail(r, n,
+                            "clear_on_release is for GPUs; the kernel clears the host's memory in any case");
+}
+
+const char *config_pages_name(enum config_pages pages)
+{
+        return pages == CONFIG_PAGES_AUTO ? "auto" : pages == CONFIG_PAGES_2MIB ? "2MiB" : "off";
+}
+
+static void read_pages(struct config_reader *r, const struct device_state *d, struct config_partition *p,
+                       const struct yamltree_node *pages, const struct yamltree_node *numa)
+{
+        uint64_t node = 0;
+
+        if (pages && d->kind >= DEVICE_KIND_GPU)
+                config_fail(r, pages, "huge_pages is for the host device");
+        else if (pages && config_want(r, pages, YAMLTREE_SCALAR, "huge_pages")) {
+                while (p->pages <= CONFIG_PAGES_OFF && !config_is_text(pages, config_pages_name(p->pages)))
+                        p->pages++;
+                if (p->pages > CONFIG_PAGES_OFF) {
+                        p->pages = CONFIG_PAGES_AUTO;
+                        config_fail(r, pages, "huge_pages '%s' is not known; write auto, 2MiB or off",
+                                    SHOW(pages));
+                }
+        }
+        if (numa && d->kind >= DEVICE_KIND_GPU) {
+                config_fail(r, numa, "numa_node is for the host device");
+        } else if (numa) {
+                p->has_node = config_read_number(r, numa, "numa_node", 0, CONFIG_MAX_NODE, &node);
+                p->node = (uint32_t)node;
+        }
+}
+
 static void read_partition(struct config_reader *r, const struct yamltree_node *n, struct device_state *d)
 {
-        static const char *const known[] = { "name", "limit", "growth", "share", NULL };
+        static const char *const known[] = { "name",       "limit",     "growth", "share", "clear_on_release",
+                                             "huge_pages", "numa_node", NULL };
         struct size_rule rule = { .what = "limit",
                                   .whole_name = "the device's size minus its headroom",
                                   .whole = d->room,
@@ -110,8 +152,13 @@ static void read_partition(struct config_reader *r, const struct yamltree_node *
         else
                 note.limit_known = config_read_size(r, v[1], &rule, &p->limit_bytes);
         read_growth_and_share(r, d, p, v[2], v[3]);
+        read_clears(r, d, p, v[4]);
+        read_pages(r, d, p, v[5], v[6]);
         note.node = n;
         note.growth = v[2] ? v[2] : n;
+        note.clears = v[4] ? v[4] : n;
+        note.pages = v[5] ? v[5] : n;
+        note.numa = v[6] ? v[6] : n;
         note.share_said = v[3] != NULL;
         note.share = v[3] ? v[3] : n;
         if (note.limit_known && __builtin_add_overflow(d->sum_of_limits, p->limit_bytes, &d->sum_of_limits))
@@ -191,6 +238,19 @@ static void check_memory(struct config_reader *r, const struct yamltree_node *n,
                             (unsigned long long)(memory_bytes >> 20));
 }
 
+/* Host memory is charged to the daemon, which is killed for more than that. */
+static void check_group_limit(struct config_reader *r, const struct yamltree_node *n, uint64_t size_bytes)
+{
+        uint64_t limit_bytes = r->machine ? r->machine->group_limit_bytes : 0;
+
+        if (limit_bytes > 0 && size_bytes > limit_bytes)
+                config_warn(r, n,
+                            "size %s is more than the memory limit of the daemon's control group or a parent "
+                            "of it, %lluMiB: growth beyond that is refused; raise MemoryMax= and MemoryHigh= "
+                            "of the service",
+                            SHOW(n), (unsigned long long)(limit_bytes >> 20));
+}
+
 static void read_host_size(struct config_reader *r, const struct yamltree_node *n,
                            const struct yamltree_node *size_node, struct device_state *d)
 {
@@ -203,8 +263,10 @@ static void read_host_size(struct config_reader *r, const struct yamltree_node *
         }
         d->room_known =
                 config_read_size(r, size_node, &(struct size_rule){ .what = "size" }, &device->size_bytes);
-        if (d->room_known)
+        if (d->room_known) {
                 check_memory(r, size_node, device->size_bytes);
+                check_group_limit(r, size_node, device->size_bytes);
+        }
 }
 
 /* How much there is to share out. */
@@ -300,13 +362,51 @@ void config_check_partition_sums(struct config_reader *r)
 
                 if (note->reserve_too_much)
                         config_fail(r, note->reserve_too_much,
-                                    "the reserves in partition '%s' sum to %s; its limit is %s", p->name,
-                                    SIZE(note->sum_of_reserves), SIZE(p->limit_bytes));
+                                    "the guarantees (reserve) in partition '%s' sum to %s; its limit is %s",
+                                    p->name, SIZE(note->sum_of_reserves), SIZE(p->limit_bytes));
                 if (p->growth == CONFIG_GROWTH_PREALLOCATE && note->limit_known &&
                     note->sum_of_limits > p->limit_bytes)
                         config_fail(
                                 r, note->growth,
                                 "partition '%s': preallocate backs each tenant's limit at the start, but the quotas' limits sum to %s and the partition's limit is %s",
                                 p->name, SIZE(note->sum_of_limits), SIZE(p->limit_bytes));
+        }
+}
+
+/* All that is to be made of the same pages, on the same node. */
+static uint64_t bytes_alike(const struct config *c, const struct config_partition *p)
+{
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < c->n_partitions; i++) {
+                const struct config_partition *q = &c->partitions[i];
+
+                if (q->device == p->device && q->pages == p->pages && q->has_node == p->has_node &&
+                    q->node == p->node && __builtin_add_overflow(sum, q->limit_bytes, &sum))
+                        return UINT64_MAX;
+        }
+        return sum;
+}
+
+/* A daemon that runs has looked. */
+void config_check_pages(struct config_reader *r)
+{
+        for (size_t i = 0; i < r->c->n_partitions; i++) {
+                const struct config_partition *p = &r->c->partitions[i];
+                const struct partition_note *note = &r->partitions[i];
+                const char *name = p->name;
+                char clause[CONFIG_CLAUSE_BYTES];
+                int lack;
+
+                if (!r->machine || !r->machine->look_pages || r->machine->running ||
+                    r->devices[p->device].kind != DEVICE_KIND_HOST || !note->limit_known)
+                        continue;
+                lack = r->machine->look_pages(p, bytes_alike(r->c, p), clause, sizeof(clause));
+                if (lack == -ENODEV)
+                        config_fail_machine(r, note->numa, "partition '%s': %s", name, clause);
+                else if (lack < 0 && p->pages == CONFIG_PAGES_2MIB)
+                        config_warn(r, note->pages, "partition '%s': %s", name, clause);
+                else if (lack < 0)
+                        config_advise(r, note->pages, "partition '%s': %s", name, clause);
         }
 }

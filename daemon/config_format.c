@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The configuration in force as YAML, every default spelled out. Users and
- * groups come out as the numbers they were resolved to: that is what is in
- * force. Whatever is written here, config_parse() reads back as the same
+ * groups are written as the config names them. Whatever is written here, config_parse() reads back as the same
  * configuration; strings are quoted so that none can be taken for syntax. */
 #include "daemon/config.h"
 #include "daemon/config_reader.h"
@@ -24,8 +23,12 @@ static void put_socket(FILE *f, const char *key, const struct config_socket *s)
         fprintf(f, "%s: {path: ", key);
         put_string(f, s->path);
         fprintf(f, ", mode: \"%04o\"", (unsigned int)s->mode);
-        if (s->group != (gid_t)-1)
+        if (s->group_name) {
+                fputs(", group: ", f);
+                put_string(f, s->group_name);
+        } else if (s->group != (gid_t)-1) {
                 fprintf(f, ", group: %u", (unsigned int)s->group);
+        }
         fputs("}\n", f);
 }
 
@@ -51,28 +54,35 @@ static void put_device(FILE *f, const struct config *c, size_t device)
                 put_string(f, p->name);
                 fputs(", limit: ", f);
                 fputs(SIZE(p->limit_bytes), f);
-                fprintf(f, ", growth: %s, share: %s}\n",
+                fprintf(f, ", growth: %s, share: %s%s",
                         p->growth == CONFIG_GROWTH_PREALLOCATE ? "preallocate" : "on-demand",
-                        p->share == CONFIG_SHARE_CUDA_IPC ? "cuda-ipc" : "fd");
+                        p->share == CONFIG_SHARE_CUDA_IPC ? "cuda-ipc" : "fd",
+                        p->clears ? ", clear_on_release: true" : "");
+                if (p->pages != CONFIG_PAGES_AUTO)
+                        fprintf(f, ", huge_pages: %s", config_pages_name(p->pages));
+                if (p->has_node)
+                        fprintf(f, ", numa_node: %u", p->node);
+                fputs("}\n", f);
         }
 }
 
-static void put_ids(FILE *f, const char *key, const uint32_t *ids, size_t n_ids)
+/* Those after the first, which have names. */
+static void put_ids(FILE *f, const char *key, const uint32_t *ids, size_t first, size_t n_ids)
 {
         fprintf(f, "%s: [", key);
-        for (size_t i = 0; i < n_ids; i++)
-                fprintf(f, "%s%u", i ? ", " : "", ids[i]);
+        for (size_t i = first; i < n_ids; i++)
+                fprintf(f, "%s%u", i > first ? ", " : "", ids[i]);
         fputc(']', f);
 }
 
-static void put_patterns(FILE *f, const char *key, char *const *patterns, size_t n_patterns)
+static void put_strings(FILE *f, const char *key, char *const *strings, size_t n_strings)
 {
-        if (n_patterns == 0)
+        if (n_strings == 0)
                 return;
         fprintf(f, "%s: [", key);
-        for (size_t i = 0; i < n_patterns; i++) {
+        for (size_t i = 0; i < n_strings; i++) {
                 fputs(i ? ", " : "", f);
-                put_string(f, patterns[i]);
+                put_string(f, strings[i]);
         }
         fputc(']', f);
 }
@@ -83,14 +93,18 @@ static void put_match(FILE *f, const struct config_tenant *t)
         bool has_patterns = t->n_units > 0 || t->n_cgroups > 0, has_ids = t->names_ids || !has_patterns;
 
         if (has_ids) {
-                put_ids(f, "uid", t->uids, t->n_uids);
+                put_strings(f, "user", t->users, t->n_users);
+                fputs(t->n_users > 0 ? ", " : "", f);
+                put_strings(f, "group", t->groups, t->n_groups);
+                fputs(t->n_groups > 0 ? ", " : "", f);
+                put_ids(f, "uid", t->uids, t->n_users, t->n_uids);
                 fputs(", ", f);
-                put_ids(f, "gid", t->gids, t->n_gids);
+                put_ids(f, "gid", t->gids, t->n_groups, t->n_gids);
         }
         fputs(has_ids && t->n_units > 0 ? ", " : "", f);
-        put_patterns(f, "unit", t->units, t->n_units);
+        put_strings(f, "unit", t->units, t->n_units);
         fputs((has_ids || t->n_units > 0) && t->n_cgroups > 0 ? ", " : "", f);
-        put_patterns(f, "cgroup", t->cgroups, t->n_cgroups);
+        put_strings(f, "cgroup", t->cgroups, t->n_cgroups);
 }
 
 static void put_tenant(FILE *f, const struct config *c, const struct config_tenant *t)
@@ -99,7 +113,7 @@ static void put_tenant(FILE *f, const struct config *c, const struct config_tena
         put_string(f, t->name);
         fputs("\n    match: {", f);
         put_match(f, t);
-        fputs("}\n    quotas:\n", f);
+        fprintf(f, "}\n    max_sessions: %u\n    quotas:\n", t->max_sessions);
         for (size_t i = 0; i < t->n_quotas; i++) {
                 const struct config_quota *q = &t->quotas[i];
 
@@ -109,7 +123,11 @@ static void put_tenant(FILE *f, const struct config *c, const struct config_tena
                 fputs(SIZE(q->limit_bytes), f);
                 fputs(", reserve: ", f);
                 fputs(SIZE(q->reserve_bytes), f);
-                fprintf(f, ", max_sessions: %u, max_blocks: %u}\n", q->max_sessions, q->max_blocks);
+                fprintf(f, ", max_sessions: %u, max_blocks: %u", q->max_sessions, q->max_blocks);
+                if (q->keep_bytes > 0)
+                        fprintf(f, ", keep: {bytes: %s, for: %llums}", SIZE(q->keep_bytes),
+                                (unsigned long long)q->keep_ms);
+                fputs("}\n", f);
         }
 }
 

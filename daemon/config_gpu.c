@@ -6,6 +6,7 @@
 #include "daemon/config_value.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #define MAX_ORDINAL_DIGITS 3
 
@@ -155,12 +156,12 @@ static void check_free(struct config_reader *r, size_t device)
         if (r->machine->serves && !r->machine->succeeds)
                 config_fail_machine(
                         r, note->node,
-                        "device '%s' has %lluMiB free now; its reserves and preallocating partitions need %s: see who uses it with nvidia-smi",
+                        "device '%s' has %lluMiB free now; its guarantees and preallocating partitions need %s: nvidia-smi lists the processes that use it",
                         id, MIB(note->bytes_free), SIZE(need));
         else
                 config_warn(
                         r, note->node,
-                        "device '%s' has %lluMiB free now; its reserves and preallocating partitions need %s %s",
+                        "device '%s' has %lluMiB free now; its guarantees and preallocating partitions need %s %s",
                         id, MIB(note->bytes_free), SIZE(need),
                         r->machine->serves ? "with what was kept for them" : "when bfcd starts");
 }
@@ -208,6 +209,43 @@ static bool check_can_share(struct config_reader *r, size_t partition)
         return false;
 }
 
+/* All of the tenant's processes are of the user that this process runs as. */
+static bool runs_as_us(const struct config *c, size_t tenant)
+{
+        const struct config_tenant *t = &c->tenants[tenant];
+
+        if ((size_t)c->default_tenant == tenant || t->n_gids > 0 || t->n_uids == 0)
+                return false;
+        for (size_t i = 0; i < t->n_uids; i++)
+                if (t->uids[i] != geteuid())
+                        return false;
+        return true;
+}
+
+static bool has_quota_in(const struct config_tenant *t, size_t partition)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i].partition == partition)
+                        return true;
+        return false;
+}
+
+/* What a driver does there is not documented. */
+static void check_users(struct config_reader *r, size_t partition)
+{
+        const struct config_partition *p = &r->c->partitions[partition];
+
+        for (size_t i = 0; p->share == CONFIG_SHARE_CUDA_IPC && i < r->c->n_tenants; i++) {
+                if (!has_quota_in(&r->c->tenants[i], partition) || runs_as_us(r->c, i))
+                        continue;
+                config_advise(
+                        r, r->partitions[partition].share,
+                        "partition '%s' shares by cuda-ipc, and tenant '%s' runs as other users than uid %u, which checks this: a driver may refuse the handles of bfcd's user to others; share: fd is the better choice for other users, for containers, and for restarts without loss",
+                        p->name, r->c->tenants[i].name, (unsigned)geteuid());
+                return; /* one is enough to see it */
+        }
+}
+
 /* The default is what most libraries can take; who did not choose it is told
  * its price. */
 static void check_share(struct config_reader *r, size_t partition)
@@ -232,6 +270,8 @@ void config_check_gpus(struct config_reader *r)
                 check_contexts(r, i);
         }
         for (size_t i = 0; i < r->c->n_partitions; i++)
-                if (check_can_share(r, i))
+                if (check_can_share(r, i)) {
                         check_share(r, i);
+                        check_users(r, i);
+                }
 }

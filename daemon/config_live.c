@@ -95,6 +95,14 @@ static void check_partition(struct config_reader *r, size_t partition)
         if (was->share != now->share)
                 config_fail(r, note->share, "the share of partition '%s', %s, " RESTART, now->name,
                             share_name(was->share));
+        if (was->clears != now->clears)
+                config_fail(r, note->clears, "the clear_on_release of partition '%s', %s, " RESTART,
+                            now->name, was->clears ? "true" : "false");
+        if (was->pages != now->pages)
+                config_fail(r, note->pages, "the huge_pages of partition '%s', %s, " RESTART, now->name,
+                            config_pages_name(was->pages));
+        if (was->has_node != now->has_node || was->node != now->node)
+                config_fail(r, note->numa, "the numa_node of partition '%s' " RESTART, now->name);
 }
 
 static bool lacks_an_id(const struct config *c)

@@ -146,6 +146,8 @@ static int compare_warnings(const void *left, const void *right)
 
 void config_put_warnings(struct config_reader *r)
 {
+        if (r->n_warnings > 0 && r->machine && r->machine->is_strict)
+                r->has_failed = true;
         if (r->n_warnings > 0)
                 qsort(r->warnings, r->n_warnings, sizeof(*r->warnings), compare_warnings);
         for (size_t i = 0; i < r->n_warnings; i++) {

@@ -15,7 +15,7 @@
 #include "daemon/config.h"
 #include "daemon/yamltree.h"
 
-#define CONFIG_MAX_KEYS 8 /* of one mapping, the NULL at the end included */
+#define CONFIG_MAX_KEYS 10 /* of one mapping, the NULL at the end included */
 
 enum device_kind { DEVICE_KIND_UNKNOWN, DEVICE_KIND_HOST, DEVICE_KIND_GPU, DEVICE_KIND_MIG };
 
@@ -35,6 +35,9 @@ struct partition_note {
         uint64_t n_sessions;               /* that the quotas allow */
         bool limit_known;
         const struct yamltree_node *growth; /* where it was said, or the partition */
+        const struct yamltree_node *clears; /* the same */
+        const struct yamltree_node *pages;  /* the same */
+        const struct yamltree_node *numa;   /* the same */
         uint64_t sum_of_reserves;
         const struct yamltree_node *reserve_too_much; /* the first that the limit has no room for */
         uint64_t sum_of_limits;
@@ -43,6 +46,8 @@ struct partition_note {
 struct tenant_note {
         const struct yamltree_node *node;
         bool has_match;
+        uint32_t
+                n_sessions; /* max_sessions as it is written, of the tenant or the largest of its quotas; 0: nowhere */
 };
 
 struct config_warning {
@@ -57,6 +62,7 @@ struct config_reader {
         bool has_failed;
         bool lacks_gpu; /* the config may be right, the machine is not */
         bool is_out_of_memory;
+        bool only_tries;       /* the files are opened and not read */
         bool lacks_partitions; /* some could not be read: names may be theirs */
         bool lacks_tenants;
         struct config *c;
@@ -67,7 +73,8 @@ struct config_reader {
         size_t n_warnings;
         const struct yamltree_node *socket_path;
         const struct yamltree_node *admin_socket_path;
-        const struct yamltree_node *devices_at; /* the key's value; NULL: not there */
+        const struct yamltree_node *devices_at;  /* the key's value; NULL: not there */
+        const struct yamltree_node *sessions_at; /* max_sessions, or the root */
 };
 
 /* ---- saying what is wrong (config_reader.c) ------------------------------- */
@@ -142,6 +149,10 @@ struct config_partition *config_find_partition(const struct config *c, const cha
 /* Once all tenants are read. */
 void config_check_partition_sums(struct config_reader *r);
 void config_check_gpus(struct config_reader *r);
+void config_check_pages(struct config_reader *r);
+
+/* The value of huge_pages in a config. */
+const char *config_pages_name(enum config_pages pages);
 
 /* ---- what cannot change while it is served (config_live.c) ------------------ */
 
@@ -159,5 +170,6 @@ void config_free_tenant(struct config_tenant *t); /* what it holds */
 /* Once all tenants are read; n may be NULL. */
 void config_read_default_tenant(struct config_reader *r, const struct yamltree_node *n);
 void config_check_matches(struct config_reader *r, bool default_known);
+void config_check_sessions(struct config_reader *r);
 
 #endif

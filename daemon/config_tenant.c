@@ -23,23 +23,33 @@
 /* uid_t and gid_t are alike, so one function keeps both sets. */
 _Static_assert(sizeof(uid_t) == sizeof(uint32_t) && sizeof(gid_t) == sizeof(uint32_t), "ids of 32 bits");
 
-static void add_match(struct config_reader *r, const struct yamltree_node *n, uint32_t id, uint32_t **ids,
+/* true: it is a new one. */
+static bool add_match(struct config_reader *r, const struct yamltree_node *n, uint32_t id, uint32_t **ids,
                       size_t *n_ids)
 {
         uint32_t *slot;
 
         for (size_t i = 0; i < *n_ids; i++)
                 if ((*ids)[i] == id)
-                        return;
+                        return false;
         if (*n_ids == MAX_MATCHES) {
                 config_fail(r, n, "more than %d users or groups; use a group", MAX_MATCHES);
-                return;
+                return false;
         }
         slot = config_grow(r, (void **)ids, *n_ids, sizeof(*slot));
         if (!slot)
-                return;
+                return false;
         *slot = id;
         (*n_ids)++;
+        return true;
+}
+
+static void add_name(struct config_reader *r, const struct yamltree_node *n, char ***names, size_t *n_names)
+{
+        char **slot = config_grow(r, (void **)names, *n_names, sizeof(*slot));
+
+        if (slot && (*slot = config_copy_text(r, n->text)))
+                (*n_names)++;
 }
 
 /* A pattern is kept as it is; what could never match is an error. */
@@ -113,8 +123,10 @@ static void read_match_one(struct config_reader *r, const struct yamltree_node *
                                            &number);
                 id = found ? (uint32_t)number : 0;
         }
-        if (found)
-                add_match(r, n, id, is_user ? &t->uids : &t->gids, is_user ? &t->n_uids : &t->n_gids);
+        /* Names are read before numbers, so they are those of the first ids. */
+        if (found && add_match(r, n, id, is_user ? &t->uids : &t->gids, is_user ? &t->n_uids : &t->n_gids) &&
+            (key == MATCH_USER || key == MATCH_GROUP))
+                add_name(r, n, is_user ? &t->users : &t->groups, is_user ? &t->n_users : &t->n_groups);
 }
 
 static void read_match(struct config_reader *r, const struct yamltree_node *n, struct config_tenant *t)
@@ -254,10 +266,48 @@ static bool find_quota_partition(struct config_reader *r, const struct yamltree_
         return true;
 }
 
-static void read_quota(struct config_reader *r, const struct yamltree_node *n, struct config_tenant *t)
+/* The quota's limit is known. */
+static void check_keep(struct config_reader *r, const struct yamltree_node *n,
+                       const struct yamltree_node *bytes, const struct config_quota *q)
 {
-        static const char *const known[] = { "partition",    "limit",      "reserve",
-                                             "max_sessions", "max_blocks", NULL };
+        const struct config_partition *p = &r->c->partitions[q->partition];
+
+        if (q->keep_bytes > q->limit_bytes)
+                config_fail(r, bytes, "keep has %s, more than this quota's limit, %s", SIZE(q->keep_bytes),
+                            SIZE(q->limit_bytes));
+        else if (p->growth == CONFIG_GROWTH_PREALLOCATE)
+                config_warn(r, n,
+                            "keep has no effect in partition '%s', which preallocates: its memory stays",
+                            p->name);
+}
+
+static void read_keep(struct config_reader *r, const struct yamltree_node *n, bool partition_known,
+                      struct config_quota *q)
+{
+        static const char *const known[] = { "bytes", "for", NULL };
+        struct size_rule bytes = { .what = "bytes", .whole_name = "this quota's limit" };
+        const struct yamltree_node *v[CONFIG_MAX_KEYS];
+
+        if (!n || !config_read_mapping(r, n, "keep", known, v))
+                return;
+        if (!v[0] || !v[1]) {
+                config_fail(r, n, "keep lacks %s; write it as in keep: {bytes: 1GiB, for: 30s}",
+                            v[0] ? "for" : "bytes");
+                return;
+        }
+        bytes.whole = q->limit_bytes;
+        bytes.whole_known = q->limit_bytes > 0;
+        config_read_duration(r, v[1], "for", &q->keep_ms);
+        if (config_read_size(r, v[0], &bytes, &q->keep_bytes) && partition_known && q->limit_bytes > 0)
+                check_keep(r, n, v[0], q);
+}
+
+/* *n_sessions: the largest max_sessions that is written. */
+static void read_quota(struct config_reader *r, const struct yamltree_node *n, struct config_tenant *t,
+                       uint32_t *n_sessions)
+{
+        static const char *const known[] = { "partition",  "limit", "reserve", "max_sessions",
+                                             "max_blocks", "keep",  NULL };
         struct config_quota q = { .max_sessions = DEFAULT_QUOTA_MAX_SESSIONS,
                                   .max_blocks = DEFAULT_MAX_BLOCKS };
         const struct yamltree_node *v[CONFIG_MAX_KEYS];
@@ -270,6 +320,9 @@ static void read_quota(struct config_reader *r, const struct yamltree_node *n, s
         read_quota_sizes(r, n, v[1], v[2], is_known, &q);
         config_read_count(r, v[3], "max_sessions", CONFIG_MAX_SESSIONS, &q.max_sessions);
         config_read_count(r, v[4], "max_blocks", MAX_BLOCKS, &q.max_blocks);
+        read_keep(r, v[5], is_known, &q);
+        if (v[3] && q.max_sessions > *n_sessions)
+                *n_sessions = q.max_sessions;
         if (!is_known)
                 return;
         r->partitions[q.partition].n_sessions += q.max_sessions;
@@ -281,7 +334,7 @@ static void read_quota(struct config_reader *r, const struct yamltree_node *n, s
 }
 
 static void read_quotas(struct config_reader *r, const struct yamltree_node *tenant,
-                        const struct yamltree_node *n, struct config_tenant *t)
+                        const struct yamltree_node *n, struct config_tenant *t, uint32_t *n_sessions)
 {
         if (!n) {
                 config_fail(r, tenant, "a tenant lacks its quotas; without one it can allocate nothing");
@@ -292,7 +345,7 @@ static void read_quotas(struct config_reader *r, const struct yamltree_node *ten
         if (!n->first_child)
                 config_fail(r, n, "quotas is empty; without one a tenant can allocate nothing");
         for (const struct yamltree_node *q = n->first_child; q; q = q->next)
-                read_quota(r, q, t);
+                read_quota(r, q, t, n_sessions);
 }
 
 /* ---- tenants -------------------------------------------------------------- */
@@ -328,6 +381,12 @@ void config_free_tenant(struct config_tenant *t)
         free(t->name);
         free(t->uids);
         free(t->gids);
+        for (size_t i = 0; i < t->n_users; i++)
+                free(t->users[i]);
+        for (size_t i = 0; i < t->n_groups; i++)
+                free(t->groups[i]);
+        free(t->users);
+        free(t->groups);
         for (size_t i = 0; i < t->n_units; i++)
                 free(t->units[i]);
         for (size_t i = 0; i < t->n_cgroups; i++)
@@ -337,12 +396,28 @@ void config_free_tenant(struct config_tenant *t)
         free(t->quotas);
 }
 
+/* A session counts in each partition that it uses, so the largest of the quotas' numbers is the default: a
+ * tenant has no more sessions for having quotas in more partitions. */
+static void read_tenant_sessions(struct config_reader *r, const struct yamltree_node *n,
+                                 struct config_tenant *t)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i].max_sessions > t->max_sessions)
+                        t->max_sessions = t->quotas[i].max_sessions;
+        config_read_count(r, n, "max_sessions", CONFIG_MAX_SESSIONS, &t->max_sessions);
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i].max_sessions > t->max_sessions)
+                        r->partitions[t->quotas[i].partition].n_sessions -=
+                                t->quotas[i].max_sessions - t->max_sessions;
+}
+
 static void read_tenant(struct config_reader *r, const struct yamltree_node *n)
 {
-        static const char *const known[] = { "name", "match", "quotas", NULL };
+        static const char *const known[] = { "name", "match", "quotas", "max_sessions", NULL };
         const struct yamltree_node *v[CONFIG_MAX_KEYS];
         struct config_tenant unnamed = { 0 };
         struct config_tenant *t = &unnamed;
+        uint32_t n_sessions = 0;
         const char *name = NULL;
 
         if (!config_read_mapping(r, n, "a tenant", known, v)) {
@@ -365,9 +440,12 @@ static void read_tenant(struct config_reader *r, const struct yamltree_node *n)
                 return;
         if (v[1])
                 read_match(r, v[1], t);
-        read_quotas(r, n, v[2], t);
+        read_quotas(r, n, v[2], t, &n_sessions);
+        read_tenant_sessions(r, v[3], t);
         if (t == &unnamed)
                 config_free_tenant(t);
+        else
+                r->tenants[t - r->c->tenants].n_sessions = v[3] ? t->max_sessions : n_sessions;
 }
 
 void config_read_tenants(struct config_reader *r, const struct yamltree_node *n)
@@ -400,6 +478,27 @@ void config_read_default_tenant(struct config_reader *r, const struct yamltree_n
         if (used >= sizeof(list))
                 memcpy(list + sizeof(list) - 4, "...", 4);
         config_fail(r, n, "default_tenant '%s' does not exist; there are: %s", SHOW(n), list);
+}
+
+void config_check_sessions(struct config_reader *r)
+{
+        const struct config *c = r->c;
+        uint64_t n_promised = 0;
+
+        if (c->n_tenants > c->max_sessions) {
+                config_advise(r, r->sessions_at,
+                              "max_sessions is %u for %zu tenants: no tenant is sure of a session; raise it",
+                              c->max_sessions, c->n_tenants);
+                return;
+        }
+        for (size_t i = 0; i < c->n_tenants; i++)
+                n_promised += r->tenants[i].n_sessions;
+        if (n_promised > c->max_sessions)
+                config_advise(
+                        r, r->sessions_at,
+                        "the max_sessions of the tenants sum to %llu, and the daemon's max_sessions is %u: each tenant is sure of %u at most; lower the former, or raise the latter",
+                        (unsigned long long)n_promised, c->max_sessions,
+                        c->max_sessions / (uint32_t)c->n_tenants);
 }
 
 void config_check_matches(struct config_reader *r, bool default_known)

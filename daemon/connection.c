@@ -24,6 +24,8 @@
 
 #include "daemon/cgroup.h"
 #include "daemon/events.h"
+#include "daemon/fd_guard.h"
+#include "daemon/fd_reserve.h"
 #include "daemon/log.h"
 #include "daemon/pin.h"
 #include "daemon/restore.h"
@@ -37,19 +39,29 @@
 #define CONNECTION_RECEIVE_BYTES     128u           /* in one turn: several requests */
 #define CONNECTION_DRIBBLE_BYTES     16u            /* from who was read last time without a whole request */
 #define CONNECTION_QUEUE_PAUSE       (128u * 1024u) /* bytes of replies; then no more reading */
+#define CONNECTION_QUEUE_FDS         FRAME_MAX_FDS  /* in the queue of replies; the same */
 #define CONNECTION_QUEUE_MAX         (1024u * 1024u)
 #define CONNECTION_HELLO_TIMEOUT_MS  10000u
 #define CONNECTION_CROWD_MS          20u
 #define CONNECTION_LINGER_MAX_MS     128u
 #define CONNECTION_CLOSING_COST      8u    /* blocks that could be freed instead of an end */
-#define CONNECTION_NEWCOMERS         1024u /* in all */
-#define CONNECTION_NEWCOMERS_OF_USER 128u  /* a job of as many processes may begin at once */
+#define CONNECTION_FEW_GROUPS        1024u /* as many are looked at when a process connects */
+#define CONNECTION_NO_USER           ((uid_t)-1)
+#define CONNECTION_LOOKS             128u /* at extents that may be mapped, in one connection_look() */
+#define CONNECTION_LOOKS_OF_ONE      32u  /* of these, at one session's */
+#define CONNECTION_EVICT_LOOKS       4u   /* at most as many are asked whether their hello has come */
+
+/* The kernel says that something came each time it is asked, until it is read. After so many times the socket is
+ * taken out of the poll until its turn, which costs three system calls. */
+#define CONNECTION_HEARD_MAX 24u
 
 struct connection {
         struct connection_host *host;
         bool admin;
         int fd;
-        int pidfd; /* -1: the process cannot be watched, pid_poll is not used */
+        struct fd_guard guard; /* of fd */
+        int pidfd;             /* -1: the process cannot be watched */
+        bool is_watched;       /* pid_poll is in use: from the hello on */
         struct pin pin;
         uv_poll_t poll;
         uv_poll_t pid_poll;
@@ -58,11 +70,13 @@ struct connection {
         int awaited;   /* events that poll waits for */
         bool in_batch; /* replies are flushed at its end */
         bool is_new;   /* has not said hello */
-        bool is_known; /* who it is was looked at, all of it */
+        bool is_known; /* when its process began was looked at */
         bool is_closing;
         bool has_come, has_left; /* by the kernel's word; its turn will see */
-        bool is_muted;           /* that was said twice before its turn */
+        unsigned n_heard;        /* how often that was said before its turn */
+        bool is_muted;           /* so often that the kernel is not asked until then */
         bool has_frames;         /* the reader may hold whole frames */
+        bool is_blocked;         /* the next of these is read only when fewer requests wait */
         bool dribbles;           /* what came last made no frame whole */
         bool crowded;            /* no fds can be sent for a while */
         bool is_stuck;           /* replies wait for the peer to read; timer runs */
@@ -75,7 +89,11 @@ struct connection {
         struct session *session;
         struct events *events; /* NULL: none */
         struct party_member member;
-        TAILQ_ENTRY(connection) of_all, of_closing;
+        struct crowd_member silent; /* while it is_new, of a client */
+        socklen_t n_group_bytes;  /* of its process, where these are too many to be looked at early; else 0 */
+        bool is_looked_at;        /* it is in host->looked_at */
+        struct session_look look; /* then: where that goes on */
+        TAILQ_ENTRY(connection) of_all, of_closing, of_looked_at;
 };
 
 static void connection_drop(struct connection *c, const char *why);
@@ -83,21 +101,60 @@ static void on_process_exit(uv_poll_t *handle, int status, int events);
 
 /* ---- who is there -------------------------------------------------------- */
 
-static int peer_groups(int fd, struct credentials *who)
+/* Matches by ids; groups are the caller's. */
+static int match_with(struct connection_host *host, struct credentials *who, gid_t *gids, size_t n_bytes)
 {
-        socklen_t n_bytes = 0;
+        int r;
 
+        who->n_gids = n_bytes / sizeof(*gids);
+        match_sort_gids(gids, who->n_gids);
+        who->gids = gids;
+        r = match_ids(host->broker->matcher, who);
         who->gids = NULL;
         who->n_gids = 0;
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &n_bytes) == 0 || errno != ERANGE || n_bytes == 0)
-                return 0;
-        who->gids = malloc(n_bytes);
-        if (!who->gids)
-                return -ENOMEM;
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, who->gids, &n_bytes) < 0)
-                return -errno;
-        who->n_gids = n_bytes / sizeof(gid_t);
+        return r;
+}
+
+/* When a process connects, for its place in the crowd. *ret_n_bytes: of its groups, where they are too many for
+ * that; they are matched when its hello comes. */
+static int match_early(struct connection_host *host, int fd, struct credentials *who, socklen_t *ret_n_bytes)
+{
+        gid_t gids[CONNECTION_FEW_GROUPS];
+        socklen_t n_bytes = sizeof(gids);
+
+        *ret_n_bytes = 0;
+        if (!matcher_needs_groups(host->broker->matcher))
+                return match_with(host, who, gids, 0);
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, gids, &n_bytes) == 0)
+                return match_with(host, who, gids, n_bytes);
+        if (errno == ERANGE)
+                *ret_n_bytes = n_bytes;
         return 0;
+}
+
+/* The groups are those of the connect(), so their number is known where it was asked before. They are not kept:
+ * only the tenants are that they match. */
+static int match_late(struct connection *c, struct credentials *who)
+{
+        socklen_t n_bytes = c->n_group_bytes;
+        gid_t *gids = NULL;
+        int r;
+
+        if (!matcher_needs_groups(c->host->broker->matcher))
+                return match_with(c->host, who, gids, 0);
+        if (n_bytes == 0 && getsockopt(c->fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &n_bytes) < 0 &&
+            errno != ERANGE)
+                n_bytes = 0;
+        if (n_bytes > 0)
+                gids = malloc(n_bytes);
+        if (n_bytes > 0 && !gids)
+                return -ENOMEM;
+        if (n_bytes > 0 && getsockopt(c->fd, SOL_SOCKET, SO_PEERGROUPS, gids, &n_bytes) < 0)
+                r = -errno;
+        else
+                r = match_with(c->host, who, gids, n_bytes);
+        free(gids);
+        return r;
 }
 
 /* Field 22 of /proc/PID/stat; the name before it may contain anything. */
@@ -147,18 +204,26 @@ static void connection_look_at_cgroup(struct connection *c)
                 who->cgroup = strdup(path);
 }
 
-/* What only a hello needs, and takes its time: not for those who connect and say nothing. */
+/* What only a hello needs, and takes its time: not for those who connect and say nothing. After a reload
+ * it is done again. */
 static int connection_look_closer(struct connection *c)
 {
+        const struct broker *b = c->host->broker;
         struct credentials *who = &c->session->who;
+        int r = 0;
 
-        if (c->is_known)
-                return 0;
+        if (!c->is_known)
+                who->start_time = process_start_time(who->pid);
         c->is_known = true;
-        who->start_time = process_start_time(who->pid);
-        if (c->host->broker->config->has_patterns)
+        if (match_is_known(b->matcher, who))
+                return 0;
+        if (b->config->has_patterns && !who->cgroup)
                 connection_look_at_cgroup(c);
-        return peer_groups(c->fd, who);
+        if (!match_ids_are_known(b->matcher, who))
+                r = match_late(c, who);
+        if (r == 0)
+                match_places(b->matcher, who);
+        return r;
 }
 
 /* Without a word: a crowd that connects and disconnects costs little more than that. */
@@ -183,27 +248,39 @@ static struct connection *connection_of(struct party_member *m)
         return (struct connection *)((char *)m - offsetof(struct connection, member));
 }
 
-/* Nobody may keep others out by connecting and saying nothing. */
-static bool newcomers_are_too_many(const struct connection_host *host, const struct party_key *key)
+static struct connection *connection_of_silent(const struct crowd_member *m)
 {
-        return party_n_members(&host->parties, key) >= CONNECTION_NEWCOMERS_OF_USER ||
-               host->n_newcomers >= CONNECTION_NEWCOMERS;
+        return (struct connection *)((uintptr_t)m - offsetof(struct connection, silent));
 }
 
 static void connection_count_in(struct connection *c)
 {
         c->is_new = true;
-        c->host->n_newcomers++;
         c->host->n_connections[c->admin]++;
         TAILQ_INSERT_TAIL(&c->host->all, c, of_all);
 }
 
 static void connection_is_known(struct connection *c)
 {
-        if (!c->is_new)
-                return;
         c->is_new = false;
-        c->host->n_newcomers--;
+        crowd_leave(&c->host->crowd, &c->silent);
+}
+
+/* Not before the hello, when nothing depends on the process: to watch it costs as much as to accept it. */
+static void connection_watch_process(struct connection *c)
+{
+        if (c->pidfd < 0)
+                return;
+        if (uv_poll_init(c->host->loop, &c->pid_poll, c->pidfd) < 0) {
+                close(c->pidfd);
+                c->pidfd = -1;
+                pin_end(&c->pin, c->fd);
+                return;
+        }
+        c->is_watched = true;
+        c->n_handles++;
+        c->pid_poll.data = c;
+        uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
 }
 
 /* It said hello, and goes on with its tenant. */
@@ -212,6 +289,7 @@ static int connection_change_party(struct connection *c)
         struct party_key key = { .tenant = c->session->tenant, .admin = c->admin };
 
         connection_is_known(c);
+        connection_watch_process(c);
         return party_join(&c->host->parties, &c->member, &key);
 }
 
@@ -241,7 +319,7 @@ static void on_handle_closed(uv_handle_t *handle)
         if (--c->n_handles > 0)
                 return;
         if (c->fd >= 0)
-                close(c->fd);
+                fd_guard_close(&c->guard, c->fd);
         if (c->pidfd >= 0)
                 close(c->pidfd);
         frame_reader_free(c->reader);
@@ -289,11 +367,19 @@ static void connection_leave(struct connection *c)
         connection_drop(c, NULL);
 }
 
+static void connection_stop_looks(struct connection *c)
+{
+        if (c->is_looked_at)
+                TAILQ_REMOVE(&c->host->looked_at, c, of_looked_at);
+        c->is_looked_at = false;
+}
+
 /* Of a connection that has no socket any more, without its session. */
 static void connection_end(struct connection *c)
 {
         assert(c->dropped);
         connection_is_known(c);
+        connection_stop_looks(c);
         party_leave(&c->host->parties, &c->member);
         if (c->is_closing)
                 TAILQ_REMOVE(&c->host->closing, c, of_closing);
@@ -301,7 +387,7 @@ static void connection_end(struct connection *c)
         TAILQ_REMOVE(&c->host->all, c, of_all);
         c->host->n_connections[c->admin]--;
         uv_close((uv_handle_t *)&c->timer, on_handle_closed);
-        if (c->pidfd >= 0)
+        if (c->is_watched)
                 uv_close((uv_handle_t *)&c->pid_poll, on_handle_closed);
 }
 
@@ -316,7 +402,8 @@ static void connection_finish(struct connection *c)
 static void session_is_over(struct connection *c, const char *why)
 {
         uv_timer_stop(&c->timer);
-        if (c->pidfd >= 0)
+        connection_stop_looks(c);
+        if (c->is_watched)
                 uv_poll_stop(&c->pid_poll);
         session_close(c->session, why);
         connection_make_closing(c);
@@ -330,16 +417,18 @@ static void on_process_exit(uv_poll_t *handle, int status, int events)
         (void)status;
         (void)events;
         connection_drop(c, NULL);
-        session_is_over(c, "its process exited");
+        session_is_over(c, session_exit_reason(c->session, "its process exited"));
 }
 
 static void on_quarantine_end(uv_timer_t *timer)
 {
         struct connection *c = timer->data;
+        struct log_limit *log = &c->session->tenant->quarantine_log;
 
         /* Under a living importer such memory cannot be destroyed: not at all, or not defined. */
         if (c->pidfd >= 0 && session_holds_mappings(c->session)) {
-                log_warning(
+                log_limited(
+                        log, LOG_LEVEL_WARNING,
                         "session %" PRIu64
                         ": pid %d still lives after its hang-up and the quarantine's end; what it held "
                         "stays charged to tenant '%s' until it exits, since its device cannot take memory "
@@ -347,20 +436,30 @@ static void on_quarantine_end(uv_timer_t *timer)
                         c->session->id, (int)c->session->who.pid, c->session->tenant->name);
                 return;
         }
-        log_warning("session %" PRIu64
+        log_limited(log, LOG_LEVEL_WARNING,
+                    "session %" PRIu64
                     ": pid %d still lives after its hang-up and the quarantine's end; what it "
                     "held is released",
                     c->session->id, (int)c->session->who.pid);
         session_is_over(c, "quarantine ended");
 }
 
+/* The process lives. It may have begun another program, or unmapped all, so that is looked at from time to
+ * time. One that is awaited has its memory mapped, and says so itself. */
 static void connection_quarantine(struct connection *c)
 {
-        if (process_has_exited(c->pidfd))
-                session_is_over(c, "its process exited");
-        else if (!c->session->may_return || c->pidfd < 0)
-                uv_timer_start(&c->timer, on_quarantine_end, c->host->broker->config->quarantine_timeout_ms,
-                               0);
+        if (process_has_exited(c->pidfd)) {
+                session_is_over(c, session_exit_reason(c->session, "its process exited"));
+                return;
+        }
+        if (c->session->may_return && c->pidfd >= 0)
+                return;
+        uv_timer_start(&c->timer, on_quarantine_end, c->host->broker->config->quarantine_timeout_ms, 0);
+        if (c->is_looked_at || session_holds_mappings(c->session)) /* of a GPU's memory nothing is known */
+                return;
+        TAILQ_INSERT_TAIL(&c->host->looked_at, c, of_looked_at);
+        c->is_looked_at = true;
+        c->host->wake(c->host);
 }
 
 static void connection_close_socket(struct connection *c)
@@ -372,10 +471,20 @@ static void connection_close_socket(struct connection *c)
         if (c->session->in_flight) {
                 shutdown(c->fd, SHUT_RDWR); /* what was sent can still be read */
         } else {
-                close(c->fd);
+                fd_guard_close(&c->guard, c->fd);
                 c->fd = -1;
         }
+        frame_writer_clear(c->writer); /* with references to extents */
         party_rest(&c->host->parties, &c->member);
+}
+
+/* Of its tenant; before the hello, and of operators, of its user. */
+static struct log_limit *connection_violation_log(struct connection *c)
+{
+        const struct session *s = c->session;
+
+        return s->tenant ? &s->tenant->violation_log
+                         : log_limit_of_user(&c->host->violation_logs, s->who.uid);
 }
 
 /* Gives up the socket. The session goes on until nothing of it is left. */
@@ -387,7 +496,7 @@ static void connection_drop(struct connection *c, const char *why)
                 return;
         connection_close_socket(c);
         if (why)
-                log_limited(&c->host->violation_log, LOG_LEVEL_NOTICE,
+                log_limited(connection_violation_log(c), LOG_LEVEL_NOTICE,
                             "session %" PRIu64 " (0: before the hello; uid %u, pid %d): disconnected: %s",
                             s->id, (unsigned)s->who.uid, (int)s->who.pid, why);
         if (s->state == SESSION_CLOSING)
@@ -407,11 +516,18 @@ static void connection_fail(struct connection *c, const char *why)
         connection_make_ready(c);
 }
 
-/* Blocks whose extents wait for an acknowledgement do not count: that is read. */
+static bool connection_is_full(const struct connection *c)
+{
+        return c->session->n_requests >= SESSION_MAX_PENDING;
+}
+
+/* Blocks whose extents wait for an acknowledgement do not count: that is read. Fds in the queue count,
+ * because a client can acknowledge what it has not read. */
 static bool connection_is_paused(const struct connection *c)
 {
         return frame_writer_n_queued(c->writer) > CONNECTION_QUEUE_PAUSE ||
-               c->session->n_requests >= SESSION_MAX_PENDING || session_is_settling(c->session);
+               frame_writer_n_fds(c->writer) >= CONNECTION_QUEUE_FDS ||
+               (connection_is_full(c) && c->is_blocked) || session_is_settling(c->session);
 }
 
 static void on_socket(uv_poll_t *handle, int status, int events);
@@ -612,11 +728,9 @@ static void on_session_take_over(void *userdata, struct session *kept)
         struct connection *c = userdata;
         struct credentials *who = &c->session->who;
 
-        free(kept->who.gids);
-        free(kept->who.cgroup);
+        credentials_clear(&kept->who);
         kept->who = *who;
-        who->gids = NULL;
-        who->cgroup = NULL;
+        *who = (struct credentials){ .pid = kept->who.pid };
         session_free(c->session);
         connection_end(kept->userdata);
         c->session = kept;
@@ -641,6 +755,10 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
         const char *why = "it sent a frame that is no request";
         int r = request ? 0 : -EPROTO;
 
+        if (request && connection_look_closer(c) < 0) {
+                why = "out of memory";
+                r = -ENOMEM;
+        }
         if (request && c->pin.is_open && c->session->state != SESSION_NEW) {
                 why = "it did not wait for the answer to its hello, so that nobody knows whose process it is";
                 r = -EPERM;
@@ -659,6 +777,19 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
         return r;
 }
 
+/* While as many requests wait as may, a request that withdraws one of them is read, and no other. */
+static bool connection_is_next_blocked(struct connection *c)
+{
+        const Bfcd__Request *request;
+        const uint8_t *payload;
+        size_t n_bytes;
+
+        if (!connection_is_full(c) || frame_reader_peek(c->reader, &payload, &n_bytes) != 0)
+                return false;
+        request = message_unpack_request(c->host->arena, payload, n_bytes);
+        return request && request->body_case != BFCD__REQUEST__BODY_CANCEL;
+}
+
 /* Handles whole frames in the buffer, up to a turn's worth. */
 static void connection_handle_frames(struct connection *c)
 {
@@ -672,6 +803,7 @@ static void connection_handle_frames(struct connection *c)
                 size_t n_bytes;
                 int r;
 
+                c->is_blocked = connection_is_next_blocked(c);
                 if (n == CONNECTION_REQUESTS_PER_TURN || (n > 0 && uv_hrtime() >= end_ns) ||
                     connection_is_paused(c)) {
                         c->has_frames = true;
@@ -698,8 +830,10 @@ static void connection_handle_frames(struct connection *c)
 static int connection_read(struct connection *c, size_t n_max)
 {
         pid_t sender;
-        int r;
+        int r = fd_guard_look(&c->guard, c->fd, c->pin.is_open, &n_max);
 
+        if (r != 0)
+                return r;
         if (!c->pin.is_open)
                 return frame_reader_receive_some(c->reader, c->fd, MSG_DONTWAIT, n_max);
         r = frame_reader_receive_from(c->reader, c->fd, MSG_DONTWAIT, n_max, &sender);
@@ -712,8 +846,6 @@ static void connection_receive(struct connection *c)
         int r = connection_read(c, n_max);
 
         c->dribbles = true; /* until there is a frame */
-        if (r == 0)
-                r = connection_look_closer(c);
         if (r == 0)
                 connection_handle_frames(c);
         else if (r == FRAME_EOF || r == -ECONNRESET)
@@ -742,15 +874,15 @@ static void connection_settle(struct connection *c)
         connection_update(c);
 }
 
-/* Notes what the kernel says; the turn does something about it. Who has not had one since
- * the last word is not asked about again until then. */
+/* Notes what the kernel says; the turn does something about it. Where many others have turns before it the
+ * kernel is not asked about it again until then. */
 static void on_socket(uv_poll_t *handle, int status, int events)
 {
         struct connection *c = handle->data;
 
         if (status < 0)
                 connection_fail(c, uv_strerror(status));
-        c->is_muted = c->has_come || c->has_left;
+        c->is_muted = ++c->n_heard >= CONNECTION_HEARD_MAX;
         c->has_come = c->has_come || (events & UV_READABLE);
         c->has_left = c->has_left || (events & UV_DISCONNECT);
         connection_make_ready(c);
@@ -758,16 +890,30 @@ static void on_socket(uv_poll_t *handle, int status, int events)
                 connection_update(c);
 }
 
-static void connection_take_turn(struct party_member *m)
+/* A turn that sends blocks which waited for an acknowledgement. What has come is read in a later one. */
+static void connection_deliver(struct connection *c)
 {
-        struct connection *c = connection_of(m);
+        c->in_batch = true;
+        session_deliver(c->session);
+        c->in_batch = false;
+        connection_settle(c);
+        connection_make_ready(c);
+}
+
+static void connection_serve(struct connection *c)
+{
         bool has_come = c->has_come, has_left = c->has_left;
 
-        c->has_come = c->has_left = c->is_muted = false;
         if (c->events)
                 events_turn(c->events);
         if (c->dropped)
                 return;
+        if (c->session->is_delivering && c->failure[0] == '\0') {
+                connection_deliver(c);
+                return;
+        }
+        c->has_come = c->has_left = c->is_muted = false;
+        c->n_heard = 0;
         if (c->failure[0] != '\0')
                 ; /* it is settled */
         else if (c->has_frames && !connection_is_paused(c))
@@ -779,9 +925,95 @@ static void connection_take_turn(struct party_member *m)
         connection_settle(c);
 }
 
+static void connection_take_turn(struct party_member *m)
+{
+        struct connection *c = connection_of(m);
+        bool is_admin = c->admin;
+
+        if (is_admin)
+                fd_reserve_begin();
+        connection_serve(c);
+        if (is_admin)
+                fd_reserve_end();
+}
+
 static void on_hello_timeout(uv_timer_t *timer)
 {
         connection_drop(timer->data, "it did not say hello in time");
+}
+
+/* ---- places before the hello ----------------------------------------------- */
+
+/* The oldest, but rather one whose hello has not come yet. */
+static struct connection *find_silent(const struct crowd_user *user)
+{
+        struct crowd_member *m = TAILQ_FIRST(&user->members);
+
+        for (unsigned i = 0; m && i < CONNECTION_EVICT_LOOKS; i++, m = TAILQ_NEXT(m, link)) {
+                struct connection *c = connection_of_silent(m);
+                int n_bytes = 0;
+
+                if (c->fd < 0 || ioctl(c->fd, SIOCINQ, &n_bytes) < 0 || n_bytes == 0)
+                        return c;
+        }
+        return connection_of_silent(TAILQ_FIRST(&user->members));
+}
+
+/* It is in no turn of its own now, so it can end at once. */
+static void connection_evict(struct connection *c)
+{
+        const struct credentials *who = &c->session->who;
+
+        log_limited(log_limit_of_user(&c->host->crowd_logs, who->uid), LOG_LEVEL_WARNING,
+                    "uid %u (pid %d) was disconnected before its hello: too many connections have not said "
+                    "hello, and most of them are this user's",
+                    (unsigned)who->uid, (int)who->pid);
+        if (!c->dropped) {
+                connection_close_socket(c);
+                (void)session_hang_up(c->session);
+        }
+        connection_finish(c);
+}
+
+/* Tenants' users come first, and those whose sessions wait for their clients. */
+static bool is_named(const struct connection_host *host, const struct credentials *who)
+{
+        const struct broker *b = host->broker;
+
+        return b->default_tenant || match_names_user(b->matcher, who) || session_is_awaited_of(b, who->uid);
+}
+
+static int connection_find_place(struct connection *c, struct credentials *who)
+{
+        struct connection_host *host = c->host;
+        struct crowd_user *user;
+        bool named;
+        int r = match_early(host, c->fd, who, &c->n_group_bytes);
+
+        if (r < 0)
+                return r;
+        named = is_named(host, who);
+        r = crowd_look(&host->crowd, who->uid, named, &user);
+        if (r < 0) {
+                log_limited(log_limit_of_user(&host->crowd_logs, who->uid), LOG_LEVEL_WARNING,
+                            "uid %u (pid %d) was turned away: too many connections have not said hello",
+                            (unsigned)who->uid, (int)who->pid);
+                return r;
+        }
+        if (r > 0)
+                connection_evict(find_silent(user));
+        return crowd_join(&host->crowd, &c->silent, who->uid, named);
+}
+
+/* Before the hello. Users that no tenant names are one party, however many they are, so that members wait for
+ * one turn of theirs. */
+static const struct party_key *connection_first_party(const struct connection *c, struct party_key *ret)
+{
+        bool is_outsider = !c->admin && !c->silent.user->is_named;
+
+        *ret = (struct party_key){ .admin = c->admin,
+                                   .uid = is_outsider ? CONNECTION_NO_USER : c->session->who.uid };
+        return ret;
 }
 
 /* ---- what the server calls ----------------------------------------------- */
@@ -790,38 +1022,34 @@ int connection_new(struct connection_host *host, int fd, bool admin)
 {
         struct connection *c = calloc(1, sizeof(*c));
         struct credentials who = { .gids = NULL };
-        struct party_key key = { .admin = admin };
+        struct party_key key;
+        struct fd_guard guard;
         int r;
 
+        fd_guard_init(&guard, fd);
         if (!c) {
-                close(fd);
+                fd_guard_close(&guard, fd);
                 return -ENOMEM;
         }
         if (has_hung_up(fd)) {
-                close(fd);
+                fd_guard_close(&guard, fd);
                 free(c);
                 return -ECONNABORTED;
         }
         c->host = host;
+        c->guard = guard;
         c->member.turn = connection_take_turn;
         c->admin = admin;
         c->fd = fd;
         c->pidfd = -1;
         c->linger_ms = 1;
         r = peer_credentials(fd, &who);
-        if (r < 0)
-                goto fail;
-        key.uid = who.uid;
-        if (newcomers_are_too_many(host, &key)) {
-                log_limited(&host->crowd_log, LOG_LEVEL_WARNING,
-                            "uid %u (pid %d) was turned away: too many connections that have not said hello",
-                            (unsigned)who.uid, (int)who.pid);
-                r = -EUSERS;
-                goto fail;
-        }
-        r = pin_new(&c->pin, fd, who.pid, &c->pidfd);
+        if (r == 0) /* soon: what is sent before it does not tell who sent it, on older kernels */
+                r = pin_new(&c->pin, fd, who.pid, &c->pidfd);
         if (r == -ESRCH) /* as has_hung_up() */
                 r = -ECONNABORTED;
+        if (r == 0 && !admin)
+                r = connection_find_place(c, &who);
         if (r == 0)
                 r = frame_reader_new(false, &c->reader);
         if (r == 0)
@@ -829,7 +1057,7 @@ int connection_new(struct connection_host *host, int fd, bool admin)
         if (r == 0)
                 r = session_new(host->broker, admin, &who, &connection_session_ops, c, &c->session);
         if (r == 0)
-                r = party_join(&host->parties, &c->member, &key);
+                r = party_join(&host->parties, &c->member, connection_first_party(c, &key));
         if (r == 0)
                 r = uv_poll_init(host->loop, &c->poll, fd);
         if (r < 0)
@@ -837,16 +1065,7 @@ int connection_new(struct connection_host *host, int fd, bool admin)
 
         uv_timer_init(host->loop, &c->timer);
         c->n_handles = 2;
-        if (c->pidfd >= 0 && uv_poll_init(host->loop, &c->pid_poll, c->pidfd) < 0) {
-                close(c->pidfd);
-                c->pidfd = -1;
-                c->pin.is_open = false;
-        }
-        if (c->pidfd >= 0) {
-                c->n_handles++;
-                uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
-        }
-        c->poll.data = c->timer.data = c->pid_poll.data = c;
+        c->poll.data = c->timer.data = c;
         uv_timer_start(&c->timer, on_hello_timeout, CONNECTION_HELLO_TIMEOUT_MS, 0);
         connection_count_in(c);
         connection_update(c);
@@ -854,13 +1073,14 @@ int connection_new(struct connection_host *host, int fd, bool admin)
 fail:
         if (c->pidfd >= 0)
                 close(c->pidfd);
+        crowd_leave(&host->crowd, &c->silent);
         party_leave(&host->parties, &c->member);
         session_free(c->session);
         frame_reader_free(c->reader);
         frame_writer_free(c->writer);
-        free(who.gids);
+        credentials_clear(&who);
         free(c);
-        close(fd);
+        fd_guard_close(&guard, fd);
         return r;
 }
 
@@ -868,7 +1088,9 @@ void connection_host_init(struct connection_host *host)
 {
         TAILQ_INIT(&host->all);
         TAILQ_INIT(&host->closing);
+        TAILQ_INIT(&host->looked_at);
         parties_init(&host->parties);
+        crowd_init(&host->crowd);
 }
 
 /* Turns, for as long as a slice. Who comes meanwhile waits no longer than that, and for one
@@ -952,6 +1174,31 @@ void connection_turn(struct connection_host *host)
         turn_closing(host);
 }
 
+/* Each session at most once. Those whose memory is mapped cost one look each. */
+void connection_look(struct connection_host *host)
+{
+        const struct connection *last = TAILQ_LAST(&host->looked_at, connection_list);
+        size_t n_left = CONNECTION_LOOKS, n;
+        struct connection *c;
+        bool is_last = !last;
+
+        while (!is_last && n_left > 0) {
+                c = TAILQ_FIRST(&host->looked_at);
+                is_last = c == last;
+                TAILQ_REMOVE(&host->looked_at, c, of_looked_at);
+                TAILQ_INSERT_TAIL(&host->looked_at, c, of_looked_at);
+                n = n_left < CONNECTION_LOOKS_OF_ONE ? n_left : CONNECTION_LOOKS_OF_ONE;
+                if (session_look_for_mappings(c->session, &c->look, n, &n) == 0)
+                        session_is_over(c, "its process has unmapped all that it had");
+                n_left -= n > 0 ? n : 1;
+        }
+}
+
+bool connection_looks(const struct connection_host *host)
+{
+        return !TAILQ_EMPTY(&host->looked_at);
+}
+
 bool connection_is_due(const struct connection_host *host)
 {
         return !TAILQ_EMPTY(&host->parties.due) || !TAILQ_EMPTY(&host->closing);
@@ -995,15 +1242,8 @@ int connection_keep(struct connection_host *host, struct session *s)
         is_gone = c->pidfd < 0 && errno == ESRCH;
         uv_timer_init(host->loop, &c->timer);
         c->n_handles = 1;
-        c->timer.data = c->pid_poll.data = c;
-        if (c->pidfd >= 0 && uv_poll_init(host->loop, &c->pid_poll, c->pidfd) < 0) {
-                close(c->pidfd);
-                c->pidfd = -1;
-        }
-        if (c->pidfd >= 0) {
-                c->n_handles++;
-                uv_poll_start(&c->pid_poll, UV_READABLE, on_process_exit);
-        }
+        c->timer.data = c;
+        connection_watch_process(c);
         host->n_connections[false]++;
         TAILQ_INSERT_TAIL(&host->all, c, of_all);
         if (is_gone)

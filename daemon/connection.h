@@ -5,7 +5,7 @@
  * Bounds: a turn is a few requests, or some microseconds, and tenants have turns
  * one after the other, however many connections each has; no reading while
  * replies wait in the queue or too many requests are unanswered; few connections
- * of one user that have not said hello; a peer that does not say it in time,
+ * that have not said hello (crowd.h); a peer that does not say it in time,
  * takes none of its replies for too long, or violates the protocol, is dropped.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -18,6 +18,7 @@
 #include <sys/queue.h>
 
 #include "daemon/broker.h"
+#include "daemon/crowd.h"
 #include "daemon/party.h"
 #include "proto/message.h"
 
@@ -32,18 +33,19 @@ struct connection_host {
         struct broker *broker;
         struct message_arena *arena; /* for the request at hand */
         struct connection_list all;
-        struct connection_list closing; /* sessions to be reaped, or settled, in slices */
-        struct parties parties;         /* who has something to do */
-        size_t n_newcomers;             /* have not said hello */
-        size_t n_connections[2];        /* clients, admins */
-        struct log_limit crowd_log, violation_log;
+        struct connection_list closing;   /* sessions to be reaped, or settled, in slices */
+        struct connection_list looked_at; /* sessions in quarantine, whose memory may be unmapped by now */
+        struct parties parties;           /* who has something to do */
+        struct crowd crowd;               /* clients that have not said hello */
+        size_t n_connections[2];          /* clients, admins */
+        struct log_limits crowd_logs, violation_logs;
         void (*wake)(struct connection_host *host); /* there is something in a list */
 };
 
 void connection_host_init(struct connection_host *host);
 
-/* Takes over fd, also on failure. -EUSERS: too many of this user's connections,
- * or in all, have not said hello; logged. -ECONNABORTED: it has hung up already. */
+/* Takes over fd, also on failure. It may close another connection that has not said hello. -EUSERS: there
+ * are too many of these, and none has to give way; logged. -ECONNABORTED: it has hung up already. */
 int connection_new(struct connection_host *host, int fd, bool admin);
 
 /* A connection without a socket, for a session that another process had: its process is watched,
@@ -54,6 +56,11 @@ int connection_keep(struct connection_host *host, struct session *s);
  * there is any of that. */
 void connection_turn(struct connection_host *host);
 bool connection_is_due(const struct connection_host *host);
+
+/* Ends sessions in quarantine whose memory no process has mapped any more. Bounded: call it every
+ * BROKER_LOOK_MS while connection_looks(). */
+void connection_look(struct connection_host *host);
+bool connection_looks(const struct connection_host *host);
 
 /* Ends every connection; sessions that a successor may have stay in the ledger, all others end. */
 void connection_leave_all(struct connection_host *host, const char *why);

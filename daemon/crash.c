@@ -4,7 +4,9 @@
 #include "daemon/crash.h"
 
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <unistd.h>
 
 static const int signals[] = { SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL };
 
@@ -13,12 +15,19 @@ static const int signals[] = { SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL };
 static struct sigaction before[N_SIGNALS]; /* a sanitizer's, say */
 static _Atomic(_Atomic uint32_t *) counted;
 
+/* The kernel's own signals have a positive si_code; abort() sends its signal from this process. */
+static bool is_ours(const siginfo_t *info)
+{
+        return info->si_code > 0 || info->si_pid == getpid();
+}
+
 /* Counted once, whoever else is told of it. */
-static void on_crash(int number)
+static void on_crash(int number, siginfo_t *info, void *context)
 {
         _Atomic uint32_t *count = atomic_exchange(&counted, NULL);
 
-        if (count)
+        (void)context;
+        if (count && is_ours(info))
                 atomic_fetch_add(count, 1);
         for (size_t i = 0; i < N_SIGNALS; i++)
                 sigaction(signals[i], &before[i], NULL);
@@ -27,7 +36,7 @@ static void on_crash(int number)
 
 void crash_count_in(_Atomic uint32_t *count)
 {
-        struct sigaction action = { .sa_handler = on_crash };
+        struct sigaction action = { .sa_sigaction = on_crash, .sa_flags = SA_SIGINFO };
         _Atomic uint32_t *old = atomic_exchange(&counted, count);
 
         sigemptyset(&action.sa_mask);

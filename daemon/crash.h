@@ -1,6 +1,7 @@
-/* Counts this process's crashes: its end by a signal that says that it, or what it works on, is
- * broken (an assertion, a bad address, the watchdog of the service manager). Whoever ends it
- * from outside, with SIGKILL or SIGTERM, is not counted.
+/* Counts this process's crashes: its end by a signal that it caused itself (an assertion, a bad
+ * address). A signal that another process sends does not count, whatever its number: neither
+ * SIGKILL nor the SIGABRT of the service manager's watchdog. A loop that hangs can be the work of a
+ * client, and must not cost the other clients their sessions.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CRASH_H

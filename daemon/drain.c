@@ -95,7 +95,7 @@ static bool is_drained(struct quota *q, void *userdata)
 
 static bool add_escaped(struct quota *q, void *userdata)
 {
-        *(uint64_t *)userdata += arena_escaped_bytes(q->arena);
+        *(uint64_t *)userdata += arena_unreclaimed_bytes(q->arena);
         return true;
 }
 
@@ -106,6 +106,7 @@ static void set_draining(struct drain *drain, bool is_draining)
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (b->partitions[i].device == drain->device->device)
                         partition_set_draining(&b->partitions[i], is_draining);
+        broker_look_for_escapes(b);
 }
 
 /* ---- emptying ------------------------------------------------------------ */
@@ -268,7 +269,7 @@ static void backed(void *userdata, struct quota *q, int result)
                 snprintf(drain->sentence, sizeof(drain->sentence),
                          "what tenant '%s' has in advance in partition '%s', %" PRIu64
                          " bytes, cannot be made: %s",
-                         q->tenant, q->partition->name, q->account.limit_bytes, strerror(-result));
+                         q->tenant, q->partition->name, q->account.limit_bytes, device_error(result));
         }
         if (--drain->n_backing == 0)
                 resume_is_done(drain);

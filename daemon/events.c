@@ -10,16 +10,21 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/fd_guard.h"
 #include "proto/frame.h"
 
 #define EVENTS_QUEUE_MAX     (64u * 1024u)
 #define EVENTS_RECEIVE_BYTES 128u /* in one turn */
+#define EVENTS_HEARD_MAX     8u   /* as CONNECTION_HEARD_MAX */
 
 struct events {
         uv_poll_t poll;
         int fd;
-        bool ended;    /* ops->end() was called */
-        bool readable; /* something came, and its turn has not */
+        struct fd_guard guard; /* of fd */
+        bool ended;            /* ops->end() was called */
+        bool readable;         /* something came, and its turn has not */
+        unsigned n_heard;      /* how often the kernel has said so */
+        int awaited;           /* events that poll waits for */
         const struct events_ops *ops;
         void *userdata;
         struct message_arena *arena;
@@ -38,13 +43,25 @@ static void events_end(struct events *e, const char *why)
         e->ops->end(e->userdata, why);
 }
 
+/* 0: nothing, until its turn. To change what is awaited costs system calls. */
+static void events_await(struct events *e, int events)
+{
+        if (e->ended || events == e->awaited)
+                return;
+        e->awaited = events;
+        if (events == 0)
+                uv_poll_stop(&e->poll);
+        else
+                uv_poll_start(&e->poll, events, on_events);
+}
+
 /* Sends what the socket takes. A client that hung up is heard when it is read. */
 static void events_flush(struct events *e)
 {
         int r = frame_writer_flush(e->writer, e->fd);
 
-        if (!e->ended && !e->readable)
-                uv_poll_start(&e->poll, UV_READABLE | (r == FRAME_AGAIN ? UV_WRITABLE : 0), on_events);
+        if (!e->readable || e->awaited != 0)
+                events_await(e, UV_READABLE | (r == FRAME_AGAIN ? UV_WRITABLE : 0));
 }
 
 static void events_handle_frames(struct events *e)
@@ -77,19 +94,24 @@ static void on_events(uv_poll_t *handle, int status, int events)
         if (!(events & UV_READABLE) || e->ended)
                 return;
         e->readable = true;
-        uv_poll_stop(&e->poll); /* until its turn */
+        if (++e->n_heard >= EVENTS_HEARD_MAX)
+                events_await(e, 0);
         e->ops->ready(e->userdata);
 }
 
 void events_turn(struct events *e)
 {
+        size_t n_max = EVENTS_RECEIVE_BYTES;
         int r;
 
         if (e->ended || !e->readable)
                 return;
         e->readable = false;
+        e->n_heard = 0;
         events_flush(e); /* and waits again */
-        r = frame_reader_receive_some(e->reader, e->fd, MSG_DONTWAIT, EVENTS_RECEIVE_BYTES);
+        r = fd_guard_look(&e->guard, e->fd, false, &n_max);
+        if (r == 0)
+                r = frame_reader_receive_some(e->reader, e->fd, MSG_DONTWAIT, n_max);
         if (r == 0)
                 events_handle_frames(e);
         else if (r == -EPROTO)
@@ -102,7 +124,7 @@ static void on_closed(uv_handle_t *handle)
 {
         struct events *e = handle->data;
 
-        close(e->fd);
+        fd_guard_close(&e->guard, e->fd);
         frame_reader_free(e->reader);
         frame_writer_free(e->writer);
         free(e);
@@ -134,6 +156,7 @@ static int events_open(struct events *e, struct uv_loop_s *loop, int *ret_fd)
                 close(fds[1]);
                 return r;
         }
+        fd_guard_init(&e->guard, fds[0]);
         e->poll.data = e;
         e->fd = fds[0];
         *ret_fd = fds[1];
@@ -158,7 +181,7 @@ int events_new(struct uv_loop_s *loop, struct message_arena *arena, const struct
                 free(e);
                 return r;
         }
-        uv_poll_start(&e->poll, UV_READABLE, on_events);
+        events_await(e, UV_READABLE);
         *ret = e;
         return 0;
 }

@@ -11,6 +11,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/holding.h"
+#include "daemon/number.h"
 #include "daemon/report.h"
 
 /* ---- words ------------------------------------------------------------------ */
@@ -30,7 +31,7 @@ static const char *plural(uint64_t n)
         return n == 1 ? "" : "s";
 }
 
-/* "session 7 (pid 123, train.py): 4096 bytes in 3 blocks" */
+/* "session 7 (pid 123, train.py): 4.0 KiB in 3 blocks" */
 static void append_holding(char *sentence, size_t n, const struct holding *h, bool with_tenant)
 {
         const struct session *s = h->session;
@@ -38,18 +39,19 @@ static void append_holding(char *sentence, size_t n, const struct holding *h, bo
         append(sentence, n, "session %" PRIu64 " (", s->id);
         if (with_tenant)
                 append(sentence, n, "tenant '%s', ", h->quota->tenant);
-        append(sentence, n, "pid %d, %.31s): %" PRIu64 " bytes in %" PRIu32 " block%s", (int)s->who.pid,
-               s->name[0] ? s->name : "without a name", h->bytes, h->n_blocks, plural(h->n_blocks));
+        append(sentence, n, "pid %d, %.31s): %s in %" PRIu32 " block%s", (int)s->who.pid,
+               s->name[0] ? s->name : "without a name", NUMBER_SIZE(h->bytes), h->n_blocks,
+               plural(h->n_blocks));
 }
 
 /* What was not named: so many sessions have so much. */
 static void append_rest(char *sentence, size_t n, uint64_t n_sessions, uint64_t n_bytes)
 {
         if (n_bytes > 0 && n_sessions == 0)
-                append(sentence, n, ", in shared blocks: %" PRIu64 " bytes", n_bytes);
+                append(sentence, n, ", shared blocks: %s", NUMBER_SIZE(n_bytes));
         else if (n_bytes > 0)
-                append(sentence, n, ", %" PRIu64 " other%s: %" PRIu64 " bytes", n_sessions,
-                       plural(n_sessions), n_bytes);
+                append(sentence, n, ", %" PRIu64 " other%s: %s", n_sessions, plural(n_sessions),
+                       NUMBER_SIZE(n_bytes));
 }
 
 static void append_holdings(char *sentence, size_t n, struct holding *const *holdings, size_t n_holdings,
@@ -57,7 +59,7 @@ static void append_holdings(char *sentence, size_t n, struct holding *const *hol
 {
         append(sentence, n, "; ");
         for (size_t i = 0; i < n_holdings; i++) {
-                append(sentence, n, "%s", i == 0 ? "the most has " : ", ");
+                append(sentence, n, "%s", i == 0 ? "largest holders: " : ", ");
                 append_holding(sentence, n, holdings[i], with_tenant);
                 n_bytes -= holdings[i]->bytes;
         }
@@ -74,8 +76,8 @@ void explain_to_tenant(struct quota *q, int error, char *sentence, size_t n)
 
         append_holdings(sentence, n, ranks, n_ranks, q->n_sessions, q->bytes_in_use, false);
         if (error == -ENOMEM)
-                append(sentence, n, "; other tenants have %" PRIu64 " bytes reserved",
-                       q->partition->pool.charged_bytes - q->account.charged_bytes);
+                append(sentence, n, "; other tenants have %s reserved",
+                       NUMBER_SIZE(q->partition->pool.charged_bytes - q->account.charged_bytes));
 }
 
 /* The first of all quotas, of which each knows its own. */
@@ -112,6 +114,45 @@ void explain_to_log(struct quota *q, int error, char *sentence, size_t n)
         }
         n_ranks = partition_rank(q->partition, ranks, &n_sessions);
         append_holdings(sentence, n, ranks, n_ranks, n_sessions, q->partition->bytes_in_use, true);
+}
+
+/* "red in train, blue in serve", or only "train, serve". False: it is too long, and was cut. */
+static bool list_names(const struct session *viewer, bool tenants, char *list, size_t n)
+{
+        const struct broker *b = viewer->broker;
+        const char *last = "";
+
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                const struct quota *q;
+
+                TAILQ_FOREACH(q, &b->partitions[i].quotas, of_partition)
+                {
+                        if (q->is_removed || !report_shows(viewer, q->tenant) ||
+                            (!tenants && strcmp(last, b->partitions[i].name) == 0))
+                                continue;
+                        last = b->partitions[i].name;
+                        append(list, n, "%s%s%s%s", *list ? ", " : "", tenants ? q->tenant : "",
+                               tenants ? " in " : "", last);
+                        if (strlen(list) + 1 >= n)
+                                return false;
+                }
+        }
+        return true;
+}
+
+void explain_names(const struct session *viewer, const char *tenant, const char *partition, char *sentence,
+                   size_t n_sentence)
+{
+        bool has_tenant = tenant[0] != '\0', has_partition = partition[0] != '\0';
+        char list[EXPLAIN_NAMES] = "";
+        bool is_whole = list_names(viewer, has_tenant, list, sizeof(list));
+
+        if (has_tenant && has_partition)
+                snprintf(sentence, n_sentence, "no quota for '%.63s' in '%.63s'", tenant, partition);
+        else
+                snprintf(sentence, n_sentence, "there is no %s '%.63s'", has_tenant ? "tenant" : "partition",
+                         has_tenant ? tenant : partition);
+        append(sentence, n_sentence, "; you can see: %s%s", *list ? list : "none", is_whole ? "" : "...");
 }
 
 /* ---- the report --------------------------------------------------------------- */
@@ -188,7 +229,7 @@ static uint64_t holding_idle(const struct holding *h)
         uint64_t idle;
         size_t i = 0;
 
-        if (client_page_read(s->page, s->broker->reader, &word) < 0)
+        if (client_page_read(s->page, &word) < 0)
                 return 0;
         while (&s->shares[i].holding != h)
                 i++;
@@ -265,9 +306,7 @@ static void explain_partition(const struct session *viewer, const struct partiti
 
 static double fragmentation(const Bfcd__Figures *f)
 {
-        if (f->bytes_free <= f->largest_free_block_bytes)
-                return 0;
-        return 1 - (double)f->largest_free_block_bytes / (double)f->bytes_free;
+        return f->bytes_free > 0 ? (double)f->bytes_fragmented / (double)f->bytes_free : 0;
 }
 
 int explain_page(const struct session *viewer, const Bfcd__Explain *request, struct explanation *ret)

@@ -30,6 +30,13 @@ void explain_to_tenant(struct quota *q, int error, char *sentence, size_t n_sent
 /* The same for the log: for -ENOMEM the sessions of all tenants of the partition. */
 void explain_to_log(struct quota *q, int error, char *sentence, size_t n_sentence);
 
+#define EXPLAIN_NAMES    400u /* bytes of a list of names */
+#define EXPLAIN_SENTENCE 640u
+
+/* What is wrong with these names ("": not given), of which nothing was found, and which there are. */
+void explain_names(const struct session *viewer, const char *tenant, const char *partition, char *sentence,
+                   size_t n_sentence);
+
 /* A page of the report, and the memory that its row lies in; names are borrowed. */
 struct explanation {
         Bfcd__ExplainReply reply;

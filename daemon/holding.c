@@ -76,6 +76,14 @@ void holding_remove(struct holding *h, uint64_t n_bytes)
                 h->largest_bytes = 0;
 }
 
+void holding_split(struct holding *h, uint64_t n_bytes)
+{
+        h->n_blocks++;
+        if (n_bytes == h->largest_bytes)
+                h->largest_is_old = true;
+        rank_offer(h->quota->ranks.by_blocks, h, true);
+}
+
 /* Puts it where it belongs among the first n, if it does; places may be empty. */
 static void rank_insert(struct holding **ranks, size_t n, struct holding *h, bool by_blocks)
 {

@@ -38,6 +38,7 @@ void holding_leave(struct holding *h);
 
 void holding_add(struct holding *h, uint64_t n_bytes);
 void holding_remove(struct holding *h, uint64_t n_bytes);
+void holding_split(struct holding *h, uint64_t n_bytes); /* one of n_bytes is two from now on */
 
 /* Those of the quota with the most bytes (blocks), the most first, and none that has
  * nothing. Returns how many there are, QUOTA_RANKS at most. */

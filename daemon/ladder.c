@@ -9,6 +9,7 @@
 #include "daemon/number.h"
 
 #define LADDER_AGAIN_MS 500u
+#define LADDER_EXPIRES  16u    /* quotas whose kept memory is given back in one call */
 #define LADDER_CALM_MS  10000u /* so long without a claim, and the next is as good as the first */
 
 /* Nobody grows with what is held. */
@@ -22,6 +23,15 @@ void ladder_unhold(struct quota *q)
 }
 
 static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep);
+static bool ladder_recall_kept(struct quota *q, struct quota_request *request);
+
+/* Whether extents that are kept may be what the device lacked: memory of the machine or of the control group,
+ * reserved pages, fds, or places in the store. */
+static bool ladder_may_help(int result)
+{
+        return result == -ENOMEM || result == -ENOBUFS || result == -ENOSPC || result == -EMFILE ||
+               result == -EXFULL;
+}
 
 static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
 {
@@ -44,7 +54,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 handle = 0;
         }
         quota_publish(q);
-        if (request)
+        if (request && !(ladder_may_help(result) && ladder_recall_kept(q, request)))
                 quota_complete(request, result, handle, offset);
         quota_make_due(q);
         if (q->partition->is_draining)
@@ -69,7 +79,7 @@ void ladder_claim(struct quota_request *request, uint64_t n_bytes)
         if (request->claim > 0 && n_bytes == 0) {
                 request->quota->unclaimed_ms = clock_ms();
                 p->n_claims--;
-                TAILQ_FOREACH(q, &p->quotas, of_partition)
+                TAILQ_FOREACH(q, &p->waiting, of_waiting)
                 if (q != request->quota) /* those behind it */
                         quota_make_due(q);
         }
@@ -93,11 +103,11 @@ static uint64_t partition_claims_before(const struct quota_request *request, uin
 
         if (p->n_claims == 0)
                 return 0;
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        TAILQ_FOREACH(q, &p->waiting, of_waiting)
         {
                 const struct quota_request *first = TAILQ_FIRST(&q->waiting);
 
-                if (q != request->quota && first && first->ticket < request->ticket && first->claim > 0 &&
+                if (q != request->quota && first->ticket < request->ticket && first->claim > 0 &&
                     (now == 0 || !quota_claim_is_aged(q, now)))
                         n_bytes += first->claim;
         }
@@ -159,6 +169,14 @@ static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
                             &of_pool) == 0;
 }
 
+void ladder_end_recall(struct quota *q, bool is_over)
+{
+        if (!q->is_recalled || !is_over)
+                return;
+        q->is_recalled = false;
+        q->partition->keepers->n_recalled--;
+}
+
 /* What was given back is uncharged by now, in this very turn of the loop: nobody else had it.
  * Less than n_bytes is where the device did not take all of it back. */
 static void quota_released(void *userdata, uint64_t n_bytes)
@@ -166,10 +184,17 @@ static void quota_released(void *userdata, uint64_t n_bytes)
         struct quota *q = userdata;
         uint64_t traded = min_u64(n_bytes, q->trade_bytes);
 
+        ladder_end_recall(q, arena_leaving_bytes(q->arena) == 0);
         q->trade_bytes -= traded;
         (void)quota_hold(q, q->held.n_bytes + traded);
         ladder_settle(q);
         partition_make_due(q->partition);
+}
+
+/* What was made in advance stays, and what a successor is to have. */
+static bool quota_may_release(const struct quota *q)
+{
+        return !q->is_left && (!q->partition->preallocate || q->is_removed || q->partition->is_draining);
 }
 
 /* Starts giving back; returns how many bytes. */
@@ -177,7 +202,7 @@ static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct
 {
         uint64_t n_bytes;
 
-        if (q->is_left || (q->partition->preallocate && !q->is_removed && !q->partition->is_draining))
+        if (!quota_may_release(q))
                 return 0;
         n_bytes = arena_release(q->arena, want_bytes, keep, quota_released, q);
         if (n_bytes > 0) /* it is free no more */
@@ -185,28 +210,39 @@ static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct
         return n_bytes;
 }
 
-/* A tenant without blocks whose last session has left holds nothing: its extents
- * go back. */
+/* How many bytes of wholly free extents it may keep now. */
+static uint64_t quota_may_keep(const struct quota *q)
+{
+        return q->kept_until_ms != 0 ? q->keep_bytes : 0;
+}
+
+int ladder_resume_release(struct quota *q)
+{
+        return arena_resume_release(q->arena, quota_released, q);
+}
+
+/* What is charged for something other than extents that can be used or given back. */
+static uint64_t quota_unusable_bytes(const struct quota *q)
+{
+        return arena_retiring_bytes(q->arena) + arena_escaped_bytes(q->arena) + q->closed.n_bytes +
+               q->held.n_bytes;
+}
+
 void ladder_settle(struct quota *q)
 {
-        if (q->n_sessions == 0 && !q->growing)
-                (void)quota_release(q, UINT64_MAX, NULL);
+        uint64_t n_kept = quota_may_keep(q);
+
+        if (q->n_sessions > 0 || q->growing || !quota_may_release(q) ||
+            (n_kept > 0 && q->account.charged_bytes <= n_kept + quota_unusable_bytes(q)))
+                return;
+        if (arena_release_beyond(q->arena, n_kept, quota_released, q) > 0)
+                quota_publish(q);
 }
 
 /* Bytes of this quota on their way back, late ones not counted. */
 static uint64_t quota_coming(const struct quota *q)
 {
         return arena_leaving_bytes(q->arena) + arena_awaited_bytes(q->arena);
-}
-
-static bool partition_is_closing(const struct partition *p)
-{
-        struct quota *q;
-
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
-        if (q->n_closing > 0)
-                return true;
-        return false;
 }
 
 /* What a quota holds beyond what its reserve keeps anyway: only that can come
@@ -328,7 +364,7 @@ static bool quota_is_late(struct quota *q)
         uint64_t now = clock_ms();
 
         if (q->blocked_ms == 0)
-                q->blocked_ms = now;
+                quota_set_blocked(q, now);
         return now - max_u64(q->blocked_ms, TAILQ_FIRST(&q->waiting)->since_ms) >
                q->partition->reclaim_timeout_ms;
 }
@@ -349,7 +385,8 @@ static int quota_wait_for_own(struct quota *q, uint64_t missing, int refusal)
 /* Its own limit, or what others' reserves leave it, misses so many bytes. 0: they are on their way. */
 static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *plan, int refusal)
 {
-        uint64_t coming = quota_coming(q);
+        uint64_t coming =
+                quota_coming(q) + arena_late_bytes(q->arena); /* its own it waits for, up to a time */
 
         if (coming < missing && arena_releasable(q->arena, plan) >= missing - coming)
                 coming += quota_give_for(q, plan, missing - coming);
@@ -364,7 +401,7 @@ static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const s
         struct quota_request *first = TAILQ_FIRST(&q->waiting);
         uint64_t coming = partition_coming(q);
 
-        if (coming < missing && !partition_is_closing(q->partition) &&
+        if (coming < missing && q->partition->n_closing == 0 &&
             !quota_reclaim_from_partition(q, missing - coming, plan, false))
                 return -ENOMEM;
         if (!quota_is_late(q))
@@ -373,7 +410,7 @@ static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const s
         if (first->asked_again || !quota_reclaim_from_partition(q, missing, plan, true))
                 return -ENOMEM;
         first->asked_again = true;
-        q->blocked_ms = clock_ms();
+        quota_set_blocked(q, clock_ms());
         return 0;
 }
 
@@ -385,6 +422,10 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         int r;
 
         ladder_unhold(q);
+        if (quota_growth_pause_ms(q) > 0) {
+                request->device_failed = true;
+                return -ECANCELED;
+        }
         r = quota_charge(q, plan->new_bytes, &charge, &missing);
         if (r < 0)
                 return r;
@@ -429,8 +470,11 @@ static int ladder_make_room_by_itself(struct quota *q, struct quota_request *req
         uint64_t most = account_attainable(&q->account);
         struct bfc_growth plan;
         bool of_own;
-        int r = ladder_plan(q, request, &plan);
+        int r;
 
+        if (request->has_recalled && q->partition->keepers->n_recalled > 0 && !quota_is_late(q))
+                return 0;
+        r = ladder_plan(q, request, &plan);
         if (r < 0)
                 return r;
         if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */
@@ -523,16 +567,194 @@ int ladder_make_room(struct quota *q, struct quota_request *request)
                 return r;
         now = clock_ms();
         if (q->blocked_ms == 0)
-                q->blocked_ms = now;
+                quota_set_blocked(q, now);
         if (ladder_ask_sessions(q, request, &lack, now) || ladder_queue(q, request, now))
                 return 0;
         r = r == -ENOMEM ? ladder_last_chance(q, request) : r;
         return r == LADDER_WAIT ? 0 : r;
 }
 
+static void ladder_release_surplus(struct quota *q)
+{
+        uint64_t kept = q->peaks_bytes + quota_unusable_bytes(q) + quota_may_keep(q);
+        uint64_t surplus = q->account.charged_bytes - min_u64(q->account.charged_bytes, kept);
+
+        /* A waiting request uses the free extents, or releases them itself. */
+        if (surplus == 0 || q->is_left || q->growing || q->backed || !TAILQ_EMPTY(&q->waiting) ||
+            (q->partition->preallocate && !q->is_removed))
+                return;
+        if (arena_release_unmapped(q->arena, surplus, quota_released, q) > 0)
+                quota_publish(q);
+}
+
+void quota_release_surplus(struct quota *q)
+{
+        /* After the last one quota_leave() gives back all but what is kept. */
+        if (q->n_sessions > 1 || quota_may_keep(q) == 0)
+                ladder_release_surplus(q);
+}
+
 void quota_release_idle(struct quota *q)
 {
         (void)quota_release(q, UINT64_MAX, NULL);
+}
+
+uint64_t quota_release_soon(struct quota *q, uint64_t n_bytes)
+{
+        if (n_bytes > 0 && quota_may_release(q) &&
+            arena_release_soon(q->arena, n_bytes, NULL, quota_released, q) > 0)
+                quota_publish(q);
+        return quota_coming(q);
+}
+
+/* ---- what is kept for the next session ------------------------------------- */
+
+void ladder_unkeep(struct quota *q)
+{
+        if (q->kept_until_ms != 0)
+                TAILQ_REMOVE(&q->partition->keepers->quotas, q, of_kept);
+        q->kept_until_ms = 0;
+}
+
+void quota_keep(struct quota *q)
+{
+        struct quota_list *kept = q->partition->keepers ? &q->partition->keepers->quotas : NULL;
+        struct quota *before;
+
+        ladder_unkeep(q);
+        if (!kept || q->keep_bytes == 0 || q->is_left || q->is_removed || q->partition->preallocate ||
+            q->partition->is_draining || q->partition->is_lost)
+                return;
+        q->kept_until_ms = clock_ms() + q->keep_ms;
+        before = TAILQ_LAST(kept, quota_list);
+        while (before && before->kept_until_ms > q->kept_until_ms)
+                before = TAILQ_PREV(before, quota_list, of_kept);
+        if (before)
+                TAILQ_INSERT_AFTER(kept, before, q, of_kept);
+        else
+                TAILQ_INSERT_HEAD(kept, q, of_kept);
+}
+
+uint64_t quota_kept_bytes(const struct quota *q)
+{
+        uint64_t n_kept = quota_may_keep(q), n_free = n_kept > 0 ? arena_releasable(q->arena, NULL) : 0;
+
+        return q->n_sessions == 0 ? n_free : min_u64(n_free, n_kept); /* sessions have free extents, too */
+}
+
+uint64_t quota_kept_ms(const struct quota *q)
+{
+        uint64_t now_ms = q->kept_until_ms != 0 ? clock_ms() : 0;
+
+        return now_ms < q->kept_until_ms ? q->kept_until_ms - now_ms : 0;
+}
+
+/* Gives back what is not kept any more. */
+static void ladder_release_kept(struct quota *q)
+{
+        ladder_settle(q);
+        if (q->n_sessions > 0)
+                ladder_release_surplus(q);
+}
+
+void ladder_set_keep(struct quota *q, uint64_t keep_bytes, uint64_t keep_ms)
+{
+        bool has_changed = keep_bytes != q->keep_bytes || keep_ms != q->keep_ms;
+
+        q->keep_bytes = keep_bytes;
+        q->keep_ms = keep_ms;
+        if (!has_changed || q->kept_until_ms == 0)
+                return;
+        quota_keep(q);
+        ladder_release_kept(q);
+}
+
+static void quota_recall(struct quota *q)
+{
+        ladder_unkeep(q);
+        ladder_release_kept(q);
+        if (q->is_recalled || arena_leaving_bytes(q->arena) == 0)
+                return;
+        q->is_recalled = true;
+        q->partition->keepers->n_recalled++;
+}
+
+/* The device has no memory for the first in line: what quotas keep of that device is released, and the
+ * request is tried again then. False: nothing is kept, or that was done for it before. */
+static bool ladder_recall_kept(struct quota *q, struct quota_request *request)
+{
+        struct keepers *keepers = q->partition->keepers;
+        struct quota *each, *next;
+
+        if (!keepers || request->has_recalled)
+                return false;
+        for (each = TAILQ_FIRST(&keepers->quotas); each; each = next) {
+                next = TAILQ_NEXT(each, of_kept);
+                if (each->partition->device == q->partition->device)
+                        quota_recall(each);
+        }
+        if (keepers->n_recalled == 0)
+                return false;
+        request->has_recalled = true;
+        request->device_failed = false;
+        quota_set_blocked(q, clock_ms());
+        quota_enqueue_first(request);
+        return true;
+}
+
+void quota_expire_kept(struct keepers *keepers)
+{
+        uint64_t now_ms = clock_ms();
+        struct quota *q;
+
+        for (unsigned i = 0; i < LADDER_EXPIRES; i++) {
+                q = TAILQ_FIRST(&keepers->quotas);
+                if (!q || q->kept_until_ms > now_ms)
+                        return;
+                ladder_unkeep(q);
+                ladder_release_kept(q);
+        }
+}
+
+/* ---- what there is room for ------------------------------------------------ */
+
+/* Bytes of the pool that new extents may take, once all that is on its way back has arrived. */
+static uint64_t partition_room(const struct partition *p)
+{
+        uint64_t claims = 0, room = p->pool.limit_bytes;
+        uint64_t committed = p->pool.committed_bytes;
+        const struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        committed -= min_u64(quota_coming(q), quota_surplus(q));
+        TAILQ_FOREACH(q, &p->waiting, of_waiting)
+        claims += TAILQ_FIRST(&q->waiting)->claim;
+        room -= min_u64(room, committed);
+        return room - min_u64(room, claims);
+}
+
+/* Bytes of new extents that the quota may have. */
+static uint64_t quota_growth_room(const struct quota *q)
+{
+        const struct account *a = &q->account;
+        uint64_t after = a->charged_bytes - min_u64(a->charged_bytes, quota_coming(q));
+        uint64_t kept = a->reserve_bytes - min_u64(a->reserve_bytes, after); /* by its own reserve */
+        uint64_t room;
+
+        if (quota_growth_pause_ms(q) > 0)
+                return 0;
+        room = min_u64(a->limit_bytes - min_u64(a->limit_bytes, after), kept + partition_room(q->partition));
+        return arena_growable(q->arena, room);
+}
+
+uint64_t quota_obtainable(struct quota *q)
+{
+        struct bfc_stats stats;
+
+        if (q->partition->is_draining || q->partition->is_lost || q->n_blocks >= q->max_blocks)
+                return 0;
+        arena_read_stats(q->arena, &stats);
+        return stats.bytes_free + quota_growth_room(q);
 }
 
 /* ---- limits that were lowered -------------------------------------------- */

@@ -34,9 +34,21 @@ uint64_t ladder_claims_before(const struct quota_request *request);
 /* Nobody grows with what is held. */
 void ladder_unhold(struct quota *q);
 
-/* A tenant without blocks whose last session has left holds nothing: its extents
- * go back. */
+/* Goes on to give back what was restored and is leaving: see arena_resume_release(). */
+int ladder_resume_release(struct quota *q);
+
+/* A tenant without blocks whose last session has left has only what it keeps: its other
+ * extents go back. */
 void ladder_settle(struct quota *q);
+
+/* Nothing is kept from now on; gives nothing back. */
+void ladder_unkeep(struct quota *q);
+
+/* What a quota gives back of what it kept, because its device had no memory for others, is back. */
+void ladder_end_recall(struct quota *q, bool is_over);
+
+/* Another `keep`, whose time begins now if there is memory that is kept; what is too much is given back. */
+void ladder_set_keep(struct quota *q, uint64_t keep_bytes, uint64_t keep_ms);
 
 /* What is over the limit and lies idle in the tenant's own extents goes back. */
 void ladder_shed(struct quota *q);
@@ -54,6 +66,9 @@ bool quota_is_impossible(const struct quota *q, uint64_t n_bytes);
 /* A block of so many bytes, as they were asked for, is the quota's. */
 void quota_count_alloc(struct quota *q, uint64_t n_bytes);
 
+/* Since when those who wait are blocked by others; 0: they are not. */
+void quota_set_blocked(struct quota *q, uint64_t since_ms);
+
 /* Something changed for those who wait, if anybody does; in the whole partition. */
 void quota_make_due(struct quota *q);
 void partition_make_due(struct partition *p);
@@ -61,6 +76,9 @@ void partition_make_due(struct partition *p);
 /* The first in line has waited so long for others to free that nobody of its tenant passes it
  * any more, but for who would be refused otherwise; nor does its claim refuse anybody. */
 bool quota_first_is_aged(const struct quota *q, uint64_t now);
+
+/* Puts a request that has left the line back to its head. */
+void quota_enqueue_first(struct quota_request *request);
 
 /* It gets what it wants: takes it out of the line. */
 void quota_unqueue_served(struct quota_request *request);

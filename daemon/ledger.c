@@ -27,6 +27,9 @@
 #include <unistd.h>
 
 #include "daemon/ledger_table.h"
+#include "proto/memfd.h"
+
+#define MIB_BYTES (UINT64_C(1) << 20)
 
 /* A quota has no links; while it is free nobody reads its facts. */
 static const struct {
@@ -47,9 +50,9 @@ static const struct {
 
 /* The layout is an interface between versions: a change must be seen, and bump
  * LEDGER_LAYOUT. There may be millions of blocks. */
-_Static_assert(sizeof(struct ledger_quota) == 168, "layout of a quota");
+_Static_assert(sizeof(struct ledger_quota) == 224, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
-_Static_assert(sizeof(struct ledger_session) == 224, "layout of a session");
+_Static_assert(sizeof(struct ledger_session) == 240, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 56, "layout of an extent");
 _Static_assert(sizeof(struct ledger_export) == 32, "layout of an export");
 _Static_assert(sizeof(struct ledger_shared) == 96, "layout of a shared block");
@@ -70,8 +73,8 @@ static uint64_t to_pages(uint64_t n_bytes, uint64_t page_bytes)
         return (n_bytes + page_bytes - 1) / page_bytes * page_bytes;
 }
 
-/* Fills *ret with where each table lies; no overflow: 2^32 records of 216 bytes
- * are less than 2^40 bytes. */
+/* Fills *ret with the offset of each table; no overflow: 2^32 records of
+ * the largest kind, a session's 240 bytes, are less than 2^40 bytes. */
 int ledger_lay_out(const struct ledger_limits *limits, struct header *ret)
 {
         const uint32_t n_records[N_TABLES] = {
@@ -113,9 +116,11 @@ int ledger_map(struct ledger *l)
 
 static int make_memfd(struct ledger *l)
 {
-        l->fd = memfd_create("bfcd-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        if (l->fd < 0)
-                return -errno;
+        int fd = memfd_make("bfcd-ledger");
+
+        if (fd < 0)
+                return fd;
+        l->fd = fd;
         if (ftruncate(l->fd, (off_t)l->n_bytes) < 0)
                 return -errno;
         if (fcntl(l->fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
@@ -312,6 +317,8 @@ int ledger_quota_add(struct ledger *l, const struct ledger_quota *facts, uint32_
         q->tenant[LEDGER_NAME_BYTES - 1] = '\0';
         q->partition[LEDGER_NAME_BYTES - 1] = '\0';
         atomic_init(&q->is_closed, 0);
+        atomic_init(&q->growing_mib, 0);
+        atomic_init(&q->interrupted_mib, 0);
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
@@ -324,6 +331,31 @@ void ledger_quota_clear(struct ledger *l, uint32_t index)
         assert(in_use(t, index));
         uncommit(t, index);
         put_back(t, index);
+}
+
+static uint32_t mib_of(uint64_t n_bytes)
+{
+        uint64_t n_mib = n_bytes / MIB_BYTES + (n_bytes % MIB_BYTES > 0);
+
+        return n_mib < UINT32_MAX ? (uint32_t)n_mib : UINT32_MAX;
+}
+
+void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes)
+{
+        atomic_store_explicit(&ledger_quota_at(l, index)->growing_mib, mib_of(n_bytes), memory_order_release);
+}
+
+void ledger_quota_grew(struct ledger *l, uint32_t index, uint64_t n_bytes)
+{
+        struct ledger_quota *q = ledger_quota_at(l, index);
+
+        if (mib_of(n_bytes) >= atomic_load_explicit(&q->interrupted_mib, memory_order_relaxed))
+                atomic_store_explicit(&q->interrupted_mib, 0, memory_order_release);
+}
+
+void ledger_quota_interrupted(struct ledger *l, uint32_t index, uint32_t n_mib)
+{
+        atomic_store_explicit(&ledger_quota_at(l, index)->interrupted_mib, n_mib, memory_order_release);
 }
 
 void ledger_quota_close(struct ledger *l, uint32_t index)
@@ -370,6 +402,8 @@ int ledger_session_add(struct ledger *l, const struct ledger_session *facts, uin
         s = record(t, index);
         s->tenant[LEDGER_NAME_BYTES - 1] = '\0';
         s->name[LEDGER_NAME_BYTES - 1] = '\0';
+        s->split_id = 0;
+        s->split_off_id = 0;
         ledger_link_nothing(s);
         commit(t, index, next_id(t));
         *ret_index = index;
@@ -539,9 +573,9 @@ static void prepare_generation(const struct table *t)
         atomic_thread_fence(memory_order_release);
 }
 
-/* The next id's generation is stored before this id is: then clearing needs no
- * second store, and no crash can bring a generation back. 0: none is left. */
-int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index)
+/* All of a record but its id, which it returns in *ret_id. */
+static int block_fill(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index,
+                      uint64_t *ret_id)
 {
         struct table *t = &l->tables[TABLE_BLOCK];
         struct ledger_block *b;
@@ -566,9 +600,68 @@ int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_
         b->links.in_delivery = 0;
         atomic_init(&b->shared, LEDGER_NONE);
         ledger_link_block(l, index);
-        commit(t, index, (uint64_t)generation << 32 | index);
         *ret_index = index;
+        *ret_id = (uint64_t)generation << 32 | index;
         return 0;
+}
+
+/* The next id's generation is stored before this id is: then clearing needs no
+ * second store, and no crash can bring a generation back. 0: none is left. */
+int ledger_block_add(struct ledger *l, const struct ledger_block *facts, uint32_t *ret_index)
+{
+        uint64_t id;
+        int r = block_fill(l, facts, ret_index, &id);
+
+        if (r == 0)
+                commit(&l->tables[TABLE_BLOCK], *ret_index, id);
+        return r;
+}
+
+bool ledger_has_block(const struct ledger *l)
+{
+        const struct table *t = &l->tables[TABLE_BLOCK];
+
+        return t->first_free != LEDGER_NONE || t->n_touched < t->n_records;
+}
+
+int ledger_block_split(struct ledger *l, uint32_t index, uint64_t at, uint64_t handle, uint32_t *ret_index)
+{
+        struct ledger_block *low = ledger_block_at(l, index);
+        struct ledger_session *s = ledger_session_at(l, low->session);
+        struct ledger_block high = *low;
+        uint64_t id;
+        int r;
+
+        assert(at > 0 && at < low->n_requested && low->shared == LEDGER_NONE);
+        high.offset += at;
+        high.n_bytes -= at;
+        high.n_requested -= at;
+        high.handle = handle;
+        r = block_fill(l, &high, ret_index, &id);
+        if (r < 0)
+                return r;
+        __atomic_store_n(&s->split_id, low->id, __ATOMIC_RELEASE);
+        __atomic_store_n(&s->split_off_id, id, __ATOMIC_RELEASE);
+        commit(&l->tables[TABLE_BLOCK], *ret_index, id);
+        __atomic_store_n(&low->n_requested, at, __ATOMIC_RELEASE);
+        __atomic_store_n(&low->n_bytes, at, __ATOMIC_RELEASE);
+        return 0;
+}
+
+uint32_t ledger_block_split_off(const struct ledger *l, uint32_t index, uint64_t at)
+{
+        const struct ledger_block *low = used_record(&l->tables[TABLE_BLOCK], index), *high;
+        const struct ledger_session *s;
+        uint32_t i;
+
+        if (low->session == LEDGER_NONE || low->n_bytes != at)
+                return LEDGER_NONE;
+        s = used_record(&l->tables[TABLE_SESSION], low->session);
+        i = s->split_id == low->id ? ledger_block_find(l, s->split_off_id) : LEDGER_NONE;
+        if (i == LEDGER_NONE)
+                return LEDGER_NONE;
+        high = used_record(&l->tables[TABLE_BLOCK], i);
+        return high->session == low->session ? i : LEDGER_NONE;
 }
 
 void ledger_block_clear(struct ledger *l, uint32_t index)
@@ -785,6 +878,13 @@ uint32_t ledger_extent_end(const struct ledger *l)
 const struct ledger_extent *ledger_extent_get(struct ledger *l, uint32_t index)
 {
         const struct table *t = &l->tables[TABLE_EXTENT];
+
+        return in_use(t, index) ? used_record(t, index) : NULL;
+}
+
+const struct ledger_export *ledger_export_get(struct ledger *l, uint32_t index)
+{
+        const struct table *t = &l->tables[TABLE_EXPORT];
 
         return in_use(t, index) ? used_record(t, index) : NULL;
 }

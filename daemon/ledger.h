@@ -23,6 +23,10 @@
  * a successor clears, and publishes nothing. An attach commits its hold, or stores one
  * count more; the other way round when it is let go.
  *
+ * A block is split by making a record of its high part and then storing what is left in its own
+ * n_requested, which decides. Its session names both before. So a successor that finds the high part
+ * inside the block clears the high part; else it makes n_bytes agree with n_requested.
+ *
  * Invariant, for each table: n_used + n_free + n_retired == n_touched <= n_records,
  * n_touched being the records ever used. Pages of a table are touched only when
  * used (the memfd is sparse). Not thread-safe: it belongs to the loop.
@@ -42,22 +46,38 @@
 
 /* Records are addressed by index inside their table. */
 
+/* Statistics of a quota that are kept as long as the ledger, also when its record is replaced. Single words,
+ * each always whole. A partition has no record: its peaks are in the record of each of its quotas. */
+struct ledger_lifetime {
+        uint64_t peak_in_use;
+        uint64_t peak_reserved;
+        uint64_t n_over_quota;
+        uint64_t n_out_of_memory;
+        uint64_t last_refusal_ms; /* since 1970; 0: none */
+        uint64_t partition_peak_in_use;
+        uint64_t partition_peak_reserved;
+};
+
 struct ledger_quota { /* one tenant in one partition */
         _Atomic uint64_t id;
         char tenant[LEDGER_NAME_BYTES];
         char partition[LEDGER_NAME_BYTES];
-        uint64_t extent_bytes;         /* the grid of its arena */
-        uint64_t lifetime_peak_in_use; /* peaks: single words, always whole */
-        uint64_t lifetime_peak_reserved;
+        uint64_t extent_bytes; /* these two and extents_per_zone: the grid of its arena, see arena.h */
+        uint64_t small_extent_bytes;
+        struct ledger_lifetime life;
         _Atomic uint32_t is_closed; /* not 0: a record of its arena was bad, see ledger_open() */
-        uint32_t pad;
+        _Atomic uint32_t
+                growing_mib; /* memory is being made for it that may cost this process its life; rounded up */
+        _Atomic uint32_t interrupted_mib; /* a daemon ended during a growth of this size, and no growth as
+                                             large has succeeded since; 0: none */
+        uint32_t extents_per_zone;
 };
 
 struct ledger_region { /* a range of an arena's space, in which its extents lie; not where each is a region of its own */
         _Atomic uint64_t id;
         uint64_t base;
         uint64_t n_bytes;
-        uint64_t first_extent_bytes;
+        uint64_t first_extent_bytes; /* 0: it has none of a size of its own */
         uint32_t quota;
         uint32_t number; /* in the arena, from 0 */
 };
@@ -69,6 +89,8 @@ struct ledger_session {
         uint64_t born_ms;      /* CLOCK_BOOTTIME */
         uint64_t capabilities; /* what it was granted, in the protocol's bits */
         uint64_t quotas_end;   /* its tenant's quotas with lower ids are those that it was told of */
+        uint64_t split_id;     /* the last block of it that was split; 0: none */
+        uint64_t split_off_id; /* what was split off */
         uint32_t pid;
         uint32_t uid;
         uint32_t gid;
@@ -96,7 +118,7 @@ struct ledger_extent {
                 uint32_t first_export; /* sessions that were given it */
                 uint32_t n_exports;
         } links;
-        uint32_t pad;
+        uint32_t huge_mib; /* so much was made in pages of 2 MiB */
 };
 
 struct ledger_export { /* a session was given an extent */
@@ -196,6 +218,16 @@ enum { LEDGER_HAS_FAULTS = 1 };
 int ledger_open(int fd, void (*on_fault)(void *userdata, const struct ledger_fault *fault), void *userdata,
                 struct ledger **ret);
 
+/* Memory of n_bytes is being made for the quota; 0: not any more. From any thread. A successor that
+ * finds it knows at what its predecessor died. */
+void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes);
+
+/* A growth of n_bytes has succeeded. */
+void ledger_quota_grew(struct ledger *l, uint32_t index, uint64_t n_bytes);
+
+/* A daemon ended during a growth of n_mib. */
+void ledger_quota_interrupted(struct ledger *l, uint32_t index, uint32_t n_mib);
+
 /* For good: nothing is given out or given back any more. */
 void ledger_quota_close(struct ledger *l, uint32_t index);
 
@@ -232,6 +264,17 @@ int ledger_hold_add(struct ledger *l, uint32_t session, uint32_t shared, uint32_
 /* The session's block is shared from now on, by this record that names it: no session's
  * any more. Who had it must have a hold of it already. */
 void ledger_block_share(struct ledger *l, uint32_t block, uint32_t shared);
+
+/* Whether there is a record for one more block. */
+bool ledger_has_block(const struct ledger *l);
+
+/* Splits a session's own block `at` bytes behind its begin, a multiple of 256 inside it: the record keeps
+ * the low part, *ret_index is that of the high part, with this handle. -ENOSPC: not ledger_has_block(). */
+int ledger_block_split(struct ledger *l, uint32_t index, uint64_t at, uint64_t handle, uint32_t *ret_index);
+
+/* The block that was split off the block by the last split of its session, if that left the block `at` bytes
+ * and what was split off is still the session's own; else LEDGER_NONE. */
+uint32_t ledger_block_split_off(const struct ledger *l, uint32_t index, uint64_t at);
 
 /* Clears a record (id first) and unlinks it. A session must have no blocks, exports and
  * holds left, an extent no exports, a shared record no holds; asserted. A shared block is
@@ -272,6 +315,8 @@ const struct ledger_region *ledger_region_get(struct ledger *l, uint32_t index);
 uint32_t ledger_extent_end(const struct ledger *l);
 const struct ledger_extent *ledger_extent_get(struct ledger *l, uint32_t index);
 const struct ledger_shared *ledger_shared_get(struct ledger *l, uint32_t index);
+
+const struct ledger_export *ledger_export_get(struct ledger *l, uint32_t index);
 
 struct ledger_counts { /* records in use */
         uint32_t n_quotas, n_sessions, n_extents, n_exports, n_blocks, n_shared, n_holds;

@@ -284,7 +284,7 @@ static int open_regions(struct opening *o)
                         reject_region(o, TABLE_REGION, i, "its quota is not in use");
                 else if (g->n_bytes == 0 || __builtin_add_overflow(g->base, g->n_bytes, &end))
                         reject_region(o, TABLE_REGION, i, "it cannot be where it is");
-                else if (g->first_extent_bytes == 0 || g->first_extent_bytes > g->n_bytes)
+                else if (g->first_extent_bytes > g->n_bytes)
                         reject_region(o, TABLE_REGION, i, "its first extent does not fit in it");
         }
         r = reject_twins(o, TABLE_REGION, key_of_number, reject_region, "another one has its number");
@@ -355,7 +355,7 @@ static int open_extents(struct opening *o)
 {
         const struct table *t = table_of(o, TABLE_EXTENT);
         const struct ledger_extent *before = NULL;
-        size_t n, n_sound = 0;
+        size_t n = 0, n_sound = 0;
         int r;
 
         o->is_bad_extent = calloc((size_t)t->n_touched + 1, sizeof(bool));
@@ -534,10 +534,43 @@ static int place_blocks(struct opening *o)
         return 0;
 }
 
+/* Of the session's own; NULL: it is not there any more. */
+static struct ledger_block *find_own_block(struct opening *o, uint32_t session, uint64_t id)
+{
+        const struct table *t = table_of(o, TABLE_BLOCK);
+        uint32_t index = (uint32_t)id;
+        struct ledger_block *b;
+
+        if (id == 0 || index >= t->n_touched || record_id(t, index) != id)
+                return NULL;
+        b = record(t, index);
+        return b->session == session && b->shared == LEDGER_NONE ? b : NULL;
+}
+
+/* The last split of each session was the last thing that a kill may have left half done. */
+static void finish_splits(struct opening *o)
+{
+        const struct table *t = table_of(o, TABLE_SESSION);
+
+        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1)) {
+                const struct ledger_session *s = record(t, i);
+                struct ledger_block *low = find_own_block(o, i, s->split_id);
+                const struct ledger_block *high = find_own_block(o, i, s->split_off_id);
+
+                if (!low || !high || low->quota != high->quota || high->offset <= low->offset)
+                        continue;
+                if (high->offset - low->offset < low->n_requested)
+                        uncommit(table_of(o, TABLE_BLOCK), (uint32_t)s->split_off_id);
+                else if (high->offset - low->offset == low->n_requested)
+                        low->n_bytes = low->n_requested;
+        }
+}
+
 static int open_blocks(struct opening *o)
 {
         const struct table *t = table_of(o, TABLE_BLOCK);
 
+        finish_splits(o);
         for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1)) {
                 const char *why = block_fault(o, i);
 

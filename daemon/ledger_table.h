@@ -11,7 +11,7 @@
 #include <assert.h>
 
 #define LEDGER_MAGIC  UINT64_C(0x7265676465636662) /* "bfcedger" on little-endian machines */
-#define LEDGER_LAYOUT 6                            /* counts up with every change of a record or the header */
+#define LEDGER_LAYOUT 8                            /* counts up with every change of a record or the header */
 
 enum {
         TABLE_QUOTA,

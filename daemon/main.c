@@ -3,27 +3,35 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <getopt.h>
+#include <grp.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/broker.h"
 #include "daemon/config.h"
 #include "daemon/devices.h"
+#include "daemon/fd_reserve.h"
 #include "daemon/log.h"
 #include "daemon/manager.h"
+#include "daemon/punch.h"
 #include "daemon/restore.h"
 #include "daemon/retire.h"
 #include "daemon/server.h"
 #include "daemon/trim.h"
+#include "device/host_free.h"
 
 #define DEFAULT_CONFIG "/etc/bfcd/bfcd.yaml"
 
-#define RETRY_S 1u
+#define RETRY_S       1u
+#define SERVICE_USER  "bfcd"                          /* User= of the unit */
+#define SERVICE_GROUP "0::/system.slice/bfcd.service" /* a check is run in another group than the daemon */
 
 enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 /* EX_CONFIG: the service manager need not try again */ };
 
@@ -31,24 +39,33 @@ struct options {
         const char *config;
         const char *socket;
         const char *admin_socket;
-        const char *check;
+        const char *user; /* NULL: the service's */
+        bool check;
+        bool strict;
         enum log_level log_level;
 };
 
 static void print_help(FILE *f)
 {
-        fprintf(f, "Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH] [--log-level LEVEL]\n"
-                   "       bfcd --check FILE\n"
-                   "\n"
-                   "Owns the memory of this machine's devices and hands out blocks of it.\n"
-                   "\n"
-                   "  --config FILE        the configuration; default " DEFAULT_CONFIG "\n"
-                   "  --socket PATH        where clients come in, instead of the configuration's\n"
-                   "  --admin-socket PATH  where operators come in\n"
-                   "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
-                   "  --check FILE         report every error of a configuration and end\n"
-                   "  --version, --help\n");
+        fputs("Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH] [--log-level LEVEL]\n"
+              "       bfcd --check [FILE] [--strict] [--user NAME]\n"
+              "\n"
+              "Allocates the memory of this machine's devices to the processes of tenants.\n"
+              "\n"
+              "  -c, --config FILE    the configuration; default " DEFAULT_CONFIG "\n"
+              "  --socket PATH        the clients' socket, instead of the configuration's\n"
+              "  --admin-socket PATH  the operators' socket, instead of the configuration's\n"
+              "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
+              "  --check [FILE]       report every error of the configuration and exit\n"
+              "  --strict             with --check: fail on warnings, too\n"
+              "  --user NAME          with --check, as root: the user that must be able to read the\n"
+              "                       configuration; default " SERVICE_USER ", where that user exists\n"
+              "  --version            print the version and exit\n"
+              "  -h, --help           print this summary and exit\n",
+              f);
 }
+
+#define LOG_CLOSE_MS 1000u /* what is left of the log may take so long */
 
 static int parse_level(const char *word, enum log_level *ret)
 {
@@ -77,19 +94,22 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 { "config", required_argument, NULL, 'c' },
                 { "socket", required_argument, NULL, 's' },
                 { "admin-socket", required_argument, NULL, 'a' },
-                { "check", required_argument, NULL, 'k' },
+                { "check", optional_argument, NULL, 'k' },
+                { "strict", no_argument, NULL, 't' },
+                { "user", required_argument, NULL, 'u' },
                 { "log-level", required_argument, NULL, 'l' },
                 { "version", no_argument, NULL, 'v' },
                 { "help", no_argument, NULL, 'h' },
                 { NULL, 0, NULL, 0 },
         };
         static char name[] = "bfcd"; /* getopt begins its messages with it */
+        bool has_file = false;
         int o;
 
         if (argc > 0)
                 argv[0] = name;
         *ret = (struct options){ .config = DEFAULT_CONFIG, .log_level = LOG_LEVEL_INFO };
-        while ((o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        while ((o = getopt_long(argc, argv, "c:h", longs, NULL)) != -1) {
                 switch (o) {
                 case 'c':
                         ret->config = optarg;
@@ -101,7 +121,17 @@ static int parse_options(int argc, char **argv, struct options *ret)
                         ret->admin_socket = optarg;
                         break;
                 case 'k':
-                        ret->check = optarg;
+                        if (!optarg && optind < argc && argv[optind][0] != '-')
+                                optarg = argv[optind++];
+                        ret->config = optarg ? optarg : ret->config;
+                        has_file |= optarg != NULL;
+                        ret->check = true;
+                        break;
+                case 't':
+                        ret->strict = true;
+                        break;
+                case 'u':
+                        ret->user = optarg;
                         break;
                 case 'l':
                         if (parse_level(optarg, &ret->log_level) < 0) {
@@ -122,8 +152,19 @@ static int parse_options(int argc, char **argv, struct options *ret)
                         return -EINVAL;
                 }
         }
+        if (ret->check && !has_file && optind < argc) /* getopt puts what is no option last */
+                ret->config = argv[optind++];
         if (optind < argc) {
                 fprintf(stderr, "bfcd: '%s' is not an option; try 'bfcd --help'\n", argv[optind]);
+                return -EINVAL;
+        }
+        if (!ret->check && (ret->strict || ret->user)) {
+                fprintf(stderr, "bfcd: --strict and --user are only for --check\n");
+                return -EINVAL;
+        }
+        if (ret->user && (geteuid() != 0 || !getpwnam(ret->user))) {
+                fprintf(stderr, "bfcd: --user '%s': %s\n", ret->user,
+                        geteuid() != 0 ? "only root can check as another user" : "there is no such user");
                 return -EINVAL;
         }
         return 0;
@@ -132,18 +173,14 @@ static int parse_options(int argc, char **argv, struct options *ret)
 /* Each extent and each session takes fds: as many as we may have, and a word if those are few. */
 static void raise_fd_limit(const struct config *config)
 {
-        uint64_t n_wanted = broker_wants_fds(config);
-        struct rlimit limit;
+        uint64_t n_wanted = broker_wants_fds(config), n_usable = fd_reserve_set();
 
-        if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
-                return;
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-        if (limit.rlim_max < n_wanted)
-                log_warning("the process may have %" PRIu64 " fds, and max_sessions: %" PRIu32
-                            " with its extents may take %" PRIu64
+        if (n_usable < n_wanted)
+                log_warning("the process may have %" PRIu64
+                            " fds beside those reserved for the admin socket, and "
+                            "max_sessions: %" PRIu32 " with its extents may take %" PRIu64
                             ": raise LimitNOFILE= of the service (or ulimit -n), or lower max_sessions",
-                            (uint64_t)limit.rlim_max, config->max_sessions, n_wanted);
+                            n_usable, config->max_sessions, n_wanted);
 }
 
 static void on_ready(void)
@@ -158,12 +195,13 @@ static void on_unknown_fd(const char *name)
 
 /* manager: see server_listen(). */
 static int serve(const struct options *from, const struct config *config, struct devices *devices,
-                 struct manager *manager, struct store *store)
+                 struct manager *manager, struct store *store, struct punch *punch)
 {
         const struct reload_source source = { from->config, from->socket, from->admin_socket };
         struct broker_options options = {
                 .config = config,
                 .store = store,
+                .punch = punch,
                 .devices = devices,
                 .notify = server_notify,
                 .wake = server_wake,
@@ -179,6 +217,7 @@ static int serve(const struct options *from, const struct config *config, struct
 
         raise_fd_limit(config);
         signal(SIGPIPE, SIG_IGN);
+        signal(SIGIO, SIG_IGN); /* a lease is broken: proto/memfd.h takes it for a moment only */
         r = server_new(&server);
         if (r < 0) {
                 snprintf(sentence, sizeof(sentence), "the event loop could not be set up: %s", strerror(-r));
@@ -218,12 +257,16 @@ static int serve(const struct options *from, const struct config *config, struct
  * error in the config: trying again may help. */
 static int read_config(const struct options *options, struct devices *devices, struct config **ret)
 {
-        const char *path = options->check ? options->check : options->config;
+        const char *path = options->config;
+        uint64_t limit_bytes = host_free_limit(options->check ? SERVICE_GROUP : NULL);
         struct config_machine machine = {
                 .look = devices_look,
+                .look_pages = devices_look_pages,
+                .group_limit_bytes = limit_bytes < UINT64_MAX ? limit_bytes : 0,
                 .userdata = devices,
                 .serves = !options->check,
                 .succeeds = store_brings_ledger(),
+                .is_strict = options->strict,
         };
         int r = config_load(path, &machine, stderr, ret);
 
@@ -234,28 +277,117 @@ static int read_config(const struct options *options, struct devices *devices, s
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-static int run(const struct options *options, struct config *config, struct devices *devices)
+/* The socket may also be the service manager's, so this is a warning. A folder that is not there is made by
+ * the unit. */
+static bool can_bind(const char *user, const char *path)
+{
+        const char *slash = strrchr(path, '/');
+        char folder[PATH_MAX];
+
+        snprintf(folder, sizeof(folder), "%.*s", slash > path ? (int)(slash - path) : 1, path);
+        if (access(folder, W_OK | X_OK) == 0 || errno != EACCES)
+                return true;
+        fprintf(stderr, "warning: user '%s' cannot create the socket %s: no write permission for %s\n", user,
+                path, folder);
+        return false;
+}
+
+/* In a child that is no longer root. config: NULL where it has errors. */
+static int check_here(const struct options *options, const struct config *config, const struct passwd *user)
+{
+        bool can;
+        int r;
+
+        if (initgroups(user->pw_name, user->pw_gid) < 0 || setgid(user->pw_gid) < 0 ||
+            setuid(user->pw_uid) < 0) {
+                fprintf(stderr, "bfcd: cannot check as user '%s': %s\n", user->pw_name, strerror(errno));
+                return EXIT_FAILURE;
+        }
+        r = config_try_files(options->config, stderr);
+        if (r < 0 || !config)
+                return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+        can = can_bind(user->pw_name, config->socket.path);
+        can = can_bind(user->pw_name, config->admin_socket.path) && can;
+        return can || !options->strict ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+/* What root can read may be closed to the user that the service runs as. */
+static int check_as_user(const struct options *options, const struct config *config)
+{
+        const struct passwd *user = getpwnam(options->user ? options->user : SERVICE_USER);
+        int status = 0;
+        pid_t child;
+
+        if (geteuid() != 0 || !user || user->pw_uid == 0)
+                return EXIT_SUCCESS;
+        child = fork();
+        if (child == 0)
+                _exit(check_here(options, config, user));
+        if (child < 0 || waitpid(child, &status, 0) < 0) {
+                fprintf(stderr, "bfcd: cannot check as user '%s': %s\n", user->pw_name, strerror(errno));
+                return EXIT_FAILURE;
+        }
+        return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
+}
+
+/* The errors of the config were printed; status: what they came to. */
+static int check(const struct options *options, struct config *config, int status)
+{
+        return check_as_user(options, config) == EXIT_SUCCESS ? status : EXIT_FAILURE;
+}
+
+static bool has_host(const struct config *config)
+{
+        for (size_t i = 0; i < config->n_devices; i++)
+                if (!config->devices[i].is_cuda)
+                        return true;
+        return false;
+}
+
+/* helper: taken over where there is host memory. */
+static int start_punch(const struct config *config, struct host_punch *helper, struct punch **ret)
+{
+        int r = has_host(config) ? punch_new(helper, ret) : 0;
+
+        if (r == 0 && *ret)
+                *helper = HOST_PUNCH_NONE;
+        if (r < 0)
+                log_error("the thread that returns host memory could not be started: %s", strerror(-r));
+        return r;
+}
+
+/* The command line's, also with --check. An exit status. */
+static int set_sockets(const struct options *options, struct config *config)
 {
         int r = config_set_sockets(config, options->socket, options->admin_socket, stderr);
-        struct manager *manager;
-        struct store *store = NULL;
 
         if (r == -EINVAL)
                 return EXIT_USAGE;
-        if (r < 0) {
+        if (r < 0)
                 log_error("the sockets' paths could not be kept: %s", strerror(-r));
-                return EXIT_FAILURE;
-        }
-        r = manager_new(&manager);
+        return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int run(const struct options *options, struct config *config, struct devices *devices,
+               struct host_punch *helper)
+{
+        struct manager *manager;
+        struct punch *punch = NULL;
+        struct store *store = NULL;
+        int r = manager_new(&manager);
+
         if (r < 0) {
                 log_error("the service manager could not be listened to: %s", strerror(-r));
                 return EXIT_FAILURE;
         }
         r = store_new(manager, &store);
-        if (r == 0)
-                r = serve(options, config, devices, manager, store);
+        if (r == 0 && start_punch(config, helper, &punch) == 0)
+                r = serve(options, config, devices, manager, store, punch);
+        else if (r == 0)
+                r = -ENOMEM;
         else
                 log_error("what the service manager keeps could not be looked at: %s", strerror(-r));
+        punch_free(punch);
         store_free(store);
         manager_free(manager);
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -274,6 +406,7 @@ int main(int argc, char **argv)
 {
         struct config *config = NULL;
         struct devices *devices = NULL;
+        struct host_punch helper = HOST_PUNCH_NONE;
         struct options options;
         bool succeeds;
         int status;
@@ -284,15 +417,24 @@ int main(int argc, char **argv)
                 return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
         log_open(options.log_level);
         succeeds = store_brings_ledger();
+        /* Before there are threads, a driver's among them. Where it fails now it is tried again later. */
+        if (!options.check)
+                (void)host_punch_start(&helper);
 
         if (devices_new(&devices) < 0) {
                 log_error("out of memory");
                 return EXIT_FAILURE;
         }
         status = read_config(&options, devices, &config);
-        if (status == EXIT_SUCCESS && !options.check)
-                status = run(&options, config, devices);
+        if (status == EXIT_SUCCESS)
+                status = set_sockets(&options, config);
+        if (options.check)
+                status = check(&options, config, status);
+        else if (status == EXIT_SUCCESS)
+                status = run(&options, config, devices, &helper);
         config_free(config);
         devices_free(devices);
+        host_punch_leave(&helper);
+        log_close(LOG_CLOSE_MS);
         return status != EXIT_SUCCESS && succeeds ? fail_to_succeed() : status;
 }

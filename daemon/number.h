@@ -1,10 +1,11 @@
-/* The smaller and the larger of two counts.
+/* The smaller and the larger of two counts; and bytes for people.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_NUMBER_H
 #define BFCD_NUMBER_H
 
 #include <stdint.h>
+#include <stdio.h>
 
 static inline uint64_t min_u64(uint64_t a, uint64_t b)
 {
@@ -15,5 +16,29 @@ static inline uint64_t max_u64(uint64_t a, uint64_t b)
 {
         return a > b ? a : b;
 }
+
+struct number_text {
+        char text[24];
+};
+
+/* "64.0 MiB"; below 1 KiB exact. */
+static inline const char *number_size(uint64_t n_bytes, struct number_text *t)
+{
+        static const char units[] = "KMGTPE";
+        double value = (double)n_bytes / 1024;
+        unsigned unit = 0;
+
+        if (n_bytes < 1024) {
+                snprintf(t->text, sizeof(t->text), "%u B", (unsigned)n_bytes);
+                return t->text;
+        }
+        for (; value >= 1023.95 && units[unit + 1]; unit++)
+                value /= 1024;
+        snprintf(t->text, sizeof(t->text), "%.1f %ciB", value, units[unit]);
+        return t->text;
+}
+
+/* It lasts until the block around it ends. */
+#define NUMBER_SIZE(n_bytes) number_size(n_bytes, &(struct number_text){ { 0 } })
 
 #endif

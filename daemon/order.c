@@ -11,6 +11,7 @@
 
 #include "daemon/clock.h"
 #include "daemon/drain.h"
+#include "daemon/explain.h"
 #include "daemon/log.h"
 #include "daemon/session.h"
 #include "daemon/trim.h"
@@ -25,6 +26,7 @@ struct trim_order {
         char partition[LEDGER_NAME_BYTES];
         uint64_t want_bytes;
         uint64_t freed_bytes;
+        uint64_t before_bytes; /* reserved, when it came */
         uint64_t n_asked;
         size_t n_open;
         uint32_t next;     /* session's slot */
@@ -64,6 +66,18 @@ static size_t order_each_quota(const struct trim_order *order, bool release)
         return n;
 }
 
+static uint64_t order_reserved_bytes(const struct trim_order *order)
+{
+        const struct broker *b = order->broker;
+        uint64_t n_bytes = 0;
+
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        if (order_matches(order, b->tenants[i].quotas[k]))
+                                n_bytes += b->tenants[i].quotas[k]->account.charged_bytes;
+        return n_bytes;
+}
+
 static void drain_order_is_done(struct trim_order *order)
 {
         order_each_quota(order, drain_is_waiting(order->device));
@@ -80,10 +94,11 @@ static void order_is_done(struct trim_order *order)
 
         order_each_quota(order, true);
         log_info("session %" PRIu64 " (uid %u): trim: %" PRIu64 " sessions asked, %" PRIu64
-                 " bytes came back",
+                 " bytes of blocks came back",
                  s->id, (unsigned)s->who.uid, order->n_asked, order->freed_bytes);
         trim.n_asked = order->n_asked;
         trim.n_bytes = order->freed_bytes;
+        trim.bytes_reserved_before = order->before_bytes;
         reply.id = order->id;
         reply.body_case = BFCD__REPLY__BODY_TRIM;
         reply.trim = &trim;
@@ -195,10 +210,14 @@ int handle_trim_now(struct session *s, const Bfcd__Request *r, const char **ret_
         snprintf(order->tenant, sizeof(order->tenant), "%s", m->tenant);
         snprintf(order->partition, sizeof(order->partition), "%s", m->partition);
         if (order_each_quota(order, false) == 0) {
-                session_refuse(s, r->id, -ENOENT, "no such tenant has a quota in such a partition");
+                char sentence[EXPLAIN_SENTENCE];
+
+                explain_names(s, m->tenant, m->partition, sentence, sizeof(sentence));
+                session_refuse(s, r->id, -ENOENT, sentence);
                 free(order);
                 return 0;
         }
+        order->before_bytes = order_reserved_bytes(order);
         s->order = order;
         order_go_on(order);
         return 0;
@@ -212,6 +231,32 @@ static struct session *find_session(const struct broker *b, uint64_t id)
         return NULL;
 }
 
+#define REASON_MAX 200u /* bytes */
+
+/* Printable ASCII, so that neither a log nor a terminal is given anything else. */
+static bool reason_is_valid(const char *reason)
+{
+        size_t n = 0;
+
+        while (reason[n] >= ' ' && reason[n] <= '~')
+                n++;
+        return n <= REASON_MAX && reason[n] == '\0';
+}
+
+/* The client is told once, on its connection; a client that resumes the session is told by restore.c. */
+static int order_tell_eviction(struct session *other, const char *reason)
+{
+        char *sentence;
+
+        if (asprintf(&sentence, "session %" PRIu64 " was evicted by an operator%s%s", other->id,
+                     *reason ? ": " : "", reason) < 0)
+                return -ENOMEM;
+        free(other->eviction);
+        other->eviction = sentence;
+        session_refuse(other, 0, -EIDRM, sentence);
+        return 0;
+}
+
 int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         struct session *other;
@@ -220,6 +265,10 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
         (void)ret_why;
         if (!s->admin) {
                 session_refuse(s, r->id, -EACCES, "sessions are evicted by operators, on the admin socket");
+                return 0;
+        }
+        if (!reason_is_valid(r->evict->reason)) {
+                session_refuse(s, r->id, -EINVAL, "a reason has at most 200 bytes of printable ASCII");
                 return 0;
         }
         other = find_session(s->broker, r->evict->session_id);
@@ -232,10 +281,15 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                 session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
         }
+        if (order_tell_eviction(other, r->evict->reason) < 0) {
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return 0;
+        }
         log_notice("session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): evicted by session %" PRIu64
-                   " (uid %u, pid %d)",
+                   " (uid %u, pid %d)%s%s",
                    other->id, other->tenant->name, (unsigned)other->who.uid, (int)other->who.pid, other->name,
-                   s->id, (unsigned)s->who.uid, (int)s->who.pid);
+                   s->id, (unsigned)s->who.uid, (int)s->who.pid, *r->evict->reason ? ": " : "",
+                   r->evict->reason);
         session_stop_awaiting(other);
         other->ops->abort(other->userdata, "an operator evicted it");
         session_done(s, r->id);

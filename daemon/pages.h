@@ -1,20 +1,24 @@
 /* Pages: the daemon's end of proto/pages.h. A usage page for each tenant, which quotas
  * write; a client page for each session that asked for one, which its client writes.
  *
- * What a client has written is read by the kernel, not by a load, so that nothing that a client does
- * to its page (a hole in it, on a machine that has no memory left) can end the daemon.
+ * The daemon keeps no mapping of a client page: a client that punches holes into it through many
+ * mappings would make the daemon wait in a page fault for locks of the file, and on a machine without
+ * free memory the access would be a SIGBUS. It reads the pages that the file had at first, which a
+ * pipe holds, without the file. A client that punches holes into its page is not understood any more.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_PAGES_H
 #define BFCD_PAGES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "proto/pages.h"
 
 struct usage_page {
-        int fd; /* for clients, to be borrowed */
+        int fd;  /* clients are given memfd_lend() of it */
+        int pin; /* keeps the kernel from moving the page; -1: none */
         struct pages_usage *page;
         size_t n_bytes;
         size_t n_entries;
@@ -33,13 +37,7 @@ struct client_page;
 
 /* *ret_fd: for the client; the caller closes it. -EMFILE, -ENFILE, -ENOMEM. */
 int client_page_new(struct client_page **ret, int *ret_fd);
-struct client_page *client_page_free(struct client_page *p); /* takes NULL */
-
-/* What clients' pages are read through. */
-struct client_page_reader;
-
-int client_page_reader_new(struct client_page_reader **ret);
-struct client_page_reader *client_page_reader_free(struct client_page_reader *r); /* takes NULL */
+struct client_page *client_page_free(struct client_page *p); /* takes NULL; the closer closes it */
 
 /* A client's word of its cache in one partition. */
 struct client_figures {
@@ -54,6 +52,16 @@ struct client_word {
 
 /* Copies the page: whatever it says, up to UINT64_MAX each. -ENODATA: it says nothing, or in a
  * version that this daemon does not know. */
-int client_page_read(const struct client_page *p, struct client_page_reader *reader, struct client_word *ret);
+int client_page_read(const struct client_page *p, struct client_word *ret);
+
+/* A client's word of the ages of its blocks, by classes of ages.h, of those partitions that have an entry of
+ * their own. */
+struct client_ages {
+        bool are_told[PAGES_MAX_PARTITIONS];
+        uint64_t bytes[PAGES_MAX_PARTITIONS][AGES_CLASSES];
+};
+
+/* The ages at tick `now`. The sums are what the page says. -ENODATA: nothing. */
+int client_page_ages(const struct client_page *p, uint32_t now, struct client_ages *ret);
 
 #endif

@@ -16,7 +16,16 @@
 
 struct quota;
 struct store;
+struct watch;
 TAILQ_HEAD(quota_list, quota);
+
+struct punch;
+
+/* Quotas that keep memory for the next session, see quota_keep(). */
+struct keepers {
+        struct quota_list quotas; /* by kept_until_ms */
+        size_t n_recalled; /* quotas that give back what they kept, because a device has no more memory */
+};
 
 struct partition {
         const char *name;      /* the config's */
@@ -24,6 +33,8 @@ struct partition {
         const char *growth;    /* "on-demand", "preallocate" */
         const char *share_name;
         enum device_share share;
+        bool clears; /* clear_on_release */
+        struct device_supply supply;
         bool is_cuda;
         uint8_t uuid[DEVICE_UUID_BYTES]; /* of the GPU */
         bool is_lost;                    /* the device is: every request is refused */
@@ -32,7 +43,9 @@ struct partition {
         bool preallocate;
         struct device *device;
         struct worker *worker;
+        struct punch *punch; /* see arena.h; NULL: none */
         struct store *store; /* of its extents' fds; NULL: none */
+        struct watch *watch; /* of its destroyed extents; NULL: none */
         struct pool pool;
         uint64_t bytes_in_use; /* blocks of all quotas */
         uint64_t peak_bytes_in_use;
@@ -40,9 +53,17 @@ struct partition {
         uint64_t lifetime_peak_bytes_in_use;
         struct quota_list quotas;
         size_t n_quotas;
-        struct quota_list due; /* quotas whose waiting requests are to be looked at */
-        uint64_t n_tickets;    /* requests that have waited */
-        size_t n_claims;       /* requests that wait for room in the partition, see quota_request.claim */
+        struct keepers *keepers; /* of all partitions; NULL: nothing is kept */
+        struct quota_list due;   /* quotas whose waiting requests are to be looked at */
+        struct quota_list
+                waiting;    /* quotas with waiting requests, in the order in which they began to wait */
+        size_t n_blocked;   /* of these, those that are looked at by partition_tick() */
+        size_t n_closing;   /* sessions of all quotas that are closing */
+        uint64_t claims_ms; /* when a free last made the claims due */
+        bool is_put_off;    /* a free since then did not: see partition_tick() */
+        uint64_t n_looks;   /* at waiting requests, ever: what a free costs is tested by it */
+        uint64_t n_tickets; /* requests that have waited */
+        size_t n_claims;    /* requests that wait for room in the partition, see quota_request.claim */
         uint64_t reclaim_timeout_ms;
         void (*wake)(void *userdata); /* may be NULL: something is due */
         void *userdata;

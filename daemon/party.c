@@ -70,13 +70,6 @@ static struct party *party_new(struct parties *all, const struct party_key *key)
         return p;
 }
 
-size_t party_n_members(const struct parties *all, const struct party_key *key)
-{
-        const struct party *p = party_find(all, key);
-
-        return p ? p->n_members : 0;
-}
-
 int party_join(struct parties *all, struct party_member *m, const struct party_key *key)
 {
         struct party *p = party_find(all, key);

@@ -1,6 +1,6 @@
 /* A party: those who share one turn. A tenant's sessions are one, an
- * administrator's another, and of who has not said hello each user's
- * connections; those who knock at a socket are one too. Parties that have
+ * administrator's another, and before the hello each user's
+ * connections, those of users that no tenant names together; pending connections of a socket are one too. Parties that have
  * something to do take turns, one member's turn each; so a crowd waits among
  * itself, and nobody else for it.
  *
@@ -60,9 +60,6 @@ struct party_member {
 };
 
 void parties_init(struct parties *all);
-
-/* How many members the party of this key has. */
-size_t party_n_members(const struct parties *all, const struct party_key *key);
 
 /* Out of the party where it was, if it was in one, into that of the key. -ENOMEM: it
  * stays where it was. */

@@ -61,10 +61,17 @@ int pin_new(struct pin *pin, int socket, pid_t pid, int *ret_pidfd)
         return errno == EINVAL || errno == ESRCH ? -ESRCH : 0; /* before Linux 6.16: it was waited for */
 }
 
-int pin_heard(struct pin *pin, int socket, int pidfd, pid_t sender)
+void pin_end(struct pin *pin, int socket)
 {
         int no = 0;
 
+        if (pin->is_open)
+                (void)setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &no, sizeof(no));
+        pin->is_open = false;
+}
+
+int pin_heard(struct pin *pin, int socket, int pidfd, pid_t sender)
+{
         if (sender != 0 && sender != pin->pid)
                 return -EPERM;
         if (sender == 0 || !pin->was_empty) { /* sent between the accept and our asking, or before */
@@ -73,7 +80,6 @@ int pin_heard(struct pin *pin, int socket, int pidfd, pid_t sender)
         }
         if (has_exited(pidfd))
                 return -ESRCH;
-        pin->is_open = false;
-        (void)setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &no, sizeof(no));
+        pin_end(pin, socket);
         return 0;
 }

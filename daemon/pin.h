@@ -31,4 +31,7 @@ int pin_new(struct pin *pin, int socket, pid_t pid, int *ret_pidfd);
  * -EPERM: another process did. -ESRCH: the process has exited. */
 int pin_heard(struct pin *pin, int socket, int pidfd, pid_t sender);
 
+/* Senders are not looked at any more. Also where the pin is not open. */
+void pin_end(struct pin *pin, int socket);
+
 #endif

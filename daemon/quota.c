@@ -18,9 +18,8 @@
 #define QUOTA_LOOKS      256u /* requests looked at in one turn */
 #define QUOTA_ROOMS      32u  /* and for so many room is made, or a refusal written */
 #define QUOTA_ROOM_LOOKS 8u
+#define QUOTA_ROUND_MS   2u     /* between rounds for frees in which no request that waits fits */
 #define QUOTA_ROOMS_NS   20000u /* at most about so long: what it takes is a matter of how many there are */
-
-static void partition_make_claims_due(struct partition *p);
 
 /* Before any reply that goes out because of the change: a client that knows of it reads it. */
 void quota_publish(struct quota *q)
@@ -40,8 +39,7 @@ void quota_publish(struct quota *q)
         figures[PAGES_NUM_BLOCKS] = q->n_blocks;
         figures[PAGES_NUM_SESSIONS] = q->n_sessions;
         figures[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
-        figures[PAGES_LIFETIME_PEAK_BYTES_IN_USE] =
-                ledger_quota_at(q->ledger, q->index)->lifetime_peak_in_use;
+        figures[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = ledger_quota_at(q->ledger, q->index)->life.peak_in_use;
         figures[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
         pages_write(q->usage, figures);
 }
@@ -85,16 +83,25 @@ int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t
 {
         bool empty = q->account.charged_bytes == 0;
         int r = charge_take(&q->account, n_bytes, ret, ret_missing_bytes);
+        struct ledger_lifetime *life;
 
         if (r < 0)
                 return r;
         q->high_bytes = empty ? n_bytes : max_u64(q->high_bytes, q->account.charged_bytes);
-        ledger_quota_at(q->ledger, q->index)->lifetime_peak_reserved = q->account.lifetime_peak_charged_bytes;
+        life = &ledger_quota_at(q->ledger, q->index)->life;
+        life->peak_reserved = q->account.lifetime_peak_charged_bytes;
+        life->partition_peak_reserved = q->partition->pool.lifetime_peak_charged_bytes;
         return 0;
 }
 
-static void quota_describe_arena(struct quota *q, const struct quota_options *from, uint64_t extent_bytes,
-                                 struct arena_options *ret)
+struct arena_grid quota_grid(const struct ledger_quota *record)
+{
+        return (struct arena_grid){ record->extent_bytes, record->small_extent_bytes,
+                                    record->extents_per_zone };
+}
+
+static void quota_describe_arena(struct quota *q, const struct quota_options *from,
+                                 const struct arena_grid *grid, struct arena_options *ret)
 {
         const struct partition *p = q->partition;
 
@@ -102,11 +109,17 @@ static void quota_describe_arena(struct quota *q, const struct quota_options *fr
                 .ledger = q->ledger,
                 .device = p->device,
                 .worker = p->worker,
+                .punch = p->punch,
                 .store = p->store,
+                .watch = p->watch,
                 .quota = q->index,
                 .share = p->share,
+                .clears = p->clears,
+                .supply = p->supply,
                 .limit_bytes = q->account.limit_bytes,
-                .extent_bytes = extent_bytes,
+                .extent_bytes = grid->extent_bytes,
+                .small_extent_bytes = grid->small_extent_bytes,
+                .extents_per_zone = grid->extents_per_zone,
                 .retire = from->retire,
                 .lets_go = from->lets_go,
                 .userdata = from->userdata,
@@ -122,6 +135,18 @@ static int quota_charge_some(struct quota *q, uint64_t n_bytes, struct charge *r
         return r < 0 && missing < n_bytes ? quota_charge(q, n_bytes - missing, ret, &missing) : r;
 }
 
+void quota_pause_growth(struct quota *q)
+{
+        q->paused_until_ms = clock_ms() + QUOTA_PAUSE_MS;
+}
+
+uint64_t quota_growth_pause_ms(const struct quota *q)
+{
+        uint64_t now_ms = q->paused_until_ms != 0 ? clock_ms() : 0;
+
+        return now_ms < q->paused_until_ms ? q->paused_until_ms - now_ms : 0;
+}
+
 int quota_back_early(struct quota *q)
 {
         uint64_t n_room = q->account.limit_bytes - min_u64(q->account.limit_bytes, q->account.charged_bytes);
@@ -133,6 +158,8 @@ int quota_back_early(struct quota *q)
                 n_bytes = min_u64(arena_unbacked_bytes(q->arena, q->account.limit_bytes), n_room);
         if (n_bytes == 0)
                 return 0;
+        if (quota_growth_pause_ms(q) > 0)
+                return -ECANCELED;
         r = quota_charge_some(q, n_bytes, &charge);
         if (r < 0)
                 return r;
@@ -146,8 +173,10 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
 {
         const struct partition *p = q->partition;
         uint64_t limit_bytes = q->account.limit_bytes;
-        struct ledger_quota facts = { .extent_bytes = arena_extent_bytes(p->share, limit_bytes,
-                                                                         device_granularity(p->device)) };
+        struct arena_grid grid = arena_grid(p->share, limit_bytes, device_granularity(p->device));
+        struct ledger_quota facts = { .extent_bytes = grid.extent_bytes,
+                                      .small_extent_bytes = grid.small_extent_bytes,
+                                      .extents_per_zone = grid.extents_per_zone };
         struct arena_options options;
         int r;
 
@@ -156,7 +185,7 @@ static int quota_open_arena(struct quota *q, const struct quota_options *from)
         r = ledger_quota_add(q->ledger, &facts, &q->index);
         if (r < 0)
                 return r;
-        quota_describe_arena(q, from, facts.extent_bytes, &options);
+        quota_describe_arena(q, from, &grid, &options);
         r = arena_new(&options, &q->arena);
         if (r < 0 || !p->preallocate || from->is_backed_later)
                 return r;
@@ -188,18 +217,18 @@ static void quota_count_remains(struct quota *q, const struct arena_remains *fro
 static int quota_restore_arena(struct quota *q, const struct quota_options *from)
 {
         struct ledger_quota *record = ledger_quota_at(q->ledger, from->index);
+        struct arena_grid grid = quota_grid(record);
         struct arena_options options;
         struct charge charge = { NULL, 0 };
         uint64_t missing;
         int r;
 
         *from->ret_why = "its extents cannot be of that size";
-        if (record->extent_bytes == 0 || record->extent_bytes > BFC_MAX_SPACE ||
-            record->extent_bytes % device_granularity(q->partition->device) != 0)
+        if (!arena_grid_is_valid(&grid, device_granularity(q->partition->device)))
                 return -EBADMSG;
         q->index = from->index;
-        q->account.lifetime_peak_charged_bytes = record->lifetime_peak_reserved;
-        quota_describe_arena(q, from, record->extent_bytes, &options);
+        q->account.lifetime_peak_charged_bytes = record->life.peak_reserved;
+        quota_describe_arena(q, from, &grid, &options);
         r = quota_charge(q, from->remains_bytes, &charge, &missing);
         *from->ret_why = NULL;
         if (r == 0)
@@ -210,7 +239,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
                 return r;
         }
         quota_count_remains(q, from->remains);
-        return 0;
+        return q->partition->punch ? ladder_resume_release(q) : 0;
 }
 
 static int quota_open(struct quota *q, const struct quota_options *from)
@@ -238,6 +267,8 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         q->ledger = options->ledger;
         q->max_sessions = options->max_sessions;
         q->max_blocks = options->max_blocks;
+        q->keep_bytes = options->keep_bytes;
+        q->keep_ms = options->keep_ms;
         q->blocks_ceiling = options->max_blocks;
         q->trim = options->trim;
         q->userdata = options->userdata;
@@ -261,26 +292,34 @@ int quota_new(const struct quota_options *options, struct quota **ret)
 
 static void quota_end(struct quota *q)
 {
+        struct partition *p = q->partition;
+
+        ladder_unkeep(q);
+        ladder_end_recall(q, true);
         charge_drop(&q->closed);
         account_deinit(&q->account);
         if (q->is_due)
-                TAILQ_REMOVE(&q->partition->due, q, of_due);
-        TAILQ_REMOVE(&q->partition->quotas, q, of_partition);
-        q->partition->n_quotas--;
+                TAILQ_REMOVE(&p->due, q, of_due);
+        TAILQ_REMOVE(&p->quotas, q, of_partition);
+        p->n_quotas--;
         free(q);
 }
 
 struct quota *quota_free(struct quota *q)
 {
+        struct partition *p;
+
         if (!q)
                 return NULL;
         assert(q->n_sessions == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->waiting));
         assert(!q->growing && !q->backed && q->held.n_bytes == 0 && !q->asked);
         q->usage = NULL; /* the arena's figures go first */
         q->arena = arena_free(q->arena);
+        p = q->partition;
         if (q->index != LEDGER_NONE)
                 ledger_quota_clear(q->ledger, q->index);
         quota_end(q);
+        partition_keep_life(p);
         return NULL;
 }
 
@@ -312,6 +351,54 @@ static void quota_ask_for_turn(struct quota *q)
                 p->wake(p->userdata);
 }
 
+/* ---- who is in line -------------------------------------------------------- */
+
+static bool quota_needs_ticks(const struct quota *q)
+{
+        return q->blocked_ms != 0 || q->is_put_off;
+}
+
+static void quota_set_ticks(struct quota *q, uint64_t blocked_ms, bool is_put_off)
+{
+        bool needed = quota_needs_ticks(q);
+
+        q->blocked_ms = blocked_ms;
+        q->is_put_off = is_put_off;
+        q->partition->n_blocked += quota_needs_ticks(q);
+        q->partition->n_blocked -= needed;
+}
+
+void quota_set_blocked(struct quota *q, uint64_t since_ms)
+{
+        quota_set_ticks(q, since_ms, q->is_put_off);
+}
+
+static void quota_begin_waiting(struct quota *q)
+{
+        if (!TAILQ_EMPTY(&q->waiting))
+                return;
+        TAILQ_INSERT_TAIL(&q->partition->waiting, q, of_waiting);
+        q->least_bytes = UINT64_MAX;
+}
+
+static void quota_enqueue(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        quota_begin_waiting(q);
+        TAILQ_INSERT_TAIL(&q->waiting, request, link);
+        q->least_bytes = min_u64(q->least_bytes, request->n_bytes);
+}
+
+void quota_enqueue_first(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        quota_begin_waiting(q);
+        TAILQ_INSERT_HEAD(&q->waiting, request, link);
+        q->least_bytes = min_u64(q->least_bytes, request->n_bytes);
+}
+
 /* Something changed for those who wait, if anybody does. */
 void quota_make_due(struct quota *q)
 {
@@ -333,8 +420,8 @@ void quota_count_alloc(struct quota *q, uint64_t n_bytes)
         quota_note_peaks(q);
         p->lifetime_peak_bytes_in_use = max_u64(p->lifetime_peak_bytes_in_use, p->bytes_in_use);
         q->peak_bytes_requested = max_u64(q->peak_bytes_requested, q->bytes_requested);
-        if (q->bytes_in_use > record->lifetime_peak_in_use)
-                record->lifetime_peak_in_use = q->bytes_in_use;
+        record->life.peak_in_use = max_u64(record->life.peak_in_use, q->bytes_in_use);
+        record->life.partition_peak_in_use = p->lifetime_peak_bytes_in_use;
         quota_assert(q);
         quota_publish(q);
 }
@@ -359,6 +446,8 @@ static int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_hand
 
 static void quota_count_refusal(struct quota *q, int r)
 {
+        struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+
         if (r != -EDQUOT && r != -ENOMEM)
                 return;
         q->n_refusals++;
@@ -367,11 +456,64 @@ static void quota_count_refusal(struct quota *q, int r)
         else
                 q->n_out_of_memory++;
         q->last_refusal_ms = clock_wall_ms();
+        life->n_over_quota = q->n_over_quota;
+        life->n_out_of_memory = q->n_out_of_memory;
+        life->last_refusal_ms = q->last_refusal_ms;
+}
+
+void partition_keep_life(struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
+                struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+
+                life->partition_peak_in_use = p->lifetime_peak_bytes_in_use;
+                life->partition_peak_reserved = p->pool.lifetime_peak_charged_bytes;
+        }
+}
+
+void partition_adopt_life(struct partition *p, const struct ledger_lifetime *life)
+{
+        p->lifetime_peak_bytes_in_use = max_u64(p->lifetime_peak_bytes_in_use, life->partition_peak_in_use);
+        p->pool.lifetime_peak_charged_bytes =
+                max_u64(p->pool.lifetime_peak_charged_bytes, life->partition_peak_reserved);
+}
+
+void quota_adopt_life(struct quota *q, const struct ledger_lifetime *from)
+{
+        struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+        struct account *a = &q->account;
+
+        life->peak_in_use = max_u64(life->peak_in_use, from->peak_in_use);
+        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, from->peak_reserved);
+        life->peak_reserved = a->lifetime_peak_charged_bytes;
+        life->n_over_quota = q->n_over_quota = max_u64(q->n_over_quota, from->n_over_quota);
+        life->n_out_of_memory = q->n_out_of_memory = max_u64(q->n_out_of_memory, from->n_out_of_memory);
+        life->last_refusal_ms = q->last_refusal_ms = max_u64(q->last_refusal_ms, from->last_refusal_ms);
+        q->n_refusals = q->n_over_quota + q->n_out_of_memory;
+        quota_publish(q);
 }
 
 bool quota_is_impossible(const struct quota *q, uint64_t n_bytes)
 {
         return n_bytes > max_u64(account_attainable(&q->account), q->account.charged_bytes);
+}
+
+int quota_never_holds(const struct quota *q, uint64_t n_bytes)
+{
+        if (n_bytes > q->account.limit_bytes)
+                return -EDQUOT;
+        return quota_is_impossible(q, n_bytes) ? -ENOMEM : 0;
+}
+
+int quota_refuse_at_once(struct quota *q, uint64_t n_bytes)
+{
+        int r = q->partition->is_draining || q->partition->is_lost ? 0 : quota_never_holds(q, n_bytes);
+
+        quota_count_refusal(q, r);
+        return r;
 }
 
 int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
@@ -418,6 +560,39 @@ static void quota_note_idle(struct quota *q)
                 p->wake(p->userdata);
 }
 
+/* A block was freed: by that there may be room for those who wait for the partition's. Frees that follow each
+ * other closely make them due once. */
+static void partition_make_claims_due(struct partition *p)
+{
+        uint64_t now_ms = clock_ms();
+        struct quota *q;
+
+        if (now_ms - p->claims_ms < QUOTA_ROUND_MS) {
+                p->is_put_off = true;
+                return;
+        }
+        p->claims_ms = now_ms;
+        p->is_put_off = false;
+        TAILQ_FOREACH(q, &p->waiting, of_waiting)
+        if (TAILQ_FIRST(&q->waiting)->claim > 0)
+                quota_make_due(q);
+}
+
+/* A block was freed while requests wait. Where one of them may fit by now there is a round at once. Room for
+ * the first may also have come from a free that no request fits in, but to find that out costs as much as
+ * many frees: so that is not done for each. */
+static void quota_note_free(struct quota *q)
+{
+        struct bfc_stats stats;
+
+        arena_read_stats(q->arena, &stats);
+        if (stats.largest_free_block_bytes >= q->least_bytes || q->n_blocks + 1 >= q->max_blocks ||
+            clock_ms() - q->round_ms >= QUOTA_ROUND_MS)
+                quota_make_due(q);
+        else
+                quota_set_ticks(q, q->blocked_ms, true);
+}
+
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested)
 {
         int r = arena_dealloc(q->arena, handle);
@@ -433,11 +608,24 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         q->partition->bytes_in_use -= n_bytes;
         quota_assert(q);
         quota_publish(q);
-        quota_make_due(q);
+        if (!TAILQ_EMPTY(&q->waiting))
+                quota_note_free(q);
         if (q->partition->n_claims > 0)
                 partition_make_claims_due(q->partition);
         if (q->partition->is_draining)
                 quota_note_idle(q);
+}
+
+int quota_split(struct quota *q, bfc_handle handle, uint64_t at, bfc_handle *ret_high)
+{
+        int r = q->n_blocks < q->max_blocks ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
+
+        if (r < 0)
+                return r;
+        q->n_blocks++;
+        quota_assert(q);
+        quota_publish(q);
+        return 0;
 }
 
 /* ---- who waits ---------------------------------------------------------- */
@@ -447,18 +635,8 @@ void partition_make_due(struct partition *p)
 {
         struct quota *q;
 
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        TAILQ_FOREACH(q, &p->waiting, of_waiting)
         quota_make_due(q);
-}
-
-/* A block was freed: by that there may be room for those who wait for the partition's. */
-static void partition_make_claims_due(struct partition *p)
-{
-        struct quota *q;
-
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
-        if (!TAILQ_EMPTY(&q->waiting) && TAILQ_FIRST(&q->waiting)->claim > 0)
-                quota_make_due(q);
 }
 
 static void quota_unqueue(struct quota_request *request)
@@ -471,7 +649,8 @@ static void quota_unqueue(struct quota_request *request)
         ladder_claim(request, 0);
         if (!TAILQ_EMPTY(&q->waiting))
                 return;
-        q->blocked_ms = 0;
+        TAILQ_REMOVE(&q->partition->waiting, q, of_waiting);
+        quota_set_ticks(q, 0, false);
         ladder_unhold(q);
 }
 
@@ -482,7 +661,7 @@ void quota_unqueue_served(struct quota_request *request)
         struct quota *q = request->quota;
 
         if (TAILQ_FIRST(&q->waiting) == request)
-                q->blocked_ms = 0;
+                quota_set_blocked(q, 0);
         quota_unqueue(request);
 }
 
@@ -510,7 +689,10 @@ void partition_set_draining(struct partition *p, bool is_draining)
                 return;
         partition_make_due(p);
         TAILQ_FOREACH(q, &p->quotas, of_partition)
-        quota_note_idle(q);
+        {
+                ladder_unkeep(q);
+                quota_note_idle(q);
+        }
 }
 
 bool quota_is_drained(const struct quota *q)
@@ -610,6 +792,7 @@ static bool quota_serve(struct quota *q, unsigned *budget)
                 struct quota_request *request = q->next;
 
                 (*budget)--;
+                q->partition->n_looks++;
                 q->next = TAILQ_NEXT(request, link);
                 quota_serve_one(q, request, now, budget);
         }
@@ -629,6 +812,7 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
                 if ((*budget)-- == 0 || (began_ns != 0 && clock_ns() - began_ns >= QUOTA_ROOMS_NS))
                         return false;
                 began_ns = began_ns == 0 ? clock_ns() : began_ns;
+                q->partition->n_looks++;
                 r = q->partition->is_draining ? -EBUSY : ladder_make_room(q, request);
                 if (r == 0)
                         return true;
@@ -638,25 +822,44 @@ static bool quota_make_rooms(struct quota *q, unsigned *budget)
         return true;
 }
 
+static void quota_begin_round(struct quota *q)
+{
+        q->look_again = false;
+        q->next = TAILQ_FIRST(&q->waiting);
+        q->round_ms = clock_ms();
+        quota_set_ticks(q, q->blocked_ms, false);
+}
+
 void quota_turn(struct quota *q)
 {
         unsigned looks = QUOTA_LOOKS, rooms = QUOTA_ROOMS;
 
         /* A round is finished before the next begins: nobody at its end is starved. */
-        if (q->look_again && !q->next) {
-                q->look_again = false;
-                q->next = TAILQ_FIRST(&q->waiting);
-        }
+        if (q->look_again && !q->next)
+                quota_begin_round(q);
         if (!quota_serve(q, &looks) || !quota_make_rooms(q, &rooms) || q->look_again)
                 return;
         q->is_due = false;
         TAILQ_REMOVE(&q->partition->due, q, of_due);
 }
 
-void quota_tick(struct quota *q)
+void partition_tick(struct partition *p)
 {
-        if (q->blocked_ms != 0)
-                quota_make_due(q);
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->waiting, of_waiting)
+        {
+                const struct quota_request *first = TAILQ_FIRST(&q->waiting);
+
+                if (quota_needs_ticks(q) || (p->is_put_off && first->claim > 0))
+                        quota_make_due(q);
+        }
+        p->is_put_off = false;
+}
+
+bool partition_is_blocked(const struct partition *p)
+{
+        return p->n_blocked > 0 || (p->is_put_off && p->n_claims > 0);
 }
 
 void quota_wait(struct quota_request *request)
@@ -666,10 +869,11 @@ void quota_wait(struct quota_request *request)
         request->since_ms = clock_ms();
         request->ticket = ++q->partition->n_tickets;
         request->asked_again = false;
+        request->has_recalled = false;
         request->queued_ms = 0;
         request->claim = 0;
         request->asking = (struct quota_asking){ 0 };
-        TAILQ_INSERT_TAIL(&q->waiting, request, link);
+        quota_enqueue(request);
         q->n_waiting++;
         /* The round is over: it goes on with this one, unless all are to be looked at again. */
         if (!q->next && !q->look_again)
@@ -679,13 +883,13 @@ void quota_wait(struct quota_request *request)
 
 void quota_heard(struct quota *q, bool gave)
 {
-        struct quota_request *first = NULL;
+        struct quota_request *first;
         struct quota *each;
 
-        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
+        TAILQ_FOREACH(each, &q->partition->waiting, of_waiting)
         {
-                first = gave ? TAILQ_FIRST(&each->waiting) : NULL;
-                if (!first || first->asking.begun_ms == 0)
+                first = TAILQ_FIRST(&each->waiting);
+                if (!gave || first->asking.begun_ms == 0)
                         continue;
                 first->asking.heard_ms = clock_ms();
                 first->asking.n_gave++;
@@ -725,6 +929,7 @@ void quota_set_early(struct quota *q, const struct quota_limits *limits)
 void quota_set(struct quota *q, const struct quota_limits *limits)
 {
         quota_set_early(q, limits);
+        ladder_set_keep(q, limits->keep_bytes, limits->keep_ms);
         ladder_shed(q);
 }
 
@@ -732,6 +937,7 @@ void quota_remove(struct quota *q)
 {
         account_set(&q->account, q->account.limit_bytes, 0);
         q->is_removed = true;
+        ladder_unkeep(q);
         ladder_settle(q);
 }
 
@@ -758,6 +964,9 @@ int quota_join(struct quota *q)
                 return -ENOENT;
         if (q->n_sessions >= q->max_sessions)
                 return -EDQUOT;
+        /* The peak of jobs that have ended does not excuse what the next one reserves. */
+        if (q->n_sessions == 0 && q->kept_until_ms != 0)
+                q->high_bytes = q->account.charged_bytes;
         q->n_sessions++;
         quota_publish(q);
         return 0;
@@ -771,6 +980,8 @@ void quota_rejoin(struct quota *q)
 
 void quota_settle(struct quota *q)
 {
+        if (q->n_sessions == 0 && q->account.charged_bytes > 0)
+                quota_keep(q);
         ladder_settle(q);
         ladder_shed(q);
 }
@@ -778,6 +989,7 @@ void quota_settle(struct quota *q)
 void quota_closing(struct quota *q)
 {
         q->n_closing++;
+        q->partition->n_closing++;
         assert(q->n_closing <= q->n_sessions);
 }
 
@@ -785,6 +997,7 @@ void quota_closed(struct quota *q)
 {
         assert(q->n_closing > 0);
         q->n_closing--;
+        q->partition->n_closing--;
         partition_make_due(q->partition);
 }
 
@@ -805,12 +1018,12 @@ static void quota_explain_extent(const struct quota_request *refused, char *buf,
         const struct partition *p = q->partition;
 
         snprintf(buf, n_buf,
-                 "%" PRIu64
-                 " bytes cannot lie in one extent of tenant '%s' in partition '%s', which has %" PRIu64
-                 " bytes: ask for less, or have a limit of %" PRIu64 " bytes or more%s",
+                 "a block of %" PRIu64
+                 " bytes does not fit in one extent of tenant '%s' in '%s', which has at most "
+                 "%" PRIu64 " bytes: ask for less, or raise the limit to %s or more%s",
                  refused->n_bytes, q->tenant, p->name, arena_max_in_extent(q->arena),
-                 arena_limit_for_extent(refused->n_bytes, device_granularity(p->device)),
-                 p->is_cuda ? ", or 'share: cuda-ipc', with which every block lies in one extent" : "");
+                 NUMBER_SIZE(arena_limit_for_extent(refused->n_bytes, device_granularity(p->device))),
+                 p->is_cuda ? ", or set 'share: cuda-ipc', with which every block lies in one extent" : "");
 }
 
 /* The partition is full, or promised to others. */
@@ -825,60 +1038,72 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
         int n;
 
         if (quota_is_impossible(q, refused->n_bytes)) {
-                snprintf(buf, n_buf,
-                         "%" PRIu64
-                         " bytes can never fit in partition '%s' for tenant '%s': of its limit %" PRIu64
-                         ", %" PRIu64 " are guaranteed to other tenants",
-                         refused->n_bytes, q->partition->name, q->tenant, p->limit_bytes,
-                         p->reserve_bytes - a->reserve_bytes);
+                snprintf(
+                        buf, n_buf,
+                        "partition '%s' has never room for that: asked %s, tenant '%s' can have %s, since %s of %s "
+                        "are guaranteed to other tenants",
+                        q->partition->name, NUMBER_SIZE(refused->n_bytes), q->tenant,
+                        NUMBER_SIZE(p->limit_bytes - (p->reserve_bytes - a->reserve_bytes)),
+                        NUMBER_SIZE(p->reserve_bytes - a->reserve_bytes), NUMBER_SIZE(p->limit_bytes));
                 return;
         }
         arena_read_stats(q->arena, &stats);
-        n = snprintf(buf, n_buf,
-                     "%" PRIu64 " bytes%s do not fit in partition '%s': its limit %" PRIu64
-                     ", reserved or guaranteed %" PRIu64 "; tenant '%s': limit %" PRIu64 ", reserved %" PRIu64
-                     ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
-                     refused->n_bytes, how, q->partition->name, p->limit_bytes, p->committed_bytes, q->tenant,
-                     a->limit_bytes, a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
+        n = snprintf(
+                buf, n_buf,
+                "partition '%s' is full: asked %s%s, %s of %s reserved or guaranteed; tenant '%s': %s of %s "
+                "reserved, %s in blocks, largest free piece %s",
+                q->partition->name, NUMBER_SIZE(refused->n_bytes), how, NUMBER_SIZE(p->committed_bytes),
+                NUMBER_SIZE(p->limit_bytes), q->tenant, NUMBER_SIZE(a->charged_bytes),
+                NUMBER_SIZE(a->limit_bytes), NUMBER_SIZE(q->bytes_in_use),
+                NUMBER_SIZE(stats.largest_free_block_bytes));
         if (claims > 0 && n > 0 && (size_t)n < n_buf)
-                snprintf(buf + n, n_buf - (size_t)n,
-                         "; requests of others that came before wait for %" PRIu64 " bytes", claims);
+                snprintf(buf + n, n_buf - (size_t)n, "; earlier requests of others wait for %s",
+                         NUMBER_SIZE(claims));
+}
+
+static void quota_explain_limit(const struct quota_request *refused, char *buf, size_t n_buf)
+{
+        const struct quota *q = refused->quota;
+        struct bfc_stats stats;
+
+        if (q->n_blocks >= q->max_blocks) {
+                snprintf(buf, n_buf,
+                         "tenant '%s' is at its limit in '%s': it has %" PRIu32
+                         " blocks, and max_blocks is %" PRIu32,
+                         q->tenant, q->partition->name, q->n_blocks, q->max_blocks);
+                return;
+        }
+        arena_read_stats(q->arena, &stats);
+        snprintf(
+                buf, n_buf,
+                "tenant '%s' %s its limit in '%s': asked %s%s, %s of %s reserved, %s in blocks, largest free "
+                "piece %s",
+                q->tenant, refused->n_bytes > q->account.limit_bytes ? "asked for more than" : "is at",
+                q->partition->name, NUMBER_SIZE(refused->n_bytes), refused->in_extent ? " in one extent" : "",
+                NUMBER_SIZE(q->account.charged_bytes), NUMBER_SIZE(q->account.limit_bytes),
+                NUMBER_SIZE(q->bytes_in_use), NUMBER_SIZE(stats.largest_free_block_bytes));
 }
 
 void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf)
 {
-        const char *how = refused->in_extent ? " in one extent" : "";
         const struct quota *q = refused->quota;
-        const struct account *a = &q->account;
-        struct bfc_stats stats;
 
-        arena_read_stats(q->arena, &stats);
         if (error == -EBUSY)
                 snprintf(
                         buf, n_buf,
-                        "device '%s' of partition '%s' is being drained by an operator: there is no new memory "
-                        "on it until it is resumed",
+                        "device '%s' of partition '%s' is being drained by an operator: it gives no new memory "
+                        "until it is resumed",
                         q->partition->device_id, q->partition->name);
         else if (error == -ENODEV)
                 snprintf(
                         buf, n_buf,
-                        "device '%s' of partition '%s' is lost, and its memory with it, until it is drained and "
-                        "resumed or the daemon is started again",
+                        "device '%s' of partition '%s' is lost, with its memory, until an operator drains and "
+                        "resumes it or restarts the daemon",
                         q->partition->device_id, q->partition->name);
         else if (error == -EINVAL)
                 quota_explain_extent(refused, buf, n_buf);
-        else if (error == -EDQUOT && q->n_blocks >= q->max_blocks)
-                snprintf(buf, n_buf,
-                         "tenant '%s' holds %" PRIu32
-                         " blocks in partition '%s': its limit max_blocks is %" PRIu32,
-                         q->tenant, q->n_blocks, q->partition->name, q->max_blocks);
         else if (error == -EDQUOT)
-                snprintf(buf, n_buf,
-                         "%" PRIu64
-                         " bytes%s do not fit the limit of tenant '%s' in partition '%s': limit %" PRIu64
-                         ", reserved %" PRIu64 ", in use %" PRIu64 ", largest free piece %" PRIu64 " bytes",
-                         refused->n_bytes, how, q->tenant, q->partition->name, a->limit_bytes,
-                         a->charged_bytes, q->bytes_in_use, stats.largest_free_block_bytes);
+                quota_explain_limit(refused, buf, n_buf);
         else
                 quota_explain_partition(refused, buf, n_buf);
 }
@@ -899,6 +1124,10 @@ int quota_check(const struct quota *q, const char **ret_why)
 
         if (r < 0)
                 return r;
+        if (q->kept_until_ms != 0 && (q->keep_bytes == 0 || q->is_removed || q->partition->is_draining)) {
+                *ret_why = "memory is kept that may not be";
+                return -EBADMSG;
+        }
         arena_read_stats(q->arena, &stats);
         if (stats.bytes_reserved > q->account.charged_bytes) {
                 *ret_why = "the allocator has more bytes reserved than are charged";

@@ -69,6 +69,7 @@ struct quota_request {
         uint64_t since_ms;  /* the quota's: it waits from then on */
         uint64_t ticket;    /* the quota's: the lower has waited longer, in the whole partition */
         bool asked_again;   /* the quota's: the neighbours were, when its time was up */
+        bool has_recalled;  /* the quota's: the device had no memory for it, so what was kept was released */
         uint64_t queued_ms; /* the ladder's: from then on it waits for others to free; 0: not yet */
         uint64_t claim;     /* the ladder's: so many bytes of the partition it is to have before later ones */
         struct quota_asking asking; /* the ladder's */
@@ -124,11 +125,17 @@ struct quota {
         uint64_t n_out_of_memory;
         uint64_t last_refusal_ms;      /* since 1970; 0: none */
         uint64_t logged_escaped_bytes; /* the broker's: what it has told of */
+        uint64_t logged_refills;       /* the same of the arena's refills */
         uint64_t high_bytes;           /* most that was charged since nothing was */
+        uint64_t peaks_bytes;          /* the sum of its sessions' peaks: what they may need again together */
+        uint64_t keep_bytes, keep_ms;  /* the config's `keep`; 0: nothing */
+        uint64_t kept_until_ms;        /* 0: nothing is kept. Else it is one of partition.keepers */
+        bool is_recalled;              /* it counts in keepers.n_recalled */
         struct charge closed;          /* for quota_options.closed_bytes */
         struct charge held;            /* for the growth of the first in line */
         uint64_t trade_bytes;          /* to be held too, as they come back */
         bool growing;
+        uint64_t paused_until_ms;          /* no growth before; 0: there is no pause */
         struct quota_request *growing_for; /* NULL: it was cancelled */
         uint64_t claim_ms;     /* since when its requests have claims, and none of them grew; 0: never */
         uint64_t unclaimed_ms; /* when it last had none any more */
@@ -138,6 +145,9 @@ struct quota {
         bool is_due;                /* in partition.due */
         bool look_again;            /* something changed: begin a new round */
         uint64_t blocked_ms;        /* since when those who wait are blocked by others; 0: they are not */
+        uint64_t least_bytes;       /* no waiting request asks for less; UINT64_MAX: none waits */
+        uint64_t round_ms;          /* when the last round began */
+        bool is_put_off;            /* a free since then has not made it due: a tick does */
         struct holding_list holdings;
         struct quota_ranks ranks;
         struct quota_report report;
@@ -148,7 +158,7 @@ struct quota {
         bool (*trim)(void *userdata, struct quota *q, struct quota_request *first, int refusal,
                      uint64_t missing);
         void *userdata;
-        TAILQ_ENTRY(quota) of_partition, of_due;
+        TAILQ_ENTRY(quota) of_partition, of_due, of_waiting, of_kept;
 };
 
 struct quota_options {
@@ -160,6 +170,7 @@ struct quota_options {
         uint64_t reserve_bytes;
         uint32_t max_sessions;
         uint32_t max_blocks;
+        uint64_t keep_bytes, keep_ms; /* 0: nothing is kept */
         /* What a process that is no more left of it, under `index` in the ledger, with so many bytes
          * in its extents; the limit is not below that. NULL: it is a new one. See arena_restore(). */
         const struct arena_remains *remains;
@@ -178,6 +189,9 @@ struct quota_options {
                      uint64_t missing);
         void *userdata;
 };
+
+/* The grid of its arena, as the ledger has it. */
+struct arena_grid quota_grid(const struct ledger_quota *record);
 
 /* -ENOMEM, or the device's error where a preallocating partition could not be
  * backed; of remains, what arena_restore() says. */
@@ -202,6 +216,7 @@ struct quota_limits {
         uint64_t reserve_bytes;
         uint32_t max_sessions;
         uint32_t max_blocks;
+        uint64_t keep_bytes, keep_ms;
 };
 int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
 void quota_set(struct quota *q, const struct quota_limits *limits);
@@ -230,6 +245,11 @@ int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *r
 int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
                          uint64_t *ret_offset);
 
+/* Whether no memory that is given back makes room for so many bytes, by the limits as they are: 0, -EDQUOT,
+ * -ENOMEM. And: such a request is refused, which is counted. */
+int quota_never_holds(const struct quota *q, uint64_t n_bytes);
+int quota_refuse_at_once(struct quota *q, uint64_t n_bytes);
+
 /* Queues a request (quota, n_bytes, in_extent, wait_ms, is_no_refusal, asker and done are set). */
 void quota_wait(struct quota_request *request);
 
@@ -237,8 +257,12 @@ void quota_wait(struct quota_request *request);
  * there while there is more to do at once. */
 void quota_turn(struct quota *q);
 
-/* Time has passed: if its first in line waits for others, it is looked at. */
-void quota_tick(struct quota *q);
+/* Time has passed: looks at each quota whose first request waits for others, or for which the look after a free
+ * was put off. */
+void partition_tick(struct partition *p);
+
+/* Whether partition_tick() is to be called. */
+bool partition_is_blocked(const struct partition *p);
 
 /* Sessions have answered: everybody in the partition who waits is looked at. gave: of this
  * quota's memory something came back by it. */
@@ -253,11 +277,40 @@ uint64_t quota_excess(const struct quota *q);
 /* Gives back to the device all extents in which nothing lies. */
 void quota_release_idle(struct quota *q);
 
+/* The same with at least n_bytes of those that are expected to be back soon, so that no session ends
+ * by it. Returns how much of the quota's is on its way back by now, late bytes not counted. */
+uint64_t quota_release_soon(struct quota *q, uint64_t n_bytes);
+
+/* How many bytes further requests of the tenant can get in all, in blocks of whatever size: what is
+ * free in its extents, and new extents as far as its limit and the partition's have room. What is on
+ * its way back counts, but for late bytes. What waiting requests claim, and what others hold idle,
+ * does not. */
+uint64_t quota_obtainable(struct quota *q);
+/* A session has ended: of what it leaves, the sessions that go on keep as much as they ever had together. What
+ * else is wholly free is given back, as far as no session has it mapped: so none of them is asked. */
+void quota_release_surplus(struct quota *q);
+
+/* A session that had blocks has ended: for the next keep_ms the quota keeps keep_bytes, in whole
+ * extents, of what would be given back otherwise: those with the lowest offsets. They stay
+ * charged and are idle memory like any other: every reclaim step takes them. */
+void quota_keep(struct quota *q);
+
+/* How much it keeps now, and for how long yet; 0 outside of that time. */
+uint64_t quota_kept_bytes(const struct quota *q);
+uint64_t quota_kept_ms(const struct quota *q);
+
+/* Gives back what was kept for long enough, of a bounded number of quotas: call it when the time of the
+ * first has passed. */
+void quota_expire_kept(struct keepers *keepers);
+
 /* Takes a request out, whatever state it is in; done() is not called. */
 void quota_cancel(struct quota_request *request);
 
 /* Frees a block that was handed out: its rounded size and as it was asked for. */
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested);
+
+/* Cuts a block in two, see bfc_split(). -EDQUOT: max_blocks. -EINVAL, -ENOMEM. */
+int quota_split(struct quota *q, bfc_handle handle, uint64_t at, bfc_handle *ret_high);
 
 /* Sessions that use this quota. -EDQUOT: max_sessions. -ENOENT: it was removed. */
 int quota_join(struct quota *q);
@@ -272,6 +325,13 @@ void quota_settle(struct quota *q);
  * that rather than being refused. And: they all are. */
 void quota_closing(struct quota *q);
 void quota_closed(struct quota *q);
+
+/* What a process before kept of the quota, or of its partition: lifetime peaks and counts of refusals are at
+ * least that from now on. And: all quotas of the partition keep its peaks, so that the end of one of
+ * them does not lose them. */
+void quota_adopt_life(struct quota *q, const struct ledger_lifetime *from);
+void partition_adopt_life(struct partition *p, const struct ledger_lifetime *life);
+void partition_keep_life(struct partition *p);
 
 /* The sentence for a refusal, with figures, into buf. Of the request quota, n_bytes
  * and in_extent are read. */
@@ -303,6 +363,12 @@ int quota_back_early(struct quota *q);
  * QUOTA_WAIT: there is nothing to make, done() is not called. -EDQUOT or -ENOMEM: what escaped
  * is still charged. One at a time. */
 int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata);
+
+/* The process before died while it made memory for this quota: it is given no more for a minute, so
+ * that not every request ends a daemon. How long the pause still lasts; 0: there is none. */
+#define QUOTA_PAUSE_MS 60000u
+void quota_pause_growth(struct quota *q);
+uint64_t quota_growth_pause_ms(const struct quota *q);
 
 /* Charges, blocks and figures agree; slow. 0, or -EBADMSG and a sentence. */
 int quota_check(const struct quota *q, const char **ret_why);

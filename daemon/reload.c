@@ -25,6 +25,7 @@ struct reloads {
         struct reload_request_list asked; /* the first is being read */
         bool is_reading;
         struct reload_request nobody; /* in the place of one that was cancelled while it was read */
+        struct config_text *texts;    /* of the first, or NULL */
         /* The reading thread's while is_reading. */
         struct config *next; /* NULL: it failed */
         int result;
@@ -43,7 +44,8 @@ static int reload_load(struct reloads *r, FILE *errors)
                 .socket_is_given = source->socket != NULL,
                 .admin_socket_is_given = source->admin_socket != NULL,
         };
-        int result = config_load(source->path, &machine, errors, &r->next);
+        int result = r->texts ? config_parse_texts(r->texts, &machine, errors, &r->next)
+                              : config_load(source->path, &machine, errors, &r->next);
 
         if (result == 0)
                 result = config_set_sockets(r->next, source->socket, source->admin_socket, errors);
@@ -111,7 +113,11 @@ int reload_config(struct broker *b, struct config *next, bool dry_run, FILE *cha
 
 static void reload_begin(struct reloads *r)
 {
+        struct reload_request *first = TAILQ_FIRST(&r->asked);
+
         r->is_reading = true;
+        r->texts = first->texts;
+        first->texts = NULL;
         if (r->read) {
                 r->read(r->userdata);
                 return;
@@ -183,6 +189,7 @@ void reload_finish(struct reloads *r)
         request->is_asked = false;
         reload_put(r, request);
         r->next = config_free(r->next);
+        r->texts = config_text_free(r->texts);
         free(r->errors);
         r->errors = NULL;
         r->is_reading = false;
@@ -294,6 +301,39 @@ static void session_reloaded(struct reload_request *request, const struct reload
         free(lines);
 }
 
+/* A piece of a file that the operator has. True: it was the last one, or there is none. */
+static bool reload_take(struct session *s, const Bfcd__Request *r, struct session_reload *own)
+{
+        const Bfcd__Reload *m = r->reload;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__ReloadReply body = BFCD__RELOAD_REPLY__INIT;
+        int result;
+
+        if (!m->dry_run) /* what was sent before it is never put in force */
+                own->request.texts = config_text_free(own->request.texts);
+        if (!m->name[0])
+                return true;
+        result = m->dry_run ? config_text_add(&own->request.texts, m->name, m->piece.data, m->piece.len)
+                            : -EINVAL;
+        if (result < 0) {
+                own->request.texts = config_text_free(own->request.texts);
+                session_refuse(s, r->id, result,
+                               result == -EINVAL ? "only a dry run takes a file: the daemon loads its own"
+                               : result == -EFBIG
+                                       ? "the configuration is too large: a file has at most 1 MiB, all "
+                                         "files together 4 MiB"
+                                       : "the daemon is out of memory");
+                return false;
+        }
+        if (!m->is_partial)
+                return true;
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_RELOAD;
+        reply.reload = &body;
+        session_send(s, &reply);
+        return false;
+}
+
 int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         struct reloads *reloads = s->broker->reloads;
@@ -316,10 +356,13 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
                 return 0;
         }
         if (own->request.is_asked) {
-                session_refuse(s, r->id, -EBUSY, "this session's reload before is not over");
+                session_refuse(s, r->id, -EBUSY, "this session's previous reload has not ended");
                 return 0;
         }
+        if (!reload_take(s, r, own))
+                return 0;
         *own = (struct session_reload){ .request = { .dry_run = r->reload->dry_run,
+                                                     .texts = own->request.texts,
                                                      .done = session_reloaded },
                                         .session = s,
                                         .id = r->id };
@@ -334,6 +377,7 @@ void reload_end_session(struct session *s)
         if (!s->reload)
                 return;
         reload_cancel(s->broker->reloads, &s->reload->request);
+        config_text_free(s->reload->request.texts);
         free(s->reload);
         s->reload = NULL;
 }

@@ -39,7 +39,8 @@ struct reload_result {
 /* Embedded by who asks. */
 struct reload_request {
         bool dry_run;
-        bool is_asked; /* the reload's: done() has not been called */
+        struct config_text *texts; /* instead of the files, on a dry run; taken over when they are read */
+        bool is_asked;             /* the reload's: done() has not been called */
         void (*done)(struct reload_request *request, const struct reload_result *result);
         TAILQ_ENTRY(reload_request) link;
 };

@@ -11,6 +11,7 @@
 struct key {
         uint32_t quota, index;
         uint64_t offset;
+        int fd;
 };
 
 static int compare_keys(const void *x, const void *y)
@@ -50,7 +51,33 @@ static uint32_t *sort_keys(struct key *keys, size_t n)
         return indexes;
 }
 
-/* Those that leave are none any more. */
+static void clear_exports(struct ledger *l, uint32_t extent)
+{
+        while (ledger_extent_at(l, extent)->links.first_export != LEDGER_NONE)
+                ledger_export_clear(l, ledger_extent_at(l, extent)->links.first_export);
+}
+
+static bool leaves_later(const struct remains *r, const struct ledger_extent *e)
+{
+        return r->is_later && r->is_later(r->userdata, ledger_quota_at(r->ledger, e->quota)->partition);
+}
+
+/* Of the extents that leave, those that the arena is to give back. No session has them any more. One
+ * that is not in the store has been given back; only its record was left. */
+static int take_leaving(struct remains *r, uint32_t index)
+{
+        const struct ledger_extent *e = ledger_extent_get(r->ledger, index);
+        int fd;
+
+        if (!leaves_later(r, e))
+                return -1;
+        fd = store_take_extent(r->store, e->store_key);
+        clear_exports(r->ledger, index);
+        if (fd < 0)
+                ledger_extent_clear(r->ledger, index);
+        return fd;
+}
+
 static int remains_read_extents(struct remains *r)
 {
         uint32_t end = ledger_extent_end(r->ledger);
@@ -60,14 +87,20 @@ static int remains_read_extents(struct remains *r)
                 return -ENOMEM;
         for (uint32_t i = 0; i < end; i++) {
                 const struct ledger_extent *e = ledger_extent_get(r->ledger, i);
+                int fd = e && e->is_leaving ? take_leaving(r, i) : -1;
 
-                if (e && !e->is_leaving)
-                        keys[r->n_extents++] = (struct key){ e->quota, i, e->offset };
+                if (e && (fd >= 0 || !e->is_leaving))
+                        keys[r->n_extents++] = (struct key){ e->quota, i, e->offset, fd };
+        }
+        qsort(keys, r->n_extents, sizeof(*keys), compare_keys);
+        r->fds = calloc(r->n_extents + 1, sizeof(*r->fds));
+        for (size_t i = 0; i < r->n_extents; i++) {
+                if (r->fds)
+                        r->fds[i] = keys[i].fd;
+                else if (keys[i].fd >= 0)
+                        close(keys[i].fd);
         }
         r->extents = sort_keys(keys, r->n_extents);
-        r->fds = calloc(r->n_extents + 1, sizeof(*r->fds));
-        for (size_t i = 0; r->fds && i < r->n_extents; i++)
-                r->fds[i] = -1;
         return r->extents && r->fds ? 0 : -ENOMEM;
 }
 
@@ -82,7 +115,7 @@ static int remains_read_blocks(struct remains *r)
                 const struct ledger_block *b = ledger_block_get(r->ledger, i);
 
                 if (b)
-                        keys[r->n_blocks++] = (struct key){ b->quota, i, b->offset };
+                        keys[r->n_blocks++] = (struct key){ b->quota, i, b->offset, -1 };
         }
         r->blocks = sort_keys(keys, r->n_blocks);
         return r->blocks ? 0 : -ENOMEM;
@@ -134,6 +167,9 @@ static int remains_read_quotas(struct remains *r)
                 q->index = i;
                 q->id = from->id;
                 q->is_closed = from->is_closed != 0;
+                q->growing_mib = from->growing_mib;
+                q->interrupted_mib = from->interrupted_mib;
+                q->life = from->life;
                 memcpy(q->tenant, from->tenant, sizeof(q->tenant));
                 memcpy(q->partition, from->partition, sizeof(q->partition));
         }
@@ -204,12 +240,6 @@ static void clear_holds(struct ledger *l, uint32_t shared)
         ledger_shared_clear(l, shared);
 }
 
-static void clear_exports(struct ledger *l, uint32_t extent)
-{
-        while (ledger_extent_at(l, extent)->links.first_export != LEDGER_NONE)
-                ledger_export_clear(l, ledger_extent_at(l, extent)->links.first_export);
-}
-
 /* All but the records of extents. */
 static void remains_clear(struct remains *r, struct remains_quota *q)
 {
@@ -223,13 +253,15 @@ static void remains_clear(struct remains *r, struct remains_quota *q)
         q->arena.n_blocks = 0;
         for (size_t i = 0; i < q->arena.n_extents; i++) {
                 int *fd = &r->fds[q->arena.extents + i - r->extents];
+                const struct ledger_extent *e = ledger_extent_at(r->ledger, q->arena.extents[i]);
 
                 clear_exports(r->ledger, q->arena.extents[i]);
-                if (*fd >= 0)
+                if (*fd >= 0 && e->is_leaving)
+                        punch_discard(r->punch, *fd, e->n_bytes, e->quota);
+                else if (*fd >= 0)
                         close(*fd);
                 *fd = -1;
-                (void)store_remove_extent(r->store,
-                                          ledger_extent_at(r->ledger, q->arena.extents[i])->store_key, false);
+                (void)store_remove_extent(r->store, e->store_key, false);
         }
 }
 
@@ -275,10 +307,12 @@ static void remains_close_twins(struct remains *r)
 
 /* ---- extents on their way ------------------------------------------------ */
 
-static void finish_one(struct remains *r, uint32_t index, struct device *device)
+static void finish_one(struct remains *r, uint32_t index, struct device *device, bool clears)
 {
         const struct ledger_extent *e = ledger_extent_at(r->ledger, index);
-        struct arena_options options = { .ledger = r->ledger, .device = device, .store = r->store };
+        struct arena_options options = {
+                .ledger = r->ledger, .device = device, .store = r->store, .clears = clears
+        };
         int fd = store_take_extent(r->store, e->store_key);
 
         if (device) {
@@ -292,21 +326,29 @@ static void finish_one(struct remains *r, uint32_t index, struct device *device)
         ledger_extent_clear(r->ledger, index);
 }
 
-void remains_finish(struct remains *r, struct device *(*device_of)(void *userdata, const char *partition),
+void remains_finish(struct remains *r,
+                    struct device *(*device_of)(void *userdata, const char *partition, bool *ret_clears),
                     void *userdata)
 {
         for (uint32_t i = 0; i < ledger_extent_end(r->ledger); i++) {
                 const struct ledger_extent *e = ledger_extent_get(r->ledger, i);
 
-                if (e && e->is_leaving)
-                        finish_one(r, i,
-                                   device_of(userdata, ledger_quota_at(r->ledger, e->quota)->partition));
+                const char *partition;
+                struct device *device;
+                bool clears = false;
+
+                if (!e || !e->is_leaving || leaves_later(r, e))
+                        continue;
+                partition = ledger_quota_at(r->ledger, e->quota)->partition;
+                device = device_of(userdata, partition, &clears);
+                finish_one(r, i, device, clears);
         }
 }
 
 /* ---- life ---------------------------------------------------------------- */
 
-int remains_new(struct ledger *ledger, struct store *store, struct remains **ret)
+int remains_new(struct ledger *ledger, struct store *store, struct punch *punch, remains_later_fn is_later,
+                void *userdata, struct remains **ret)
 {
         struct remains *r = calloc(1, sizeof(*r));
         int error;
@@ -315,6 +357,9 @@ int remains_new(struct ledger *ledger, struct store *store, struct remains **ret
                 return -ENOMEM;
         r->ledger = ledger;
         r->store = store;
+        r->punch = punch;
+        r->is_later = is_later;
+        r->userdata = userdata;
         error = remains_read_quotas(r);
         if (error == 0)
                 error = remains_read_extents(r);
@@ -332,6 +377,8 @@ int remains_new(struct ledger *ledger, struct store *store, struct remains **ret
                 for (size_t k = 0; !r->quotas[i].is_closed && k < r->quotas[i].arena.n_extents; k++) {
                         uint32_t extent = r->quotas[i].arena.extents[k];
 
+                        if (ledger_extent_at(ledger, extent)->is_leaving)
+                                continue; /* it was taken */
                         r->fds[r->quotas[i].arena.extents + k - r->extents] =
                                 store_take_extent(store, ledger_extent_at(ledger, extent)->store_key);
                 }

@@ -25,16 +25,25 @@ struct remains_quota {
         uint64_t id;
         char tenant[LEDGER_NAME_BYTES];
         char partition[LEDGER_NAME_BYTES];
-        bool is_closed;      /* in the ledger too */
-        struct quota *quota; /* that the broker has of it; NULL: none */
-        bool has_sessions;   /* of its tenant, that were told of it */
-        uint64_t n_bytes;    /* of its extents */
+        bool is_closed;                        /* in the ledger too */
+        struct quota *quota;                   /* that the broker has of it; NULL: none */
+        bool has_sessions;                     /* of its tenant, that were told of it */
+        uint64_t n_bytes;                      /* of its extents */
+        uint32_t growing_mib, interrupted_mib; /* see ledger_quota */
+        struct ledger_lifetime life;
         struct arena_remains arena;
 };
 
+/* Whether extents of the partition that are on their way back are given back later, by the arena,
+ * to which they are handed over with the others. */
+typedef bool (*remains_later_fn)(void *userdata, const char *partition);
+
 struct remains {
         struct ledger *ledger;
-        struct store *store;          /* borrowed */
+        struct store *store; /* borrowed */
+        struct punch *punch; /* borrowed; NULL: there is none */
+        remains_later_fn is_later;
+        void *userdata;
         struct remains_quota *quotas; /* by tenant and partition, and of these by id */
         size_t n_quotas;
         uint32_t *extents; /* in the ledger, by quota and offset */
@@ -46,7 +55,8 @@ struct remains {
 
 /* Takes the fds of the ledger's extents out of the store. Of two open quotas of one tenant in
  * one partition both are closed. -ENOMEM. */
-int remains_new(struct ledger *ledger, struct store *store, struct remains **ret);
+int remains_new(struct ledger *ledger, struct store *store, struct punch *punch, remains_later_fn is_later,
+                void *userdata, struct remains **ret);
 struct remains *remains_free(struct remains *r); /* closes the fds that nobody took; takes NULL */
 
 /* The first of a tenant in a partition, of *ret_n that there are (the last one that is not
@@ -57,9 +67,10 @@ struct remains_quota *remains_find(const struct remains *r, const char *tenant, 
 /* Where those of a tenant begin in `quotas`. */
 size_t remains_first_of(const struct remains *r, const char *tenant);
 
-/* Gives back, at once, the extents that were on their way: the device has those of which the
- * fd is there. device_of: by the partition's name; NULL: there is no such. */
-void remains_finish(struct remains *r, struct device *(*device_of)(void *userdata, const char *partition),
+/* Gives back, at once, the extents that were on their way and that are not for later: the device has those of which the
+ * fd is there. device_of: by the partition's name; NULL: there is no such; and whether its extents are cleared. */
+void remains_finish(struct remains *r,
+                    struct device *(*device_of)(void *userdata, const char *partition, bool *ret_clears),
                     void *userdata);
 
 /* Its arena stays as it is for good: nothing of it is given out or given back. Its fds are

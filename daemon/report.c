@@ -49,6 +49,8 @@ void report_quota_figures(const struct quota *q, Bfcd__Figures *f)
         f->largest_alloc_size = stats.largest_alloc_size;
         f->largest_free_block_bytes = stats.largest_free_block_bytes;
         f->bytes_free = stats.bytes_free;
+        if (stats.bytes_free > stats.largest_free_block_bytes)
+                f->bytes_fragmented = stats.bytes_free - stats.largest_free_block_bytes;
         f->num_blocks = q->n_blocks;
         f->num_sessions = q->n_sessions;
         f->num_extents = arena_n_extents(q->arena);
@@ -58,10 +60,10 @@ void report_quota_figures(const struct quota *q, Bfcd__Figures *f)
         f->last_refusal_time_ms = q->last_refusal_ms;
         f->peak_bytes_in_use_time_ms = q->peak_in_use_ms;
         f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
-        f->lifetime_peak_bytes_in_use = record->lifetime_peak_in_use;
+        f->lifetime_peak_bytes_in_use = record->life.peak_in_use;
         f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
         f->bytes_guaranteed = q->account.reserve_bytes;
-        f->bytes_escaped = arena_escaped_bytes(q->arena);
+        f->bytes_escaped = arena_unreclaimed_bytes(q->arena);
 }
 
 static void report_pool_figures(const struct partition *p, Bfcd__Figures *f)
@@ -96,6 +98,7 @@ void report_partition_figures(const struct session *viewer, const struct partiti
                 f->bytes_requested += one.bytes_requested;
                 f->num_allocs += one.num_allocs;
                 f->bytes_free += one.bytes_free;
+                f->bytes_fragmented += one.bytes_fragmented;
                 f->num_blocks += one.num_blocks;
                 f->num_sessions += one.num_sessions;
                 f->num_extents += one.num_extents;
@@ -148,7 +151,7 @@ static void report_device(const struct broker *b, const struct broker_device *d,
                         if (q->partition->device != d->device)
                                 continue;
                         row->bytes_pending += arena_pending_bytes(q->arena);
-                        row->bytes_escaped += arena_escaped_bytes(q->arena);
+                        row->bytes_escaped += arena_unreclaimed_bytes(q->arena);
                 }
         }
 }
@@ -235,6 +238,23 @@ static bool report_shows_partition(const struct session *viewer, const struct pa
         return false;
 }
 
+/* Of those extents whose figures the viewer is told: its own, or all. A driver says nothing of its pages. */
+static void report_partition_pages(const struct session *viewer, const struct partition *p,
+                                   Bfcd__PartitionRow *row)
+{
+        const struct quota *q;
+
+        if (p->is_cuda)
+                return;
+        TAILQ_FOREACH(q, &p->quotas, of_partition)
+        {
+                if (!viewer->admin && q->tenant != viewer->tenant->name)
+                        continue;
+                row->bytes_in_2mib_pages += arena_huge_bytes(q->arena);
+                row->bytes_in_4kib_pages += arena_small_bytes(q->arena);
+        }
+}
+
 static void report_partitions(const struct session *viewer, uint64_t cursor, struct report *r)
 {
         const struct broker *b = viewer->broker;
@@ -251,6 +271,8 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->device = borrow(p->device_id);
                 row->growth = borrow(p->growth);
                 row->share = borrow(p->share_name);
+                row->clears_on_release = p->clears;
+                report_partition_pages(viewer, p, row);
                 row->num_tenants = p->n_quotas;
                 row->figures = report_figures(r);
                 report_partition_figures(viewer, p, row->figures);
@@ -280,6 +302,10 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                                 goto out;
                         }
                         bfcd__tenant_row__init(row);
+                        row->is_removed = t->quotas[k]->is_removed;
+                        row->bytes_pending = arena_retiring_bytes(t->quotas[k]->arena);
+                        row->bytes_kept = quota_kept_bytes(t->quotas[k]);
+                        row->kept_ms = quota_kept_ms(t->quotas[k]);
                         row->tenant = borrow(t->name);
                         row->partition = borrow(t->quotas[k]->partition->name);
                         row->figures = report_figures(r);
@@ -335,30 +361,16 @@ static void report_sessions(const struct session *viewer, uint64_t cursor, struc
         r->list.sessions = (Bfcd__SessionRow **)r->pointers;
 }
 
-static const struct quota *quota_by_index(const struct tenant *t, uint32_t index)
+static const struct quota *quota_of_block(const struct session *viewer, const struct ledger_block *block)
 {
-        for (size_t i = 0; i < t->n_quotas; i++)
-                if (t->quotas[i]->index == index)
-                        return t->quotas[i];
-        return NULL;
+        return viewer->broker->quotas[block->quota];
 }
 
 static bool viewer_sees_block(const struct session *viewer, const struct ledger_block *block)
 {
-        return viewer->admin || quota_by_index(viewer->tenant, block->quota);
-}
+        const struct quota *q = quota_of_block(viewer, block);
 
-/* The quota of a block that the viewer sees. */
-static const struct quota *quota_of_block(const struct session *viewer, const struct ledger_block *block)
-{
-        const struct broker *b = viewer->broker;
-        const struct quota *q = NULL;
-
-        if (!viewer->admin)
-                return quota_by_index(viewer->tenant, block->quota);
-        for (size_t i = 0; i < b->n_tenants && !q; i++)
-                q = quota_by_index(&b->tenants[i], block->quota);
-        return q;
+        return q && (viewer->admin || q->tenant == viewer->tenant->name);
 }
 
 static void report_block(const struct session *viewer, const struct ledger_block *block, Bfcd__BlockRow *row)
@@ -437,6 +449,83 @@ static void report_shared(const struct session *viewer, uint64_t cursor, struct 
         r->list.shared = (Bfcd__SharedRow **)r->pointers;
 }
 
+/* A session is as old as its oldest block at least, and holds what they are in. Oldest first, so that what
+ * is too much is taken off the youngest. Returns how many classes have something. */
+static size_t clamp_ages(const struct session *s, uint64_t held, const uint64_t bytes[AGES_CLASSES],
+                         uint64_t ret_least_ms[AGES_CLASSES], uint64_t ret_bytes[AGES_CLASSES])
+{
+        uint64_t clamped[AGES_CLASSES] = { 0 }, age_ms = clock_ms() - s->born_ms;
+        size_t n = 0;
+
+        for (unsigned c = AGES_CLASSES; c-- > 0;) {
+                uint64_t n_bytes = bytes[c] < held ? bytes[c] : held;
+                unsigned to = c;
+
+                while (to > 0 && ages_least_ms(to) > age_ms)
+                        to--;
+                clamped[to] += n_bytes;
+                held -= n_bytes;
+        }
+        for (unsigned c = 0; c < AGES_CLASSES; c++) {
+                if (clamped[c] == 0)
+                        continue;
+                ret_least_ms[n] = ages_least_ms(c);
+                ret_bytes[n++] = clamped[c];
+        }
+        return n;
+}
+
+static void report_session_ages(const struct session *s, size_t share, const struct client_ages *ages,
+                                struct report *r)
+{
+        const struct session_share *of = &s->shares[share];
+        Bfcd__AgesRow *row = &r->rows.ages.rows[r->n_rows];
+
+        bfcd__ages_row__init(row);
+        row->session_id = s->id;
+        row->tenant = borrow(of->quota->tenant);
+        row->partition = borrow(of->quota->partition->name);
+        row->least_age_ms = r->rows.ages.least_ms[r->n_rows];
+        row->bytes = r->rows.ages.bytes[r->n_rows];
+        row->n_bytes = clamp_ages(s, of->holding.bytes, ages->bytes[share], row->least_age_ms, row->bytes);
+        row->n_least_age_ms = row->n_bytes;
+        r->pointers[r->n_rows++] = row;
+}
+
+/* The cursor is a place of a session, times PAGES_MAX_PARTITIONS, plus a share. A page of a client costs
+ * several system calls, also where it makes no row; so their number is bounded, too. */
+static void report_ages(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint32_t now = ages_now();
+        struct client_ages ages;
+        unsigned n_looks = 0;
+        uint64_t i;
+
+        for (i = cursor / PAGES_MAX_PARTITIONS; i < b->n_session_slots; i++, cursor = 0) {
+                const struct session *s = b->sessions[i];
+                size_t k = cursor % PAGES_MAX_PARTITIONS;
+
+                if (!s || !(viewer->admin || s->tenant == viewer->tenant) || s->bytes_in_use == 0)
+                        continue;
+                if (report_is_full(r) || n_looks++ == REPORT_LOOKS) {
+                        r->list.next_cursor = i * PAGES_MAX_PARTITIONS;
+                        break;
+                }
+                if (client_page_ages(s->page, now, &ages) < 0)
+                        continue;
+                for (; k < s->n_shares && k < PAGES_MAX_PARTITIONS && !report_is_full(r); k++)
+                        if (ages.are_told[k] && s->shares[k].joined)
+                                report_session_ages(s, k, &ages, r);
+                if (k < s->n_shares && k < PAGES_MAX_PARTITIONS) {
+                        r->list.next_cursor = i * PAGES_MAX_PARTITIONS + k;
+                        break;
+                }
+        }
+        r->list.n_ages = r->n_rows;
+        r->list.ages = (Bfcd__AgesRow **)r->pointers;
+}
+
 static void report_whoami(const struct session *viewer, uint64_t cursor, struct report *r)
 {
         const struct broker *b = viewer->broker;
@@ -449,9 +538,8 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
         r->whoami.gid = viewer->who.gid;
         r->whoami.pid = (uint64_t)viewer->who.pid;
         r->whoami.admin = viewer->admin;
-        for (size_t i = 0; i < b->n_order && !report_is_full(r); i++)
-                if (tenant_matches(b->order[i], &viewer->who))
-                        r->pointers[r->n_rows++] = borrow(b->order[i]->name);
+        for (size_t i = 0; i < viewer->who.matches.n_tenants && !report_is_full(r); i++)
+                r->pointers[r->n_rows++] = borrow(b->order[viewer->who.matches.tenants[i]]->name);
         r->whoami.n_matching_tenants = r->n_rows;
         r->whoami.matching_tenants = (char **)r->pointers;
         r->list.whoami = &r->whoami;
@@ -467,6 +555,7 @@ int report_list(const struct session *viewer, const Bfcd__List *request, struct 
                 [BFCD__LIST__KIND__BLOCKS] = report_blocks,
                 [BFCD__LIST__KIND__WHOAMI] = report_whoami,
                 [BFCD__LIST__KIND__SHARED] = report_shared,
+                [BFCD__LIST__KIND__AGES] = report_ages,
         };
         size_t kind = (size_t)request->kind;
 

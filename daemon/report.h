@@ -7,9 +7,11 @@
 #define BFCD_REPORT_H
 
 #include "daemon/session.h"
+#include "proto/ages.h"
 #include "proto/bfcd.pb-c.h"
 
-#define REPORT_ROWS 96u /* a page; about 500 bytes a row at most */
+#define REPORT_ROWS  96u /* a page; about 500 bytes a row at most */
+#define REPORT_LOOKS 24u /* at pages of clients for one page of AGES, each of several copies */
 
 /* A page and the memory that its rows lie in; names are borrowed. */
 struct report {
@@ -24,6 +26,10 @@ struct report {
                 Bfcd__BlockRow blocks[REPORT_ROWS];
                 Bfcd__DeviceRow devices[REPORT_ROWS];
                 Bfcd__SharedRow shared[REPORT_ROWS];
+                struct {
+                        Bfcd__AgesRow rows[REPORT_ROWS];
+                        uint64_t least_ms[REPORT_ROWS][AGES_CLASSES], bytes[REPORT_ROWS][AGES_CLASSES];
+                } ages;
         } rows;
         void *pointers[REPORT_ROWS];
         Bfcd__Figures figures[REPORT_ROWS];

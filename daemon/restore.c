@@ -77,6 +77,7 @@ static int restore_blocks(struct session *s)
                         return r;
                 trim_add_block(s, share, b->offset, b->n_bytes);
                 holding_add(&share->holding, b->n_bytes);
+                session_note_peak(share);
                 s->bytes_in_use += b->n_bytes;
         }
         s->peak_bytes_in_use = s->bytes_in_use;
@@ -270,6 +271,35 @@ static int restore_sessions(struct broker *b)
         return r;
 }
 
+static int compare_uids(const void *x, const void *y)
+{
+        const uid_t *p = x, *q = y;
+
+        return *p < *q ? -1 : *p > *q;
+}
+
+static int note_awaited_uids(struct broker *b)
+{
+        b->awaited_uids = calloc(b->n_awaited + 1, sizeof(*b->awaited_uids));
+        if (!b->awaited_uids)
+                return -ENOMEM;
+        for (size_t i = 0; i < b->n_awaited_slots; i++) {
+                const struct session *s = b->sessions[b->awaited[i].index];
+
+                if (s->may_return)
+                        b->awaited_uids[b->n_awaited_uids++] = s->who.uid;
+        }
+        if (b->n_awaited_uids > 1)
+                qsort(b->awaited_uids, b->n_awaited_uids, sizeof(*b->awaited_uids), compare_uids);
+        return 0;
+}
+
+bool session_is_awaited_of(const struct broker *b, uid_t uid)
+{
+        return b->n_awaited > 0 && b->n_awaited_uids > 0 &&
+               bsearch(&uid, b->awaited_uids, b->n_awaited_uids, sizeof(uid), compare_uids);
+}
+
 static void restore_shared_counts(struct broker *b)
 {
         for (size_t i = 0; i < b->remains->n_quotas; i++) {
@@ -307,6 +337,8 @@ int session_restore_all(struct broker *b)
         if (!b->remains)
                 return 0;
         r = restore_sessions(b);
+        if (r == 0)
+                r = note_awaited_uids(b);
         if (r == 0)
                 r = shared_restore(b);
         if (r < 0)
@@ -388,7 +420,7 @@ static const char *find_impostor(const struct session *kept, const struct creden
 static void refuse_return(struct session *s, const Bfcd__Request *r, int error, size_t kind, const char *why,
                           const char *sentence)
 {
-        log_limited(&s->broker->return_logs[kind], LOG_LEVEL_NOTICE,
+        log_limited(log_limit_of_user(&s->broker->return_logs[kind], s->who.uid), LOG_LEVEL_NOTICE,
                     "session %" PRIu64 ", for which uid %u, pid %d came back, is refused: %s",
                     r->hello->session_id, (unsigned)s->who.uid, (int)s->who.pid, why);
         session_refuse(s, r->id, error, sentence);
@@ -409,6 +441,10 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
         why = find_impostor(kept, &s->who, &r->hello->secret, &kind);
         if (why) {
                 refuse_return(s, r, -EACCES, kind, why, "this session is not this process's");
+                return NULL;
+        }
+        if (kept->eviction) {
+                refuse_return(s, r, -EIDRM, 4, "an operator evicted it", kept->eviction);
                 return NULL;
         }
         if (kept->refusal) {
@@ -581,6 +617,21 @@ static const char *name_block(struct session *s, uint64_t id)
         return NULL;
 }
 
+/* A Split that the client knows no answer to. What it split off is kept with what it was split off from. */
+static void name_split_off(struct session *s, const Bfcd__Split *split)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t index = ledger_block_find(l, split->block_id), high;
+        uint32_t number = s->homecoming->number;
+
+        if (index == LEDGER_NONE || ledger_block_at(l, index)->session != s->index ||
+            ledger_block_at(l, index)->links.in_delivery != number)
+                return;
+        high = ledger_block_split_off(l, index, split->n_bytes);
+        if (high != LEDGER_NONE)
+                ledger_block_at(l, high)->links.in_delivery = number;
+}
+
 int homecoming_held(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Held *held = r->held;
@@ -606,6 +657,8 @@ int homecoming_held(struct session *s, const Bfcd__Request *r, const char **ret_
                 session_done(s, r->id);
                 return 0;
         }
+        if (held->splitting)
+                name_split_off(s, held->splitting);
         h->request_id = r->id;
         h->stage = STAGE_CHECK;
         h->block = ledger_session_at(s->broker->ledger, s->index)->links.first_block;
@@ -745,10 +798,11 @@ static void finish(struct session *s)
         s->state = SESSION_LIVE;
         s->may_return = false;
         s->has_returned = true;
-        log_info("session %" PRIu64
-                 " is back: tenant '%s', uid %u, pid %d, %s; %zu blocks were freed that it "
-                 "does not have",
-                 s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, h->n_freed);
+        log_limited(&s->tenant->return_log, LOG_LEVEL_INFO,
+                    "session %" PRIu64
+                    " is back: tenant '%s', uid %u, pid %d, %s; %zu blocks were freed that it "
+                    "does not have",
+                    s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, h->n_freed);
         session_done(s, h->request_id);
         retire_begin_late(s, h->has_events);
         trim_begin(s);

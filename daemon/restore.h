@@ -27,6 +27,9 @@
  * does nothing. -ENOMEM; -EBADMSG: the ledger has what no daemon writes. */
 int session_restore_all(struct broker *b);
 
+/* Whether sessions of this user were suspended at the start, and some sessions still are. */
+bool session_is_awaited_of(const struct broker *b, uid_t uid);
+
 /* For broker_leave(): no session is left but in the ledger. */
 void session_forget_all(struct broker *b);
 

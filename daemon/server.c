@@ -17,7 +17,11 @@
 #include <uv.h>
 
 #include "daemon/clock.h"
+#include "daemon/accounting.h"
+#include "daemon/closer.h"
 #include "daemon/connection.h"
+#include "daemon/fd_guard.h"
+#include "daemon/fd_reserve.h"
 #include "daemon/log.h"
 #include "daemon/order.h"
 #include "daemon/restore.h"
@@ -30,8 +34,10 @@
 #define SERVER_BACKLOG          1024
 #define SERVER_ADMINS           64u /* connections on the admin socket */
 #define SERVER_TICK_MS          50u
+#define SERVER_ACCOUNT_MS       250u
 #define SERVER_WELL_MS          10000u /* a start that got so far has succeeded */
 #define SERVER_PAUSE_MS         100u   /* when there are no fds left */
+#define SERVER_MAX_CLOSING      256u   /* sockets that wait for the closer; then no more are accepted */
 
 struct listener {
         struct server *server;
@@ -58,7 +64,11 @@ struct server {
         void (*ready)(void);
         uv_timer_t start;
         uv_timer_t tick; /* while requests wait for others */
-        uv_timer_t beat; /* for the service manager */
+        uv_timer_t look; /* while destroyed extents are watched */
+        uv_timer_t keep; /* while memory is kept; it runs until keep_ms */
+        uint64_t keep_ms;
+        uv_timer_t account; /* while lines of the log are due later */
+        uv_timer_t beat;    /* for the service manager */
         uv_timer_t well;
         struct manager *manager; /* borrowed; NULL: none */
         struct reloads *reloads;
@@ -131,6 +141,7 @@ static int listener_bind(struct listener *l, const struct config_socket *c)
         l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (l->fd < 0)
                 return -errno;
+        (void)fd_guard_refuse(l->fd);
         umask_before = umask(0777); /* nobody comes in before the mode is set */
         r = bind(l->fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
         umask(umask_before);
@@ -178,6 +189,7 @@ static int listener_adopt(struct listener *l, int fd, const struct config_socket
         l->fd = fd;
         if (!is_listening(fd) || !is_bound_to(fd, c->path))
                 return -EDESTADDRREQ;
+        (void)fd_guard_refuse(fd); /* connections that wait already are guarded one by one */
         if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || stat(c->path, &st) < 0)
                 return -errno;
         if (c->group != (gid_t)-1 && st.st_gid != c->group && chown(c->path, (uid_t)-1, c->group) < 0)
@@ -224,10 +236,10 @@ static bool is_shortage(int r)
 }
 
 /* Waiting for the socket would return at once, for ever. */
-static void listener_pause(struct listener *l, int r)
+static void listener_pause(struct listener *l, const char *why)
 {
         log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "no connection can be taken for %u ms: %s",
-                    SERVER_PAUSE_MS, strerror(-r));
+                    SERVER_PAUSE_MS, why);
         uv_poll_stop(&l->poll);
         uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
 }
@@ -245,20 +257,29 @@ static void on_listener(uv_poll_t *handle, int status, int events)
 /* Takes in the first, if it can be: 0. 1: nobody knocks, or it is not the time. */
 static int listener_take(struct listener *l)
 {
-        int fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), r;
+        int fd, r;
 
+        if (closer_n_waiting() >= SERVER_MAX_CLOSING) {
+                listener_pause(l, "too many ended connections wait to be closed, because the file "
+                                  "descriptors that their clients sent take long to close");
+                return 1;
+        }
+        fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
                 if (is_shortage(-errno))
-                        listener_pause(l, -errno);
+                        listener_pause(l, strerror(errno));
                 return 1;
         }
         if (l->admin && l->server->host.n_connections[true] >= SERVER_ADMINS) {
-                close(fd);
+                struct fd_guard guard;
+
+                fd_guard_init(&guard, fd);
+                fd_guard_close(&guard, fd);
                 return -EUSERS;
         }
         r = connection_new(&l->server->host, fd, l->admin);
         if (is_shortage(r)) {
-                listener_pause(l, r);
+                listener_pause(l, strerror(-r));
                 return 1;
         }
         if (r < 0 && r != -EUSERS && r != -ECONNABORTED)
@@ -272,9 +293,13 @@ static void on_knocking_turn(struct party_member *m)
 {
         struct listener *l = (struct listener *)((char *)m - offsetof(struct listener, knocking));
 
+        if (l->admin)
+                fd_reserve_begin();
         for (int i = 0; i < SERVER_ACCEPTS_PER_TURN; i++)
                 if (listener_take(l) >= 0)
-                        return;
+                        break;
+        if (l->admin)
+                fd_reserve_end();
 }
 
 /* ---- the loop's other events --------------------------------------------- */
@@ -303,6 +328,65 @@ static void on_tick(uv_timer_t *timer)
         trim_tick(s->broker, clock_ms());
         order_tick(s->broker, clock_ms());
         server_wake(s); /* which starts the timer again where that is needed */
+}
+
+static void on_look(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_look(s->broker);
+        connection_look(&s->host);
+        server_wake(s);
+}
+
+static void server_arm_look(struct server *s)
+{
+        if (!broker_watches(s->broker) && !connection_looks(&s->host))
+                uv_timer_stop(&s->look);
+        else if (!uv_is_active((uv_handle_t *)&s->look))
+                uv_timer_start(&s->look, on_look, BROKER_LOOK_MS, 0);
+}
+
+static void on_keep(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        s->keep_ms = 0;
+        broker_expire_kept(s->broker);
+        server_wake(s);
+}
+
+static void server_arm_keep(struct server *s)
+{
+        uint64_t until_ms = broker_keeps_until(s->broker), now_ms;
+
+        if (until_ms == s->keep_ms)
+                return;
+        s->keep_ms = until_ms;
+        now_ms = clock_ms();
+        if (until_ms == 0)
+                uv_timer_stop(&s->keep);
+        else
+                uv_timer_start(&s->keep, on_keep, until_ms > now_ms ? until_ms - now_ms : 0, 0);
+}
+
+static void server_arm_account(struct server *s);
+
+static void on_account(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        (void)log_flush();
+        s->broker->has_accounts = accounting_tick(s->broker, clock_ms(), false);
+        server_arm_account(s);
+}
+
+static void server_arm_account(struct server *s)
+{
+        bool is_due = s->broker->has_accounts || log_is_queued();
+
+        if (is_due && !uv_is_active((uv_handle_t *)&s->account))
+                uv_timer_start(&s->account, on_account, SERVER_ACCOUNT_MS, 0);
 }
 
 /* One that runs is left alone: were it put off by whoever wakes the loop, nobody's
@@ -337,6 +421,9 @@ static void on_check(uv_check_t *handle)
         broker_turn(s->broker);
         shared_turn(s->broker);
         server_arm_tick(s); /* also while something stays due */
+        server_arm_look(s);
+        server_arm_keep(s);
+        server_arm_account(s);
         if (!connection_is_due(&s->host) && !broker_is_due(s->broker) && !shared_is_due(s->broker))
                 uv_idle_stop(&s->idle);
         else
@@ -500,10 +587,13 @@ int server_new(struct server **ret)
         uv_check_init(&s->loop, &s->check);
         uv_timer_init(&s->loop, &s->start);
         uv_timer_init(&s->loop, &s->tick);
+        uv_timer_init(&s->loop, &s->look);
+        uv_timer_init(&s->loop, &s->keep);
+        uv_timer_init(&s->loop, &s->account);
         uv_timer_init(&s->loop, &s->beat);
         uv_timer_init(&s->loop, &s->well);
-        s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data = s->beat.data =
-                s->well.data = s;
+        s->account.data = s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data =
+                s->look.data = s->keep.data = s->beat.data = s->well.data = s;
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;
@@ -584,6 +674,7 @@ int server_run(struct server *s, void (*ready)(void))
                 connection_drop_all(&s->host, "the daemon ends");
         }
         server_end_reloads(s);
+        (void)accounting_tick(s->broker, clock_ms(), true);
         return 0;
 }
 
@@ -597,7 +688,7 @@ static void close_handle(uv_handle_t *handle, void *unused)
 static void listener_close(struct listener *l)
 {
         if (l->fd >= 0)
-                close(l->fd);
+                closer_close(l->fd); /* with it, connections that were not accepted */
         if (l->path) {
                 unlink(l->path);
                 free(l->path);

@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "daemon/accounting.h"
 #include "daemon/clock.h"
 #include "daemon/explain.h"
 #include "daemon/log.h"
@@ -20,6 +22,7 @@
 #include "daemon/order.h"
 #include "daemon/report.h"
 #include "daemon/restore.h"
+#include "proto/memfd.h"
 
 #define SESSION_SENTENCE_BYTES 1024
 
@@ -47,7 +50,8 @@ void session_send(struct session *s, const Bfcd__Reply *reply)
         (void)s->ops->send(s->userdata, reply, NULL, 0);
 }
 
-void session_refuse(struct session *s, uint64_t id, int error, const char *sentence)
+static void session_send_refusal(struct session *s, uint64_t id, int error, const char *sentence,
+                                 bool is_final)
 {
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__Refusal refusal = BFCD__REFUSAL__INIT;
@@ -57,10 +61,16 @@ void session_refuse(struct session *s, uint64_t id, int error, const char *sente
         snprintf(copy, sizeof(copy), "%s", sentence);
         refusal.error = (uint32_t)-error;
         refusal.message = copy;
+        refusal.is_final = is_final;
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_REFUSAL;
         reply.refusal = &refusal;
         session_send(s, &reply);
+}
+
+void session_refuse(struct session *s, uint64_t id, int error, const char *sentence)
+{
+        session_send_refusal(s, id, error, sentence, false);
 }
 
 void session_done(struct session *s, uint64_t id)
@@ -88,6 +98,7 @@ static void session_log_refusal(struct session *s, const char *sentence, struct 
                     "session %" PRIu64 " (tenant '%s', uid %u, pid %d, %s): refused (%" PRIu64 " so far): %s",
                     s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, s->n_refusals,
                     line);
+        s->broker->has_accounts |= s->tenant->refusal_log.n_left_out > 0;
 }
 
 /* ---- extents and blocks -------------------------------------------------- */
@@ -114,18 +125,21 @@ struct extent_batch {
         bool more; /* the window or the message takes no more */
         Bfcd__Extent extents[SESSION_MAX_UNACKED];
         Bfcd__Extent *pointers[SESSION_MAX_UNACKED];
-        int fds[SESSION_MAX_UNACKED];
+        int fds[SESSION_MAX_UNACKED]; /* owned */
         size_t n_fds;
         size_t slots[SESSION_MAX_UNACKED];
         uint32_t exports[SESSION_MAX_UNACKED]; /* in the ledger */
 };
 
-static void batch_add(struct extent_batch *batch, const struct arena *arena, uint32_t partition,
-                      const struct ledger_extent *extent, size_t slot, uint32_t export)
+/* An error is one of device_lend(); the batch has the extent all the same. */
+static int batch_add(struct extent_batch *batch, const struct session_share *share, uint32_t partition,
+                     const struct ledger_extent *extent, size_t slot, uint32_t export)
 {
+        const struct arena *arena = share->quota->arena;
         Bfcd__Extent *e = &batch->extents[batch->n];
         const struct device_extent *memory = arena_slot_memory(arena, slot);
         struct arena_place place;
+        int fd;
 
         arena_locate(arena, extent->offset, &place);
         bfcd__extent__init(e);
@@ -136,13 +150,25 @@ static void batch_add(struct extent_batch *batch, const struct arena *arena, uin
         e->n_bytes = extent->n_bytes;
         e->partition = partition;
         batch->pointers[batch->n] = e;
-        if (memory->share == DEVICE_SHARE_FD)
-                batch->fds[batch->n_fds++] = memory->fd;
-        else
-                e->handle = (ProtobufCBinaryData){ sizeof(memory->handle), (uint8_t *)memory->handle };
         batch->slots[batch->n] = slot;
         batch->exports[batch->n] = export;
         batch->n++;
+        if (memory->share != DEVICE_SHARE_FD) {
+                e->handle = (ProtobufCBinaryData){ sizeof(memory->handle), (uint8_t *)memory->handle };
+                return 0;
+        }
+        fd = device_lend(share->quota->partition->device, memory);
+        if (fd < 0)
+                return fd;
+        batch->fds[batch->n_fds++] = fd;
+        return 0;
+}
+
+/* They were lent for the message alone, which has duplicates of them. */
+static void batch_close_fds(struct extent_batch *batch)
+{
+        while (batch->n_fds > 0)
+                close(batch->fds[--batch->n_fds]);
 }
 
 /* Exports what the block lies in and the session has not met. */
@@ -170,7 +196,9 @@ static int session_collect_extents(struct session *s, struct session_share *shar
                 if (r < 0)
                         return r;
                 share->seen[slot] = extent->id;
-                batch_add(ret, arena, (uint32_t)(share - s->shares), extent, slot, export);
+                r = batch_add(ret, share, (uint32_t)(share - s->shares), extent, slot, export);
+                if (r < 0)
+                        return r;
         }
         return 0;
 }
@@ -203,6 +231,7 @@ static int session_send_extents(struct session *s, struct session_share *share,
                 reply.extents = &message;
                 r = s->ops->send(s->userdata, &reply, batch.fds, batch.n_fds);
         }
+        batch_close_fds(&batch);
         if (r < 0) {
                 session_take_back(s, share, &batch);
                 return r;
@@ -274,32 +303,74 @@ void session_free_block(struct session *s, uint32_t index)
         quota_dealloc(share->quota, handle, n_bytes, n_requested);
 }
 
-/* Sends what the window allows, in order. */
-static void session_deliver(struct session *s)
+static void session_add_delivery(struct session *s, struct session_delivery *d)
 {
-        struct session_delivery *d;
+        TAILQ_INSERT_TAIL(&s->deliveries, d, link);
+        s->n_deliveries++;
+}
 
-        while ((d = TAILQ_FIRST(&s->deliveries))) {
-                struct session_share *share = &s->shares[d->share];
-                struct ledger_block *block = ledger_block_at(s->broker->ledger, d->block);
-                int r = session_send_extents(s, share, block);
+static void session_remove_delivery(struct session *s, struct session_delivery *d)
+{
+        TAILQ_REMOVE(&s->deliveries, d, link);
+        s->n_deliveries--;
+}
 
-                if (r > 0)
-                        return;
-                TAILQ_REMOVE(&s->deliveries, d, link);
-                if (r < 0) {
-                        if (d->hold == LEDGER_NONE)
-                                session_free_block(s, d->block);
-                        else
-                                shared_undelivered(s, d->hold);
-                        session_refuse(s, d->request_id, -ENOMEM,
-                                       r == -EMFILE ? "the daemon has no fds left to share memory with"
-                                                    : "the daemon's table of exports is full");
-                } else {
-                        session_send_block(s, d);
-                }
-                free(d);
+/* Delivers the first block. False: the rest of its extents waits for an acknowledgement. */
+static bool session_deliver_first(struct session *s)
+{
+        struct session_delivery *d = TAILQ_FIRST(&s->deliveries);
+        int r = session_send_extents(s, &s->shares[d->share], ledger_block_at(s->broker->ledger, d->block));
+
+        if (r > 0)
+                return false;
+        session_remove_delivery(s, d);
+        if (r < 0) {
+                if (d->hold == LEDGER_NONE)
+                        session_free_block(s, d->block);
+                else
+                        shared_undelivered(s, d->hold);
+                session_refuse(s, d->request_id, -ENOMEM,
+                               r == -EMFILE ? "the daemon has no fds left to share memory with"
+                                            : "the daemon's table of exports is full");
+        } else {
+                session_send_block(s, d);
         }
+        free(d);
+        return true;
+}
+
+void session_deliver(struct session *s)
+{
+        unsigned n = 0;
+
+        while (n < SESSION_DELIVERY_SLICE && s->n_deliveries > 0 && session_deliver_first(s))
+                n++;
+        s->is_delivering = n == SESSION_DELIVERY_SLICE && s->n_deliveries > 0;
+        if (s->is_delivering)
+                s->ops->resume(s->userdata);
+}
+
+/* The last of the list. Blocks before it wait for an acknowledgement or for session_deliver(). */
+static void session_begin_delivery(struct session *s, struct session_delivery *d)
+{
+        session_add_delivery(s, d);
+        if (s->n_deliveries == 1)
+                session_deliver(s);
+}
+
+/* Requests for blocks are refused then, since the connection must go on reading: the acknowledgement
+ * comes behind them. */
+bool session_refuses_delivery(struct session *s, uint64_t id)
+{
+        char sentence[128];
+
+        if (s->n_deliveries < SESSION_MAX_DELIVERIES)
+                return false;
+        snprintf(sentence, sizeof(sentence),
+                 "%zu blocks of this session wait until it acknowledges extents; at most %u may",
+                 s->n_deliveries, SESSION_MAX_DELIVERIES);
+        session_refuse(s, id, -EDQUOT, sentence);
+        return true;
 }
 
 int session_deliver_hold(struct session *s, uint64_t id, struct session_share *share, uint32_t block,
@@ -314,9 +385,22 @@ int session_deliver_hold(struct session *s, uint64_t id, struct session_share *s
         *d = (struct session_delivery){
                 .request_id = id, .block = block, .hold = hold, .share = (size_t)(share - s->shares)
         };
-        TAILQ_INSERT_TAIL(&s->deliveries, d, link);
-        session_deliver(s);
+        session_begin_delivery(s, d);
         return 0;
+}
+
+void session_note_peak(struct session_share *share)
+{
+        if (share->holding.bytes <= share->peak_bytes)
+                return;
+        share->quota->peaks_bytes += share->holding.bytes - share->peak_bytes;
+        share->peak_bytes = share->holding.bytes;
+}
+
+static void session_forget_peak(struct session_share *share)
+{
+        share->quota->peaks_bytes -= share->peak_bytes;
+        share->peak_bytes = 0;
 }
 
 /* A block has been taken out of the quota for request `id`: writes it down and
@@ -352,18 +436,19 @@ static void session_give_block(struct session *s, uint64_t id, size_t share_inde
         s->n_allocs++;
         s->bytes_in_use += facts.n_bytes;
         holding_add(&share->holding, facts.n_bytes);
+        session_note_peak(share);
         if (s->bytes_in_use > s->peak_bytes_in_use)
                 s->peak_bytes_in_use = s->bytes_in_use;
         d->request_id = id;
         d->hold = LEDGER_NONE;
         d->share = share_index;
         ledger_block_at(s->broker->ledger, d->block)->links.in_delivery = true;
-        TAILQ_INSERT_TAIL(&s->deliveries, d, link);
-        session_deliver(s);
+        session_begin_delivery(s, d);
 }
 
+/* is_final: nothing that is given back helps. */
 static void session_refuse_malloc(struct session *s, uint64_t id, const struct quota_request *refused,
-                                  int error)
+                                  int error, bool is_final)
 {
         char sentence[SESSION_SENTENCE_BYTES];
         bool device_failed = refused->device_failed && error != -ENODEV;
@@ -375,10 +460,17 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
                          refused->n_bytes,
                          error == -EXFULL ? "the service manager's store is full"
                                           : "the service manager does not take it");
+        else if (device_failed && error == -ECANCELED)
+                snprintf(sentence, sizeof(sentence),
+                         "no memory is made for %" PRIu64
+                         " bytes: two daemons ended while they allocated memory for tenant '%s' in "
+                         "partition '%s'; this daemon tries it again in %" PRIu64 " s",
+                         refused->n_bytes, refused->quota->tenant, refused->quota->partition->name,
+                         quota_growth_pause_ms(refused->quota) / 1000 + 1);
         else if (device_failed)
                 snprintf(sentence, sizeof(sentence),
                          "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
-                         refused->quota->partition->device_id, refused->n_bytes, strerror(-error));
+                         refused->quota->partition->device_id, refused->n_bytes, device_error(error));
         else
                 quota_explain(refused, error, sentence, sizeof(sentence));
         names_holders = names_holders && !refused->is_no_refusal;
@@ -386,7 +478,15 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
                 session_log_refusal(s, sentence, refused->quota, names_holders ? error : 0);
         if (names_holders)
                 explain_to_tenant(refused->quota, error, sentence, sizeof(sentence));
-        session_refuse(s, id, device_failed ? -ENOMEM : error, sentence); /* whatever the device lacked */
+        /* Whatever the device lacked. */
+        session_send_refusal(s, id, device_failed ? -ENOMEM : error, sentence, is_final);
+}
+
+static void session_drop_request(struct session *s, struct session_request *request)
+{
+        TAILQ_REMOVE(&s->requests, request, link);
+        s->n_requests--;
+        free(request);
 }
 
 static void session_request_done(struct quota_request *wait, int result, bfc_handle handle, uint64_t offset)
@@ -397,7 +497,7 @@ static void session_request_done(struct quota_request *wait, int result, bfc_han
         TAILQ_REMOVE(&s->requests, request, link);
         s->n_requests--;
         if (result < 0)
-                session_refuse_malloc(s, request->id, wait, result);
+                session_refuse_malloc(s, request->id, wait, result, false);
         else
                 session_give_block(s, request->id, request->share, wait->n_bytes, request->tag, handle,
                                    offset);
@@ -487,6 +587,23 @@ static bool session_refuses_malloc(struct session *s, uint64_t id, const Bfcd__M
         return false;
 }
 
+/* Of what can never be granted nothing is tried, by this daemon and by the client: whatever they would give
+ * back for it, a cache for instance, would be lost in vain. It is refused also where the client has a part of
+ * it already and asks for the rest. */
+static bool session_refuses_for_good(struct session *s, uint64_t id, struct quota *q, const Bfcd__Malloc *m)
+{
+        struct quota_request refused = {
+                .quota = q,
+                .n_bytes = m->n_needed > 0 ? m->n_needed : m->n_bytes,
+                .in_extent = (m->flags & BFCD__MALLOC_FLAG__MALLOC_FLAG_ONE_EXTENT) != 0,
+        };
+        int r = quota_refuse_at_once(q, refused.n_bytes);
+
+        if (r < 0)
+                session_refuse_malloc(s, id, &refused, r, true);
+        return r < 0;
+}
+
 static int handle_malloc(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         const Bfcd__Malloc *m = r->malloc;
@@ -499,10 +616,13 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         int result;
 
         (void)ret_why;
-        if (session_refuses_malloc(s, r->id, m) || session_join(s, &s->shares[m->partition], r->id) < 0)
+        if (session_refuses_malloc(s, r->id, m) || session_refuses_delivery(s, r->id) ||
+            session_join(s, &s->shares[m->partition], r->id) < 0)
                 return 0;
 
         quota = s->shares[m->partition].quota;
+        if (session_refuses_for_good(s, r->id, quota, m))
+                return 0;
         result = again ? quota_alloc_or_again(quota, m->n_bytes, in_extent, &handle, &offset)
                        : quota_alloc(quota, m->n_bytes, in_extent, &handle, &offset);
         if (result == 0) {
@@ -515,7 +635,7 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
                         .quota = quota, .n_bytes = m->n_bytes, .in_extent = in_extent, .is_no_refusal = again
                 };
 
-                session_refuse_malloc(s, r->id, &refused, result > 0 ? -ENOMEM : result);
+                session_refuse_malloc(s, r->id, &refused, result > 0 ? -ENOMEM : result, false);
                 return 0;
         }
         request->wait.quota = quota;
@@ -532,6 +652,34 @@ static int handle_malloc(struct session *s, const Bfcd__Request *r, const char *
         TAILQ_INSERT_TAIL(&s->requests, request, link);
         s->n_requests++;
         quota_wait(&request->wait);
+        return 0;
+}
+
+static bool session_withdraw_malloc(struct session *s, uint64_t id)
+{
+        struct session_request *request;
+
+        TAILQ_FOREACH(request, &s->requests, link)
+        {
+                if (request->id != id)
+                        continue;
+                quota_cancel(&request->wait);
+                session_drop_request(s, request);
+                return true;
+        }
+        return false;
+}
+
+/* What has been answered by now, or is being delivered, is the client's to free. */
+static int handle_cancel(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        uint64_t id = r->cancel->request_id;
+
+        (void)ret_why;
+        if (!session_withdraw_malloc(s, id) && !shared_withdraw_attach(s, id))
+                return 0;
+        session_refuse(s, id, -ECANCELED, "the client has withdrawn this request");
+        s->ops->resume(s->userdata);
         return 0;
 }
 
@@ -569,6 +717,70 @@ static int handle_free(struct session *s, const Bfcd__Request *r, const char **r
         return 0;
 }
 
+/* What is wrong with a Split; NULL: nothing. */
+static const char *split_fault(const struct session *s, uint32_t index, uint64_t at)
+{
+        const struct ledger_block *block =
+                index != LEDGER_NONE ? ledger_block_at(s->broker->ledger, index) : NULL;
+
+        if (!block || block->session != s->index || block->links.in_delivery)
+                return "it is not held by this session, or it is shared";
+        if (at == 0 || at % BFC_GRANULE != 0 || at >= block->n_bytes)
+                return "the place is not a multiple of 256 bytes inside it";
+        return NULL;
+}
+
+/* 0: *ret_high is the new block. Nothing changed otherwise. */
+static int session_split_block(struct session *s, uint32_t index, uint64_t at, uint32_t *ret_high)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_block *block = ledger_block_at(l, index);
+        struct session_share *share = session_share_of(s, block->quota);
+        uint64_t n_bytes = block->n_bytes;
+        bfc_handle high;
+        int r = ledger_has_block(l) ? quota_split(share->quota, block->handle, at, &high) : -ENOMEM;
+
+        if (r < 0)
+                return r;
+        r = ledger_block_split(l, index, at, high, ret_high);
+        assert(r == 0);
+        trim_split_block(s, share, block->offset, n_bytes, at);
+        holding_split(&share->holding, n_bytes);
+        s->n_allocs++;
+        return r;
+}
+
+static int handle_split(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        uint64_t id = r->split->block_id, at = r->split->n_bytes;
+        uint32_t index = ledger_block_find(s->broker->ledger, id), high = LEDGER_NONE;
+        const char *fault = split_fault(s, index, at);
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__SplitReply split = BFCD__SPLIT_REPLY__INIT;
+        char sentence[SESSION_SENTENCE_BYTES];
+        int error = 0;
+
+        (void)ret_why;
+        if (index != LEDGER_NONE && ledger_block_at(s->broker->ledger, index)->session == s->index)
+                high = ledger_block_split_off(s->broker->ledger, index, at);
+        if (high == LEDGER_NONE)
+                error = fault ? -EINVAL : session_split_block(s, index, at, &high);
+        if (error < 0) {
+                snprintf(sentence, sizeof(sentence), "block %" PRIu64 " cannot be split: %s", id,
+                         fault              ? fault
+                         : error == -EDQUOT ? "the tenant has max_blocks blocks in the partition"
+                                            : "the daemon has no memory or no record for one more block");
+                session_refuse(s, r->id, error, sentence);
+                return 0;
+        }
+        split.block_id = ledger_block_at(s->broker->ledger, high)->id;
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_SPLIT;
+        reply.split = &split;
+        session_send(s, &reply);
+        return 0;
+}
+
 static int handle_ack(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         uint64_t sequence = r->ack->sequence;
@@ -579,30 +791,80 @@ static int handle_ack(struct session *s, const Bfcd__Request *r, const char **re
         }
         while (s->acked_sequence < sequence)
                 s->n_unacked -= s->sent_counts[++s->acked_sequence % SESSION_MAX_UNACKED];
-        session_deliver(s);
+        if (!s->is_delivering)
+                session_deliver(s);
         retire_flush(s);
         return 0;
 }
 
+/* A partition by its number in the hello's reply; NULL: it was refused. */
+static struct session_share *session_find_quota(struct session *s, uint64_t id, uint32_t partition)
+{
+        if (!s->admin && partition < s->n_shares)
+                return &s->shares[partition];
+        session_refuse(s, id, -ENOENT, "no such partition: the hello's reply lists those there are");
+        return NULL;
+}
+
+/* A session that may not use the quota gets nothing of it. */
+static void describe_room(const struct session_share *share, Bfcd__Room *ret)
+{
+        struct quota *q = share->quota;
+        bool may_use = share->joined || (!q->is_removed && q->n_sessions < q->max_sessions);
+
+        ret->bytes_total = min_u64(q->account.limit_bytes, q->partition->pool.limit_bytes);
+        ret->bytes_free = may_use ? min_u64(quota_obtainable(q), ret->bytes_total) : 0;
+}
+
 static int handle_usage(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
+        struct session_share *share = session_find_quota(s, r->id, r->usage->partition);
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__UsageReply usage = BFCD__USAGE_REPLY__INIT;
         Bfcd__Figures figures = BFCD__FIGURES__INIT;
+        Bfcd__Room room = BFCD__ROOM__INIT;
 
         (void)ret_why;
-        if (s->admin || r->usage->partition >= s->n_shares) {
-                session_refuse(s, r->id, -ENOENT,
-                               "no such partition: the hello's reply lists those there are");
+        if (!share)
                 return 0;
-        }
-        report_quota_figures(s->shares[r->usage->partition].quota, &figures);
+        report_quota_figures(share->quota, &figures);
         usage.figures = &figures;
+        if (r->usage->with_room) {
+                describe_room(share, &room);
+                usage.room = &room;
+        }
         reply.id = r->id;
         reply.body_case = BFCD__REPLY__BODY_USAGE;
         reply.usage = &usage;
         session_send(s, &reply);
         return 0;
+}
+
+static int handle_release(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        struct session_share *share = session_find_quota(s, r->id, r->release->partition);
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Released released = BFCD__RELEASED__INIT;
+
+        (void)ret_why;
+        if (!share)
+                return 0;
+        released.bytes_returning = quota_release_soon(share->quota, r->release->n_bytes);
+        reply.id = r->id;
+        reply.body_case = BFCD__REPLY__BODY_RELEASED;
+        reply.released = &released;
+        session_send(s, &reply);
+        return 0;
+}
+
+/* By the config in force, unless that is known. */
+static int session_match(struct session *s)
+{
+        int r = match_ids(s->broker->matcher, &s->who);
+
+        if (r == 0)
+                match_places(s->broker->matcher, &s->who);
+        return r;
 }
 
 static int handle_list(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -611,6 +873,10 @@ static int handle_list(struct session *s, const Bfcd__Request *r, const char **r
         struct report report;
 
         (void)ret_why;
+        if (r->list->kind == BFCD__LIST__KIND__WHOAMI && session_match(s) < 0) {
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return 0;
+        }
         if (report_list(s, r->list, &report) < 0) {
                 session_refuse(s, r->id, -EINVAL, "there is no such list");
                 return 0;
@@ -626,11 +892,12 @@ static int handle_explain(struct session *s, const Bfcd__Request *r, const char 
 {
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         struct explanation explanation;
+        char sentence[EXPLAIN_SENTENCE];
 
         (void)ret_why;
         if (explain_page(s, r->explain, &explanation) < 0) {
-                session_refuse(s, r->id, -ENOENT,
-                               "no such tenant has a quota in such a partition, or it is not for you to see");
+                explain_names(s, r->explain->tenant, r->explain->partition, sentence, sizeof(sentence));
+                session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
         }
         reply.id = r->id;
@@ -644,6 +911,11 @@ static int handle_explain(struct session *s, const Bfcd__Request *r, const char 
 static int handle_goodbye(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         (void)ret_why;
+        if (r->goodbye->exits) { /* all is mapped still, and stays the session's until the process ends */
+                s->exits = true;
+                session_done(s, r->id);
+                return 0;
+        }
         s->goodbye = true;
         s->goodbye_id = r->id;
         session_close(s, "goodbye");
@@ -675,7 +947,10 @@ static int handle_reset_peaks(struct session *s, const Bfcd__Request *r, const c
                 }
         }
         if (n == 0) {
-                session_refuse(s, r->id, -ENOENT, "no such tenant has a quota in such a partition");
+                char sentence[EXPLAIN_SENTENCE];
+
+                explain_names(s, reset->tenant, reset->partition, sentence, sizeof(sentence));
+                session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
         }
         for (size_t i = 0; i < b->n_partitions && !reset->tenant[0]; i++)
@@ -746,6 +1021,7 @@ void session_leave_shares(struct session *s)
         for (size_t i = 0; i < s->n_shares; i++) {
                 struct quota *q = s->shares[i].quota;
 
+                session_forget_peak(&s->shares[i]);
                 if (s->shares[i].joined)
                         session_leave(&s->shares[i]);
                 q->n_shares--;
@@ -805,13 +1081,21 @@ static int session_admit(struct session *s, const Bfcd__Request *r, size_t *ret_
         struct broker *b = s->broker;
         char sentence[SESSION_SENTENCE_BYTES];
 
+        if (session_match(s) < 0) {
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return -ENOMEM;
+        }
         s->tenant = tenant_select(b->order, b->n_order, b->default_tenant, r->hello->tenant, &s->who,
                                   sentence, sizeof(sentence));
         if (!s->tenant) {
-                log_limited(&b->stranger_log, LOG_LEVEL_NOTICE, "pid %d refused: %s", (int)s->who.pid,
-                            sentence);
+                log_limited(log_limit_of_user(&b->refusal_logs, s->who.uid), LOG_LEVEL_NOTICE,
+                            "pid %d refused: %s", (int)s->who.pid, sentence);
                 session_refuse(s, r->id, -EACCES, sentence);
                 return -EACCES;
+        }
+        if (broker_admits(b, s->tenant, sentence, sizeof(sentence)) < 0) {
+                session_refuse(s, r->id, -EDQUOT, sentence);
+                return -EDQUOT;
         }
         if (session_take_shares(s, UINT64_MAX) < 0) {
                 session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
@@ -833,10 +1117,8 @@ void session_enlist(struct session *s)
         if (s->index >= b->n_session_slots)
                 b->n_session_slots = (size_t)s->index + 1;
         b->n_sessions++;
-        if (s->tenant) {
-                s->tenant->n_sessions++;
-                b->n_client_sessions++;
-        }
+        if (s->tenant)
+                broker_session_begins(b, s->tenant);
 }
 
 static int session_write_down(struct session *s)
@@ -940,37 +1222,60 @@ static int session_enter(struct session *s, const Bfcd__Request *r, int *ret_eve
         return result;
 }
 
-/* -1: the client did not ask for pages, or there is no room for one; then it asks for figures. */
-static int session_open_page(struct session *s, const Bfcd__Request *r)
-{
-        int fd;
+/* What a hello is answered with; all of it the caller's. */
+struct welcome_fds {
+        int events; /* the client's end of the events socket, or -1 */
+        int usage;  /* the pages, or -1 both */
+        int page;
+};
 
-        if (s->admin || !s->tenant->usage || !(r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_PAGES) ||
-            client_page_new(&s->page, &fd) < 0)
-                return -1;
-        return fd;
+/* None where the client did not ask for pages, or there is no room for one; then it asks for figures. */
+static void session_open_pages(struct session *s, const Bfcd__Request *r, struct welcome_fds *fds)
+{
+        int usage, page;
+
+        if (s->admin || !s->tenant->usage || !(r->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_PAGES))
+                return;
+        usage = memfd_lend(s->tenant->usage->fd, O_RDONLY);
+        if (usage < 0)
+                return;
+        if (client_page_new(&s->page, &page) < 0) {
+                close(usage);
+                return;
+        }
+        fds->usage = usage;
+        fds->page = page;
+}
+
+static void session_close_pages(struct welcome_fds *fds)
+{
+        if (fds->page < 0)
+                return;
+        close(fds->usage);
+        close(fds->page);
+        fds->usage = fds->page = -1;
 }
 
 /* The reply with the fds of what it grants. */
-static int session_send_welcome(struct session *s, Bfcd__Reply *reply, int events_fd, int page_fd)
+static int session_send_welcome(struct session *s, Bfcd__Reply *reply, const struct welcome_fds *from)
 {
         uint64_t granted = s->tries_again ? BFCD__CAPABILITY__CAPABILITY_AGAIN : 0;
         size_t n_fds = 0;
         int fds[3];
 
         granted |= s->can_return ? BFCD__CAPABILITY__CAPABILITY_RETURN : 0;
-        if (events_fd >= 0) {
+        if (from->events >= 0) {
                 granted |= BFCD__CAPABILITY__CAPABILITY_EVENTS;
                 if (s->takes_trims)
                         granted |= BFCD__CAPABILITY__CAPABILITY_TRIM;
                 if (s->takes_drains)
                         granted |= BFCD__CAPABILITY__CAPABILITY_DRAIN;
-                fds[n_fds++] = events_fd;
+                fds[n_fds++] = from->events;
         }
-        if (page_fd >= 0) {
+        if (from->page >= 0) {
                 granted |= BFCD__CAPABILITY__CAPABILITY_PAGES;
-                fds[n_fds++] = s->tenant->usage->fd;
-                fds[n_fds++] = page_fd;
+                fds[n_fds++] = from->usage;
+                fds[n_fds++] = from->page;
         }
         s->in_flight = n_fds > 0;
         reply->hello->capabilities = granted;
@@ -1000,8 +1305,7 @@ static void session_describe(const struct session *s, size_t share, Bfcd__Partit
         ret->default_partition = (uint32_t)share;
 }
 
-/* events_fd: the client's end of the events socket, or -1. page_fd: of its page, or -1. */
-static void session_welcome(struct session *s, uint64_t id, size_t share, int events_fd, int page_fd)
+static void session_welcome(struct session *s, uint64_t id, size_t share, struct welcome_fds *fds)
 {
         Bfcd__PartitionInfo *infos = calloc(s->n_shares + 1, sizeof(*infos)),
                             **pointers = calloc(s->n_shares + 1, sizeof(*pointers));
@@ -1017,11 +1321,12 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, int ev
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_HELLO;
         reply.hello = &hello;
-        sent = session_send_welcome(s, &reply, events_fd, page_fd);
-        if (sent < 0 && page_fd >= 0) {
+        sent = session_send_welcome(s, &reply, fds);
+        if (sent < 0 && fds->page >= 0) {
                 /* Pages are a convenience: where fds are short the session comes first. */
                 s->page = client_page_free(s->page);
-                sent = session_send_welcome(s, &reply, events_fd, -1);
+                session_close_pages(fds);
+                sent = session_send_welcome(s, &reply, fds);
         }
         if (sent < 0)
                 s->ops->abort(s->userdata, "the daemon has no fds left");
@@ -1034,18 +1339,17 @@ out:
 
 void session_greet(struct session *s, const Bfcd__Request *r, size_t share, int events_fd)
 {
-        int page_fd = session_open_page(s, r);
+        struct welcome_fds fds = { .events = events_fd, .usage = -1, .page = -1 };
 
-        session_welcome(s, r->id, share, events_fd, page_fd);
+        session_open_pages(s, r, &fds);
+        session_welcome(s, r->id, share, &fds);
         if (events_fd >= 0)
                 close(events_fd);
-        if (page_fd >= 0)
-                close(page_fd);
+        session_close_pages(&fds);
 }
 
 static int handle_hello(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
-        char sentence[SESSION_SENTENCE_BYTES];
         size_t share = 0;
         int events_fd = -1;
 
@@ -1063,13 +1367,6 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
         }
         if (r->hello->session_id != 0 && !s->admin)
                 return homecoming_hello(s, r);
-        if (!s->admin && s->broker->n_client_sessions >= s->broker->config->max_sessions) {
-                snprintf(sentence, sizeof(sentence),
-                         "the daemon has %zu sessions: its limit max_sessions is %" PRIu32,
-                         s->broker->n_client_sessions, s->broker->config->max_sessions);
-                session_refuse(s, r->id, -EDQUOT, sentence);
-                return 0;
-        }
         session_copy_name(s, r->hello->name);
         if (!s->admin && session_admit(s, r, &share) < 0) {
                 session_forget_tenant(s);
@@ -1107,6 +1404,9 @@ static const session_handler handlers[] = {
         [BFCD__REQUEST__BODY_HELD] = homecoming_held,
         [BFCD__REQUEST__BODY_DRAIN] = handle_drain,
         [BFCD__REQUEST__BODY_RESUME] = handle_resume,
+        [BFCD__REQUEST__BODY_CANCEL] = handle_cancel,
+        [BFCD__REQUEST__BODY_RELEASE] = handle_release,
+        [BFCD__REQUEST__BODY_SPLIT] = handle_split,
 };
 
 int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why)
@@ -1118,7 +1418,7 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
                 *ret_why = "it sent a request without a body that this version knows";
                 return -EPROTO;
         }
-        if (request->id == 0 && handler != handle_ack) {
+        if (request->id == 0 && handler != handle_ack && handler != handle_cancel) {
                 *ret_why = "it sent a request with id 0";
                 return -EPROTO;
         }
@@ -1154,8 +1454,7 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         struct session *s = calloc(1, sizeof(*s));
 
         if (!s) {
-                free(who->gids);
-                who->gids = NULL;
+                credentials_clear(who);
                 return -ENOMEM;
         }
         s->broker = b;
@@ -1163,7 +1462,7 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         s->userdata = userdata;
         s->admin = admin;
         s->who = *who;
-        who->gids = NULL;
+        *who = (struct credentials){ .pid = who->pid, .uid = who->uid, .gid = who->gid };
         s->index = LEDGER_NONE;
         s->born_ms = clock_ms();
         TAILQ_INIT(&s->requests);
@@ -1174,28 +1473,34 @@ int session_new(struct broker *b, bool admin, struct credentials *who, const str
         return 0;
 }
 
-/* Nobody waits for answers any more, and nobody gives any. What is retired comes last: the end of a
- * Trim may be that of an operator's order, which gives extents back. */
+/* Requests that wait get no answer any more. Deliveries are freed by session_reap(), in slices. What is
+ * retired comes last: the end of a Trim may be that of an operator's order, which gives extents back. */
 static void session_drop_pending(struct session *s)
 {
         struct session_request *request;
-        struct session_delivery *d;
 
+        s->is_delivering = false;
         shared_drop_waits(s);
         reload_end_session(s);
         trim_end(s);
         order_drop(s);
         while ((request = TAILQ_FIRST(&s->requests))) {
                 quota_cancel(&request->wait);
-                TAILQ_REMOVE(&s->requests, request, link);
-                s->n_requests--;
-                free(request);
-        }
-        while ((d = TAILQ_FIRST(&s->deliveries))) {
-                TAILQ_REMOVE(&s->deliveries, d, link);
-                free(d);
+                session_drop_request(s, request);
         }
         retire_end(s);
+}
+
+/* Frees at most n_max; returns how many fewer it freed. */
+static size_t session_drop_deliveries(struct session *s, size_t n_max)
+{
+        struct session_delivery *d;
+
+        for (; n_max > 0 && (d = TAILQ_FIRST(&s->deliveries)); n_max--) {
+                session_remove_delivery(s, d);
+                free(d);
+        }
+        return n_max;
 }
 
 size_t session_n_held(const struct session *s)
@@ -1205,7 +1510,8 @@ size_t session_n_held(const struct session *s)
         if (s->index == LEDGER_NONE)
                 return 0;
         record = ledger_session_at(s->broker->ledger, s->index);
-        return (size_t)record->links.n_blocks + record->links.n_holds + record->links.n_exports;
+        return (size_t)record->links.n_blocks + record->links.n_holds + record->links.n_exports +
+               s->n_deliveries;
 }
 
 void session_client_figures(const struct session *s, struct client_figures *ret)
@@ -1213,7 +1519,7 @@ void session_client_figures(const struct session *s, struct client_figures *ret)
         struct client_figures sum = { 0 };
         struct client_word word;
 
-        if (client_page_read(s->page, s->broker->reader, &word) == 0) {
+        if (client_page_read(s->page, &word) == 0) {
                 for (size_t i = 0; i <= PAGES_MAX_PARTITIONS; i++) {
                         const struct client_figures *each = &word.partitions[i];
 
@@ -1231,13 +1537,13 @@ uint64_t session_idle_hint(const struct session *s, uint32_t partition)
         uint64_t held = s->shares[partition].holding.bytes;
         struct client_word word;
 
-        if (held == 0 || client_page_read(s->page, s->broker->reader, &word) < 0)
+        if (held == 0 || client_page_read(s->page, &word) < 0)
                 return held;
         /* What it has in further partitions may be in this one. */
         return min_u64(word.partitions[min_u64(partition, PAGES_MAX_PARTITIONS)].bytes_idle, held);
 }
 
-static const struct device *session_extent_device(const struct session *s, uint32_t extent)
+static struct device *session_extent_device(const struct session *s, uint32_t extent)
 {
         uint32_t quota = ledger_extent_at(s->broker->ledger, extent)->quota;
         size_t i = 0;
@@ -1259,6 +1565,43 @@ bool session_holds_mappings(const struct session *s)
                 if (!session_extent_device(s, ledger_export_at(ledger, x)->extent)->empties_mappings)
                         return true;
         return false;
+}
+
+/* An extent without another reference cannot be had again: the session is given none any more, and
+ * only the daemon may open it. So each needs to be seen alone once only, at any time. */
+static bool session_extent_is_alone(const struct session *s, uint32_t index)
+{
+        const struct ledger_extent *extent = ledger_extent_at(s->broker->ledger, index);
+        struct device_extent memory = { .fd = extent->fd, .n_bytes = extent->n_bytes };
+        struct device *device = session_extent_device(s, index);
+
+        /* What is being given back the worker has; its export goes soon. */
+        return device->empties_mappings && !extent->is_leaving && device_is_alone(device, &memory);
+}
+
+int session_look_for_mappings(struct session *s, struct session_look *look, size_t n_max, size_t *ret_n)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_export *x;
+        uint32_t at;
+
+        assert(s->state == SESSION_QUARANTINED);
+        x = look->id != 0 ? ledger_export_get(l, look->export) : NULL;
+        /* The extent may be gone since, and the record another's. */
+        if (x && x->id == look->id && x->session == s->index)
+                at = look->export;
+        else
+                at = ledger_session_at(l, s->index)->links.first_export;
+        for (*ret_n = 0; at != LEDGER_NONE; at = x->links.next_of_session) {
+                x = ledger_export_at(l, at);
+                *look = (struct session_look){ at, x->id };
+                if (*ret_n == n_max)
+                        return SESSION_MORE;
+                (*ret_n)++;
+                if (!session_extent_is_alone(s, x->extent))
+                        return SESSION_MAPPED;
+        }
+        return 0;
 }
 
 bool session_is_awaited(const struct session *s)
@@ -1283,6 +1626,11 @@ void session_stop_awaiting(struct session *s)
         session_forget_return(s);
 }
 
+const char *session_exit_reason(const struct session *s, const char *otherwise)
+{
+        return s->exits ? "goodbye at its exit" : otherwise;
+}
+
 int session_hang_up(struct session *s)
 {
         if (s->state == SESSION_RETURNING) {
@@ -1295,7 +1643,7 @@ int session_hang_up(struct session *s)
                 retire_silence(s);
         session_drop_pending(s);
         if (s->state == SESSION_NEW || session_n_held(s) == 0) {
-                session_close(s, "hung up");
+                session_close(s, session_exit_reason(s, "hung up"));
                 return 0;
         }
         s->state = SESSION_QUARANTINED;
@@ -1321,16 +1669,7 @@ void session_close(struct session *s, const char *why)
                 s->broker->n_awaited -= s->may_return;
         }
         if (was != SESSION_NEW && s->tenant) {
-                const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
-
-                log_limited(&s->tenant->end_log,
-                            s->n_allocs + s->n_refusals > 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
-                            "session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d, %s; held %" PRIu32
-                            " blocks of %" PRIu64 " bytes and %" PRIu32 " shared ones, peak %" PRIu64
-                            " bytes, %" PRIu64 " allocations, %" PRIu64 " refusals",
-                            s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name,
-                            record->links.n_blocks, s->bytes_in_use, record->links.n_holds,
-                            s->peak_bytes_in_use, s->n_allocs, s->n_refusals);
+                accounting_end(s, s->eviction ? s->eviction : why);
                 for (size_t i = 0; i < s->n_shares; i++)
                         if (s->shares[i].joined)
                                 quota_closing(s->shares[i].quota);
@@ -1347,14 +1686,14 @@ void session_leave_behind(struct session *s)
         struct broker *b = s->broker;
 
         session_drop_pending(s);
+        session_drop_deliveries(s, SIZE_MAX);
         if (s->state == SESSION_RETURNING)
                 homecoming_break_off(s);
         if (s->state == SESSION_QUARANTINED) {
                 s->tenant->n_quarantined--;
                 b->n_awaited -= s->may_return;
         }
-        s->tenant->n_sessions--;
-        b->n_client_sessions--;
+        broker_session_ends(b, s->tenant);
         b->n_sessions--;
         b->sessions[s->index] = NULL;
         for (size_t i = 0; i < s->n_shares; i++) { /* the ledger has them */
@@ -1375,8 +1714,7 @@ static void session_strike(struct session *s)
         if (s->index == LEDGER_NONE)
                 return;
         if (s->tenant) {
-                s->tenant->n_sessions--;
-                b->n_client_sessions--;
+                broker_session_ends(b, s->tenant);
                 session_leave_shares(s);
         }
         s->page = client_page_free(s->page);
@@ -1393,8 +1731,13 @@ static void session_is_closed(struct session *s)
                 return;
         s->closed = true;
         for (size_t i = 0; i < s->n_shares; i++)
-                if (s->shares[i].joined)
+                if (s->shares[i].joined) {
+                        if (s->shares[i].peak_bytes > 0)
+                                quota_keep(s->shares[i].quota);
+                        session_forget_peak(&s->shares[i]);
                         quota_closed(s->shares[i].quota);
+                        quota_release_surplus(s->shares[i].quota);
+                }
 }
 
 int session_reap(struct session *s, size_t n_blocks)
@@ -1407,14 +1750,15 @@ int session_reap(struct session *s, size_t n_blocks)
         if (s->index == LEDGER_NONE)
                 return 0;
         record = ledger_session_at(ledger, s->index);
+        n_blocks = session_drop_deliveries(s, n_blocks); /* they name the blocks */
         for (; n_blocks > 0 && record->links.first_block != LEDGER_NONE; n_blocks--)
                 session_free_block(s, record->links.first_block);
         for (; n_blocks > 0 && record->links.first_hold != LEDGER_NONE; n_blocks--)
                 shared_reap(s);
         for (; n_blocks > 0 && record->links.first_export != LEDGER_NONE; n_blocks--)
                 retire_clear_export(s, record->links.first_export);
-        if (record->links.first_block != LEDGER_NONE || record->links.first_hold != LEDGER_NONE ||
-            record->links.first_export != LEDGER_NONE)
+        if (s->n_deliveries > 0 || record->links.first_block != LEDGER_NONE ||
+            record->links.first_hold != LEDGER_NONE || record->links.first_export != LEDGER_NONE)
                 return SESSION_MORE;
         session_is_closed(s);
         lingers = s->in_flight;
@@ -1438,8 +1782,8 @@ struct session *session_free(struct session *s)
         assert(s->index == LEDGER_NONE);
         assert(TAILQ_EMPTY(&s->requests) && TAILQ_EMPTY(&s->deliveries));
         holds_clear(&s->holds);
-        free(s->who.gids);
-        free(s->who.cgroup);
+        credentials_clear(&s->who);
+        free(s->eviction);
         free(s);
         return NULL;
 }

@@ -8,6 +8,9 @@
  * live; it keeps what it holds until session_close(). CLOSING: blocks are freed
  * in slices, so that a mass death does not hold up the others.
  *
+ * Blocks are delivered in order. Each waits until the extents before it are acknowledged. Their number is
+ * bounded by SESSION_MAX_DELIVERIES and SESSION_MAX_PENDING together.
+ *
  * Invariant: bytes_in_use and the ledger's list of the session's blocks agree, in which
  * shared ones are not;
  * an extent is exported to a session exactly if its slot says so.
@@ -34,20 +37,24 @@
 #define SESSION_MAX_PENDING      64u     /* requests that wait for room */
 #define SESSION_MAX_HELLOS       3u      /* a refused one may be tried again so often in all */
 #define SESSION_MAX_UNACKED      64u     /* extents sent and not acknowledged */
+#define SESSION_MAX_DELIVERIES   1024u   /* then no request may add one; those that wait for room still do */
+#define SESSION_DELIVERY_SLICE   16u     /* blocks delivered in one turn */
 #define SESSION_REAP_SLICE       64u     /* blocks freed in one turn of the loop */
 #define SESSION_MAX_WAIT_MS      600000u /* of what a request says */
 
 enum session_state { SESSION_NEW, SESSION_LIVE, SESSION_QUARANTINED, SESSION_RETURNING, SESSION_CLOSING };
 
 /* How replies leave. send() must not end the session; fds are borrowed. -EMFILE:
- * they could not be duplicated, nothing was sent; other failures are the
- * connection's own business, and 0. It is
- * called inside session_handle(), broker_poll() and broker_turn(). resume():
- * fewer requests wait than before, the connection may read on. abort(): the
+ * they could not be duplicated, nothing was sent; 0 otherwise, also where the
+ * connection has failed, which aborts the session later. Any function of this floor may
+ * call it, also for another session than its own: a client's answer may end an operator's
+ * command, and a tick may end a wait. resume():
+ * fewer requests wait than before, so the connection may read on; or is_delivering is set, so
+ * session_deliver() is to be called. abort(): the
  * session cannot go on, close the connection (later, not inside this call).
  * open_events(), may be NULL: makes the events socket and returns the client's
  * end, which is then the caller's. send_event() sends on it; called as send() is.
- * take_over(), may be NULL: from now on this is the connection of `kept`, whose ops and userdata
+ * take_over(), never NULL: from now on this is the connection of `kept`, whose ops and userdata
  * it sets, and its own session is freed. */
 struct session_ops {
         int (*send)(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds);
@@ -63,6 +70,7 @@ struct session_share {
         struct quota *quota;
         bool joined;
         struct holding holding; /* where it joined */
+        uint64_t peak_bytes;    /* most that it had; counted in quota.peaks_bytes */
         uint64_t *seen;         /* by slot: the id of the extent that was exported, or 0 */
         size_t n_seen;
         struct trim_share trim;
@@ -83,6 +91,7 @@ struct session {
         bool closed;         /* all its blocks are free */
         bool goodbye;        /* it said so: nothing of it is mapped any more */
         uint64_t goodbye_id; /* of the request, answered when all is freed */
+        bool exits;          /* its process said that it is about to exit */
         struct credentials who;
         struct tenant *tenant; /* NULL before the hello, and for admins */
         uint32_t index;        /* in the ledger; LEDGER_NONE before the hello */
@@ -96,7 +105,9 @@ struct session {
         struct shared_waits waits; /* of these, those that wait for names */
         struct holds holds;        /* the shared blocks that it has */
         struct session_delivery_list deliveries;
-        uint64_t sequence; /* of the last Extents message */
+        size_t n_deliveries;
+        bool is_delivering; /* the next of these can go out, in a turn: session_deliver() */
+        uint64_t sequence;  /* of the last Extents message */
         uint64_t acked_sequence;
         uint32_t n_unacked; /* extents */
         struct retire retire;
@@ -116,6 +127,7 @@ struct session {
         bool may_return;               /* another process had it, and its client may come back */
         bool has_returned;             /* and it has */
         const char *refusal;           /* why it may not, after all; NULL: no reason. Static */
+        char *eviction;                /* the sentence for its client; NULL: no operator evicted it */
         uint32_t n_homecomings;
         struct homecoming *homecoming; /* while it is RETURNING; see restore.h */
         bool in_flight;                /* fds were sent; whether they were read only the kernel knows */
@@ -139,13 +151,30 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
  * is over. */
 int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why);
 
+/* A turn of a LIVE session that is_delivering: sends blocks in order, a slice of them, as far as the
+ * client has acknowledged extents. */
+void session_deliver(struct session *s);
+
 /* The connection of a NEW or LIVE session is gone. 0: nothing is held, the
  * session is CLOSING. 1: QUARANTINED: call session_close() when the process has
  * exited or the time is up (not by time where it session_holds_mappings()). */
 int session_hang_up(struct session *s);
 
+/* Why it ends where its process does: a goodbye, if it said one in time. */
+const char *session_exit_reason(const struct session *s, const char *otherwise);
+
 /* It was given memory that its device cannot take from a process that lives. */
 bool session_holds_mappings(const struct session *s);
+
+/* Looks whether the process of a QUARANTINED session can still have something mapped, at n_max of its
+ * extents at most. 0: it cannot, each of them was seen without another reference in any process.
+ * SESSION_MORE: extents are left to be looked at. SESSION_MAPPED: one is referenced, or that cannot be
+ * known; the next call goes on there. */
+struct session_look {
+        uint32_t export; /* in the ledger, the next one; any number at first */
+        uint64_t id;     /* of that record; 0: begin with the session's first */
+};
+int session_look_for_mappings(struct session *s, struct session_look *look, size_t n_max, size_t *ret_n);
 
 /* It is RETURNING, and what it did not say that it holds is being freed: it takes no request. */
 bool session_is_settling(const struct session *s);
@@ -156,6 +185,7 @@ void session_close(struct session *s, const char *why);
 enum {
         SESSION_MORE = 1, /* call again */
         SESSION_LINGERS,  /* holds nothing but its place: see session_let_go() */
+        SESSION_MAPPED,   /* see session_look_for_mappings() */
 };
 
 /* Frees at most n_blocks, and lets go of what is shared. 0: all is gone. SESSION_LINGERS: extents that were
@@ -164,7 +194,7 @@ enum {
  * the session keeps its place in its quotas until session_let_go(). */
 int session_reap(struct session *s, size_t n_blocks);
 
-/* Blocks, shared blocks and exports that it holds. */
+/* Blocks, shared blocks, exports and deliveries that it holds. */
 size_t session_n_held(const struct session *s);
 
 /* What its client says of its cache, all partitions together, and never more than the session
@@ -220,11 +250,17 @@ void session_grant(struct session *s, const Bfcd__Request *r, int events_fd);
 void session_greet(struct session *s, const Bfcd__Request *r, size_t share, int events_fd);
 int session_find_share(const struct session *s, const char *partition, size_t *ret);
 
+/* Its bytes may be the most that it had; quota_release_surplus() counts on that. */
+void session_note_peak(struct session_share *share);
+
 /* Frees one block of its own. */
 void session_free_block(struct session *s, uint32_t index);
 
 /* Joins the quota, unless it has. -EDQUOT, and refused. */
 int session_join(struct session *s, struct session_share *share, uint64_t id);
+
+/* SESSION_MAX_DELIVERIES blocks wait for an acknowledgement. True: the request was refused. */
+bool session_refuses_delivery(struct session *s, uint64_t id);
 
 /* Begins to deliver a shared block, of which a hold is in delivery; what came of it is told
  * by shared_delivered() or shared_undelivered(), maybe at once. -ENOMEM: nothing was begun. */

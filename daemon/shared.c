@@ -468,7 +468,7 @@ int shared_attach(struct session *s, const Bfcd__Request *r, const char **ret_wh
                 session_refuse(s, r->id, -EACCES, "the admin socket has no blocks: use the client socket");
                 return 0;
         }
-        if (name_is_refused(s, r->id, a->name))
+        if (name_is_refused(s, r->id, a->name) || session_refuses_delivery(s, r->id))
                 return 0;
         name = name_find(s, a->name);
         if (!(name && name->shared != LEDGER_NONE) && wait_is_refused(s, r->id, a))
@@ -502,6 +502,22 @@ void shared_drop_waits(struct session *s)
                 name_settle(s->broker, w->name);
                 free(w);
         }
+}
+
+bool shared_withdraw_attach(struct session *s, uint64_t request_id)
+{
+        struct shared_wait *w;
+
+        TAILQ_FOREACH(w, &s->waits.list, of_session)
+        {
+                if (w->request_id != request_id)
+                        continue;
+                wait_remove(w);
+                name_settle(s->broker, w->name);
+                free(w);
+                return true;
+        }
+        return false;
 }
 
 /* Serves those who wait for a name, as far as the budget goes. */

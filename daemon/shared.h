@@ -66,6 +66,10 @@ bool shared_settle(struct session *s, uint32_t hold);
 /* Of a session that is closing: lets go of one shared block for good. It has some. */
 void shared_reap(struct session *s);
 
+/* The session's Attach with this request id waits no more; it is the caller's to answer it. False: none
+ * waits. */
+bool shared_withdraw_attach(struct session *s, uint64_t request_id);
+
 /* Nobody waits for answers any more. */
 void shared_drop_waits(struct session *s);
 

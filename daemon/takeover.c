@@ -99,6 +99,19 @@ static int open_ledger(struct broker *b, int fd, const struct broker_records *n,
         return grow_ledger(b, ret_sentence, n_sentence);
 }
 
+/* Whether what of a partition was being given back is given back by the punch, while the loop runs:
+ * a client can delay that, and the start must not wait for it. */
+static bool is_punched(void *userdata, const char *partition)
+{
+        const struct broker *b = userdata;
+        const struct config *c = b->config;
+
+        for (size_t i = 0; b->punch && i < c->n_partitions; i++)
+                if (strcmp(c->partitions[i].name, partition) == 0)
+                        return !c->devices[c->partitions[i].device].is_cuda;
+        return false;
+}
+
 int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_sentence, size_t n_sentence)
 {
         int fd = store_take_ledger(b->store), r = 0;
@@ -108,7 +121,7 @@ int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_
         if (r == 0 && b->ledger) {
                 b->extents_end = ledger_extents_end(b->ledger);
                 crash_count_in(ledger_crashes(b->ledger));
-                return remains_new(b->ledger, b->store, &b->remains);
+                return remains_new(b->ledger, b->store, b->punch, is_punched, b, &b->remains);
         }
         if (r == 0)
                 r = ledger_new(&b->room, &b->ledger);
@@ -135,12 +148,15 @@ static size_t find_partition(const struct broker *b, const char *name)
         return i;
 }
 
-static struct device *device_of(void *userdata, const char *partition)
+static struct device *device_of(void *userdata, const char *partition, bool *ret_clears)
 {
         const struct broker *b = userdata;
         size_t i = find_partition(b, partition);
 
-        return i < b->n_partitions ? b->partitions[i].device : NULL;
+        if (i == b->n_partitions)
+                return NULL;
+        *ret_clears = b->partitions[i].clears;
+        return b->partitions[i].device;
 }
 
 static const struct config_quota *find_config_quota(const struct tenant *t, size_t partition)
@@ -183,11 +199,11 @@ static uint64_t closed_bytes(const struct broker *b, const char *tenant, const c
 }
 
 /* How much of a limit extents of that size can make: see arena_prepare_limit(). */
-static uint64_t limit_in(const struct partition *p, uint64_t limit_bytes, uint64_t extent_bytes)
+static uint64_t limit_in(const struct partition *p, uint64_t limit_bytes, const struct arena_grid *g)
 {
-        if (p->share != DEVICE_SHARE_FD || extent_bytes == 0 || extent_bytes > BFC_MAX_SPACE)
+        if (p->share != DEVICE_SHARE_FD || !arena_grid_is_valid(g, device_granularity(p->device)))
                 return limit_bytes;
-        return min_u64(limit_bytes, extent_bytes * (ARENA_MAX_EXTENTS - 1));
+        return min_u64(limit_bytes, arena_grid_limit_max(g));
 }
 
 static void took_fds(struct remains *r, const struct remains_quota *q)
@@ -201,18 +217,43 @@ static bool is_fatal(int error)
         return error == -ENOMEM || error == -EMFILE || error == -ENFILE;
 }
 
+/* A daemon can end during a growth by chance. If its successor ends so, too, the growth is the likely cause. */
+static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint32_t interrupted_mib)
+{
+        bool is_second = growing_mib > 0 && interrupted_mib > 0;
+
+        ledger_quota_grows(q->ledger, q->index, 0);
+        ledger_quota_interrupted(q->ledger, q->index,
+                                 growing_mib > interrupted_mib ? growing_mib : interrupted_mib);
+        if (growing_mib > 0 && !is_second)
+                log_notice(
+                        "tenant '%s' in partition '%s': the previous daemon ended during a growth of %" PRIu32
+                        " MiB",
+                        q->tenant, q->partition->name, growing_mib);
+        if (!is_second)
+                return;
+        log_warning(
+                "tenant '%s' in partition '%s': two daemons ended during a growth, the last one of %" PRIu32
+                " MiB, so the tenant gets no new memory there for %u s; a memory limit of the daemon's "
+                "control group may be the cause",
+                q->tenant, q->partition->name, growing_mib, QUOTA_PAUSE_MS / 1000);
+        quota_pause_growth(q);
+}
+
 /* 0: it goes on, or is closed. */
 static int restore_quota(struct broker *b, struct tenant *t, size_t partition, struct remains_quota *from)
 {
         const struct partition *p = &b->partitions[partition];
         const struct config_quota *to = find_config_quota(t, partition);
         uint64_t closed = closed_bytes(b, from->tenant, from->partition);
-        uint64_t extent_bytes = ledger_quota_at(b->ledger, from->index)->extent_bytes;
+        struct arena_grid grid = quota_grid(ledger_quota_at(b->ledger, from->index));
         uint64_t limit = to ? to->limit_bytes : max_u64(from->n_bytes + closed, CONFIG_GRANULARITY);
         const char *why = NULL;
         struct quota_options options = {
                 .max_sessions = to ? to->max_sessions : 0,
                 .max_blocks = to ? to->max_blocks : (uint32_t)from->arena.n_blocks,
+                .keep_bytes = to ? to->keep_bytes : 0,
+                .keep_ms = to ? to->keep_ms : 0,
                 .remains = &from->arena,
                 .index = from->index,
                 .remains_bytes = from->n_bytes,
@@ -222,11 +263,11 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         struct quota *q;
         int r;
 
-        if (limit_in(p, limit, extent_bytes) < limit) {
+        if (limit_in(p, limit, &grid) < limit) {
                 log_warning("tenant '%s' in partition '%s': its extents were made for less than its limit of "
                             "%" PRIu64 " bytes; until they are gone and bfcd is started again it is %" PRIu64,
-                            t->name, p->name, limit, limit_in(p, limit, extent_bytes));
-                limit = limit_in(p, limit, extent_bytes);
+                            t->name, p->name, limit, limit_in(p, limit, &grid));
+                limit = limit_in(p, limit, &grid);
         }
         options.limit_bytes = max_u64(limit, from->n_bytes + closed);
         r = broker_make_quota(b, t, partition, &options);
@@ -243,8 +284,10 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         r = quota_prepare_limit(q, limit);
         if (r == 0)
                 quota_set_early(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
-                                                           options.max_sessions, options.max_blocks });
+                                                           options.max_sessions, options.max_blocks,
+                                                           options.keep_bytes, options.keep_ms });
         q->is_removed = !to;
+        note_interrupted_growth(q, from->growing_mib, from->interrupted_mib);
         return r;
 }
 
@@ -309,6 +352,21 @@ static int takeover_tenant(struct broker *b, struct tenant *t, struct remains_qu
         return r;
 }
 
+/* The previous daemon may have had such quotas, also ones that are no longer there. */
+static void note_growth_of(const struct broker *b, struct quota *q)
+{
+        uint32_t growing_mib = 0, interrupted_mib = 0;
+        size_t n;
+        const struct remains_quota *from = remains_find(b->remains, q->tenant, q->partition->name, &n);
+
+        for (size_t i = 0; i < n; i++) {
+                growing_mib = from[i].growing_mib > growing_mib ? from[i].growing_mib : growing_mib;
+                interrupted_mib =
+                        from[i].interrupted_mib > interrupted_mib ? from[i].interrupted_mib : interrupted_mib;
+        }
+        note_interrupted_growth(q, growing_mib, interrupted_mib);
+}
+
 /* Those that there were not. */
 static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
 {
@@ -320,6 +378,8 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                         .limit_bytes = max_u64(to->limit_bytes, closed),
                         .max_sessions = to->max_sessions,
                         .max_blocks = to->max_blocks,
+                        .keep_bytes = to->keep_bytes,
+                        .keep_ms = to->keep_ms,
                         .closed_bytes = closed,
                         .is_backed_later = true,
                 };
@@ -331,10 +391,11 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence,
                                  "tenant '%s' in partition '%s' could not be set up: %s", t->name, p->name,
-                                 strerror(-r));
+                                 device_error(r));
                         return r;
                 }
                 account_set(&find_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
+                note_growth_of(b, find_quota(t, p));
         }
         return 0;
 }
@@ -375,6 +436,30 @@ static int takeover_tenants(struct broker *b)
         return error;
 }
 
+/* Also of quotas that were forgotten, since nothing of them was left: the operator's statistics go on. */
+static void keep_lives(struct broker *b)
+{
+        for (size_t i = 0; i < b->remains->n_quotas; i++) {
+                const struct remains_quota *from = &b->remains->quotas[i];
+                size_t partition = find_partition(b, from->partition);
+
+                if (partition == b->n_partitions)
+                        continue;
+                partition_adopt_life(&b->partitions[partition], &from->life);
+                for (size_t k = 0; k < b->n_tenants; k++) {
+                        struct tenant *t = &b->tenants[k];
+                        struct quota *q = strcmp(t->name, from->tenant) == 0
+                                                  ? find_quota(t, &b->partitions[partition])
+                                                  : NULL;
+
+                        if (q)
+                                quota_adopt_life(q, &from->life);
+                }
+        }
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_keep_life(&b->partitions[i]);
+}
+
 /* What sessions that come back may have mapped. */
 static int note_extents(struct broker *b)
 {
@@ -387,6 +472,8 @@ static int note_extents(struct broker *b)
                 for (size_t k = 0; r->quotas[i].quota && k < r->quotas[i].arena.n_extents; k++) {
                         uint32_t index = r->quotas[i].arena.extents[k];
 
+                        if (ledger_extent_at(b->ledger, index)->is_leaving)
+                                continue; /* to a session it is gone */
                         b->kept[b->n_kept++] =
                                 (struct kept_record){ ledger_extent_at(b->ledger, index)->id, index };
                 }
@@ -410,7 +497,7 @@ static void back_quotas(struct broker *b)
                                             " bytes that it has in advance there are %" PRIu64
                                             "; the rest is made as it is asked for%s%s",
                                             q->tenant, q->partition->name, limit, q->account.charged_bytes,
-                                            r < 0 ? ": " : "", r < 0 ? strerror(-r) : "");
+                                            r < 0 ? ": " : "", r < 0 ? device_error(r) : "");
                 }
 }
 
@@ -428,6 +515,7 @@ int takeover_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
                 pool_set_limit(&b->partitions[i].pool, b->config->partitions[i].limit_bytes);
         if (r < 0)
                 return r;
+        keep_lives(b);
         r = note_extents(b);
         if (r == 0)
                 back_quotas(b);

@@ -1,4 +1,4 @@
-/* Tenants and who they are; see tenant.h.
+/* Tenants; see tenant.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/tenant.h"
@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "daemon/cgroup.h"
 
 /* Appends to a sentence; what does not fit is cut. */
 static void append(char *buf, size_t n_buf, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -20,6 +18,12 @@ static void append(char *buf, size_t n_buf, const char *format, ...)
         va_start(args, format);
         vsnprintf(buf + used, n_buf - used, format, args);
         va_end(args);
+}
+
+/* Nothing more fits: a list of thousands of ids costs no more than what is shown of it. */
+static bool is_full(const char *buf, size_t n_buf)
+{
+        return strlen(buf) + 1 >= n_buf;
 }
 
 void tenant_init(struct tenant *t, const struct config_tenant *config)
@@ -41,52 +45,10 @@ void tenant_deinit(struct tenant *t)
         *t = (struct tenant){ .name = t->name_bytes };
 }
 
-static bool ids_match(const struct config_tenant *c, const struct credentials *who)
-{
-        for (size_t i = 0; i < c->n_uids; i++)
-                if (c->uids[i] == who->uid)
-                        return true;
-        for (size_t i = 0; i < c->n_gids; i++) {
-                if (c->gids[i] == who->gid)
-                        return true;
-                for (size_t j = 0; j < who->n_gids; j++)
-                        if (c->gids[i] == who->gids[j])
-                                return true;
-        }
-        return false;
-}
-
-/* Of each kind that there is, one. */
-static bool patterns_match(const struct config_tenant *c, const char *path)
-{
-        char unit[CGROUP_UNIT_BYTES];
-        bool unit_matches = c->n_units == 0, path_matches = c->n_cgroups == 0;
-
-        if (unit_matches && path_matches)
-                return true;
-        if (!path)
-                return false;
-        cgroup_unit(path, unit);
-        for (size_t i = 0; i < c->n_units && !unit_matches; i++)
-                unit_matches = cgroup_unit_matches(c->units[i], unit);
-        for (size_t i = 0; i < c->n_cgroups && !path_matches; i++)
-                path_matches = cgroup_path_matches(c->cgroups[i], path);
-        return unit_matches && path_matches;
-}
-
-bool tenant_matches(const struct tenant *t, const struct credentials *who)
-{
-        const struct config_tenant *c = t->config;
-
-        if (!c || !(c->names_ids || c->n_units > 0 || c->n_cgroups > 0))
-                return false;
-        return (!c->names_ids || ids_match(c, who)) && patterns_match(c, who->cgroup);
-}
-
 static void append_patterns(char *buf, size_t n_buf, const char *what, char *const *patterns,
                             size_t n_patterns)
 {
-        for (size_t i = 0; i < n_patterns; i++)
+        for (size_t i = 0; i < n_patterns && !is_full(buf, n_buf); i++)
                 append(buf, n_buf, "%s%s", i ? " or " : what, patterns[i]);
 }
 
@@ -98,9 +60,9 @@ static void describe_match(const struct tenant *t, char *buf, size_t n_buf)
         append(buf, n_buf, "'%s' (", t->name);
         if (c->n_uids == 0 && c->n_gids == 0)
                 append(buf, n_buf, has_patterns && !c->names_ids ? "anybody" : "nobody");
-        for (size_t i = 0; i < c->n_uids; i++)
+        for (size_t i = 0; i < c->n_uids && !is_full(buf, n_buf); i++)
                 append(buf, n_buf, "%suid %u", i ? ", " : "", (unsigned)c->uids[i]);
-        for (size_t i = 0; i < c->n_gids; i++)
+        for (size_t i = 0; i < c->n_gids && !is_full(buf, n_buf); i++)
                 append(buf, n_buf, "%sgid %u", i || c->n_uids ? ", " : "", (unsigned)c->gids[i]);
         append_patterns(buf, n_buf, " in unit ", c->units, c->n_units);
         append_patterns(buf, n_buf, " in cgroup ", c->cgroups, c->n_cgroups);
@@ -120,34 +82,33 @@ static void describe_cgroup(const struct credentials *who, char *buf, size_t n_b
 
 static void describe_all(struct tenant *const *tenants, size_t n_tenants, char *buf, size_t n_buf)
 {
-        for (size_t i = 0; i < n_tenants; i++) {
+        for (size_t i = 0; i < n_tenants && !is_full(buf, n_buf); i++) {
                 append(buf, n_buf, "%s", i ? ", " : "");
                 describe_match(tenants[i], buf, n_buf);
         }
+}
+
+/* NULL: there is none. */
+static struct tenant *find_named(struct tenant *const *tenants, size_t n_tenants, const char *name)
+{
+        for (size_t i = 0; name[0] != '\0' && i < n_tenants; i++)
+                if (strcmp(tenants[i]->name, name) == 0)
+                        return tenants[i];
+        return NULL;
 }
 
 struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, struct tenant *fallback,
                              const char *name, const struct credentials *who, char *ret_sentence,
                              size_t n_sentence)
 {
-        struct tenant *named = NULL;
+        const struct match_list *matches = &who->matches;
+        struct tenant *named = find_named(tenants, n_tenants, name);
 
-        for (size_t i = 0; i < n_tenants; i++) {
-                bool is_named = strcmp(tenants[i]->name, name) == 0;
-
-                if (is_named)
-                        named = tenants[i];
-                if ((name[0] == '\0' || is_named) && tenant_matches(tenants[i], who))
-                        return tenants[i];
-        }
-        if (fallback && (name[0] == '\0' || named == fallback)) {
-                size_t i = 0;
-
-                while (i < n_tenants && !tenant_matches(tenants[i], who))
-                        i++;
-                if (i == n_tenants)
-                        return fallback;
-        }
+        for (size_t i = 0; i < matches->n_tenants; i++)
+                if (name[0] == '\0' || tenants[matches->tenants[i]] == named)
+                        return tenants[matches->tenants[i]];
+        if (fallback && matches->n_tenants == 0 && (name[0] == '\0' || named == fallback))
+                return fallback;
 
         ret_sentence[0] = '\0';
         append(ret_sentence, n_sentence, "uid %u, gid %u ", (unsigned)who->uid, (unsigned)who->gid);

@@ -211,6 +211,17 @@ void trim_remove_block(struct session_share *session_share, uint64_t offset, uin
         trim_quota_drop(q);
 }
 
+/* Nothing is freed by it. */
+void trim_split_block(struct session *s, struct session_share *session_share, uint64_t offset,
+                      uint64_t n_bytes, uint64_t at)
+{
+        if (session_share->quota->asked)
+                uncount(session_share->quota, &session_share->trim, offset, n_bytes, true);
+        session_share->trim.bytes_held -= n_bytes;
+        trim_add_block(s, session_share, offset, at);
+        trim_add_block(s, session_share, offset + at, n_bytes - at);
+}
+
 void trim_publish_block(struct session_share *session_share, uint64_t offset, uint64_t n_bytes)
 {
         session_share->trim.bytes_held -= n_bytes;
@@ -657,7 +668,7 @@ static void share_is_deaf(struct trim_share *share)
         struct quota *q = share->share->quota;
 
         log_limited(
-                &s->tenant->late_log, LOG_LEVEL_WARNING,
+                &s->tenant->deaf_log, LOG_LEVEL_WARNING,
                 "session %" PRIu64
                 " (uid %u, pid %d): it did not answer a Trim within timeouts.reclaim; it is not waited for "
                 "until it does",

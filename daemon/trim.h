@@ -81,6 +81,10 @@ void trim_want_back(struct broker *b, struct quota *q, uint64_t n_bytes);
 void trim_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
 void trim_remove_block(struct session_share *share, uint64_t offset, uint64_t n_bytes);
 
+/* One of its blocks is two from now on. */
+void trim_split_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes,
+                      uint64_t at);
+
 /* A block is nobody's own any more, so nobody gives it back; and such a one is gone. */
 void trim_publish_block(struct session_share *share, uint64_t offset, uint64_t n_bytes);
 void trim_remove_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes);

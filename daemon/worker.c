@@ -1,4 +1,9 @@
-/* The worker; see worker.h. Two singly linked queues under one mutex.
+/* The worker; see worker.h.
+ *
+ * Turns are start-time fair queuing: each lane, and each class, has a sum of the time that it has
+ * used, and the lowest sum is next. A lane that had no jobs begins with the sum of the lane that was
+ * served last, if its own is lower. So an idle lane saves no turns up, and a lane that was served
+ * beyond its share still owes that when it has jobs again.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/worker.h"
@@ -6,51 +11,117 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
-struct job_queue {
-        struct worker_job *first;
-        struct worker_job **last; /* where the next one is hung */
+#include "daemon/clock.h"
+
+#define MAX_THREADS 4u
+#define OTHERS_COST 4u /* their class pays so many times what it uses */
+
+TAILQ_HEAD(lane_list, worker_lane);
+
+/* Lanes with jobs, of those that requests wait for, or of the others. */
+struct lane_class {
+        struct lane_list lanes;
+        uint64_t used;
+        uint64_t lane_now; /* the sum of the lane served last, or a higher one before */
 };
 
 struct worker {
         void (*notify)(void *userdata);
         void *userdata;
-        bool threaded;
+        unsigned n_threads; /* 0: inline */
+        pthread_t threads[MAX_THREADS];
+        pthread_mutex_t mutex; /* guards what follows, lanes, and jobs that do not run */
+        pthread_cond_t wake;   /* for the threads: a lane has a job, or stop */
+        pthread_cond_t ready;  /* for worker_drain(): there is a finished job */
         bool stop;
-        size_t n_pending; /* the loop's */
-        pthread_t thread;
-        pthread_mutex_t mutex; /* guards the queues and stop */
-        pthread_cond_t wake;   /* for the thread: waiting has a job, or stop */
-        pthread_cond_t ready;  /* for worker_drain(): finished has a job */
-        struct job_queue waiting;
-        struct job_queue finished;
+        size_t n_pending;
+        struct lane_class classes[2]; /* by is_waited_for */
+        uint64_t class_now;
+        struct worker_lane own;
+        struct worker_job *finished, **last_finished;
 };
 
-static void job_queue_init(struct job_queue *q)
+/* ---- lanes ------------------------------------------------------------------ */
+
+static void raise_to(uint64_t *n, uint64_t least)
 {
-        q->first = NULL;
-        q->last = &q->first;
+        if (*n < least)
+                *n = least;
 }
 
-static void job_queue_push(struct job_queue *q, struct worker_job *job)
+static void lane_add(struct worker *w, struct worker_lane *lane, struct worker_job *job)
 {
+        struct lane_class *c = &w->classes[lane->is_waited_for];
+
         job->next = NULL;
-        *q->last = job;
-        q->last = &job->next;
+        if (lane->first) {
+                lane->last = lane->last->next = job;
+                return;
+        }
+        lane->first = lane->last = job;
+        raise_to(&lane->used, c->lane_now);
+        if (TAILQ_EMPTY(&c->lanes))
+                raise_to(&c->used, w->class_now);
+        TAILQ_INSERT_TAIL(&c->lanes, lane, link);
 }
 
-static struct worker_job *job_queue_pop(struct job_queue *q)
+static struct worker_lane *class_next(const struct lane_class *c)
 {
-        struct worker_job *job = q->first;
+        struct worker_lane *lane, *least = NULL;
 
-        if (job) {
-                q->first = job->next;
-                if (!q->first)
-                        q->last = &q->first;
-        }
-        return job;
+        TAILQ_FOREACH(lane, &c->lanes, link)
+        if (!lane->is_running && (!least || lane->used < least->used))
+                least = lane;
+        return least;
+}
+
+/* Whose turn it is; NULL: there is nothing to do. */
+static struct worker_lane *worker_next(struct worker *w)
+{
+        struct worker_lane *other = class_next(&w->classes[false]);
+        struct worker_lane *lane = class_next(&w->classes[true]);
+        struct lane_class *c;
+
+        if (!lane || (other && w->classes[false].used < w->classes[true].used))
+                lane = other;
+        if (!lane)
+                return NULL;
+        c = &w->classes[lane->is_waited_for];
+        raise_to(&w->class_now, c->used);
+        raise_to(&c->lane_now, lane->used);
+        return lane;
+}
+
+/* After a turn of its first job. */
+static void worker_charge(struct worker *w, struct worker_lane *lane, uint64_t used)
+{
+        struct worker_job *job = lane->first;
+        struct lane_class *c = &w->classes[lane->is_waited_for];
+
+        lane->is_running = false;
+        lane->used += used;
+        c->used += lane->is_waited_for ? used : OTHERS_COST * used;
+        if (job->goes_on)
+                return;
+        lane->first = job->next;
+        if (!lane->first)
+                TAILQ_REMOVE(&c->lanes, lane, link);
+        job->next = NULL;
+        *w->last_finished = job;
+        w->last_finished = &job->next;
+        pthread_cond_signal(&w->ready);
+        if (w->notify)
+                w->notify(w->userdata);
+}
+
+/* ---- threads ---------------------------------------------------------------- */
+
+static void job_run(struct worker_job *job)
+{
+        job->goes_on = false;
+        job->run(job);
 }
 
 static void *worker_main(void *userdata)
@@ -59,21 +130,24 @@ static void *worker_main(void *userdata)
 
         pthread_mutex_lock(&w->mutex);
         for (;;) {
-                struct worker_job *job = job_queue_pop(&w->waiting);
+                struct worker_lane *lane = worker_next(w);
+                struct worker_job *job;
+                uint64_t begin;
 
-                if (!job) {
+                if (!lane) {
                         if (w->stop)
                                 break;
                         pthread_cond_wait(&w->wake, &w->mutex);
                         continue;
                 }
+                lane->is_running = true;
+                job = lane->first;
                 pthread_mutex_unlock(&w->mutex);
-                job->run(job);
+                begin = clock_ns();
+                job_run(job);
+                begin = clock_ns() - begin;
                 pthread_mutex_lock(&w->mutex);
-                job_queue_push(&w->finished, job);
-                pthread_cond_signal(&w->ready);
-                if (w->notify)
-                        w->notify(w->userdata);
+                worker_charge(w, lane, begin);
         }
         pthread_mutex_unlock(&w->mutex);
         return NULL;
@@ -85,8 +159,9 @@ int worker_new_inline(struct worker **ret)
 
         if (!w)
                 return -ENOMEM;
-        job_queue_init(&w->waiting);
-        job_queue_init(&w->finished);
+        TAILQ_INIT(&w->classes[false].lanes);
+        TAILQ_INIT(&w->classes[true].lanes);
+        w->last_finished = &w->finished;
         pthread_mutex_init(&w->mutex, NULL);
         pthread_cond_init(&w->wake, NULL);
         pthread_cond_init(&w->ready, NULL);
@@ -94,26 +169,34 @@ int worker_new_inline(struct worker **ret)
         return 0;
 }
 
-int worker_new(void (*notify)(void *userdata), void *userdata, struct worker **ret)
+static int worker_start(struct worker *w, unsigned n_threads)
 {
-        struct worker *w;
         sigset_t all, before;
-        int r;
-
-        r = worker_new_inline(&w);
-        if (r < 0)
-                return r;
-        w->notify = notify;
-        w->userdata = userdata;
-        w->threaded = true;
+        int r = 0;
 
         /* Signals belong to the loop's thread. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        r = -pthread_create(&w->thread, NULL, worker_main, w);
+        while (r == 0 && w->n_threads < n_threads) {
+                r = -pthread_create(&w->threads[w->n_threads], NULL, worker_main, w);
+                w->n_threads += r == 0;
+        }
         pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return r;
+}
+
+int worker_new(unsigned n_threads, void (*notify)(void *userdata), void *userdata, struct worker **ret)
+{
+        struct worker *w;
+        int r;
+
+        r = n_threads >= 1 && n_threads <= MAX_THREADS ? worker_new_inline(&w) : -EINVAL;
+        if (r < 0)
+                return r;
+        w->notify = notify;
+        w->userdata = userdata;
+        r = worker_start(w, n_threads);
         if (r < 0) {
-                w->threaded = false;
                 worker_free(w);
                 return r;
         }
@@ -126,13 +209,12 @@ struct worker *worker_free(struct worker *w)
         if (!w)
                 return NULL;
         worker_drain(w);
-        if (w->threaded) {
-                pthread_mutex_lock(&w->mutex);
-                w->stop = true;
-                pthread_cond_signal(&w->wake);
-                pthread_mutex_unlock(&w->mutex);
-                pthread_join(w->thread, NULL);
-        }
+        pthread_mutex_lock(&w->mutex);
+        w->stop = true;
+        pthread_cond_broadcast(&w->wake);
+        pthread_mutex_unlock(&w->mutex);
+        while (w->n_threads > 0)
+                pthread_join(w->threads[--w->n_threads], NULL);
         pthread_cond_destroy(&w->ready);
         pthread_cond_destroy(&w->wake);
         pthread_mutex_destroy(&w->mutex);
@@ -142,9 +224,9 @@ struct worker *worker_free(struct worker *w)
 
 void worker_submit(struct worker *w, struct worker_job *job)
 {
-        w->n_pending++;
         pthread_mutex_lock(&w->mutex);
-        job_queue_push(&w->waiting, job);
+        w->n_pending++;
+        lane_add(w, job->lane ? job->lane : &w->own, job);
         pthread_cond_signal(&w->wake);
         pthread_mutex_unlock(&w->mutex);
 }
@@ -154,9 +236,33 @@ static struct worker_job *worker_take_finished(struct worker *w)
         struct worker_job *job;
 
         pthread_mutex_lock(&w->mutex);
-        job = job_queue_pop(&w->finished);
+        job = w->finished;
+        if (job) {
+                w->finished = job->next;
+                if (!w->finished)
+                        w->last_finished = &w->finished;
+                w->n_pending--;
+        }
         pthread_mutex_unlock(&w->mutex);
         return job;
+}
+
+/* One job, if there is any, on this thread. */
+static void worker_run_inline(struct worker *w)
+{
+        struct worker_lane *lane;
+
+        pthread_mutex_lock(&w->mutex);
+        lane = worker_next(w);
+        pthread_mutex_unlock(&w->mutex);
+        if (!lane)
+                return;
+        do
+                job_run(lane->first);
+        while (lane->first->goes_on);
+        pthread_mutex_lock(&w->mutex);
+        worker_charge(w, lane, 1);
+        pthread_mutex_unlock(&w->mutex);
 }
 
 size_t worker_poll(struct worker *w)
@@ -164,15 +270,9 @@ size_t worker_poll(struct worker *w)
         struct worker_job *job;
         size_t n = 0;
 
-        if (!w->threaded) {
-                job = job_queue_pop(&w->waiting);
-                if (job) {
-                        job->run(job);
-                        job_queue_push(&w->finished, job);
-                }
-        }
+        if (w->n_threads == 0)
+                worker_run_inline(w);
         while ((job = worker_take_finished(w))) {
-                w->n_pending--;
                 job->done(job);
                 n++;
         }
@@ -181,16 +281,21 @@ size_t worker_poll(struct worker *w)
 
 void worker_drain(struct worker *w)
 {
-        while (w->n_pending > 0) {
+        while (worker_n_pending(w) > 0) {
                 pthread_mutex_lock(&w->mutex);
-                while (w->threaded && !w->finished.first)
+                while (w->n_threads > 0 && !w->finished)
                         pthread_cond_wait(&w->ready, &w->mutex);
                 pthread_mutex_unlock(&w->mutex);
                 worker_poll(w);
         }
 }
 
-size_t worker_n_pending(const struct worker *w)
+size_t worker_n_pending(struct worker *w)
 {
-        return w->n_pending;
+        size_t n;
+
+        pthread_mutex_lock(&w->mutex);
+        n = w->n_pending;
+        pthread_mutex_unlock(&w->mutex);
+        return n;
 }

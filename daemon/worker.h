@@ -1,38 +1,64 @@
-/* A worker: one thread that makes the slow calls of one device, in order.
+/* A worker makes the slow calls of one device, on one or more threads.
  *
- * The loop submits a job and goes on; the worker runs it and wakes the loop,
- * which then calls worker_poll() to have the job's done() run on its own
- * thread. So nothing outside of run() is ever touched by two threads.
+ * The loop submits a job and goes on; a thread runs it and wakes the loop, which then calls
+ * worker_poll() to have the job's done() run on its own thread. So nothing outside of run() is
+ * ever touched by two threads.
  *
- * Invariant: every job submitted is run once and then done once, in order.
+ * A job belongs to a lane. The jobs of a lane run one at a time, in order, and lanes take turns:
+ * the next turn is for the lane that has used the least time. A job that sets goes_on in run() is
+ * run again in a later turn of its lane. So work in small pieces delays other lanes by no more
+ * than their share and one piece.
+ *
+ * Lanes are of two classes, each with turns of its own: lanes that requests wait for, and others,
+ * which have at most a fifth of the time while both have jobs.
+ *
+ * Invariant: every job submitted is run until it does not go on, and then done once; in the order
+ * of submission within a lane.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_WORKER_H
 #define BFCD_WORKER_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+/* Embedded in what its jobs are about, which may be freed when they are done. All zero: a new one
+ * that no request waits for. */
+struct worker_lane {
+        bool is_waited_for; /* set before the first job */
+        /* The rest is the worker's. */
+        struct worker_job *first, *last;
+        uint64_t used; /* of the thread's time */
+        bool is_running;
+        TAILQ_ENTRY(worker_lane) link;
+};
 
 /* Embedded in what the job is about; owned by the submitter, who may free it in
  * done(). */
 struct worker_job {
         void (*run)(struct worker_job *job);  /* on the worker */
         void (*done)(struct worker_job *job); /* inside worker_poll() */
-        struct worker_job *next;              /* the worker's */
+        struct worker_lane *lane;             /* NULL: the worker's own, that no request waits for */
+        bool goes_on;            /* set by run(): it is to be run again; the worker clears it before */
+        struct worker_job *next; /* the worker's */
 };
 
 struct worker;
 
-/* Starts the thread. notify (may be NULL) is called on the worker's thread
+/* Starts the threads. notify (may be NULL) is called on a worker's thread
  * after each job: it must only wake the loop. */
-int worker_new(void (*notify)(void *userdata), void *userdata, struct worker **ret);
+int worker_new(unsigned n_threads, void (*notify)(void *userdata), void *userdata, struct worker **ret);
 
-/* A worker without a thread: jobs run inside worker_poll(), one a call. For
- * tests and fuzzers, which so decide when a device answers. */
+/* A worker without a thread: jobs run inside worker_poll(), one a call, from its begin to its end. Turns are
+ * counted, not timed. For tests and fuzzers, which so decide when a device answers. */
 int worker_new_inline(struct worker **ret);
 
-/* Drains, ends the thread. Takes NULL. */
+/* Drains, ends the threads. Takes NULL. */
 struct worker *worker_free(struct worker *w);
 
+/* From any thread. */
 void worker_submit(struct worker *w, struct worker_job *job);
 
 /* Calls done() of every job that has run; returns how many. */
@@ -42,6 +68,6 @@ size_t worker_poll(struct worker *w);
 void worker_drain(struct worker *w);
 
 /* Jobs submitted and not done. */
-size_t worker_n_pending(const struct worker *w);
+size_t worker_n_pending(struct worker *w);
 
 #endif

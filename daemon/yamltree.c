@@ -244,16 +244,19 @@ static struct yamltree_node *root_to_head(struct builder *b)
 int yamltree_parse(const char *file, const char *text, size_t n_bytes, yamltree_report report, void *userdata,
                    struct yamltree_node **ret)
 {
-        struct builder b = {
-                .file = file, .text = text, .n_bytes = n_bytes, .report = report, .userdata = userdata
-        };
+        size_t n_mark = n_bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+        struct builder b = { .file = file,
+                             .text = text + n_mark, /* some editors write a byte order mark */
+                             .n_bytes = n_bytes - n_mark,
+                             .report = report,
+                             .userdata = userdata };
         yaml_parser_t parser;
         int r;
 
         if (!yaml_parser_initialize(&parser))
                 return -ENOMEM;
         yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
-        yaml_parser_set_input_string(&parser, (const unsigned char *)text, n_bytes);
+        yaml_parser_set_input_string(&parser, (const unsigned char *)b.text, b.n_bytes);
         r = run(&b, &parser);
         yaml_parser_delete(&parser);
         if (r < 0) {

@@ -9,12 +9,11 @@
  *
  * The driver does not say who still has an extent mapped. What it says is how
  * much of the device is free, so destroy() looks before and after, and memory
- * that does not show up is held by a fugitive: escaped. Others use the device as
- * well, so this can err, in both directions: what another process takes in these
- * microseconds looks like an escape (a new context is the largest such thing),
- * and what another process frees hides one. A first look that is short is
- * repeated for a while, since memory may return late. All of a device's tenants
- * wait meanwhile, so there is a bound to it, see wait_for_return().
+ * that does not show up is unreclaimed. Other processes take and free memory in
+ * the same moments, above all by their contexts; wait_for_return() says what is
+ * evidence nevertheless. A first look that is short is repeated for a while,
+ * since memory may return late. All of a device's tenants wait meanwhile, so
+ * there is a bound to it.
  *
  * One call at a time: two at once would disturb each other's look. A device that
  * was lost once stays lost, and is left alone until it is closed and opened again.
@@ -38,10 +37,13 @@
 #include "device/cuda_driver.h"
 #include "device/cuda_open.h"
 
-#define PIECE           (UINT64_C(2) << 20) /* in which a driver shares out legacy memory */
-#define LOOKS           7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
-#define PATIENCE_MS     100                 /* so much waiting in a period */
-#define PATIENCE_PERIOD 1000                /* ms */
+#define PIECE       (UINT64_C(2) << 20) /* in which a driver shares out legacy memory */
+#define LOOKS       7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
+#define LOOKS_SMALL 8                   /* 32 ms more before another one */
+#define MAX_CONTEXTS                                                                                         \
+        (UINT64_C(1) << 30)  /* others may take so much at a time; a context has 555 MiB at most */
+#define PATIENCE_MS     100  /* so much waiting in a period */
+#define PATIENCE_PERIOD 1000 /* ms */
 #define N_SHARES        2
 
 /* For memory that returns late. */
@@ -247,12 +249,13 @@ static int cuda_make_locked(struct cuda_device *d, enum device_share share, uint
         return r;
 }
 
-static int cuda_make(struct device *device, enum device_share share, uint64_t n_bytes,
-                     struct device_extent *ret)
+static int cuda_make(struct device *device, const struct device_supply *supply, enum device_share share,
+                     uint64_t n_bytes, struct device_extent *ret)
 {
         struct cuda_device *d = (struct cuda_device *)device;
         int r;
 
+        (void)supply;
         if (n_bytes == 0 || n_bytes % d->granularity != 0 || n_bytes > SIZE_MAX / 2)
                 return -EINVAL;
         if (share == DEVICE_SHARE_FD ? !d->shares_fds : share != DEVICE_SHARE_CUDA_IPC)
@@ -358,11 +361,16 @@ static int give_back_once(struct cuda_device *d, const struct device_extent *e)
                     e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
 }
 
-/* Tried twice: what is not given back now never is. */
+/* Tried twice: what is not given back now never is. What cannot be cleared is given back all the
+ * same: this daemon gives it to no other tenant. */
 static int give_back(struct cuda_device *d, struct device_extent *e)
 {
         int r;
 
+        if (e->clears && e->share == DEVICE_SHARE_FD)
+                (void)zero_by_handle(d, e->native, e->n_bytes);
+        else if (e->clears)
+                (void)zero(d, e->native, e->n_bytes);
         if (e->fd >= 0)
                 close(e->fd);
         e->fd = -1;
@@ -395,27 +403,39 @@ static bool wait_ms(struct patience *p, int64_t ms)
         return true;
 }
 
-/* -EBUSY: not all of it is there after a while.
+/* An extent comes back whole or not at all. So it came back when the free bytes rose by half of it
+ * above their lowest since before. Unreclaimed memory changes them by nothing. Where they did change,
+ * but by too little, other processes were at work: that proves nothing of an extent that is no larger
+ * than what they take, and it counts as returned. A larger one counts as unreclaimed.
  *
- * Who keeps hundreds of extents must not hold up everybody's growth for each of
- * them. So once memory has not come back, the next looks do not wait until one
- * finds its memory at once, and all waiting of a period has an end. That trades
- * the other error: memory that returns late, after an escape or after many that
- * were late, is taken to have escaped too. */
+ * -EBUSY: unreclaimed. A client that keeps hundreds of extents must not hold up everybody's growth for
+ * each of them. So once memory has not come back, the next looks do not wait until one finds its memory
+ * at once, and the waiting in a period is bounded. The price: memory that returns late, after
+ * unreclaimed memory or after many late returns, counts as unreclaimed too. */
 static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64_t n_bytes)
 {
-        uint64_t n_free, n_total;
+        const bool is_small = n_bytes <= MAX_CONTEXTS;
+        uint64_t n_free, n_total, lowest = n_free_before;
+        bool has_changed = false;
         int r, n_looks = 0;
 
         do {
                 r = cuda_bytes(d, &n_free, &n_total);
                 if (r == -ENODEV)
                         return r;
-                if (r == 0 && n_free >= n_free_before && n_free - n_free_before >= n_bytes) {
+                if (r == 0 && n_free >= lowest && n_free - lowest >= n_bytes / 2) {
                         d->patience.gave_up = false;
                         return 0;
                 }
-        } while (++n_looks < LOOKS && wait_ms(&d->patience, INT64_C(1) << (n_looks - 1)));
+                if (r == 0)
+                        has_changed = has_changed || n_free != n_free_before;
+                if (r == 0 && n_free < lowest)
+                        lowest = n_free;
+                n_looks++;
+        } while (n_looks < (is_small ? LOOKS_SMALL : LOOKS) &&
+                 wait_ms(&d->patience, INT64_C(1) << (n_looks < LOOKS ? n_looks - 1 : LOOKS - 2)));
+        if (is_small && has_changed)
+                return 0;
         d->patience.gave_up = true;
         return -EBUSY;
 }
@@ -423,7 +443,7 @@ static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64
 static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
 {
         bool looks = d->shows_returns[e->share] && !__atomic_load_n(&d->device.is_ending, __ATOMIC_RELAXED);
-        uint64_t n_free, n_total;
+        uint64_t n_free = 0, n_total = 0;
         int r = enter(d), r_look;
 
         if (r < 0 && r != -ENODEV)
@@ -593,7 +613,7 @@ static int try_share(struct cuda_device *d, enum device_share share)
 
         for (int i = 0; i < 3; i++) { /* others may disturb the look */
                 d->patience = (struct patience){ .period_ms = now_ms() };
-                r = cuda_make(&d->device, share, d->granularity, &e);
+                r = cuda_make(&d->device, NULL, share, d->granularity, &e);
                 if (r == -ENOMEM)
                         return 0;
                 if (r < 0 && r != -ENODEV && share == DEVICE_SHARE_FD && d->shares_rdma) {

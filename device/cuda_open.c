@@ -4,6 +4,7 @@
 #include "device/cuda_open.h"
 
 #include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +17,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define MPS_FOLDER "/tmp/nvidia-mps"
+#define MPS_FOLDER  "/tmp/nvidia-mps"
+#define MPS_PROCESS "nvidia-cuda-mps" /* -control and -server: the kernel keeps 15 bytes */
 
 struct cuda_id {
         const char *text;
@@ -128,7 +130,16 @@ static int prepare(const struct cuda_id *id, const struct sentence *s)
 }
 
 /* ---- MPS: its server does the work of many clients, and goes on after one has
- * died. A dead process would be no proof that its work has ended. ------------- */
+ * died. A dead process would be no proof that its work has ended.
+ *
+ * The folder may be hidden from this process (systemd's PrivateTmp), so processes are looked at, too.
+ * Any user can make such a folder, and give a process such a name: only what belongs to root or to
+ * this process's user counts. ------------------------------------------------------------------- */
+
+static bool is_trusted(const struct stat *st)
+{
+        return st->st_uid == 0 || st->st_uid == geteuid();
+}
 
 static bool socket_answers(const char *path)
 {
@@ -162,14 +173,49 @@ static bool mps_answers(void)
         static const char path[] = MPS_FOLDER "/control";
         struct stat st;
 
-        if (stat(path, &st) < 0)
+        if (lstat(MPS_FOLDER, &st) < 0 || !S_ISDIR(st.st_mode) || !is_trusted(&st))
+                return false;
+        if (lstat(path, &st) < 0 || !is_trusted(&st))
                 return false;
         return S_ISSOCK(st.st_mode) ? socket_answers(path) : S_ISFIFO(st.st_mode) && pipe_is_read(path);
+}
+
+static bool is_mps_process(int proc, const char *pid)
+{
+        char path[300], name[sizeof(MPS_PROCESS) + 1] = "";
+        struct stat st;
+        ssize_t n;
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/comm", pid);
+        fd = openat(proc, path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd < 0)
+                return false;
+        n = read(fd, name, sizeof(name) - 1);
+        close(fd);
+        return n == (ssize_t)sizeof(MPS_PROCESS) && strcmp(name, MPS_PROCESS "\n") == 0 &&
+               fstatat(proc, pid, &st, 0) == 0 && is_trusted(&st);
+}
+
+/* 0: none is seen. A /proc that hides other users' processes shows none of root's. */
+static int find_mps_process(void)
+{
+        DIR *proc = opendir("/proc");
+        const struct dirent *e;
+        int pid = 0;
+
+        while (proc && pid == 0 && (e = readdir(proc)))
+                if (isdigit((unsigned char)e->d_name[0]) && is_mps_process(dirfd(proc), e->d_name))
+                        pid = atoi(e->d_name);
+        if (proc)
+                closedir(proc);
+        return pid;
 }
 
 static int refuse_mps(const struct sentence *s)
 {
         const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+        int pid;
 
         if (folder && *folder)
                 return refuse(s, -EBUSY,
@@ -177,6 +223,10 @@ static int refuse_mps(const struct sentence *s)
         if (mps_answers())
                 return refuse(s, -EBUSY,
                               "MPS is running (" MPS_FOLDER "), and memory cannot be shared under it");
+        pid = find_mps_process();
+        if (pid != 0)
+                return refuse(s, -EBUSY, "MPS is running (process %d), and memory cannot be shared under it",
+                              pid);
         return 0;
 }
 

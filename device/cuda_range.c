@@ -9,9 +9,9 @@
  * The caller is somebody's program, with streams of its own at work and perhaps
  * one of them being captured into a graph. Our calls are of the kind that would
  * spoil a capture, so the thread tells the driver for their length that it knows
- * what it does (relaxed mode): none of them has to do with a stream. To unmap
- * what work may still touch breaks the program's context, so whatever unmaps
- * waits first, or leaves it.
+ * what it does (relaxed mode): none of them has to do with a stream. To wait for
+ * a context spoils captures in any mode. So only finish() waits, and nothing
+ * that maps or unmaps: no work touches what is unmapped, by the word of who calls.
  *
  * Invariant: the list is what is mapped, all of it inside of the range, without
  * overlaps. */
@@ -39,12 +39,14 @@ struct cuda_range {
         struct mapping *mappings;
         CUmemAccessDesc access[MAX_ACCESS_DESC]; /* this device, then its peers */
         size_t n_access;
+        bool stays; /* what is mapped, until the process ends */
 };
 
 /* ---- calls --------------------------------------------------------------- */
 
 /* To wait for a context is not legal while one of its streams is captured. Of
- * streams that wait for the default stream that can be asked without harm. */
+ * streams that wait for the default stream that can be asked without harm; who
+ * calls has asked the others that are known. */
 static CUresult wait_for_current(const struct cuda_driver *cu)
 {
         CUstreamCaptureStatus status;
@@ -105,8 +107,8 @@ static int unmap_at(struct cuda_range *c, struct mapping **at)
         CUresult result = c->share == DEVICE_SHARE_FD ? cu->cuMemUnmap(c->base + m->offset, m->n_bytes)
                                                       : cu->cuIpcCloseMemHandle(c->base);
 
-        if (result != CUDA_SUCCESS)
-                return cuda_driver_errno(result);
+        if (result != CUDA_SUCCESS) /* a broken context has it mapped until the process ends */
+                return cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
         if (c->share == DEVICE_SHARE_CUDA_IPC)
                 c->base = 0;
         *at = m->next;
@@ -122,19 +124,13 @@ static bool overlaps(const struct mapping *m, uint64_t offset, uint64_t n_bytes)
 /* Old extents in the way go as a whole: the daemon has given them up. */
 static int clear_way(struct cuda_range *c, uint64_t offset, uint64_t n_bytes)
 {
-        bool is_finished = false;
         int r = 0;
 
         for (struct mapping **at = &c->mappings; *at && r == 0;) {
-                if (!overlaps(*at, offset, n_bytes)) {
-                        at = &(*at)->next;
-                        continue;
-                }
-                if (!is_finished)
-                        r = finish_entered(c);
-                is_finished = true;
-                if (r == 0)
+                if (overlaps(*at, offset, n_bytes))
                         r = unmap_at(c, at);
+                else
+                        at = &(*at)->next;
         }
         return r;
 }
@@ -149,6 +145,31 @@ static CUresult set_access(struct cuda_range *c, CUdeviceptr at, uint64_t n_byte
         return r;
 }
 
+/* What a driver answers where it does not let this process have the memory is documented for few
+ * causes. So a number that says nothing of the process's memory or of the device is a refusal. 999
+ * says it of a lost device as well, which answers nothing else either. */
+static int open_errno(const struct cuda_driver *cu, CUresult result)
+{
+        size_t n_free, n_total;
+
+        if (result == CUDA_ERROR_UNKNOWN && cu->cuMemGetInfo_v2(&n_free, &n_total) != CUDA_SUCCESS)
+                return -ENODEV;
+        switch (result) {
+        case CUDA_ERROR_INVALID_VALUE:
+        case CUDA_ERROR_INVALID_HANDLE:
+        case CUDA_ERROR_INVALID_CONTEXT:
+        case CUDA_ERROR_INVALID_DEVICE:
+        case CUDA_ERROR_MAP_FAILED:
+        case CUDA_ERROR_OPERATING_SYSTEM:
+        case CUDA_ERROR_UNKNOWN:
+                return -ENOTSUP;
+        case CUDA_ERROR_ALREADY_MAPPED:
+                return -EBUSY;
+        default:
+                return cuda_driver_errno(result);
+        }
+}
+
 /* The mapping keeps the memory: the handle is not needed after it. */
 static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_extent *extent)
 {
@@ -161,7 +182,7 @@ static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_ext
         result = cu->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)extent->fd,
                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
         if (result != CUDA_SUCCESS)
-                return cuda_driver_errno(result);
+                return open_errno(cu, result);
         r = clear_way(c, offset, extent->n_bytes);
         if (r == 0)
                 r = cuda_driver_errno(cu->cuMemMap(at, extent->n_bytes, 0, handle, 0));
@@ -169,7 +190,7 @@ static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_ext
                 cu->cuMemRelease(handle); /* one that stays would keep the memory when all is unmapped */
         if (r < 0)
                 return r;
-        r = cuda_driver_errno(set_access(c, at, extent->n_bytes));
+        r = open_errno(cu, set_access(c, at, extent->n_bytes));
         if (r < 0)
                 cu->cuMemUnmap(at, extent->n_bytes);
         return r;
@@ -193,12 +214,8 @@ static int map_handle(struct cuda_range *c, const struct device_extent *extent)
                 return r;
         memcpy(&handle, extent->handle, sizeof(handle));
         result = cu->cuIpcOpenMemHandle_v2(&at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-        if (result == CUDA_ERROR_INVALID_CONTEXT)
-                return -ENOTSUP;
-        if (result == CUDA_ERROR_ALREADY_MAPPED)
-                return -EBUSY;
         if (result != CUDA_SUCCESS)
-                return cuda_driver_errno(result);
+                return open_errno(cu, result);
         result = cu->cuMemGetAddressRange_v2(&base, &n_whole, at);
         if (result != CUDA_SUCCESS || base != at || n_whole != extent->n_bytes) {
                 cu->cuIpcCloseMemHandle(at);
@@ -329,22 +346,23 @@ static int cuda_range_write(struct device_range *r, uint64_t offset, const void 
 
 /* ---- the end ------------------------------------------------------------- */
 
-/* Where nobody can wait for the work (a capture is under way), its memory stays
- * mapped until the process ends: to take it away would break the program. */
 static void unmap_everything(struct cuda_range *c)
 {
         struct cuda_mode mode;
 
-        if (cuda_context_visit(&c->context, &mode) < 0)
+        if (c->stays || cuda_context_visit(&c->context, &mode) < 0)
                 return;
-        if (!c->mappings || finish_entered(c) != -EBUSY) {
-                for (struct mapping **at = &c->mappings; *at;)
-                        if (unmap_at(c, at) < 0)
-                                at = &(*at)->next;
-                if (!c->mappings && c->share == DEVICE_SHARE_FD && c->base)
-                        c->context.cu->cuMemAddressFree(c->base, c->n_bytes);
-        }
+        for (struct mapping **at = &c->mappings; *at;)
+                if (unmap_at(c, at) < 0)
+                        at = &(*at)->next;
+        if (!c->mappings && c->share == DEVICE_SHARE_FD && c->base)
+                c->context.cu->cuMemAddressFree(c->base, c->n_bytes);
         cuda_context_depart(&c->context, &mode);
+}
+
+static void cuda_range_leave(struct device_range *r)
+{
+        ((struct cuda_range *)r)->stays = true;
 }
 
 static struct device_range *cuda_range_free(struct device_range *r)
@@ -370,6 +388,7 @@ static void *cuda_range_base(const struct device_range *r)
 static const struct device_range_ops cuda_range_ops = {
         .name = "cuda",
         .free = cuda_range_free,
+        .leave = cuda_range_leave,
         .base = cuda_range_base,
         .map = cuda_range_map,
         .unmap = cuda_range_unmap,

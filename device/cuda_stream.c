@@ -2,15 +2,19 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * An event is made in the device's primary context, which the runtime API's streams
- * belong to; a stream of another device, or of another context, is none of ours and
- * refused by the driver. As in cuda_range.c the thread is in relaxed capture mode
+ * A stream takes events of its own context only. That is the device's primary context
+ * for the runtime API's streams; those of green contexts have others. A stream of
+ * another device is none of ours and refused. As in cuda_range.c the thread is in relaxed capture mode
  * meanwhile, in which a driver lets events be made and asked beside a capture.
  *
  * A stream that is being captured has no work: what it is given becomes a graph, which
  * runs later, or never. An event recorded there would become a part of the graph and could
  * never be asked (907). So the stream is asked first; where a capture begins between the
- * two, the query finds out. */
+ * two, the query finds out.
+ *
+ * A stream that was destroyed is answered 400 or 709, and then its work may go on:
+ * so 709 says nothing about the context here. One that is broken answers something
+ * else, and one that is gone cannot be entered. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -24,6 +28,7 @@ struct cuda_streams {
 
 struct device_event {
         CUevent event;
+        CUcontext context; /* in which it was made */
 };
 
 /* What nobody expects says nothing about the work, so it is no -EIO. */
@@ -31,6 +36,8 @@ static int stream_errno(CUresult result)
 {
         int r = cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
 
+        if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
+                return -EINVAL;
         if (result == CUDA_ERROR_NOT_READY)
                 return DEVICE_PENDING;
         if (result == CUDA_ERROR_CAPTURED_EVENT)
@@ -58,14 +65,18 @@ static int is_captured(const struct cuda_streams *c, uintptr_t stream)
         return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-static int record(const struct cuda_streams *c, uintptr_t stream, struct device_event *event)
+/* An event that was made in another context is of no use in this one. */
+static int record_here(const struct cuda_streams *c, CUcontext context, uintptr_t stream,
+                       struct device_event *event)
 {
         const struct cuda_driver *cu = c->context.cu;
         CUresult result = CUDA_SUCCESS;
-        int r = is_captured(c, stream);
+        int r;
 
-        if (r != 0)
-                return r < 0 ? r : -EBUSY;
+        if (event->event && event->context != context) {
+                cu->cuEventDestroy_v2(event->event);
+                event->event = NULL;
+        }
         if (!event->event)
                 result = cu->cuEventCreate(&event->event, CU_EVENT_DISABLE_TIMING);
         if (result != CUDA_SUCCESS) {
@@ -73,7 +84,43 @@ static int record(const struct cuda_streams *c, uintptr_t stream, struct device_
                 r = stream_errno(result);
                 return r == -EINVAL ? -EAGAIN : r;
         }
+        event->context = context;
         return stream_errno(cu->cuEventRecord(event->event, handle_of(stream)));
+}
+
+/* In the context of the stream, which must be of this device. */
+static int record_there(const struct cuda_streams *c, CUcontext context, uintptr_t stream,
+                        struct device_event *event)
+{
+        const struct cuda_driver *cu = c->context.cu;
+        CUresult result = cu->cuCtxPushCurrent_v2(context);
+        CUcontext top;
+        CUdevice device;
+        int r;
+
+        if (result != CUDA_SUCCESS)
+                return stream_errno(result);
+        result = cu->cuCtxGetDevice(&device);
+        r = stream_errno(result);
+        if (r == 0)
+                r = device == c->context.device ? record_here(c, context, stream, event) : -EINVAL;
+        cu->cuCtxPopCurrent_v2(&top);
+        return r;
+}
+
+static int record(const struct cuda_streams *c, uintptr_t stream, struct device_event *event)
+{
+        CUcontext context = c->context.context;
+        int r = is_captured(c, stream);
+
+        if (r != 0)
+                return r < 0 ? r : -EBUSY;
+        if (stream > DEVICE_STREAM_PER_THREAD) /* else the current context's */
+                r = stream_errno(c->context.cu->cuStreamGetCtx(handle_of(stream), &context));
+        if (r != 0)
+                return r;
+        return context == c->context.context ? record_here(c, context, stream, event)
+                                             : record_there(c, context, stream, event);
 }
 
 /* ---- the table's functions ------------------------------------------------ */

@@ -3,7 +3,20 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "device/device.h"
 
+#include <fcntl.h>
+#include <string.h>
+
 #include "device/backend.h"
+
+int device_lend(struct device *d, const struct device_extent *e)
+{
+        int fd;
+
+        if (d->ops->lend)
+                return d->ops->lend(d, e);
+        fd = fcntl(e->fd, F_DUPFD_CLOEXEC, 3);
+        return fd < 0 ? -errno : fd;
+}
 
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret)
 {
@@ -13,4 +26,14 @@ int device_range_new(const struct device_view *view, uint64_t n_bytes, struct de
 int device_streams_new(const struct device_view *view, struct device_streams **ret)
 {
         return view->is_cuda ? cuda_streams_new(view, ret) : host_streams_new(ret);
+}
+
+const char *device_error(int error)
+{
+        if (error == -ENOBUFS)
+                return "a memory limit of the daemon's control group (memory.max, memory.high) leaves no room; "
+                       "raise MemoryMax= of the service, or make the device smaller";
+        if (error == -ENOSPC)
+                return "no more pages of 2 MiB are reserved for huge_pages: 2MiB; raise vm.nr_hugepages";
+        return strerror(-error);
 }

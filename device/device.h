@@ -27,6 +27,20 @@ enum device_share {
         DEVICE_SHARE_CUDA_IPC, /* by a cudaIpcMemHandle_t; the driver chooses where it opens */
 };
 
+/* Which pages host memory is made of. */
+enum device_pages {
+        DEVICE_PAGES_AUTO,     /* of 2 MiB where the kernel has them, else of 4 KiB */
+        DEVICE_PAGES_RESERVED, /* of 2 MiB, from those that the operator reserved for hugetlbfs */
+        DEVICE_PAGES_SMALL,    /* of 4 KiB */
+};
+
+/* How memory of the host is made; a GPU has no choice. */
+struct device_supply {
+        enum device_pages pages;
+        bool is_bound; /* to this NUMA node */
+        uint32_t node;
+};
+
 #define DEVICE_HANDLE_BYTES 64u
 #define DEVICE_UUID_BYTES   16u
 
@@ -37,7 +51,9 @@ struct device_extent {
         enum device_share share;
         uint8_t handle[DEVICE_HANDLE_BYTES]; /* DEVICE_SHARE_CUDA_IPC */
         uint64_t n_bytes;
-        uint64_t native; /* the backend's own name for the memory */
+        uint64_t native;     /* the backend's own name for the memory */
+        uint64_t huge_bytes; /* host: so much was made in pages of 2 MiB */
+        bool clears;         /* destroy() zeroes it before it gives it back, where the device may not do so */
 };
 #define DEVICE_EXTENT_EMPTY ((struct device_extent){ .fd = -1 })
 
@@ -58,8 +74,10 @@ struct device_ops {
         /* Makes an extent with memory behind every byte, zeroed, to be shared in
          * that way. -ENOMEM (the machine has no more), -EMFILE, -EINVAL (size),
          * -ENOTSUP (cannot share so), -ENODEV (the device is lost), -EIO (what nobody
-         * expects of it). */
-        int (*make)(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret);
+         * expects of it), -ENOBUFS (a memory limit of the daemon's control group), -ENOSPC (no reserved
+         * pages of 2 MiB). */
+        int (*make)(struct device *d, const struct device_supply *supply, enum device_share share,
+                    uint64_t n_bytes, struct device_extent *ret);
         /* Gives the memory back and closes. *e is empty afterwards whatever is
          * returned; an error says that memory may not have come back (-ENODEV:
          * the device is lost; -EBUSY: somebody still holds it, so it escaped). */
@@ -69,6 +87,13 @@ struct device_ops {
          * size, or another device's. -ENODEV, -ENOMEM, -EIO. NULL: an fd alone does not keep
          * this device's memory. */
         int (*adopt)(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret);
+        /* An fd of an extent (DEVICE_SHARE_FD) for another process, which the caller closes.
+         * NULL: a duplicate of the extent's own. -EMFILE, -ENFILE, -ENOMEM. */
+        int (*lend)(struct device *d, const struct device_extent *e);
+        /* Whether no process has the extent open or mapped any more but by what this one keeps: a fact
+         * of the kernel, whatever processes do. False also where that cannot be known. Waits for nothing,
+         * so it may be called on an event loop. NULL: it can never be known. */
+        bool (*is_alone)(struct device *d, const struct device_extent *e);
         int (*facts)(struct device *d, struct device_facts *ret); /* -ENODEV */
         /* How many bytes are in use and in no extent: what escaped and is still held
          * is among them, so it is not more. May be NULL. -ENODEV, -EIO. */
@@ -89,13 +114,22 @@ struct device {
         /* destroy() takes the memory also from those who still have it mapped. If
          * not, nobody may have it mapped any more when destroy() is called. */
         bool empties_mappings;
+        /* make() takes memory that the kernel charges to this process: it may be killed for it. */
+        bool charges_process;
         /* Set where the process ends, which gives everything back: destroy() need
          * not find out what escaped, for that takes time. Atomic: any thread. */
         bool is_ending;
 };
 
-/* The host-memory device: sealed memfds filled by fallocate(). */
+/* What an error of make() means, for people. */
+const char *device_error(int error);
+
+/* The host-memory device: sealed memfds with a page behind every byte. */
 int device_host_new(struct device **ret);
+
+/* What this machine lacks to make n_bytes so; see device/host_pages.h. */
+int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause,
+                      size_t n_clause);
 
 /* A GPU by the config's id: "cuda:0", "GPU-<uuid>", "MIG-<uuid>". Loads the
  * driver at the first call, which sets environment variables: not beside other
@@ -112,10 +146,17 @@ static inline uint64_t device_granularity(const struct device *d)
 {
         return d->ops->granularity(d);
 }
+static inline int device_make_of(struct device *d, const struct device_supply *supply,
+                                 enum device_share share, uint64_t n_bytes, struct device_extent *ret)
+{
+        return d->ops->make(d, supply, share, n_bytes, ret);
+}
 static inline int device_make(struct device *d, enum device_share share, uint64_t n_bytes,
                               struct device_extent *ret)
 {
-        return d->ops->make(d, share, n_bytes, ret);
+        static const struct device_supply any = { .pages = DEVICE_PAGES_AUTO };
+
+        return device_make_of(d, &any, share, n_bytes, ret);
 }
 static inline int device_destroy(struct device *d, struct device_extent *e)
 {
@@ -124,6 +165,11 @@ static inline int device_destroy(struct device *d, struct device_extent *e)
 static inline int device_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
 {
         return d->ops->adopt ? d->ops->adopt(d, fd, n_bytes, ret) : -ENOTSUP;
+}
+int device_lend(struct device *d, const struct device_extent *e);
+static inline bool device_is_alone(struct device *d, const struct device_extent *e)
+{
+        return d->ops->is_alone && d->ops->is_alone(d, e);
 }
 static inline int device_others(struct device *d, uint64_t *ret_bytes)
 {
@@ -160,26 +206,32 @@ struct device_range; /* address space of one region */
 
 struct device_range_ops {
         const char *name;
-        struct device_range *(*free)(struct device_range *r); /* unmaps everything */
+        /* Unmaps everything. Waits for no work, which finish() does before, where there can be some. */
+        struct device_range *(*free)(struct device_range *r);
+        /* What is mapped stays so until the process ends, also after free(): for who cannot know that no
+         * work goes on there. NULL: there is no work that free() could disturb. */
+        void (*leave)(struct device_range *r);
         /* Where the range begins in this process. Where the driver chooses the
          * address (DEVICE_SHARE_CUDA_IPC): NULL before the one extent is mapped. */
         void *(*base)(const struct device_range *r);
         /* Maps the extent at base + offset, over whatever was there; checks that
          * it is what it should be (size, seals). The caller keeps the extent's
          * fd. -EINVAL: outside of the range or misaligned; -EPROTO: not such an
-         * extent; -ENOMEM; -ENODEV. CUDA: -EBUSY (a stream is being captured and
-         * something was mapped there, or an older extent of the same address is
-         * still open: later); -ENOTSUP (no handle that this process can open: it
-         * made it itself, or who made it is in another PID namespace, or gone);
-         * -EIO. */
+         * extent; -ENOMEM; -ENODEV. No work may touch what was there. CUDA: -EBUSY (an older
+         * extent of the same address is still open: later); -ENOTSUP (the driver does not open it for this
+         * process: it made it itself, it is of another user or PID namespace, or
+         * the process that made it is gone); -EIO. */
         int (*map)(struct device_range *r, uint64_t offset, const struct device_extent *extent);
         /* Takes away what map() put at exactly this place; the addresses stay
          * reserved. Waits for no work: finish() does. -EINVAL: nothing was mapped
-         * so. */
+         * so. -EIO: this process's context is broken, so it stays mapped. -EBUSY: the driver refuses beside
+         * a capture. */
         int (*unmap)(struct device_range *r, uint64_t offset, uint64_t n_bytes);
         /* Waits until no work that this process gave to the device, or to another
          * that reaches its memory, can touch the range any more. -EBUSY: that cannot be known now, because a stream is
-         * being captured into a graph (the capture goes on): later. -ENODEV: the
+         * being captured into a graph (the capture goes on): later. Only of streams that wait for the
+         * default stream that is seen here. The capture of any other is spoilt by this: who calls has asked
+         * those that it knows before. -ENODEV: the
          * device is lost. -EIO: this process's context is broken; the device goes on.
          * In both cases no work of this process does. Another thread may
          * map and unmap meanwhile. */
@@ -198,7 +250,8 @@ struct device_range {
         const struct device_range_ops *ops;
 };
 
-/* Reserves address space without memory; a forked child does not inherit it.
+/* Reserves address space without memory. A forked child inherits a host range and what is mapped in
+ * it, and of a GPU's memory nothing.
  * -EINVAL (size), -ENOMEM, -ENODEV (this process does not see the device). */
 int device_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 
@@ -209,6 +262,11 @@ int device_cuda_ordinal_uuid(int ordinal, uint8_t ret[static DEVICE_UUID_BYTES])
 static inline struct device_range *device_range_free(struct device_range *r)
 {
         return r ? r->ops->free(r) : NULL;
+}
+static inline void device_range_leave(struct device_range *r)
+{
+        if (r->ops->leave)
+                r->ops->leave(r);
 }
 static inline void *device_range_base(const struct device_range *r)
 {
@@ -260,12 +318,13 @@ struct device_streams_ops {
          * failure, if not NULL. -EBUSY: the stream is being captured, so its work is none yet:
          * later. -EINVAL: no stream of this device. -ENOMEM, -EAGAIN: the driver could not:
          * later. -ENODEV: the device is lost. -EIO: this process's context is broken. In both
-         * cases no work of this process goes on. */
+         * cases no work of this process goes on. A stream that was destroyed is -EINVAL, or ends the
+         * process: it is not to be named here. */
         int (*record)(struct device_streams *d, uintptr_t stream, struct device_event **event);
         /* 0: all work up to there is done. DEVICE_PENDING. -EBUSY: a capture forbids to ask:
          * later. -ESTALE: the stream was being captured when it was recorded, so it is to be
-         * recorded once more. -EAGAIN, -ENODEV, -EIO as record(). The stream itself is not
-         * touched: it may be gone. */
+         * recorded once more. -EINVAL: the driver knows it no more. -EAGAIN, -ENODEV, -EIO as record(). The
+         * stream itself is not touched: it may be gone. */
         int (*query)(struct device_streams *d, struct device_event *event);
         struct device_event *(*forget)(struct device_streams *d, struct device_event *event); /* takes NULL */
 };

@@ -12,13 +12,14 @@
  *
  * The client's end reserves a region's addresses with PROT_NONE and maps
  * extents over them with MAP_FIXED. Invariant: whatever lies between base and
- * base + n_bytes was mapped by this range, and no child inherits any of it. */
+ * base + n_bytes was mapped by this range. A forked child inherits all of it: a
+ * range that it did not inherit would be a hole there, in which the next mapping
+ * could be placed. */
 #include "device/device.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/memfd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -26,13 +27,12 @@
 #include <unistd.h>
 
 #include "device/backend.h"
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
+#include "device/host_free.h"
+#include "device/host_pages.h"
+#include "device/host_punch.h"
+#include "proto/memfd.h"
 
 #define HOST_GRANULARITY (UINT64_C(2) << 20)
-#define HOST_STEP        (UINT64_C(16) << 20)
 #define HOST_SEALS       (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
 
 /* ---- the daemon's end ---------------------------------------------------- */
@@ -53,85 +53,65 @@ static uint64_t host_granularity(const struct device *d)
         return HOST_GRANULARITY;
 }
 
-/* In steps, because a signal undoes what one call has done so far: with a timer
- * ticking, gigabytes in one call might never come to their end. */
-static int fallocate_whole(int fd, int mode, uint64_t n_bytes)
-{
-        for (uint64_t at = 0; at < n_bytes;) {
-                uint64_t n = n_bytes - at < HOST_STEP ? n_bytes - at : HOST_STEP;
-
-                if (fallocate(fd, mode, (off_t)at, (off_t)n) == 0)
-                        at += n;
-                else if (errno != EINTR)
-                        return -errno;
-        }
-        return 0;
-}
-
-static int host_memfd(void)
-{
-        int fd = memfd_create("bfcd-extent", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-
-        if (fd < 0 && errno == EINVAL) /* before Linux 6.3 */
-                fd = memfd_create("bfcd-extent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        return fd < 0 ? -errno : fd;
-}
-
-static int host_fill_and_seal(int fd, uint64_t n_bytes)
+static int host_fill_and_seal(int fd, uint64_t n_bytes, const struct device_supply *supply,
+                              uint64_t *ret_huge_bytes)
 {
         int r;
 
         if (ftruncate(fd, (off_t)n_bytes) < 0)
                 return -errno;
-        r = fallocate_whole(fd, 0, n_bytes);
-        if (r == -ENOSPC)
-                return -ENOMEM;
+        r = host_pages_fill(fd, n_bytes, supply, ret_huge_bytes);
         if (r < 0)
                 return r;
         return fcntl(fd, F_ADD_SEALS, HOST_SEALS) < 0 ? -errno : 0;
 }
 
-/* The kernel promises shared memory that it does not have, and then kills somebody:
- * perhaps this daemon. So ask first. Unknown: as much as you like. */
-static uint64_t host_bytes_available(void)
+/* The kernel keeps reserved pages for nothing else, and kills no process for want of them. */
+static int host_begin(const struct device_supply *supply, uint64_t n_bytes)
 {
-        char text[512];
-        const char *found;
-        ssize_t n = -1;
-        int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-
-        if (fd >= 0) {
-                n = read(fd, text, sizeof(text) - 1);
-                close(fd);
-        }
-        if (n < 0)
-                return UINT64_MAX;
-        text[n] = '\0';
-        found = strstr(text, "MemAvailable:");
-        return found ? strtoull(found + strlen("MemAvailable:"), NULL, 10) * 1024 : UINT64_MAX;
+        if (supply->pages == DEVICE_PAGES_RESERVED)
+                return 0;
+        return host_free_begin(supply->is_bound ? &supply->node : NULL, n_bytes);
 }
 
-static int host_make(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret)
+static void host_end(const struct device_supply *supply, uint64_t n_bytes)
 {
-        int fd, r;
+        if (supply->pages != DEVICE_PAGES_RESERVED)
+                host_free_end(n_bytes);
+}
+
+static int host_make_extent(const struct device_supply *supply, uint64_t n_bytes, struct device_extent *ret)
+{
+        uint64_t huge_bytes = 0;
+        int fd = host_pages_open(supply), r;
+
+        if (fd < 0)
+                return fd;
+        r = host_fill_and_seal(fd, n_bytes, supply, &huge_bytes);
+        if (r < 0) {
+                close(fd); /* the only reference: the pages go with it */
+                return r == -EFBIG ? -ENOMEM : r;
+        }
+        *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes, .huge_bytes = huge_bytes };
+        return 0;
+}
+
+static int host_make(struct device *d, const struct device_supply *supply, enum device_share share,
+                     uint64_t n_bytes, struct device_extent *ret)
+{
+        int r;
 
         (void)d;
         if (share != DEVICE_SHARE_FD)
                 return -ENOTSUP;
         if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || n_bytes > INT64_MAX)
                 return -EINVAL;
-        if (n_bytes > host_bytes_available())
-                return -ENOMEM;
-        fd = host_memfd();
-        if (fd < 0)
-                return fd;
-        r = host_fill_and_seal(fd, n_bytes);
-        if (r < 0) {
-                close(fd); /* the only reference: the pages go with it */
-                return r == -EFBIG ? -ENOMEM : r;
-        }
-        *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes };
-        return 0;
+        r = host_begin(supply, n_bytes);
+        if (r < 0)
+                return r;
+        r = host_make_extent(supply, n_bytes, ret);
+        host_end(supply, n_bytes);
+        return r;
 }
 
 static int host_destroy(struct device *d, struct device_extent *e)
@@ -141,30 +121,45 @@ static int host_destroy(struct device *d, struct device_extent *e)
         (void)d;
         if (e->fd < 0)
                 return 0;
-        r = fallocate_whole(e->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, e->n_bytes);
+        r = host_punch_whole(e->fd, e->n_bytes);
         close(e->fd);
         *e = DEVICE_EXTENT_EMPTY;
         return r;
 }
 
+/* A client may hold the lock of the inode, for which fstat() waits on some kernels. Seals and the
+ * end of the file are read without it. */
 static int host_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
 {
         int seals = fcntl(fd, F_GET_SEALS);
-        struct stat st;
+        off_t end;
 
         (void)d;
-        if (seals < 0 || (seals & HOST_SEALS) != HOST_SEALS || fstat(fd, &st) < 0)
+        if (seals < 0 || (seals & HOST_SEALS) != HOST_SEALS)
                 return -EPROTO;
-        if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || (uint64_t)st.st_size != n_bytes)
+        end = lseek(fd, 0, SEEK_END);
+        if (n_bytes == 0 || n_bytes % HOST_GRANULARITY != 0 || end < 0 || (uint64_t)end != n_bytes)
                 return -EPROTO;
         *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes };
         return 0;
 }
 
+static int host_lend(struct device *d, const struct device_extent *e)
+{
+        (void)d;
+        return memfd_lend(e->fd, O_RDWR);
+}
+
+static bool host_is_alone(struct device *d, const struct device_extent *e)
+{
+        (void)d;
+        return e->fd >= 0 && memfd_is_alone(e->fd);
+}
+
 static int host_facts(struct device *d, struct device_facts *ret)
 {
         (void)d;
-        *ret = (struct device_facts){ .name = "host memory", .bytes_free = host_bytes_available() };
+        *ret = (struct device_facts){ .name = "host memory", .bytes_free = host_free_bytes() };
         return 0;
 }
 
@@ -175,6 +170,8 @@ static const struct device_ops host_ops = {
         .make = host_make,
         .destroy = host_destroy,
         .adopt = host_adopt,
+        .lend = host_lend,
+        .is_alone = host_is_alone,
         .facts = host_facts,
 };
 
@@ -184,9 +181,14 @@ int device_host_new(struct device **ret)
 
         if (!h)
                 return -ENOMEM;
-        h->device = (struct device){ .ops = &host_ops, .empties_mappings = true };
+        h->device = (struct device){ .ops = &host_ops, .empties_mappings = true, .charges_process = true };
         *ret = &h->device;
         return 0;
+}
+
+int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause, size_t n_clause)
+{
+        return host_pages_check(supply, n_bytes, ret_clause, n_clause);
 }
 
 /* ---- the client's end ---------------------------------------------------- */
@@ -226,17 +228,13 @@ static int host_check_extent(int fd, uint64_t n_bytes)
         return st.st_size >= 0 && (uint64_t)st.st_size == n_bytes ? 0 : -EPROTO;
 }
 
-/* Addresses without memory, which no child inherits. */
+/* Addresses without memory. */
 static int host_reserve(void *hint, uint64_t n_bytes, int flags, void **ret)
 {
         void *at = mmap(hint, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
 
         if (at == MAP_FAILED)
                 return -ENOMEM;
-        if (madvise(at, n_bytes, MADV_DONTFORK) < 0) {
-                munmap(at, n_bytes);
-                return -ENOMEM;
-        }
         *ret = at;
         return 0;
 }
@@ -262,8 +260,6 @@ static int host_range_map(struct device_range *r, uint64_t offset, const struct 
         at = (char *)h->base + offset;
         if (mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
                 error = errno == EACCES || errno == EPERM || errno == ENODEV ? -EPROTO : -ENOMEM;
-        else if (madvise(at, n_bytes, MADV_DONTFORK) < 0) /* the reserved pages' word does not carry over */
-                error = -ENOMEM;
         /* A map that failed may have left a hole, which anyone could fall into. */
         if (error < 0)
                 host_reserve(at, n_bytes, MAP_FIXED, &at);
@@ -332,7 +328,9 @@ int host_range_new(uint64_t n_bytes, struct device_range **ret)
         if (!h)
                 return -ENOMEM;
         *h = (struct host_range){ .range.ops = &host_range_ops, .n_bytes = n_bytes };
-        r = host_reserve(NULL, n_bytes, 0, &h->base);
+        /* Pages of 2 MiB are mapped as such at multiples of that only. */
+        h->base = host_pages_map(-1, n_bytes);
+        r = h->base ? 0 : host_reserve(NULL, n_bytes, 0, &h->base);
         if (r < 0) {
                 free(h);
                 return r;

@@ -32,8 +32,8 @@ int main(void)
                 return failed("stats");
         printf("%llu blocks, %llu bytes at most\n", (unsigned long long)stats.num_allocs,
                (unsigned long long)stats.peak_bytes_in_use);
-        if (bfc_end_stream(client, compute) < 0) /* before it is destroyed */
-                return failed("end");
+        if (bfc_end_stream(client, compute) < 0 || bfc_end_stream(client, copy) < 0)
+                return failed("end"); /* before they are destroyed */
         bfc_disconnect(client);
         return 0;
 }

@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A client is one process's session with the daemon. Every function may be
- * called from any thread; calls on one client run side by side. A client has one
- * thread of its own, which takes no signals. Sizes are in bytes. Functions return 0 or
+ * called from any thread; calls on one client run side by side. A client has one or
+ * two threads of its own, which take no signals. Sizes are in bytes. Functions return 0 or
  * a negative errno:
  *
  *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block, more
@@ -21,14 +21,19 @@
  *                at that path; no shared block of that name (bfc_attach); no such
  *                GPU (bfc_partition_for_device)
  *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
+ *   -EINTR       a wait was interrupted (bfc_malloc_with and bfc_attach with a wait_ms): a signal
+ *                handler ran in the waiting thread, or cancel_fd is readable
  *   -ETIMEDOUT   nobody published the name in time (bfc_attach)
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
+ *   -ENOTSUP     the driver does not open the memory for this process, as another user's or in a
+ *                container; where the partition has "share: cuda-ipc", "share: fd" may help
+ *                (bfc_malloc and its kind, bfc_attach)
  *   -EBUSY       an operator drains the device, for a reset or the like: later (bfc_malloc and
  *                its kind);
- *                a CUDA stream is being captured (bfc_free, bfc_detach, bfc_pool_free,
- *                bfc_write, bfc_read, bfc_end_stream, bfc_poll);
+ *                a CUDA stream is being captured (bfc_detach, bfc_write, bfc_read,
+ *                bfc_end_stream, bfc_poll; bfc_free and bfc_pool_free where it says so);
  *                another client is recording into that file (bfc_connect)
  *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read,
  *                bfc_malloc_async), or the driver failed to wait (bfc_free, bfc_detach,
@@ -36,6 +41,8 @@
  *   -ECONNRESET  the daemon ended the session, or is gone and did not come back in time (struct
  *                bfc_options). The client's thread sees that by itself, and no cache serves anything
  *                after it; with BFC_NO_THREAD it is noticed when the daemon is next asked
+ *   -EIDRM       an operator evicted the session; bfc_last_error() has the reason. Its blocks are lost
+ *                to this process, and the client does not connect again by itself
  *   -EPROTO      the other end does not speak the protocol
  *   -ECHILD      the client belongs to the parent of this forked process
  *
@@ -64,7 +71,7 @@ struct bfc_options {
         const char *partition;     /* default: the first in which the tenant has a quota */
         const char *tenant;        /* which tenant, where the user matches several */
         const char *name;          /* what bfcctl shows; default: the program's name */
-        uint64_t flags;            /* BFC_NO_THREAD, BFC_POLL, BFC_NO_CACHE */
+        uint64_t flags;            /* BFC_NO_THREAD, BFC_POLL, BFC_NO_CACHE, BFC_INHERIT */
         const char *trace;         /* file to record into, BFC_TRACE; default, and "": none */
         uint64_t cache_idle_bytes; /* in each partition; 0: the default */
         uint64_t cache_slab_bytes; /* 0: 2 MiB */
@@ -106,6 +113,18 @@ struct bfc_options {
  * then the daemon can have memory back as from any other. With BFC_NO_THREAD the same. */
 #define BFC_POLL UINT64_C(4)
 
+/* Forked children read and write the host blocks that this client has at the time of the fork, by the
+ * parent's pointers; BFC_INHERIT=on in the environment does the same, also for bfc_default().
+ * Library calls on the client stay -ECHILD in a child. When the parent frees a block, or calls
+ * bfc_disconnect(), the library zeroes it, and children read zeros. They must not use it after that:
+ * the memory belongs to the tenant again, and the tenant's next block there is seen by them, until
+ * the daemon empties the memory for others. Memory that another tenant gets is never reached through
+ * a child's mapping. Blocks in memory that was mapped after the fork are not the child's, and a
+ * shared block (bfc_publish) is not zeroed while others may have it. Without the flag, and for all
+ * else of the client's addresses, a child finds reserved addresses: a touch is a SIGSEGV. On a GPU the
+ * flag changes nothing, since CUDA does not survive fork(). */
+#define BFC_INHERIT UINT64_C(8)
+
 /* Connects and says hello. options may be NULL. The caller owns *ret_client and
  * ends it with bfc_disconnect(). */
 int bfc_connect(const struct bfc_options *options, bfc_client **ret_client);
@@ -116,11 +135,11 @@ int bfc_connect(const struct bfc_options *options, bfc_client **ret_client);
 void bfc_disconnect(bfc_client *client);
 
 /* With BFC_POLL: does what the daemon has asked for unasked: memory that it takes back is
- * unmapped, what lies idle goes back. Where the daemon is gone, comes back to it. Waits for the daemon's answers, and on a GPU for work with
- * that memory; otherwise for nothing. Call it within a tenth of a second: who does not answer a
+ * unmapped, idle memory is returned. Where the daemon is gone, comes back to it. Waits for the daemon's answers, and
+ * otherwise for nothing. Call it within a tenth of a second: who does not answer a
  * request for idle memory in time (timeouts.reclaim of the daemon) is not waited for the next
- * time. From any thread, also beside other calls. -EBUSY: something has to wait for the end of a
- * capture, call it again soon, whatever the fd says. -EINVAL: a client without BFC_POLL. */
+ * time. From any thread, also beside other calls. -EBUSY: the driver refuses to unmap now, beside a
+ * capture: call it again soon, whatever the fd says. -EINVAL: a client without BFC_POLL. */
 int bfc_poll(bfc_client *client);
 
 /* The fd to wait on by poll(2) for POLLIN; the library's, valid until bfc_disconnect(). */
@@ -150,11 +169,21 @@ struct bfc_malloc_options {
         uint64_t flags;        /* BFC_ONE_EXTENT, BFC_WHOLE */
         uint32_t wait_ms;      /* how long it may wait for room; 10 minutes at most count */
         const char *tag;       /* what bfcctl shows of the block; at most 31 bytes, printable ASCII */
+        int cancel_fd;         /* interrupts a wait when it is readable; 0: none */
 };
 
 /* options: NULL for none. Where there is no room, and nobody gives any back at once, it waits for
  * as long as wait_ms says, and is served as soon as there is room, who has waited longer first;
- * then it is refused as without. A block with a tag or a flag is the daemon's own, never cut
+ * then it is refused as without.
+ *
+ * A signal handler that runs in the waiting thread interrupts the wait, with or without SA_RESTART: -EINTR.
+ * The request has left the daemon's queue then, and nothing was allocated. A signal that comes just before
+ * the wait begins interrupts nothing. cancel_fd closes that gap: the wait is interrupted as soon as the fd
+ * is readable, also if it was so before. Use an eventfd to which the handler writes. The library
+ * only polls it. Fd 0 cannot be used, and a negative number is -EINVAL. Calls without a wait_ms are not
+ * interrupted, nor is any call while the daemon is being restarted (struct bfc_options).
+ *
+ * A block with a tag or a flag is the daemon's own, never cut
  * from what the client has. -EINVAL also for a tag that is too long. */
 int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_options *options,
                     void **ret_ptr);
@@ -162,8 +191,9 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
 /* BFC_ONE_EXTENT: the whole block lies in one extent, one piece of memory that the
  * device shares as a whole. Some code fails on a buffer that spans several, NCCL and
  * RDMA's registration among it. In a partition with "share: cuda-ipc" every block
- * lies so. With "share: fd" the block can be as large as the partition's extents for
- * this tenant, a 256th of its limit, rounded up to 2 MiB; -EINVAL for more, with
+ * is in one extent. With "share: fd" the block can be as large as the largest extents of
+ * this tenant: a 256th of its limit or up to twice that (with a limit of 4 GiB or less, up
+ * to four times), and at least 2 MiB; -EINVAL for more, with
  * the figures in bfc_last_error(). It may cost a new extent where other blocks
  * would fill up what is left of several.
  *
@@ -172,9 +202,16 @@ int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_
 
 /* Gives a block back. ptr: as bfc_malloc() returned it; NULL does nothing.
  * -EINVAL for anything else, also for a second free. On a GPU it waits, as
- * cudaFree does, for all work that this process has given to the device; -EBUSY
- * while that cannot be known, because a stream is being captured, and -ENOMEM or
- * -EIO when the driver fails to wait: the block stays. */
+ * cudaFree does, for all work that this process has given to the device.
+ *
+ * While a stream is being captured that would spoil the capture. So the client asks first: the default
+ * stream, for all streams that wait for it, and each stream that was named in a call and has not
+ * ended. Where one is captured the block is put aside: it is no block any more, and others get its
+ * memory after the capture, when all work could be waited for (by bfc_trim(), or where memory is
+ * short). A capture of any other stream is spoilt, as by cudaFree.
+ *
+ * -EBUSY: a stream is being captured, and the block is shared, or there is no memory to put it
+ * aside. -ENOMEM, -EIO: the driver fails to wait. In all three the block stays. */
 int bfc_free(bfc_client *client, void *ptr);
 
 /* Copies n_bytes between this process's memory and a block, on whatever device it
@@ -208,7 +245,8 @@ int bfc_publish(bfc_client *client, void *ptr, const char *name);
  * that; 0: not at all). The pointer is good for all that a block's is, bfc_write() and
  * bfc_block_info() among it; it is not the same in other processes. Attached again in the same
  * process it is the same pointer, and is to be let go of once for each time. ret_n_bytes: as its
- * publisher asked for it; may be NULL. -ENOENT: there is no such name. -ETIMEDOUT: nor came
+ * publisher asked for it; may be NULL. A signal interrupts the wait as that of bfc_malloc_with().
+ * -ENOENT: there is no such name. -ETIMEDOUT: nor came
  * one in time. -EINVAL: the name. -EDQUOT: as in bfc_publish(), or too many sessions in that
  * partition. -ENODEV: it is on a device that this process does not see, or that is lost. */
 int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr, size_t *ret_n_bytes);
@@ -226,6 +264,13 @@ int bfc_detach(bfc_client *client, void *ptr);
  * (CUDA's legacy default stream, and each thread's own) are streams too. It must be a stream of
  * the partition's device, in the primary context, which the runtime API uses. On the host device
  * it is any number, and no stream has work.
+ *
+ * Ends. A stream that was named in any of these calls is to be ended by bfc_end_stream() before it is
+ * destroyed. Until then the library may ask the driver about it at any time, and a driver may
+ * answer for a destroyed stream with the end of the process. Where it answers with an error instead,
+ * blocks that the stream used are free when all work of the process on that device could be waited
+ * for, and not before. But once CUDA has given the handle to another stream, the library takes that one for
+ * the first: then two streams may have the same memory at a time.
  *
  * Captures. What a captured stream is given runs when the graph is launched: as often as that
  * may still be, its memory must not be freed. While a stream is captured no event is
@@ -253,9 +298,12 @@ int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream);
  * stream 2 of a GPU. */
 int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream);
 
-/* To be called before a stream is destroyed in which memory was allocated: CUDA may give its
- * handle to another stream, whose work would not come behind. Blocks that are left stay good, and
- * are freed on other streams. Waits for nothing. -EBUSY: the stream is being captured. */
+/* To be called before a stream is destroyed that was named in one of these calls, when it has been given
+ * its last work. The library does not touch the handle after this, and CUDA may give it to another
+ * stream, of which nothing is known. Blocks that are left stay good, and are freed on other streams;
+ * memory that the stream's work still uses is given to no other before that work is done. Waits for nothing.
+ * -EBUSY: the stream is being captured. -ENOMEM: no event could be had. In both it has not ended. Streams
+ * 0, 1 and 2 are never destroyed, and need no end. */
 int bfc_end_stream(bfc_client *client, uintptr_t stream);
 
 /* What was allocated on one stream of a partition (NULL: the client's own). All are 0 for a
@@ -297,7 +345,7 @@ int bfc_pool_alloc(bfc_pool *pool, size_t n_bytes, void **ret_ptr);
 int bfc_pool_reset(bfc_pool *pool);
 
 /* Gives the block back, as bfc_free() does: on a GPU it waits for all work of this process
- * there, and fails with -EBUSY, -ENOMEM or -EIO as it does; then the pool stays as it was.
+ * there, but in a capture, and fails with -EBUSY, -ENOMEM or -EIO as it does; then the pool stays as it was.
  * After anything else the pool is gone. No other thread may be inside a call on this
  * pool. NULL does nothing. */
 int bfc_pool_free(bfc_pool *pool);
@@ -323,11 +371,23 @@ struct bfc_client_stats {
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
 
-/* The client's peaks, and those of its streams, become what is so now. */
+/* The same for one partition (NULL: the client's own). Each peak is the partition's own: the sum of the
+ * partitions' peaks may be more than the peak of bfc_stats(). num_calls and num_returns are those of
+ * the whole client. -ENOENT: there is no such partition. */
+int bfc_stats_in(bfc_client *client, const char *partition, struct bfc_client_stats *ret);
+
+/* The client's peaks, and those of its partitions and streams, become what is so now. */
 int bfc_reset_peaks(bfc_client *client);
 
 /* Gives idle memory back to the daemon: of what it gave and in which nothing lies, the
- * longest idle first, until that is n_bytes or there is no more. SIZE_MAX: all. */
+ * longest idle first, and then whole extents without a block of what is in use, until that is n_bytes
+ * or there is no more. SIZE_MAX: all.
+ *
+ * Then the daemon releases extents of the tenant without a block to the device, as many bytes
+ * in each partition. The call waits until they are back, 10 seconds at most. So after
+ * bfc_trim(client, SIZE_MAX) only extents with live blocks are reserved. Extents stay that the
+ * partition preallocates. On a GPU those stay that a session with BFC_NO_THREAD has mapped, or one that
+ * does not answer. */
 int bfc_trim(bfc_client *client, size_t n_bytes);
 
 /* What the client's tenant uses and may use in a partition (NULL: the client's
@@ -352,6 +412,19 @@ struct bfc_tenant_usage {
 };
 int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret);
 
+/* What this client can still get in a partition (NULL: the client's own), and the most that the tenant
+ * may have there: its limit, or the partition's where that is lower. Asks the daemon. Free is a sum:
+ *   - what is idle in this client's cache, but for memory that a stream keeps for itself;
+ *   - free space in the tenant's extents;
+ *   - new extents, as far as both limits have room beside the other tenants' guarantees, after all
+ *     that is on its way back has arrived, and without what waiting requests claim.
+ * Blocks of free bytes together can be allocated, if no other process allocates. A single block can be that large
+ * where the free space is contiguous, as it is for a client without blocks; else it may be refused
+ * with less. A request can also get more, since it reclaims what other sessions and tenants hold
+ * idle. 0 while the device is drained or lost. */
+int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free_bytes,
+                     size_t *ret_total_bytes);
+
 /* How extents are shared, by struct bfc_block_info. */
 #define BFC_SHARE_FD       1u /* by an fd, which the library closes once it is mapped: there is none to have */
 #define BFC_SHARE_CUDA_IPC 2u /* by a handle */
@@ -372,7 +445,16 @@ struct bfc_block_info {
         uint64_t extent_offset;   /* of the block in that extent */
         unsigned char handle[64]; /* the extent's cudaIpcMemHandle_t; zeros with BFC_SHARE_FD */
         uint64_t block_offset;    /* in the daemon's block; it may go on in its neighbour */
+        void *base;               /* where the block begins; it has n_bytes */
+        const char *partition;    /* its name; valid until bfc_disconnect(), as the next */
+        const char *device;       /* as the daemon's configuration names it: "host", "cuda:0" */
+        int64_t device_ordinal;   /* the GPU's number in this process, as CUDA counts; -1: the host */
+        char device_uuid[48];     /* "GPU-" and the UUID, as nvidia-smi prints it; of the host "host" */
 };
+
+/* ptr: any address inside of a block, of those that its n_bytes have; -EINVAL otherwise. The first
+ * call with an address that is no block's begin makes an index of the client's blocks. From then on
+ * such a call takes logarithmic time, and each bfc_malloc() and bfc_free() keeps the index. */
 int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret);
 
 /* The tenant that the daemon took this client for, and the partition that
@@ -403,12 +485,13 @@ int bfc_default(bfc_client **ret_client);
  *
  * PyTorch's are bfc_malloc_async() and bfc_free_async() on the stream that it names, so a tensor
  * that other streams use must be told of: by bfc_torch_record_stream(), which Tensor.record_stream()
- * calls where it was set. While that stream, or another on which memory was allocated since,
- * is being captured a free keeps the block until the process ends, because the graph may use
+ * calls where it was set. While that stream, or another one that was ever named, is being captured a free keeps the block until the process ends, because the graph may use
  * it each time that it is launched.
  *
+ * Streams that are destroyed are to be ended by bfc_end_stream() before, as ever; PyTorch's own never are.
+ *
  * CuPy names no stream: its free is a bfc_free(), which on a GPU waits for all work of this process
- * there, and in a capture keeps the block too. NULL does nothing, and nothing is freed in a
+ * there, and in a capture that is known of keeps the block too. NULL does nothing, and nothing is freed in a
  * forked child that has allocated nothing itself. The size at a free and `param` are not looked
  * at. */
 struct CUstream_st;

@@ -61,6 +61,7 @@ struct frame_writer {
         uint64_t n_sent;
         struct fd_group *first_group;
         struct fd_group **last_group;
+        size_t n_fds; /* in all groups */
 };
 
 static uint32_t get_length(const uint8_t *p)
@@ -227,7 +228,7 @@ size_t frame_reader_feed(struct frame_reader *r, const uint8_t *bytes, size_t n_
         return n_bytes;
 }
 
-int frame_reader_next(struct frame_reader *r, const uint8_t **ret_payload, size_t *ret_n_bytes)
+int frame_reader_peek(const struct frame_reader *r, const uint8_t **ret_payload, size_t *ret_n_bytes)
 {
         size_t n_here = r->end - r->begin;
         uint32_t length;
@@ -241,8 +242,16 @@ int frame_reader_next(struct frame_reader *r, const uint8_t **ret_payload, size_
                 return FRAME_AGAIN;
         *ret_payload = r->buffer + r->begin + FRAME_HEADER_BYTES;
         *ret_n_bytes = length;
-        r->begin += FRAME_HEADER_BYTES + length;
         return 0;
+}
+
+int frame_reader_next(struct frame_reader *r, const uint8_t **ret_payload, size_t *ret_n_bytes)
+{
+        int error = frame_reader_peek(r, ret_payload, ret_n_bytes);
+
+        if (error == 0)
+                r->begin += FRAME_HEADER_BYTES + *ret_n_bytes;
+        return error;
 }
 
 int frame_reader_take_fds(struct frame_reader *r, int *ret_fds, size_t n_fds)
@@ -292,6 +301,7 @@ static void writer_drop_first_group(struct frame_writer *w)
         w->first_group = g->next;
         if (!w->first_group)
                 w->last_group = &w->first_group;
+        w->n_fds -= g->n_fds;
         group_free(g);
 }
 
@@ -304,6 +314,13 @@ struct frame_writer *frame_writer_free(struct frame_writer *w)
         free(w->buffer);
         free(w);
         return NULL;
+}
+
+void frame_writer_clear(struct frame_writer *w)
+{
+        while (w->first_group)
+                writer_drop_first_group(w);
+        w->begin = w->end = 0;
 }
 
 static int group_new(const int *fds, size_t n_fds, uint64_t position, struct fd_group **ret)
@@ -375,6 +392,7 @@ int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, siz
                         return r;
                 *w->last_group = g;
                 w->last_group = &g->next;
+                w->n_fds += n_fds;
         }
         put_length(w->buffer + w->end, n_bytes);
         *ret_payload = w->buffer + w->end + FRAME_HEADER_BYTES;
@@ -448,4 +466,9 @@ int frame_writer_flush(struct frame_writer *w, int fd)
 size_t frame_writer_n_queued(const struct frame_writer *w)
 {
         return w->end - w->begin;
+}
+
+size_t frame_writer_n_fds(const struct frame_writer *w)
+{
+        return w->n_fds;
 }

@@ -53,6 +53,9 @@ int frame_reader_receive_from(struct frame_reader *r, int fd, int flags, size_t 
  * -EPROTO: a length of 0 or above FRAME_MAX_PAYLOAD. */
 int frame_reader_next(struct frame_reader *r, const uint8_t **ret_payload, size_t *ret_n_bytes);
 
+/* The same without taking it: the next call gives it again. */
+int frame_reader_peek(const struct frame_reader *r, const uint8_t **ret_payload, size_t *ret_n_bytes);
+
 /* For tests and fuzzers: bytes as if they had come from a socket. Takes at most
  * what the buffer has room for and returns how many. */
 size_t frame_reader_feed(struct frame_reader *r, const uint8_t *bytes, size_t n_bytes);
@@ -72,6 +75,9 @@ struct frame_writer;
 int frame_writer_new(size_t max_queued_bytes, struct frame_writer **ret);
 struct frame_writer *frame_writer_free(struct frame_writer *w);
 
+/* Drops what waits, and its fds: of a socket that is not used any more. */
+void frame_writer_clear(struct frame_writer *w);
+
 /* Room for a payload of exactly n_bytes (1 to FRAME_MAX_PAYLOAD); the header
  * is written already. Fill it before the next call on w. -EMSGSIZE, -ENOBUFS,
  * -ENOMEM, -EMFILE. fds (n_fds <= FRAME_MAX_FDS) go with the frame; they are duplicated
@@ -87,5 +93,6 @@ int frame_writer_add(struct frame_writer *w, size_t n_bytes, const int *fds, siz
 int frame_writer_flush(struct frame_writer *w, int fd);
 
 size_t frame_writer_n_queued(const struct frame_writer *w); /* bytes */
+size_t frame_writer_n_fds(const struct frame_writer *w);    /* open in the queue */
 
 #endif

@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/memfd.h"
+
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
 #endif
@@ -70,6 +72,8 @@ static int pages_fill(int fd, size_t n_bytes, bool is_usage, void **ret_map)
 
         if (ftruncate(fd, (off_t)n_bytes) < 0)
                 return -errno;
+        if (!ret_map)
+                return fcntl(fd, F_ADD_SEALS, seals) < 0 ? -errno : 0;
         map = mmap(NULL, n_bytes, is_usage ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
         if (map == MAP_FAILED)
                 return -errno;
@@ -85,10 +89,10 @@ static int pages_fill(int fd, size_t n_bytes, bool is_usage, void **ret_map)
 
 int pages_make(const char *name, size_t n_bytes, bool is_usage, void **ret_map, int *ret_fd)
 {
-        int r, fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        int r, fd = memfd_make(name);
 
         if (fd < 0)
-                return -errno;
+                return fd;
         r = pages_fill(fd, n_bytes, is_usage, ret_map);
         if (r < 0) {
                 close(fd);
@@ -115,18 +119,12 @@ static int check_memfd(int fd, int want_seals, size_t min_bytes, size_t *ret_n_b
         return 0;
 }
 
-static int map_alone(int fd, size_t n_bytes, int protection, void **ret)
+static int map_shared(int fd, size_t n_bytes, int protection, void **ret)
 {
         void *map = mmap(NULL, n_bytes, protection, MAP_SHARED, fd, 0);
-        int r;
 
         if (map == MAP_FAILED)
                 return errno == EPERM || errno == EACCES || errno == ENODEV ? -EPROTO : -errno;
-        if (madvise(map, n_bytes, MADV_DONTFORK) < 0) {
-                r = -errno;
-                munmap(map, n_bytes);
-                return r;
-        }
         *ret = map;
         return 0;
 }
@@ -142,11 +140,11 @@ static bool usage_is_right(const struct pages_view *v, uint64_t magic, uint64_t 
 int pages_map_usage(int fd, struct pages_view *ret)
 {
         struct pages_view v = { 0 };
-        void *map;
+        void *map = NULL;
         int r = check_memfd(fd, USAGE_SEALS, sizeof(struct pages_usage), &v.n_bytes);
 
         if (r == 0)
-                r = map_alone(fd, v.n_bytes, PROT_READ, &map);
+                r = map_shared(fd, v.n_bytes, PROT_READ, &map);
         if (r < 0)
                 return r;
         v.page = map;
@@ -163,11 +161,11 @@ int pages_map_usage(int fd, struct pages_view *ret)
 int pages_map_client(int fd, struct pages_client **ret)
 {
         size_t n_bytes;
-        void *map;
+        void *map = NULL;
         int r = check_memfd(fd, SIZE_SEALS, pages_client_bytes(), &n_bytes);
 
         if (r == 0)
-                r = map_alone(fd, pages_client_bytes(), PROT_READ | PROT_WRITE, &map);
+                r = map_shared(fd, pages_client_bytes(), PROT_READ | PROT_WRITE, &map);
         if (r < 0)
                 return r;
         *ret = map;

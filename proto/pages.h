@@ -23,11 +23,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/ages.h"
+
 #define PAGES_VERSION        UINT64_C(1)
 #define PAGES_USAGE_MAGIC    UINT64_C(0x6567617375636662) /* "bfcusage" on little-endian machines */
 #define PAGES_CLIENT_MAGIC   UINT64_C(0x646c656873636662) /* "bfcsheld" */
 #define PAGES_MAX_PARTITIONS 16u                          /* with an entry of their own in a client page */
 #define PAGES_MAX_PARKED     64u
+#define PAGES_AGES           (PAGES_MAX_PARTITIONS + 2u) /* as `held`, and those that may be parked */
+#define PAGES_SMALL          (PAGES_MAX_PARTITIONS + 1u) /* the latter's: with what is counted beside parked */
+#define PAGES_AGE_GRANULE    256u
 #define PAGES_MAX_BYTES      (UINT64_C(1) << 24)
 #define PAGES_TRIES          64u /* of a read; a few microseconds in all */
 
@@ -72,10 +77,22 @@ struct pages_held {
                 bytes_streams; /* of these and those cut: free for a stream's next work, or pending */
 };
 
-/* Cut, and free for the next request of its size. Several places, each on a cache line of its
- * own: threads that run side by side write side by side. */
+/* The ages of blocks that the program has and to which it gave no tag (ages.h). While the counters move,
+ * `begun` is ahead of `done`. 0: nothing is said. */
+struct pages_ages {
+        _Atomic uint64_t done; /* the tick to which they were brought */
+        _Atomic uint64_t bytes[AGES_CLASSES];
+        _Atomic uint64_t begun;
+};
+
+/* Cut, and free for the next request of its size; and the ages of blocks that came or went here, in units
+ * of 256 bytes modulo 2^32. Several places, each on a cache line of its own: threads that run side by side
+ * write side by side. */
 struct pages_parked {
         _Alignas(128) _Atomic uint64_t n_bytes;
+        _Atomic uint32_t done;
+        _Atomic uint32_t granules[AGES_CLASSES];
+        _Atomic uint32_t begun;
 };
 
 struct pages_client {
@@ -85,13 +102,15 @@ struct pages_client {
         _Atomic uint64_t n_parked;                        /* places in use */
         struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last: all further ones together */
         struct pages_parked parked[PAGES_MAX_PARKED];
+        struct pages_ages ages[PAGES_AGES];
 };
 
 _Static_assert(sizeof(_Atomic uint64_t) == 8 && ATOMIC_LLONG_LOCK_FREE == 2, "a word is one store");
 _Static_assert(sizeof(struct pages_entry) == 128, "layout of an entry");
 _Static_assert(offsetof(struct pages_usage, entries) == 128, "layout of a usage page");
 _Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, held) == 32 &&
-                       offsetof(struct pages_client, parked) == 640,
+                       offsetof(struct pages_client, parked) == 640 &&
+                       offsetof(struct pages_client, ages) == 8832 && sizeof(struct pages_client) == 12288,
                "layout of a client page");
 
 /* ---- entries ------------------------------------------------------------- */
@@ -129,6 +148,33 @@ static inline void pages_add(_Atomic uint64_t *word, uint64_t n)
         atomic_store_explicit(word, before + n, memory_order_relaxed);
 }
 
+static inline void pages_show_class(struct pages_ages *p, const struct ages *a, unsigned c)
+{
+        atomic_store_explicit(&p->bytes[c], a->bytes[c], memory_order_release);
+}
+
+static inline void pages_show_ages(struct pages_ages *p, const struct ages *a)
+{
+        atomic_store_explicit(&p->begun, a->tick, memory_order_relaxed);
+        for (unsigned c = 0; c < AGES_CLASSES; c++)
+                pages_show_class(p, a, c);
+        atomic_store_explicit(&p->done, a->tick, memory_order_release);
+}
+
+static inline void pages_show_parked_class(struct pages_parked *p, const struct ages *a, unsigned c)
+{
+        atomic_store_explicit(&p->granules[c], (uint32_t)(a->bytes[c] / PAGES_AGE_GRANULE),
+                              memory_order_release);
+}
+
+static inline void pages_show_parked_ages(struct pages_parked *p, const struct ages *a)
+{
+        atomic_store_explicit(&p->begun, (uint32_t)a->tick, memory_order_relaxed);
+        for (unsigned c = 0; c < AGES_CLASSES; c++)
+                pages_show_parked_class(p, a, c);
+        atomic_store_explicit(&p->done, (uint32_t)a->tick, memory_order_release);
+}
+
 /* -EAGAIN: the writer was at it each time, has stopped in the middle, or the entry is closed. */
 int pages_read(const struct pages_entry *e, uint64_t ret[PAGES_N_FIGURES]);
 
@@ -141,9 +187,10 @@ void pages_close(struct pages_entry *e);
 size_t pages_usage_bytes(size_t n_entries);
 size_t pages_client_bytes(void);
 
-/* A memfd of n_bytes, mapped (the caller's, by munmap()) and sealed against a change of its size.
- * is_usage: mapped writable, and sealed against every writable mapping to come and every
- * write; else mapped read-only. *ret_fd is the caller's. -EINVAL: this kernel has no such seals
+/* A guarded memfd (proto/memfd.h) of n_bytes, sealed against a change of its size, and mapped (the
+ * caller's, by munmap()) unless ret_map is NULL. is_usage: mapped writable, and sealed against
+ * every later writable mapping and every write; else mapped read-only. *ret_fd is the caller's;
+ * other processes are given memfd_lend() of it. -EINVAL: this kernel has no such seals
  * (Linux 5.1 has). -EMFILE, -ENFILE, -ENOMEM. */
 int pages_make(const char *name, size_t n_bytes, bool is_usage, void **ret_map, int *ret_fd);
 
@@ -165,7 +212,7 @@ static inline const struct pages_entry *pages_view_entry(const struct pages_view
 }
 
 /* Maps what another process made, if it is sealed as it must be and large enough: a usage page
- * read-only, a client page for reading and writing. Neither is there in a forked child. The fd
+ * read-only, a client page for reading and writing. A forked child inherits them. The fd
  * stays the caller's; the mapping is, by munmap(). -EPROTO: it is no such page. Other -errno of
  * mmap(2). */
 int pages_map_usage(int fd, struct pages_view *ret);

@@ -32,6 +32,7 @@ libjansson-dev        pc:jansson
 needs_test="$needs_build
 check                 pc:check
 scdoc                 cmd:scdoc
+jq                    cmd:jq
 "
 # Only .ci/run asks for these.
 needs_ci="$needs_test
@@ -143,5 +144,9 @@ build() {
                 [ $# -eq 0 ] || quietly "meson configure $dir" meson configure "$dir" "$@"
         fi
         printf '%s\n' "$*" >"$dir/options-given"
-        quietly "building in $dir" ninja -C "$dir"
+        if [ -t 1 ]; then
+                ninja -C "$dir" || die "building in $dir failed" # it shows how far it is on one line
+        else
+                quietly "building in $dir" ninja -C "$dir"
+        fi
 }

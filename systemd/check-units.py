@@ -89,6 +89,13 @@ def main():
         report(values.get("FileDescriptorStoreMax") == re.search(r"#define STORE_MAX +(\d+)u", kept)[1] and
                values.get("StartLimitIntervalSec") == "0" and values.get("Restart") == "always" and
                values.get("Environment") == "BFCD_FDSTORE=1", "fds are kept for a restart, as many as the daemon takes")
+        # systemctl stop asks for one transaction per unit, so what one asks for must be the stop of all.
+        together = {name: {unit for _, key, value in settings(open(os.path.join(folder, name)).read())
+                           if key == "PartOf" for unit in value.split()}
+                    for name in ("bfcd.service", "bfcd.socket", "bfcd-admin.socket")}
+        sockets = {"bfcd.socket", "bfcd-admin.socket"}
+        report(all(sockets - {name} <= units for name, units in together.items()),
+               "a stop of either socket stops all units", *(f"{n}: {u}" for n, u in together.items()))
         missing = list(undocumented(text))
         report(not missing, "every line of the service has its reason", *missing)
     print(f"1..{n_tests}")

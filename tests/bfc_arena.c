@@ -8,10 +8,13 @@
 static int add_region(struct arena_sim *a, uint64_t at_least)
 {
         uint64_t n_bytes = a->region_bytes > at_least ? a->region_bytes : at_least;
+        struct bfc_zones zones = { 0, a->extent_bytes, 0 };
         int r;
 
         n_bytes = (n_bytes + a->extent_bytes - 1) / a->extent_bytes * a->extent_bytes;
-        r = bfc_add_region(a->b, a->next_base, n_bytes, 0, false);
+        if (a->next_base == 0 && a->zones.small_extent_bytes > 0)
+                zones = a->zones;
+        r = bfc_add_zoned_region(a->b, a->next_base, n_bytes, &zones, false);
         if (r == 0)
                 a->next_base += n_bytes;
         return r;
@@ -19,10 +22,17 @@ static int add_region(struct arena_sim *a, uint64_t at_least)
 
 int arena_sim_init(struct arena_sim *a, uint64_t extent_bytes, uint64_t limit_bytes, double space_factor)
 {
+        return arena_sim_init_zoned(a, extent_bytes, &(struct bfc_zones){ 0 }, limit_bytes, space_factor);
+}
+
+int arena_sim_init_zoned(struct arena_sim *a, uint64_t extent_bytes, const struct bfc_zones *zones,
+                         uint64_t limit_bytes, double space_factor)
+{
         int r;
 
         *a = (struct arena_sim){
                 .extent_bytes = extent_bytes,
+                .zones = *zones,
                 .limit_bytes = limit_bytes / extent_bytes * extent_bytes,
                 .region_bytes = (uint64_t)((double)limit_bytes * space_factor),
         };

@@ -15,7 +15,8 @@
 struct arena_sim {
         struct bfc *b;
         uint64_t extent_bytes;
-        uint64_t limit_bytes; /* a multiple of extent_bytes */
+        struct bfc_zones zones; /* of the first region; small_extent_bytes 0: none */
+        uint64_t limit_bytes;   /* a multiple of extent_bytes */
         uint64_t region_bytes;
         uint64_t next_base;
         bool thrifty; /* gives back what is wholly free before it backs more than ever before */
@@ -24,6 +25,8 @@ struct arena_sim {
 
 /* The first region, and each further one, has space_factor times the limit, and is unbacked. */
 int arena_sim_init(struct arena_sim *a, uint64_t extent_bytes, uint64_t limit_bytes, double space_factor);
+int arena_sim_init_zoned(struct arena_sim *a, uint64_t extent_bytes, const struct bfc_zones *zones,
+                         uint64_t limit_bytes, double space_factor);
 void arena_sim_done(struct arena_sim *a);
 
 /* 0; BFC_OVER_BUDGET: the limit does not allow it, also after a release of what is wholly free;

@@ -150,9 +150,23 @@ static int by_begin(const void *a, const void *b)
         return x->range.begin < y->range.begin ? -1 : x->range.begin > y->range.begin;
 }
 
-int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed)
+/* How large the extent with a number is, counted from 0 on. */
+static uint64_t nth_extent_bytes(const struct oracle *o, const struct bfc_zones *z, uint64_t n)
+{
+        uint64_t size = z->small_extent_bytes;
+
+        if (z->first_extent_bytes > 0 && n-- == 0)
+                return z->first_extent_bytes;
+        for (; size < o->extent_bytes && n >= z->extents_per_zone; n -= z->extents_per_zone)
+                size *= 2;
+        return size;
+}
+
+int oracle_add_zoned_region(struct oracle *o, uint64_t base, uint64_t n_bytes, const struct bfc_zones *zones,
+                            bool backed)
 {
         struct bfc_range r = { base, base + n_bytes };
+        uint64_t size, number = 0;
         size_t at = 0;
 
         if (n_bytes == 0 || r.end > BFC_MAX_SPACE)
@@ -160,25 +174,37 @@ int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_
         for (size_t i = 0; i < o->n_regions; i++)
                 if (overlap(o->regions[i], r))
                         return -EINVAL;
+        size = zones->first_extent_bytes;
+        for (uint64_t s = zones->small_extent_bytes; s < o->extent_bytes; s *= 2)
+                size += s * zones->extents_per_zone;
+        if (size > n_bytes)
+                return -EINVAL;
         while (at < o->n_segments && o->segments[at].range.begin < base)
                 at++;
         insert(o, at, (struct segment){ .range = r, .kind = backed ? 'f' : '-' });
         o->regions = grown(o->regions, o->n_regions + 1, sizeof(*o->regions));
         o->regions[o->n_regions] = r;
-        if (first == 0)
-                first = o->extent_bytes;
         while (base < r.end) {
-                struct extent e = { { base, r.end - base < first ? r.end : base + first }, o->n_regions };
+                struct extent e = { { base, r.end }, o->n_regions };
 
+                size = nth_extent_bytes(o, zones, number++);
+                if (size < r.end - base)
+                        e.range.end = base + size;
                 o->extents = grown(o->extents, o->n_extents + 1, sizeof(e));
                 o->extents[o->n_extents++] = e;
                 base = e.range.end;
-                first = o->extent_bytes;
         }
         qsort(o->extents, o->n_extents, sizeof(*o->extents), by_begin);
         o->n_regions++;
         count_peaks(o);
         return 0;
+}
+
+int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed)
+{
+        struct bfc_zones none = { first < n_bytes ? first : n_bytes, o->extent_bytes, 0 };
+
+        return oracle_add_zoned_region(o, base, n_bytes, &none, backed);
 }
 
 int oracle_remove_region(struct oracle *o, uint64_t base)
@@ -336,6 +362,21 @@ int oracle_dealloc(struct oracle *o, uint32_t id)
         become(s, 'f');
         o->stats.num_frees++;
         tidy(o);
+        return 0;
+}
+
+int oracle_split(struct oracle *o, uint32_t id, uint64_t at, uint32_t high)
+{
+        struct segment *s = find_block(o, id, 'u');
+
+        if (!s || at == 0 || at % BFC_GRANULE != 0 || at >= length(s->range))
+                return -EINVAL;
+        split_at(o, s->range.begin + at);
+        s = find_block(o, id, 'u'); /* the lower of two of that id */
+        s[1].id = high;
+        s[1].n_requested = s[0].n_requested - at;
+        s[0].n_requested = at;
+        o->stats.num_allocs++;
         return 0;
 }
 

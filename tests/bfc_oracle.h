@@ -42,10 +42,13 @@ void oracle_done(struct oracle *o);
 
 /* As the calls of bfc.h; blocks are named by the caller's ids, which are not 0. */
 int oracle_add_region(struct oracle *o, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed);
+int oracle_add_zoned_region(struct oracle *o, uint64_t base, uint64_t n_bytes, const struct bfc_zones *zones,
+                            bool backed);
 int oracle_remove_region(struct oracle *o, uint64_t base);
 int oracle_alloc(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_offset);
 int oracle_alloc_in_extent(struct oracle *o, uint64_t n_bytes, uint32_t id, uint64_t *ret_offset);
 int oracle_dealloc(struct oracle *o, uint32_t id);
+int oracle_split(struct oracle *o, uint32_t id, uint64_t at, uint32_t high);
 int oracle_plan_growth(const struct oracle *o, uint64_t n_bytes, uint64_t max_new, struct bfc_growth *ret);
 int oracle_plan_growth_in_extent(const struct oracle *o, uint64_t n_bytes, uint64_t max_new,
                                  struct bfc_growth *ret);

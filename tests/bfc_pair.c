@@ -23,13 +23,49 @@ void pair_done(struct pair *p)
         p->live = NULL;
 }
 
+/* Every extent is where the oracle has it, by offset and by number. */
+static const char *compare_extents(const struct pair *p, uint64_t base, uint64_t n_bytes)
+{
+        size_t number = 0;
+
+        for (size_t i = 0; i < p->o.n_extents; i++) {
+                struct bfc_range e = p->o.extents[i].range, begin, end, mine;
+                size_t at_begin, at_end;
+
+                if (e.begin < base || e.begin >= base + n_bytes)
+                        continue;
+                begin = bfc_extent_at(p->b, e.begin, &at_begin);
+                end = bfc_extent_at(p->b, e.end - BFC_GRANULE, &at_end);
+                mine = bfc_extent_numbered(p->b, base, number);
+                if (begin.begin != e.begin || begin.end != e.end || end.begin != e.begin ||
+                    end.end != e.end || mine.begin != e.begin || mine.end != e.end)
+                        return "an extent differs";
+                if (at_begin != number || at_end != number)
+                        return "the number of an extent differs";
+                number++;
+        }
+        return NULL;
+}
+
+const char *pair_add_zoned_region(struct pair *p, uint64_t base, uint64_t n_bytes,
+                                  const struct bfc_zones *zones, bool backed)
+{
+        int r = oracle_add_zoned_region(&p->o, base, n_bytes, zones, backed);
+
+        if (bfc_add_zoned_region(p->b, base, n_bytes, zones, backed) != r)
+                return "adding a region differs";
+        if (r != 0)
+                return NULL;
+        if (p->n_regions < PAIR_N_REGIONS)
+                p->regions[p->n_regions++] = (struct pair_region){ base, n_bytes, *zones, false };
+        return compare_extents(p, base, n_bytes);
+}
+
 const char *pair_add_region(struct pair *p, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed)
 {
-        int r = oracle_add_region(&p->o, base, n_bytes, first, backed);
+        struct bfc_zones none = { first < n_bytes ? first : n_bytes, p->o.extent_bytes, 0 };
 
-        if (r == 0 && p->n_regions < PAIR_N_REGIONS)
-                p->regions[p->n_regions++] = (struct pair_region){ base, n_bytes, first, false };
-        return bfc_add_region(p->b, base, n_bytes, first, backed) == r ? NULL : "adding a region differs";
+        return pair_add_zoned_region(p, base, n_bytes, &none, backed);
 }
 
 /* ---- the operations ------------------------------------------------------------ */
@@ -82,6 +118,33 @@ static const char *step_free(struct pair *p, uint64_t value)
         return NULL;
 }
 
+/* Also at places where it cannot be. */
+static const char *step_split(struct pair *p, uint64_t value)
+{
+        struct pair_block *block, high = { 0, p->last_id + 1 };
+        struct bfc_info info;
+        uint64_t at;
+        int r;
+
+        if (p->n_live == 0)
+                return NULL;
+        block = &p->live[(value & 0xffff) % p->n_live];
+        if (bfc_info(p->b, block->handle, &info) != 0)
+                return "a live block is not known";
+        at = (value >> 16) * BFC_GRANULE % (info.n_bytes + BFC_GRANULE) + (value & 7) / 7;
+        r = oracle_split(&p->o, block->id, at, high.id);
+        if (bfc_split(p->b, block->handle, at, &high.handle) != r)
+                return "a split's result differs";
+        if (r != 0)
+                return NULL;
+        if (bfc_info(p->b, block->handle, &info) != 0 || info.n_bytes != at || info.n_requested != at)
+                return "the low part of a split block is wrong";
+        p->last_id++;
+        p->n_ok[PAIR_SPLIT]++;
+        keep_live(p, high);
+        return NULL;
+}
+
 static bool same_plan(const struct bfc_growth *a, const struct bfc_growth *b)
 {
         return a->offset == b->offset && a->n_bytes == b->n_bytes && a->n_requested == b->n_requested &&
@@ -116,6 +179,8 @@ static const char *step_grow(struct pair *p, uint64_t n_bytes, bool in_extent)
         p->n_ok[in_extent ? PAIR_GROW_IN_EXTENT : PAIR_GROW]++;
         if (bfc_dealloc(p->b, block.handle) != -EINVAL)
                 return "a pending block was freed";
+        if (bfc_split(p->b, block.handle, BFC_GRANULE, &block.handle) != -EINVAL)
+                return "a pending block was split";
         return NULL;
 }
 
@@ -303,7 +368,7 @@ static const char *step_stale(struct pair *p, uint64_t value)
         for (size_t i = 0; i < p->n_pending; i++)
                 if (p->pending[i].handle == h)
                         return NULL;
-        if (bfc_dealloc(p->b, h) != -EINVAL)
+        if (bfc_dealloc(p->b, h) != -EINVAL || bfc_split(p->b, h, BFC_GRANULE, &h) != -EINVAL)
                 return "a foreign handle was accepted";
         if (p->n_stale > 0) {
                 h = p->stale[value % (p->n_stale < PAIR_N_STALE ? p->n_stale : PAIR_N_STALE)];
@@ -325,8 +390,8 @@ static const char *step_region(struct pair *p, uint64_t value)
         if (region->away) {
                 bool backed = (value >> 16 & 1) != 0;
 
-                r = oracle_add_region(&p->o, region->base, region->n_bytes, region->first, backed);
-                if (bfc_add_region(p->b, region->base, region->n_bytes, region->first, backed) != r)
+                r = oracle_add_zoned_region(&p->o, region->base, region->n_bytes, &region->zones, backed);
+                if (bfc_add_zoned_region(p->b, region->base, region->n_bytes, &region->zones, backed) != r)
                         return "adding a region again differs";
                 region->away = r != 0;
                 return NULL;
@@ -367,6 +432,8 @@ const char *pair_step(struct pair *p, enum pair_op op, uint64_t value)
                 return step_stale(p, value);
         case PAIR_REGION:
                 return step_region(p, value);
+        case PAIR_SPLIT:
+                return step_split(p, value);
         case PAIR_CLEAR_PEAKS:
                 bfc_clear_peaks(p->b);
                 oracle_clear_peaks(&p->o);

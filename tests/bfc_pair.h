@@ -24,6 +24,7 @@ enum pair_op {
         PAIR_REGION,          /* value: which region; takes it away, or adds it again */
         PAIR_ALLOC_IN_EXTENT, /* value: bytes */
         PAIR_GROW_IN_EXTENT,  /* value: bytes; plans and begins */
+        PAIR_SPLIT,           /* value: which one; from bit 16 on: where, in granules, modulo its size */
         PAIR_N_OPS,
 };
 
@@ -37,7 +38,8 @@ struct pair_block {
 #define PAIR_N_REGIONS  8
 
 struct pair_region {
-        uint64_t base, n_bytes, first;
+        uint64_t base, n_bytes;
+        struct bfc_zones zones;
         bool away;
 };
 
@@ -63,6 +65,8 @@ void pair_done(struct pair *p);
 
 /* NULL, or a sentence about the difference. */
 const char *pair_add_region(struct pair *p, uint64_t base, uint64_t n_bytes, uint64_t first, bool backed);
+const char *pair_add_zoned_region(struct pair *p, uint64_t base, uint64_t n_bytes,
+                                  const struct bfc_zones *zones, bool backed);
 const char *pair_step(struct pair *p, enum pair_op op, uint64_t value);
 const char *pair_compare(const struct pair *p);
 

@@ -5,11 +5,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+static pthread_mutex_t one_call = PTHREAD_MUTEX_INITIALIZER;
 
 static int fake_fail(struct fake_device *f, int error)
 {
@@ -29,11 +32,12 @@ static uint64_t fake_granularity(const struct device *d)
         return ((const struct fake_device *)d)->granularity;
 }
 
-static int fake_make(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret)
+static int fake_make_locked(struct fake_device *f, const struct device_supply *supply,
+                            enum device_share share, uint64_t n_bytes, struct device_extent *ret)
 {
-        struct fake_device *f = (struct fake_device *)d;
         int fd;
 
+        f->supply = *supply;
         if (++f->n_makes == f->fail_make)
                 return fake_fail(f, f->make_error);
         if (f->is_lost || f->is_closed)
@@ -45,7 +49,11 @@ static int fake_make(struct device *d, enum device_share share, uint64_t n_bytes
                 return -errno;
         f->n_live++;
         f->live_bytes += n_bytes;
-        *ret = (struct device_extent){ .fd = fd, .share = share, .n_bytes = n_bytes, .native = (uint64_t)fd };
+        *ret = (struct device_extent){ .fd = fd,
+                                       .share = share,
+                                       .n_bytes = n_bytes,
+                                       .native = (uint64_t)fd,
+                                       .huge_bytes = f->is_huge ? n_bytes : 0 };
         if (share == DEVICE_SHARE_CUDA_IPC) {
                 ret->fd = -1;
                 memcpy(ret->handle, "fake", 4);
@@ -54,11 +62,23 @@ static int fake_make(struct device *d, enum device_share share, uint64_t n_bytes
         return 0;
 }
 
-/* Like a real one it empties *e and closes, also when it fails. */
-static int fake_destroy(struct device *d, struct device_extent *e)
+static int fake_make(struct device *d, const struct device_supply *supply, enum device_share share,
+                     uint64_t n_bytes, struct device_extent *ret)
 {
         struct fake_device *f = (struct fake_device *)d;
+        int r;
 
+        if (f->on_make)
+                f->on_make();
+        pthread_mutex_lock(&one_call);
+        r = fake_make_locked(f, supply, share, n_bytes, ret);
+        pthread_mutex_unlock(&one_call);
+        return r;
+}
+
+/* Like a real one it empties *e and closes, also when it fails. */
+static int fake_destroy_locked(struct fake_device *f, struct device_extent *e)
+{
         close((int)e->native);
         f->n_live--;
         f->live_bytes -= e->n_bytes;
@@ -66,6 +86,19 @@ static int fake_destroy(struct device *d, struct device_extent *e)
         if (++f->n_destroys == f->fail_destroy)
                 return fake_fail(f, f->destroy_error);
         return f->is_lost ? -ENODEV : 0;
+}
+
+static int fake_destroy(struct device *d, struct device_extent *e)
+{
+        struct fake_device *f = (struct fake_device *)d;
+        int r;
+
+        if (f->on_destroy)
+                f->on_destroy();
+        pthread_mutex_lock(&one_call);
+        r = fake_destroy_locked(f, e);
+        pthread_mutex_unlock(&one_call);
+        return r;
 }
 
 static int fake_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)

@@ -3,7 +3,7 @@
  * number of the call that made it from byte 4 on. It counts what is asked of it and fails on command.
  *
  * Invariant: n_live extents of live_bytes in all are with the caller.
- * Not for two threads at once; look at it only when its worker is idle.
+ * Its calls may come from several threads; look at it only when its worker is idle.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_TESTS_FAKE_DEVICE_H
@@ -24,8 +24,12 @@ struct fake_device {
         int make_error;     /* negative errno */
         unsigned fail_destroy;
         int destroy_error;
-        uint64_t others_bytes; /* what device_others() answers */
-        bool stays_lost;       /* once a call failed with -ENODEV, as a real one; set it at will */
+        bool is_huge;                /* of the pages that it makes */
+        struct device_supply supply; /* of the last call */
+        void (*on_make)(void);       /* called by each make before it does anything; NULL: nothing is */
+        void (*on_destroy)(void);    /* the same */
+        uint64_t others_bytes;       /* what device_others() answers */
+        bool stays_lost;             /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;
         struct device_facts facts; /* what it says of itself; its name is "fake" at first */
         bool is_closed;

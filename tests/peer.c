@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/log.h"
@@ -80,15 +81,51 @@ void peer_broker_leave(struct broker *b, struct config *c)
 
 /* ---- a device that does not empty mappings -------------------------------- */
 
-#define STICKY_FDS 4096
+#define STICKY_EXTENTS 4096
 
 static const struct device_ops *real_ops; /* NULL: there is no such device now */
 static struct device_ops sticky_ops;
-static unsigned n_holders[STICKY_FDS]; /* by the extent's fd in the daemon */
+static struct {
+        uint64_t inode;
+        unsigned n;
+} holders[STICKY_EXTENTS]; /* n 0: not in use */
+
+static uint64_t inode_of(int fd)
+{
+        struct stat st;
+
+        MUST(fstat(fd, &st) == 0);
+        return st.st_ino;
+}
+
+/* The place of an extent; NULL: peers do not have it. */
+static unsigned *holders_of(uint64_t inode)
+{
+        for (size_t i = 0; i < STICKY_EXTENTS; i++)
+                if (holders[i].n > 0 && holders[i].inode == inode)
+                        return &holders[i].n;
+        return NULL;
+}
+
+static void holders_add(uint64_t inode)
+{
+        unsigned *n = holders_of(inode);
+        size_t i = 0;
+
+        if (n) {
+                ++*n;
+                return;
+        }
+        while (i < STICKY_EXTENTS && holders[i].n > 0)
+                i++;
+        MUST(i < STICKY_EXTENTS);
+        holders[i].inode = inode;
+        holders[i].n = 1;
+}
 
 static int sticky_destroy(struct device *d, struct device_extent *e)
 {
-        MUST(n_holders[e->fd] == 0);
+        MUST(!holders_of(inode_of(e->fd)));
         return real_ops->destroy(d, e);
 }
 
@@ -108,11 +145,10 @@ struct broker *peer_broker_sticky(const char *config_text, struct config **ret_c
 
 static void peer_hold(struct peer *p, uint64_t id, int fd)
 {
-        MUST(fd < STICKY_FDS);
         p->holds = realloc(p->holds, (p->n_holds + 1) * sizeof(*p->holds));
         MUST(p->holds);
-        p->holds[p->n_holds++] = (struct peer_hold){ id, fd };
-        n_holders[fd]++;
+        p->holds[p->n_holds++] = (struct peer_hold){ id, inode_of(fd) };
+        holders_add(inode_of(fd));
 }
 
 static size_t peer_find_hold(const struct peer *p, uint64_t id)
@@ -126,8 +162,8 @@ static size_t peer_find_hold(const struct peer *p, uint64_t id)
 
 static void peer_let_go(struct peer *p, size_t i)
 {
-        MUST(n_holders[p->holds[i].fd] > 0);
-        n_holders[p->holds[i].fd]--;
+        MUST(holders_of(p->holds[i].inode));
+        --*holders_of(p->holds[i].inode);
         p->holds[i] = p->holds[--p->n_holds];
 }
 
@@ -368,7 +404,13 @@ static void on_abort(void *userdata, const char *why)
 
 static void on_resume(void *userdata)
 {
-        (void)userdata;
+        (void)userdata; /* its turns are peer_deliver() */
+}
+
+static void peer_deliver(struct peer *p)
+{
+        while (!p->by_slices && p->session->is_delivering)
+                session_deliver(p->session);
 }
 
 static void on_take_over(void *userdata, struct session *kept);
@@ -458,6 +500,7 @@ int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id)
                 *ret_id = r->id;
         result = session_handle(p->session, r, &why);
         MUST((result < 0) == (why != NULL));
+        peer_deliver(p);
         while (p->auto_ack && p->to_ack > p->session->acked_sequence && p->session->state == SESSION_LIVE)
                 peer_ack(p, p->to_ack);
         return result;
@@ -552,6 +595,20 @@ uint64_t peer_malloc_tag(struct peer *p, uint32_t partition, uint64_t n_bytes, c
 uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
 {
         return peer_malloc_flags(p, partition, n_bytes, 0);
+}
+
+uint64_t peer_split(struct peer *p, uint64_t block_id, uint64_t n_bytes)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Split split = BFCD__SPLIT__INIT;
+        uint64_t id;
+
+        split.block_id = block_id;
+        split.n_bytes = n_bytes;
+        r.body_case = BFCD__REQUEST__BODY_SPLIT;
+        r.split = &split;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
 }
 
 uint64_t peer_free_block(struct peer *p, uint64_t block_id)
@@ -665,9 +722,12 @@ int peer_ack(struct peer *p, uint64_t sequence)
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
         const char *why;
+        int result;
 
         ack.sequence = sequence;
         r.body_case = BFCD__REQUEST__BODY_ACK;
         r.ack = &ack;
-        return session_handle(p->session, &r, &why);
+        result = session_handle(p->session, &r, &why);
+        peer_deliver(p);
+        return result;
 }

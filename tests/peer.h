@@ -37,7 +37,7 @@ struct peer_trim {
 /* An extent that it has mapped, as far as anybody else can know. */
 struct peer_hold {
         uint64_t id;
-        int fd; /* the daemon's */
+        uint64_t inode; /* of its fd */
 };
 
 struct peer {
@@ -47,7 +47,8 @@ struct peer {
         uint64_t next_id;
         size_t n_extents; /* received */
         bool aborted;
-        bool auto_ack; /* acknowledge extents as they come */
+        bool auto_ack;  /* acknowledge extents as they come */
+        bool by_slices; /* the test calls session_deliver() itself */
         uint64_t to_ack;
         bool wants_events;                         /* set before the hello */
         bool wants_pages;                          /* the same */
@@ -114,6 +115,7 @@ uint64_t peer_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes);
 uint64_t peer_malloc_flags(struct peer *p, uint32_t partition, uint64_t n_bytes, uint64_t flags);
 uint64_t peer_malloc_tag(struct peer *p, uint32_t partition, uint64_t n_bytes, const char *tag);
 uint64_t peer_free_block(struct peer *p, uint64_t block_id);
+uint64_t peer_split(struct peer *p, uint64_t block_id, uint64_t n_bytes);
 uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name);
 uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms);
 uint64_t peer_goodbye(struct peer *p);

@@ -28,6 +28,7 @@
 
 #define MAX_THREADS 64
 #define MAX_LAG     64
+#define MAX_BYTES   (200L << 20)
 #define RUN         20u /* pairs in a sample */
 #define HELD_BLOCKS 512
 
@@ -43,6 +44,7 @@ struct options {
         const char *trace;
         unsigned n_repeats;
         unsigned limit_mib;
+        bool cached_only; /* the daemon is not asked for each block */
         bool json;
 };
 
@@ -211,19 +213,24 @@ static struct samples workers_end(struct worker *workers, long n)
         return all;
 }
 
+static int n_kinds(void)
+{
+        return o.cached_only ? DAEMON : N_KINDS;
+}
+
 static void measure(long n_threads, struct samples ret[N_KINDS])
 {
         struct worker *workers[N_KINDS];
         double *walls[N_KINDS];
 
-        for (int k = 0; k < N_KINDS; k++) {
+        for (int k = 0; k < n_kinds(); k++) {
                 workers[k] = workers_new(k, n_threads);
                 walls[k] = calloc((size_t)o.n_batches, sizeof(double));
                 if (!walls[k])
                         die("memory", strerror(ENOMEM));
         }
         for (long batch = -1; batch < o.n_batches; batch++)
-                for (int k = 0; k < N_KINDS; k++) {
+                for (int k = 0; k < n_kinds(); k++) {
                         if (n_threads == 1)
                                 worker_batch(workers[k]);
                         else
@@ -233,7 +240,7 @@ static void measure(long n_threads, struct samples ret[N_KINDS])
                         if (batch >= 0)
                                 walls[k][batch] = batch_wall(workers[k], n_threads);
                 }
-        for (int k = 0; k < N_KINDS; k++) {
+        for (int k = 0; k < n_kinds(); k++) {
                 ret[k] = workers_end(workers[k], n_threads);
                 qsort(walls[k], (size_t)o.n_batches, sizeof(double), compare_doubles);
                 ret[k].wall = walls[k][o.n_batches / 4];
@@ -254,7 +261,7 @@ static void print_text(const char *title, const struct samples *s, long n_thread
 {
         printf("%-24s %10s %10s %10s %10s   (ns for a malloc and a free of %ld bytes)\n", title, "median",
                "p99", "mean", "wall", o.n_bytes);
-        for (int k = 0; k < N_KINDS; k++)
+        for (int k = 0; k < n_kinds(); k++)
                 printf("  %-22s %10u %10u %10.0f %10.1f\n", names[k], s[k].median, s[k].p99, s[k].mean,
                        s[k].wall);
         printf("  %-22s %10.2f\n", "cache over malloc", ratio(s, n_threads));
@@ -265,7 +272,7 @@ static json_t *to_json(const struct samples *s, long n_threads)
         json_t *j =
                 json_pack("{s:I, s:f}", "num_threads", (json_int_t)n_threads, "ratio", ratio(s, n_threads));
 
-        for (int k = 0; k < N_KINDS; k++)
+        for (int k = 0; k < n_kinds(); k++)
                 json_object_set_new(j, keys[k],
                                     json_pack("{s:I, s:I, s:f, s:f}", "median_ns", (json_int_t)s[k].median,
                                               "p99_ns", (json_int_t)s[k].p99, "mean_ns", s[k].mean, "wall_ns",
@@ -275,16 +282,18 @@ static json_t *to_json(const struct samples *s, long n_threads)
 
 static _Noreturn void usage(FILE *f, int status)
 {
-        fprintf(f, "Usage: bench-client --bfcd PROGRAM [--json] [--batches N] [--runs N] [--threads N]\n"
-                   "                    [--bytes N] [--lag N] [--max-ratio F] [--max-threads-ratio F]\n"
-                   "       bench-client --bfcd PROGRAM [--json] --trace FILE [--repeat N] [--limit MIB]\n"
-                   "\n"
-                   "Times bfc_malloc and bfc_free with the client's cache and without, and malloc and\n"
-                   "free, from one thread and from several. Ends with 1 if the cache takes more than\n"
-                   "--max-ratio times what malloc takes in one thread, or --max-threads-ratio times\n"
-                   "in several. With a trace: lives through it, and tells what the cache held and how\n"
-                   "often the daemon was asked; --limit is the tenant's, twice the trace's peak\n"
-                   "otherwise.\n");
+        fprintf(f,
+                "Usage: bench-client --bfcd PROGRAM [--json] [--batches N] [--runs N] [--threads N]\n"
+                "                    [--bytes N] [--lag N] [--cached-only] [--max-ratio F]\n"
+                "                    [--max-threads-ratio F]\n"
+                "       bench-client --bfcd PROGRAM [--json] --trace FILE [--repeat N] [--limit MIB]\n"
+                "\n"
+                "Times bfc_malloc and bfc_free with the client's cache and without, and malloc and\n"
+                "free, from one thread and from several; --cached-only leaves out the second. Ends with 1 if the cache takes more than\n"
+                "--max-ratio times what malloc takes in one thread, or --max-threads-ratio times\n"
+                "in several. With a trace: lives through it, and tells what the cache held and how\n"
+                "often the daemon was asked; --limit is the tenant's, twice the trace's peak\n"
+                "otherwise.\n");
         exit(status);
 }
 
@@ -308,6 +317,7 @@ static void parse(int argc, char **argv)
                 { "threads", required_argument, NULL, 't' },
                 { "bytes", required_argument, NULL, 's' },
                 { "lag", required_argument, NULL, 'l' },
+                { "cached-only", no_argument, NULL, 'c' },
                 { "help", no_argument, NULL, 'h' },
                 { "max-ratio", required_argument, NULL, 'r' },
                 { "max-threads-ratio", required_argument, NULL, 'R' },
@@ -330,9 +340,11 @@ static void parse(int argc, char **argv)
                 else if (c == 't')
                         o.n_threads = to_number(optarg, 1, MAX_THREADS);
                 else if (c == 's')
-                        o.n_bytes = to_number(optarg, 1, 1 << 20);
+                        o.n_bytes = to_number(optarg, 1, MAX_BYTES);
                 else if (c == 'l')
                         o.lag = to_number(optarg, 0, MAX_LAG);
+                else if (c == 'c')
+                        o.cached_only = true;
                 else if (c == 'r')
                         o.max_ratio = atof(optarg);
                 else if (c == 'R')
@@ -368,6 +380,14 @@ static void hold(int kind, void **held)
         }
 }
 
+/* For all blocks at once, of both clients. */
+static unsigned limit_mib(void)
+{
+        long n_mib = o.n_bytes / (1 << 20) + 1, n_blocks = 2 * o.n_threads * (o.lag + 1);
+
+        return (unsigned)(256 + n_mib * n_blocks);
+}
+
 int main(int argc, char **argv)
 {
         struct samples one[N_KINDS], many[N_KINDS];
@@ -381,7 +401,7 @@ int main(int argc, char **argv)
                 client_trace(o.bfcd, o.trace, o.n_repeats, o.limit_mib, o.json);
                 return EXIT_SUCCESS;
         }
-        pid = daemon_start(o.bfcd, 256, -1);
+        pid = daemon_start(o.bfcd, limit_mib(), -1);
         snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
         setenv("BFC_CACHE", "on", 1);
         clients[CACHE] = client_start(path, "bench-client", 0);

@@ -8,7 +8,9 @@
  * short and go to and fro between polite and hostile, so that whatever the
  * machine does meanwhile meets both; what counts is the victim's p99 beside a
  * hostile neighbour against that beside an equally busy polite one. In each phase
- * a third tenant grows up to its reserve, from nothing; it must be granted. */
+ * a third tenant grows up to its reserve, from nothing; it must be granted.
+ *
+ * The kinds `grow` and `release` are not beside the polite: see supply.h. */
 #include <bfcclient.h>
 
 #include <errno.h>
@@ -29,6 +31,7 @@
 
 #include "tests/bench/daemon.h"
 #include "tests/bench/hostile.h"
+#include "tests/bench/supply.h"
 #include "tests/integration/raw.h"
 
 #define BLOCK_BYTES    4000u
@@ -36,7 +39,7 @@
 #define MAX_SAMPLES    (UINT32_C(4) << 20)
 #define NEIGHBOUR_UID  4242u /* for runs as root: no user of the victim's */
 #define RESERVE_MIB    32u
-#define SETTLE_MS      20000
+#define SETTLE_MS      120000
 
 /* The neighbours may take all that the others' reserves leave. */
 static const char config_text[] =
@@ -56,10 +59,11 @@ static struct {
         const char *bfcd;
         const char *only; /* one kind of neighbour */
         long n_neighbours, n_rounds, phase_ms;
-        double max_ratio;
+        double max_ratio, max_ms;
         int core, other_core;
-        bool json;
-} o = { .n_neighbours = 4, .n_rounds = 10, .phase_ms = 200, .core = 0, .other_core = 1 };
+        bool json, is_cuda;
+        long supply_mib;
+} o = { .supply_mib = 4096, .n_neighbours = 4, .n_rounds = 10, .phase_ms = 200, .core = 0, .other_core = 1 };
 
 struct samples {
         uint32_t *ns;
@@ -271,10 +275,13 @@ static _Noreturn void usage(FILE *f, int status)
         fprintf(f,
                 "Usage: bench-neighbours --bfcd PROGRAM [--json] [--pin CORE,CORE | --pin none] [--rounds N]\n"
                 "                        [--phase-ms N] [--neighbours N] [--only KIND] [--max-ratio F]\n"
+                "                        [--supply-mib N] [--max-ms F] [--cuda]\n"
                 "\n"
                 "What hostile neighbours cost a victim, beside polite ones. Microseconds; acts are requests,\n"
                 "connections or deaths. Ends with 1 if a ratio of the p99s is above --max-ratio, or if\n"
-                "anybody was refused what its reserve promises.\n");
+                "anybody was refused what its reserve promises.\n"
+                "The kinds 'grow' and 'release': how long 64 MiB take beside a growth or release of --supply-mib\n"
+                "(4096). Ends with 1 if a median is above --max-ms. --cuda: only these, on the GPU cuda:0.\n");
         exit(status);
 }
 
@@ -299,11 +306,19 @@ static void parse_pin(const char *word)
 static void parse(int argc, char **argv)
 {
         static const struct option longs[] = {
-                { "bfcd", required_argument, NULL, 'd' },     { "json", no_argument, NULL, 'j' },
-                { "pin", required_argument, NULL, 'p' },      { "rounds", required_argument, NULL, 'r' },
-                { "phase-ms", required_argument, NULL, 'm' }, { "neighbours", required_argument, NULL, 'n' },
-                { "only", required_argument, NULL, 'o' },     { "max-ratio", required_argument, NULL, 'x' },
-                { "help", no_argument, NULL, 'h' },           { 0 },
+                { "bfcd", required_argument, NULL, 'd' },
+                { "json", no_argument, NULL, 'j' },
+                { "pin", required_argument, NULL, 'p' },
+                { "rounds", required_argument, NULL, 'r' },
+                { "phase-ms", required_argument, NULL, 'm' },
+                { "neighbours", required_argument, NULL, 'n' },
+                { "only", required_argument, NULL, 'o' },
+                { "max-ratio", required_argument, NULL, 'x' },
+                { "supply-mib", required_argument, NULL, 's' },
+                { "max-ms", required_argument, NULL, 'M' },
+                { "cuda", no_argument, NULL, 'c' },
+                { "help", no_argument, NULL, 'h' },
+                { 0 },
         };
         int c;
 
@@ -324,6 +339,12 @@ static void parse(int argc, char **argv)
                         o.n_neighbours = to_number(optarg, 1, MAX_NEIGHBOURS);
                 else if (c == 'o')
                         o.only = optarg;
+                else if (c == 's')
+                        o.supply_mib = to_number(optarg, 2, 1 << 20);
+                else if (c == 'M')
+                        o.max_ms = atof(optarg);
+                else if (c == 'c')
+                        o.is_cuda = true;
                 else if (c == 'x')
                         o.max_ratio = atof(optarg);
                 else
@@ -339,9 +360,6 @@ static pid_t set_the_stage(void)
         char text[2048];
         pid_t pid;
 
-        make_folder("bench-neighbours");
-        if (chmod(folder, 0755) < 0)
-                die(folder, strerror(errno));
         stage = mmap(NULL, sizeof(*stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (stage == MAP_FAILED)
                 die("memory", strerror(errno));
@@ -356,20 +374,22 @@ static pid_t set_the_stage(void)
         return pid;
 }
 
-int main(int argc, char **argv)
+static bool is_supply(const char *kind)
 {
-        json_t *list = json_array();
-        unsigned n_refused = 0;
-        double worst = 0;
-        pid_t pid;
+        return strcmp(kind, "grow") == 0 || strcmp(kind, "release") == 0;
+}
 
-        parse(argc, argv);
-        pid = set_the_stage();
+/* All kinds but those of supply.h; the worst ratio. */
+static double measure_hostiles(json_t *list, unsigned *n_refused)
+{
+        pid_t pid = set_the_stage();
+        double worst = 0;
+
         if (!o.json)
                 printf("  %-26s %9s %9s %9s %10s %12s\n", "", "median", "p99", "max", "requests", "acts/s");
         for (size_t i = 0; i < n_hostiles; i++) {
                 double ratio = !o.only || strcmp(o.only, hostiles[i].key) == 0
-                                       ? measure(&hostiles[i], list, &n_refused)
+                                       ? measure(&hostiles[i], list, n_refused)
                                        : 0;
 
                 worst = ratio > worst ? ratio : worst;
@@ -378,10 +398,30 @@ int main(int argc, char **argv)
         bfc_disconnect(victim);
         kill(pid, SIGTERM);
         waitpid(pid, NULL, 0);
+        return worst;
+}
+
+int main(int argc, char **argv)
+{
+        json_t *list = json_array(), *supplies = json_array();
+        unsigned n_refused = 0;
+        double worst = 0, worst_ms = 0;
+
+        parse(argc, argv);
+        make_folder("bench-neighbours");
+        if (chmod(folder, 0755) < 0)
+                die(folder, strerror(errno));
+        if (!o.is_cuda && (!o.only || !is_supply(o.only)))
+                worst = measure_hostiles(list, &n_refused);
+        if (!o.only || is_supply(o.only))
+                worst_ms = supply_measure(
+                        &(struct supply){ o.bfcd, o.n_rounds, o.supply_mib, o.is_cuda, o.json }, o.only,
+                        supplies);
         if (o.json) {
-                json_t *root = json_pack("{s:i, s:i, s:b, s:f, s:i, s:o}", "schema", 1, "num_neighbours",
-                                         (int)o.n_neighbours, "pinned", o.core >= 0, "worst_ratio", worst,
-                                         "reserve_refusals", (int)n_refused, "neighbours", list);
+                json_t *root =
+                        json_pack("{s:i, s:i, s:b, s:f, s:i, s:o, s:o}", "schema", 1, "num_neighbours",
+                                  (int)o.n_neighbours, "pinned", o.core >= 0, "worst_ratio", worst,
+                                  "reserve_refusals", (int)n_refused, "neighbours", list, "supply", supplies);
 
                 json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(4));
                 putchar('\n');
@@ -389,6 +429,10 @@ int main(int argc, char **argv)
         } else {
                 printf("worst ratio %.2f; refused of what reserves promise: %u\n", worst, n_refused);
                 json_decref(list);
+                json_decref(supplies);
         }
-        return n_refused > 0 || (o.max_ratio > 0 && worst > o.max_ratio) ? EXIT_FAILURE : EXIT_SUCCESS;
+        return n_refused > 0 || (o.max_ratio > 0 && worst > o.max_ratio) ||
+                               (o.max_ms > 0 && worst_ms > o.max_ms)
+                       ? EXIT_FAILURE
+                       : EXIT_SUCCESS;
 }

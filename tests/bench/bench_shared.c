@@ -155,7 +155,7 @@ static uint64_t kill_all(bfc_client *client, const pid_t *pids, long n)
         begin = now_ns();
         kill(pids[n - 1], SIGKILL);
         while (usage(client).bytes_in_use > 0)
-                if (now_ns() - begin > UINT64_C(20000000000))
+                if (now_ns() - begin > UINT64_C(120000000000))
                         die("usage", "it is still there after the last holder was killed");
         waitpid(pids[n - 1], NULL, 0);
         return now_ns() - begin;

@@ -106,7 +106,7 @@ static void need(bfc_client *client, struct result *result, double *ret_ms)
 
         if (r == -EDQUOT || r == -ENOMEM) {
                 result->n_refused++;
-                how.wait_ms = 10000;
+                how.wait_ms = 120000;
                 r = bfc_malloc_with(client, ASKED_BYTES, &how, &p);
         }
         if (r < 0)

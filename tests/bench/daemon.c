@@ -147,7 +147,7 @@ bfc_client *client_start(const char *path, const char *name, uint64_t flags)
         bfc_client *client = NULL;
         int r = -ENOENT;
 
-        for (int i = 0; i < 500; i++) {
+        for (int i = 0; i < 12000; i++) {
                 r = bfc_connect(&o, &client);
                 if (r != -ENOENT && r != -ECONNREFUSED)
                         break;

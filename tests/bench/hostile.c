@@ -368,7 +368,7 @@ static void act_waits(struct stage *s)
                 for (size_t i = 0; i < N_WAITERS * N_WAITS; i++)
                         (void)raw_send(raws[i / N_WAITS], &r);
                 for (size_t i = 0; i < N_WAITERS * N_WAITS; i++) {
-                        if (raw_receive(raws[i / N_WAITS], LONG_MS, &reply) < 0)
+                        if (raw_receive(raws[i / N_WAITS], LONG_MS, &reply) != 0)
                                 die("a neighbour that waits", "no answer");
                         bfcd__reply__free_unpacked(reply, NULL);
                         count(s, 1);

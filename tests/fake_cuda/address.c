@@ -82,8 +82,5 @@ void fake_address_give_back(uintptr_t at, size_t n_bytes)
 
 bool fake_address_map(uintptr_t at, size_t n_bytes, int fd, int protection)
 {
-        if (mmap((void *)at, n_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-                return false;
-        madvise((void *)at, n_bytes, MADV_DONTFORK);
-        return true;
+        return fake_object_map((void *)at, n_bytes, protection, fd) != NULL;
 }

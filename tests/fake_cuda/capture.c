@@ -9,9 +9,10 @@
  * threads, one in thread-local mode in its own, a relaxed one in none; a thread
  * may relax itself by cuThreadExchangeStreamCaptureMode. A forbidden call
  * answers 900 and spoils the capture that forbade it. To wait for a context is
- * refused to a relaxed thread too while one of its streams is captured, and
- * spoils it if it is a blocking one (what drivers do is not known). Whether such
- * a one is captured can be asked of the default stream without harm: 906. */
+ * refused to a relaxed thread too while one of its streams is captured, in
+ * whatever mode, and spoils all those captures. To use the default stream while
+ * a blocking one is captured is refused (906) and spoils that. Whether one is
+ * captured can be asked of the default stream without harm: 906. */
 #include "tests/fake_cuda/fake.h"
 
 #include <stdlib.h>
@@ -63,17 +64,70 @@ CUresult fake_capture_allows_unsafe(void)
         return r;
 }
 
+/* Of virtual memory and of handles; what else is unsafe asks by itself. */
+bool fake_call_is_unsafe(enum fake_function f)
+{
+        switch (f) {
+        case FN_cuIpcGetMemHandle:
+        case FN_cuIpcOpenMemHandle_v2:
+        case FN_cuIpcCloseMemHandle:
+        case FN_cuMemCreate:
+        case FN_cuMemRelease:
+        case FN_cuMemExportToShareableHandle:
+        case FN_cuMemImportFromShareableHandle:
+        case FN_cuMemAddressReserve:
+        case FN_cuMemAddressFree:
+        case FN_cuMemMap:
+        case FN_cuMemUnmap:
+        case FN_cuMemSetAccess:
+                return true;
+        default:
+                return false;
+        }
+}
+
+static bool is_captured_blocking(const struct CUstream_st *s, CUcontext c)
+{
+        return s->context == c && s->capture != CU_STREAM_CAPTURE_STATUS_NONE &&
+               !(s->flags & CU_STREAM_NON_BLOCKING);
+}
+
 bool fake_capture_of_blocking(CUcontext c)
 {
         bool is_capturing = false;
 
         pthread_mutex_lock(&fake_stream_lock);
         for (const struct CUstream_st *s = fake_streams; s; s = s->next)
-                if (s->context == c && s->capture != CU_STREAM_CAPTURE_STATUS_NONE &&
-                    !(s->flags & CU_STREAM_NON_BLOCKING))
-                        is_capturing = true;
+                is_capturing |= is_captured_blocking(s, c);
         pthread_mutex_unlock(&fake_stream_lock);
         return is_capturing;
+}
+
+CUresult fake_capture_allows_use(const struct CUstream_st *s)
+{
+        CUresult r = CUDA_SUCCESS;
+
+        if (__atomic_load_n(&n_captures, __ATOMIC_RELAXED) == 0 || !fake_stream_is_default(s))
+                return CUDA_SUCCESS;
+        for (struct CUstream_st *other = fake_streams; other; other = other->next) {
+                if (!is_captured_blocking(other, s->context))
+                        continue;
+                other->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+                r = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
+        return r;
+}
+
+static void end_capture(struct CUstream_st *s)
+{
+        s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
+        __atomic_sub_fetch(&n_captures, 1, __ATOMIC_RELAXED);
+}
+
+void fake_capture_forget(CUstream s)
+{
+        if (s->capture != CU_STREAM_CAPTURE_STATUS_NONE)
+                end_capture(s);
 }
 
 CUresult fake_capture_allows_wait(CUcontext c)
@@ -84,9 +138,8 @@ CUresult fake_capture_allows_wait(CUcontext c)
         for (struct CUstream_st *s = fake_streams; s; s = s->next) {
                 if (s->context != c || s->capture == CU_STREAM_CAPTURE_STATUS_NONE)
                         continue;
+                s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
                 r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-                if (!(s->flags & CU_STREAM_NON_BLOCKING))
-                        s->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
         }
         pthread_mutex_unlock(&fake_stream_lock);
         return r;
@@ -115,7 +168,7 @@ API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *ret_sta
         r = fake_stream_get(stream, &s);
         if (r != CUDA_SUCCESS)
                 return r;
-        if (s != stream && fake_capture_of_blocking(s->context))
+        if (fake_stream_is_default(s) && fake_capture_of_blocking(s->context))
                 return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         pthread_mutex_lock(&fake_stream_lock);
         *ret_status = s->capture;
@@ -134,7 +187,7 @@ API CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
                 return r;
         if ((unsigned int)mode > CU_STREAM_CAPTURE_MODE_RELAXED)
                 return CUDA_ERROR_INVALID_VALUE;
-        if (s != stream) /* the default stream cannot be captured */
+        if (fake_stream_is_default(s)) /* it cannot be captured */
                 return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         pthread_mutex_lock(&fake_stream_lock);
         if (s->capture == CU_STREAM_CAPTURE_STATUS_NONE) {
@@ -170,8 +223,7 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *ret_graph)
         } else {
                 if (s->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
                         r = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-                s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
-                __atomic_sub_fetch(&n_captures, 1, __ATOMIC_RELAXED);
+                end_capture(s);
         }
         pthread_mutex_unlock(&fake_stream_lock);
         if (r != CUDA_SUCCESS)

@@ -69,13 +69,12 @@ static CUresult context_start(CUcontext c)
         r = fake_object_new(c->device, 'c', fake.context_n_bytes, &c->object, &fd);
         if (r != CUDA_SUCCESS)
                 return r;
-        c->held = mmap(NULL, 4096, PROT_NONE, MAP_SHARED, fd, 0);
-        close(fd);
-        if (c->held == MAP_FAILED) {
+        c->held = fake_object_map(NULL, 4096, PROT_NONE, fd);
+        fake_object_close(fd);
+        if (!c->held) {
                 fake_object_drop(&c->object);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        madvise(c->held, 4096, MADV_DONTFORK);
         return CUDA_SUCCESS;
 }
 
@@ -198,7 +197,7 @@ static bool is_alive(CUcontext c)
         for (unsigned int i = 0; i < fake.n_visible; i++)
                 if (fake.visible[i]->primary == c)
                         return __atomic_load_n(&c->n_refs, __ATOMIC_RELAXED) > 0;
-        return false;
+        return fake_green_is_alive(c);
 }
 
 API CUresult cuCtxPushCurrent_v2(CUcontext context)

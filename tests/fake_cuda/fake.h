@@ -13,6 +13,7 @@
  *   vmm.c      cuMemCreate, handles and fds;  map.c  addresses and access
  *   queue.c    queues of work and the threads that do it;  stream.c  streams
  *   copy.c     copies and fills
+ *   green.c    green contexts
  *   event.c    events;  capture.c: what stream capture forbids
  *
  * Locks: fake_memory_lock guards the ranges, the VMM handles and the contexts;
@@ -32,6 +33,7 @@
 #define API              __attribute__((visibility("default")))
 #define FAKE_GRANULARITY ((size_t)2 << 20)
 #define FAKE_MAX_DEVICES 16
+#define FAKE_MAX_FOREIGN 32
 
 /* ---- fault.c ------------------------------------------------------------- */
 
@@ -79,7 +81,12 @@ struct fake_settings {
         uint64_t context_n_bytes, poison_n_bytes;
         unsigned int stream_delay_us;
         int version;
-        bool ipc_same_uid, peer_access, forked_dies;
+        bool ipc_same_uid, peer_access, forked_dies, fork_keeps, fd_is_socket;
+        CUresult destroyed_stream; /* what calls with one answer; CUDA_SUCCESS: they end the process */
+        uint64_t free_late_ms, stack_n_bytes;
+        uint64_t ms_per_gib;
+        uint64_t foreign[FAKE_MAX_FOREIGN];
+        unsigned int n_foreign;
         const char *attributes; /* "20=3,1/102=0" */
         const char *missing;    /* functions that cuGetProcAddress shall not know */
 };
@@ -116,6 +123,20 @@ CUresult fake_object_of_fd(int fd, struct fake_object *ret);
 void fake_object_disown(struct fake_object *o);
 void fake_object_drop(const struct fake_object *o);
 uint64_t fake_in_use(unsigned int device);
+/* What was given back by this process and does not show yet; what others have taken. */
+uint64_t fake_not_shown(unsigned int device);
+uint64_t fake_foreign(void);
+/* A mapping that keeps an object alive: a forked child gets it only where settings say so. at NULL:
+ * anywhere. NULL: it failed. */
+void *fake_object_map(void *at, size_t n_bytes, int protection, int fd);
+/* The fds of the functions above are closed in a forked child, until the process gives them to its program. */
+void fake_object_close(int fd);
+int fake_object_take_fd(int fd);
+void fake_guard_forks(void); /* once */
+/* What cuMemExportToShareableHandle gives for an object's file: takes it over. -1. And back:
+ * a new fd of the file; -1: it is none. */
+int fake_fd_wrap(int file);
+int fake_fd_unwrap(int fd);
 
 /* ---- context.c ----------------------------------------------------------- */
 
@@ -132,6 +153,9 @@ struct CUctx_st {
 CUresult fake_context(CUcontext *ret);
 CUcontext fake_context_current(void);
 void fake_context_stick(CUcontext c, CUresult error);
+
+/* green.c */
+bool fake_green_is_alive(CUcontext c);
 
 /* ---- memory.c ------------------------------------------------------------ */
 
@@ -198,8 +222,11 @@ struct fake_work {
         void *data;
 };
 
+/* A stream that was destroyed stays on the list until its work is done; its handle may be
+ * another one's by then. */
 struct CUstream_st {
         struct CUstream_st *next;
+        CUstream handle; /* what the program has; NULL: the default stream, or it was destroyed */
         CUcontext context;
         unsigned int flags;
         struct fake_job *first, **last;
@@ -219,8 +246,11 @@ CUresult fake_stream_get(CUstream handle, CUstream *ret);
 CUresult fake_stream_put(CUstream s, const struct fake_work *work, bool wait);
 CUresult fake_stream_put_marked(CUstream s, struct fake_mark *const *after, struct fake_mark **ret);
 CUresult fake_streams_wait(CUcontext c);
-void fake_stream_finish(CUstream s);
-void fake_streams_destroy_of(CUcontext c);
+/* It takes no more work, does what it has, and frees itself. The lock is held. */
+void fake_stream_close(CUstream s);
+void fake_streams_wait_for_end(CUcontext c); /* until none is left; the lock is held */
+void fake_streams_destroy_of(CUcontext c);   /* returns when their work is done */
+bool fake_stream_is_default(const struct CUstream_st *s);
 /* A place that keeps a mark, such as an event; no mark there counts as passed. */
 bool fake_mark_is_done(struct fake_mark **m);
 void fake_mark_wait(struct fake_mark **m);
@@ -228,8 +258,13 @@ void fake_mark_replace(struct fake_mark **at, struct fake_mark *m);
 bool fake_stream_is_capturing(CUstream s);
 /* CUDA_SUCCESS, or 900 and every capture that forbids the call is invalid. */
 CUresult fake_capture_allows_unsafe(void);
+bool fake_call_is_unsafe(enum fake_function f);
 void fake_capture_invalidate(CUstream s);
 bool fake_capture_of_blocking(CUcontext c);
 CUresult fake_capture_allows_wait(CUcontext c); /* for all its work; a relaxed thread too */
+/* To use the default stream is refused (906), and spoils them, while blocking streams are captured.
+ * The lock is held. */
+CUresult fake_capture_allows_use(const struct CUstream_st *s);
+void fake_capture_forget(CUstream s); /* it was destroyed; the lock is held */
 
 #endif

@@ -234,12 +234,26 @@ static CUresult apply_rules(enum fake_function f, uint64_t n, uint64_t n_total)
         return CUDA_SUCCESS;
 }
 
+/* A real driver's calls need as much as they need: who makes them on a small stack is found out. */
+static __attribute__((noinline)) void use_stack(void)
+{
+        size_t n_bytes = fake.stack_n_bytes;
+        volatile char *bytes;
+
+        if (n_bytes == 0)
+                return;
+        bytes = __builtin_alloca(n_bytes);
+        for (size_t i = 0; i < n_bytes; i += 1024)
+                bytes[n_bytes - 1 - i] = 1; /* from the top down, so that a guard page is met */
+}
+
 CUresult fake_enter(enum fake_function f)
 {
         uint64_t n, n_total;
         CUresult r;
 
         fake_setup();
+        use_stack();
         /* What a fork()ed child inherits of the driver is of no use to it. */
         if (__atomic_load_n(&initialised_by, __ATOMIC_ACQUIRE) != 0 && initialised_by != getpid()) {
                 if (fake.forked_dies)
@@ -252,7 +266,7 @@ CUresult fake_enter(enum fake_function f)
                 return r;
         if (__atomic_load_n(&initialised_by, __ATOMIC_ACQUIRE) == 0 && !works_before_init(f))
                 return CUDA_ERROR_NOT_INITIALIZED;
-        return CUDA_SUCCESS;
+        return fake_call_is_unsafe(f) ? fake_capture_allows_unsafe() : CUDA_SUCCESS;
 }
 
 void fake_set_initialised(void)

@@ -165,22 +165,22 @@ static CUresult open_locked(CUcontext c, const struct handle *h, CUdeviceptr *re
         r = find_opened(c, h->id);
         if (r) {
                 r->n_refs++;
-                close(fd);
+                fake_object_close(fd);
                 *ret = r->at;
                 return CUDA_SUCCESS;
         }
         if (overlaps_stale(c, h)) {
-                close(fd);
+                fake_object_close(fd);
                 return CUDA_ERROR_ALREADY_MAPPED;
         }
         at = fake_address_take(h->n_bytes, FAKE_GRANULARITY);
         if (at == 0 || !fake_address_map(at, h->n_bytes, fd, PROT_READ | PROT_WRITE)) {
                 if (at)
                         fake_address_give_back(at, h->n_bytes);
-                close(fd);
+                fake_object_close(fd);
                 return CUDA_ERROR_MAP_FAILED;
         }
-        close(fd);
+        fake_object_close(fd);
         r = fake_range_add(RANGE_IPC, at, h->n_asked, h->n_bytes);
         r->device = fake_device_by_index(h->device);
         r->context = c;

@@ -78,10 +78,10 @@ static CUresult map_locked(uintptr_t at, size_t n_bytes, CUmemGenericAllocationH
         if (result != CUDA_SUCCESS)
                 return result;
         if (!fake_address_map(at, n_bytes, fd, PROT_NONE)) {
-                close(fd);
+                fake_object_close(fd);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        close(fd);
+        fake_object_close(fd);
         r = fake_range_add(RANGE_MAPPED, at, n_bytes, n_bytes);
         r->device = fake_device_by_index(o.device);
         r->object = o;
@@ -129,12 +129,17 @@ static CUresult unmap_one(uintptr_t at, size_t *ret_n_bytes)
         return CUDA_SUCCESS;
 }
 
-/* Does not wait for work that still uses it: that work ends the context (700). */
+/* Does not wait for work that still uses it: that work ends the context (700). Needs no context, but one that
+ * is broken answers as it does to everything. */
 API CUresult cuMemUnmap(CUdeviceptr pointer, size_t n_bytes)
 {
-        CUresult r = CUDA_SUCCESS;
+        CUcontext c = fake_context_current();
+        CUresult r;
 
         ENTER(cuMemUnmap);
+        r = c ? __atomic_load_n(&c->sticky, __ATOMIC_RELAXED) : CUDA_SUCCESS;
+        if (r != CUDA_SUCCESS)
+                return r;
         pthread_rwlock_wrlock(&fake_memory_lock);
         if (n_bytes == 0 || !is_whole_mappings(pointer, n_bytes))
                 r = CUDA_ERROR_INVALID_VALUE;

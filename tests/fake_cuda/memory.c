@@ -64,9 +64,9 @@ void fake_range_remove(struct fake_range *r)
 
 void fake_range_destroy(struct fake_range *r)
 {
-        fake_address_give_back(r->at, r->n_mapped);
-        if (r->kind == RANGE_ALLOC)
+        if (r->kind == RANGE_ALLOC) /* while it is mapped: else another process may take it away before */
                 fake_object_disown(&r->object);
+        fake_address_give_back(r->at, r->n_mapped);
         if (r->kind & RANGE_MEMORY)
                 fake_object_drop(&r->object);
         fake_range_remove(r);
@@ -123,11 +123,11 @@ static CUresult alloc(CUcontext c, size_t n_bytes, CUdeviceptr *ret)
         if (at == 0 || !fake_address_map(at, n_mapped, fd, PROT_READ | PROT_WRITE)) {
                 if (at)
                         fake_address_give_back(at, n_mapped);
-                close(fd);
+                fake_object_close(fd);
                 fake_object_drop(&o);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        close(fd);
+        fake_object_close(fd);
         pthread_rwlock_wrlock(&fake_memory_lock);
         r = fake_range_add(RANGE_ALLOC, at, n_bytes, n_mapped);
         r->device = c->device;
@@ -195,7 +195,7 @@ API CUresult cuMemGetInfo_v2(size_t *ret_n_free, size_t *ret_n_total)
                 return r;
         if (!ret_n_free || !ret_n_total)
                 return CUDA_ERROR_INVALID_VALUE;
-        n_used = fake_in_use(c->device->index);
+        n_used = fake_in_use(c->device->index) + fake_not_shown(c->device->index) + fake_foreign();
         *ret_n_free = n_used < c->device->n_bytes ? c->device->n_bytes - n_used : 0;
         *ret_n_total = c->device->n_bytes;
         return CUDA_SUCCESS;

@@ -12,7 +12,11 @@
  *
  * The last page of a file, behind the memory, says again what it is: for those
  * who have only an fd. Invariant: whoever looks for locks, or takes the first
- * one on a file, holds the folder's lock. */
+ * one on a file, holds the folder's lock.
+ *
+ * A flock() is shared with a fork()ed child, and lives as long as the child has the
+ * fd. So no fork() happens while this process holds the folder's lock or makes a
+ * mapping, and a child closes the fds of objects that its parent has open. */
 #include "tests/fake_cuda/fake.h"
 
 #include <dirent.h>
@@ -21,9 +25,12 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LABEL_MAGIC UINT64_C(0x616475436b6166ff)
@@ -84,9 +91,69 @@ static int open_anyway(const char *path, int flags)
         return fd;
 }
 
+/* Held across each fork(). */
+static pthread_mutex_t fork_lock = PTHREAD_MUTEX_INITIALIZER;
+static int open_objects[64]; /* fds plus one; guarded by fork_lock */
+#define N_OPEN_OBJECTS (sizeof(open_objects) / sizeof(open_objects[0]))
+
+static void before_fork(void)
+{
+        pthread_mutex_lock(&fork_lock);
+}
+
+static void after_fork(void)
+{
+        pthread_mutex_unlock(&fork_lock);
+}
+
+static void in_child(void)
+{
+        for (size_t i = 0; i < N_OPEN_OBJECTS; i++) {
+                if (open_objects[i] > 0)
+                        close(open_objects[i] - 1);
+                open_objects[i] = 0;
+        }
+        pthread_mutex_unlock(&fork_lock);
+}
+
+void fake_guard_forks(void)
+{
+        if (pthread_atfork(before_fork, after_fork, in_child) != 0)
+                fake_die("out of memory");
+}
+
+/* With fork_lock held. */
+static void replace_open_object(int from, int to)
+{
+        for (size_t i = 0; i < N_OPEN_OBJECTS; i++)
+                if (open_objects[i] == from) {
+                        open_objects[i] = to;
+                        return;
+                }
+        if (from == 0)
+                fake_die("more than %zu objects are open", N_OPEN_OBJECTS);
+}
+
+int fake_object_take_fd(int fd)
+{
+        pthread_mutex_lock(&fork_lock);
+        replace_open_object(fd + 1, 0);
+        pthread_mutex_unlock(&fork_lock);
+        return fd;
+}
+
+void fake_object_close(int fd)
+{
+        pthread_mutex_lock(&fork_lock);
+        replace_open_object(fd + 1, 0);
+        close(fd);
+        pthread_mutex_unlock(&fork_lock);
+}
+
 static void folder_unlock(int lock)
 {
         close(lock);
+        pthread_mutex_unlock(&fork_lock);
         fill_spares();
 }
 
@@ -97,6 +164,7 @@ static int folder_lock(void)
 
         fill_spares();
         snprintf(path, sizeof(path), "%s/lock", fake_folder);
+        pthread_mutex_lock(&fork_lock);
         fd = open_anyway(path, O_RDWR | O_CREAT | O_CLOEXEC);
         if (fd < 0)
                 fake_die("cannot open %s: %m", path);
@@ -145,6 +213,133 @@ static uint64_t in_use_locked(unsigned int device)
         return n_bytes;
 }
 
+/* ---- what shows of it ----------------------------------------------------- */
+
+static struct late {
+        unsigned int device;
+        uint64_t n_bytes;
+        int64_t until_ms;
+} late[256];
+static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void note_freed(const struct fake_object *o)
+{
+        int64_t now = now_ms();
+
+        if (fake.free_late_ms == 0)
+                return;
+        pthread_mutex_lock(&late_lock);
+        for (size_t i = 0; i < sizeof(late) / sizeof(late[0]); i++)
+                if (late[i].until_ms <= now) {
+                        late[i] = (struct late){ o->device, o->n_bytes, now + (int64_t)fake.free_late_ms };
+                        break;
+                }
+        pthread_mutex_unlock(&late_lock);
+}
+
+uint64_t fake_not_shown(unsigned int device)
+{
+        int64_t now = now_ms();
+        uint64_t n_bytes = 0;
+
+        pthread_mutex_lock(&late_lock);
+        for (size_t i = 0; i < sizeof(late) / sizeof(late[0]); i++)
+                if (late[i].device == device && late[i].until_ms > now)
+                        n_bytes += late[i].n_bytes;
+        pthread_mutex_unlock(&late_lock);
+        return n_bytes;
+}
+
+uint64_t fake_foreign(void)
+{
+        static unsigned int n_asked;
+        unsigned int n;
+
+        if (fake.n_foreign == 0)
+                return 0;
+        n = __atomic_fetch_add(&n_asked, 1, __ATOMIC_RELAXED);
+        return fake.foreign[n % fake.n_foreign];
+}
+
+void *fake_object_map(void *at, size_t n_bytes, int protection, int fd)
+{
+        void *p;
+
+        pthread_mutex_lock(&fork_lock);
+        p = mmap(at, n_bytes, protection, MAP_SHARED | (at ? MAP_FIXED : 0), fd, 0);
+        if (p != MAP_FAILED && !fake.fork_keeps)
+                madvise(p, n_bytes, MADV_DONTFORK);
+        pthread_mutex_unlock(&fork_lock);
+        return p == MAP_FAILED ? NULL : p;
+}
+
+/* ---- fds that are no regular files ---------------------------------------- */
+
+/* The file waits in the queue of a socket, as alive as in a table of fds. A datagram socket
+ * does not hang up when its other end is closed. */
+int fake_fd_wrap(int file)
+{
+        union {
+                struct cmsghdr header;
+                char bytes[CMSG_SPACE(sizeof(int))];
+        } control = { .bytes = { 0 } };
+        struct iovec byte = { .iov_base = (char[]){ 0 }, .iov_len = 1 };
+        struct msghdr message = {
+                .msg_iov = &byte, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+        };
+        int ends[2];
+        ssize_t n;
+
+        if (!fake.fd_is_socket)
+                return file;
+        if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) < 0) {
+                close(file);
+                return -1;
+        }
+        control.header = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)),
+                                           .cmsg_level = SOL_SOCKET,
+                                           .cmsg_type = SCM_RIGHTS };
+        memcpy(CMSG_DATA(&control.header), &file, sizeof(file));
+        n = sendmsg(ends[1], &message, 0);
+        close(file);
+        close(ends[1]);
+        if (n < 0) {
+                close(ends[0]);
+                return -1;
+        }
+        return ends[0];
+}
+
+int fake_fd_unwrap(int fd)
+{
+        union {
+                struct cmsghdr header;
+                char bytes[CMSG_SPACE(sizeof(int))];
+        } control;
+        struct iovec byte = { .iov_base = (char[]){ 0 }, .iov_len = 1 };
+        struct msghdr message = {
+                .msg_iov = &byte, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+        };
+        struct stat st;
+        int file;
+
+        if (fstat(fd, &st) == 0 && !S_ISSOCK(st.st_mode))
+                return fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        if (recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC) < 0 ||
+            message.msg_controllen < CMSG_LEN(sizeof(int)))
+                return -1;
+        memcpy(&file, CMSG_DATA(&control.header), sizeof(file));
+        return file;
+}
+
 uint64_t fake_in_use(unsigned int device)
 {
         int lock = folder_lock();
@@ -171,6 +366,7 @@ static CUresult object_create_locked(const struct fake_object *o, uint64_t n_bac
                 close(fd);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
+        replace_open_object(0, fd + 1);
         *ret_fd = fd;
         return CUDA_SUCCESS;
 }
@@ -213,7 +409,7 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
         if (r != CUDA_SUCCESS)
                 return r;
         if (!poison(fd, n_backed < fake.poison_n_bytes ? n_backed : fake.poison_n_bytes)) {
-                close(fd); /* the machine's memory is full, so the device's is */
+                fake_object_close(fd); /* the machine's memory is full, so the device's is */
                 fake_object_drop(&o);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -231,8 +427,10 @@ CUresult fake_object_open(const struct fake_object *o, int *ret_fd)
         lock = folder_lock();
         fd = open(path, O_RDWR | O_CLOEXEC);
         error = errno;
-        if (fd >= 0)
+        if (fd >= 0) {
                 lock_fd(fd, LOCK_SH);
+                replace_open_object(0, fd + 1);
+        }
         folder_unlock(lock);
         if (fd < 0)
                 return error == ENOENT ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_OPERATING_SYSTEM;
@@ -277,6 +475,11 @@ void fake_object_drop(const struct fake_object *o)
         int lock = folder_lock();
 
         object_path(o, path);
-        object_reap(path);
+        if (fake.free_late_ms > 0 && access(path, F_OK) == 0) {
+                if (object_reap(path))
+                        note_freed(o);
+        } else {
+                object_reap(path);
+        }
         folder_unlock(lock);
 }

@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 struct fake_mark {
@@ -100,6 +101,9 @@ static void work_do(CUcontext c, const struct fake_work *w)
                      (!w->is_from_device || fake_range_allows((uintptr_t)w->from, w->n_bytes, false));
         if (is_allowed && w->from)
                 memmove(w->to, w->from, w->n_bytes);
+        else if (is_allowed && fake.ms_per_gib > 0 && w->value == 0 &&
+                 madvise(w->to, w->n_bytes, MADV_REMOVE) == 0)
+                ;
         else if (is_allowed)
                 memset(w->to, w->value, w->n_bytes);
         pthread_rwlock_unlock(&fake_memory_lock);
@@ -126,6 +130,19 @@ static void job_run(struct CUstream_st *s, struct fake_job *j)
         pthread_cond_broadcast(&changed);
 }
 
+/* It was closed, and has nothing left to do. */
+static void stream_end(struct CUstream_st *s)
+{
+        struct CUstream_st **at = &fake_streams;
+
+        while (*at != s)
+                at = &(*at)->next;
+        *at = s->next;
+        mark_put(s->mark);
+        free(s);
+        pthread_cond_broadcast(&changed);
+}
+
 static void *stream_thread(void *data)
 {
         struct CUstream_st *s = data;
@@ -140,6 +157,7 @@ static void *stream_thread(void *data)
                                 s->last = &s->first;
                         job_run(s, j);
                 } else if (s->is_closing) {
+                        stream_end(s);
                         break;
                 } else {
                         pthread_cond_wait(&changed, &fake_stream_lock);
@@ -214,9 +232,14 @@ static CUresult put_locked(struct CUstream_st *s, const struct fake_work *work, 
 
 CUresult fake_stream_put(CUstream s, const struct fake_work *work, bool wait)
 {
-        CUresult r = CUDA_SUCCESS;
+        CUresult r;
 
         pthread_mutex_lock(&fake_stream_lock);
+        r = fake_capture_allows_use(s);
+        if (r != CUDA_SUCCESS) {
+                pthread_mutex_unlock(&fake_stream_lock);
+                return r;
+        }
         if (s->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
                 r = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         else if (s->capture == CU_STREAM_CAPTURE_STATUS_NONE) /* else it would be a node of the graph */
@@ -235,7 +258,9 @@ CUresult fake_stream_put_marked(CUstream s, struct fake_mark *const *after, stru
         CUresult r;
 
         pthread_mutex_lock(&fake_stream_lock);
-        r = put_locked(s, NULL, after ? *after : NULL);
+        r = fake_capture_allows_use(s);
+        if (r == CUDA_SUCCESS)
+                r = put_locked(s, NULL, after ? *after : NULL);
         if (r == CUDA_SUCCESS && ret)
                 *ret = mark_get(s->mark);
         pthread_mutex_unlock(&fake_stream_lock);
@@ -257,14 +282,24 @@ again:
         return __atomic_load_n(&c->sticky, __ATOMIC_RELAXED);
 }
 
-/* Lets the thread do what is left, and ends it. The stream is on no list. */
-void fake_stream_finish(CUstream s)
+void fake_stream_close(CUstream s)
 {
-        pthread_mutex_lock(&fake_stream_lock);
         s->is_closing = true;
-        pthread_cond_broadcast(&changed);
-        pthread_mutex_unlock(&fake_stream_lock);
         if (s->has_thread)
-                pthread_join(s->thread, NULL);
-        fake_mark_replace(&s->mark, NULL);
+                pthread_detach(s->thread);
+        else
+                stream_end(s);
+        pthread_cond_broadcast(&changed);
+}
+
+void fake_streams_wait_for_end(CUcontext c)
+{
+        const struct CUstream_st *s;
+
+        do {
+                for (s = fake_streams; s && s->context != c; s = s->next)
+                        ;
+                if (s)
+                        pthread_cond_wait(&changed, &fake_stream_lock);
+        } while (s);
 }

@@ -16,6 +16,20 @@
  *   FAKE_CUDA_PEER_ACCESS   0: no device can access another (1)
  *   FAKE_CUDA_FORKED_DIES   1: a forked child that calls a driver which its parent
  *                           has initialised ends there, instead of being told (0)
+ *   FAKE_CUDA_DESTROYED_STREAM  what a call with a destroyed stream answers: 400,
+ *                           709, or "crash": it ends the process (400)
+ *   FAKE_CUDA_FORK_KEEPS    1: a forked child keeps the memory that its parent has
+ *                           in use, as one that inherits a driver's fds does (0)
+ *   FAKE_CUDA_FREE_LATE_MS  what this process gives back shows as free so much
+ *                           later (0)
+ *   FAKE_CUDA_MS_PER_GIB    how long cuMemCreate and the last cuMemRelease of it take; and
+ *                           where it is set, a fill with zeros makes holes, so that a
+ *                           device can be larger than the machine (0)
+ *   FAKE_CUDA_FOREIGN       "8MiB,0": what programs outside of the machine's
+ *                           folder have taken, at one cuMemGetInfo after the
+ *                           other and again from the first (0)
+ *   FAKE_CUDA_STACK_BYTES   what each call uses of its thread's stack (512KiB)
+ *   FAKE_CUDA_FD            "socket": exported fds are no regular files ("file")
  *   FAKE_CUDA_FAULT, FAKE_CUDA_COUNTS  see fault.c
  *   CUDA_VISIBLE_DEVICES    as ever
  *
@@ -75,6 +89,32 @@ static uint64_t setting(const char *name, uint64_t otherwise)
         const char *text = getenv(name);
 
         return text && *text ? fake_parse_number(text, name) : otherwise;
+}
+
+static void setup_foreign(void)
+{
+        const char *text = getenv("FAKE_CUDA_FOREIGN");
+        char *copy = strdup(text ? text : ""), *rest = copy, *one;
+
+        if (!copy)
+                fake_die("out of memory");
+        while ((one = strsep(&rest, ","))) {
+                if (!*one)
+                        continue;
+                if (fake.n_foreign == FAKE_MAX_FOREIGN)
+                        fake_die("FAKE_CUDA_FOREIGN: more than %d", FAKE_MAX_FOREIGN);
+                fake.foreign[fake.n_foreign++] = fake_parse_number(one, "FAKE_CUDA_FOREIGN");
+        }
+        free(copy);
+}
+
+static void setup_fd(void)
+{
+        const char *text = getenv("FAKE_CUDA_FD");
+
+        fake.fd_is_socket = text && strcmp(text, "socket") == 0;
+        if (text && *text && !fake.fd_is_socket && strcmp(text, "file") != 0)
+                fake_die("FAKE_CUDA_FD: \"%s\" is neither file nor socket", text);
 }
 
 static void add_device(const char *text)
@@ -172,6 +212,19 @@ static void setup_folder(void)
                 fake_die("cannot make %s: %m", fake_folder);
 }
 
+static CUresult destroyed_stream(void)
+{
+        const char *text = getenv("FAKE_CUDA_DESTROYED_STREAM");
+
+        if (!text || strcmp(text, "400") == 0)
+                return CUDA_ERROR_INVALID_HANDLE;
+        if (strcmp(text, "709") == 0)
+                return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        if (strcmp(text, "crash") != 0)
+                fake_die("FAKE_CUDA_DESTROYED_STREAM: \"%s\" is neither 400 nor 709 nor crash", text);
+        return CUDA_SUCCESS;
+}
+
 static void setup(void)
 {
         setup_devices();
@@ -185,9 +238,17 @@ static void setup(void)
         fake.ipc_same_uid = setting("FAKE_CUDA_IPC_SAME_UID", 0) != 0;
         fake.peer_access = setting("FAKE_CUDA_PEER_ACCESS", 1) != 0;
         fake.forked_dies = setting("FAKE_CUDA_FORKED_DIES", 0) != 0;
+        fake.destroyed_stream = destroyed_stream();
+        fake.fork_keeps = setting("FAKE_CUDA_FORK_KEEPS", 0) != 0;
+        fake.free_late_ms = setting("FAKE_CUDA_FREE_LATE_MS", 0);
+        fake.ms_per_gib = setting("FAKE_CUDA_MS_PER_GIB", 0);
+        fake.stack_n_bytes = setting("FAKE_CUDA_STACK_BYTES", UINT64_C(512) << 10);
+        setup_foreign();
+        setup_fd();
         fake.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
         fake.missing = getenv("FAKE_CUDA_MISSING");
         fault_setup();
+        fake_guard_forks();
 }
 
 void fake_setup(void)

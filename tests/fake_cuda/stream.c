@@ -3,13 +3,56 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A context's default stream is made at its first use, and stands for the
- * per-thread one as well. Invariant: a stream is on the list from its creation
- * until it is destroyed or its context ends, and only such are let in. */
+ * per-thread one as well. What a program has of the others are handles of a
+ * table: one that was destroyed is free at once, for the next stream, while
+ * its work goes on. Invariant: a stream is on the list from its creation until
+ * it is destroyed, or its context ends, and its work is done; only those that
+ * have a handle are let in. */
 #include "tests/fake_cuda/fake.h"
 
 #include <stdlib.h>
 
-static struct CUstream_st *stream_new(CUcontext c, unsigned int flags)
+#define MAX_HANDLES 4096
+
+static char handles[MAX_HANDLES]; /* their addresses */
+static bool is_taken[MAX_HANDLES];
+
+/* ---- handles; the lock is held -------------------------------------------- */
+
+static CUstream handle_take(void)
+{
+        for (size_t i = 0; i < MAX_HANDLES; i++) {
+                if (is_taken[i])
+                        continue;
+                is_taken[i] = true;
+                return (CUstream)(void *)&handles[i];
+        }
+        return NULL;
+}
+
+static bool was_handle(CUstream handle)
+{
+        return (uintptr_t)handle >= (uintptr_t)handles &&
+               (uintptr_t)handle < (uintptr_t)(handles + MAX_HANDLES);
+}
+
+static void destroy(struct CUstream_st *s)
+{
+        if (s->handle)
+                is_taken[(char *)s->handle - handles] = false;
+        s->handle = NULL;
+        fake_capture_forget(s);
+        fake_stream_close(s);
+}
+
+/* ---- streams -------------------------------------------------------------- */
+
+bool fake_stream_is_default(const struct CUstream_st *s)
+{
+        return s == __atomic_load_n(&s->context->default_stream, __ATOMIC_RELAXED);
+}
+
+static struct CUstream_st *stream_new(CUcontext c, unsigned int flags, bool is_default)
 {
         struct CUstream_st *s = calloc(1, sizeof(*s));
 
@@ -19,52 +62,36 @@ static struct CUstream_st *stream_new(CUcontext c, unsigned int flags)
         s->flags = flags;
         s->last = &s->first;
         pthread_mutex_lock(&fake_stream_lock);
-        s->next = fake_streams;
-        fake_streams = s;
+        s->handle = is_default ? NULL : handle_take();
+        if (is_default || s->handle) {
+                s->next = fake_streams;
+                fake_streams = s;
+        } else {
+                free(s);
+                s = NULL;
+        }
         pthread_mutex_unlock(&fake_stream_lock);
         return s;
 }
 
-/* Off the list first, so that nobody finds it; then all of its work is done. */
-static void stream_destroy(struct CUstream_st *s)
+static CUstream find(CUstream handle)
 {
-        struct CUstream_st **at = &fake_streams;
+        struct CUstream_st *s;
 
         pthread_mutex_lock(&fake_stream_lock);
-        while (*at && *at != s)
-                at = &(*at)->next;
-        if (*at)
-                *at = s->next;
+        for (s = fake_streams; s && s->handle != handle; s = s->next)
+                ;
         pthread_mutex_unlock(&fake_stream_lock);
-        fake_stream_finish(s);
-        free(s);
+        return s;
 }
 
-void fake_streams_destroy_of(CUcontext c)
+static CUresult no_such_stream(CUstream handle)
 {
-        for (;;) {
-                struct CUstream_st *s;
-
-                pthread_mutex_lock(&fake_stream_lock);
-                for (s = fake_streams; s && s->context != c; s = s->next)
-                        ;
-                pthread_mutex_unlock(&fake_stream_lock);
-                if (!s)
-                        break;
-                stream_destroy(s);
-        }
-        __atomic_store_n(&c->default_stream, NULL, __ATOMIC_RELAXED);
-}
-
-static bool is_known(CUstream s)
-{
-        bool is_found = false;
-
-        pthread_mutex_lock(&fake_stream_lock);
-        for (struct CUstream_st *other = fake_streams; other; other = other->next)
-                is_found |= other == s;
-        pthread_mutex_unlock(&fake_stream_lock);
-        return is_found;
+        if (!was_handle(handle))
+                return CUDA_ERROR_INVALID_HANDLE;
+        if (fake.destroyed_stream == CUDA_SUCCESS)
+                fake_die("a call with the stream %p, which was destroyed", (void *)handle);
+        return fake.destroyed_stream;
 }
 
 CUresult fake_stream_get(CUstream handle, CUstream *ret)
@@ -76,23 +103,35 @@ CUresult fake_stream_get(CUstream handle, CUstream *ret)
         if (r != CUDA_SUCCESS)
                 return r;
         if (handle && handle != CU_STREAM_LEGACY && handle != CU_STREAM_PER_THREAD) {
-                if (!is_known(handle))
-                        return CUDA_ERROR_INVALID_HANDLE;
-                *ret = handle;
-                return CUDA_SUCCESS;
+                *ret = find(handle);
+                return *ret ? CUDA_SUCCESS : no_such_stream(handle);
         }
         pthread_mutex_lock(&making);
         *ret = __atomic_load_n(&c->default_stream, __ATOMIC_RELAXED);
         if (!*ret) {
-                *ret = stream_new(c, CU_STREAM_DEFAULT);
+                *ret = stream_new(c, CU_STREAM_DEFAULT, true);
                 __atomic_store_n(&c->default_stream, *ret, __ATOMIC_RELAXED);
         }
         pthread_mutex_unlock(&making);
         return *ret ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+void fake_streams_destroy_of(CUcontext c)
+{
+        pthread_mutex_lock(&fake_stream_lock);
+        for (struct CUstream_st *s = fake_streams, *next; s; s = next) {
+                next = s->next;
+                if (s->context == c && !s->is_closing)
+                        destroy(s);
+        }
+        fake_streams_wait_for_end(c);
+        __atomic_store_n(&c->default_stream, NULL, __ATOMIC_RELAXED);
+        pthread_mutex_unlock(&fake_stream_lock);
+}
+
 API CUresult cuStreamCreate(CUstream *ret_stream, unsigned int flags)
 {
+        struct CUstream_st *s;
         CUcontext c;
         CUresult r;
 
@@ -102,10 +141,14 @@ API CUresult cuStreamCreate(CUstream *ret_stream, unsigned int flags)
                 return r;
         if (!ret_stream || flags > CU_STREAM_NON_BLOCKING)
                 return CUDA_ERROR_INVALID_VALUE;
-        *ret_stream = stream_new(c, flags);
-        return *ret_stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        s = stream_new(c, flags, false);
+        if (!s)
+                return CUDA_ERROR_OUT_OF_MEMORY;
+        *ret_stream = s->handle;
+        return CUDA_SUCCESS;
 }
 
+/* Returns at once: the work goes on. */
 API CUresult cuStreamDestroy_v2(CUstream stream)
 {
         CUstream s;
@@ -115,9 +158,11 @@ API CUresult cuStreamDestroy_v2(CUstream stream)
         r = fake_stream_get(stream, &s);
         if (r != CUDA_SUCCESS)
                 return r;
-        if (s != stream)
+        if (fake_stream_is_default(s))
                 return CUDA_ERROR_INVALID_HANDLE;
-        stream_destroy(s);
+        pthread_mutex_lock(&fake_stream_lock);
+        destroy(s);
+        pthread_mutex_unlock(&fake_stream_lock);
         return CUDA_SUCCESS;
 }
 
@@ -133,7 +178,10 @@ static CUresult stream_to_ask(CUstream handle, CUstream *ret)
                 fake_capture_invalidate(*ret);
                 return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
-        return fake_capture_allows_unsafe();
+        pthread_mutex_lock(&fake_stream_lock);
+        r = fake_capture_allows_use(*ret);
+        pthread_mutex_unlock(&fake_stream_lock);
+        return r != CUDA_SUCCESS ? r : fake_capture_allows_unsafe();
 }
 
 API CUresult cuStreamQuery(CUstream stream)
@@ -157,7 +205,7 @@ API CUresult cuStreamSynchronize(CUstream stream)
         r = stream_to_ask(stream, &s);
         if (r != CUDA_SUCCESS)
                 return r;
-        if (s == __atomic_load_n(&s->context->default_stream, __ATOMIC_RELAXED))
+        if (fake_stream_is_default(s))
                 return fake_stream_put(s, NULL, true); /* behind the blocking streams' work too */
         fake_mark_wait(&s->mark);
         return __atomic_load_n(&s->context->sticky, __ATOMIC_RELAXED);

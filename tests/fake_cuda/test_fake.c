@@ -8,9 +8,11 @@
  * the conformance suite. */
 #include "tests/fake_cuda/test_fake.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -228,6 +230,74 @@ START_TEST(work_whose_memory_is_gone_breaks_the_context)
 }
 END_TEST
 
+/* More than is known of drivers: a library that relaxes itself is safe with either. */
+START_TEST(memory_calls_spoil_a_capture)
+{
+        CUdeviceptr at = 0;
+        CUgraph graph;
+        CUstream s;
+
+        start();
+        OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+        OK(cu.cuMemAddressReserve(&at, 2 * MIB, 0, 0, 0));
+        OK(cu.cuStreamEndCapture(s, &graph));
+        OK(cu.cuGraphDestroy(graph));
+        OK(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cu.cuMemAddressFree(at, 2 * MIB));
+        IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cu.cuStreamEndCapture(s, &graph));
+        OK(cu.cuMemAddressFree(at, 2 * MIB));
+        OK(cu.cuStreamDestroy_v2(s));
+        stop();
+}
+END_TEST
+
+/* Undefined for a driver: so what is tested must not depend on one answer. */
+START_TEST(destroyed_streams)
+{
+        static const char *const answers[] = { "400", "709" };
+        const CUresult expected[] = { CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_CONTEXT_IS_DESTROYED };
+        CUstreamCaptureStatus status;
+        CUstream s, next;
+
+        setenv("FAKE_CUDA_DESTROYED_STREAM", answers[_i], 1);
+        start();
+        OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuStreamDestroy_v2(s));
+        IS(expected[_i], cu.cuStreamIsCapturing(s, &status));
+        IS(expected[_i], cu.cuStreamQuery(s));
+        OK(cu.cuCtxSynchronize());
+        OK(cu.cuStreamCreate(&next, CU_STREAM_NON_BLOCKING));
+        ck_assert_ptr_eq(next, s);
+        OK(cu.cuStreamQuery(next));
+        OK(cu.cuStreamDestroy_v2(next));
+        stop();
+}
+END_TEST
+
+/* In a child, before this process has a driver. */
+START_TEST(a_destroyed_stream_ends_the_process)
+{
+        int end = 0;
+        CUstream s;
+        pid_t pid;
+
+        setenv("FAKE_CUDA_DESTROYED_STREAM", "crash", 1);
+        pid = fork();
+        if (pid == 0) {
+                if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() == 1)
+                        _exit(1);
+                start();
+                if (cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+                    cu.cuStreamDestroy_v2(s) == CUDA_SUCCESS)
+                        cu.cuStreamQuery(s);
+                _exit(1);
+        }
+        ck_assert(waitpid(pid, &end, 0) == pid);
+        ck_assert(WIFSIGNALED(end) && WTERMSIG(end) == SIGABRT);
+}
+END_TEST
+
 START_TEST(the_host_cannot_touch_what_no_device_may)
 {
         CUmemAllocationProp prop = gpu_prop(0);
@@ -253,6 +323,54 @@ START_TEST(the_host_cannot_touch_what_no_device_may)
 }
 END_TEST
 
+static bool is_over; /* atomic */
+
+static void *allocate_and_free(void *userdata)
+{
+        CUcontext c = userdata;
+        CUdeviceptr at;
+
+        OK(cu.cuCtxPushCurrent_v2(c));
+        while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED)) {
+                OK(cu.cuMemAlloc_v2(&at, 2 * MIB));
+                OK(cu.cuMemFree_v2(at));
+        }
+        OK(cu.cuCtxPopCurrent_v2(&c));
+        return NULL;
+}
+
+/* What another thread does at the moment of a fork() does not stay with the child: neither the lock of the
+ * machine's memory, for which all processes would wait, nor an fd of an allocation, which would stay charged. */
+START_TEST(a_forked_child_keeps_nothing)
+{
+        pid_t pids[64], parent = getpid();
+        pthread_t thread;
+
+        ck_assert_int_eq(pthread_create(&thread, NULL, allocate_and_free, start()), 0);
+        for (size_t i = 0; i < sizeof(pids) / sizeof(pids[0]); i++) {
+                usleep((useconds_t)i * 10); /* any moment will do */
+                pids[i] = fork();
+                ck_assert_int_ge(pids[i], 0);
+                if (pids[i] > 0)
+                        continue;
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                while (getppid() == parent)
+                        pause();
+                _exit(0);
+        }
+        __atomic_store_n(&is_over, true, __ATOMIC_RELAXED);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        for (unsigned i = 0; i < 60000 && gpu_n_free() < 64 * MIB; i++) /* a child may not have run yet */
+                usleep(1000);
+        ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
+        for (size_t i = 0; i < sizeof(pids) / sizeof(pids[0]); i++) {
+                kill(pids[i], SIGKILL);
+                ck_assert_int_eq(waitpid(pids[i], NULL, 0), pids[i]);
+        }
+        stop();
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
         Suite *s = suite_create("fake_cuda");
@@ -270,7 +388,11 @@ int main(int argc, char **argv)
         tcase_add_test(t, no_visible_device_is_no_device);
         tcase_add_test(t, attributes_and_functions_can_be_taken_away);
         tcase_add_test(t, work_whose_memory_is_gone_breaks_the_context);
+        tcase_add_test(t, memory_calls_spoil_a_capture);
+        tcase_add_loop_test(t, destroyed_streams, 0, 2);
+        tcase_add_test(t, a_destroyed_stream_ends_the_process);
         tcase_add_test(t, the_host_cannot_touch_what_no_device_may);
+        tcase_add_test(t, a_forked_child_keeps_nothing);
         suite_add_tcase(s, t);
         return suite_run(s);
 }

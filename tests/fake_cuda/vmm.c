@@ -5,11 +5,14 @@
  * What cuMemCreate makes has no address (map.c gives it some) and belongs to no
  * context. It lives while a handle, a mapping or an fd of it lives, in any
  * process: handles keep a page of it mapped, so nothing here owns an fd, and an
- * exported fd is the caller's alone. Each import is a handle of its own.
+ * exported fd is the caller's alone. Each import is a handle of its own. What kind
+ * of file a driver's fd is, is undocumented. Here it is a regular one, or, where
+ * settings say so, a socket that has it in its queue.
  *
  * Invariant: a handle is on the list exactly while n_refs > 0. */
 #include "tests/fake_cuda/fake.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,13 +57,12 @@ static CUresult handle_add(const struct fake_object *o, const CUmemAllocationPro
         struct handle *h = calloc(1, sizeof(*h));
 
         if (h)
-                h->held = mmap(NULL, 4096, PROT_NONE, MAP_SHARED, fd, 0);
-        close(fd);
-        if (!h || h->held == MAP_FAILED) {
+                h->held = fake_object_map(NULL, 4096, PROT_NONE, fd);
+        fake_object_close(fd);
+        if (!h || !h->held) {
                 free(h);
                 return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        madvise(h->held, 4096, MADV_DONTFORK);
         h->object = *o;
         h->prop = *prop;
         h->n_refs = 1;
@@ -132,6 +134,15 @@ API CUresult cuMemGetAllocationGranularity(size_t *ret_n_bytes, const CUmemAlloc
         return r;
 }
 
+/* As a device does that is as slow as the settings say. */
+static void take_time(uint64_t n_bytes)
+{
+        uint64_t us = n_bytes / 1024 * fake.ms_per_gib * 1000 / (1024 * 1024);
+
+        if (us > 0)
+                usleep((useconds_t)us);
+}
+
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_bytes,
                          const CUmemAllocationProp *prop, unsigned long long flags)
 {
@@ -149,6 +160,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_byte
         r = fake_object_new(d, 'v', n_bytes, &o, &fd);
         if (r != CUDA_SUCCESS)
                 return r;
+        take_time(n_bytes);
         r = handle_add(&o, prop, fd, ret_handle);
         if (r != CUDA_SUCCESS)
                 fake_object_drop(&o);
@@ -158,6 +170,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t n_byte
 API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
         CUresult r = CUDA_SUCCESS;
+        uint64_t n_bytes = 0;
         struct handle *h;
 
         ENTER(cuMemRelease);
@@ -165,9 +178,12 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
         h = handle_find(handle);
         if (!h)
                 r = CUDA_ERROR_INVALID_VALUE;
-        else if (--h->n_refs == 0)
+        else if (--h->n_refs == 0) {
+                n_bytes = h->object.n_bytes;
                 handle_free(h);
+        }
         pthread_rwlock_unlock(&fake_memory_lock);
+        take_time(n_bytes);
         return r;
 }
 
@@ -207,6 +223,9 @@ API CUresult cuMemExportToShareableHandle(void *ret_os_handle, CUmemGenericAlloc
         pthread_rwlock_unlock(&fake_memory_lock);
         if (r != CUDA_SUCCESS)
                 return r;
+        fd = fake_fd_wrap(fake_object_take_fd(fd));
+        if (fd < 0)
+                return CUDA_ERROR_OPERATING_SYSTEM;
         fcntl(fd, F_SETFD, 0);
         memcpy(ret_os_handle, &fd, sizeof(fd));
         return CUDA_SUCCESS;
@@ -223,12 +242,12 @@ static CUresult import_object(const struct fake_object *o, int fd, CUmemGenericA
         CUresult r;
 
         if (!d) {
-                close(fd);
+                fake_object_close(fd);
                 return CUDA_ERROR_INVALID_DEVICE;
         }
         r = fake_device_health(d);
         if (r != CUDA_SUCCESS) {
-                close(fd);
+                fake_object_close(fd);
                 return r;
         }
         prop.location.id = fake_device_ordinal(d);
@@ -246,13 +265,14 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_ha
         ENTER(cuMemImportFromShareableHandle);
         if (!ret_handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
                 return CUDA_ERROR_INVALID_VALUE;
+        fd = fake_fd_unwrap(fd);
+        if (fd < 0)
+                return errno == EMFILE ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
         r = fake_object_of_fd(fd, &o);
-        if (r != CUDA_SUCCESS)
-                return r;
-        if (o.kind != 'v')
-                return CUDA_ERROR_INVALID_VALUE;
-        fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-        return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : import_object(&o, fd, ret_handle);
+        if (r == CUDA_SUCCESS && o.kind == 'v')
+                return import_object(&o, fd, ret_handle);
+        close(fd);
+        return CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret_handle, void *pointer)

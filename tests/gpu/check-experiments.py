@@ -24,8 +24,13 @@ EXPECTED = {
     "vmm-pid-namespace": {"import": "SUCCESS", "same_bytes": True},
     "vmm-fd-after-kill": {"import": "SUCCESS", "same_bytes": True},
     "vmm-returned": {"taken_by_create": 8 << 20, "taken_by_the_fd_alone": 8 << 20, "taken_after_close": 0},
+    "vmm-two-extents": {"base_minus_range": 8 << 20, "bytes": 8 << 20, "fill_over_both": "SUCCESS"},
+    "destroyed-record": {"destroy": "SUCCESS"},
+    "destroyed-handle-again": {"event_waited_for": "SUCCESS"},
+    "released-beside-jobs-small": {"bytes": 2 << 20},
     "context-memory": {"taken_by_each": [8 << 20] * 4, "all_returned": True},
-    "capture-wait": {"context_waited_for": "ERROR_STREAM_CAPTURE_UNSUPPORTED", "capture_then": "active"},
+    "capture-wait": {"context_waited_for": "ERROR_STREAM_CAPTURE_UNSUPPORTED", "capture_then": "spoilt"},
+    "ipc-close-in-capture": {"open": "SUCCESS", "close": "SUCCESS", "end_of_capture": "SUCCESS"},
     "killed-returns": {"returned_at_pidfd": True},
 }
 

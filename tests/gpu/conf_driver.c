@@ -199,6 +199,47 @@ START_TEST(two_devices_are_two)
 }
 END_TEST
 
+/* The least that threads of bfcd and its library have: what each of them calls. */
+static void *call_what_they_call(void *ret)
+{
+        CUmemGenericAllocationHandle handle;
+        CUmemAllocationProp prop = gpu_prop(device);
+        CUdeviceptr at, there;
+        CUcontext top;
+        size_t n;
+
+        *(bool *)ret = cu.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS &&
+                       cu.cuMemGetInfo_v2(&n, &n) == CUDA_SUCCESS &&
+                       cu.cuMemAlloc_v2(&at, 2 * MIB) == CUDA_SUCCESS &&
+                       cu.cuMemsetD8_v2(at, 0, 2 * MIB) == CUDA_SUCCESS &&
+                       cu.cuCtxSynchronize() == CUDA_SUCCESS && cu.cuMemFree_v2(at) == CUDA_SUCCESS;
+        if (cu.cuMemCreate(&handle, 2 * MIB, &prop, 0) == CUDA_SUCCESS &&
+            cu.cuMemAddressReserve(&there, 2 * MIB, 0, 0, 0) ==
+                    CUDA_SUCCESS) { /* where there is such memory */
+                cu.cuMemMap(there, 2 * MIB, 0, handle, 0);
+                cu.cuMemUnmap(there, 2 * MIB);
+                cu.cuMemAddressFree(there, 2 * MIB);
+                cu.cuMemRelease(handle);
+        }
+        cu.cuCtxPopCurrent_v2(&top);
+        return NULL;
+}
+
+START_TEST(calls_fit_into_a_stack_of_8_mib)
+{
+        pthread_attr_t attr;
+        pthread_t thread;
+        bool ok = false;
+
+        ck_assert_int_eq(pthread_attr_init(&attr), 0);
+        ck_assert_int_eq(pthread_attr_setstacksize(&attr, 8 * MIB), 0);
+        ck_assert_int_eq(pthread_create(&thread, &attr, call_what_they_call, &ok), 0);
+        ck_assert_int_eq(pthread_join(thread, NULL), 0);
+        pthread_attr_destroy(&attr);
+        ck_assert(ok);
+}
+END_TEST
+
 void conformance_driver(Suite *s, const struct conformance_machine *m)
 {
         TCase *before = tcase_create("before"), *after = tcase_create("driver");
@@ -214,6 +255,7 @@ void conformance_driver(Suite *s, const struct conformance_machine *m)
         tcase_add_test(after, a_primary_context_is_counted);
         tcase_add_test(after, each_thread_has_its_own_current_context);
         tcase_add_test(after, current_contexts_are_a_stack);
+        tcase_add_test(after, calls_fit_into_a_stack_of_8_mib);
         if (m->has_two_devices)
                 tcase_add_test(after, two_devices_are_two);
         suite_add_tcase(s, after);

@@ -237,6 +237,22 @@ START_TEST(fake_stale_mapping_is_in_the_way)
 }
 END_TEST
 
+/* A refusal is the answer to one call: no error stays. */
+START_TEST(a_refused_handle_breaks_nothing)
+{
+        CUipcMemHandle nothing;
+        CUdeviceptr at;
+
+        memset(&nothing, 0x5a, sizeof(nothing));
+        REFUSED(cu.cuIpcOpenMemHandle_v2(&at, nothing, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        OK(cu.cuCtxSynchronize());
+        OK(cu.cuMemAlloc_v2(&at, 2 * MIB));
+        REFUSED(cu.cuIpcCloseMemHandle(at)); /* it was not opened */
+        OK(cu.cuMemsetD8_v2(at, 1, 2 * MIB));
+        OK(cu.cuMemFree_v2(at));
+}
+END_TEST
+
 void conformance_ipc(Suite *s, const struct conformance_machine *m)
 {
         TCase *t = tcase_create("ipc");
@@ -256,5 +272,6 @@ void conformance_ipc(Suite *s, const struct conformance_machine *m)
                 tcase_add_test(t, fake_memory_outlives_the_exporters_death);
                 tcase_add_test(t, fake_stale_mapping_is_in_the_way);
         }
+        tcase_add_test(t, a_refused_handle_breaks_nothing);
         suite_add_tcase(s, t);
 }

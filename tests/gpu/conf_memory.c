@@ -3,7 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/conformance.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 START_TEST(alloc_and_free)
 {
@@ -130,6 +132,77 @@ START_TEST(a_kernel_writes_what_another_process_reads)
 }
 END_TEST
 
+/* A peer with a setting of the fake's, which is read when its driver starts. */
+static struct peer peer_with(const char *name, const char *value)
+{
+        struct peer p;
+
+        setenv(name, value, 1);
+        p = conformance_peer();
+        unsetenv(name);
+        return p;
+}
+
+static void wait_for_free(size_t n_bytes)
+{
+        for (int i = 0; i < 6000 && gpu_n_free() < n_bytes; i++)
+                usleep(10000);
+        ck_assert_uint_ge(gpu_n_free(), n_bytes);
+}
+
+/* What no broker can charge, and what its looks at the free bytes must bear. */
+START_TEST(a_context_costs_memory)
+{
+        size_t n_free = gpu_n_free();
+        struct peer p = peer_with("FAKE_CUDA_CONTEXT_BYTES", "8MiB");
+
+        ck_assert_uint_le(gpu_n_free() + 2 * MIB, n_free);
+        peer_end(&p);
+        wait_for_free(n_free - 4 * MIB);
+}
+END_TEST
+
+START_TEST(what_others_take_shows)
+{
+        struct peer p = conformance_peer();
+        struct peer_message m = { .op = PEER_ALLOC, .a = 64 * MIB };
+        size_t n_free = gpu_n_free();
+
+        tell(&p, &m, -1, NULL);
+        ck_assert_uint_le(gpu_n_free() + 62 * MIB, n_free);
+        m.op = PEER_FREE;
+        tell(&p, &m, -1, NULL);
+        wait_for_free(n_free - 4 * MIB);
+        peer_end(&p);
+}
+END_TEST
+
+static size_t peer_n_free(struct peer *p)
+{
+        struct peer_message m = { .op = PEER_N_FREE };
+
+        tell(p, &m, -1, NULL);
+        return m.a;
+}
+
+/* At once or late; the fake's peer is one that is late. */
+START_TEST(what_is_freed_shows_in_the_end)
+{
+        struct peer p = peer_with("FAKE_CUDA_FREE_LATE_MS", "30");
+        struct peer_message m = { .op = PEER_ALLOC, .a = 64 * MIB };
+        size_t n_free = peer_n_free(&p);
+
+        tell(&p, &m, -1, NULL);
+        ck_assert_uint_le(peer_n_free(&p) + 62 * MIB, n_free);
+        m.op = PEER_FREE;
+        tell(&p, &m, -1, NULL);
+        for (int i = 0; i < 6000 && peer_n_free(&p) + 4 * MIB < n_free; i++)
+                usleep(10000);
+        ck_assert_uint_ge(peer_n_free(&p) + 4 * MIB, n_free);
+        peer_end(&p);
+}
+END_TEST
+
 void conformance_memory(Suite *s, const struct conformance_machine *m)
 {
         TCase *t = tcase_create("memory");
@@ -141,6 +214,9 @@ void conformance_memory(Suite *s, const struct conformance_machine *m)
         tcase_add_test(t, a_pointer_knows_its_allocation);
         tcase_add_test(t, copies_and_fills);
         tcase_add_test(t, a_context_takes_its_memory_along);
+        tcase_add_test(t, a_context_costs_memory);
+        tcase_add_test(t, what_others_take_shows);
+        tcase_add_test(t, what_is_freed_shows_in_the_end);
         if (m->is_fake)
                 tcase_add_test(t, fresh_memory_is_not_clear);
         if (m->has_kernels)

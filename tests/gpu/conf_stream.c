@@ -138,9 +138,38 @@ START_TEST(destroyed_streams_finish_their_work)
         OK(cu.cuLaunchHostFunc(s, note, &n));
         OK(cu.cuStreamDestroy_v2(s));
         OK(cu.cuCtxSynchronize());
-        for (int i = 0; i < 100 && __atomic_load_n(&n, __ATOMIC_RELAXED) == 0; i++)
+        for (int i = 0; i < 12000 && __atomic_load_n(&n, __ATOMIC_RELAXED) == 0; i++)
                 usleep(10000);
         ck_assert_int_eq(__atomic_load_n(&n, __ATOMIC_RELAXED), 1);
+}
+END_TEST
+
+static void wait_for_flag(void *data)
+{
+        for (int i = 0; i < 30000 && __atomic_load_n((int *)data, __ATOMIC_ACQUIRE) == 0; i++)
+                usleep(10000);
+}
+
+/* The work goes on, and an event that was recorded in it still tells of it. */
+START_TEST(destroying_a_stream_waits_for_nothing)
+{
+        CUevent event;
+        CUstream s;
+        int flag = 0, n = 0;
+
+        OK(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        OK(cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+        OK(cu.cuLaunchHostFunc(s, wait_for_flag, &flag));
+        OK(cu.cuLaunchHostFunc(s, note, &n));
+        OK(cu.cuEventRecord(event, s));
+        OK(cu.cuStreamDestroy_v2(s));
+        ck_assert_int_eq(__atomic_load_n(&n, __ATOMIC_RELAXED), 0);
+        IS(CUDA_ERROR_NOT_READY, cu.cuEventQuery(event));
+        __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
+        OK(cu.cuEventSynchronize(event));
+        ck_assert_int_eq(__atomic_load_n(&n, __ATOMIC_RELAXED), 1);
+        OK(cu.cuEventQuery(event));
+        OK(cu.cuEventDestroy_v2(event));
 }
 END_TEST
 
@@ -212,6 +241,57 @@ START_TEST(a_relaxed_thread_may_do_more)
 }
 END_TEST
 
+/* Of any stream of it, by whichever thread. */
+START_TEST(to_wait_for_the_context_spoils_a_capture)
+{
+        const CUstreamCaptureMode modes[] = { CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED };
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        CUgraph graph = NULL;
+
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+        OK(cu.cuStreamBeginCapture_v2(a, modes[_i]));
+        REFUSED(cu.cuCtxSynchronize());
+        expect_capture(a, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cu.cuStreamEndCapture(a, &graph));
+        OK(cu.cuCtxSynchronize());
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+}
+END_TEST
+
+/* What a process does that gets an extent, and lets go of one. */
+START_TEST(a_relaxed_thread_may_map_and_unmap)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        struct gpu_mapping m;
+        CUgraph graph = NULL;
+
+        OK(cu.cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+        OK(gpu_create_and_map(device, 2 * MIB, &m));
+        OK(gpu_unmap(&m));
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+        OK(cu.cuStreamEndCapture(a, &graph));
+        OK(cu.cuGraphDestroy(graph));
+}
+END_TEST
+
+/* Nor by a relaxed thread. */
+START_TEST(the_default_stream_spoils_blocking_captures)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        CUgraph graph = NULL;
+        CUstream blocking;
+
+        OK(cu.cuStreamCreate(&blocking, CU_STREAM_DEFAULT));
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+        OK(cu.cuStreamBeginCapture_v2(blocking, CU_STREAM_CAPTURE_MODE_GLOBAL));
+        REFUSED(cu.cuMemsetD8Async(memory, 1, MIB, CU_STREAM_LEGACY));
+        IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, cu.cuStreamEndCapture(blocking, &graph));
+        OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
+        OK(cu.cuStreamDestroy_v2(blocking));
+}
+END_TEST
+
 /* What a library may ask about streams that it does not know. */
 START_TEST(the_default_stream_tells_of_blocking_captures)
 {
@@ -263,7 +343,6 @@ void conformance_stream(Suite *s, const struct conformance_machine *m)
 {
         TCase *t = tcase_create("stream");
 
-        (void)m;
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_set_timeout(t, 60);
         tcase_add_test(t, work_is_done_later_and_in_order);
@@ -273,9 +352,14 @@ void conformance_stream(Suite *s, const struct conformance_machine *m)
         tcase_add_test(t, free_waits_for_the_work_that_uses_it);
         tcase_add_test(t, a_host_function_is_called_in_turn);
         tcase_add_test(t, destroyed_streams_finish_their_work);
+        tcase_add_test(t, destroying_a_stream_waits_for_nothing);
         tcase_add_test(t, a_captured_stream_does_nothing_yet);
         tcase_add_test(t, global_capture_forbids_unsafe_calls);
         tcase_add_test(t, a_relaxed_thread_may_do_more);
+        tcase_add_loop_test(t, to_wait_for_the_context_spoils_a_capture, 0, 2);
+        if (m->has_vmm)
+                tcase_add_test(t, a_relaxed_thread_may_map_and_unmap);
+        tcase_add_test(t, the_default_stream_spoils_blocking_captures);
         tcase_add_test(t, the_default_stream_tells_of_blocking_captures);
         tcase_add_test(t, a_captured_event_cannot_be_asked);
         tcase_add_test(t, a_captured_stream_cannot_be_waited_for);

@@ -3,7 +3,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/conformance.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static size_t granularity;
@@ -190,6 +192,42 @@ START_TEST(an_fd_keeps_the_memory_of_a_killed_process)
 }
 END_TEST
 
+/* It is opened by the driver alone: nothing may look into it. It can be imported again and again. */
+START_TEST(an_fd_is_no_regular_file)
+{
+        CUmemGenericAllocationHandle handle;
+        struct peer_message m = { .op = PEER_CREATE, .a = 2 * granularity };
+        struct gpu_mapping mapping;
+        struct peer p;
+        struct stat st;
+        char byte;
+        int fd = -1;
+
+        setenv("FAKE_CUDA_FD", "socket", 1);
+        p = conformance_peer();
+        unsetenv("FAKE_CUDA_FD");
+        tell(&p, &m, -1, NULL);
+        m.op = PEER_EXPORT;
+        tell(&p, &m, -1, &fd);
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        ck_assert(!S_ISREG(st.st_mode));
+        ck_assert_int_lt(pread(fd, &byte, 1, 0), 0);
+        ck_assert_int_lt(ftruncate(fd, 0), 0);
+        m = (struct peer_message){ .op = PEER_FILL, .a = m.b, .b = 0x77, .c = 2 * granularity };
+        tell(&p, &m, -1, NULL);
+        peer_kill(&p);
+        for (int i = 0; i < 2; i++) {
+                OK(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
+                                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+                OK(gpu_map(device, handle, 2 * granularity, &mapping));
+                ck_assert_uint_eq(gpu_count_other(mapping.at, 0x77, 2 * granularity), 0);
+                OK(gpu_unmap(&mapping));
+        }
+        close(fd);
+}
+END_TEST
+
 START_TEST(memory_returns_with_the_last_that_holds_it)
 {
         CUmemGenericAllocationHandle imported;
@@ -241,6 +279,7 @@ void conformance_vmm(Suite *s, const struct conformance_machine *m)
         tcase_add_test(t, a_handle_from_an_address);
         tcase_add_test(t, an_fd_shares_it_with_another_process);
         tcase_add_test(t, an_fd_keeps_the_memory_of_a_killed_process);
+        tcase_add_test(t, an_fd_is_no_regular_file);
         tcase_add_test(t, memory_returns_with_the_last_that_holds_it);
         tcase_add_test(t, only_what_was_asked_for_can_be_exported);
         suite_add_tcase(s, t);

@@ -224,6 +224,28 @@ static void after_kill(void)
         after_end(ENDING_KILL);
 }
 
+/* A relaxed thread, beside the capture of a stream that does not wait for the default stream. */
+static void close_in_capture(void)
+{
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        struct peer p = start_peer((uid_t)-1, 0);
+        CUgraph graph = NULL;
+        CUipcMemHandle handle;
+        CUdeviceptr at;
+        CUstream s;
+
+        start_here();
+        peer_export(&p, 0x39, &handle);
+        if (cu.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS ||
+            cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL) != CUDA_SUCCESS)
+                skip("cannot capture");
+        cu.cuThreadExchangeStreamCaptureMode(&mode);
+        say_error("open", cu.cuIpcOpenMemHandle_v2(&at, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+        say_error("close", cu.cuIpcCloseMemHandle(at));
+        say_error("end_of_capture", cu.cuStreamEndCapture(s, &graph));
+        peer_end(&p);
+}
+
 static void stale_overlap(void)
 {
         struct peer p = start_peer((uid_t)-1, 0);
@@ -278,6 +300,7 @@ const struct experiment ipc_experiments[] = {
         { "ipc-after-free", "a mapping, and opening, after the exporter's free", after_free },
         { "ipc-after-exit", "a mapping, and opening, after the exporter's exit", after_exit },
         { "ipc-after-kill", "a mapping, and opening, after the exporter's SIGKILL", after_kill },
+        { "ipc-close-in-capture", "does opening and closing a handle spoil a capture", close_in_capture },
         { "ipc-stale-overlap", "opening what lies where a freed allocation is still open", stale_overlap },
         { "ipc-reexport", "can an opened pointer be exported again", reexport },
         { NULL, NULL, NULL },

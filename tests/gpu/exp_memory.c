@@ -3,8 +3,11 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/experiments.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define MAX_SAMPLES 1000
@@ -309,6 +312,76 @@ static void returned_at_once(void)
         say_close(']');
 }
 
+/* Starts jobs, one after another, until it is killed: each has a context and 64 MiB. */
+static pid_t start_jobs(void)
+{
+        pid_t parent = getpid(), pid = fork();
+
+        if (pid != 0)
+                return pid;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (getppid() == parent) {
+                struct peer_message start = { .op = PEER_START };
+                struct peer_message alloc = { .op = PEER_ALLOC,
+                                              .a = max_n_bytes < 64 * MIB ? MIB : 64 * MIB };
+                struct peer p;
+
+                if (peer_start((uid_t)-1, 0, &p) < 0)
+                        break;
+                if (ask(&p, &start) == CUDA_SUCCESS)
+                        ask(&p, &alloc);
+                peer_end(&p);
+        }
+        _exit(0);
+}
+
+/* bfcd compares free memory before and after a release. A context that another
+ * process makes between the two looks hides a part of what has returned. */
+static void released_beside_jobs(size_t n_bytes)
+{
+        CUmemAllocationProp prop = gpu_prop(0);
+        int n = 0, n_less = 0, n_less_than_half = 0;
+        double longest = 0, sum = 0, until;
+        pid_t jobs = start_jobs();
+
+        start_here();
+        for (until = now_us() + (is_quick ? 2e5 : 1e7); now_us() < until; n++) {
+                CUmemGenericAllocationHandle handle;
+                size_t before, returned;
+                double began;
+
+                if (cu.cuMemCreate(&handle, n_bytes, &prop, 0) != CUDA_SUCCESS)
+                        break;
+                began = now_us();
+                before = gpu_n_free();
+                cu.cuMemRelease(handle);
+                returned = gpu_n_free();
+                returned = returned > before ? returned - before : 0;
+                sum += now_us() - began;
+                longest = now_us() - began > longest ? now_us() - began : longest;
+                n_less += returned < n_bytes;
+                n_less_than_half += returned < n_bytes / 2;
+        }
+        kill(jobs, SIGKILL);
+        waitpid(jobs, NULL, 0);
+        say_number("bytes", (double)n_bytes);
+        say_number("releases", n);
+        say_number("returned_less", n_less);
+        say_number("returned_less_than_half", n_less_than_half);
+        say_number("between_the_looks_us", n > 0 ? sum / n : 0);
+        say_number("longest_us", longest);
+}
+
+static void released_small(void)
+{
+        released_beside_jobs(2 * MIB);
+}
+
+static void released_large(void)
+{
+        released_beside_jobs(max_n_bytes < 512 * MIB ? max_n_bytes : 512 * MIB);
+}
+
 const struct experiment memory_experiments[] = {
         { "latency-alloc", "cuMemAlloc, cuMemFree and a fill, 2 MiB to 16 GiB", latency_alloc },
         { "latency-vmm", "cuMemCreate, export, import, map and access", latency_vmm },
@@ -317,6 +390,8 @@ const struct experiment memory_experiments[] = {
         { "context-memory", "what a context takes", context_memory },
         { "context-memory-kernel", "and what its first kernel adds", context_memory_kernel },
         { "returned-at-once", "when memory given back shows as free", returned_at_once },
+        { "released-beside-jobs-small", "do starting jobs hide that 2 MiB have returned", released_small },
+        { "released-beside-jobs-large", "and 512 MiB", released_large },
         { "fresh-alloc", "is cuMemAlloc's memory zero: first, and after a free or a death", fresh_alloc },
         { "fresh-vmm", "is cuMemCreate's", fresh_vmm },
         { NULL, NULL, NULL },

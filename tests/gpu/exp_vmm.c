@@ -233,6 +233,38 @@ static void granularities(void)
         say_number("minimum_with_rdma", (double)rdma);
 }
 
+/* A block may span two extents: what do other libraries learn about its addresses? */
+static void two_extents(void)
+{
+        const size_t n_range = 4 * SIZE;
+        CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+                                   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        CUmemAllocationProp prop = gpu_prop(0);
+        CUmemGenericAllocationHandle handles[2];
+        CUdeviceptr at, base = 0;
+        CUipcMemHandle handle;
+        size_t n = 0;
+
+        start_here();
+        need_vmm();
+        if (cu.cuMemAddressReserve(&at, n_range, 0, 0, 0) != CUDA_SUCCESS)
+                skip("cannot reserve");
+        for (size_t i = 0; i < 2; i++)
+                if (cu.cuMemCreate(&handles[i], SIZE, &prop, 0) != CUDA_SUCCESS ||
+                    cu.cuMemMap(at + i * SIZE, SIZE, 0, handles[i], 0) != CUDA_SUCCESS ||
+                    cu.cuMemSetAccess(at + i * SIZE, SIZE, &access, 1) != CUDA_SUCCESS)
+                        skip("cannot map");
+        say_error("address_range", cu.cuMemGetAddressRange_v2(&base, &n, at + SIZE + MIB));
+        say_number("base_minus_range", (double)(int64_t)(base - at));
+        say_number("bytes", (double)n);
+        say_error("ipc_handle", cu.cuIpcGetMemHandle(&handle, at));
+        say_error("fill_over_both", cu.cuMemsetD8_v2(at + SIZE - MIB, 1, 2 * MIB));
+        say_error("context", cu.cuCtxSynchronize());
+        /* A driver may refuse this, or break the context: so it is last. */
+        say_error("fill_reserved_only", cu.cuMemsetD8_v2(at + 2 * SIZE + MIB, 0, 16));
+        say_error("context_then", cu.cuCtxSynchronize());
+}
+
 const struct experiment vmm_experiments[] = {
         { "vmm-same-user", "does an fd import at all", same_user },
         { "vmm-other-user", "does an fd import under another uid", other_user },
@@ -245,6 +277,7 @@ const struct experiment vmm_experiments[] = {
         { "vmm-reexport", "can an imported handle be exported", reexport },
         { "vmm-without-context", "what works without a context", without_context },
         { "vmm-partial-maps", "must a mapping be of the whole handle", partial_maps },
+        { "vmm-two-extents", "what a range over two handles is to the driver", two_extents },
         { "vmm-granularity", "what sizes are allowed", granularities },
         { NULL, NULL, NULL },
 };

@@ -15,20 +15,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define CASE_TIMEOUT_S 300
+#define CASE_TIMEOUT_S 150
 
 size_t max_n_bytes = (size_t)16 << 30;
 bool is_quick;
 
 /* ---- one line of JSON ---------------------------------------------------- */
 
-static char line[1 << 16];
-static size_t n_line;
+/* Shared with the parent, which reports what a case had found when it crashed. */
+static struct {
+        char text[1 << 16];
+        size_t n;
+} * line;
 
 static void put(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void put(const char *format, ...)
@@ -37,15 +41,15 @@ static void put(const char *format, ...)
         int n;
 
         va_start(ap, format);
-        n = vsnprintf(line + n_line, sizeof(line) - n_line, format, ap);
+        n = vsnprintf(line->text + line->n, sizeof(line->text) - line->n, format, ap);
         va_end(ap);
-        if (n > 0 && (size_t)n < sizeof(line) - n_line)
-                n_line += (size_t)n;
+        if (n > 0 && (size_t)n < sizeof(line->text) - line->n)
+                line->n += (size_t)n;
 }
 
 static void put_name(const char *name)
 {
-        char last = n_line > 0 ? line[n_line - 1] : ' ';
+        char last = line->n > 0 ? line->text[line->n - 1] : ' ';
 
         if (last != '{' && last != '[')
                 put(", ");
@@ -95,7 +99,7 @@ void say_close(char bracket)
 
 static void print_line(void)
 {
-        puts(line);
+        puts(line->text);
         fflush(stdout);
 }
 
@@ -150,8 +154,10 @@ void start_here(void)
 
 /* ---- running ------------------------------------------------------------- */
 
-static const struct experiment *const groups[] = { ipc_experiments, vmm_experiments, memory_experiments,
-                                                   death_experiments, capture_experiments };
+static const struct experiment *const groups[] = {
+        ipc_experiments,   vmm_experiments,     memory_experiments,
+        death_experiments, capture_experiments, stream_experiments
+};
 #define N_GROUPS (sizeof(groups) / sizeof(groups[0]))
 
 /* Looked at by a child, once: a case begins in a process without a context. */
@@ -179,7 +185,7 @@ static void machine_look(void)
                 say_text("gpu", gpu);
                 say_number("cuda", version);
                 say_text("kernel", os.release);
-                _exit(write(fds[1], line, n_line) < 0);
+                _exit(write(fds[1], line->text, line->n) < 0);
         }
         close(fds[1]);
         n = read(fds[0], machine, sizeof(machine) - 1);
@@ -188,12 +194,30 @@ static void machine_look(void)
         waitpid(pid, &status, 0);
 }
 
+static void report_crash(const struct experiment *e, int status)
+{
+        static char found[8192];
+        char how[32];
+
+        snprintf(found, sizeof(found), "%.8191s", line->text);
+        snprintf(how, sizeof(how), "%s %d", WIFSIGNALED(status) ? "signal" : "exit",
+                 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+        line->n = 0;
+        put("{");
+        say_text("case", e->name);
+        say_text("crashed", how);
+        say_text("found_before", found);
+        put("}");
+        print_line();
+}
+
 static int run_case(const struct experiment *e)
 {
         int status;
         pid_t pid;
 
         fflush(stdout);
+        line->n = 0;
         pid = fork();
         if (pid == 0) {
                 alarm(CASE_TIMEOUT_S);
@@ -209,9 +233,7 @@ static int run_case(const struct experiment *e)
                 return -1;
         if (status == 0)
                 return 0;
-        printf("{\"case\": \"%s\", \"crashed\": \"%s %d\"}\n", e->name,
-               WIFSIGNALED(status) ? "signal" : "exit",
-               WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+        report_crash(e, status);
         return -1;
 }
 
@@ -227,8 +249,14 @@ static int run_wanted(int argc, char **argv)
 {
         int r = 0, n_run = 0;
 
+        line = mmap(NULL, sizeof(*line), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (line == MAP_FAILED) {
+                perror("experiments: mmap");
+                return 1;
+        }
         gpu_machine_new();
         machine_look();
+        line->n = 0;
 
         for (size_t i = 0; i < N_GROUPS; i++) {
                 for (const struct experiment *e = groups[i]; e->name; e++) {

@@ -35,6 +35,6 @@ struct experiment {
         void (*run)(void);
 };
 extern const struct experiment ipc_experiments[], vmm_experiments[], memory_experiments[],
-        death_experiments[], capture_experiments[];
+        death_experiments[], capture_experiments[], stream_experiments[];
 
 #endif

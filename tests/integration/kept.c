@@ -11,7 +11,7 @@
 
 #include "daemon/ledger.h"
 
-#define READY_MS 20000
+#define READY_MS SETTLE_MS
 
 struct stand_in_state kept_state(struct kept *k)
 {
@@ -230,11 +230,23 @@ static void put_tenants(FILE *out, const Bfcd__ListReply *list)
                         "%s in %s: limit %" PRIu64 " reserved %" PRIu64 " in use %" PRIu64
                         " requested %" PRIu64 " blocks %" PRIu64 " sessions %" PRIu64 " extents %" PRIu64
                         " guaranteed %" PRIu64 " free %" PRIu64 " largest %" PRIu64 " ever %" PRIu64
-                        " %" PRIu64 "\n",
+                        " %" PRIu64 " refused %" PRIu64 " %" PRIu64 " %" PRIu64 "\n",
                         t->tenant, t->partition, f->bytes_limit, f->bytes_reserved, f->bytes_in_use,
                         f->bytes_requested, f->num_blocks, f->num_sessions, f->num_extents,
                         f->bytes_guaranteed, f->bytes_free, f->largest_free_block_bytes,
-                        f->lifetime_peak_bytes_in_use, f->lifetime_peak_bytes_reserved);
+                        f->lifetime_peak_bytes_in_use, f->lifetime_peak_bytes_reserved, f->num_over_quota,
+                        f->num_out_of_memory, f->last_refusal_time_ms);
+        }
+}
+
+static void put_partitions(FILE *out, const Bfcd__ListReply *list)
+{
+        for (size_t i = 0; i < list->n_partitions; i++) {
+                const Bfcd__Figures *f = list->partitions[i]->figures;
+
+                fprintf(out, "%s: ever %" PRIu64 " %" PRIu64 " refused %" PRIu64 " %" PRIu64 "\n",
+                        list->partitions[i]->name, f->lifetime_peak_bytes_in_use,
+                        f->lifetime_peak_bytes_reserved, f->num_over_quota, f->num_out_of_memory);
         }
 }
 
@@ -322,6 +334,11 @@ static char *list_text(struct kept *k, Bfcd__List__Kind kind, void (*put)(FILE *
         } while (cursor != 0);
         fclose(out);
         return sorted(text);
+}
+
+char *kept_partitions(struct kept *k)
+{
+        return list_text(k, BFCD__LIST__KIND__PARTITIONS, put_partitions);
 }
 
 char *kept_tenants(struct kept *k)

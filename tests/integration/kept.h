@@ -61,6 +61,7 @@ void raw_held_free(struct raw_held *held); /* of kept_held() */
 /* Lists as text, a line each, without what changes by itself (ages); the caller frees it.
  * Sessions are those of tenants. */
 char *kept_tenants(struct kept *k);
+char *kept_partitions(struct kept *k); /* lifetime peaks and refusals alone */
 char *kept_sessions(struct kept *k);
 char *kept_blocks(struct kept *k);
 char *kept_shared(struct kept *k);

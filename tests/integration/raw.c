@@ -259,7 +259,7 @@ int raw_receive(struct raw *raw, int timeout_ms, Bfcd__Reply **ret)
         int64_t deadline = now_ms() + timeout_ms;
 
         for (;;) {
-                Bfcd__Reply *reply;
+                Bfcd__Reply *reply = NULL;
                 int64_t left = deadline - now_ms();
                 int r = take_message(raw, &reply);
 
@@ -302,7 +302,7 @@ int raw_call(struct raw *raw, Bfcd__Request *request, Bfcd__Reply **ret)
         int r = raw_send(raw, request);
 
         while (r == 0) {
-                Bfcd__Reply *reply;
+                Bfcd__Reply *reply = NULL;
 
                 r = raw_receive(raw, RAW_TIMEOUT_MS, &reply);
                 if (r == 0 && reply->id == request->id) {
@@ -341,7 +341,7 @@ static int call_expecting(struct raw *raw, Bfcd__Request *request, int body_case
 
 int raw_do(struct raw *raw, Bfcd__Request *request)
 {
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r = call_expecting(raw, request, BFCD__REPLY__BODY_DONE, &reply);
 
         if (r == 0)
@@ -369,7 +369,7 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r;
 
         hello.version = 1;
@@ -435,7 +435,7 @@ int raw_malloc(struct raw *raw, uint32_t partition, uint64_t n_bytes, Bfcd__Bloc
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Malloc body = BFCD__MALLOC__INIT;
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r;
 
         body.partition = partition;
@@ -467,7 +467,7 @@ int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Figures *ret)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Usage body = BFCD__USAGE__INIT;
-        Bfcd__Reply *reply;
+        Bfcd__Reply *reply = NULL;
         int r;
 
         body.partition = partition;

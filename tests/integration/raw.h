@@ -16,7 +16,7 @@
 #include "proto/bfcd.pb-c.h"
 
 #define RAW_MAX_PAYLOAD 65536u
-#define RAW_TIMEOUT_MS  10000
+#define RAW_TIMEOUT_MS  120000
 
 enum {
         RAW_TIMEOUT = 1, /* nothing came in time */

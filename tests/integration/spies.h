@@ -43,15 +43,18 @@ struct haul {
 
 struct spies { /* shared memory */
         char socket[96];
-        int64_t end_ms;
+        atomic_bool is_over;
         _Atomic uint64_t n_bytes; /* that they have looked at */
         _Atomic uint64_t n_kept;  /* extents */
         struct haul hauls[SPIES_ROUNDS];
 };
 
-pid_t spies_start(struct spies *spies, const char *socket, int64_t end_ms);
+pid_t spies_start(struct spies *spies, const char *socket);
 
-/* Waits until they have ended; asserts that they had much to look at, and found nothing; on a GPU, that
+/* They have looked at enough. */
+bool spies_are_done(const struct spies *spies);
+
+/* Ends them, and waits for that; asserts that they had much to look at, and found nothing; on a GPU, that
  * what had escaped is nobody's debt any more. */
 void spies_join(struct spies *spies, pid_t pid, struct rig *rig);
 

@@ -239,7 +239,7 @@ START_TEST(clients_of_a_tenant_share_its_quota)
         ck_assert(pattern_holds(of_a, 30 * MIB, 1));
         ck_assert(pattern_holds(of_b, 10 * MIB, 2));
         bfc_disconnect(a); /* with a block in its hands */
-        ck_assert(WAIT_FOR(client_usage(b, NULL).bytes_in_use == 10 * MIB, 2000));
+        ck_assert(WAIT_FOR(client_usage(b, NULL).bytes_in_use == 10 * MIB, SETTLE_MS));
         ck_assert(pattern_holds(of_b, 10 * MIB, 2));
         ck_assert(pattern_holds(of_other, 10 * MIB, 3));
         bfc_disconnect(b);
@@ -497,6 +497,118 @@ START_TEST(the_limit_can_be_used_up_again_and_again)
 }
 END_TEST
 
+/* ---- what is left to get --------------------------------------------------- */
+
+static const struct rig_config with_reserve = {
+        .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas:\n"
+                   "      - {partition: train, limit: 48MiB}\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas:\n"
+                   "      - {partition: train, limit: 48MiB, reserve: 24MiB}\n",
+};
+
+static uint64_t free_bytes(bfc_client *client)
+{
+        size_t n_free = 0, n_total = 0;
+
+        ck_assert_ok(bfc_mem_get_info(client, NULL, &n_free, &n_total));
+        ck_assert_uint_eq(n_total, 48 * MIB);
+        return n_free;
+}
+
+/* Pieces that were freed, and not trimmed: they are free wherever they are kept. */
+static void take_and_free(bfc_client *client, size_t n_bytes, unsigned n)
+{
+        void *p[64];
+
+        for (unsigned i = 0; i < n; i++)
+                ck_assert_ok(bfc_malloc(client, n_bytes, &p[i]));
+        ck_assert_uint_eq(free_bytes(client), 40 * MIB - n * n_bytes);
+        for (unsigned i = 0; i < n; i++)
+                ck_assert_ok(bfc_free(client, p[i]));
+        ck_assert_uint_eq(free_bytes(client), 40 * MIB);
+}
+
+static void assert_room(struct rig *rig)
+{
+        bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
+        uint64_t room;
+        void *p, *q;
+
+        ck_assert_uint_eq(free_bytes(red), 40 * MIB); /* the partition without blue's reserve */
+        ck_assert_uint_eq(free_bytes(blue), 48 * MIB);
+        ck_assert_ok(bfc_malloc(red, free_bytes(red), &p));
+        ck_assert_uint_eq(free_bytes(red), 0);
+        ck_assert_int_lt(bfc_malloc(red, 256, &q), 0);
+        ck_assert_uint_eq(free_bytes(blue), 24 * MIB);
+        ck_assert_ok(bfc_free(red, p));
+        ck_assert_uint_eq(free_bytes(red), 40 * MIB); /* still reserved */
+        ck_assert_ok(bfc_trim(red, SIZE_MAX));
+        take_and_free(red, MIB, 20);
+        take_and_free(red, 512, 64);
+        ck_assert_ok(bfc_trim(red, SIZE_MAX));
+
+        ck_assert_ok(bfc_malloc(blue, 36 * MIB, &q));
+        room = 64 * MIB - client_usage(blue, NULL).bytes_reserved;
+        ck_assert_uint_eq(free_bytes(red), room);
+        ck_assert_ok(bfc_malloc(red, room, &p));
+        ck_assert_ok(bfc_free(blue, q));
+        ck_assert_ok(bfc_trim(blue, SIZE_MAX));
+        ck_assert_uint_eq(free_bytes(red), 40 * MIB - room);
+        ck_assert_ok(bfc_free(red, p));
+        ck_assert_ok(bfc_trim(red, SIZE_MAX)); /* what is idle of red's does not count for blue */
+        bfc_disconnect(blue);
+        bfc_disconnect(red);
+}
+
+START_TEST(what_can_still_be_had)
+{
+        struct rig *rig = rig_start(&with_reserve);
+        size_t n;
+
+        assert_room(rig);
+        setenv("BFC_CACHE", "on", 1);
+        assert_room(rig);
+        ck_assert_int_eq(bfc_mem_get_info(NULL, NULL, &n, &n), -EINVAL);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(interior_pointers_are_known)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        struct bfc_block_info info;
+        char *blocks[40];
+
+        for (size_t i = 0; i < 40; i++) {
+                ck_assert_ok(bfc_malloc(client, i * 9000 + 1, (void **)&blocks[i]));
+                if (i % 4 == 3) /* while there is an index */
+                        ck_assert_ok(bfc_free(client, blocks[i - 2]));
+                info = info_of(client, blocks[i] + i * 9000);
+                ck_assert_ptr_eq(info.base, blocks[i]);
+                ck_assert_uint_eq(info.n_requested, i * 9000 + 1);
+        }
+        info = info_of(client, blocks[39] + info.n_bytes - 1);
+        ck_assert_str_eq(info.partition, "train");
+        ck_assert_str_eq(info.device, rig_device_id());
+        ck_assert_int_eq(info.device_ordinal, rig_device() == ON_HOST ? -1 : 0);
+        ck_assert_uint_eq(strlen(info.device_uuid), rig_device() == ON_HOST ? 4 : 40);
+        ck_assert_int_eq(strncmp(info.device_uuid, rig_device() == ON_HOST ? "host" : "GPU-", 4), 0);
+        ck_assert_int_eq(bfc_block_info(client, blocks[1] + 1, &info), -EINVAL);
+        for (size_t i = 0; i < 40; i++)
+                if (i % 4 != 1)
+                        ck_assert_ok(bfc_free(client, blocks[i]));
+        ck_assert_int_eq(bfc_block_info(client, blocks[39] + 1, &info), -EINVAL);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = {
@@ -513,6 +625,8 @@ int main(void)
                 on_demand_grows_by_extents,
                 preallocated_is_there_at_once_and_stays,
                 the_limit_can_be_used_up_again_and_again,
+                what_can_still_be_had,
+                interior_pointers_are_known,
                 NULL,
         };
 

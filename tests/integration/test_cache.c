@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <jansson.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,80 @@ static bfc_client *open_with(const char *socket, uint64_t idle_bytes)
         return client;
 }
 
+/* ---- two partitions ---------------------------------------------------------- */
+
+#define N_CLIMBERS 4
+#define N_LEVELS   20
+
+static bfc_client *climbers_client;
+static pthread_barrier_t climbers;
+
+/* Goes up and down, and in the end up to N_LEVELS blocks, where all threads meet. */
+static void *climb(void *userdata)
+{
+        const char *partition = (uintptr_t)userdata % 2 ? "infer" : "train";
+        size_t n_bytes = (uintptr_t)userdata < 2 ? 4096 : 65536;
+        void *p[N_LEVELS];
+
+        for (int top = 1; top <= N_LEVELS; top++) {
+                for (int i = 0; i < top; i++)
+                        REQUIRE(bfc_malloc_in(climbers_client, partition, n_bytes, &p[i]) == 0, "%s",
+                                bfc_last_error());
+                if (top == N_LEVELS)
+                        pthread_barrier_wait(&climbers);
+                for (int i = 0; i < top; i++)
+                        REQUIRE(bfc_free(climbers_client, p[i]) == 0, "%s", bfc_last_error());
+        }
+        return NULL;
+}
+
+static void expect_statistics(const char *cache)
+{
+        const uint64_t sum = N_LEVELS * (4096 + 65536), n_calls = 2 * N_LEVELS * (N_LEVELS + 1) / 2;
+        struct rig *rig = rig_start(&(struct rig_config){
+                .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
+                              "      - {name: infer, limit: 64MiB, growth: on-demand}\n",
+                .tenants =
+                        "  - name: red\n"
+                        "    match: {uid: [@UID@]}\n"
+                        "    quotas: [{partition: train, limit: 32MiB}, {partition: infer, limit: 32MiB}]\n" });
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+        pthread_t threads[N_CLIMBERS];
+
+        setenv("BFC_CACHE", cache, 1);
+        climbers_client = open_with(rig->socket, UINT64_MAX);
+        pthread_barrier_init(&climbers, NULL, N_CLIMBERS);
+        for (uintptr_t i = 0; i < N_CLIMBERS; i++)
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, climb, (void *)i), 0);
+        for (int i = 0; i < N_CLIMBERS; i++)
+                pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&climbers);
+        for (int i = 0; i < 2; i++) {
+                ck_assert_ok(bfc_stats_in(climbers_client, i ? "infer" : "train", &s));
+                ck_assert_uint_eq(s.bytes_in_use, 0);
+                ck_assert_uint_eq(s.peak_bytes_in_use, sum);
+                ck_assert_uint_eq(s.num_allocs, n_calls);
+                ck_assert_uint_eq(s.num_frees, n_calls);
+        }
+        s = stats(climbers_client);
+        ck_assert_uint_eq(s.peak_bytes_in_use, 2 * sum);
+        ck_assert_uint_eq(s.num_allocs, 2 * n_calls);
+        bfc_disconnect(climbers_client);
+        rig_stop(rig);
+}
+
+START_TEST(statistics_of_two_partitions)
+{
+        expect_statistics("on");
+}
+END_TEST
+
+START_TEST(statistics_of_two_partitions_without_a_cache)
+{
+        expect_statistics("off");
+}
+END_TEST
+
 /* ---- one process ----------------------------------------------------------- */
 
 START_TEST(idle_memory_is_charged_and_trimmed)
@@ -81,6 +156,91 @@ START_TEST(idle_memory_is_charged_and_trimmed)
 }
 END_TEST
 
+/* Blocks of many sizes, on streams too, and frees them but for two small ones. */
+static void work_and_keep(bfc_client *client, void *ret_kept[2])
+{
+        static const size_t sizes[] = { 100, 5000, 40 * KIB, 700 * KIB, 3 * MIB, 5 * MIB + 1 };
+        void *p[240];
+        size_t n = 0;
+
+        ck_assert_ok(bfc_malloc(client, 1, &ret_kept[0]));
+        for (size_t round = 0; round < 2; round++)
+                for (size_t i = 0; i < 6; i++)
+                        for (size_t k = 0; k < (i < 3 ? 18 : 2); k++, n++)
+                                if (k % 2 == 0)
+                                        ck_assert_ok(bfc_malloc(client, sizes[i], &p[n]));
+                                else
+                                        ck_assert_ok(bfc_malloc_async(client, sizes[i], 1, &p[n]));
+        ck_assert_ok(bfc_malloc(client, 1, &ret_kept[1]));
+        while (n-- > 0)
+                if (n % 3 == 0)
+                        ck_assert_ok(bfc_free_async(client, p[n], 1));
+                else
+                        ck_assert_ok(bfc_free(client, p[n]));
+}
+
+/* What is reserved is behind the blocks that live, as soon as bfc_trim() has returned. */
+static void assert_nothing_stays(const struct bfc_options *options, struct rig *rig)
+{
+        bool unmaps = rig_device() == ON_HOST || !(options->flags & BFC_NO_THREAD);
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        bfc_client *client, *other;
+        void *kept[2];
+
+        ck_assert_ok(bfc_connect(options, &client));
+        ck_assert_ok(bfc_connect(options, &other)); /* a session more keeps nothing either */
+        work_and_keep(client, kept);
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        if (unmaps) { /* those of two slabs, each of which may cross an extent boundary */
+                ck_assert_uint_le(rig_figures(rig, "red", "train").num_extents, 4);
+                ck_assert_ok(bfc_usage(client, NULL, &usage));
+                ck_assert_uint_eq(usage.bytes_reserved, rig_figures(rig, "red", "train").bytes_reserved);
+        }
+        ck_assert_ok(bfc_free(client, kept[0]));
+        ck_assert_ok(bfc_free(client, kept[1]));
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        if (unmaps)
+                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        bfc_disconnect(other);
+        bfc_disconnect(client);
+}
+
+START_TEST(after_a_trim_only_live_blocks_are_reserved)
+{
+        static const uint64_t flags[] = { 0, BFC_NO_CACHE, BFC_POLL, BFC_NO_THREAD };
+        struct rig *rig = rig_start(&(struct rig_config){ 0 });
+
+        cache_on();
+        for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+                struct bfc_options o = { .struct_size = sizeof(o), .socket = rig->socket, .flags = flags[i] };
+
+                assert_nothing_stays(&o, rig);
+        }
+        rig_stop(rig);
+}
+END_TEST
+
+/* Only as much is released as was asked for, in whole extents. */
+START_TEST(a_trim_of_some_keeps_the_rest)
+{
+        struct rig *rig = rig_start(&(struct rig_config){ 0 });
+        bfc_client *client;
+        uint64_t before, after;
+
+        cache_on();
+        client = open_with(rig->socket, UINT64_MAX);
+        fill_cache(client, 10, 3 * MIB);
+        before = rig_figures(rig, "red", "train").bytes_reserved;
+        ck_assert_ok(bfc_trim(client, 9 * MIB));
+        after = rig_figures(rig, "red", "train").bytes_reserved;
+        if (rig_device() != ON_CUDA_IPC) /* there it is all one extent */
+                ck_assert_uint_lt(after, before);
+        ck_assert_uint_ge(after, 30 * MIB - 9 * MIB);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 /* ---- processes -------------------------------------------------------------- */
 
 struct pair {
@@ -99,7 +259,7 @@ static void refused_and_gives_back(void *arg)
         REQUIRE(bfc_malloc(client, 1 * MIB + 1, &kept) == 0, "%s", bfc_last_error());
         fill_cache(client, 10, 4 * MIB);
         gate_open(&pair->first);
-        REQUIRE(gate_wait(&pair->second, 20000), "not in time");
+        REQUIRE(gate_wait(&pair->second, SETTLE_MS), "not in time");
         /* The other process lies right behind our memory now. */
         REQUIRE(bfc_malloc(client, 45 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 4096, 7);
@@ -126,7 +286,7 @@ START_TEST(over_the_quota_idle_memory_goes_back)
         cache_on();
         strcpy(pair.socket, rig->socket);
         pid = child_start(refused_and_gives_back, &pair);
-        ck_assert(gate_wait(&pair.first, 20000));
+        ck_assert(gate_wait(&pair.first, SETTLE_MS));
         other = open_with(rig->socket, UINT64_MAX);
         ck_assert_ok(bfc_malloc(other, 8 * MIB, &p));
         gate_open(&pair.second);
@@ -146,7 +306,7 @@ static void hold_idle(void *arg)
 
         fill_cache(client, 28, 2 * MIB);
         gate_open(&pair->first);
-        gate_wait(&pair->second, 60000);
+        gate_wait(&pair->second, SETTLE_MS);
         bfc_disconnect(client);
 }
 
@@ -162,7 +322,7 @@ START_TEST(an_idle_process_gives_back)
         cache_on();
         strcpy(pair.socket, rig->socket);
         pid = child_start(hold_idle, &pair);
-        ck_assert(gate_wait(&pair.first, 20000));
+        ck_assert(gate_wait(&pair.first, SETTLE_MS));
         if (CHILDREN_HAVE_EVENTS)
                 ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_in_use, 28 * 2 * MIB);
         other = open_with(rig->socket, 0);
@@ -186,7 +346,7 @@ START_TEST(a_killed_client_returns_its_cache)
         cache_on();
         strcpy(pair.socket, rig->socket);
         pid = child_start(hold_idle, &pair);
-        ck_assert(gate_wait(&pair.first, 20000));
+        ck_assert(gate_wait(&pair.first, SETTLE_MS));
         ck_assert_uint_gt(rig_charge(rig, "red", "train"), 0);
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
@@ -285,7 +445,11 @@ END_TEST
 int main(void)
 {
         const TTest *const tests[] = {
+                statistics_of_two_partitions,
+                statistics_of_two_partitions_without_a_cache,
                 idle_memory_is_charged_and_trimmed,
+                after_a_trim_only_live_blocks_are_reserved,
+                a_trim_of_some_keeps_the_rest,
                 over_the_quota_idle_memory_goes_back,
                 an_idle_process_gives_back,
                 a_killed_client_returns_its_cache,

@@ -3,6 +3,8 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <jansson.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -152,6 +154,46 @@ START_TEST(partitions_and_status_in_json)
 }
 END_TEST
 
+/* By what was made, and not by what the config asks for. */
+START_TEST(pages_in_json)
+{
+        static const struct rig_config two_kinds = {
+                .partitions = "      - {name: small, limit: 64MiB, huge_pages: off}\n"
+                              "      - {name: large, limit: 64MiB, growth: preallocate}\n",
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: small}, {partition: large, limit: 8MiB}]\n",
+        };
+        bfc_client *client;
+        struct rig *rig;
+        json_int_t huge;
+        json_t *rows;
+        void *p;
+
+        if (rig_device() != ON_HOST)
+                return;
+        rig = rig_start(&two_kinds);
+        client = client_open(rig, NULL, NULL);
+        rows = ctl_json(rig->admin_socket, "partitions", "partitions");
+        huge = number_of(json_array_get(rows, 1), "bytes_in_2mib_pages");
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "pages"), "-"); /* there is none yet */
+        ck_assert_int_eq(huge + number_of(json_array_get(rows, 1), "bytes_in_4kib_pages"), 8 << 20);
+        ck_assert_str_eq(string_of(json_array_get(rows, 1), "pages"), huge == 8 << 20 ? "2 MiB"
+                                                                      : huge == 0     ? "4 KiB"
+                                                                                      : "mixed");
+        json_decref(rows);
+        ck_assert_ok(bfc_malloc_in(client, "small", 3 * MIB, &p));
+        rows = ctl_json(rig->admin_socket, "partitions", "partitions");
+        ck_assert_int_eq(number_of(json_array_get(rows, 0), "bytes_in_2mib_pages"), 0);
+        ck_assert_int_eq(number_of(json_array_get(rows, 0), "bytes_in_4kib_pages"),
+                         number_of(json_array_get(rows, 0), "bytes_reserved"));
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "pages"), "4 KiB");
+        json_decref(rows);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 START_TEST(sessions_and_blocks_in_json)
 {
         struct rig *rig = rig_start(&two_tenants);
@@ -206,14 +248,22 @@ START_TEST(long_lists_come_whole)
         bfc_client *red = client_open(rig, "red", NULL), *blue = client_open(rig, "blue", NULL);
         json_t *rows;
         char *out, *line;
+        uint64_t n_bytes;
+        bool grows = true;
         size_t n = 0;
         void *p;
 
         for (unsigned i = 0; i < N; i++)
                 ck_assert_ok(bfc_malloc(i % 2 ? red : blue, 256, &p));
-        rows = ctl_json(rig->admin_socket, "blocks", "blocks");
-        ck_assert_uint_eq(json_array_size(rows), N);
-        json_decref(rows);
+        /* The daemon's tables grow with its first sessions; a list that stayed would grow with each. */
+        for (unsigned i = 0; i < 50 && grows; i++) {
+                n_bytes = rig_count(rig).bytes_allocated;
+                rows = ctl_json(rig->admin_socket, "blocks", "blocks");
+                ck_assert_uint_eq(json_array_size(rows), N);
+                json_decref(rows);
+                grows = rig_count(rig).bytes_allocated > n_bytes;
+        }
+        ck_assert(!grows);
         setenv("BFC_TENANT", "red", 1);
         rows = ctl_json(rig->socket, "blocks", "blocks");
         ck_assert_uint_eq(json_array_size(rows), N / 2);
@@ -285,6 +335,71 @@ START_TEST(names_forge_nothing)
 }
 END_TEST
 
+/* A line for each tenant, session and so on has room on a terminal, whatever they are called. */
+START_TEST(tables_fit_a_terminal)
+{
+        static const char *const commands[] = { "status", "partitions", "tenants", "sessions",
+                                                "blocks", "leaks",      "explain" };
+        static const struct rig_config long_names = {
+                .partitions = "      - {name: a-partition-with-a-long-name, limit: 96MiB}\n",
+                .tenants = "  - name: a-tenant-with-a-long-name-too\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: a-partition-with-a-long-name}]\n",
+        };
+        struct rig *rig = rig_start(&long_names);
+        bfc_client *client = client_open(rig, NULL, NULL);
+        char *out;
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 1 * MIB, &p));
+        for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+                ck_assert_int_eq(ctl(rig->admin_socket, WORDS(commands[i]), &out, NULL), 0);
+                for (const char *line = out; *line; line += strcspn(line, "\n") + 1)
+                        ck_assert_msg(strcspn(line, "\n") <= 80, "bfcctl %s:\n%s", commands[i], out);
+                ck_assert_ptr_null(strchr(out, '\033'));
+                free(out);
+        }
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("-w", "sessions"), &out, NULL), 0);
+        ck_assert_msg(strstr(out, "a-tenant-with-a-long-name-too") && strstr(out, "test_ctl"),
+                      "no name or no command:\n%s", out);
+        free(out);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* What one list shows in a row is in the same row of the next. */
+START_TEST(rows_are_in_order)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct raw *sessions[20], *first = raw_connect(rig->socket, "red");
+        json_int_t before = 0;
+        json_t *rows;
+
+        for (size_t i = 0; i < 20; i++)
+                ck_assert_ptr_nonnull((sessions[i] = raw_connect(rig->socket, "red")));
+        raw_close(first); /* its place is taken by the next */
+        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").num_sessions == 20, SETTLE_MS));
+        first = raw_connect(rig->socket, "blue");
+        rows = ctl_json(rig->admin_socket, "sessions", "sessions");
+        for (size_t i = 0; i < json_array_size(rows); i++) {
+                json_int_t id = number_of(json_array_get(rows, i), "session_id");
+
+                ck_assert_int_gt(id, before);
+                before = id;
+        }
+        json_decref(rows);
+        rows = ctl_json(rig->admin_socket, "tenants", "tenants");
+        ck_assert_str_eq(string_of(json_array_get(rows, 0), "tenant"), "blue");
+        ck_assert_str_eq(string_of(json_array_get(rows, 2), "tenant"), "red");
+        json_decref(rows);
+        raw_close(first);
+        for (size_t i = 0; i < 20; i++)
+                raw_close(sessions[i]);
+        rig_stop(rig);
+}
+END_TEST
+
 START_TEST(lists_as_tables)
 {
         const struct {
@@ -292,7 +407,7 @@ START_TEST(lists_as_tables)
                 const char *words[5]; /* that must be there */
         } tables[] = {
                 { "status", { "Version", "Uptime", rig_device_id(), "ok", "256" } },
-                { "partitions", { "PARTITION", "train", "serve", "on-demand", "preallocate" } },
+                { "partitions", { "PARTITION", "train", "serve", "RESERVED", "96.0 MiB" } },
                 { "tenants", { "TENANT", "red", "blue", "train", "64" } },
                 { "sessions", { "SESSION", "red", "live", "PID", "STATE" } },
                 { "blocks", { "BLOCK", "red", "train", "SIZE", "1" } },
@@ -316,6 +431,76 @@ START_TEST(lists_as_tables)
                 free(out);
                 free(err);
         }
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* The first line of the manual that has this, without what stands before it. */
+static char *example_with(const char *what)
+{
+        FILE *page = fopen(MANUAL, "re");
+        char *line = NULL, *at = NULL;
+        size_t n_line = 0;
+
+        ck_assert_ptr_nonnull(page);
+        while (!at && getline(&line, &n_line, page) > 0)
+                at = strstr(line, what);
+        ck_assert_msg(at, "no '%s' in " MANUAL, what);
+        at = strdup(at);
+        ck_assert_ptr_nonnull(at);
+        fclose(page);
+        free(line);
+        return at;
+}
+
+/* What the manual shows with jq, as it stands there. */
+static char *run_example(const struct rig *rig, const char *what)
+{
+        char *example = example_with(what), *script, *out, *err;
+        const char *argv[] = { "/bin/sh", "-c", NULL, NULL };
+
+        ck_assert_int_gt(asprintf(&script, "bfcctl() { '%s' --socket '%s' \"$@\"; }; %s", program_bfcctl(),
+                                  rig->admin_socket, example),
+                         0);
+        argv[2] = script;
+        ck_assert_msg(program_run(argv, &out, &err) == 0, "%s: %s", example, err);
+        free(example);
+        free(script);
+        free(err);
+        return out;
+}
+
+START_TEST(examples_with_jq)
+{
+        enum { N = 60 }; /* of 64 MiB */
+        struct rig *rig;
+        bfc_client *client;
+        json_t *row;
+        void *p[N];
+        char *out;
+
+        if (system("command -v jq >/dev/null") != 0) {
+                printf("# skipped: there is no jq\n");
+                return;
+        }
+        rig = rig_start(&two_tenants);
+        client = client_open(rig, "red", NULL);
+        for (size_t i = 0; i < N; i++)
+                ck_assert_ok(bfc_malloc(client, 1 * MIB, &p[i]));
+        for (size_t i = 0; i < N; i += 2)
+                ck_assert_ok(bfc_free(client, p[i]));
+        ck_assert_int_ge(bfc_trim(client, SIZE_MAX), 0);
+        row = tenant_row(rig, "red", "train");
+        ck_assert_int_ge(number_of(row, "bytes_reserved"), 58 << 20);
+        ck_assert_int_lt(number_of(row, "bytes_in_use"), 50 << 20);
+        json_decref(row);
+        out = run_example(rig, "bfcctl --json tenants | jq");
+        ck_assert_str_eq(out, "blue\nred\n"); /* blue in serve, where all is made in advance */
+        free(out);
+        out = run_example(rig, "bfcctl --json sessions | jq");
+        ck_assert_ptr_nonnull(strstr(out, "\"tenant\": \"red\""));
+        free(out);
         bfc_disconnect(client);
         rig_stop(rig);
 }
@@ -381,13 +566,12 @@ END_TEST
 START_TEST(the_config_in_force_is_a_config)
 {
         struct rig *rig = rig_start(&two_tenants);
-        const char *check[] = { program_bfcd(), "--check", rig->config_path, NULL };
         json_t *text;
         char *out, *err;
 
         ck_assert_int_eq(ctl(rig->admin_socket, WORDS("config"), &out, NULL), 0);
         rig_write_config(rig, out);
-        ck_assert_msg(program_run(check, NULL, &err) == 0, "what it shows is no config: %s", err);
+        ck_assert_msg(program_check(rig->config_path, &err) == 0, "what it shows is no config: %s", err);
         free(err);
         text = ctl_json(rig->admin_socket, "config", "config");
         ck_assert_str_eq(json_string_value(text), out);
@@ -447,6 +631,38 @@ START_TEST(reset_peaks)
 }
 END_TEST
 
+/* A name that is wrong is told with those that are right. */
+START_TEST(wrong_names)
+{
+        static const struct {
+                const char *words[4];
+                const char *says;
+        } runs[] = {
+                { { "explain", "nosuch" },
+                  "bfcctl: there is no partition 'nosuch'; you can see: train, serve\n" },
+                { { "explain", "--tenant=nosuch" },
+                  "bfcctl: there is no tenant 'nosuch'; you can see: red in train, blue in train, blue in serve\n" },
+                { { "explain", "serve", "--tenant=red" },
+                  "bfcctl: no quota for 'red' in 'serve'; you can see: red in train, blue in train, " },
+                { { "trim", "nosuch" }, "bfcctl: there is no tenant 'nosuch'; you can see: " },
+                { { "reset-peaks", "red", "nosuch" },
+                  "bfcctl: no quota for 'red' in 'nosuch'; you can see: " },
+                { { "leaks", "--tenant=nosuch" },
+                  "bfcctl: There is no tenant 'nosuch'; you can see: blue, red\n" },
+        };
+        struct rig *rig = rig_start(&two_tenants);
+        char *err;
+
+        for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
+                ck_assert_int_eq(ctl(rig->admin_socket, runs[i].words, NULL, &err), REFUSED);
+                ck_assert_msg(strncmp(err, runs[i].says, strlen(runs[i].says)) == 0, "%s: %s",
+                              runs[i].words[0], err);
+                free(err);
+        }
+        rig_stop(rig);
+}
+END_TEST
+
 /* ---- exit codes ----------------------------------------------------------- */
 
 START_TEST(exit_codes)
@@ -462,6 +678,7 @@ START_TEST(exit_codes)
                 { { "reset-peaks", "a", "b", "c" }, USAGE },
                 { { "reset-peaks", "red", "nowhere" }, REFUSED },
                 { { "--help" }, 0 },
+                { { "-h" }, 0 },
                 { { "--version" }, 0 },
                 { { "status" }, 0 },
         };
@@ -480,7 +697,8 @@ START_TEST(exit_codes)
         }
         ck_assert_int_eq(ctl("/nowhere/bfcd.sock", WORDS("status"), &out, &err), REFUSED);
         ck_assert_str_eq(out, "");
-        ck_assert_ptr_nonnull(strstr(err, "/nowhere/bfcd.sock"));
+        ck_assert_str_eq(err, "bfcctl: Cannot reach bfcd at /nowhere/bfcd.sock: the socket does not exist. "
+                              "Try: systemctl status bfcd\n");
         free(out);
         free(err);
         rig_stop(rig);
@@ -492,15 +710,20 @@ int main(void)
         const TTest *const tests[] = {
                 tenants_in_json,
                 partitions_and_status_in_json,
+                pages_in_json,
                 sessions_and_blocks_in_json,
                 long_lists_come_whole,
                 hundreds_of_sessions,
                 names_forge_nothing,
+                examples_with_jq,
+                tables_fit_a_terminal,
+                rows_are_in_order,
                 lists_as_tables,
                 a_tenant_sees_itself,
                 the_environment_names_the_socket,
                 the_config_in_force_is_a_config,
                 reset_peaks,
+                wrong_names,
                 exit_codes,
                 NULL,
         };

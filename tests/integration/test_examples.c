@@ -1,4 +1,5 @@
-/* The programs that libbfcclient(3) shows: they run, and say what they should.
+/* The programs that libbfcclient(3) shows: they run, and say what they should. And a program outside
+ * of the build links the library by pkg-config.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
@@ -61,9 +62,82 @@ START_TEST(examples_run)
 }
 END_TEST
 
+/* $1: the source; $2: the build folder; $3: a folder for the program; then options of pkg-config. */
+#define LINK                                                                                                 \
+        "set -e; export PKG_CONFIG_PATH=\"$2/meson-uninstalled\" source=\"$1\" out=\"$3/hello\"; shift 3; "  \
+        "cc -Werror \"$source/examples/hello.c\" -o \"$out\" $static $(pkg-config --cflags --libs \"$@\" bfcclient); "
+
+/* Standard output of a shell script with these arguments; it must succeed. */
+static char *run_script(const char *script, const char *folder, const char *option)
+{
+        const char *argv[] = {
+                "/bin/sh", "-c",   script, "sh", getenv("BFC_LINK_SOURCE"), getenv("BFC_LINK_BUILD"),
+                folder,    option, NULL
+        };
+        char *out, *err;
+        int status = program_run(argv, &out, &err);
+
+        ck_assert_msg(status == 0, "%d: %s", status, err);
+        free(err);
+        return out;
+}
+
+static bool can_link(void)
+{
+        if (getenv("BFC_LINK_BUILD"))
+                return true;
+        printf("# left out: a sanitizer's library, or no pkg-config\n");
+        return false;
+}
+
+/* A program is compiled against the build folder by pkg-config, with either library. */
+START_TEST(a_program_links_by_pkg_config)
+{
+        struct rig *rig;
+        char *out;
+
+        if (!can_link())
+                return;
+        rig = rig_start(&one_tenant);
+        setenv("BFC_SOCKET", rig->socket, 1);
+        out = run_script(LINK "LD_LIBRARY_PATH=\"${PKG_CONFIG_PATH%/*}/client\" \"$out\"; rm \"$out\"",
+                         rig->folder, NULL);
+        ck_assert_str_eq(out, "red uses 10485760 of 33554432 bytes in train\n");
+        free(out);
+        /* The linker says of each static program that dlopen() needs the C library of this machine. */
+        out = run_script("static=-static; " LINK "! readelf -d \"$out\" | grep NEEDED; \"$out\"; rm \"$out\"",
+                         rig->folder, "--static");
+        ck_assert_str_eq(out, "red uses 10485760 of 33554432 bytes in train\n");
+        free(out);
+        unsetenv("BFC_SOCKET");
+        rig_stop(rig);
+}
+END_TEST
+
+/* Only the names that the shared library exports can clash with those of a program. */
+START_TEST(the_static_library_has_public_names_only)
+{
+        char *names, *listed;
+
+        if (!can_link())
+                return;
+        names = run_script(
+                "nm -g --defined-only -f posix \"$2/client/libbfcclient.a\" | "
+                "sed -n 's/^\\([^ ]*\\) T.*/\\1/p; s/^\\([^ ]*\\) [A-SU-Z].*/not a function: \\1/p' | sort",
+                "", NULL);
+        listed = run_script("sed -n 's/^[ \t]*\\(bfc_[^;]*\\);.*/\\1/p' \"$1/client/bfcclient.map\" | sort",
+                            "", NULL);
+        ck_assert_str_ne(listed, "");
+        ck_assert_msg(strcmp(names, listed) == 0, "not those of the map: %.200s...", names);
+        free(names);
+        free(listed);
+}
+END_TEST
+
 int main(void)
 {
-        const TTest *const tests[] = { examples_run, NULL };
+        const TTest *const tests[] = { examples_run, a_program_links_by_pkg_config,
+                                       the_static_library_has_public_names_only, NULL };
 
         return harness_main(harness_suite("examples", tests));
 }

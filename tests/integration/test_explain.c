@@ -4,9 +4,11 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <jansson.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/integration/harness.h"
 
@@ -90,7 +92,7 @@ static void hold(void *arg)
                 REQUIRE(bfc_malloc_with(client, h->n_bytes, &how, &p) == 0, "%s", bfc_last_error());
         gate_open(&gate);
         gate = h->may_end;
-        REQUIRE(gate_wait(&gate, 60000), "nobody told it to end");
+        REQUIRE(gate_wait(&gate, SETTLE_MS), "nobody told it to end");
         bfc_disconnect(client);
 }
 
@@ -100,7 +102,7 @@ static void hold_begin(struct holder *h, const struct rig *rig)
         h->has = gate_new();
         h->may_end = gate_new();
         h->pid = child_start(hold, h);
-        ck_assert(gate_wait(&h->has, 60000));
+        ck_assert(gate_wait(&h->has, SETTLE_MS));
 }
 
 static void hold_end(struct holder *h)
@@ -135,18 +137,18 @@ START_TEST(refusals_name_holders)
         hold_begin(&theirs, rig);
         client = client_open(rig, "red", NULL);
         ck_assert_int_eq(bfc_malloc(client, 40 * MIB, &no), -ENOMEM);
-        snprintf(words, sizeof(words), "(pid %d, mine): 4194304 bytes in 2 blocks", (int)mine.pid);
+        snprintf(words, sizeof(words), "(pid %d, mine): 4.0 MiB in 2 blocks", (int)mine.pid);
         must_say(bfc_last_error(), words);
-        must_say(bfc_last_error(), "other tenants have 62914560 bytes reserved");
+        must_say(bfc_last_error(), "other tenants have 60.0 MiB reserved");
         must_not_say(bfc_last_error(), "theirs");
         must_not_say(bfc_last_error(), "blue");
         log = rig_log(rig);
-        snprintf(words, sizeof(words), "(tenant 'blue', pid %d, theirs): 62914560 bytes in 2 blocks",
+        snprintf(words, sizeof(words), "(tenant 'blue', pid %d, theirs): 60.0 MiB in 2 blocks",
                  (int)theirs.pid);
         must_say(log, words);
         free(log);
         ck_assert_int_eq(bfc_malloc(client, 79 * MIB, &no), -EDQUOT);
-        must_say(bfc_last_error(), "the most has session");
+        must_say(bfc_last_error(), "largest holders: session");
         must_not_say(bfc_last_error(), "other tenants");
         bfc_disconnect(client);
         hold_end(&mine);
@@ -216,7 +218,7 @@ START_TEST(explain_on_both_sockets)
         ck_assert_int_ge(number_of(row_of(rows, NULL), "bytes_reserved"), 26 << 20);
         json_decref(rows);
         ck_assert_int_eq(ctl(rig->socket, WORDS("explain", "--tenant", "blue"), NULL, &err), REFUSED);
-        must_say(err, "not for you to see");
+        must_say(err, "there is no tenant 'blue'; you can see: red in train");
         free(err);
         ck_assert_int_eq(ctl(rig->socket, WORDS("explain", "nowhere"), NULL, NULL), REFUSED);
         ck_assert_int_eq(ctl(rig->socket, WORDS("explain", "a", "b"), NULL, NULL), USAGE);
@@ -277,7 +279,8 @@ START_TEST(leaks_by_all_there_is)
         ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "red"), NULL, NULL), USAGE);
         ck_assert_int_eq(ctl(rig->socket, WORDS("leaks", "--tenant", "red"), NULL, NULL), REFUSED);
         ck_assert_int_eq(ctl(rig->admin_socket, WORDS("leaks", "--tenant", "nosuch"), NULL, &out), REFUSED);
-        must_say(out, "No such tenant");
+        must_say(out, "There is no tenant '");
+        must_say(out, "you can see: ");
         free(out);
         ck_assert_int_eq(ctl(rig->admin_socket, WORDS("evict", "1KiB"), NULL, NULL), USAGE);
         hold_end(&weights);
@@ -287,10 +290,107 @@ START_TEST(leaks_by_all_there_is)
 }
 END_TEST
 
+/* ---- leaks beside caches ----------------------------------------------------------- */
+
+enum { N_LIVE = 64, N_LEAKED = 300 };
+
+struct cached_job {
+        const struct rig *rig;
+        const char *name;
+        bool leaks;
+        _Atomic uint64_t n_rounds;
+};
+
+/* Small ones, which magazines keep, and large ones. */
+static size_t churned_size(uint64_t round)
+{
+        return round % 2 ? 4096 : 400000 + round % 7 * 20000;
+}
+
+static void run_cached_job(void *arg)
+{
+        struct cached_job *job = arg;
+        struct bfc_options options = { .struct_size = sizeof(options),
+                                       .socket = job->rig->socket,
+                                       .tenant = "red",
+                                       .name = job->name,
+                                       .flags = CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD };
+        void *live[N_LIVE] = { 0 }, *leaked;
+        bfc_client *client;
+
+        setenv("BFC_CACHE", "on", 1);
+        REQUIRE(bfc_connect(&options, &client) == 0, "%s", bfc_last_error());
+        for (unsigned i = 0; job->leaks && i < N_LEAKED; i++)
+                REQUIRE(bfc_malloc(client, 10000, &leaked) == 0, "%s", bfc_last_error());
+        for (;;) {
+                uint64_t round = atomic_fetch_add(&job->n_rounds, 1);
+                void **at = &live[round % N_LIVE];
+
+                REQUIRE(bfc_free(client, *at) == 0, "%s", bfc_last_error());
+                REQUIRE(bfc_malloc(client, job->leaks ? 1000 : churned_size(round), at) == 0, "%s",
+                        bfc_last_error());
+                if (round % N_LIVE == 0)
+                        usleep(1000);
+        }
+}
+
+/* Only the leak is old, and none of what the other job holds, although its slabs are. */
+static bool only_the_leak_is_old(const struct rig *rig, pid_t leaking)
+{
+        json_t *rows =
+                ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--by", "session", "--older", "1s"));
+        json_t *row = json_array_get(rows, 0);
+        bool is = json_array_size(rows) == 1 && number_of(row, "pid") == leaking &&
+                  number_of(row, "bytes_in_use") >= N_LEAKED * 10000 &&
+                  number_of(row, "bytes_in_use") < N_LEAKED * 10240 + N_LIVE * 1024;
+
+        json_decref(rows);
+        return is;
+}
+
+static bool slabs_are_old(const struct rig *rig, pid_t churning)
+{
+        json_t *sessions = ctl_rows(rig->admin_socket, WORDS("--json", "sessions")),
+               *blocks = ctl_rows(rig->admin_socket, WORDS("--json", "blocks"));
+        json_int_t id = 0, sum = 0;
+
+        for (size_t i = 0; i < json_array_size(sessions); i++)
+                if (number_of(json_array_get(sessions, i), "pid") == churning)
+                        id = number_of(json_array_get(sessions, i), "session_id");
+        for (size_t i = 0; i < json_array_size(blocks); i++) {
+                json_t *block = json_array_get(blocks, i);
+
+                if (number_of(block, "session_id") == id && number_of(block, "age_ms") >= 1000)
+                        sum += number_of(block, "n_bytes");
+        }
+        json_decref(sessions);
+        json_decref(blocks);
+        return sum > N_LEAKED * 10240 + N_LIVE * 1024;
+}
+
+START_TEST(a_leak_is_before_a_healthy_cache)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct cached_job *healthy = shared_memory(sizeof(*healthy)), *leak = shared_memory(sizeof(*leak));
+        pid_t churning, leaking;
+
+        *healthy = (struct cached_job){ .rig = rig, .name = "healthy" };
+        *leak = (struct cached_job){ .rig = rig, .name = "leak", .leaks = true };
+        churning = child_start(run_cached_job, healthy);
+        leaking = child_start(run_cached_job, leak);
+        /* Without a cache there are no slabs, and the daemon knows all ages. */
+        ck_assert(!CHILDREN_HAVE_EVENTS || WAIT_FOR(slabs_are_old(rig, churning), 60000));
+        ck_assert(WAIT_FOR(only_the_leak_is_old(rig, leaking), 60000));
+        child_kill(churning);
+        child_kill(leaking);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = { refusals_name_holders, explain_on_both_sockets, leaks_by_all_there_is,
-                                       NULL };
+                                       a_leak_is_before_a_healthy_cache, NULL };
 
         setenv("BFC_CACHE", "off", 1); /* the daemon's blocks, not slabs */
         return harness_main(harness_suite("explain", tests));

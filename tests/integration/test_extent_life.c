@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "device/device.h"
@@ -37,7 +38,7 @@ static const struct rig_config one_partition = {
                    "  - name: blue\n"
                    "    match: {uid: [@UID@]}\n"
                    "    quotas: [{partition: train, limit: 32MiB}]\n",
-        .top = "timeouts: {quarantine: 60s}\n",
+        .top = "timeouts: {quarantine: 60m}\n",
 };
 
 /* ---- what was kept -------------------------------------------------------- */
@@ -243,13 +244,13 @@ static void spy(struct play *play, const struct kept *kept)
         signal(SIGBUS, on_fault);
         REQUIRE(kept_shows(kept, OWNERS), "the spy's eyes are no good");
         gate_open(&play->has_all);
-        REQUIRE(gate_wait(&play->look_now, 60000), "nobody called");
+        REQUIRE(gate_wait(&play->look_now, SETTLE_MS), "nobody called");
         REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable");
         REQUIRE(rig_device() != ON_HOST || !kept_shows(kept, OWNERS), "the pages were not given back");
         kept_deface(kept);
         kept_misuse(kept);
         gate_open(&play->looked);
-        REQUIRE(gate_wait(&play->finish, 60000), "nobody called");
+        REQUIRE(gate_wait(&play->finish, SETTLE_MS), "nobody called");
         REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable, in the end");
         gate_open(&play->looked);
 }
@@ -282,7 +283,7 @@ static void be_owner(void *arg)
         }
         if (!play->says_goodbye)
                 pause(); /* until killed */
-        REQUIRE(gate_wait(&play->has_all, 60000), "the accomplice never came");
+        REQUIRE(gate_wait(&play->has_all, SETTLE_MS), "the accomplice never came");
         gate_open(&play->has_all);
         REQUIRE(raw_goodbye(raw) == 0, "%s", raw_refusal());
         pause();
@@ -320,12 +321,12 @@ static void assert_escape(struct rig *rig, struct play *play, bool says_goodbye,
         Bfcd__Figures figures;
         void *p;
 
-        ck_assert(gate_wait(&play->has_all, 20000));
+        ck_assert(gate_wait(&play->has_all, SETTLE_MS));
         if (says_goodbye)
                 gate_open(&play->has_all); /* the owner waits for it, too */
         else
                 child_kill(owner);
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_escaped == PARTITION, 20000));
+        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_escaped == PARTITION, SETTLE_MS));
         figures = rig_figures(rig, "red", "train");
         ck_assert_uint_eq(figures.bytes_reserved, PARTITION);
         ck_assert_uint_eq(figures.bytes_in_use, 0);
@@ -336,9 +337,9 @@ static void assert_escape(struct rig *rig, struct play *play, bool says_goodbye,
         ck_assert(has_figures(bfc_last_error()));
         bfc_disconnect(client);
         gate_open(&play->look_now);
-        ck_assert_msg(gate_wait(&play->looked, 30000), "the accomplice's message is on stderr");
+        ck_assert_msg(gate_wait(&play->looked, SETTLE_MS), "the accomplice's message is on stderr");
         gate_open(&play->finish);
-        ck_assert(gate_wait(&play->looked, 30000));
+        ck_assert(gate_wait(&play->looked, SETTLE_MS));
 }
 
 static void assert_next_life(bool by_fork, bool says_goodbye)
@@ -365,22 +366,23 @@ static void assert_next_life(bool by_fork, bool says_goodbye)
                 goto ended;
         }
         if (says_goodbye) { /* only the goodbye lets go: the owner lives on */
-                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").peak_bytes_in_use == PARTITION, 20000));
-                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 20000));
+                ck_assert(
+                        WAIT_FOR(rig_figures(rig, "red", "train").peak_bytes_in_use == PARTITION, SETTLE_MS));
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         } else {
-                ck_assert(gate_wait(&play.has_all, 20000));
+                ck_assert(gate_wait(&play.has_all, SETTLE_MS));
                 ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, PARTITION);
                 child_kill(owner);
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         }
         take_all(rig, &next);
         gate_open(&play.look_now);
-        ck_assert_msg(gate_wait(&play.looked, 30000),
+        ck_assert_msg(gate_wait(&play.looked, SETTLE_MS),
                       "the accomplice saw something; its message is on stderr");
         assert_untouched(&next);
         memset(next.blocks[0], SECRET, MIB); /* once more, over whatever it did */
         gate_open(&play.finish);
-        ck_assert_msg(gate_wait(&play.looked, 30000), "the accomplice saw something in the end");
+        ck_assert_msg(gate_wait(&play.looked, SETTLE_MS), "the accomplice saw something in the end");
         assert_untouched(&next);
         bfc_disconnect(next.client);
 ended:
@@ -498,7 +500,7 @@ static void read_siblings_block(void *arg)
         uint8_t *p, *extent;
         void *block;
 
-        REQUIRE(gate_wait(&s->has_written, 20000), "nobody called");
+        REQUIRE(gate_wait(&s->has_written, SETTLE_MS), "nobody called");
         REQUIRE(bfc_malloc(client, 4096, &block) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_block_info(client, block, &info) == 0, "%s", bfc_last_error());
         p = block;
@@ -532,6 +534,75 @@ START_TEST(a_tenants_processes_share_extents)
 }
 END_TEST
 
+/* ---- memory in a destroyed extent ------------------------------------------------ */
+
+#define REFILL_MS 60000
+
+static uint64_t bytes_backed(int fd)
+{
+        struct stat st;
+
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        return (uint64_t)st.st_blocks * 512;
+}
+
+/* The extents whose memory was taken back. */
+static size_t n_emptied(const struct raw *raw)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < raw->n_extents; i++)
+                n += bytes_backed(raw->extents[i].fd) == 0;
+        return n;
+}
+
+static void write_all(const struct raw *raw)
+{
+        static uint8_t bytes[4096] = { INTRUDERS };
+
+        for (size_t i = 0; i < raw->n_extents; i++)
+                for (uint64_t at = 0; at < raw->extents[i].n_bytes; at += sizeof(bytes))
+                        ck_assert_int_eq(pwrite(raw->extents[i].fd, bytes, sizeof(bytes), (off_t)at),
+                                         sizeof(bytes));
+}
+
+/* It is found, logged, charged, and taken back again. */
+START_TEST(refilled_extents_are_found)
+{
+        Bfcd__Block block;
+        bfc_client *blue;
+        struct raw *raw;
+        struct rig *rig;
+        char *log;
+        void *p;
+
+        if (rig_device() != ON_HOST)
+                return; /* no hole is punched in a GPU's memory */
+        rig = rig_start(&one_partition);
+        raw = raw_connect(rig->socket, "red");
+        blue = client_open(rig, "blue", NULL);
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(raw_malloc(raw, 0, PARTITION / 2, &block), 0);
+        ck_assert_int_eq(raw_free(raw, block.block_id), 0);
+        ck_assert_ok(bfc_malloc(blue, PARTITION * 3 / 4, &p)); /* which red has to make room for */
+        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved <= PARTITION / 4, REFILL_MS));
+        ck_assert_uint_gt(n_emptied(raw), 0);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_escaped, 0);
+        rig->forgiven = "writes into released extents";
+
+        ck_assert(WAIT_FOR((write_all(raw), rig_figures(rig, "red", "train").bytes_escaped > 0), REFILL_MS));
+        log = rig_log(rig);
+        ck_assert_ptr_nonnull(strstr(log, "tenant 'red' writes into released extents"));
+        free(log);
+        ck_assert(WAIT_FOR(n_emptied(raw) > 0, REFILL_MS));
+        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_escaped == 0, REFILL_MS));
+        raw_goodbye(raw);
+        raw_close(raw);
+        bfc_disconnect(blue);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = {
@@ -542,6 +613,7 @@ int main(void)
                 extents_are_sealed,
                 extents_stay_with_their_tenant,
                 a_tenants_processes_share_extents,
+                refilled_extents_are_found,
                 NULL,
         };
 

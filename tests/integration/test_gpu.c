@@ -155,7 +155,7 @@ START_TEST(disconnect_waits_for_the_work)
 }
 END_TEST
 
-/* Nobody can wait during a capture: the block stays, and the capture is not spoiled. */
+/* To wait is not possible during a capture: the block is put aside, and the capture is not spoiled. */
 START_TEST(free_during_a_capture)
 {
         struct rig *rig = rig_start(&two_gpus);
@@ -170,14 +170,18 @@ START_TEST(free_during_a_capture)
         enter_context(0);
         ck_assert_int_eq(p_cuStreamCreate(&stream, CU_STREAM_DEFAULT), CUDA_SUCCESS);
         ck_assert_int_eq(p_cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
-        ck_assert_int_eq(bfc_free(client, p), -EBUSY);
-        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "captured"));
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_int_eq(bfc_free(client, p), -EINVAL);
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
         ck_assert_ok(bfc_stats(client, &stats));
-        ck_assert_uint_eq(stats.num_blocks, 1);
-        ck_assert_uint_eq(stats.num_frees, 0);
+        ck_assert_uint_eq(stats.num_blocks, 0);
+        ck_assert_uint_eq(stats.num_frees, 1);
+        ck_assert_uint_gt(stats.bytes_reserved, 0);
         ck_assert_int_eq(p_cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
         ck_assert_int_eq(p_cuGraphDestroy(graph), CUDA_SUCCESS);
-        ck_assert_ok(bfc_free(client, p));
+        ck_assert_ok(bfc_trim(client, SIZE_MAX));
+        ck_assert_ok(bfc_stats(client, &stats));
+        ck_assert_uint_eq(stats.bytes_reserved, 0);
         ck_assert_int_eq(p_cuStreamDestroy_v2(stream), CUDA_SUCCESS);
         bfc_disconnect(client);
         rig_stop(rig);
@@ -194,7 +198,7 @@ static unsigned count(const char *text, const char *part)
 }
 
 /* Frameworks cannot be told: the block stays, as the graph may use it later, and it is said.
- * A pool is freed as a block is. */
+ * A pool is freed as a block of the program's own is. */
 static void job_that_frees_in_a_capture(void *userdata)
 {
         struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
@@ -216,10 +220,8 @@ static void job_that_frees_in_a_capture(void *userdata)
                 "a capture");
         bfc_torch_free(p, (ssize_t)MIB, 0, stream);
         bfc_cupy_free(NULL, q, 0);
-        REQUIRE(bfc_pool_free(pool) == -EBUSY, "the pool stays");
-        REQUIRE(p_cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "the capture is not spoiled");
-        REQUIRE(bfc_pool_alloc(pool, MIB, &p) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_pool_free(pool) == 0, "%s", bfc_last_error());
+        REQUIRE(p_cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS, "the capture is not spoiled");
         REQUIRE(bfc_stats(client, &stats) == 0 && stats.num_blocks == 2, "%llu blocks",
                 (unsigned long long)stats.num_blocks);
         fflush(stderr);
@@ -340,7 +342,7 @@ static void use_it_before(void *arg)
         if (CHILDREN_HAVE_EVENTS)
                 REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         gate_open(&after->up);
-        REQUIRE(gate_wait(&after->lost, 60000), "not in time");
+        REQUIRE(gate_wait(&after->lost, SETTLE_MS), "not in time");
         REQUIRE(bfc_malloc_in(client, "train", n_bytes, &none) == -ENODEV, "%s", bfc_last_error());
         gate_open(&after->told);
         pause();
@@ -352,7 +354,7 @@ static void use_it_after(void *arg)
         bfc_client *client;
         void *p;
 
-        REQUIRE(gate_wait(&after->go, 60000), "not in time");
+        REQUIRE(gate_wait(&after->go, SETTLE_MS), "not in time");
         client = child_client_open(after->socket, "red");
         REQUIRE(bfc_malloc_in(client, "train", 60 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 20 * MIB, 5);
@@ -389,10 +391,10 @@ START_TEST(a_lost_device_that_is_reset)
         after_it = child_start(use_it_after, after);
         client = client_open(rig, NULL, "other");
         ck_assert_ok(bfc_malloc(client, 3 * MIB, &other));
-        ck_assert(gate_wait(&after->up, 20000));
+        ck_assert(gate_wait(&after->up, SETTLE_MS));
         lose_device(0);
         gate_open(&after->lost);
-        ck_assert(gate_wait(&after->told, 20000));
+        ck_assert(gate_wait(&after->told, SETTLE_MS));
         assert_status(rig, (const char *const[]){ "lost", "ok  " });
         must_not_resume(rig, "it is lost; drain it first");
         child_kill(before_it);
@@ -507,6 +509,68 @@ START_TEST(blocks_of_a_lost_device)
 }
 END_TEST
 
+/* ---- clear_on_release --------------------------------------------------------- */
+
+static void take_and_give_back(void *socket)
+{
+        bfc_client *client = child_client_open(socket, NULL);
+        void *p;
+
+        REQUIRE(bfc_malloc(client, 5 * MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+static unsigned count_calls(const char *counts, const char *function)
+{
+        const char *at = strstr(counts, function);
+        unsigned n = 0;
+
+        ck_assert_ptr_nonnull(at);
+        ck_assert_int_eq(sscanf(at + strlen(function), "%u", &n), 1);
+        return n;
+}
+
+/* Each extent is zeroed when it is made, and where that was asked for, when it is given back. */
+START_TEST(cleared_on_release)
+{
+        static const char *const partitions[] = {
+                "      - {name: train, limit: 50%}\n",
+                "      - {name: train, limit: 50%, clear_on_release: true}\n",
+        };
+        struct rig_config config = two_gpus;
+        const char *argv[] = { program_bfcctl(), "--socket", NULL, "--json", "partitions", NULL };
+        unsigned n_made, n_zeroed;
+        char path[128], *text;
+
+        config.tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train}]}\n";
+        for (int i = 0; i < 2; i++) {
+                struct rig *rig;
+
+                snprintf(path, sizeof(path), "/tmp/bfcd-counts-%d-%d", (int)getpid(), i);
+                config.partitions = partitions[i];
+                setenv("FAKE_CUDA_COUNTS", path, 1); /* the daemon's */
+                rig = rig_start(&config);
+                unsetenv("FAKE_CUDA_COUNTS");
+                argv[2] = rig->admin_socket;
+                ck_assert_int_eq(program_run(argv, &text, NULL), 0);
+                ck_assert_ptr_nonnull(
+                        strstr(text, i == 1 ? "\"clear_on_release\": true" : "\"clear_on_release\": false"));
+                free(text);
+                child_join(child_start(take_and_give_back, rig->socket));
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+                text = file_text(path);
+                n_made = count_calls(text, "cuMemAlloc_v2") + count_calls(text, "cuMemCreate");
+                n_zeroed = count_calls(text, "cuMemsetD8_v2");
+                free(text);
+                unlink(path);
+                ck_assert_uint_gt(n_made, 2); /* two at the start, to see whether it works */
+                ck_assert_uint_eq(n_zeroed, i == 1 ? 2 * n_made - 2 : n_made);
+                rig_stop(rig);
+        }
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = {
@@ -520,6 +584,7 @@ int main(void)
                 a_device_lost_while_memory_goes_back,
                 a_broken_context,
                 blocks_of_a_lost_device,
+                cleared_on_release,
                 NULL,
         };
 

@@ -25,9 +25,10 @@
 #define PAUSE_US    200000u
 #define LONG_LIFE   16u   /* one in so many lives longer */
 #define GROWN_BYTES 4096u /* what a C library's own tables may differ by */
+#define N_ROUNDS    5u
 
 static const struct rig_config three_tenants = {
-        .top = "timeouts: {quarantine: 60s, reclaim: 50ms}\n",
+        .top = "timeouts: {quarantine: 60m, reclaim: 50ms}\n",
         .size = "128MiB",
         .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
                       "      - {name: warm, limit: 16MiB, growth: preallocate}\n",
@@ -213,9 +214,18 @@ START_TEST(kills_at_random)
 
         printf("# seed %llu\n", (unsigned long long)seed);
         ck_assert_int_eq(raw_malloc(survivor, 0, 8 * MIB, &kept), 0);
-        before = kill_round(rig, survivor, n_kills / 10, seed); /* tables have grown to what they need */
-        after = kill_round(rig, survivor, n_kills, seed + 1);
-        ck_assert_uint_le(after, before + GROWN_BYTES);
+        before = kill_round(rig, survivor, n_kills / 10, seed);
+        /* A table may still grow to the most that it has ever needed. A leak grows in every round. */
+        for (unsigned n = 1; n <= N_ROUNDS; n++) {
+                after = kill_round(rig, survivor, n_kills, seed + n);
+                /* what it watches of destroyed extents is given up at its next look */
+                WAIT_FOR((after = rig_count(rig).bytes_allocated) <= before + GROWN_BYTES, SETTLE_MS / 6);
+                if (after <= before + GROWN_BYTES)
+                        break;
+                ck_assert_msg(n < N_ROUNDS, "allocated: %llu bytes, and %llu after a round more",
+                              (unsigned long long)before, (unsigned long long)after);
+                before = after;
+        }
         ck_assert_int_eq(raw_goodbye(survivor), 0);
         raw_close(survivor);
         rig_stop(rig);

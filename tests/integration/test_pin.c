@@ -1,20 +1,29 @@
-/* Whose process it is, on a kernel before 6.5: there is no SO_PEERPIDFD, so a process must show that it is
- * the one whose pid the kernel told, before anything but its hello is done for it.
+/* Which process connected, and what else depends on the kernel's version. Before Linux 6.5 there is no
+ * SO_PEERPIDFD, so a process must show that it is the one whose pid the kernel told, before anything but
+ * its hello is done for it. Later kernels pin the process at once.
  *
- * BFCD is a daemon that such a kernel is pretended to (before_6_5.c).
+ * BFCD is a daemon for which BFC_TEST_KERNEL is the kernel's version (old_kernel.c).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "tests/integration/harness.h"
+
+#define SEALS_OF_OLD (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
+/* Headers may not have these. */
+#define SEAL_EXEC   0x20    /* Linux 6.3 */
+#define NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#define PEERPIDFD   77      /* Linux 6.5 */
 
 static const struct rig_config plain;
 
@@ -268,21 +277,102 @@ START_TEST(nobody_is_there)
 }
 END_TEST
 
+/* Where the kernel pins the process, it may send more than its hello at once. */
+START_TEST(all_at_once_of_a_known_process)
+{
+        struct rig *rig = rig_start(&plain);
+        uint8_t frame[256];
+        Bfcd__Reply *reply;
+        struct raw *raw;
+
+        kill(rig->pid, SIGSTOP);
+        ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
+        ck_assert_int_eq(raw_send_bytes(raw, frame, hello_and_malloc(frame)), 0);
+        kill(rig->pid, SIGCONT);
+        for (unsigned i = 0; i < 2; i++) {
+                ck_assert_int_eq(raw_receive(raw, RAW_TIMEOUT_MS, &reply), 0);
+                ck_assert_uint_eq(reply->id, i + 1);
+                bfcd__reply__free_unpacked(reply, NULL);
+        }
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        rig_stop(rig);
+}
+END_TEST
+
+static bool is_told_old(void)
+{
+        const char *kernel = getenv("BFC_TEST_KERNEL");
+
+        return kernel && strcmp(kernel, "6.1") == 0;
+}
+
+/* By what the daemon is told, or by the kernel that runs. */
+static bool is_before_6_5(void)
+{
+        int pair[2], pidfd = -1;
+        socklen_t n = sizeof(pidfd);
+
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+                abort();
+        (void)getsockopt(pair[0], SOL_SOCKET, PEERPIDFD, &pidfd, &n);
+        close(pair[0]);
+        close(pair[1]);
+        if (pidfd >= 0)
+                close(pidfd);
+        return is_told_old() || pidfd < 0;
+}
+
+static bool is_before_6_3(void)
+{
+        int fd = memfd_create("test", MFD_CLOEXEC | NOEXEC_SEAL);
+
+        if (fd >= 0)
+                close(fd);
+        return is_told_old() || fd < 0;
+}
+
+/* Since Linux 6.3 a memfd can be made such that it can never be executed. */
+START_TEST(extents_are_sealed_as_the_kernel_can)
+{
+        struct rig *rig = rig_start(&plain);
+        struct raw *raw = raw_connect(rig->socket, NULL);
+        Bfcd__Block block;
+        int seals;
+
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(raw_malloc(raw, 0, 1000, &block), 0);
+        ck_assert_uint_eq(raw->n_extents, 1);
+        seals = fcntl(raw->extents[0].fd, F_GET_SEALS);
+        ck_assert_int_eq(seals & SEALS_OF_OLD, SEALS_OF_OLD);
+        ck_assert_int_eq((seals & SEAL_EXEC) != 0, !is_before_6_3());
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
         const TTest *const tests[] = {
                 clients_work,
                 death_is_seen,
                 all_at_once_but_later,
-                all_at_once_and_before,
                 nobody_is_there,
-                only_who_said_hello,
+                extents_are_sealed_as_the_kernel_can,
                 NULL,
         };
+        const TTest *const before_6_5[] = { all_at_once_and_before, only_who_said_hello, NULL };
+        const TTest *const since_6_5[] = { all_at_once_of_a_known_process, NULL };
         Suite *suite = harness_suite("pin", tests);
-        TCase *tc = tcase_create("before and after");
+        TCase *tc = tcase_create("by version");
+        bool is_old = is_before_6_5();
 
-        tcase_add_loop_test(tc, only_who_connected, 0, 2);
+        tcase_set_timeout(tc, TEST_TIMEOUT);
+        for (const TTest *const *t = is_old ? before_6_5 : since_6_5; *t; t++)
+                tcase_add_test(tc, *t);
+        if (is_old)
+                tcase_add_loop_test(tc, only_who_connected, 0, 2);
         suite_add_tcase(suite, tc);
         return harness_main(suite);
 }

@@ -6,9 +6,12 @@
 #include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/integration/harness.h"
 #include "tests/random.h"
@@ -224,10 +227,10 @@ START_TEST(the_option_and_several_clients)
         bfc_disconnect(c);
         snprintf(wanted, sizeof(wanted), "%s/%d.csv", rig->folder, (int)getpid());
         text = file_text(wanted);
-        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,2,1000\n");
+        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,0000000000000000002,1000\n");
         free(text);
         text = file_text(path); /* a pool is one block */
-        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,2,5000\n");
+        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,0000000000000000002,5000\n");
         free(text);
         unsetenv("BFC_TRACE");
         rig_stop(rig);
@@ -251,32 +254,125 @@ START_TEST(what_cannot_be_written)
 }
 END_TEST
 
-static void allocate_for_ever(void *socket)
-{
-        bfc_client *client = child_client_open(socket, NULL);
-        uint64_t state = 1;
-        void *ptr;
+/* ---- killed jobs ------------------------------------------------------------------ */
 
-        for (;;) {
-                REQUIRE(bfc_malloc(client, random_size(&state), &ptr) == 0, "%s", bfc_last_error());
-                REQUIRE(bfc_free(client, ptr) == 0, "%s", bfc_last_error());
-        }
+enum { N_WINDOW = 16, MAX_ROUNDS = 60000, N_KILLS = 8 };
+
+/* In shared memory, for each thread: how many of its calls have returned. */
+struct progress {
+        _Atomic uint32_t n_given, n_freed;
+};
+
+struct doomed {
+        const char *socket;
+        bfc_client *client;
+        struct progress progress[N_THREADS];
+};
+
+struct doomed_thread {
+        struct doomed *d;
+        size_t number;
+};
+
+/* Each size is one block's of one thread's. Some are parked when they are freed, some are cut, and some
+ * are the daemon's. */
+static uint64_t doomed_size(size_t thread, size_t round)
+{
+        return 1 + round * N_THREADS + thread;
 }
 
-START_TEST(a_killed_job)
+static void *allocate_until_killed(void *userdata)
+{
+        const struct doomed_thread *t = userdata;
+        struct progress *progress = &t->d->progress[t->number];
+        void *held[N_WINDOW];
+
+        for (uint32_t i = 0; i < MAX_ROUNDS; i++) {
+                REQUIRE(bfc_malloc(t->d->client, doomed_size(t->number, i), &held[i % N_WINDOW]) == 0, "%s",
+                        bfc_last_error());
+                atomic_store(&progress->n_given, i + 1);
+                if (i + 1 < N_WINDOW)
+                        continue;
+                REQUIRE(bfc_free(t->d->client, held[(i + 1) % N_WINDOW]) == 0, "%s", bfc_last_error());
+                atomic_store(&progress->n_freed, i + 2 - N_WINDOW);
+        }
+        pause();
+        return NULL;
+}
+
+static void run_until_killed(void *userdata)
+{
+        struct doomed_thread threads[N_THREADS];
+        struct doomed *d = userdata;
+        pthread_t thread;
+
+        d->client = child_client_open(d->socket, NULL);
+        for (size_t i = 0; i < N_THREADS; i++) {
+                threads[i] = (struct doomed_thread){ d, i };
+                REQUIRE(pthread_create(&thread, NULL, allocate_until_killed, &threads[i]) == 0, "a thread");
+        }
+        for (;;)
+                pause();
+}
+
+static uint32_t sum_given(struct doomed *d)
+{
+        uint32_t sum = 0;
+
+        for (size_t i = 0; i < N_THREADS; i++)
+                sum += atomic_load(&d->progress[i].n_given);
+        return sum;
+}
+
+/* The events of calls that had returned are there, and of each thread at most one more: of the call in
+ * which it was killed. */
+static void check_trace(const char *path, struct doomed *d)
+{
+        uint32_t n_given[N_THREADS] = { 0 }, n_freed[N_THREADS] = { 0 };
+        unsigned long long lower, upper, n_bytes;
+        char *text = file_text(path), *line = text;
+
+        for (line = strchr(line, '\n') + 1; *line; line = strchr(line, '\n') + 1) {
+                size_t thread;
+                int n = sscanf(line, "%*[0-9],%llu,%llu,%llu", &lower, &upper, &n_bytes);
+
+                ck_assert_msg(n == 3 && strchr(line, '\n'), "a bad line: %s", line);
+                thread = (n_bytes - 1) % N_THREADS;
+                ck_assert_uint_eq((n_bytes - 1) / N_THREADS, n_given[thread]++);
+                if (upper != INT64_MAX)
+                        ck_assert_uint_eq((n_bytes - 1) / N_THREADS, n_freed[thread]++);
+        }
+        for (size_t i = 0; i < N_THREADS; i++) {
+                uint32_t given = atomic_load(&d->progress[i].n_given),
+                         freed = atomic_load(&d->progress[i].n_freed);
+
+                ck_assert_msg(n_given[i] - given <= 1, "%u of %u blocks", n_given[i], given);
+                ck_assert_msg(n_freed[i] - freed <= 1, "%u of %u frees", n_freed[i], freed);
+        }
+        free(text);
+}
+
+START_TEST(killed_jobs)
 {
         struct rig *rig = rig_start(&roomy);
+        struct doomed *d = shared_memory(sizeof(*d));
+        uint64_t state = 3;
         char path[128];
-        struct stat st;
-        pid_t pid;
 
         path_in(rig, "job.csv", path);
-        pid = child_start(allocate_for_ever, rig->socket);
-        ck_assert(WAIT_FOR(stat(path, &st) == 0 && st.st_size > 30000, 60000));
-        child_kill(pid);
+        for (int i = 0; i < N_KILLS; i++) {
+                uint32_t n = 1 + (uint32_t)(random_next(&state) % 3000);
+                pid_t pid;
+
+                *d = (struct doomed){ .socket = rig->socket };
+                pid = child_start(run_until_killed, d);
+                ck_assert(WAIT_FOR(sum_given(d) >= n, SETTLE_MS));
+                child_kill(pid);
+                check_trace(path, d);
+        }
         unsetenv("BFC_TRACE");
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
-        ck_assert_uint_gt(replay(rig, path), 500);
+        ck_assert_uint_ge(replay(rig, path), sum_given(d));
         rig_stop(rig);
 }
 END_TEST
@@ -285,7 +381,7 @@ int main(void)
 {
         const TTest *const tests[] = {
                 peaks_of_a_job_and_its_replay, a_job_that_exits, the_option_and_several_clients,
-                what_cannot_be_written,        a_killed_job,     NULL,
+                what_cannot_be_written,        killed_jobs,      NULL,
         };
 
         return harness_main(harness_suite("recording", tests));

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "tests/integration/harness.h"
 
@@ -77,8 +78,8 @@ START_TEST(a_new_limit_and_a_new_tenant)
         ck_assert_str_eq(
                 said,
                 "partition 'train': limit is 112MiB, was 128MiB\n"
-                "tenant 'red' in partition 'train': limit is 32MiB, was 64MiB; it holds 48MiB, and gets no "
-                "more until it is below\n"
+                "tenant 'red' in partition 'train': limit is 32MiB, was 64MiB; it has 48MiB reserved, 16MiB "
+                "too much, and gets no more until it is below\n"
                 "tenant 'red' in partition 'train': reserve is 4MiB, was 0\n"
                 "tenant 'blue' is new\n"
                 "tenant 'blue' has a quota in partition 'train': limit 48MiB, reserve 0\n");
@@ -305,15 +306,84 @@ START_TEST(a_hundred_reloads_under_load)
 }
 END_TEST
 
+/* Another file, which the daemon could not read, and a folder beside it. */
+START_TEST(a_dry_run_of_another_file)
+{
+        struct rig *rig = rig_start(&begins);
+        bfc_client *client = client_open(rig, "red", NULL);
+        char *text = rig_config_text(rig, &goes_on), folder[128], path[192], *said, *wrong;
+        const char *argv[] = {
+                program_bfcctl(), "--socket", rig->admin_socket, "reload", "--dry-run", path, NULL
+        };
+        const char *in_force[] = { program_bfcctl(), "--socket", rig->admin_socket, "reload", path, NULL };
+        FILE *out;
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, 46 * MIB, &p));
+        snprintf(path, sizeof(path), "%s/conf.d", rig->folder);
+        snprintf(folder, sizeof(folder), "%s/other", rig->folder);
+        ck_assert_int_eq(mkdir(folder, 0700), 0);
+        snprintf(path, sizeof(path), "%s/other/conf.d", rig->folder);
+        ck_assert_int_eq(mkdir(path, 0700), 0);
+        snprintf(path, sizeof(path), "%s/other/conf.d/more.yaml", rig->folder);
+        out = fopen(path, "we");
+        ck_assert_ptr_nonnull(out);
+        fprintf(out,
+                "tenants: [{name: green, match: {uid: 1}, quotas: [{partition: train, limit: 2MiB}]}]\n");
+        fclose(out);
+        snprintf(path, sizeof(path), "%s/other/new.yaml", rig->folder);
+        out = fopen(path, "we");
+        ck_assert_ptr_nonnull(out);
+        for (unsigned i = 0; i < 3000; i++) /* more than one piece */
+                fprintf(out, "# a line that says nothing\n");
+        fputs(text, out);
+        fclose(out);
+        free(text);
+        ck_assert_int_eq(program_run(argv, &said, &wrong), 0);
+        ck_assert_str_eq(wrong, "");
+        ck_assert_msg(strstr(said,
+                             "tenant 'red' in partition 'train': limit is 32MiB, was 64MiB; it has 46MiB "
+                             "reserved, 14MiB too much"),
+                      "%s", said);
+        ck_assert_ptr_nonnull(strstr(said, "tenant 'blue' is new"));
+        ck_assert_ptr_nonnull(strstr(said, "tenant 'green' is new"));
+        free(said);
+        free(wrong);
+        /* Nothing has changed, and nothing of it is put in force by that. */
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_limit, 64 * MIB);
+        ck_assert_int_eq(program_run(in_force, NULL, NULL), 2);
+        must_reload(rig);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_limit, 64 * MIB);
+        /* What cannot change while it runs, by the name of the file. */
+        out = fopen(path, "we");
+        ck_assert_ptr_nonnull(out);
+        fprintf(out, "max_sessions: many\n");
+        fclose(out);
+        ck_assert_int_eq(program_run(argv, &said, &wrong), 1);
+        ck_assert_msg(strstr(wrong, "/other/new.yaml:1:"), "%s", wrong);
+        free(said);
+        free(wrong);
+        /* A folder beside it that cannot be read is no empty one. */
+        snprintf(folder, sizeof(folder), "%s/other/conf.d", rig->folder);
+        snprintf(path, sizeof(path), "%s/other/conf.d/more.yaml", rig->folder);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(rmdir(folder), 0);
+        ck_assert_int_eq(symlink("new.yaml", folder), 0);
+        snprintf(path, sizeof(path), "%s/other/new.yaml", rig->folder);
+        ck_assert_int_eq(program_run(argv, NULL, &wrong), 1);
+        ck_assert_msg(strstr(wrong, "/other/conf.d cannot be read: Not a directory"), "%s", wrong);
+        free(wrong);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 int main(void)
 {
-        const TTest *const tests[] = { a_new_limit_and_a_new_tenant,
-                                       a_bad_file_changes_nothing,
-                                       a_dry_run_and_json,
-                                       only_operators_reload,
-                                       sighup,
-                                       a_hundred_reloads_under_load,
-                                       NULL };
+        const TTest *const tests[] = { a_new_limit_and_a_new_tenant, a_bad_file_changes_nothing,
+                                       a_dry_run_and_json,           a_dry_run_of_another_file,
+                                       only_operators_reload,        sighup,
+                                       a_hundred_reloads_under_load, NULL };
 
         return harness_main(harness_suite("reload", tests));
 }

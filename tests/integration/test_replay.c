@@ -341,7 +341,7 @@ START_TEST(a_replay_is_stopped)
                       "3", "--repeat", "1000000", "--scale", "0.01", path, (char *)NULL);
                 _exit(127);
         }
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").num_blocks > 10, 20000));
+        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").num_blocks > 10, SETTLE_MS));
         kill(pid, SIGTERM);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert(WIFEXITED(status));

@@ -232,12 +232,13 @@ static void restart_once(struct kept *k, uint64_t *random, bool kills, struct fi
 
         ck_assert_int_eq(stand_in_signal(k->manager, kills ? SIGKILL : SIGTERM), 0);
         if (waits) {
-                ck_assert_int_eq(stand_in_wait_ready(k->manager, state.n_starts + 1, 20000), 0);
+                ck_assert_int_eq(stand_in_wait_ready(k->manager, state.n_starts + 1, SETTLE_MS), 0);
                 ms = (uint64_t)(clock_ms() - begin);
                 f->sum_ms += ms;
                 f->max_ms = ms > f->max_ms ? ms : f->max_ms;
         } else {
-                ck_assert(WAIT_FOR(kept_state(k).n_starts > state.n_starts && kept_state(k).pid != 0, 20000));
+                ck_assert(WAIT_FOR(kept_state(k).n_starts > state.n_starts && kept_state(k).pid != 0,
+                                   SETTLE_MS));
         }
         f->n_kills += kills;
         f->n_terms += !kills;
@@ -257,7 +258,7 @@ static void restart_many(struct kept *k, struct replay *replays, uint64_t seed, 
                                       (unsigned long long)(f->n_terms + f->n_kills),
                                       file_text(replays[i].err));
         }
-        ck_assert_int_eq(stand_in_wait_ready(k->manager, 1, 20000), 0);
+        ck_assert_int_eq(stand_in_wait_ready(k->manager, 1, SETTLE_MS), 0);
         k->rig->pid = kept_state(k).pid;
         rig_meet(k->rig);
 }
@@ -301,7 +302,7 @@ START_TEST(restarts_at_random)
         for (unsigned i = 0; i < N_SHARERS; i++)
                 pids[i] = child_start(share, sharers);
         ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == N_REPLAYS * (unsigned)atoi(JOBS) + N_SHARERS,
-                           20000));
+                           SETTLE_MS));
         restart_many(k, replays, seed, n, &f);
         for (unsigned i = 0; i < N_REPLAYS; i++)
                 n_operations += replay_stop(replays + i);

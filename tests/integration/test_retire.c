@@ -15,12 +15,18 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-/* Who wants memory waits longer than who has it may take. */
+#define TWO_TENANTS                                                                                          \
+        .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",                            \
+        .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"      \
+                   "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"
+
 static const struct rig_config two_tenants = {
-        .top = "timeouts: {reclaim: 3s, release: 400ms, quarantine: 60s}\n",
-        .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",
-        .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"
-                   "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n",
+        TWO_TENANTS, .top = "timeouts: {reclaim: 60m, release: 60m, quarantine: 60m}\n"
+};
+
+/* For clients that do not unmap what they are told to. A request for memory waits longer than that. */
+static const struct rig_config impatient = {
+        TWO_TENANTS, .top = "timeouts: {reclaim: 60m, release: 400ms, quarantine: 60m}\n"
 };
 
 /* ---- children -------------------------------------------------------------- */
@@ -57,7 +63,7 @@ static void have_and_sleep(void *arg)
         pattern_write(p, 16 * MIB, 1);
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, 60000), "nobody woke us");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "nobody woke us");
         REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 16 * MIB, 2);
         REQUIRE(pattern_holds(p, 16 * MIB, 2), "memory that came back");
@@ -97,15 +103,15 @@ static void be_busy(void *arg)
         Bfcd__Block block;
 
         gate_open(&s->up);
-        REQUIRE(gate_wait(&s->answer, 20000), "nobody woke us");
+        REQUIRE(gate_wait(&s->answer, SETTLE_MS), "nobody woke us");
         while (raw->n_extents > 0) {
-                REQUIRE(raw_event(raw, 5000, &event) == 0, "no event");
+                REQUIRE(raw_event(raw, SETTLE_MS, &event) == 0, "no event");
                 for (size_t i = 0; i < event->retire->n_extent_ids; i++)
                         REQUIRE(raw_let_go(raw, event->retire->extent_ids[i]) == 0, "an unknown extent");
                 REQUIRE(raw_retired(raw, event->retire->sequence) == 0, "no connection");
                 bfcd__event__free_unpacked(event, NULL);
         }
-        REQUIRE(gate_wait(&s->go, 20000), "nobody woke us");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "nobody woke us");
         REQUIRE(raw_malloc(raw, 0, 2 * MIB, &block) == 0, "%s", raw_refusal());
         REQUIRE(raw_goodbye(raw) == 0, "no goodbye");
         raw_close(raw);
@@ -135,13 +141,10 @@ START_TEST(a_sleeping_client_lets_go)
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig);
         pid_t pid = child_start(have_and_sleep, s);
-        int64_t start;
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
-        start = clock_ms();
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
-        ck_assert_int_lt(clock_ms() - start, 2000);
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
         gate_open(&s->go);
         child_join(pid);
@@ -150,10 +153,22 @@ START_TEST(a_sleeping_client_lets_go)
 }
 END_TEST
 
+static bool is_logged(struct rig *rig, const char *line)
+{
+        char *log = rig_log(rig);
+        bool is = log && strstr(log, line);
+
+        free(log);
+        return is;
+}
+
 static void assert_logged(struct rig *rig, const char *line)
 {
-        char *log = rig_log(rig), *first = strstr(log, line);
+        char *log, *first;
 
+        (void)WAIT_FOR(is_logged(rig, line), SETTLE_MS);
+        log = rig_log(rig);
+        first = strstr(log, line);
         ck_assert_msg(first != NULL, "no \"%s\" in the log:\n%s", line, log);
         ck_assert_msg(!strstr(first + 1, line), "\"%s\" is logged twice:\n%s", line, log);
         free(log);
@@ -162,11 +177,11 @@ static void assert_logged(struct rig *rig, const char *line)
 /* It stays a session, whatever others want meanwhile. */
 static void is_late(bool answers)
 {
-        struct rig *rig = rig_start(&two_tenants);
+        struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig);
         pid_t pid = child_start(be_busy, s);
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
         usleep(600000); /* more than timeouts.release */
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
@@ -180,7 +195,7 @@ static void is_late(bool answers)
                 gate_open(&s->answer);
         else
                 child_kill(pid);
-        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 5000));
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
         gate_open(&s->go);
         if (answers)
@@ -204,20 +219,20 @@ END_TEST
 /* It could never let go: it is disconnected, and its memory comes back with its process. */
 START_TEST(a_client_without_events_is_disconnected)
 {
-        struct rig *rig = rig_start(&two_tenants);
+        struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig);
         pid_t pid = child_start(take_no_events, s);
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
-        ck_assert(gate_wait(&s->go, 20000));
-        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, 2000));
+        ck_assert(gate_wait(&s->go, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
         ck_assert_uint_eq(rig_count(rig).bytes_pending, 16 * MIB);
         assert_logged(rig, "takes no events");
         ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* others go on */
         child_kill(pid);
-        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 5000));
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
         scene_free(s);
         rig_stop(rig);
@@ -242,7 +257,7 @@ static void come_and_go(void *arg)
 START_TEST(strangers_do_not_stop_the_clock)
 {
         static const struct rig_config config = {
-                .top = "timeouts: {reclaim: 200ms, release: 60s}\n",
+                .top = "timeouts: {reclaim: 200ms, release: 60m}\n",
                 .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",
                 .tenants =
                         "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"
@@ -252,16 +267,13 @@ START_TEST(strangers_do_not_stop_the_clock)
         pid_t stranger = child_start(come_and_go, rig->socket);
         struct raw *raw = NULL;
         Bfcd__Block block;
-        int64_t start;
 
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
         raw->wants_events = true;
         ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
         ck_assert_int_eq(raw_malloc(raw, 0, 16 * MIB, &block), 0);
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
-        start = clock_ms();
-        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
-        ck_assert_int_lt(clock_ms() - start, 3000);
+        ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM); /* else no answer comes */
         child_kill(stranger);
         ck_assert_int_eq(raw_goodbye(raw), 0);
         raw_close(raw);
@@ -275,7 +287,7 @@ static void want(void *arg)
         bfc_client *client;
         void *p;
 
-        REQUIRE(gate_wait(&s->go, 20000), "nobody woke us");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "nobody woke us");
         client = child_client_open(s->socket, "blue");
         REQUIRE(bfc_malloc(client, 20 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 20 * MIB, 3);
@@ -301,7 +313,7 @@ START_TEST(a_retire_by_hand)
         ck_assert_int_eq(raw_event(raw, 100, &event), RAW_TIMEOUT); /* nobody wants anything */
         gate_open(&s->go);
         while (raw->n_extents > 0) {
-                ck_assert_int_eq(raw_event(raw, 5000, &event), 0);
+                ck_assert_int_eq(raw_event(raw, SETTLE_MS, &event), 0);
                 ck_assert_int_eq(event->body_case, BFCD__EVENT__BODY_RETIRE);
                 for (size_t i = 0; i < event->retire->n_extent_ids; i++)
                         ck_assert_int_eq(raw_let_go(raw, event->retire->extent_ids[i]), 0);
@@ -348,14 +360,21 @@ START_TEST(lies_on_the_events_socket)
                 } else if (i == sizeof(lies) / sizeof(lies[0])) {
                         int fd = raw->fd; /* the same frame with an fd beside it */
 
+                        int r;
+
                         raw->fd = raw->events_fd;
-                        ck_assert_int_eq(raw_send_fds(raw, lies[0].bytes, lies[0].n_bytes, &fd, 1), 0);
+                        r = raw_send_fds(raw, lies[0].bytes, lies[0].n_bytes, &fd, 1);
                         raw->fd = fd;
+                        if (r == -EPERM) { /* Linux 6.16: it does not come to that */
+                                raw_close(raw);
+                                continue;
+                        }
+                        ck_assert_int_eq(r, 0);
                 } else {
                         close(raw->events_fd);
                         raw->events_fd = -1;
                 }
-                ck_assert_msg(raw_wait_hang_up(raw, 5000) == 0, "number %zu was believed", i);
+                ck_assert_msg(raw_wait_hang_up(raw, SETTLE_MS) == 0, "number %zu was believed", i);
                 raw_close(raw);
         }
         /* This process lives on: nobody else gets what it was given before. */

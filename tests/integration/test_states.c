@@ -22,7 +22,7 @@
 #define MAX_STOPS 60u
 
 static const struct rig_config two_tenants = {
-        .top = "timeouts: {quarantine: 60s, reclaim: 100ms, release: 2s}\n",
+        .top = "timeouts: {quarantine: 60m, reclaim: 100ms, release: 2s}\n",
         .size = "256MiB",
         .partitions = "      - {name: train, limit: 192MiB, growth: on-demand}\n",
         .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 160MiB}]}\n"
@@ -361,7 +361,7 @@ START_TEST(killed_in_every_state)
         for (s.step = 0; s.step < N_STEPS; s.step++) {
                 pid_t pid = child_start(walk_to, &s);
 
-                ck_assert_msg(gate_wait(&s.up, 20000), "%s: it did not come there", steps[s.step].where);
+                ck_assert_msg(gate_wait(&s.up, SETTLE_MS), "%s: it did not come there", steps[s.step].where);
                 child_kill(pid);
                 assert_over(&s, steps[s.step].where, s.step);
         }

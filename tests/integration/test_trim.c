@@ -13,15 +13,19 @@
 
 #define LIMIT (64 * MIB) /* of each tenant */
 
-static const struct rig_config two_tenants = {
-        .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: @UID@}\n"
+#define TWO_TENANTS                                                                                          \
+        .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n",                            \
+        .tenants = "  - name: red\n"                                                                         \
+                   "    match: {uid: @UID@}\n"                                                               \
+                   "    quotas: [{partition: train, limit: 64MiB, reserve: 16MiB}]\n"                        \
+                   "  - name: blue\n"                                                                        \
+                   "    match: {uid: @UID@}\n"                                                               \
                    "    quotas: [{partition: train, limit: 64MiB, reserve: 16MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 64MiB, reserve: 16MiB}]\n",
-};
+
+static const struct rig_config two_tenants = { TWO_TENANTS };
+
+/* For tests in which the daemon waits for an answer that does not come. */
+static const struct rig_config impatient = { TWO_TENANTS, .top = "timeouts: {reclaim: 2s}\n" };
 
 struct scene {
         char socket[96];
@@ -86,6 +90,28 @@ static void fill_cache(bfc_client *client, uint64_t n_bytes)
         REQUIRE(stats(client).bytes_idle >= n * 4 * MIB, "nothing lies idle");
 }
 
+/* Has one small block in a large slab. */
+static void pin(void *arg)
+{
+        struct scene *s = arg;
+        bfc_client *client = open_as(s->socket, s->tenant, s->flags);
+        void *large, *small;
+
+        REQUIRE(bfc_malloc(client, 56 * MIB - 4096, &large) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, large) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(client, 1000, &small) == 0, "%s", bfc_last_error());
+        REQUIRE(small == large, "it is not in the slab");
+        if (rig_device() == ON_HOST)
+                pattern_write(small, 7, 1000);
+        gate_open(&s->up);
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
+        REQUIRE(rig_device() != ON_HOST || pattern_holds(small, 7, 1000), "the block was changed");
+        REQUIRE(stats(client).bytes_reserved < 4 * MIB || rig_device() == ON_CUDA_IPC,
+                "%llu bytes are held for a block of 1000", (unsigned long long)stats(client).bytes_reserved);
+        REQUIRE(bfc_free(client, small) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
 /* Has what is left of its limit lie idle, and does something else meanwhile. */
 static void idle(void *arg)
 {
@@ -97,21 +123,17 @@ static void idle(void *arg)
                 REQUIRE(bfc_malloc(client, s->hold_bytes, &kept) == 0, "%s", bfc_last_error());
         fill_cache(client, LIMIT - s->hold_bytes);
         gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, 60000), "not in time");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
         bfc_disconnect(client);
 }
-
-static int64_t malloc_ms; /* what the last malloc_as() took, without the rest */
 
 static int malloc_as(const struct rig *rig, const char *tenant, uint64_t n_bytes, uint32_t wait_ms)
 {
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = wait_ms };
         bfc_client *client = open_as(rig->socket, tenant, 0);
-        int64_t began = clock_ms();
         void *p = NULL;
         int r = bfc_malloc_with(client, n_bytes, &how, &p);
 
-        malloc_ms = clock_ms() - began;
         if (r == 0 && rig_device() == ON_HOST) {
                 pattern_write(p, 4096, n_bytes);
                 ck_assert(pattern_holds(p, 4096, n_bytes));
@@ -128,7 +150,7 @@ START_TEST(an_idle_process_gives_way)
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(idle, s);
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, LIMIT);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), 0);
         ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 0), 0);
@@ -142,13 +164,45 @@ END_TEST
 
 /* ---- between tenants ---------------------------------------------------------- */
 
+/* With cuda-ipc an extent is as large as the slab. */
+static void slab_gives_way(const char *tenant, int otherwise)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        pid_t pid = child_start(pin, s);
+
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
+        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 56 * MIB);
+        if (rig_device() == ON_CUDA_IPC)
+                ck_assert_int_eq(malloc_as(rig, tenant, 60 * MIB, 0), otherwise);
+        else
+                ck_assert_int_eq(malloc_as(rig, tenant, 60 * MIB, 0), 0);
+        gate_open(&s->go);
+        child_join(pid);
+        scene_free(s);
+        rig_stop(rig);
+}
+
+/* A slab with one block in it keeps no more than the extent of the block. */
+START_TEST(a_slab_in_use_gives_way)
+{
+        slab_gives_way("red", -EDQUOT);
+}
+END_TEST
+
+START_TEST(a_slab_in_use_gives_way_to_another_tenant)
+{
+        slab_gives_way("blue", -ENOMEM);
+}
+END_TEST
+
 START_TEST(another_tenant_gives_way)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(idle, s);
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(malloc_as(rig, "blue", 60 * MIB, 0), 0);
         ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
         gate_open(&s->go);
@@ -169,7 +223,7 @@ START_TEST(reserves_wait_for_nobody)
 
         s->hold_bytes = LIMIT - 4 * MIB;
         pid = child_start(idle, s);
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         kill(pid, SIGSTOP);
         blue = open_as(rig->socket, "blue", 0);
         for (int i = 0; i < 4; i++)
@@ -186,24 +240,36 @@ END_TEST
 
 /* ---- who does not answer, or lies ---------------------------------------------- */
 
+/* Trims that were not answered in time, or were sent and are not answered. */
+static uint64_t n_missed(struct rig *rig)
+{
+        Bfcd__Reply *reply;
+        uint64_t n_sent = 0, n = 0;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__SESSIONS, 0, &reply), 0);
+        for (size_t i = 0; i < reply->list->n_sessions; i++) {
+                n += reply->list->sessions[i]->num_trims_missed;
+                n_sent += reply->list->sessions[i]->num_trims;
+        }
+        bfcd__reply__free_unpacked(reply, NULL);
+        ck_assert_uint_eq(n_sent, n);
+        return n;
+}
+
 START_TEST(a_stopped_process_is_deaf)
 {
-        struct rig *rig = rig_start(&two_tenants);
+        struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(idle, s);
-        int64_t first_ms, later_ms = INT64_MAX;
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         rig->forgiven = "did not answer a Trim";
         kill(pid, SIGSTOP);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
-        first_ms = malloc_ms;
-        ck_assert_msg(first_ms >= 150, "%d ms", (int)first_ms); /* timeouts.reclaim is 200 ms */
-        for (int i = 0; i < 10; i++) {                          /* a loaded machine may be slow itself */
+        ck_assert_uint_eq(n_missed(rig), 1);
+        for (int i = 0; i < 10; i++) /* it is asked and waited for once */
                 ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
-                later_ms = malloc_ms < later_ms ? malloc_ms : later_ms;
-        }
-        ck_assert_msg(later_ms < first_ms / 2, "%d ms, then %d ms", (int)first_ms, (int)later_ms);
+        ck_assert_uint_eq(n_missed(rig), 1);
         kill(pid, SIGCONT);
         ck_assert(WAIT_FOR(malloc_as(rig, "red", 20 * MIB, 0) == 0, SETTLE_MS));
         gate_open(&s->go);
@@ -245,28 +311,28 @@ static void lie(void *arg)
         for (uint64_t i = 1; i <= 2; i++) {
                 Bfcd__Event *event = NULL;
 
-                REQUIRE(raw_event(raw, 20000, &event) == 0, "no event");
+                REQUIRE(raw_event(raw, SETTLE_MS, &event) == 0, "no event");
                 REQUIRE(event->body_case == BFCD__EVENT__BODY_TRIM && event->trim->sequence == i, "no Trim");
                 bfcd__event__free_unpacked(event, NULL);
                 send_trimmed(raw, i);
         }
         gate_open(&s->done);
-        REQUIRE(gate_wait(&s->go, 20000), "not in time");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
         send_trimmed(raw, 2); /* once more */
-        REQUIRE(raw_wait_hang_up(raw, 5000) == 0, "it goes on");
+        REQUIRE(raw_wait_hang_up(raw, SETTLE_MS) == 0, "it goes on");
         raw_close(raw);
 }
 
 START_TEST(lies)
 {
-        struct rig *rig = rig_start(&two_tenants);
+        struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(lie, s);
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
-        ck_assert(gate_wait(&s->done, 20000));
+        ck_assert(gate_wait(&s->done, SETTLE_MS));
         rig->forgiven = "it answered a Trim that was not sent";
         gate_open(&s->go);
         child_join(pid);
@@ -297,10 +363,10 @@ static void wait_inside(void *arg)
 
         fill_cache(client, LIMIT);
         gate_open(&s->up);
-        REQUIRE(gate_wait(&s->begin, 20000), "not in time");
+        REQUIRE(gate_wait(&s->begin, SETTLE_MS), "not in time");
         REQUIRE(bfc_malloc_with(client, 20 * MIB, &how, &p) == 0, "%s", bfc_last_error());
         gate_open(&s->done);
-        REQUIRE(gate_wait(&s->go, 60000), "not in time");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
         bfc_disconnect(client);
 }
 
@@ -312,14 +378,14 @@ START_TEST(a_client_inside_malloc_gives_way)
         bfc_client *client;
         void *p, *q;
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         client = open_as(rig->socket, "red", BFC_NO_CACHE);
         ck_assert_ok(bfc_malloc_in(client, "infer", 60 * MIB, &q));
         gate_open(&s->begin);
         ck_assert(!gate_wait(&s->done, 500)); /* it waits */
         ck_assert_ok(bfc_malloc_in(client, "train", 60 * MIB, &p));
         ck_assert_ok(bfc_free(client, q));
-        ck_assert(gate_wait(&s->done, 5000));
+        ck_assert(gate_wait(&s->done, SETTLE_MS));
         gate_open(&s->go);
         child_join(pid);
         bfc_disconnect(client);
@@ -353,7 +419,7 @@ START_TEST(a_polling_client_gives_way)
         pid_t pid = child_start(poll_for_events, s);
         bfc_client *other;
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 0), 0);
         ck_assert_int_eq(malloc_as(rig, "blue", 60 * MIB, 0), 0);
         gate_open(&s->go);
@@ -379,17 +445,17 @@ struct waiter {
 static void wait_for_room(void *arg)
 {
         struct waiter *w = arg;
-        struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = 30000 };
+        struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = SETTLE_MS };
         bfc_client *client;
         void *p;
 
-        REQUIRE(gate_wait(&w->begin, 20000), "not in time");
+        REQUIRE(gate_wait(&w->begin, SETTLE_MS), "not in time");
         client = open_as(w->scene->socket, w->scene->tenant, BFC_NO_CACHE);
         gate_open(&w->scene->up);
         REQUIRE(bfc_malloc_with(client, w->n_bytes, &how, &p) == 0, "%s", bfc_last_error());
         w->scene->served_ms[w->index] = (uint64_t)clock_ms();
         gate_open(&w->scene->done);
-        REQUIRE(gate_wait(&w->scene->go, 60000), "not in time");
+        REQUIRE(gate_wait(&w->scene->go, SETTLE_MS), "not in time");
         bfc_disconnect(client);
 }
 
@@ -430,17 +496,13 @@ START_TEST(waiting_in_order)
                 ck_assert_ok(bfc_malloc(client, 20 * MIB, &held[i]));
         for (unsigned i = 0; i < 3; i++) {
                 gate_open(&waiters[i].begin);
-                ck_assert(gate_wait(&s->up, 20000));
+                ck_assert(gate_wait(&s->up, SETTLE_MS));
                 ck_assert(WAIT_FOR(n_waiting(rig) == i + 1, SETTLE_MS));
         }
         for (int i = 0; i < 3; i++) {
-                int64_t began = clock_ms();
-
                 ck_assert(!gate_wait(&s->done, 50));
-                began = clock_ms();
                 ck_assert_ok(bfc_free(client, held[i]));
-                ck_assert(gate_wait(&s->done, 5000));
-                ck_assert_msg(clock_ms() - began < 1000, "%d ms", (int)(clock_ms() - began));
+                ck_assert(gate_wait(&s->done, SETTLE_MS));
                 for (int k = 0; k < 3; k++)
                         ck_assert_msg((s->served_ms[k] != 0) == (k <= i), "%d: %d", i, k);
         }
@@ -484,7 +546,7 @@ START_TEST(a_flood_starves_nobody)
         struct scene *s = scene_new(rig, "red");
         pid_t pid = child_start(flood, s);
 
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         /* Of 96 MiB, with 48 at most of the flood's, which come and go. */
         ck_assert_int_eq(malloc_as(rig, "red", 44 * MIB, 0), 0);
         ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 30000), 0);
@@ -497,7 +559,9 @@ END_TEST
 
 /* ---- operators --------------------------------------------------------------------- */
 
-static char *ctl(const struct rig *rig, const char *a, const char *b, const char *c, const char *d)
+/* Not inlined: gcc 12 would take what strstr() finds in the text for a pointer to `out`. */
+static __attribute__((noinline)) char *ctl(const struct rig *rig, const char *a, const char *b, const char *c,
+                                           const char *d)
 {
         const char *const argv[] = { program_bfcctl(), "--socket", rig->admin_socket, a, b, c, d, NULL };
         char *out = NULL, *err = NULL;
@@ -518,7 +582,7 @@ START_TEST(an_operator_trims_and_evicts)
 
         s->hold_bytes = 8 * MIB;
         pid = child_start(idle, s);
-        ck_assert(gate_wait(&s->up, 20000));
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
         out = ctl(rig, "trim", "blue", NULL, NULL);
         ck_assert_msg(strncmp(out, "0 asked, 0 B came back", 22) == 0, "%s", out);
         free(out);
@@ -544,6 +608,82 @@ START_TEST(an_operator_trims_and_evicts)
         gate_open(&s->go);
         child_join(pid);
         scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- what a large job leaves beside a small session ----------------------- */
+
+static void use_much(void *arg)
+{
+        struct scene *s = arg;
+        bfc_client *client;
+        void *p[12];
+
+        REQUIRE(gate_wait(&s->begin, 60000), "the test did not begin");
+        client = open_as(s->socket, s->tenant, 0);
+        REQUIRE(client, "%s", bfc_last_error());
+        for (unsigned i = 0; i < 12; i++)
+                REQUIRE(bfc_malloc_flags(client, NULL, 4 * MIB, BFC_WHOLE, &p[i]) == 0, "%s",
+                        bfc_last_error());
+        for (unsigned i = 0; i < 12; i++)
+                REQUIRE(bfc_free(client, p[i]) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+/* The job's memory is released when it ends. The small session keeps its memory and is not asked. */
+START_TEST(a_large_job_leaves_nothing_reserved)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = scene_new(rig, "red");
+        pid_t job = child_start(use_much, s); /* before this process uses a device */
+        bfc_client *small = open_as(rig->socket, "red", 0);
+        void *p, *again;
+
+        ck_assert_ok(bfc_malloc_flags(small, NULL, 2 * MIB, BFC_WHOLE, &p));
+        gate_open(&s->begin);
+        child_join(job);
+        ck_assert_uint_ge(rig_figures(rig, "red", "train").lifetime_peak_bytes_reserved, 50 * MIB);
+        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved <=
+                                   (rig_device() == ON_CUDA_IPC ? 32 * MIB : 4 * MIB), /* one extent */
+                           SETTLE_MS));
+        ck_assert_ok(bfc_malloc_flags(small, NULL, 2 * MIB, BFC_WHOLE, &again));
+        bfc_disconnect(small);
+        scene_free(s);
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- what is on its way back ---------------------------------------------- */
+
+static uint64_t trimmed(const char *json, const char *key)
+{
+        const char *at = strstr(json, key);
+
+        ck_assert_msg(at, "no %s in %s", key, json);
+        return strtoull(at + strlen(key) + 2, NULL, 10);
+}
+
+/* Extents without a block, of a tenant whose session lives: trim counts them and waits until they are back. */
+START_TEST(a_trim_counts_what_is_reserved)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = open_as(rig->socket, "red", 0);
+        const char *const late[] = { program_bfcctl(), "--socket", rig->admin_socket, "trim", "--timeout",
+                                     "soon",           NULL };
+        void *p;
+        char *out;
+
+        ck_assert_ok(bfc_malloc_flags(client, NULL, 40 * MIB, BFC_WHOLE, &p));
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 40 * MIB);
+        out = ctl(rig, "--json", "trim", "--timeout", "60");
+        ck_assert_uint_ge(trimmed(out, "\"bytes_given_back\""), 40 * MIB);
+        ck_assert_uint_eq(trimmed(out, "\"bytes_pending\""), 0);
+        free(out);
+        ck_assert_uint_lt(rig_figures(rig, "red", "train").bytes_reserved, 4 * MIB);
+        ck_assert_int_eq(program_run(late, NULL, NULL), 2);
+        bfc_disconnect(client);
         rig_stop(rig);
 }
 END_TEST
@@ -600,6 +740,8 @@ END_TEST
 int main(void)
 {
         const TTest *const tests[] = { an_idle_process_gives_way,
+                                       a_slab_in_use_gives_way,
+                                       a_slab_in_use_gives_way_to_another_tenant,
                                        another_tenant_gives_way,
                                        reserves_wait_for_nobody,
                                        a_stopped_process_is_deaf,
@@ -609,6 +751,8 @@ int main(void)
                                        waiting_in_order,
                                        a_flood_starves_nobody,
                                        an_operator_trims_and_evicts,
+                                       a_large_job_leaves_nothing_reserved,
+                                       a_trim_counts_what_is_reserved,
                                        what_is_refused_is_counted_once,
                                        NULL };
 

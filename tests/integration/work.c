@@ -134,7 +134,7 @@ struct work_stream *work_stream_free(struct work_stream *s)
         if (!s)
                 return NULL;
         if (s->cuda) {
-                enter();
+                work_wait(s);
                 p_cuStreamDestroy_v2(s->cuda);
         } else {
                 pthread_mutex_lock(&s->lock);

@@ -15,7 +15,7 @@
 #include "tests/manager/stand_in.h"
 #include "tests/suite.h"
 
-#define WAIT_MS 5000
+#define WAIT_MS 60000
 
 static char folder[32], socket_path[64], notify_path[64];
 static struct stand_in *manager;

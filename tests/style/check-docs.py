@@ -3,7 +3,9 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: check-docs.py ROOT     prints TAP, one case per rule
+# usage: check-docs.py ROOT                 prints TAP, one case per rule
+#        check-docs.py --installed FOLDER   checks the links of FOLDER/README.md
+import glob
 import os
 import re
 import sys
@@ -25,6 +27,12 @@ def read(root, path):
         return f.read()
 
 
+def relative_links(text):
+    prose = re.sub(r"```.*?```", "", text, flags=re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", prose)
+    return sorted({link.partition("#")[0] for link in links if not re.match(r"[a-z]+:|#", link)})
+
+
 def check_links(root):
     """Relative links lead to files, and #anchors to headings of the same file."""
     for path in files_of(root, (".md",)):
@@ -40,6 +48,30 @@ def check_links(root):
                 yield f"{path}: {target} leads nowhere"
             if not file and anchor not in anchors:
                 yield f"{path}: no heading #{anchor}"
+
+
+def packaged(root):
+    """Paths below /usr/share/doc/bfcd that the Debian package puts there."""
+    for line in read(root, "debian/bfcd.docs").split():
+        yield os.path.basename(line)
+    for pattern, where in re.findall(r"^(\S+) usr/share/doc/bfcd(\S*)$", read(root, "debian/bfcd.install"), re.M):
+        for path in glob.glob(os.path.join(root, pattern)):
+            yield os.path.join(where.lstrip("/"), os.path.basename(path))
+    yield from re.findall(r"\S+ usr/share/doc/bfcd/(\S+)$", read(root, "debian/bfcd.links"), re.M)
+
+
+def check_packaged(root):
+    """The README in the package finds the documents that it links to."""
+    have = set(packaged(root))
+    for target in relative_links(read(root, "README.md")):
+        if target not in have:
+            yield f"README.md: {target} is not in the package bfcd"
+
+
+def check_installed(folder):
+    for target in relative_links(read(folder, "README.md")):
+        if not os.path.exists(os.path.join(folder, target)):
+            yield f"{folder}/README.md: {target} leads nowhere"
 
 
 def check_program(root):
@@ -84,6 +116,7 @@ def check_licence(root):
 
 RULES = (
     ("links in documents lead somewhere", check_links),
+    ("the README's links lead somewhere in the package", check_packaged),
     ("the README's program is examples/hello.c", check_program),
     ("libbfcclient(3)'s programs are those in examples/", check_examples),
     ("manual pages are complete", check_pages),
@@ -92,8 +125,10 @@ RULES = (
 
 
 def main():
+    if len(sys.argv) == 3 and sys.argv[1] == "--installed":
+        return "\n".join(check_installed(sys.argv[2])) or 0
     if len(sys.argv) != 2:
-        sys.exit("usage: check-docs.py ROOT")
+        sys.exit("usage: check-docs.py ROOT | --installed FOLDER")
     failed = False
     print(f"1..{len(RULES)}")
     for number, (name, rule) in enumerate(RULES, 1):

@@ -96,6 +96,12 @@ int act_destroy(struct message *m)
         return e->n_bytes == 0 && e->fd == -1 && device_destroy(device, e) == 0 ? r : -EBADF;
 }
 
+int act_clear(struct message *m)
+{
+        extents[m->a].clears = true;
+        return 0;
+}
+
 int act_end(struct message *m)
 {
         (void)m;
@@ -228,6 +234,13 @@ int act_free(struct message *m)
         return 0;
 }
 
+int act_leave(struct message *m)
+{
+        (void)m;
+        device_range_leave(range);
+        return 0;
+}
+
 int act_base(struct message *m)
 {
         m->a = (uintptr_t)device_range_base(range);
@@ -306,25 +319,9 @@ int act_keep_fd(struct message *m)
         return kept_fd >= 0 ? 0 : -EBADF;
 }
 
-static void *drop_fd(void *us)
+void act_drop_fd(void)
 {
-        usleep((useconds_t)(uintptr_t)us);
         close(atomic_exchange(&kept_fd, -1));
-        return NULL;
-}
-
-int act_drop_fd(struct message *m)
-{
-        pthread_t thread;
-
-        if (m->a == 0) {
-                drop_fd(NULL);
-                return 0;
-        }
-        if (pthread_create(&thread, NULL, drop_fd, (void *)(uintptr_t)(m->a * 1000)) != 0)
-                return -EAGAIN;
-        pthread_detach(thread);
-        return 0;
 }
 
 int act_setenv(struct message *m)
@@ -393,6 +390,45 @@ static int child(void)
                 return 7;
         device_range_free(range);
         return device_range_new(&view, 2 << 20, &range) == -ENODEV ? 0 : 6;
+}
+
+static _Atomic bool comes_and_goes;
+static pthread_t come_and_go_thread;
+
+static void *come_and_go(void *unused)
+{
+        CUcontext context;
+
+        (void)unused;
+        while (comes_and_goes)
+                if (cu.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS)
+                        cu.cuDevicePrimaryCtxRelease_v2(0);
+        return NULL;
+}
+
+int act_come_and_go(struct message *m)
+{
+        const char *why;
+
+        comes_and_goes = m->a != 0;
+        if (!comes_and_goes)
+                return -pthread_join(come_and_go_thread, NULL);
+        if (gpu_load(&why) < 0 || cu.cuInit(0) != CUDA_SUCCESS)
+                return -ENODEV;
+        return -pthread_create(&come_and_go_thread, NULL, come_and_go, NULL);
+}
+
+int act_fork_and_wait(struct message *m)
+{
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                alarm(60); /* it is to outlive its parent, and not the test */
+                pause();
+                _exit(0);
+        }
+        m->a = (uint64_t)pid;
+        return pid < 0 ? -errno : 0;
 }
 
 int act_forked(struct message *m)

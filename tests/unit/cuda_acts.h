@@ -15,6 +15,7 @@ int act_facts(struct message *m);   /* → facts */
 int act_make(struct message *m);    /* extent.share, extent.n_bytes → a: its number, extent, fd */
 int act_adopt(struct message *m);   /* fd, extent.n_bytes → a: its number, extent, fd */
 int act_destroy(struct message *m); /* a: number */
+int act_clear(struct message *m);   /* a: number: it is to be cleared when it is destroyed */
 int act_others(struct message *m);  /* → a: bytes */
 int act_close(struct message *m);
 int act_end(struct message *m);   /* device_end() */
@@ -28,6 +29,7 @@ int act_map(struct message *m);   /* a: offset, extent, fd */
 int act_unmap(struct message *m); /* a: offset, b: bytes */
 int act_finish(struct message *m);
 int act_free(struct message *m);
+int act_leave(struct message *m);
 int act_base(struct message *m);        /* → a */
 int act_fill(struct message *m);        /* a: offset, b: value, c: bytes */
 int act_count_other(struct message *m); /* a: offset, b: value, c: bytes → c: how many are not that */
@@ -37,13 +39,16 @@ int act_ordinal(struct message *m);     /* a: ordinal → view.uuid */
 
 /* Anybody's. */
 int act_keep_fd(struct message *m);   /* fd */
-int act_drop_fd(struct message *m);   /* a: after so many ms, in a thread */
+void act_drop_fd(void);               /* in that process: closes it */
 int act_setenv(struct message *m);    /* text: "NAME=value" */
 int act_count_fds(struct message *m); /* → a */
 int act_n_free(struct message *m);    /* a: ordinal → b: by the driver's word */
 /* 0: the thread's current context is as before the first call: there is none. */
 int act_has_no_context(struct message *m);
-int act_forked(struct message *m);        /* 0: a child of this process can do nothing and crashes nowhere */
+int act_fork_and_wait(
+        struct message *m);        /* → a: the pid of a child that does nothing, for a minute at most */
+int act_forked(struct message *m); /* 0: a child of this process can do nothing and crashes nowhere */
+int act_come_and_go(struct message *m);   /* a: 1: contexts come and go, in a thread; 0: no more */
 int act_keep_context(struct message *m);  /* a: ordinal: a GPU is in use */
 int act_begin_capture(struct message *m); /* a: flags of the stream, b: ordinal */
 int act_end_capture(struct message *m);   /* b: ordinal; 0: the capture was not spoilt */

@@ -313,9 +313,38 @@ static void on_free(struct session *s, uint64_t id, uint64_t block_id)
                 refuse(s, id, EINVAL, "no such block");
                 return;
         }
+        if (s->server->mood == FAKE_FREE_SLOW)
+                usleep(50000);
         s->server->counts.n_blocks--;
         if (s->server->mood != FAKE_FREE_UNANSWERED)
                 done(s, id);
+}
+
+/* At a unit's begin, as extents have theirs; another place is refused. */
+static void on_split(struct session *s, uint64_t id, const Bfcd__Split *split)
+{
+        struct fake_server *f = s->server;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__SplitReply body = BFCD__SPLIT_REPLY__INIT;
+        uint64_t n_units = split->n_bytes / UNIT, at = 0;
+        unsigned n_high = 0;
+
+        for (unsigned i = 0; i < N_UNITS; i++)
+                if (f->units[i] != 0 && ((uint64_t)5 << 32 | f->units[i]) == split->block_id &&
+                    at++ >= n_units && split->n_bytes % UNIT == 0 && n_units > 0) {
+                        f->units[i] = f->last_block + 1;
+                        n_high++;
+                }
+        if (n_high == 0) {
+                refuse(s, id, EINVAL, "no such block, or no such place in it");
+                return;
+        }
+        f->counts.n_blocks++;
+        body.block_id = (uint64_t)5 << 32 | ++f->last_block;
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_SPLIT;
+        reply.split = &body;
+        put(s, &reply, NULL, 0);
 }
 
 /* The second partition. */
@@ -472,16 +501,32 @@ static bool on_hello(struct session *s, uint64_t id, const Bfcd__Hello *hello)
 
 static void on_usage(struct session *s, uint64_t id, uint32_t partition)
 {
+        Bfcd__Room room = BFCD__ROOM__INIT;
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__UsageReply body = BFCD__USAGE_REPLY__INIT;
         Bfcd__Figures figures = BFCD__FIGURES__INIT;
 
         figures.bytes_limit = 1000 + partition;
         figures.num_blocks = s->server->counts.n_blocks;
+        room.bytes_free = 100;
+        room.bytes_total = 1000 + partition;
+        body.room = &room;
         body.figures = s->server->mood == FAKE_WRONG_BODY ? NULL : &figures;
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_USAGE;
         reply.usage = &body;
+        put(s, &reply, NULL, 0);
+}
+
+/* There are no extents to release. */
+static void on_release(struct session *s, uint64_t id)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Released body = BFCD__RELEASED__INIT;
+
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_RELEASED;
+        reply.released = &body;
         put(s, &reply, NULL, 0);
 }
 
@@ -499,6 +544,9 @@ static bool on_request(struct session *s, const Bfcd__Request *request)
         case BFCD__REQUEST__BODY_FREE:
                 on_free(s, request->id, request->free->block_id);
                 return true;
+        case BFCD__REQUEST__BODY_SPLIT:
+                on_split(s, request->id, request->split);
+                return true;
         case BFCD__REQUEST__BODY_PUBLISH:
                 refuse(s, request->id, EEXIST, "the fake has a block of every name");
                 return true;
@@ -513,6 +561,9 @@ static bool on_request(struct session *s, const Bfcd__Request *request)
                 return true;
         case BFCD__REQUEST__BODY_USAGE:
                 on_usage(s, request->id, request->usage->partition);
+                return true;
+        case BFCD__REQUEST__BODY_RELEASE:
+                on_release(s, request->id);
                 return true;
         case BFCD__REQUEST__BODY_GOODBYE:
                 f->counts.n_goodbyes++;

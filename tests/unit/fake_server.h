@@ -55,6 +55,7 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_ONE_BY_ONE,      /* the same, but the first first, and some time between */
                  FAKE_FREE_REFUSED,    /* EINVAL to a Free */
                  FAKE_FREE_UNANSWERED, /* frees, and says nothing */
+                 FAKE_FREE_SLOW,       /* takes 50 ms for a Free */
                  FAKE_DEAF,            /* never answers a Goodbye */
 };
 

@@ -91,12 +91,21 @@ static bool is_tenants(struct life *life, uint32_t session, uint32_t quota)
 
 /* ---- blocks ------------------------------------------------------------------ */
 
-static void make_block(struct ledger_block *b, uint32_t quota, uint64_t offset, uint64_t n_bytes)
+/* What a block of so many cells had when it was given: a later part of it has the same. */
+static uint64_t origin_of(uint32_t quota, uint32_t first, uint32_t n)
 {
-        *b = (struct ledger_block){ .quota = quota, .offset = offset, .n_bytes = n_bytes };
-        b->born_ms = mix(offset ^ n_bytes << 20 ^ quota);
-        b->n_requested = n_bytes - b->born_ms % 200;
-        snprintf(b->tag, sizeof(b->tag), "%llx", (unsigned long long)b->born_ms);
+        return (uint64_t)first << 16 | (uint64_t)n << 8 | quota;
+}
+
+static void make_block(struct ledger_block *b, uint64_t origin, uint64_t offset, uint64_t n_bytes)
+{
+        uint64_t end = ((origin >> 16) + (origin >> 8 & 0xff)) * LIFE_CELL_BYTES;
+
+        *b = (struct ledger_block){
+                .quota = (uint32_t)(origin & 0xff), .offset = offset, .n_bytes = n_bytes, .born_ms = origin
+        };
+        b->n_requested = n_bytes - (offset + n_bytes == end ? mix(origin) % 200 : 0);
+        snprintf(b->tag, sizeof(b->tag), "%llx", (unsigned long long)mix(origin));
 }
 
 static void add_block(struct life *life)
@@ -111,12 +120,31 @@ static void add_block(struct life *life)
                 if (life->cells[quota][i] != LEDGER_NONE ||
                     life->extents[quota][i / LIFE_CELLS_PER_PLACE] == LEDGER_NONE)
                         return;
-        make_block(&b, quota, (uint64_t)first * LIFE_CELL_BYTES, (uint64_t)n * LIFE_CELL_BYTES);
+        make_block(&b, origin_of(quota, first, n), (uint64_t)first * LIFE_CELL_BYTES,
+                   (uint64_t)n * LIFE_CELL_BYTES);
         b.session = session;
         if (ledger_block_add(life->l, &b, &index) < 0)
                 return;
         for (uint32_t i = first; i < first + n; i++)
                 life->cells[quota][i] = index;
+}
+
+static void split_block(struct life *life)
+{
+        uint32_t index = pick(life, TABLE_BLOCK), high, n, at;
+        const struct ledger_block *b;
+
+        if (index == LEDGER_NONE)
+                return;
+        b = ledger_block_at(life->l, index);
+        n = (uint32_t)(b->n_bytes / LIFE_CELL_BYTES);
+        if (b->shared != LEDGER_NONE || n < 2)
+                return;
+        at = 1 + life_random(life, n - 1);
+        if (ledger_block_split(life->l, index, (uint64_t)at * LIFE_CELL_BYTES, 0, &high) < 0)
+                return;
+        for (uint64_t i = b->offset / LIFE_CELL_BYTES + at; n > at; n--)
+                life->cells[b->quota][i++] = high;
 }
 
 static void clear_block(struct life *life, uint32_t index)
@@ -280,8 +308,10 @@ void life_step(struct life *life)
                 change_extent(life);
         else if (what < 14)
                 add_export(life);
-        else if (what < 70)
+        else if (what < 62)
                 add_block(life);
+        else if (what < 70)
+                split_block(life);
         else if (what < 90)
                 publish(life);
         else if (what < 96)
@@ -301,8 +331,8 @@ const char *life_check(struct ledger *l)
                 const struct ledger_block *b = record(t, i);
                 struct ledger_block want;
 
-                make_block(&want, b->quota, b->offset, b->n_bytes);
-                if (b->born_ms != want.born_ms || b->n_requested != want.n_requested ||
+                make_block(&want, b->born_ms, b->offset, b->n_bytes);
+                if (b->quota != want.quota || b->n_requested != want.n_requested ||
                     strcmp(b->tag, want.tag) != 0)
                         return "a block is torn";
         }

@@ -76,6 +76,7 @@ struct mortal {
         uint64_t stamps[N_UNITS]; /* of the block with this number: its id is both */
         unsigned first[N_UNITS];  /* where it lies, in units */
         unsigned n_units[N_UNITS];
+        uint64_t split_id, split_off_id; /* of the last Split */
         struct shared shared[MAX_SHARED];
         struct peer peers[MAX_PEERS];
         bool is_known; /* a session was begun */
@@ -295,6 +296,19 @@ static void fill_block(const struct mortal *m, uint32_t number, Bfcd__Block *ret
         ret->n_bytes = (uint64_t)m->n_units[number] * UNIT;
 }
 
+/* A number that no block has, and its stamp. */
+static uint32_t new_number(struct mortal *m)
+{
+        static uint64_t stamp;
+
+        do
+                m->next_number = m->next_number % (N_UNITS - 1) + 1;
+        while (m->stamps[m->next_number] != 0);
+        m->stamps[m->next_number] = ++stamp;
+        m->counts.n_blocks++;
+        return m->next_number;
+}
+
 static void on_malloc(struct mortal *m, struct peer *p, uint64_t id, uint64_t n_bytes)
 {
         unsigned n =
@@ -302,21 +316,16 @@ static void on_malloc(struct mortal *m, struct peer *p, uint64_t id, uint64_t n_
         Bfcd__Reply reply = BFCD__REPLY__INIT;
         Bfcd__Block body = BFCD__BLOCK__INIT;
         unsigned at = find_units(m, n);
-        static uint64_t stamp;
 
         if (at == N_UNITS) {
                 refuse(p, id, ENOMEM, "the partition is full");
                 return;
         }
-        do
-                m->next_number = m->next_number % (N_UNITS - 1) + 1;
-        while (m->stamps[m->next_number] != 0);
-        m->stamps[m->next_number] = ++stamp;
+        (void)new_number(m);
         m->first[m->next_number] = at;
         m->n_units[m->next_number] = n;
         for (unsigned i = 0; i < n; i++)
                 m->units[at + i] = m->next_number;
-        m->counts.n_blocks++;
         announce(m, p, at, n);
         fill_block(m, m->next_number, &body);
         reply.id = id;
@@ -340,6 +349,50 @@ static void on_free(struct mortal *m, struct peer *p, uint64_t id, uint64_t bloc
         else
                 drop_block(m, number);
         done(p, id);
+}
+
+/* What the last Split of this block split off, if it was this one; 0. */
+static uint32_t split_off(const struct mortal *m, const Bfcd__Split *split)
+{
+        uint32_t low = number_of(m, split->block_id), high = number_of(m, m->split_off_id);
+
+        return low != 0 && high != 0 && m->split_id == split->block_id &&
+                               (uint64_t)m->n_units[low] * UNIT == split->n_bytes
+                       ? high
+                       : 0;
+}
+
+static void on_split(struct mortal *m, struct peer *p, uint64_t id, const Bfcd__Split *split)
+{
+        uint32_t low = number_of(m, split->block_id), high = split_off(m, split);
+        unsigned n = (unsigned)(split->n_bytes / UNIT);
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__SplitReply body = BFCD__SPLIT_REPLY__INIT;
+
+        if (high == 0) {
+                if (low == 0 || shared_of(m, low) || split->n_bytes % UNIT != 0 || n == 0 ||
+                    n >= m->n_units[low]) {
+                        violation(m, "a Split that cannot be");
+                        refuse(p, id, EINVAL, "no such block, or no such place in it");
+                        return;
+                }
+                high = new_number(m);
+                m->first[high] = m->first[low] + n;
+                m->n_units[high] = m->n_units[low] - n;
+                m->n_units[low] = n;
+                for (unsigned i = 0; i < m->n_units[high]; i++)
+                        m->units[m->first[high] + i] = high;
+                m->split_id = split->block_id;
+                m->split_off_id = id_of(m, high);
+                m->counts.n_splits++;
+        } else {
+                m->counts.n_splits_repeated++;
+        }
+        body.block_id = id_of(m, high);
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_SPLIT;
+        reply.split = &body;
+        put(p, &reply, NULL, 0);
 }
 
 static void on_publish(struct mortal *m, struct peer *p, uint64_t id, const Bfcd__Publish *publish)
@@ -384,6 +437,18 @@ static void on_attach(struct mortal *m, struct peer *p, uint64_t id, const char 
         reply.id = id;
         reply.body_case = BFCD__REPLY__BODY_ATTACHED;
         reply.attached = &attached;
+        put(p, &reply, NULL, 0);
+}
+
+/* There are no extents to release. */
+static void on_release(struct peer *p, uint64_t id)
+{
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        Bfcd__Released body = BFCD__RELEASED__INIT;
+
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_RELEASED;
+        reply.released = &body;
         put(p, &reply, NULL, 0);
 }
 
@@ -590,6 +655,14 @@ static void note_held(struct mortal *m, struct peer *p, const Bfcd__Held *held)
                 p->listed[number] = true;
                 p->counts[number] = held->shared[i]->count;
         }
+        if (held->splitting) {
+                uint32_t high = split_off(m, held->splitting);
+
+                if (!held->is_last || (high != 0 && p->listed[high]))
+                        violation(m, "a Split under way before the end of the list, or answered");
+                if (high != 0 && p->listed[number_of(m, held->splitting->block_id)])
+                        p->listed[high] = true;
+        }
         p->n_extents += (unsigned)held->n_extent_ids;
         p->n_listed += (unsigned)held->n_block_ids;
         p->n_shared += (unsigned)held->n_shared;
@@ -686,6 +759,9 @@ static void on_live(struct mortal *m, struct peer *p, const Bfcd__Request *reque
         case BFCD__REQUEST__BODY_FREE:
                 on_free(m, p, request->id, request->free->block_id);
                 break;
+        case BFCD__REQUEST__BODY_SPLIT:
+                on_split(m, p, request->id, request->split);
+                break;
         case BFCD__REQUEST__BODY_PUBLISH:
                 on_publish(m, p, request->id, request->publish);
                 break;
@@ -694,6 +770,9 @@ static void on_live(struct mortal *m, struct peer *p, const Bfcd__Request *reque
                 break;
         case BFCD__REQUEST__BODY_USAGE:
                 on_usage(m, p, request->id);
+                break;
+        case BFCD__REQUEST__BODY_RELEASE:
+                on_release(p, request->id);
                 break;
         case BFCD__REQUEST__BODY_GOODBYE:
                 m->counts.n_goodbyes++;

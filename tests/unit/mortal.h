@@ -74,6 +74,7 @@ struct mortal_counts {
         unsigned n_helds;                       /* messages of the last list that was taken */
         unsigned n_extents, n_listed, n_shared; /* in it */
         unsigned n_dropped;                     /* blocks that it did not name */
+        unsigned n_splits, n_splits_repeated;   /* a repeated one is not counted among the first */
         unsigned n_blocks;
         unsigned n_holds; /* of shared blocks, in all */
         unsigned n_extents_sent;

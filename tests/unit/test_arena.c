@@ -7,7 +7,10 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include "daemon/fd_reserve.h"
 #include "tests/fake_device.h"
 #include "tests/random.h"
 #include "tests/suite.h"
@@ -16,6 +19,9 @@
 #define GIB   (UINT64_C(1) << 30)
 #define E     (2 * MIB) /* the grid */
 #define SHORT MIB       /* what the grid leaves of the limit */
+/* With zones there are extents of 2 MiB to 16 MiB, three of each of the small sizes. */
+#define ZONES (42 * MIB)
+#define LARGE (16 * MIB)
 
 static void on_retire(void *userdata, const uint32_t *extents, size_t n_extents);
 
@@ -27,6 +33,7 @@ static struct account account;
 static struct arena *a;
 static uint32_t quota;
 static uint32_t asked[64], n_asked; /* extents that sessions are to let go of */
+static uint32_t per_zone;           /* 0: all extents have E */
 static int n_fds_before;
 
 static void check(void)
@@ -44,6 +51,9 @@ static void check(void)
         }
 }
 
+static struct device_supply supply;
+static struct watch *watch; /* or NULL */
+
 /* An arena whose account holds its limit and no byte more. */
 static void open_shared(enum device_share share, uint64_t limit_bytes)
 {
@@ -51,10 +61,14 @@ static void open_shared(enum device_share share, uint64_t limit_bytes)
                 .ledger = ledger,
                 .device = &device.device,
                 .worker = worker,
+                .watch = watch,
                 .quota = quota,
                 .share = share,
+                .supply = supply,
                 .limit_bytes = limit_bytes,
-                .extent_bytes = E,
+                .extent_bytes = per_zone > 0 ? LARGE : E,
+                .small_extent_bytes = E,
+                .extents_per_zone = per_zone,
                 .retire = on_retire,
                 .userdata = &n_asked,
         };
@@ -70,6 +84,12 @@ static void open_arena(uint64_t limit_bytes)
         open_shared(DEVICE_SHARE_FD, limit_bytes);
 }
 
+static void open_zoned(uint64_t limit_bytes)
+{
+        per_zone = 3;
+        open_arena(limit_bytes);
+}
+
 static void setup(void)
 {
         struct ledger_limits limits = {
@@ -78,6 +98,7 @@ static void setup(void)
         struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
 
         n_fds_before = suite_count_fds();
+        per_zone = 0;
         fake_device_init(&device, MIB);
         ck_assert_int_eq(worker_new_inline(&worker), 0);
         ck_assert_int_eq(ledger_new(&limits, &ledger), 0);
@@ -193,29 +214,90 @@ static uint64_t release(uint64_t want_bytes)
         ck_assert_uint_eq(arena_pending_bytes(a), n_bytes);
         ck_assert_uint_eq(n_released, 0);
         check();
-        ck_assert_uint_eq(worker_poll(worker), n_bytes > 0);
-        ck_assert_uint_eq(n_released, n_bytes > 0);
+        worker_drain(worker);
+        ck_assert((n_released > 0) == (n_bytes > 0));
         ck_assert_uint_eq(arena_pending_bytes(a), 0);
         check();
         return n_bytes;
 }
 
-START_TEST(test_extent_bytes)
+static uint64_t largest(uint64_t limit_bytes, uint64_t granularity)
 {
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 2 * MIB, 4096), 2 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 512 * MIB, 4096), 2 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 514 * MIB, 4096), 4 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 64 * GIB, 4096), 256 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 2 * MIB, 2 * MIB), 2 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 8 * MIB, 16 * MIB), 16 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 2 * MIB, 3 * MIB), 3 * MIB);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_FD, 1024 * MIB, 3 * MIB), 6 * MIB);
-        for (uint64_t limit = 2 * MIB; limit < 4 * GIB; limit += 2 * MIB) {
-                uint64_t e = arena_extent_bytes(DEVICE_SHARE_FD, limit, 2 * MIB);
+        return arena_grid(DEVICE_SHARE_FD, limit_bytes, granularity).extent_bytes;
+}
 
-                ck_assert(e % (2 * MIB) == 0 && (limit + e - 1) / e <= 256);
-                ck_assert(e == 2 * MIB || (e - 2 * MIB) * 256 < limit); /* no larger than it must be */
+/* The smallest extents first, as many as the limit allows: the first one may have any size. */
+static uint64_t count_extents(const struct arena_grid *g, uint64_t limit_bytes)
+{
+        uint64_t n = 1, size = g->small_extent_bytes;
+
+        for (uint32_t in_zone = 0; limit_bytes >= size; n++) {
+                limit_bytes -= size;
+                if (size < g->extent_bytes && ++in_zone == g->extents_per_zone) {
+                        size *= 2;
+                        in_zone = 0;
+                }
         }
+        return n;
+}
+
+START_TEST(test_grid)
+{
+        ck_assert_uint_eq(largest(2 * MIB, 4096), 2 * MIB);
+        ck_assert_uint_eq(largest(512 * MIB, 4096), 2 * MIB);
+        ck_assert_uint_eq(largest(514 * MIB, 4096), 4 * MIB);
+        ck_assert_uint_eq(largest(64 * GIB, 4096), 256 * MIB);
+        ck_assert_uint_eq(largest(160 * GIB, 4096), GIB);
+        ck_assert_uint_eq(largest(2 * MIB, 2 * MIB), 2 * MIB);
+        ck_assert_uint_eq(largest(8 * MIB, 16 * MIB), 16 * MIB);
+        ck_assert_uint_eq(largest(2 * MIB, 3 * MIB), 3 * MIB);
+        ck_assert_uint_eq(largest(1024 * MIB, 3 * MIB), 6 * MIB);
+        for (uint64_t limit = 2 * MIB, before = 0; limit < 600 * GIB;
+             limit += limit < 5 * GIB ? 2 * MIB : GIB) {
+                struct arena_grid g = arena_grid(DEVICE_SHARE_FD, limit, 2 * MIB);
+                uint64_t n = arena_max_extents(DEVICE_SHARE_FD, limit, &g);
+
+                ck_assert(g.small_extent_bytes == 2 * MIB && arena_grid_is_valid(&g, 2 * MIB));
+                ck_assert(g.extent_bytes * 256 >= limit && g.extent_bytes >= before);
+                ck_assert(g.extent_bytes == 2 * MIB ||
+                          g.extent_bytes * 64 < limit); /* no larger than it must be */
+                ck_assert(n <= (limit <= 4 * GIB ? 257 : limit <= 256 * GIB ? 771 : 897));
+                ck_assert(n == count_extents(&g, limit));
+                ck_assert(arena_grid_limit_max(&g) >= limit);
+                ck_assert(arena_max_extents(DEVICE_SHARE_FD, arena_grid_limit_max(&g), &g) ==
+                          ARENA_MAX_EXTENTS);
+                before = g.extent_bytes;
+        }
+}
+END_TEST
+
+/* Such a ledger is refused. */
+START_TEST(test_grid_from_a_ledger)
+{
+        const struct arena_grid good = arena_grid(DEVICE_SHARE_FD, 160 * GIB, 2 * MIB);
+        struct arena_grid g = good;
+
+        ck_assert(arena_grid_is_valid(&g, 2 * MIB));
+        g.small_extent_bytes = 0;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g.small_extent_bytes = MIB;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g.small_extent_bytes = 6 * MIB;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g.small_extent_bytes = 2 * GIB;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g = good;
+        g.extent_bytes = 0;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g.extent_bytes = UINT64_C(1) << 63;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g = good;
+        g.extents_per_zone = UINT32_MAX;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g.extents_per_zone = 1000;
+        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        g.extents_per_zone = 0;
+        ck_assert(arena_grid_is_valid(&g, 2 * MIB));
 }
 END_TEST
 
@@ -228,9 +310,8 @@ START_TEST(test_limit_for_extent)
                 uint64_t limit = arena_limit_for_extent(n, 2 * MIB);
 
                 ck_assert(limit % (2 * MIB) == 0);
-                ck_assert_uint_ge(arena_extent_bytes(DEVICE_SHARE_FD, limit, 2 * MIB), n);
-                ck_assert(limit == 2 * MIB ||
-                          arena_extent_bytes(DEVICE_SHARE_FD, limit - 2 * MIB, 2 * MIB) < n);
+                ck_assert_uint_ge(largest(limit, 2 * MIB), n);
+                ck_assert(limit == 2 * MIB || largest(limit - 2 * MIB, 2 * MIB) < n);
         }
 }
 END_TEST
@@ -317,6 +398,29 @@ START_TEST(test_grow_and_release)
 }
 END_TEST
 
+/* The device is told which pages, and what it made is counted as long as it is there. */
+START_TEST(test_pages)
+{
+        supply = (struct device_supply){ .pages = DEVICE_PAGES_RESERVED, .is_bound = true, .node = 3 };
+        open_arena(8 * E);
+        supply = (struct device_supply){ 0 };
+        device.is_huge = true;
+        grow(2 * E);
+        ck_assert(device.supply.pages == DEVICE_PAGES_RESERVED && device.supply.is_bound);
+        ck_assert_uint_eq(device.supply.node, 3);
+        ck_assert_uint_eq(arena_huge_bytes(a), 2 * E);
+        ck_assert_uint_eq(arena_small_bytes(a), 0);
+        device.is_huge = false;
+        struct grown g = grow(E);
+        ck_assert_uint_eq(arena_huge_bytes(a), 2 * E);
+        ck_assert_uint_eq(arena_small_bytes(a), E);
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(release(E), E);
+        ck_assert_uint_eq(arena_huge_bytes(a), 2 * E);
+        ck_assert_uint_eq(arena_small_bytes(a), 0);
+}
+END_TEST
+
 START_TEST(test_keep)
 {
         struct bfc_growth plan;
@@ -359,6 +463,52 @@ START_TEST(test_release_under_way)
         ck_assert_uint_eq(account.charged_bytes, E);
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_int_eq(g.result, 0);
+}
+END_TEST
+
+/* A large release is uncharged in steps: room for others is there before its end. */
+START_TEST(test_release_in_steps)
+{
+        unsigned n_released = 0;
+
+        open_arena(100 * E);
+        ck_assert_int_eq(arena_dealloc(a, grow(100 * E).handle), 0);
+        ck_assert_uint_eq(arena_release(a, UINT64_MAX, NULL, on_released, &n_released), 100 * E);
+        for (unsigned n = 1; n <= 4; n++) {
+                ck_assert_uint_eq(worker_poll(worker), 1);
+                ck_assert_uint_eq(n_released, n);
+                ck_assert_uint_eq(account.charged_bytes, n < 4 ? 100 * E - n * 64 * MIB : 0);
+                ck_assert_uint_eq(arena_leaving_bytes(a), account.charged_bytes);
+                check();
+        }
+}
+END_TEST
+
+/* What escapes while the device is asked is not in its answer. */
+START_TEST(test_escapes_beside_a_question)
+{
+        struct bfc_growth plan;
+        struct grown g;
+
+        open_arena(8 * E);
+        ck_assert_int_eq(arena_dealloc(a, grow(E).handle), 0);
+        fake_device_fail_destroy(&device, 1, -EIO);
+        ck_assert_uint_eq(release(UINT64_MAX), E);
+        ck_assert_uint_eq(arena_escaped_bytes(a), E);
+        arena_settle_escapes(a);
+        begin(2 * E, &plan, &g); /* goes first, and fails */
+        fake_device_fail_make(&device, 2, -ENOMEM);
+        fake_device_fail_destroy(&device, 1, -EIO);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, -ENOMEM);
+        ck_assert_uint_eq(arena_escaped_bytes(a), 2 * E);
+        device.others_bytes = 0; /* as it may be said before the growth failed */
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(arena_escaped_bytes(a), E);
+        check();
+        arena_settle_escapes(a);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_uint_eq(arena_escaped_bytes(a), 0);
 }
 END_TEST
 
@@ -417,6 +567,47 @@ START_TEST(test_failure_keeps_neighbours)
         ck_assert_uint_eq(arena_n_extents(a), 1);
         check();
         ck_assert_int_eq(arena_dealloc(a, h.handle), 0);
+}
+END_TEST
+
+/* Fds that are reserved for administrators can be had while one is served. No extent keeps one. */
+START_TEST(test_no_reserved_fd)
+{
+        struct rlimit few;
+        struct bfc_growth plan;
+        struct grown g;
+        int others[24], n_others = 0, next;
+
+        ck_assert_int_eq(watch_new(8, &watch), 0);
+        open_arena(8 * E);
+        while ((next = dup(0)) >= 0 && next < 24) /* an eighth of fewer is nothing */
+                others[n_others++] = next;
+        ck_assert_int_ge(next, 0);
+        close(next);
+        /* The next one is the last that is not of the reserve. */
+        few.rlim_max = (rlim_t)next + 1;
+        while (few.rlim_max + 1 - (few.rlim_max + 1) / 8 <= (rlim_t)next + 1)
+                few.rlim_max++;
+        few.rlim_cur = few.rlim_max;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+        ck_assert_uint_eq(fd_reserve_set(), (uint64_t)next + 1);
+        fd_reserve_begin();
+        begin(2 * E, &plan, &g);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, -EMFILE);
+        ck_assert_uint_eq(account.charged_bytes, 0);
+        ck_assert_uint_eq(device.n_live, 0);
+        begin(E, &plan, &g);
+        ck_assert_uint_eq(worker_poll(worker), 1);
+        ck_assert_int_eq(g.result, 0);
+        check();
+        ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+        ck_assert_uint_eq(release(E), E); /* as on an administrator's order */
+        ck_assert_uint_eq(watch_n_entries(watch), 0);
+        a = arena_free(a);
+        watch = watch_free(watch);
+        while (n_others > 0)
+                close(others[--n_others]);
 }
 END_TEST
 
@@ -623,13 +814,149 @@ START_TEST(test_address_space)
         ck_assert_ptr_null(a);
         o.limit_bytes = 600 * GIB;
         ck_assert_int_eq(arena_new(&o, &a), 0);
+        ck_assert_uint_eq(arena_n_slots(a), 0); /* the first plan makes the region */
+        ck_assert_int_eq(arena_plan(a, 600 * GIB, 0, &plan), 0);
         arena_locate(a, 0, &place);
         ck_assert_uint_eq(place.region_bytes, 1020 * GIB); /* less than twice the limit: all there is */
-        ck_assert_int_eq(arena_plan(a, 600 * GIB, 0, &plan), 0);
         ck_assert_uint_eq(plan.new_bytes, 600 * GIB);
         ck_assert_int_eq(arena_plan(a, 1021 * GIB, 0, &plan), -ENOMEM);
         ck_assert_int_eq(arena_plan(a, 0, 0, &plan), -EINVAL);
         check();
+}
+END_TEST
+
+/* ---- small extents first -------------------------------------------------- */
+
+static uint64_t round_to_large(uint64_t n_bytes)
+{
+        return (n_bytes + LARGE - 1) / LARGE * LARGE;
+}
+
+static uint64_t arena_plan_bytes(uint64_t n_bytes)
+{
+        struct bfc_growth plan;
+
+        ck_assert_int_eq(arena_plan(a, n_bytes, 0, &plan), 0);
+        return plan.new_bytes;
+}
+
+START_TEST(test_first_block_is_cheap)
+{
+        struct grown g;
+
+        open_zoned(ZONES + 20 * LARGE + 6 * MIB); /* the first extent has 6 MiB */
+        g = grow(1024);
+        ck_assert_uint_eq(g.offset, 6 * MIB);
+        ck_assert_uint_eq(account.charged_bytes, E);
+        g = grow(5 * MIB);
+        ck_assert_uint_eq(account.charged_bytes, 3 * E);
+        ck_assert_uint_eq(arena_n_extents(a), 3);
+        g = grow(LARGE); /* one large extent, and not many small ones */
+        ck_assert_uint_eq(g.offset, 6 * MIB + ZONES);
+        ck_assert_uint_eq(account.charged_bytes, 3 * E + LARGE);
+        ck_assert_uint_eq(arena_n_extents(a), 4);
+        ck_assert_uint_eq(release(UINT64_MAX), 0);
+}
+END_TEST
+
+/* Where the small extents are all there, room for less than a large one is none. */
+START_TEST(test_growable)
+{
+        const uint64_t limit = ZONES + 2 * LARGE + MIB; /* the first extent has 1 MiB */
+        struct charge charge;
+        uint64_t missing;
+
+        open_zoned(limit);
+        for (int i = 0; i < 2; i++) { /* without a region, and with one */
+                ck_assert_uint_eq(arena_growable(a, limit), limit);
+                ck_assert_uint_eq(arena_growable(a, E), E);
+                ck_assert_uint_eq(arena_growable(a, MIB), MIB);
+                ck_assert_uint_eq(arena_growable(a, 3 * LARGE + E), 3 * LARGE + E);
+                (void)arena_unbacked_bytes(a, limit);
+        }
+        ck_assert_int_eq(charge_take(&account, ZONES + MIB, &charge, &missing), 0);
+        ck_assert_int_eq(arena_back(a, ZONES + MIB, &charge), 0);
+        ck_assert_uint_eq(arena_growable(a, LARGE - 1), 0);
+        ck_assert_uint_eq(arena_growable(a, LARGE + E), LARGE);
+        ck_assert_uint_eq(arena_growable(a, 2 * LARGE), 2 * LARGE);
+}
+END_TEST
+
+/* No more extents than arena_max_extents() says, and all of the limit, however it came about. */
+START_TEST(test_zones_fill_the_limit)
+{
+        const uint64_t limit = ZONES + 5 * LARGE + (_i == 0 ? 0 : 3 * MIB);
+        struct arena_grid grid = { LARGE, E, 3 };
+        struct charge charge;
+        uint64_t missing, n_bytes = 0;
+        struct arena_place place;
+
+        open_zoned(limit);
+        if (_i < 2) {
+                ck_assert_int_eq(charge_take(&account, limit, &charge, &missing), 0);
+                ck_assert_uint_eq(arena_unbacked_bytes(a, limit), limit);
+                ck_assert_int_eq(arena_back(a, limit, &charge), 0);
+                ck_assert_ptr_null(charge.account);
+        } else { /* by blocks, large and small */
+                for (uint64_t n = 8 * LARGE; n >= 256; n /= 2)
+                        while (limit - n_bytes >= n && arena_plan_bytes(n) <= account_room(&account))
+                                n_bytes += grow(n).offset >= limit ? 0 : n;
+        }
+        ck_assert_uint_le(arena_n_extents(a), arena_max_extents(DEVICE_SHARE_FD, limit, &grid));
+        if (_i < 2) {
+                ck_assert_uint_eq(arena_n_extents(a), 9 + 5 + (_i == 0 ? 0 : 1));
+                ck_assert_uint_eq(account.charged_bytes, limit);
+        }
+        arena_locate(a, 0, &place);
+        ck_assert_uint_ge(place.region_bytes, 2 * limit);
+        ck_assert_uint_lt(place.region_bytes, 2 * limit + LARGE);
+}
+END_TEST
+
+START_TEST(test_zones_in_extent)
+{
+        struct bfc_growth plan;
+
+        open_zoned(ZONES + 5 * LARGE);
+        ck_assert_uint_eq(arena_max_in_extent(a), LARGE);
+        ck_assert_int_eq(arena_plan_in_extent(a, 1024, 0, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, E);
+        ck_assert_int_eq(arena_plan_in_extent(a, 3 * MIB, 0, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, 4 * MIB);
+        ck_assert_uint_eq(plan.offset, 3 * E);
+        ck_assert_int_eq(arena_plan_in_extent(a, LARGE, 0, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, LARGE);
+        ck_assert_uint_eq(plan.offset, ZONES);
+        ck_assert_int_eq(arena_plan_in_extent(a, LARGE + 1, 0, &plan), -EINVAL);
+}
+END_TEST
+
+/* The sizes stay. A further region has large extents only, and a limit below the zones is no problem. */
+START_TEST(test_zones_and_another_limit)
+{
+        struct arena_grid grid = { LARGE, E, 3 };
+        struct bfc_growth plan;
+        size_t n_slots;
+
+        open_zoned(ZONES + 2 * LARGE);
+        ck_assert_int_eq(arena_prepare_limit(a, arena_limit_max(a) + LARGE), -ENOTSUP);
+        ck_assert_int_eq(arena_prepare_limit(a, arena_limit_max(a)), 0);
+        ck_assert_uint_eq(arena_limit_max(a), arena_grid_limit_max(&grid));
+        ck_assert_uint_eq(arena_limit_max(a), ZONES + (ARENA_MAX_EXTENTS - 10) * LARGE);
+        if (_i == 1) { /* before the region is there */
+                arena_set_limit(a, 10 * MIB);
+                ck_assert_int_eq(arena_plan(a, 4 * MIB, 0, &plan), 0);
+                ck_assert_uint_eq(plan.new_bytes, 4 * MIB);
+                ck_assert_uint_eq(arena_n_slots(a), 9);
+                arena_set_limit(a, ZONES + 2 * LARGE);
+        }
+        (void)grow(1024);
+        n_slots = arena_n_slots(a);
+        arena_set_limit(a, ZONES + 20 * LARGE);
+        ck_assert_int_eq(arena_plan(a, ZONES + 20 * LARGE, 0, &plan), 0);
+        ck_assert_uint_eq(plan.new_bytes, round_to_large(ZONES + 20 * LARGE));
+        ck_assert_uint_eq(arena_n_slots(a) - n_slots, round_to_large(2 * (ZONES + 20 * LARGE)) / LARGE);
+        ck_assert_uint_eq(arena_extent_room(a, E), 9 + 20 + 1);
 }
 END_TEST
 
@@ -698,6 +1025,7 @@ START_TEST(test_extent_sizes)
                 { 5 * MIB, 3 * MIB, 6 * MIB },
                 { 16 * MIB - 1, 20 * MIB, 20 * MIB },
         };
+        struct arena_grid grid;
         struct bfc_growth plan;
 
         open_shared(DEVICE_SHARE_CUDA_IPC, GIB);
@@ -710,8 +1038,10 @@ START_TEST(test_extent_sizes)
         }
         ck_assert_int_eq(arena_plan(a, 0, GIB, &plan), -EINVAL);
         ck_assert_int_eq(arena_plan(a, BFC_MAX_SPACE + 1, GIB, &plan), -EINVAL);
-        ck_assert_uint_eq(arena_extent_bytes(DEVICE_SHARE_CUDA_IPC, 64 * GIB, 4096), 2 * MIB);
-        ck_assert_uint_eq(arena_max_extents(DEVICE_SHARE_CUDA_IPC, GIB, E), 128);
+        grid = arena_grid(DEVICE_SHARE_CUDA_IPC, 64 * GIB, 4096);
+        ck_assert_uint_eq(grid.extent_bytes, 2 * MIB);
+        ck_assert_uint_eq(grid.extents_per_zone, 0);
+        ck_assert_uint_eq(arena_max_extents(DEVICE_SHARE_CUDA_IPC, GIB, &grid), 128);
 }
 END_TEST
 
@@ -804,11 +1134,12 @@ END_TEST
 
 START_TEST(test_extents_are_bounded)
 {
+        struct arena_grid grid = arena_grid(DEVICE_SHARE_CUDA_IPC, 160 * MIB, MIB);
         struct bfc_growth plan;
         uint64_t n;
 
         open_shared(DEVICE_SHARE_CUDA_IPC, 160 * MIB);
-        n = arena_max_extents(DEVICE_SHARE_CUDA_IPC, 160 * MIB, E);
+        n = arena_max_extents(DEVICE_SHARE_CUDA_IPC, 160 * MIB, &grid);
         for (uint64_t i = 0; i < n; i++)
                 grow_in(2 * MIB, 0);
         ck_assert_uint_eq(arena_n_extents(a), n);
@@ -979,7 +1310,7 @@ START_TEST(test_retired_one_by_one)
         ck_assert_uint_eq(account.charged_bytes, 2 * E);
         check();
 
-        arena_export_is_late(a, asked[0]);
+        arena_export_is_late(a, asked[1]);
         ck_assert_uint_eq(arena_awaited_bytes(a), E);
         ck_assert_uint_eq(arena_pending_bytes(a), 2 * E);
         check();
@@ -1130,6 +1461,50 @@ START_TEST(pictures)
 }
 END_TEST
 
+static uint32_t noted_mib;
+
+static void note_growing(void)
+{
+        noted_mib = ledger_quota_at(ledger, quota)->growing_mib;
+}
+
+/* Whatever may cost the process its life is written down while it lasts. */
+START_TEST(test_growing_is_noted)
+{
+        struct bfc_growth plan;
+        struct charge charge;
+        uint64_t missing;
+        struct grown g = { 0 };
+        unsigned n_released = 0;
+
+        open_arena(64 * E);
+        device.on_make = note_growing;
+        for (int i = 0; i < 3; i++) { /* not where nothing is charged to the process; and where it fails */
+                device.device.charges_process = i > 0;
+                if (i == 2)
+                        fake_device_fail_make(&device, 1, -ENOMEM);
+                ck_assert_int_eq(arena_plan(a, 3 * E, UINT64_MAX, &plan), 0);
+                ck_assert_int_eq(charge_take(&account, plan.new_bytes, &charge, &missing), 0);
+                ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &g), 0);
+                ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
+                noted_mib = 99;
+                worker_drain(worker);
+                ck_assert_uint_eq(noted_mib, i == 0 ? 0 : plan.new_bytes / MIB);
+                ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
+                ck_assert_int_eq(g.result, i == 2 ? -ENOMEM : 0);
+                if (g.result < 0)
+                        continue;
+                ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
+                ck_assert_uint_gt(arena_release(a, UINT64_MAX, NULL, on_released, &n_released), 0);
+                worker_drain(worker);
+        }
+        ck_assert_int_eq(charge_take(&account, 4 * E, &charge, &missing), 0);
+        ck_assert_int_eq(arena_back(a, 4 * E, &charge), 0);
+        ck_assert_uint_eq(noted_mib, E / MIB); /* one after the other */
+        ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("arena");
@@ -1138,16 +1513,22 @@ int main(void)
         tcase_add_checked_fixture(tc, setup, teardown);
         tcase_set_timeout(tc, 60);
         tcase_add_test(tc, pictures);
-        tcase_add_test(tc, test_extent_bytes);
+        tcase_add_test(tc, test_grid);
+        tcase_add_test(tc, test_grid_from_a_ledger);
         tcase_add_test(tc, test_limit_for_extent);
         tcase_add_test(tc, test_in_extent);
         tcase_add_test(tc, test_in_extent_by_nature);
         tcase_add_test(tc, test_grow_and_release);
+        tcase_add_test(tc, test_pages);
         tcase_add_test(tc, test_keep);
+        tcase_add_test(tc, test_growing_is_noted);
         tcase_add_test(tc, test_release_under_way);
+        tcase_add_test(tc, test_release_in_steps);
+        tcase_add_test(tc, test_escapes_beside_a_question);
         tcase_add_test(tc, test_make_fails_at_each_position);
         tcase_add_test(tc, test_failure_keeps_neighbours);
         tcase_add_test(tc, test_undoing_fails);
+        tcase_add_test(tc, test_no_reserved_fd);
         tcase_add_test(tc, test_destroy_fails);
         tcase_add_test(tc, test_every_byte_in_one_block);
         tcase_add_test(tc, test_every_byte_in_small_blocks);
@@ -1155,6 +1536,11 @@ int main(void)
         tcase_add_test(tc, test_second_region);
         tcase_add_test(tc, test_second_region_failure);
         tcase_add_test(tc, test_address_space);
+        tcase_add_test(tc, test_first_block_is_cheap);
+        tcase_add_test(tc, test_growable);
+        tcase_add_loop_test(tc, test_zones_fill_the_limit, 0, 3);
+        tcase_add_test(tc, test_zones_in_extent);
+        tcase_add_loop_test(tc, test_zones_and_another_limit, 0, 2);
         tcase_add_test(tc, test_slots_and_places);
         tcase_add_test(tc, test_extent_sizes);
         tcase_add_test(tc, test_region_per_extent);

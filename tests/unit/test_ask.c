@@ -355,7 +355,7 @@ END_TEST
 START_TEST(hangs_up_on_a_question_of_later)
 {
         start(answer_nothing);
-        ck_assert_int_eq(ask_evict(&a, 1), -ECONNRESET);
+        ck_assert_int_eq(ask_evict(&a, 1, ""), -ECONNRESET);
         ck_assert_ptr_nonnull(strstr(a.error, "ended the session"));
         ck_assert_ptr_nonnull(strstr(a.error, "older than this bfcctl"));
 }
@@ -366,7 +366,7 @@ START_TEST(not_there)
         char longer[200];
 
         ck_assert_int_eq(ask_open(&a, "/nowhere/bfcd.sock", NULL), -ENOENT);
-        ck_assert_ptr_nonnull(strstr(a.error, "no daemon at /nowhere/bfcd.sock"));
+        ck_assert_ptr_nonnull(strstr(a.error, "annot reach bfcd at /nowhere/bfcd.sock"));
         ask_close(&a);
         memset(longer, 'x', sizeof(longer) - 1);
         longer[sizeof(longer) - 1] = '\0';
@@ -376,7 +376,7 @@ START_TEST(not_there)
         close(fake.listener);
         fake.listener = -1;
         ck_assert_int_eq(ask_open(&a, fake.path, NULL), -ECONNREFUSED);
-        ck_assert_ptr_nonnull(strstr(a.error, "Nobody listens"));
+        ck_assert_ptr_nonnull(strstr(a.error, "no process listens"));
 }
 END_TEST
 

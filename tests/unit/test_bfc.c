@@ -555,6 +555,43 @@ START_TEST(test_no_memory_for_records)
 }
 END_TEST
 
+/* ---- zones of extents -------------------------------------------------------------- */
+
+START_TEST(test_zones)
+{
+        struct bfc_zones z = { 0, 1024, 4 };
+        struct bfc_range ranges[8];
+        struct bfc *b = NULL;
+        uint64_t sum;
+
+        ck_assert_int_eq(bfc_new(8192, &b), 0);
+        ck_assert_uint_eq(bfc_zones_bytes(&z, 8192), 4 * (1024 + 2048 + 4096));
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, bfc_zones_bytes(&z, 8192) - 256, &z, false), -EINVAL);
+        z.small_extent_bytes = 0;
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, MIB, &z, false), -EINVAL);
+        z.small_extent_bytes = 1280; /* no power of two below 8192 */
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, MIB, &z, false), -EINVAL);
+        z.small_extent_bytes = 16384;
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, MIB, &z, false), -EINVAL);
+        z = (struct bfc_zones){ 100, 1024, 4 };
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, MIB, &z, false), -EINVAL);
+        z = (struct bfc_zones){ 0, 1024, UINT32_MAX };
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, MIB, &z, false), -EINVAL);
+        check(b);
+        z = (struct bfc_zones){ 512, 1024, 4 };
+        ck_assert_int_eq(bfc_add_zoned_region(b, MIB, MIB, &z, true), 0);
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ MIB, MIB + 1024 }), -EINVAL);
+        ck_assert_int_eq(bfc_back(b, (struct bfc_range){ MIB, MIB + 1536 }), 0);
+        /* What is not needed is left out, the lowest first: the first extent is a range of its own. */
+        ck_assert_uint_eq(bfc_plan_release(b, MIB - 300, NULL, ranges, 8, &sum), 2);
+        ck_assert_uint_eq(sum, MIB);
+        ck_assert_uint_eq(bfc_plan_release(b, MIB - 512, NULL, ranges, 8, &sum), 1);
+        ck_assert_uint_eq(ranges[0].begin, MIB + 512);
+        ck_assert_uint_eq(sum, MIB - 512);
+        b = unmake(b);
+}
+END_TEST
+
 /* ---- against the oracle ---------------------------------------------------------- */
 
 /* What a random walk does: weights per operation, and which sizes it asks for. */
@@ -568,36 +605,46 @@ struct walk {
         uint64_t size_min, size_mask; /* in bytes: min + (random & mask), shifted down at random */
         unsigned shift_max;
         unsigned weights[PAIR_N_OPS];
+        uint64_t small_bytes; /* of the first zone of the first region; 0: there are no zones */
+        uint32_t per_zone;
 };
 
 /* clang-format off */
-#define ONLY_BLOCKS { [PAIR_ALLOC] = 50, [PAIR_FREE] = 49, [PAIR_STALE] = 1 }
+#define ONLY_EQUALS { [PAIR_ALLOC] = 50, [PAIR_FREE] = 49, [PAIR_STALE] = 1 }
+#define ONLY_BLOCKS { [PAIR_ALLOC] = 50, [PAIR_FREE] = 49, [PAIR_STALE] = 1, [PAIR_SPLIT] = 3 }
 #define EVERYTHING                                                                                 \
         { [PAIR_ALLOC] = 40, [PAIR_FREE] = 40, [PAIR_GROW] = 10, [PAIR_COMMIT] = 6,                \
           [PAIR_CANCEL] = 3, [PAIR_RELEASE] = 2, [PAIR_RELEASE_ANY] = 6, [PAIR_RETIRED] = 6,       \
           [PAIR_BACK] = 1, [PAIR_STALE] = 1, [PAIR_CLEAR_PEAKS] = 1, [PAIR_REGION] = 2,            \
-          [PAIR_ALLOC_IN_EXTENT] = 10, [PAIR_GROW_IN_EXTENT] = 4 }
+          [PAIR_ALLOC_IN_EXTENT] = 10, [PAIR_GROW_IN_EXTENT] = 4, [PAIR_SPLIT] = 5 }
 #define BLOCKS_IN_EXTENTS { [PAIR_ALLOC] = 20, [PAIR_ALLOC_IN_EXTENT] = 30, [PAIR_FREE] = 50 }
 
 static const struct walk walks[] = {
         /* All sizes, a thousand live. */
-        { "mixed", MIB, 0, 256 * MIB, 0, true, 0, 400000, 500, 1000, 1, 4 * MIB - 1, 12, ONLY_BLOCKS },
+        { "mixed", MIB, 0, 256 * MIB, 0, true, 0, 400000, 500, 1000, 1, 4 * MIB - 1, 12, ONLY_BLOCKS, 0, 0 },
         /* Four sizes only: ties everywhere. */
-        { "ties", MIB, 0, 4 * MIB, 0, true, 0, 300000, 50, 800, 1, 1023, 0, ONLY_BLOCKS },
+        { "ties", MIB, 0, 4 * MIB, 0, true, 0, 300000, 50, 800, 1, 1023, 0, ONLY_BLOCKS, 0, 0 },
         /* One size: a free list by address. */
-        { "equals", MIB, 0, 2 * MIB, 0, true, 0, 100000, 20, 300, 256, 0, 0, ONLY_BLOCKS },
+        { "equals", MIB, 0, 2 * MIB, 0, true, 0, 100000, 20, 300, 256, 0, 0, ONLY_EQUALS, 0, 0 },
         /* Many distinct sizes in few bins, the widest there are: deep tries. */
         { "wide", UINT64_C(1) << 34, 0, BFC_MAX_SPACE, 0, true, 0, 200000, 100, 400, UINT64_C(1) << 31, (UINT64_C(1) << 24) - 1, 0,
-          ONLY_BLOCKS },
-        { "deep", MIB, 0, 1024 * MIB, 0, true, 0, 150000, 100, 700, 256 * KIB, 8191, 0, ONLY_BLOCKS },
+          ONLY_BLOCKS, 0, 0 },
+        { "deep", MIB, 0, 1024 * MIB, 0, true, 0, 150000, 100, 700, 256 * KIB, 8191, 0, ONLY_BLOCKS, 0, 0 },
         /* Holes, small grids, odd first and last extents, two regions. */
-        { "grow", 4096, 8192, 23 * 4096 + 512, 1280, false, 9 * 4096 + 256, 120000, 1, 20, 1, 16383, 6, EVERYTHING },
-        { "tiny", 512, 0, 20 * 512, 0, false, 0, 60000, 1, 20, 1, 4095, 4, EVERYTHING },
+        { "grow", 4096, 8192, 23 * 4096 + 512, 1280, false, 9 * 4096 + 256, 120000, 1, 20, 1, 16383, 6, EVERYTHING, 0, 0 },
+        { "tiny", 512, 0, 20 * 512, 0, false, 0, 60000, 1, 20, 1, 4095, 4, EVERYTHING, 0, 0 },
         /* Most of what is free reaches over the grid: of many sizes, and of three. */
         { "crossing", 16 * KIB, 0, 200 * 16 * KIB, 5 * 1024, true, 0, 100000, 20, 300, 6 * KIB, 8191, 1,
-          BLOCKS_IN_EXTENTS },
-        { "crossing equals", 1024, 0, 200 * 1024, 0, true, 0, 100000, 20, 250, 257, 511, 0, BLOCKS_IN_EXTENTS },
-        { "long", 4096, 0, 40 * 4096, 4 * 4096, false, 5 * 4096, 60000, 1, 60, 1, 65535, 8, EVERYTHING },
+          BLOCKS_IN_EXTENTS, 0, 0 },
+        { "crossing equals", 1024, 0, 200 * 1024, 0, true, 0, 100000, 20, 250, 257, 511, 0, BLOCKS_IN_EXTENTS, 0, 0 },
+        { "long", 4096, 0, 40 * 4096, 4 * 4096, false, 5 * 4096, 60000, 1, 60, 1, 65535, 8, EVERYTHING, 0, 0 },
+        /* Zones of extents: with and without a first one, few and many, and an end inside an extent. */
+        { "zones", 4096, 8192, 15 * 4096, 0, false, 3 * 4096 + 256, 100000, 1, 20, 1, 16383, 6, EVERYTHING, 512, 4 },
+        { "zones, odd first", 4096, 0, 12 * 4096 + 768, 2304, false, 2 * 4096, 60000, 1, 20, 1, 16383, 4, EVERYTHING, 512, 3 },
+        { "zones, long first", 2048, 0, 20 * 2048, 3 * 2048, false, 0, 60000, 1, 14, 1, 8191, 6, EVERYTHING, 256, 1 },
+        { "one zone", 2048, 256, 24 * 2048 + 256, 1024, false, 2048, 60000, 1, 6, 1, 2047, 6, EVERYTHING, 1024, 5 },
+        { "zones, crossing", 16 * KIB, 0, 200 * 16 * KIB, 5 * 1024, true, 0, 60000, 20, 300, 6 * KIB, 8191, 3,
+          BLOCKS_IN_EXTENTS, 2 * KIB, 64 },
 };
 /* clang-format on */
 
@@ -621,12 +668,17 @@ static enum pair_op choose_op(const struct walk *w, const struct pair *p, uint64
 START_TEST(test_oracle)
 {
         const struct walk *w = &walks[_i];
+        struct bfc_zones zones;
         uint64_t state = 1;
         const char *why;
         struct pair p;
 
         pair_init(&p, w->extent_bytes);
-        ck_assert_ptr_null(pair_add_region(&p, w->base, w->n_bytes, w->first, w->backed));
+        zones = (struct bfc_zones){ w->first, w->small_bytes, w->per_zone };
+        if (w->small_bytes == 0)
+                zones.small_extent_bytes = w->extent_bytes;
+        ck_assert_ptr_null(pair_add_zoned_region(&p, w->base, w->n_bytes, &zones, w->backed));
+        ck_assert_uint_eq(p.o.n_regions, 1);
         if (w->second_bytes > 0)
                 ck_assert_ptr_null(pair_add_region(&p, w->base + w->n_bytes, w->second_bytes, 0, false));
         for (unsigned i = 0; w->weights[PAIR_REGION] > 0 && i < 2; i++) /* two that come and go */
@@ -917,6 +969,7 @@ int main(void)
         tcase_add_test(basic, test_in_extent);
         tcase_add_test(basic, test_growth_in_extent);
         tcase_add_test(basic, test_release);
+        tcase_add_test(basic, test_zones);
         tcase_add_test(basic, test_stats);
         if (!IS_SANITIZED)
                 tcase_add_test(basic, test_no_memory_for_records);

@@ -196,6 +196,127 @@ START_TEST(test_crossing)
 }
 END_TEST
 
+/* ---- giving back ----------------------------------------------------------------------------- */
+
+#define N_RANGES 2048u
+
+/* As many free extents apart as the order says, and one that wants them all, or a few: nothing is
+ * looked at or moved more than log2(n) times for each. */
+START_TEST(test_plan_release)
+{
+        enum order order = (enum order)(_i % N_ORDERS);
+        const uint64_t extent = 16 * BFC_GRANULE;
+        const size_t n_max = _i < N_ORDERS ? N_RANGES : 16;
+        struct bfc_range *ranges = calloc(N_RANGES, sizeof(*ranges));
+        bfc_handle *handles = calloc(2 * N_RANGES, sizeof(*handles));
+        struct bfc *b = NULL;
+        uint64_t sum = 0, n_visits;
+        size_t n;
+
+        ck_assert(ranges && handles);
+        ck_assert_int_eq(bfc_new(extent, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, 2 * N_RANGES * extent, 0, true), 0);
+        for (uint32_t i = 0; i < 2 * N_RANGES; i++)
+                handles[i] = take(b, extent);
+        for (uint32_t i = 0; i < N_HOLES; i++)
+                if (in_order(order, i) < N_RANGES)
+                        give(b, handles[2 * in_order(order, i)]);
+        bfc_n_visits = 0;
+        n = bfc_plan_release(b, UINT64_MAX, NULL, ranges, n_max, &sum);
+        n_visits = bfc_n_visits;
+        ck_assert_uint_eq(n, n_max);
+        ck_assert_uint_eq(sum, n * extent);
+        for (size_t i = 0; i < n; i++)
+                if (ranges[i].begin != (2 * (N_RANGES - 1 - i)) * extent)
+                        ck_abort_msg("not the highest first");
+        fprintf(stderr, "# plan of a release: %llu visits and moves\n", (unsigned long long)n_visits);
+        ck_assert_uint_ge(n_visits, N_RANGES);
+        ck_assert_uint_le(n_visits, 16 * N_RANGES);
+        bfc_n_visits = 0;
+        for (size_t i = 0; i < n; i++)
+                if (bfc_release_begin(b, ranges[i]) != 0)
+                        ck_abort_msg("a planned range was refused");
+        free(ranges);
+        free(handles);
+        b = unmake(b, "a release");
+}
+END_TEST
+
+/* A caller that releases the extents of one chunk one after the other finds each at once, whatever else
+ * is free. */
+START_TEST(test_release_one_by_one)
+{
+        const uint64_t extent = 16 * BFC_GRANULE;
+        struct bfc *b = NULL;
+        uint64_t n_visits = 0, end;
+        bfc_handle *handles = calloc(2 * N_RANGES, sizeof(*handles));
+
+        ck_assert_ptr_nonnull(handles);
+        ck_assert_int_eq(bfc_new(extent, &b), 0);
+        ck_assert_int_eq(bfc_add_region(b, 0, 4 * N_RANGES * extent, 0, true), 0);
+        for (uint32_t i = 0; i < 2 * N_RANGES; i++)
+                handles[i] = take(b, extent);
+        for (uint32_t i = 0; i < N_RANGES; i++)
+                give(b, handles[2 * i]);
+        ck_assert_uint_ne(take(b, extent * (N_RANGES + 1)), 0);
+        end = 4 * N_RANGES * extent; /* the last chunk: all behind the block */
+        for (uint64_t at = end - (N_RANGES - 1) * extent; at < end; at += extent) {
+                bfc_n_visits = 0;
+                if (bfc_release_begin(b, (struct bfc_range){ at, at + extent }) != 0)
+                        ck_abort_msg("an extent was refused");
+                n_visits += bfc_n_visits;
+        }
+        ck_assert_uint_le(n_visits, 8 * N_RANGES);
+        free(handles);
+        b = unmake(b, "extents of one chunk");
+}
+END_TEST
+
+/* Each extent of the zones is looked at once, however many there are beyond. */
+START_TEST(test_plan_zones)
+{
+        const struct bfc_zones zones = { 0, 16 * BFC_GRANULE, 64 };
+        const uint64_t extent = zones.small_extent_bytes << 9, n_bytes = bfc_zones_bytes(&zones, extent);
+        struct bfc_growth plan;
+        struct bfc *b = NULL;
+
+        ck_assert_int_eq(bfc_new(extent, &b), 0);
+        ck_assert_int_eq(bfc_add_zoned_region(b, 0, n_bytes + 1000 * extent, &zones, false), 0);
+        bfc_n_visits = 0;
+        ck_assert_int_eq(bfc_plan_growth(b, 3 * extent + 256, UINT64_MAX, &plan), 0);
+        fprintf(stderr, "# plan in zones: %llu visits\n", (unsigned long long)bfc_n_visits);
+        ck_assert_uint_le(bfc_n_visits, 9 * 64 + 16);
+        bfc_n_visits = 0;
+        ck_assert_int_eq(bfc_plan_growth_in_extent(b, extent / 2 + 256, UINT64_MAX, &plan), 0);
+        ck_assert_uint_le(bfc_n_visits, 4);
+        ck_assert_uint_eq(plan.offset, n_bytes);
+        b = unmake(b, "zones");
+}
+END_TEST
+
+/* ---- splitting ------------------------------------------------------------------------------- */
+
+/* One block becomes 100,001, all neighbours of each other. */
+START_TEST(test_split)
+{
+        const uint32_t n = 100000;
+        struct bfc *b = make((uint64_t)(n + 1) * BFC_GRANULE);
+        bfc_handle *handles = calloc(n + 1, sizeof(*handles));
+
+        ck_assert_ptr_nonnull(handles);
+        handles[0] = take(b, (uint64_t)(n + 1) * BFC_GRANULE);
+        bfc_n_visits = 0;
+        for (uint32_t i = 0; i < n; i++)
+                if (bfc_split(b, handles[i], BFC_GRANULE, &handles[i + 1]) != 0)
+                        ck_abort_msg("a live block cannot be split");
+        ck_assert_uint_eq(bfc_n_visits, 0);
+        for (uint32_t i = 0; i <= n; i++)
+                give(b, handles[i]);
+        free(handles);
+        b = unmake(b, "a block in many pieces");
+}
+END_TEST
+
 /* ---- random, and memory --------------------------------------------------------------------- */
 
 #define N_LIVE 100000u
@@ -254,6 +375,10 @@ int main(void)
         tcase_add_loop_test(visits, test_equal_holes, 0, N_ORDERS + 2);
         tcase_add_loop_test(visits, test_deep_tries, 0, 16);
         tcase_add_loop_test(visits, test_crossing, 0, 2);
+        tcase_add_loop_test(visits, test_plan_release, 0, 2 * N_ORDERS);
+        tcase_add_test(visits, test_release_one_by_one);
+        tcase_add_test(visits, test_plan_zones);
+        tcase_add_test(visits, test_split);
         tcase_add_test(visits, test_random);
         tcase_add_test(visits, test_memory_is_not_of_the_regions_size);
         suite_add_tcase(s, visits);

@@ -74,6 +74,38 @@ START_TEST(the_block_around)
 }
 END_TEST
 
+/* Blocks come and go in a hundred places of 64 KiB, beside a plain list of them. */
+START_TEST(interior_pointers_while_blocks_change)
+{
+        uint64_t lengths[100] = { 0 };
+        struct blocks b = { 0 };
+        struct block got;
+        uint32_t seed = 1;
+
+        for (unsigned step = 0; step < 200000; step++) {
+                uint32_t word = seed = seed * 1664525u + 1013904223u;
+                unsigned place = (word >> 8) % 100;
+                uintptr_t begin = 0x100000 + place * UINT64_C(0x10000);
+                uintptr_t at = begin + (word >> 16) % 0x10000;
+                struct block block = { .ptr = (void *)begin, .block_id = place };
+                const struct block *found;
+
+                block.n_bytes = 256 * (1 + (word >> 12) % 256);
+                if (step % 3 == 0 && lengths[place] == 0) {
+                        ck_assert_int_eq(blocks_add(&b, &block), 0);
+                        lengths[place] = block.n_bytes;
+                } else if (step % 3 == 0) {
+                        ck_assert_int_eq(blocks_take(&b, block.ptr, &got), 0);
+                        lengths[place] = 0;
+                }
+                found = blocks_find_around(&b, (void *)at, 1);
+                ck_assert_msg((found != NULL) == (at - begin < lengths[place]), "step %u", step);
+                ck_assert(!found || found->block_id == place);
+        }
+        blocks_clear(&b);
+}
+END_TEST
+
 START_TEST(a_leaving_block)
 {
         struct block block = { .ptr = (void *)4096, .region_id = 7, .offset = 512, .n_bytes = 256 }, got;
@@ -105,6 +137,7 @@ int main(void)
         tcase_set_timeout(t, 60);
         tcase_add_test(t, table_against_a_model);
         tcase_add_test(t, the_block_around);
+        tcase_add_test(t, interior_pointers_while_blocks_change);
         tcase_add_test(t, a_leaving_block);
         suite_add_tcase(suite, t);
         return suite_run(suite);

@@ -14,6 +14,7 @@
 #include "tests/fake_device.h"
 #include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -166,12 +167,12 @@ static void assert_lost(const struct peer *p, uint64_t id, const char *sentence)
         ck_assert_str_eq(peer_reply(p, id)->refusal->message, sentence);
 }
 
-#define ONE_IS_LOST                                                                                          \
-        "device 'cuda:0' of partition 'one' is lost, and its memory with it, until it is drained and "       \
-        "resumed or the daemon is started again"
-#define TWO_IS_LOST                                                                                          \
-        "device 'cuda:0' of partition 'two' is lost, and its memory with it, until it is drained and "       \
-        "resumed or the daemon is started again"
+#define ONE_IS_LOST                                                                                             \
+        "device 'cuda:0' of partition 'one' is lost, with its memory, until an operator drains and resumes it " \
+        "or restarts the daemon"
+#define TWO_IS_LOST                                                                                             \
+        "device 'cuda:0' of partition 'two' is lost, with its memory, until an operator drains and resumes it " \
+        "or restarts the daemon"
 
 /* ---- what is told of devices ---------------------------------------------- */
 

@@ -19,6 +19,7 @@
 #define N_GRANULES   4096u /* of a region */
 #define REGION_BYTES (N_GRANULES * GRANULE)
 #define SLAB_BYTES   (16 * KIB)
+#define EXTENT_BYTES (16 * KIB)
 #define IDLE_BYTES   (384 * KIB)
 #define MAX_BLOCKS   600u
 #define MAX_SLABS    1024u
@@ -37,7 +38,7 @@ static struct held held[MAX_SLABS]; /* by id % MAX_SLABS */
 static uint64_t n_slots;            /* so many were ever used */
 static uint64_t n_given, now;
 static struct block blocks[MAX_BLOCKS]; /* ptr NULL: none */
-static uint64_t n_refusals, n_wrong;
+static uint64_t n_refusals, n_wrong, n_shrunk;
 
 static const struct cache_sizes sizes[N_PARTITIONS] = { { SLAB_BYTES, IDLE_BYTES, false },
                                                         { SLAB_BYTES, IDLE_BYTES, true } };
@@ -210,7 +211,7 @@ static void take_block(unsigned partition, struct block *b)
         unsigned region = (unsigned)b->region_id - 100;
         const struct held *h = &held[b->block_id % MAX_SLABS];
 
-        ck_assert_uint_eq(cache_partition(b), partition);
+        ck_assert_uint_eq(b->partition, partition);
         ck_assert(map_is(partition, region, b->offset, b->n_bytes, 'f'));
         ck_assert_ptr_eq(b->ptr, memory[partition][region] + b->offset);
         ck_assert(h->is_held);
@@ -272,7 +273,7 @@ static void get(struct block *ret)
 
 static void put(struct block *b)
 {
-        unsigned partition = cache_partition(b);
+        unsigned partition = b->partition;
         uint64_t n_excess;
 
         ck_assert(is_intact(b));
@@ -307,6 +308,73 @@ static void look(void)
         ck_assert(!cache_lies_in(cache, 99, offset, n_bytes));
 }
 
+/* The broker's extents, of EXTENT_BYTES each. */
+static bool broker_extent(void *userdata, uint64_t region_id, uint64_t offset, uint64_t *ret_begin,
+                          uint64_t *ret_end)
+{
+        (void)userdata;
+        (void)region_id;
+        *ret_begin = offset / EXTENT_BYTES * EXTENT_BYTES;
+        *ret_end = *ret_begin + EXTENT_BYTES;
+        return true;
+}
+
+static uint64_t broker_split(uint64_t id, uint64_t n_bytes)
+{
+        struct held *low = &held[id % MAX_SLABS], high = *low;
+        uint64_t id_high = new_id();
+
+        ck_assert(low->is_held && n_bytes > 0 && n_bytes < low->n_bytes);
+        high.offset += n_bytes;
+        high.n_bytes -= n_bytes;
+        low->n_bytes = n_bytes;
+        held[id_high % MAX_SLABS] = high;
+        return id_high;
+}
+
+/* Extents in which nothing is used and something is held. */
+static unsigned count_free_extents(unsigned partition)
+{
+        unsigned n = 0;
+
+        for (unsigned r = 0; r < N_REGIONS; r++)
+                for (uint64_t at = 0; at < REGION_BYTES; at += EXTENT_BYTES)
+                        n += !memchr(map[partition][r] + at / GRANULE, 'u', EXTENT_BYTES / GRANULE) &&
+                             memchr(map[partition][r] + at / GRANULE, 'f', EXTENT_BYTES / GRANULE);
+        return n;
+}
+
+/* Now and then the broker refuses, or a thread takes a block meanwhile. What no extent in use has is all that
+ * stays, if neither happened. */
+static void shrink(void)
+{
+        unsigned partition = chance(N_PARTITIONS);
+        bool is_disturbed = chance(3) == 0;
+        struct cache_place places[256];
+        size_t n = cache_find_splits(cache, partition, NULL, broker_extent, NULL, UINT64_MAX, places, 256);
+
+        for (size_t i = 0; i < n; i++) {
+                uint64_t id, n_bytes;
+                struct block *b = &blocks[chance(MAX_BLOCKS)];
+                int r = cache_hold(cache, partition, &places[i], &id, &n_bytes);
+
+                ck_assert(r == 0 || (r == -ENOENT && is_disturbed));
+                if (is_disturbed && !b->ptr)
+                        get(b);
+                if (r == 0 && (!is_disturbed || chance(4) > 0))
+                        cache_split(cache, partition, &places[i], broker_split(id, n_bytes));
+        }
+        cache_count(cache, partition);
+        note_idle();
+        assert_sound();
+        while (give_back(partition, UINT64_MAX, 64) > 0)
+                ;
+        if (is_disturbed || n + 2 > 256)
+                return;
+        ck_assert_uint_eq(count_free_extents(partition), 0);
+        n_shrunk += n;
+}
+
 START_TEST(walk)
 {
         for (int i = 0; i < 60000; i++) {
@@ -320,11 +388,14 @@ START_TEST(walk)
                 look();
                 if (chance(200) == 0)
                         give_back(chance(N_PARTITIONS), chance(100 * KIB), 1 + chance(64));
+                if (chance(400) == 0)
+                        shrink();
                 if (i % 50 == 0)
                         assert_sound();
         }
         ck_assert_uint_gt(n_refusals, 100);
         ck_assert_uint_gt(n_wrong, 10);
+        ck_assert_uint_gt(n_shrunk, 100);
         for (unsigned i = 0; i < MAX_BLOCKS; i++)
                 if (blocks[i].ptr)
                         put(&blocks[i]);

@@ -5,6 +5,7 @@
 #include <bfcclient.h>
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -129,7 +130,14 @@ START_TEST(malloc_write_free)
         info.struct_size--;
         expect_error(bfc_block_info(client, b, &info), -EINVAL, "struct_size");
         info.struct_size = sizeof(info);
-        expect_error(bfc_block_info(client, b + 1, &info), -EINVAL, "not a block");
+        for (size_t i = 1; i < 3 * MIB; i += MIB - 1) {
+                ck_assert_int_eq(bfc_block_info(client, b + i, &info), 0);
+                ck_assert_ptr_eq(info.base, b);
+                ck_assert_uint_eq(info.n_requested, 3 * MIB);
+        }
+        expect_error(bfc_block_info(client, a - 1, &info), -EINVAL, "not a block");
+        expect_error(bfc_block_info(client, c + 256, &info), -EINVAL, "not a block");
+        expect_error(bfc_block_info(client, NULL, &info), -EINVAL, "not a block");
 
         struct bfc_client_stats s = stats();
         ck_assert_uint_eq(s.num_allocs, 3);
@@ -176,7 +184,7 @@ START_TEST(partitions_by_name)
         ck_assert_uint_eq(u.bytes_limit, 1000);
         ck_assert_uint_eq(u.num_blocks, 1);
         expect_error(bfc_usage(client, "nowhere", &u), -ENOENT, "train, infer");
-        expect_error(bfc_malloc_in(client, "nowhere", 1, &p), -ENOENT, "\"nowhere\"");
+        expect_error(bfc_malloc_in(client, "nowhere", 1, &p), -ENOENT, "nowhere");
         ck_assert_int_eq(bfc_free(client, p), 0);
 }
 END_TEST
@@ -379,7 +387,7 @@ START_TEST(no_daemon)
 
         o.socket = "/nonexistent/bfcd.sock";
         expect_error(bfc_connect(&o, &client), -ENOENT, "/nonexistent/bfcd.sock");
-        expect_error(bfc_connect(&o, &client), -ENOENT, "is bfcd running");
+        expect_error(bfc_connect(&o, &client), -ENOENT, "systemctl status bfcd");
         o.socket = "/dev/null";
         expect_error(bfc_connect(&o, &client), -ECONNREFUSED, "/dev/null");
         memset(long_path, 'x', sizeof(long_path) - 1);
@@ -507,6 +515,40 @@ START_TEST(partition_for_device)
         ck_assert_ptr_null(name);
         expect_error(bfc_partition_for_device(client, 1, NULL), -EINVAL, "ret_name");
         expect_error(bfc_partition_for_device(NULL, 1, &name), -EINVAL, "NULL");
+}
+END_TEST
+
+static void *driver(const char *function)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        void *ret = library ? dlsym(library, function) : NULL;
+
+        ck_assert_ptr_nonnull(ret);
+        return ret;
+}
+
+/* A capture on a GPU is nothing to the host's memory. */
+START_TEST(freed_beside_a_capture_on_a_gpu)
+{
+        int (*retain)(void **, int) = driver("cuDevicePrimaryCtxRetain");
+        int (*set_current)(void *) = driver("cuCtxSetCurrent");
+        int (*create)(void **, unsigned) = driver("cuStreamCreate");
+        int (*begin)(void *, int) = driver("cuStreamBeginCapture_v2");
+        int (*end)(void *, void **) = driver("cuStreamEndCapture");
+        int (*destroy)(void *) = driver("cuGraphDestroy");
+        void *context, *stream, *graph, *p = NULL, *q = NULL;
+        unsigned n_blocks;
+
+        ck_assert_int_eq(retain(&context, 1) | set_current(context) | create(&stream, 1), 0);
+        ck_assert_int_eq(bfc_malloc_async_in(client, "infer", 100, (uintptr_t)stream, &q),
+                         0); /* it is known */
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 100, BFC_WHOLE, &p), 0);
+        n_blocks = fake_server_count(server).n_blocks;
+        ck_assert_int_eq(begin(stream, 0), 0);
+        ck_assert_int_eq(bfc_free(client, p), 0);
+        ck_assert_uint_eq(fake_server_count(server).n_blocks, n_blocks - 1);
+        ck_assert_int_eq(end(stream, &graph), 0);
+        ck_assert_int_eq(destroy(graph), 0);
 }
 END_TEST
 
@@ -666,7 +708,6 @@ START_TEST(deaf_daemon)
         client = NULL;
         clock_gettime(CLOCK_MONOTONIC, &end);
         ck_assert_int_ge(end.tv_sec - begin.tv_sec, 4);
-        ck_assert_int_le(end.tv_sec - begin.tv_sec, 8);
 }
 END_TEST
 
@@ -853,14 +894,15 @@ static int connect_in_child(void)
         return bfc_connect(&o, &client);
 }
 
+static int n_parents_fds; /* at the fork */
+
 static void child(char *p)
 {
         struct bfc_client_stats s = { .struct_size = sizeof(s) };
         struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
         struct bfc_block_info i = { .struct_size = sizeof(i) };
-        unsigned char present;
+        char *page = (char *)((uintptr_t)p & ~(uintptr_t)4095);
         void *q = NULL;
-        int n_fds;
 
         alarm(20);
         CHILD_CHECK(bfc_malloc(client, 1, &q) == -ECHILD);
@@ -871,11 +913,11 @@ static void child(char *p)
         CHILD_CHECK(bfc_block_info(client, p, &i) == -ECHILD);
         CHILD_CHECK(bfc_write(client, p, &i, 1) == -ECHILD);
         CHILD_CHECK(bfc_read(client, &i, p, 1) == -ECHILD);
-        CHILD_CHECK(mincore((void *)((uintptr_t)p & ~(uintptr_t)4095), 4096, &present) < 0 &&
-                    errno == ENOMEM);
-        n_fds = suite_count_fds();
+        /* Its place is reserved. */
+        CHILD_CHECK(mmap(page, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != page);
+        CHILD_CHECK(suite_count_fds() == n_parents_fds - 2);
         bfc_disconnect(client);
-        CHILD_CHECK(suite_count_fds() == n_fds - 2);
+        CHILD_CHECK(suite_count_fds() == n_parents_fds - 2);
         /* A session of its own works. */
         CHILD_CHECK(connect_in_child() == 0);
         CHILD_CHECK(bfc_malloc(client, 100, &q) == 0);
@@ -891,6 +933,7 @@ START_TEST(forked_child)
         pid_t pid;
 
         strcpy(p, "parent");
+        n_parents_fds = suite_count_fds();
         pid = fork();
         if (pid == 0)
                 child(p);
@@ -1067,7 +1110,7 @@ START_TEST(lying_events)
 
         strcpy(p, "mine");
         fake_server_event(server, event_lies[_i].event);
-        for (int i = 0; i < 2000 && bfc_malloc(client, 1, &q) == 0; i++)
+        for (int i = 0; i < 100000 && bfc_malloc(client, 1, &q) == 0; i++)
                 usleep(1000);
         expect_error(bfc_malloc(client, 1, &q), event_lies[_i].error, event_lies[_i].part);
         ck_assert_str_eq(p, "mine");
@@ -1082,7 +1125,7 @@ START_TEST(events_hang_up)
         void *q = NULL;
 
         fake_server_event(server, FAKE_EVENT_HANG_UP);
-        for (int i = 0; i < 2000 && find_thread() != 0; i++)
+        for (int i = 0; i < 100000 && find_thread() != 0; i++)
                 usleep(1000);
         ck_assert_int_eq(find_thread(), 0);
         strcpy(p, "mine");
@@ -1115,7 +1158,7 @@ START_TEST(retired_under_threads)
 
         for (int i = 0; i < 4; i++)
                 ck_assert_int_eq(pthread_create(&threads[i], NULL, churn_large, NULL), 0);
-        for (int i = 0; i < 3000 && n < 300; i++) {
+        for (int i = 0; i < 100000 && n < 300; i++) {
                 n += fake_server_event(server, FAKE_RETIRE);
                 usleep(500);
         }
@@ -1212,7 +1255,7 @@ START_TEST(retire_while_a_free_waits)
         expect_error(bfc_block_info(client, p, &info), -EINVAL, "not a block");
         ck_assert_uint_eq(stats().num_blocks, 1);
         fake_server_event(server, FAKE_RETIRE_USED);
-        for (int i = 0; i < 2000 && r != -EPROTO; i++) {
+        for (int i = 0; i < 100000 && r != -EPROTO; i++) {
                 r = bfc_malloc(client, 1, &q);
                 usleep(1000);
         }
@@ -1225,8 +1268,9 @@ START_TEST(retire_while_a_free_waits)
 }
 END_TEST
 
-/* Work on the device may go on for long: meanwhile others have what lies idle. */
-START_TEST(a_trim_passes_a_retire)
+/* Work on the device may go on for long, and to wait for it may not be allowed. None of it touches idle
+ * memory. */
+START_TEST(a_retire_waits_for_nothing)
 {
         void *p = get(100);
 
@@ -1234,16 +1278,10 @@ START_TEST(a_trim_passes_a_retire)
         n_finishes = 0;
         is_finish_held = 1;
         fake_server_event(server, FAKE_RETIRE_FIRST);
-        while (n_finishes == 0)
-                usleep(1000);
-        for (int i = 0; i < 3; i++) {
-                fake_server_event(server, FAKE_TRIM);
-                ck_assert_int_eq(fake_server_await_answer(server, 5000), BFCD__EVENT_REPLY__BODY_TRIMMED);
-        }
-        ck_assert_uint_gt(stats().bytes_mapped, 0);
-        is_finish_held = 0;
-        ck_assert_int_eq(fake_server_await_answer(server, 5000), BFCD__EVENT_REPLY__BODY_RETIRED);
+        ck_assert_int_eq(fake_server_await_answer(server, 60000), BFCD__EVENT_REPLY__BODY_RETIRED);
+        ck_assert_int_eq(n_finishes, 0);
         ck_assert_uint_eq(stats().bytes_mapped, 0);
+        is_finish_held = 0;
 }
 END_TEST
 
@@ -1251,9 +1289,7 @@ START_TEST(free_that_cannot_wait)
 {
         static const struct {
                 int finish, free;
-        } cases[] = {
-                { -EBUSY, -EBUSY }, { -ENOMEM, -ENOMEM }, { -EINVAL, -EIO }, { -ENODEV, 0 }, { -EIO, 0 }
-        };
+        } cases[] = { { -ENOMEM, -ENOMEM }, { -EINVAL, -EIO }, { -ENODEV, 0 }, { -EIO, 0 } };
 
         for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
                 void *p = get(100);
@@ -1327,7 +1363,7 @@ int main(void)
         tcase_add_test(t, retired_under_threads);
         tcase_add_test(t, forked_child);
         tcase_add_test(t, fork_under_threads);
-        tcase_add_test(t, a_trim_passes_a_retire);
+        tcase_add_test(t, a_retire_waits_for_nothing);
         tcase_add_test(t, retire_while_a_free_waits);
         tcase_add_test(t, free_that_cannot_wait);
         tcase_add_test(t, free_without_an_answer);
@@ -1340,6 +1376,7 @@ int main(void)
                         const TTest *const *test;
                 } cases[] = {
                         { "two gpus", setup_two_gpus, &partition_for_device },
+                        { "capture", setup_two_gpus, &freed_beside_a_capture_on_a_gpu },
                         { "second gpu", setup_second_gpu, &partition_for_visible_device },
                         { "first gpu", setup_first_gpu, &invisible_gpu },
                 };

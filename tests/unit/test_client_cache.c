@@ -100,6 +100,53 @@ static void expect_error(int r, int expected, const char *part)
                       part);
 }
 
+static struct bfc_client_stats stats_in(bfc_client *c, const char *partition)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        ck_assert_msg(bfc_stats_in(c, partition, &s) == 0, "%s", bfc_last_error());
+        ck_assert_uint_eq(s.bytes_idle, s.bytes_reserved - s.bytes_in_use);
+        return s;
+}
+
+/* With a cache and without. */
+START_TEST(statistics_of_a_partition)
+{
+        bfc_client *c = open_client(_i ? BFC_NO_CACHE : 0, UINT64_MAX, 0);
+        struct bfc_client_stats none = { .struct_size = sizeof(none) };
+        void *a, *b, *other;
+
+        ck_assert_int_eq(bfc_malloc(c, 1000, &a), 0);
+        ck_assert_int_eq(bfc_malloc(c, 3 * MIB, &b), 0);
+        ck_assert_int_eq(bfc_free(c, b), 0);
+        ck_assert_int_eq(bfc_malloc_in(c, "infer", MIB, &other), 0);
+        ck_assert_uint_eq(stats_in(c, NULL).bytes_in_use, 1024);
+        ck_assert_uint_eq(stats_in(c, "train").num_allocs, 2);
+        ck_assert_uint_eq(stats_in(c, "train").num_frees, 1);
+        ck_assert_uint_eq(stats_in(c, "train").peak_bytes_in_use, 3 * MIB + 1024);
+        ck_assert_uint_eq(stats_in(c, "train").largest_alloc_size, 3 * MIB);
+        ck_assert_uint_eq(stats_in(c, "infer").bytes_in_use, MIB);
+        ck_assert_uint_eq(stats_in(c, "infer").peak_bytes_in_use, MIB);
+        ck_assert_uint_eq(stats_in(c, "infer").num_blocks, 1);
+        ck_assert_uint_eq(stats_in(c, "infer").bytes_requested, MIB);
+        ck_assert_int_eq(bfc_stats(c, &none), 0);
+        ck_assert_uint_eq(none.bytes_in_use, MIB + 1024);
+        ck_assert_uint_eq(none.peak_bytes_in_use, 3 * MIB + 1024);
+        ck_assert_uint_eq(none.num_allocs, 3);
+        ck_assert_uint_eq(none.bytes_reserved,
+                          stats_in(c, "train").bytes_reserved + stats_in(c, "infer").bytes_reserved);
+        ck_assert_int_eq(bfc_free(c, other), 0);
+        ck_assert_int_eq(bfc_reset_peaks(c), 0);
+        ck_assert_uint_eq(stats_in(c, "infer").peak_bytes_in_use, 0);
+        ck_assert_uint_eq(stats_in(c, "train").peak_bytes_in_use, 1024);
+        expect_error(bfc_stats_in(c, "nowhere", &none), -ENOENT, "nowhere");
+        none.struct_size = 8;
+        expect_error(bfc_stats_in(c, NULL, &none), -EINVAL, "struct_size");
+        ck_assert_int_eq(bfc_free(c, a), 0);
+        bfc_disconnect(c);
+}
+END_TEST
+
 /* ---- the ordinary --------------------------------------------------------- */
 
 START_TEST(small_ones_share_a_slab)
@@ -208,6 +255,89 @@ START_TEST(trim_leaves_what_is_used)
         ck_assert_uint_eq(stats().bytes_reserved, 2 * MIB);
         ck_assert_int_eq(((char *)p[10])[MIB - 1], 'x');
         put(p[10]);
+}
+END_TEST
+
+/* Whole extents of 2 MiB, whatever slabs they belong to; what is used stays where it is. */
+START_TEST(trim_splits_what_is_used_in_part)
+{
+        char *a = get(16 * MIB - 4096), *b, *c;
+
+        put(a);
+        b = get(6 * MIB - 512); /* ends in the third extent */
+        c = get(1000);          /* and this begins there, and reaches into the fourth */
+        ck_assert_ptr_eq(b, a);
+        ck_assert_ptr_eq(c, b + 6 * MIB - 512);
+        memset(c, 'c', 1000);
+        put(b);
+        ck_assert_uint_eq(n_blocks(), 1);
+        ck_assert_int_eq(bfc_trim(client, 1), 0); /* the first that there is: two of three extents before c */
+        ck_assert_uint_eq(n_blocks(), 1);
+        ck_assert_uint_eq(stats().bytes_reserved, 12 * MIB - 4096);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(n_blocks(), 1);
+        ck_assert_uint_eq(stats().bytes_reserved, 4 * MIB);
+        ck_assert_uint_eq(info(c).block_offset, 2 * MIB - 512);
+        ck_assert_uint_eq(info(c).offset, 6 * MIB - 512);
+        for (unsigned i = 0; i < 1000; i++)
+                ck_assert_int_eq(c[i], 'c');
+        b = get(2 * MIB - 512); /* what is free beside it is used again */
+        ck_assert_ptr_eq(b, c - (2 * MIB - 512));
+        ck_assert_uint_eq(stats().bytes_reserved, 4 * MIB);
+        put(b);
+        put(c);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(n_blocks(), 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+}
+END_TEST
+
+/* A block of a stream in a slab that was split is in the same part as its neighbour. */
+START_TEST(trim_splits_below_what_a_stream_has)
+{
+        char *all = get(16 * MIB), *first, *behind;
+        uint64_t block_id;
+        void *s;
+
+        put(all);
+        first = get(6 * MIB);
+        ck_assert_int_eq(bfc_malloc_async(client, 3 * MIB, 42, &s), 0);
+        behind = get(MIB);
+        ck_assert(first < (char *)s && (char *)s < behind);
+        block_id = info(s).block_id;
+        ck_assert_uint_eq(block_id, info(behind).block_id);
+        put(first);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_ne(info(behind).block_id, block_id); /* the first one is gone */
+        ck_assert_uint_eq(info(s).block_id, info(behind).block_id);
+        ck_assert_uint_eq(info(s).block_offset + (uint64_t)(behind - (char *)s), info(behind).block_offset);
+        ck_assert_int_eq(bfc_free(client, s), 0);
+        put(behind);
+}
+END_TEST
+
+/* A slab that is used at both ends gives back its middle before a request is refused. */
+START_TEST(refused_means_splitting)
+{
+        char *all = get(63 * MIB), *first, *middle, *last, *large;
+
+        put(all);
+        first = get(1000);
+        middle = get(61 * MIB);
+        last = get(1000);
+        put(middle);
+        memset(first, 'f', 1000);
+        memset(last, 'l', 1000);
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 58 * MIB, BFC_WHOLE, (void **)&large), 0);
+        ck_assert_uint_eq(n_blocks(), 3); /* the two ends, and this one */
+        memset(large, 'x', 58 * MIB);
+        ck_assert_int_eq(first[0], 'f');
+        ck_assert_int_eq(last[999], 'l');
+        put(large);
+        put(first);
+        put(last);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(n_blocks(), 0);
 }
 END_TEST
 
@@ -340,7 +470,7 @@ START_TEST(options_are_checked)
                 struct bfc_malloc_options o;
                 uint64_t more;
         } later = { { .struct_size = sizeof(later) }, 0 };
-        struct bfc_malloc_options o = { .struct_size = sizeof(o) - 1 };
+        struct bfc_malloc_options o = { .struct_size = offsetof(struct bfc_malloc_options, cancel_fd) - 1 };
         void *p = NULL;
 
         expect_error(bfc_malloc_with(client, 1, &o, &p), -EINVAL, "struct_size");
@@ -463,7 +593,7 @@ START_TEST(daemon_gone_unasked)
         n_calls = stats().num_calls;
         fake_server_event(server, FAKE_EVENT_HANG_UP);
         fake_server_hang_up(server);
-        for (int i = 0; i < 5000 && r == 0; i++) {
+        for (int i = 0; i < 100000 && r == 0; i++) {
                 r = bfc_malloc(client, 300, &q);
                 if (r == 0)
                         put(q);
@@ -510,23 +640,24 @@ START_TEST(disconnecting_from_a_daemon_that_hangs)
         client = NULL;
         clock_gettime(CLOCK_MONOTONIC, &end);
         ck_assert_int_ge(end.tv_sec - begin.tv_sec, 4);
-        ck_assert_int_le(end.tv_sec - begin.tv_sec, 8);
 }
 END_TEST
 
 /* On a device that is to be emptied nothing stays idle, and afterwards it does again. */
+/* Of a size that is parked, and of one that is not. */
 START_TEST(draining)
 {
         const enum fake_event events[] = { FAKE_DRAINING, FAKE_DRAINING_OVER, FAKE_DRAINING };
+        size_t n_bytes = _i ? 100 : 3 * MIB;
         unsigned n_blocks = 1;
 
-        put(get(64 << 10));
+        put(get(n_bytes));
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
         for (size_t i = 0; i < 3; i++) {
                 fake_server_event(server, events[i]);
-                for (int k = 0; k < 2000 && n_blocks != i % 2; k++) {
+                for (int k = 0; k < 100000 && n_blocks != i % 2; k++) {
                         usleep(1000);
-                        put(get(64 << 10));
+                        put(get(n_bytes));
                         n_blocks = fake_server_count(server).n_blocks;
                 }
                 ck_assert_uint_eq(n_blocks, i % 2);
@@ -582,7 +713,7 @@ START_TEST(idle_is_held)
         memset(p, 'q', 3 * MIB);
         put(p);
         fake_server_event(server, FAKE_RETIRE_USED);
-        for (int i = 0; i < 2000 && bfc_malloc(client, 1, &q) == 0; i++)
+        for (int i = 0; i < 100000 && bfc_malloc(client, 1, &q) == 0; i++)
                 usleep(1000);
         expect_error(bfc_malloc(client, 1, &q), -EPROTO, "in use");
         ck_assert_int_eq(p[0], 'q');
@@ -751,8 +882,12 @@ int main(void)
         tcase_set_timeout(t, 60);
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_add_test(t, small_ones_share_a_slab);
+        tcase_add_loop_test(t, statistics_of_a_partition, 0, 2);
         tcase_add_test(t, large_ones_are_kept);
         tcase_add_test(t, a_wrong_guess);
+        tcase_add_test(t, trim_splits_what_is_used_in_part);
+        tcase_add_test(t, trim_splits_below_what_a_stream_has);
+        tcase_add_test(t, refused_means_splitting);
         tcase_add_test(t, trim_leaves_what_is_used);
         tcase_add_test(t, idle_bytes_bound);
         tcase_add_test(t, idle_bytes_default);
@@ -766,7 +901,7 @@ int main(void)
         tcase_add_test(t, daemon_gone_unasked);
         tcase_add_test(t, daemon_gone_while_trimming);
         tcase_add_test(t, disconnecting_from_a_daemon_that_hangs);
-        tcase_add_test(t, draining);
+        tcase_add_loop_test(t, draining, 0, 2);
         tcase_add_test(t, free_refused);
         tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
         tcase_add_test(t, idle_is_held);

@@ -172,7 +172,7 @@ START_TEST(daemon_gone)
         ck_assert_uint_eq(usage_of(NULL).bytes_limit, 1);
         fake_server_event(server, FAKE_EVENT_HANG_UP);
         fake_server_hang_up(server);
-        for (int i = 0; i < 5000 && r == 0; i++) {
+        for (int i = 0; i < 100000 && r == 0; i++) {
                 r = bfc_usage(client, NULL, &u);
                 usleep(1000);
         }

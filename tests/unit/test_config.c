@@ -193,13 +193,14 @@ static const struct {
         { "size: 1GiB", "size: 1GiB\n    colour: red", 5, 5,
           "unknown key 'colour' in a device; known here: id, size, headroom, partitions" },
         { "limit: 512MiB}", "limit: 512MiB, max: 3}", 6, 38,
-          "unknown key 'max' in a partition; known here: name, limit, growth, share" },
+          "unknown key 'max' in a partition; known here: name, limit, growth, share, clear_on_release, "
+          "huge_pages, numa_node" },
         { "match: {uid: 1000}", "match: {uid: 1, pid: 4}", 10, 21,
           "unknown key 'pid' in match; known here: user, group, uid, gid" },
         { "  - name: vision\n", "  - name: vision\n    nice: 4\n", 10, 5,
-          "unknown key 'nice' in a tenant; known here: name, match, quotas" },
+          "unknown key 'nice' in a tenant; known here: name, match, quotas, max_sessions" },
         { "{partition: infer}", "{partition: infer, max: 1}", 13, 28,
-          "unknown key 'max' in a quota; known here: partition, limit, reserve, max_sessions, max_blocks" },
+          "unknown key 'max' in a quota; known here: partition, limit, reserve, max_sessions, max_blocks, keep" },
         { "{partition: infer}", "{partition: infer, limit: 4MiB, limit: 4MiB}", 13, 41,
           "key 'limit' is given twice, first on line 13" },
         { "max_sessions: 100", "socket: /run/x", 1, 9,
@@ -263,6 +264,20 @@ static const struct {
           "max_sessions 0 is out of range; write 1 to 65536" },
         { "{partition: infer}", "{partition: infer, max_blocks: 16777217}", 13, 40,
           "max_blocks 16777217 is out of range; write 1 to 16777216" },
+        { "{partition: infer}", "{partition: infer, keep: 1GiB}", 13, 34, "keep must be a mapping" },
+        { "{partition: infer}", "{partition: infer, keep: {bytes: 4MiB}}", 13, 34,
+          "keep lacks for; write it as in keep: {bytes: 1GiB, for: 30s}" },
+        { "{partition: infer}", "{partition: infer, keep: {for: 30s}}", 13, 34, "keep lacks bytes" },
+        { "{partition: infer}", "{partition: infer, keep: {bytes: 4MiB, for: 30s, x: 1}}", 13, 58,
+          "unknown key 'x' in keep; known here: bytes, for" },
+        { "{partition: infer}", "{partition: infer, keep: {bytes: 0, for: 30s}}", 13, 42,
+          "bytes '0' is not a size" },
+        { "{partition: infer}", "{partition: infer, keep: {bytes: 3MiB, for: 30s}}", 13, 42,
+          "bytes 3MiB is not a multiple of 2MiB" },
+        { "{partition: infer}", "{partition: infer, keep: {bytes: 4MiB, for: 0s}}", 13, 53,
+          "for 0s is out of range; write 1ms to 1440m" },
+        { "{partition: infer}", "{partition: infer, limit: 4MiB, keep: {bytes: 6MiB, for: 1s}}", 13, 55,
+          "keep has 6MiB, more than this quota's limit, 4MiB" },
         { "match: {uid: 1000}", "match: {uid: 4294967295}", 10, 18,
           "uid 4294967295 is out of range; write 0 to 4294967294" },
         { "match: {gid: [10, 20]}", "match: {gid: [10, staff]}", 15, 23,
@@ -365,6 +380,14 @@ static const struct {
           "share 'nfs' is not known; write fd or cuda-ipc" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, share: cuda-ipc}", 6, 45,
           "share cuda-ipc is not for the host device; write fd" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, clear_on_release: true}", 6, 56,
+          "clear_on_release is for GPUs; the kernel clears the host's memory in any case" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, huge_pages: 1GiB}", 6, 50,
+          "huge_pages '1GiB' is not known; write auto, 2MiB or off" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, huge_pages: []}", 6, 50,
+          "huge_pages must be a single value" },
+        { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, numa_node: 1024}", 6, 49,
+          "numa_node" },
         { "limit: 512MiB", "limit: 514MiB", 7, 30,
           "the partitions' limits sum to 1026MiB; the device has 1GiB (its size minus its headroom)" },
         { "size: 1GiB", "size: 1GiB\n    headroom: 10MiB", 8, 30,
@@ -383,7 +406,7 @@ static const struct {
         { "reserve: 128MiB", "reserve: 51%", 12, 49,
           "reserve 260MiB is more than this quota's limit, 256MiB" },
         { "quotas: [{partition: train}]", "quotas: [{partition: train, reserve: 386MiB}]", 16, 42,
-          "the reserves in partition 'train' sum to 514MiB; its limit is 512MiB" },
+          "the guarantees (reserve) in partition 'train' sum to 514MiB; its limit is 512MiB" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, growth: preallocate}", 6, 46,
           "partition 'train': preallocate backs each tenant's limit at the start, but the quotas' limits sum to 768MiB and the partition's limit is 512MiB" },
         { "    match: {uid: 1000}\n", "", 9, 5, "tenant 'vision' lacks match and is not the default_tenant" },
@@ -543,14 +566,14 @@ static const char GPUS[] = "max_sessions: 100\n"                                
                            "    partitions: [{name: small, limit: 100%, share: fd}]\n"    /* 10 */
                            "tenants:\n"                                                   /* 11 */
                            "  - name: vision\n"                                           /* 12 */
-                           "    match: {uid: 1000}\n"                                     /* 13 */
+                           "    match: {uid: 4242}\n"                                     /* 13 */
                            "    quotas:\n"                                                /* 14 */
                            "      - {partition: train, reserve: 1GiB, max_sessions: 1}\n" /* 15 */
                            "      - {partition: infer, max_sessions: 1}\n"                /* 16 */
                            "      - {partition: small, limit: 300MiB}\n";                 /* 17 */
 
-/* What the warnings are about that GPUS always has: 9:15, contexts of cuda:1. */
-#define GPUS_WARNINGS 1
+/* What the warnings are about that GPUS always has: 9:15, contexts of cuda:1; 6:42, users of train. */
+#define GPUS_WARNINGS 2
 
 static char *edit_gpus(const char *old, const char *new)
 {
@@ -580,6 +603,8 @@ START_TEST(test_gpus)
                 "c.yaml", 9, 15,
                 "warning: device 'cuda:1': max_sessions lets 100 processes in, and each, like bfcd itself, takes "
                 "100MiB to 550MiB of the GPU for its context, 10100MiB to 55GiB in all;");
+        assert_line("c.yaml", 6, 42,
+                    "warning: partition 'train' shares by cuda-ipc, and tenant 'vision' runs as other users");
         ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
         config_free(c);
 }
@@ -604,6 +629,96 @@ START_TEST(test_gpu_that_cannot_share_so)
 }
 END_TEST
 
+START_TEST(test_clear_on_release)
+{
+        char *text = edit_gpus("share: cuda-ipc", "share: cuda-ipc, clear_on_release: true"), *again;
+        struct config *c = parse_good(text);
+
+        ck_assert(c->partitions[0].clears && !c->partitions[1].clears && !c->partitions[2].clears);
+        again = config_format(c);
+        ck_assert_ptr_nonnull(strstr(again, "share: cuda-ipc, clear_on_release: true}\n"));
+        config_free(c);
+        free(again);
+        free(text);
+        text = edit_gpus("share: cuda-ipc", "share: cuda-ipc, clear_on_release: false");
+        c = parse_good(text);
+        ck_assert(!c->partitions[0].clears);
+        config_free(c);
+        free(text);
+}
+END_TEST
+
+START_TEST(test_huge_pages)
+{
+        static const char *const words[] = { "auto", "2MiB", "off" };
+        char partition[128], *text, *again;
+        struct config *c;
+
+        snprintf(partition, sizeof(partition), "{name: train, limit: 512MiB, huge_pages: %s, numa_node: %d}",
+                 words[_i], _i);
+        text = edit("{name: train, limit: 512MiB}", partition);
+        c = parse_good(text);
+        ck_assert_int_eq((int)c->partitions[0].pages, _i);
+        ck_assert(c->partitions[0].has_node && c->partitions[0].node == (uint32_t)_i);
+        ck_assert(c->partitions[1].pages == CONFIG_PAGES_AUTO && !c->partitions[1].has_node);
+        again = config_format(c);
+        ck_assert(!!strstr(again, "huge_pages: ") == (_i > 0));
+        ck_assert_ptr_nonnull(strstr(again, "numa_node: "));
+        config_free(c);
+        free(text);
+        c = parse_good(again);
+        ck_assert_int_eq((int)c->partitions[0].pages, _i);
+        ck_assert(c->partitions[0].has_node && c->partitions[0].node == (uint32_t)_i);
+        config_free(c);
+        free(again);
+}
+END_TEST
+
+static uint64_t bytes_looked_for;
+
+/* A machine without pages of 2 MiB, and with one node. */
+static int look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause)
+{
+        bytes_looked_for = n_bytes;
+        snprintf(ret_clause, n_clause, "%s lacks it", p->pages == CONFIG_PAGES_AUTO ? "kernel" : "sysctl");
+        if (p->has_node && p->node > 0)
+                return -ENODEV;
+        return p->pages == CONFIG_PAGES_OFF ? 0 : -ENOTSUP;
+}
+
+static int parse_on_small_pages(const char *partition, bool serves)
+{
+        struct config_machine m = { .look_pages = look_pages, .serves = serves };
+        char *text = edit("{name: train, limit: 512MiB}", partition);
+        struct config *c = NULL;
+        FILE *f = open_errors();
+        int r = config_parse("c.yaml", text, strlen(text), &m, f, &c);
+
+        fclose(f);
+        free(text);
+        config_free(c);
+        return r;
+}
+
+START_TEST(test_pages_that_the_machine_lacks)
+{
+        ck_assert_int_eq(parse_on_small_pages("{name: train, limit: 510MiB}", false), 0);
+        assert_line("c.yaml", 6, 9, "warning: partition 'train': kernel lacks it");
+        ck_assert_uint_eq(bytes_looked_for, 1022 * MIB);
+        ck_assert_int_eq(parse_on_small_pages("{name: train, limit: 512MiB}", true), 0);
+        ck_assert_str_eq(errors, ""); /* not at every start */
+        for (int serves = 0; serves < 2; serves++) {
+                ck_assert_int_eq(
+                        parse_on_small_pages("{name: train, limit: 510MiB, huge_pages: 2MiB}", serves), 0);
+                assert_line("c.yaml", 6, 50, "warning: partition 'train': sysctl lacks it");
+        }
+        ck_assert_int_eq(
+                parse_on_small_pages("{name: train, limit: 510MiB, huge_pages: off, numa_node: 1}", true),
+                -ENODEV);
+        assert_line("c.yaml", 6, 66, "partition 'train': sysctl lacks it");
+}
+END_TEST
+
 /* As said in bfcd.yaml(5). */
 START_TEST(test_gpu_defaults)
 {
@@ -623,7 +738,8 @@ START_TEST(test_gpu_defaults)
                 "c.yaml", 2, 10,
                 "1024 processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its "
                 "context, 101GiB to 551GiB in all; the headroom is 1026MiB");
-        ck_assert_msg(count_lines(errors) == 3, "%s", errors); /* nobody can come to cuda:1 */
+        assert_line("c.yaml", 2, 31, "share: fd is the better choice for other users");
+        ck_assert_msg(count_lines(errors) == 4, "%s", errors); /* no tenant has a quota on cuda:1 */
         config_free(c);
 }
 END_TEST
@@ -649,6 +765,10 @@ static const struct {
           "device '" GPU_0
           "' is the GPU that is named 'cuda:0' on line 3; put all its partitions in one place" },
         { "cuda:1", MIG_0, 8, 9, "device '" MIG_0 "' cannot be served beside 'cuda:0'" },
+        { "share: cuda-ipc", "huge_pages: auto", 6, 47, "huge_pages is for the host device" },
+        { "share: cuda-ipc", "numa_node: 0", 6, 46, "numa_node is for the host device" },
+        { "share: cuda-ipc", "clear_on_release: yes", 6, 53,
+          "clear_on_release 'yes' is not known; write false or true" },
         { "headroom: 2GiB", "size: 4GiB", 4, 11, "size is for the host device; a GPU has the size it has" },
         { "headroom: 2GiB", "headroom: 10%", 4, 15, "headroom '10%': a percentage has no meaning here" },
         { "headroom: 2GiB", "headroom: 9GiB", 4, 15,
@@ -686,6 +806,12 @@ START_TEST(test_mig)
         ck_assert_str_eq(errors, "");
         config_free(c);
         free(text);
+        /* The tenant's bound counts as well as the quota's. */
+        c = parse_good("devices: [{id: " MIG_0
+                       ", headroom: 2GiB, partitions: [{name: p, limit: 2GiB, share: fd}]}]\n"
+                       "tenants: [{name: a, match: {uid: 1}, max_sessions: 2, quotas: [{partition: p}]}]\n");
+        ck_assert_str_eq(errors, "");
+        config_free(c);
         ck_assert_int_gt(asprintf(&text, format, MIG_0, MIG_1), 0);
         ck_assert_int_eq(parse(text, &c), -EINVAL);
         assert_line("c.yaml", 3, 10, "cannot be served beside '" MIG_0 "'");
@@ -732,22 +858,22 @@ START_TEST(test_gpu_is_full)
         c = parse_good(more);
         assert_line(
                 "c.yaml", 8, 9,
-                "warning: device 'cuda:1' has 512MiB free now; its reserves and preallocating partitions need "
+                "warning: device 'cuda:1' has 512MiB free now; its guarantees and preallocating partitions need "
                 "600MiB when bfcd starts");
         config_free(c);
         c = NULL;
         machine.serves = true;
         ck_assert_int_eq(parse(more, &c), -ENODEV);
         assert_line("c.yaml", 8, 9,
-                    "device 'cuda:1' has 512MiB free now; its reserves and preallocating "
-                    "partitions need 600MiB: see who uses it with nvidia-smi");
+                    "device 'cuda:1' has 512MiB free now; its guarantees and preallocating "
+                    "partitions need 600MiB: nvidia-smi lists the processes that use it");
         ck_assert_ptr_null(c);
         machine.succeeds = true; /* it may be its own */
         c = parse_good(more);
         machine.succeeds = false;
         assert_line(
                 "c.yaml", 8, 9,
-                "warning: device 'cuda:1' has 512MiB free now; its reserves and preallocating partitions need "
+                "warning: device 'cuda:1' has 512MiB free now; its guarantees and preallocating partitions need "
                 "600MiB with what was kept for them");
         config_free(c);
         free(more);
@@ -783,14 +909,20 @@ START_TEST(test_small_limits_by_cuda_ipc)
         ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
         config_free(c);
         free(text);
-        /* What preallocates is one extent. */
-        c = parse_good(
-                "devices:\n"
-                "  - {id: cuda:0, headroom: 1100MiB, partitions: [{name: p, limit: 128MiB, share: cuda-ipc, "
-                "growth: preallocate}]}\n"
-                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 1}]}]\n");
+        /* What preallocates is one extent; and this process's own user may open it. */
+        ck_assert_int_gt(
+                asprintf(
+                        &text,
+                        "devices:\n"
+                        "  - {id: cuda:0, headroom: 1100MiB, partitions: [{name: p, limit: 128MiB, share: "
+                        "cuda-ipc, growth: preallocate}]}\n"
+                        "tenants: [{name: a, match: {uid: %u}, quotas: [{partition: p, max_sessions: 1}]}]\n",
+                        (unsigned)geteuid()),
+                0);
+        c = parse_good(text);
         ck_assert_str_eq(errors, "");
         config_free(c);
+        free(text);
 }
 END_TEST
 
@@ -891,6 +1023,8 @@ START_TEST(test_defaults)
         ck_assert_uint_eq(c->tenants[0].quotas[1].reserve_bytes, 0);
         ck_assert_uint_eq(c->tenants[0].quotas[1].max_sessions, 1024);
         ck_assert_uint_eq(c->tenants[0].quotas[1].max_blocks, 100000);
+        ck_assert_uint_eq(c->tenants[0].max_sessions, 1024);
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 1024);
         config_free(c);
         ck_assert_ptr_null(config_free(NULL));
 }
@@ -912,10 +1046,11 @@ static const char FULL[] =
         "default_tenant: '-'\n"
         "tenants:\n"
         "  - name: vision\n"
+        "    max_sessions: 65535\n"
         "    match: {user: [root, root], uid: [0, 5], group: root, gid: 3}\n"
         "    quotas:\n"
         "      - {partition: train, limit: 33%, reserve: 10%, max_sessions: 65536, max_blocks: 16777216}\n"
-        "      - {partition: 'true', reserve: 0%}\n"
+        "      - {partition: 'true', reserve: 0%, keep: {for: 90s, bytes: 100%}}\n"
         "  - name: \"-\"\n"
         "    quotas: [{partition: \"1.5\", reserve: 0, max_sessions: 1, max_blocks: 1}]\n"
         "  - name: nobody\n"
@@ -926,7 +1061,7 @@ START_TEST(test_everything_said)
 {
         struct config *c = parse_good(FULL);
 
-        assert_line("c.yaml", 22, 5, "warning: tenant 'nobody' matches nobody");
+        assert_line("c.yaml", 23, 5, "warning: tenant 'nobody' matches nobody");
         ck_assert_uint_eq(count_lines(errors), 1);
         ck_assert_str_eq(c->socket.path, "/tmp/a \"b\\c");
         ck_assert_uint_eq(c->socket.mode, 0660);
@@ -950,6 +1085,9 @@ START_TEST(test_everything_said)
         ck_assert_uint_eq(c->tenants[0].quotas[0].limit_bytes, 108 * MIB);
         ck_assert_uint_eq(c->tenants[0].quotas[0].reserve_bytes, 32 * MIB);
         ck_assert_uint_eq(c->tenants[0].quotas[0].max_blocks, 16777216);
+        ck_assert_uint_eq(c->tenants[0].quotas[0].keep_bytes, 0);
+        ck_assert_uint_eq(c->tenants[0].quotas[1].keep_bytes, 2 * MIB);
+        ck_assert_uint_eq(c->tenants[0].quotas[1].keep_ms, 90000);
         ck_assert_int_eq(c->default_tenant, 1);
         ck_assert_str_eq(c->tenants[1].name, "-");
         ck_assert_uint_eq(c->tenants[1].n_uids + c->tenants[1].n_gids, 0);
@@ -980,12 +1118,17 @@ static void assert_same(const struct config *a, const struct config *b)
                           a->partitions[i].limit_bytes == b->partitions[i].limit_bytes &&
                           a->partitions[i].growth == b->partitions[i].growth &&
                           a->partitions[i].share == b->partitions[i].share &&
+                          a->partitions[i].clears == b->partitions[i].clears &&
+                          a->partitions[i].pages == b->partitions[i].pages &&
+                          a->partitions[i].has_node == b->partitions[i].has_node &&
+                          a->partitions[i].node == b->partitions[i].node &&
                           a->partitions[i].device == b->partitions[i].device);
         for (size_t i = 0; i < a->n_tenants; i++) {
                 const struct config_tenant *s = &a->tenants[i];
                 const struct config_tenant *t = &b->tenants[i];
 
                 ck_assert_str_eq(s->name, t->name);
+                ck_assert_uint_eq(s->max_sessions, t->max_sessions);
                 ck_assert(s->n_uids == t->n_uids && s->n_gids == t->n_gids && s->n_quotas == t->n_quotas);
                 for (size_t n = 0; n < s->n_uids; n++)
                         ck_assert_uint_eq(s->uids[n], t->uids[n]);
@@ -996,9 +1139,66 @@ static void assert_same(const struct config *a, const struct config *b)
                                   s->quotas[n].limit_bytes == t->quotas[n].limit_bytes &&
                                   s->quotas[n].reserve_bytes == t->quotas[n].reserve_bytes &&
                                   s->quotas[n].max_sessions == t->quotas[n].max_sessions &&
-                                  s->quotas[n].max_blocks == t->quotas[n].max_blocks);
+                                  s->quotas[n].max_blocks == t->quotas[n].max_blocks &&
+                                  s->quotas[n].keep_bytes == t->quotas[n].keep_bytes &&
+                                  s->quotas[n].keep_ms == t->quotas[n].keep_ms);
         }
 }
+
+static struct config *parse_sessions(const char *top, const char *red, const char *quota, const char *blue)
+{
+        struct config *c;
+        char *text;
+
+        ck_assert_int_gt(
+                asprintf(&text,
+                         "devices: [{id: host, size: 64MiB, partitions: [{name: p, limit: 32MiB}, "
+                         "{name: q, limit: 32MiB}]}]\n%stenants:\n"
+                         "  - {name: red, match: {uid: 1}%s, quotas: [{partition: p%s}, {partition: q}]}\n"
+                         "  - {name: blue, match: {uid: 2}%s, quotas: [{partition: p}]}\n",
+                         top, red, quota, blue),
+                0);
+        c = parse_good(text);
+        free(text);
+        return c;
+}
+
+/* More partitions give a tenant no more sessions, and what it is sure of others cannot take. */
+START_TEST(test_sessions_of_tenants)
+{
+        struct config *c = parse_sessions("", "", ", max_sessions: 2000", "");
+
+        ck_assert_str_eq(errors, "");
+        ck_assert_uint_eq(c->tenants[0].max_sessions, 2000);
+        ck_assert_uint_eq(c->tenants[1].max_sessions, 1024);
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 2000);
+        config_free(c);
+        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 7", "", "");
+        ck_assert_str_eq(errors, "");
+        ck_assert_uint_eq(c->tenants[0].max_sessions, 7);
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 7);
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[1]), 50);
+        config_free(c);
+        /* Numbers that are not written promise nothing. */
+        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 101", "", "");
+        ck_assert_str_eq(errors, "");
+        config_free(c);
+        c = parse_sessions("max_sessions: 101\n", ", max_sessions: 100", "", ", max_sessions: 2");
+        assert_line(
+                "c.yaml", 2, 15,
+                "warning: the max_sessions of the tenants sum to 102, and the daemon's max_sessions is 101: "
+                "each tenant is sure of 50 at most; lower the former, or raise the latter");
+        config_free(c);
+        c = parse_sessions("", "", ", max_sessions: 4000", ", max_sessions: 97");
+        assert_line("c.yaml", 1, 1, "warning: the max_sessions of the tenants sum to 4097,");
+        config_free(c);
+        c = parse_sessions("max_sessions: 1\n", "", "", "");
+        assert_line("c.yaml", 2, 15,
+                    "warning: max_sessions is 1 for 2 tenants: no tenant is sure of a session");
+        ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 0);
+        config_free(c);
+}
+END_TEST
 
 START_TEST(test_format_comes_back)
 {
@@ -1020,6 +1220,62 @@ START_TEST(test_format_comes_back)
                 config_free(a);
                 config_free(b);
         }
+}
+END_TEST
+
+START_TEST(test_format_has_names)
+{
+        static const char text[] =
+                "admin_socket: {path: /tmp/x.sock, group: root}\n"
+                "devices: [{id: host, size: 8MiB, partitions: [{name: p, limit: 100%}]}]\n"
+                "tenants:\n"
+                "  - {name: a, match: {uid: [7, 0], user: root, gid: 8, group: [root]}, quotas: [{partition: p}]}\n";
+        struct config *c = parse_good(text), *again;
+        char *out = config_format(c), *out_again;
+
+        ck_assert_ptr_nonnull(strstr(out, ", group: \"root\"}\n"));
+        ck_assert_ptr_nonnull(
+                strstr(out, "match: {user: [\"root\"], group: [\"root\"], uid: [7], gid: [8]}\n"));
+        again = parse_good(out);
+        assert_same(c, again);
+        out_again = config_format(again);
+        ck_assert_str_eq(out, out_again);
+        free(out);
+        free(out_again);
+        config_free(c);
+        config_free(again);
+}
+END_TEST
+
+START_TEST(test_byte_order_mark)
+{
+        struct config *plain = parse_good(GOOD), *marked;
+        char *text;
+
+        ck_assert_int_gt(asprintf(&text, "\xef\xbb\xbf%s", GOOD), 0);
+        marked = parse_good(text);
+        assert_same(plain, marked);
+        free(text);
+        config_free(plain);
+        config_free(marked);
+}
+END_TEST
+
+START_TEST(test_strict)
+{
+        const struct config_machine strict = { .look = look, .is_strict = true };
+        char *text = edit("uid: 1000", "user: nosuchuser1");
+        struct config *c = NULL;
+        FILE *out = fopen("/dev/null", "we");
+
+        ck_assert_ptr_nonnull(out);
+        ck_assert_int_eq(config_parse("x", text, strlen(text), &machine, out, &c), 0);
+        c = config_free(c);
+        ck_assert_int_eq(config_parse("x", text, strlen(text), &strict, out, &c), -EINVAL);
+        ck_assert_int_eq(config_parse("x", GOOD, strlen(GOOD), &strict, out, &c), 0);
+        config_free(c);
+        fclose(out);
+        free(text);
 }
 END_TEST
 
@@ -1092,6 +1348,25 @@ START_TEST(test_more_than_the_machine_has)
 
         assert_line("c.yaml", 1, 28, "warning: size 4096TiB is more than this machine's memory, ");
         config_free(c);
+}
+END_TEST
+
+START_TEST(test_more_than_the_control_group_may_have)
+{
+        static const char text[] =
+                "devices: [{id: host, size: 16MiB, partitions: [{name: p, limit: 4MiB}]}]\n"
+                "tenants: [{name: a, match: {uid: 1}, quotas: [{partition: p}]}]\n";
+
+        machine.group_limit_bytes = UINT64_C(16) << 20; /* not more */
+        config_free(parse_good(text));
+        ck_assert_ptr_null(strstr(errors, "control group"));
+        machine.group_limit_bytes--;
+        config_free(parse_good(text));
+        assert_line(
+                "c.yaml", 1, 28,
+                "warning: size 16MiB is more than the memory limit of the daemon's control group or a parent "
+                "of it, 15MiB");
+        machine.group_limit_bytes = 0;
 }
 END_TEST
 
@@ -1327,7 +1602,7 @@ START_TEST(test_errors_beside)
         assert_line_of("conf.d/c.yaml", 2, 1, "not YAML: ");
         assert_line_of("conf.d/d.yaml", 1, 1, "cannot be read: Is a directory");
         assert_line_of("conf.d/e.yaml", 1, 75,
-                       "the reserves in partition 'train' sum to 528MiB; its limit is 512MiB");
+                       "the guarantees (reserve) in partition 'train' sum to 528MiB; its limit is 512MiB");
         assert_line_of("conf.d/f.yaml", 1, 1, "the file is empty");
         assert_line_of("conf.d/g.yaml", 1, 10, "tenants must be a list");
         assert_line_of("conf.d/h.yaml", 1, 1, "must be a mapping");
@@ -1396,6 +1671,9 @@ int main(void)
         tcase_add_test(t, test_all_at_once);
         tcase_add_test(t, test_gpus);
         tcase_add_test(t, test_gpu_that_cannot_share_so);
+        tcase_add_test(t, test_clear_on_release);
+        tcase_add_loop_test(t, test_huge_pages, 0, 3);
+        tcase_add_test(t, test_pages_that_the_machine_lacks);
         tcase_add_test(t, test_gpu_defaults);
         tcase_add_loop_test(t, test_gpu_mistake, 0, (int)(sizeof(gpu_mistakes) / sizeof(gpu_mistakes[0])));
         tcase_add_test(t, test_mig);
@@ -1408,10 +1686,15 @@ int main(void)
         tcase_add_test(t, test_gpus_come_back);
         tcase_add_test(t, test_defaults);
         tcase_add_test(t, test_everything_said);
+        tcase_add_test(t, test_sessions_of_tenants);
         tcase_add_test(t, test_format_comes_back);
+        tcase_add_test(t, test_format_has_names);
+        tcase_add_test(t, test_byte_order_mark);
+        tcase_add_test(t, test_strict);
         tcase_add_test(t, test_patterns);
         tcase_add_test(t, test_unknown_users);
         tcase_add_test(t, test_more_than_the_machine_has);
+        tcase_add_test(t, test_more_than_the_control_group_may_have);
         tcase_add_test(t, test_default_tenant);
         tcase_add_test(t, test_set_sockets);
         tcase_add_test(t, test_set_sockets_longest);

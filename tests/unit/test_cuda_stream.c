@@ -4,6 +4,7 @@
  *
  * Everything happens in one process of the case, so each test is one or two acts: functions
  * that run there and return the line in which something was wrong, 0 for none. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -159,6 +160,43 @@ static int act_foreign(struct message *m)
         return end();
 }
 
+/* A green context's stream takes events of that context alone; one event serves one after the other. */
+static int act_green(struct message *m)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *green = NULL;
+        CUresult (*create)(void **, void *, CUdevice, unsigned int);
+        CUresult (*stream_create)(CUstream *, void *, unsigned int, int);
+        CUresult (*green_destroy)(void *);
+        struct device_event *e = NULL;
+        CUcontext context;
+        CUdeviceptr at;
+        CUstream s, plain;
+
+        (void)m;
+        *(void **)&create = dlsym(library, "cuGreenCtxCreate");
+        *(void **)&stream_create = dlsym(library, "cuGreenCtxStreamCreate");
+        *(void **)&green_destroy = dlsym(library, "cuGreenCtxDestroy");
+        EXPECT(begin(&context) == 0);
+        EXPECT(create(&green, NULL, 0, 1) == CUDA_SUCCESS);
+        EXPECT(stream_create(&s, green, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+        EXPECT(cu.cuStreamCreate(&plain, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        EXPECT(cu.cuMemAlloc_v2(&at, MIB) == CUDA_SUCCESS);
+        for (int i = 0; i < 2; i++) {
+                EXPECT(cu.cuMemsetD8Async(at, 1, MIB, s) == CUDA_SUCCESS);
+                EXPECT(device_event_record(streams, (uintptr_t)s, &e) == 0);
+                EXPECT(device_event_query(streams, e) == DEVICE_PENDING);
+                EXPECT(wait_for(e) == 0);
+                EXPECT(device_event_record(streams, (uintptr_t)plain, &e) == 0);
+                EXPECT(wait_for(e) == 0);
+        }
+        device_event_forget(streams, e);
+        EXPECT(cu.cuMemFree_v2(at) == CUDA_SUCCESS);
+        EXPECT(cu.cuStreamDestroy_v2(plain) == CUDA_SUCCESS);
+        EXPECT(green_destroy(green) == CUDA_SUCCESS);
+        dlclose(library);
+        return end();
+}
+
 /* 700 from a query, and from everything after it; 214 takes the device. */
 static int act_broken(struct message *m)
 {
@@ -231,6 +269,13 @@ END_TEST
 START_TEST(streams_that_are_none)
 {
         run_act(act_foreign, 0, NULL);
+        run_act(act_foreign, 0, "FAKE_CUDA_DESTROYED_STREAM=709"); /* whose context is whole */
+}
+END_TEST
+
+START_TEST(streams_of_green_contexts)
+{
+        run_act(act_green, 0, SLOW);
 }
 END_TEST
 
@@ -278,6 +323,7 @@ void add_stream_tests(TCase *t)
         tcase_add_test(t, an_event_is_a_point_in_a_stream);
         tcase_add_loop_test(t, captures, 0, 2);
         tcase_add_test(t, streams_that_are_none);
+        tcase_add_test(t, streams_of_green_contexts);
         tcase_add_test(t, a_broken_context);
         tcase_add_test(t, a_driver_that_fails);
         tcase_add_test(t, a_forked_child_has_none);

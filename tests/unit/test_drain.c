@@ -17,6 +17,7 @@
 #include "tests/fake_device.h"
 #include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/still_clock.h"
 
 #define MIB  (UINT64_C(1) << 20)
 #define E    (2 * MIB)

@@ -16,6 +16,7 @@
 #include "tests/peer.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -142,11 +143,11 @@ START_TEST(over_quota_names_the_holders)
         must_malloc(peers[4], TRAIN, 1);
         sentence = refusal_of(peers[0], peer_malloc(peers[0], TRAIN, 40 * MIB), EDQUOT);
         snprintf(words, sizeof(words),
-                 "the most has session %" PRIu64 " (pid %d, job-4): %" PRIu64 " bytes in 2 blocks, session",
-                 peers[4]->session->id, (int)peers[4]->session->who.pid, 5 * MIB + 256);
+                 "largest holders: session %" PRIu64 " (pid %d, job-4): 5.0 MiB in 2 blocks, session",
+                 peers[4]->session->id, (int)peers[4]->session->who.pid);
         must_say(sentence, words);
-        must_say(sentence, "job-3): 4194304 bytes in 1 block, ");
-        must_say(sentence, "job-2): 3145728 bytes in 1 block, 2 others: 3145728 bytes");
+        must_say(sentence, "job-3): 4.0 MiB in 1 block, ");
+        must_say(sentence, "job-2): 3.0 MiB in 1 block, 2 others: 3.0 MiB");
         must_not_say(sentence, "job-1");
         must_not_say(sentence, "other tenants");
         check();
@@ -165,15 +166,15 @@ START_TEST(out_of_memory_keeps_others_names)
         must_malloc(blue, 0, 40 * MIB);
         must_malloc(red, TRAIN, 2 * MIB);
         sentence = refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
-        must_say(sentence, "; the most has session");
-        must_say(sentence, "mine): 2097152 bytes in 1 block; other tenants have 41943040 bytes reserved");
+        must_say(sentence, "; largest holders: session");
+        must_say(sentence, "mine): 2.0 MiB in 1 block; other tenants have 40.0 MiB reserved");
         must_not_say(sentence, "theirs");
         must_not_say(sentence, "blue");
         explain_to_log(quota_of(red, TRAIN), -ENOMEM, line, sizeof(line));
-        must_say(line, "refused; the most has session");
+        must_say(line, "refused; largest holders: session");
         must_say(line, "(tenant 'blue', pid");
-        must_say(line, "theirs): 41943040 bytes in 1 block, session");
-        must_say(line, "mine): 2097152 bytes in 1 block");
+        must_say(line, "theirs): 40.0 MiB in 1 block, session");
+        must_say(line, "mine): 2.0 MiB in 1 block");
         must_not_say(line, "idle");
         peer_free(red);
         peer_free(blue);
@@ -188,7 +189,7 @@ START_TEST(nobody_of_the_tenant_has_any)
 
         must_malloc(blue, 0, 40 * MIB);
         sentence = refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
-        must_say(sentence, "; none of its sessions has a block; other tenants have 41943040 bytes reserved");
+        must_say(sentence, "; none of its sessions has a block; other tenants have 40.0 MiB reserved");
         peer_free(red);
         peer_free(blue);
 }
@@ -204,8 +205,8 @@ START_TEST(max_blocks_names_by_blocks)
         for (unsigned i = 0; i < 3; i++)
                 must_malloc(many, SERVE, 256);
         sentence = refusal_of(large, peer_malloc(large, SERVE, 256), EDQUOT);
-        must_say(sentence, "max_blocks is 4; the most has session");
-        must_say(sentence, "many): 768 bytes in 3 blocks, session");
+        must_say(sentence, "max_blocks is 4; largest holders: session");
+        must_say(sentence, "many): 768 B in 3 blocks, session");
         peer_free(large);
         peer_free(many);
 }
@@ -219,25 +220,24 @@ START_TEST(names_are_of_the_moment)
                     *third = come_in(1, "third"), *fourth = come_in(1, "fourth");
         uint64_t id = must_malloc(first, TRAIN, 4 * MIB);
         char sentence[1024] = "";
-        uint64_t until;
 
         must_malloc(second, TRAIN, 2 * MIB);
         must_malloc(third, TRAIN, 1 * MIB);
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
-        must_say(sentence, "has session");
-        must_say(sentence, "first): 4194304 bytes in 1 block, session");
+        must_say(sentence, "largest holders: session");
+        must_say(sentence, "first): 4.0 MiB in 1 block, session");
         must_free(first, id);
         must_malloc(first, TRAIN, 256);
         sentence[0] = '\0';
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
-        must_say(sentence, "second): 2097152 bytes in 1 block, session");
-        must_say(sentence, "third): 1048576 bytes in 1 block, session");
-        must_say(sentence, "first): 256 bytes in 1 block");
+        must_say(sentence, "second): 2.0 MiB in 1 block, session");
+        must_say(sentence, "third): 1.0 MiB in 1 block, session");
+        must_say(sentence, "first): 256 B in 1 block");
         must_malloc(fourth, TRAIN, 3 * MIB); /* who grows is seen at once */
         sentence[0] = '\0';
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
-        must_say(sentence, "the most has session");
-        must_say(sentence, "fourth): 3145728 bytes in 1 block, session");
+        must_say(sentence, "largest holders: session");
+        must_say(sentence, "fourth): 3.0 MiB in 1 block, session");
         peer_free(second);
         peer_settle(b);
         check();
@@ -246,12 +246,11 @@ START_TEST(names_are_of_the_moment)
         must_not_say(sentence, "second");
         peer_free(fourth);
         peer_settle(b);
-        for (until = clock_ms() + 30; clock_ms() < until;) /* until it may look anew */
-                ;
+        still_clock_pass(30); /* until it may look again */
         sentence[0] = '\0';
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
         must_not_say(sentence, "second");
-        must_say(sentence, "the most has session");
+        must_say(sentence, "largest holders: session");
         peer_free(third);
         peer_free(first);
 }
@@ -391,6 +390,26 @@ static const Bfcd__ExplainRow *row_of(struct peer *p, const char *partition, con
         ck_abort_msg("no row of '%s'", tenant);
 }
 
+/* Each tenant has one free piece: nothing is fragmented, though no piece is all that is free. */
+START_TEST(fragmented_bytes_are_summed_by_tenant)
+{
+        struct peer *red = come_in(1, "red"), *blue = come_in(2, "blue"), *admin = come_in_as_admin();
+        const Bfcd__ExplainRow *row;
+        uint64_t n_free;
+
+        must_malloc(red, TRAIN, 1000);
+        must_malloc(blue, TRAIN, 1000);
+        row = row_of(admin, "train", "");
+        n_free = row->figures->bytes_free;
+        ck_assert_uint_gt(n_free, row->figures->largest_free_block_bytes);
+        ck_assert_uint_eq(row->figures->bytes_fragmented, 0);
+        ck_assert(row->fragmentation == 0);
+        peer_free(red);
+        peer_free(blue);
+        peer_free(admin);
+}
+END_TEST
+
 START_TEST(a_row)
 {
         struct peer *red = come_in(1, "train.py"), *more = come_in(1, "eval.py"), *admin = come_in_as_admin();
@@ -408,6 +427,7 @@ START_TEST(a_row)
         ck_assert_uint_eq(row->figures->peak_bytes_in_use, 6 * MIB + 1024);
         ck_assert_uint_eq(row->figures->largest_free_block_bytes, 2 * MIB);
         ck_assert_uint_eq(row->figures->bytes_free, 4 * MIB - 1024);
+        ck_assert_uint_eq(row->figures->bytes_fragmented, 2 * MIB - 1024);
         ck_assert(row->fragmentation > 0.49 && row->fragmentation < 0.5);
         ck_assert_uint_eq(row->n_holders, 2);
         ck_assert_uint_eq(row->holders[0]->session_id, red->session->id);
@@ -484,7 +504,7 @@ START_TEST(idle_between_two_looks)
         struct peer *red = peer_new(b, 1, false);
         struct pages_client *own;
         struct quota *q;
-        uint64_t id, before, words[2];
+        uint64_t id, words[2];
 
         red->wants_pages = true;
         ck_assert_int_eq(peer_error(red, peer_hello(red, "", "")), 0);
@@ -493,14 +513,11 @@ START_TEST(idle_between_two_looks)
         id = must_malloc(red, TRAIN, 4 * MIB);
         own->version = PAGES_VERSION;
         own->magic = PAGES_CLIENT_MAGIC;
-        do { /* until nothing came between the two */
-                q->report.since_ms = 0;
-                own->held[TRAIN].bytes_slabs = 3 * MIB;
-                before = clock_ms();
-                words[0] = row_of(red, "train", "red")->holders[0]->client_bytes_idle;
-                own->held[TRAIN].bytes_slabs = 2 * MIB;
-                words[1] = row_of(red, "train", "red")->holders[0]->client_bytes_idle;
-        } while (clock_ms() - before >= EXPLAIN_MS);
+        q->report.since_ms = 0;
+        own->held[TRAIN].bytes_slabs = 3 * MIB;
+        words[0] = row_of(red, "train", "red")->holders[0]->client_bytes_idle;
+        own->held[TRAIN].bytes_slabs = 2 * MIB;
+        words[1] = row_of(red, "train", "red")->holders[0]->client_bytes_idle;
         ck_assert_uint_eq(words[0], 3 * MIB);
         ck_assert_uint_eq(words[1], 3 * MIB);
         q->report.since_ms = 0;
@@ -518,7 +535,7 @@ START_TEST(reports_in_a_row)
 {
         struct peer *first = come_in(1, "first"), *second = come_in(1, "second"), *admin = come_in_as_admin();
         const Bfcd__ExplainRow *row;
-        uint64_t id, until;
+        uint64_t id;
 
         id = must_malloc(first, TRAIN, 4 * MIB);
         must_malloc(second, TRAIN, 2 * MIB);
@@ -536,8 +553,7 @@ START_TEST(reports_in_a_row)
         row = row_of(admin, "train", "red");
         ck_assert_uint_eq(row->n_holders, 1);
         ck_assert_str_eq(row->holders[0]->name, "first");
-        for (until = clock_ms() + EXPLAIN_MS + 10; clock_ms() < until;)
-                ;
+        still_clock_pass(EXPLAIN_MS + 10);
         row = row_of(admin, "train", "red");
         ck_assert_uint_eq(row->holders[0]->largest_block_bytes, 256);
         peer_free(first);
@@ -629,12 +645,6 @@ static void reset_peaks(struct peer *admin)
         ck_assert_int_eq(peer_error(admin, id), 0);
 }
 
-static void let_time_pass(void)
-{
-        for (uint64_t now = clock_wall_ms(); clock_wall_ms() < now + 2;)
-                ;
-}
-
 static void check_times(const Bfcd__ExplainRow *row, uint64_t from_ms, uint64_t to_ms)
 {
         ck_assert_uint_ge(row->figures->peak_bytes_in_use_time_ms, from_ms);
@@ -651,17 +661,17 @@ START_TEST(when_peaks_were)
         ck_assert_uint_eq(row_of(admin, "train", "red")->figures->peak_bytes_in_use_time_ms, 0);
         id = must_malloc(red, TRAIN, 4 * MIB);
         after = clock_wall_ms();
-        let_time_pass();
+        still_clock_pass(2);
         must_free(red, id);
         must_malloc(red, TRAIN, 2 * MIB); /* below the peak */
         check_times(row_of(admin, "train", "red"), before, after);
         check_times(row_of(admin, "train", ""), before, after);
-        let_time_pass();
+        still_clock_pass(2);
         before = clock_wall_ms();
         reset_peaks(admin);
         check_times(row_of(admin, "train", "red"), before, clock_wall_ms());
         check_times(row_of(admin, "train", ""), before, clock_wall_ms());
-        let_time_pass();
+        still_clock_pass(2);
         before = clock_wall_ms();
         must_malloc(red, TRAIN, 8 * MIB);
         check_times(row_of(admin, "train", "red"), before, clock_wall_ms());
@@ -730,6 +740,7 @@ int main(void)
         tcase_add_test(c, long_names_fit);
         tcase_add_test(c, pages);
         tcase_add_test(c, cursors_from_outside);
+        tcase_add_test(c, fragmented_bytes_are_summed_by_tenant);
         tcase_add_test(c, a_row);
         tcase_add_test(c, others_stay_unseen);
         tcase_add_test(c, sixteen_holders);

@@ -290,6 +290,7 @@ START_TEST(fds_through_a_full_socket)
         for (int i = 0; i < 8; i++) {
                 add(1000, (uint8_t)i, NULL, 0);
                 add(5000, (uint8_t)(100 + i), fds, FRAME_MAX_FDS);
+                ck_assert_uint_eq(frame_writer_n_fds(writer), (size_t)(i + 1) * FRAME_MAX_FDS);
         }
         while (n_seen < 16) {
                 int r = frame_writer_flush(writer, sv[0]);
@@ -307,6 +308,7 @@ START_TEST(fds_through_a_full_socket)
                 }
         }
         ck_assert_int_gt(n_again, 0); /* else this tested nothing */
+        ck_assert_uint_eq(frame_writer_n_fds(writer), 0);
         ck_assert_uint_eq(frame_reader_n_fds(reader), 0);
         close(fd);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -300,28 +301,88 @@ static int child_touches(const volatile char *p)
         return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
 
-START_TEST(child_inherits_nothing)
+/* No place of the range is a hole, where a mapping of the child could be placed. */
+START_TEST(child_inherits_the_whole_range)
 {
         struct device_extent e = make(2 * MIB);
         struct device_range *range = NULL;
-        unsigned char present;
+        unsigned char present[8 * MIB / 4096];
         char *base;
 
         ck_assert_int_eq(device_range_new(&here, 8 * MIB, &range), 0);
         base = device_range_base(range);
         ck_assert_int_eq(map(range, 2 * MIB, 2 * MIB, e.fd), 0);
         base[2 * MIB] = 1;
-        /* Not mapped at all, which mincore() tells without a fault to survive. */
         pid_t pid = fork();
-        if (pid == 0)
-                _exit(mincore(base + 2 * MIB, 4096, &present) < 0 && mincore(base, 4096, &present) < 0 ? 0
-                                                                                                       : 1);
+        if (pid == 0) /* mincore() tells of holes without a fault to survive */
+                _exit(mincore(base, 8 * MIB, present) == 0 && base[2 * MIB] == 1 ? 0 : 1);
         int status;
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        ck_assert_int_ne(child_touches(base), 0);
+        ck_assert_int_eq(device_range_unmap(range, 2 * MIB, 2 * MIB), 0);
         ck_assert_int_ne(child_touches(base + 2 * MIB), 0);
         device_range_free(range);
         device_destroy(device, &e);
+}
+END_TEST
+
+static void send_fd(int socket, int fd)
+{
+        union {
+                struct cmsghdr align;
+                char bytes[CMSG_SPACE(sizeof(int))];
+        } control = { .bytes = { 0 } };
+        struct iovec iov = { .iov_base = "x", .iov_len = 1 };
+        struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+        struct cmsghdr *c;
+
+        msg.msg_control = &control;
+        msg.msg_controllen = sizeof(control);
+        c = CMSG_FIRSTHDR(&msg);
+        *c = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)),
+                               .cmsg_level = SOL_SOCKET,
+                               .cmsg_type = SCM_RIGHTS };
+        memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+        ck_assert_int_eq(sendmsg(socket, &msg, 0), 1);
+}
+
+/* Whatever another process can keep of an extent shows. */
+START_TEST(alone_without_a_reference)
+{
+        struct device_extent e = make(4 * MIB);
+        int sockets[2], fd, copy;
+        void *at;
+
+        if (!device_is_alone(device, &e)) {
+                puts("# skipped: this kernel grants no write lease on a memfd");
+                device_destroy(device, &e);
+                return;
+        }
+        fd = device_lend(device, &e);
+        ck_assert_int_ge(fd, 0);
+        ck_assert(!device_is_alone(device, &e));
+        copy = dup(fd);
+        close(fd);
+        ck_assert(!device_is_alone(device, &e));
+        at = mmap(NULL, 4 * MIB, PROT_READ, MAP_SHARED, copy, 0);
+        ck_assert_ptr_ne(at, MAP_FAILED);
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), 0);
+        send_fd(sockets[0], copy); /* it is never read */
+        close(copy);
+        ck_assert(!device_is_alone(device, &e));
+        munmap((char *)at + 1 * MIB, 3 * MIB);
+        close(sockets[0]);
+        close(sockets[1]);
+        ck_assert(!device_is_alone(device, &e));
+        munmap(at, 1 * MIB);
+        ck_assert(device_is_alone(device, &e));
+        ck_assert(device_is_alone(device, &e)); /* a look leaves nothing behind */
+        fd = device_lend(device, &e);
+        ck_assert_int_ge(fd, 0);
+        close(fd);
+        device_destroy(device, &e);
+        ck_assert(!device_is_alone(device, &e));
 }
 END_TEST
 
@@ -342,7 +403,8 @@ int main(void)
         tcase_add_test(t, copies_in_and_out);
         tcase_add_test(t, range_bounds);
         tcase_add_test(t, range_refuses_what_is_no_extent);
-        tcase_add_test(t, child_inherits_nothing);
+        tcase_add_test(t, alone_without_a_reference);
+        tcase_add_test(t, child_inherits_the_whole_range);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }

@@ -72,9 +72,10 @@ int __wrap_store_remove_extent(struct store *store, uint64_t key, bool wait)
         return r;
 }
 
-static int make(struct device *d, enum device_share share, uint64_t n_bytes, struct device_extent *ret)
+static int make(struct device *d, const struct device_supply *supply, enum device_share share,
+                uint64_t n_bytes, struct device_extent *ret)
 {
-        int r = fake->make(d, share, n_bytes, ret);
+        int r = fake->make(d, supply, share, n_bytes, ret);
 
         step("make");
         return r;

@@ -11,6 +11,7 @@
 
 #include "ctl/explain.h"
 #include "ctl/leaks.h"
+#include "ctl/table.h"
 #include "ctl/show.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -107,14 +108,27 @@ static struct leaks *open_leaks(const struct leaks_options *options)
         return k;
 }
 
+/* Runs of blanks become one, and none begins a line: how wide columns are is another test's. */
+static void squeeze(char *text)
+{
+        char *to = text;
+
+        for (const char *c = text; *c; c++)
+                if (*c != ' ' || (to > text && to[-1] != ' ' && to[-1] != '\n'))
+                        *to++ = *c;
+        *to = '\0';
+}
+
 static char *table_of(struct leaks *k, const struct list *sessions)
 {
         char *text = NULL;
         size_t n;
         FILE *out = open_memstream(&text, &n);
 
+        table_look.is_wide = true;
         ck_assert_int_eq(leaks_print(out, k, sessions), 0);
         fclose(out);
+        squeeze(text);
         return text;
 }
 
@@ -124,20 +138,20 @@ START_TEST(by_tag)
         struct leaks *k = open_leaks(&options);
         char *text = table_of(k, &none);
 
-        ck_assert_str_eq(text, "TAG      TENANT  PARTITION  BLOCKS   IN-USE  LARGEST  OLDEST  NEWEST\n"
-                               "-        red     train           1  4.0 KiB  4.0 KiB   9.0 s   9.0 s\n"
-                               "weights  red     train           2  3.0 KiB  2.0 KiB   7.0 s   5.0 s\n"
-                               "weights  blue    train           1    512 B    512 B  1m 00s  1m 00s\n");
+        ck_assert_str_eq(text, "TAG TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
+                               "- red train 1 4.0 KiB 4.0 KiB 9.0 s 9.0 s\n"
+                               "weights red train 2 3.0 KiB 2.0 KiB 7.0 s 5.0 s\n"
+                               "weights blue train 1 512 B 512 B 1m 00s 1m 00s\n");
         free(text);
         check_json(
                 leaks_json(k, &none),
                 "{\"schema\":1,\"leaks\":["
                 "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"\",\"num_blocks\":1,\"bytes_in_use\":4096,"
-                "\"bytes_requested\":4095,\"largest_block_bytes\":4096,\"oldest_age_ms\":9000,\"newest_age_ms\":9000},"
+                "\"bytes_requested\":4095,\"client_bytes_in_use\":0,\"largest_block_bytes\":4096,\"oldest_age_ms\":9000,\"newest_age_ms\":9000},"
                 "{\"tenant\":\"red\",\"partition\":\"train\",\"tag\":\"weights\",\"num_blocks\":2,\"bytes_in_use\":3072,"
-                "\"bytes_requested\":3070,\"largest_block_bytes\":2048,\"oldest_age_ms\":7000,\"newest_age_ms\":5000},"
+                "\"bytes_requested\":3070,\"client_bytes_in_use\":0,\"largest_block_bytes\":2048,\"oldest_age_ms\":7000,\"newest_age_ms\":5000},"
                 "{\"tenant\":\"blue\",\"partition\":\"train\",\"tag\":\"weights\",\"num_blocks\":1,\"bytes_in_use\":512,"
-                "\"bytes_requested\":511,\"largest_block_bytes\":512,\"oldest_age_ms\":60000,\"newest_age_ms\":60000}"
+                "\"bytes_requested\":511,\"client_bytes_in_use\":0,\"largest_block_bytes\":512,\"oldest_age_ms\":60000,\"newest_age_ms\":60000}"
                 "]}");
         leaks_free(k);
         ck_assert_ptr_null(leaks_free(NULL));
@@ -157,17 +171,15 @@ START_TEST(by_session)
         row.name = (char[]){ "train\n.py" };
         row.state = (char[]){ "live" };
         text = table_of(k, &sessions);
-        ck_assert_str_eq(
-                text,
-                "SESSION   PID  NAME        STATE  TENANT  PARTITION  BLOCKS    IN-USE  LARGEST  OLDEST  NEWEST\n"
-                "      8  4242  train\\n.py  live   red     train           2  10.0 KiB  8.0 KiB   7.0 s   0.0 s\n"
-                "      7     -  -           -      red     train           2   5.0 KiB  4.0 KiB   9.0 s   5.0 s\n");
+        ck_assert_str_eq(text, "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
+                               "8 4242 train\\n.py live red train 2 10.0 KiB 8.0 KiB 7.0 s 0.0 s\n"
+                               "7 - - - red train 2 5.0 KiB 4.0 KiB 9.0 s 5.0 s\n");
         free(text);
         add(k, 6, 0, "red", "weights", 65536, 100); /* shared */
         row.client_bytes_idle = 2048;
         row.tenant = (char[]){ "red" };
         text = table_of(k, &sessions);
-        ck_assert_ptr_nonnull(strstr(text, "\n shared     -  -           -      red "));
+        ck_assert_ptr_nonnull(strstr(text, "\nshared - - - red "));
         ck_assert_ptr_nonnull(strstr(text, "\nOf what sessions hold, 2.0 KiB lie idle in their caches"));
         free(text);
         row.tenant = (char[]){ "blue" }; /* not asked about */
@@ -175,6 +187,46 @@ START_TEST(by_session)
         ck_assert_ptr_null(strstr(text, "idle"));
         free(text);
         leaks_free(k);
+}
+END_TEST
+
+/* A client with a cache says how old its blocks are: then its slabs do not count. */
+START_TEST(ages_by_clients)
+{
+        static uint64_t least_ms[] = { 0, 3000, 60000 }, bytes[] = { 4 * MIB, 512, 1024 };
+        static char red[] = "red", train[] = "train";
+        struct leaks_options options = { .by = LEAKS_BY_SESSION, .older_ms = 3000 };
+        Bfcd__AgesRow row = BFCD__AGES_ROW__INIT, *rows[] = { &row };
+        struct list told = { .ages = rows, .n_ages = 1 };
+        struct leaks *k;
+        char *text;
+
+        row.session_id = 7;
+        row.tenant = red;
+        row.partition = train;
+        row.n_least_age_ms = row.n_bytes = 3;
+        row.least_age_ms = least_ms;
+        row.bytes = bytes;
+        for (int i = 0; i < 2; i++) {
+                options.by = i == 0 ? LEAKS_BY_SESSION : LEAKS_BY_BLOCK;
+                ck_assert_int_eq(leaks_new(&options, &k), 0);
+                ck_assert_int_eq(leaks_add_ages(k, &told), 0);
+                add(k, 1, 7, "red", "", 64 * MIB, 90000); /* its slab */
+                add(k, 2, 8, "red", "", 2048, 5000);
+                add(k, 3, 7, "red", "x", 256, 5000);
+                text = table_of(k, &none);
+                ck_assert_str_eq(
+                        text,
+                        i == 0 ? "SESSION PID NAME STATE TENANT PARTITION BLOCKS IN-USE LARGEST OLDEST NEWEST\n"
+                                 "8 - - - red train 1 2.0 KiB 2.0 KiB 5.0 s 5.0 s\n"
+                                 "7 - - - red train 1 1.8 KiB 256 B 1m 00s 3.0 s\n"
+                               : "BLOCK SESSION TENANT PARTITION TAG SIZE REQUESTED AGE\n"
+                                 "2 8 red train - 2.0 KiB 2.0 KiB 5.0 s\n"
+                                 "cached 7 red train - 1.5 KiB - 1m 00s\n"
+                                 "3 7 red train x 256 B 255 B 5.0 s\n");
+                free(text);
+                leaks_free(k);
+        }
 }
 END_TEST
 
@@ -186,12 +238,10 @@ START_TEST(by_block)
 
         add(k, UINT64_MAX, 7, "red", "x", 4096, 9001);
         text = table_of(k, &none);
-        ck_assert_str_eq(
-                text,
-                "               BLOCK  SESSION  TENANT  PARTITION  TAG         SIZE  REQUESTED    AGE\n"
-                "18446744073709551615        7  red     train      x        4.0 KiB    4.0 KiB  9.0 s\n"
-                "                   2        7  red     train      -        4.0 KiB    4.0 KiB  9.0 s\n"
-                "                   3        8  red     train      weights  2.0 KiB    2.0 KiB  7.0 s\n");
+        ck_assert_str_eq(text, "BLOCK SESSION TENANT PARTITION TAG SIZE REQUESTED AGE\n"
+                               "18446744073709551615 7 red train x 4.0 KiB 4.0 KiB 9.0 s\n"
+                               "2 7 red train - 4.0 KiB 4.0 KiB 9.0 s\n"
+                               "3 8 red train weights 2.0 KiB 2.0 KiB 7.0 s\n");
         free(text);
         leaks_free(k);
         ck_assert_int_eq(leaks_new(&options, &k), 0);
@@ -229,6 +279,7 @@ static struct list *explained(void)
         figures.largest_alloc_size = MIB;
         figures.bytes_free = 4 * MIB;
         figures.largest_free_block_bytes = 3 * MIB;
+        figures.bytes_fragmented = MIB;
         figures.num_refusals = 3;
         figures.num_over_quota = 1;
         figures.num_out_of_memory = 2;
@@ -277,28 +328,28 @@ START_TEST(explain_for_people)
 
         ck_assert_int_eq(explain_print(out, explained(), 1060000), 0);
         fclose(out);
-        ck_assert_int_eq(strncmp(text, "Partition train\n  Limit ", 24), 0);
+        squeeze(text);
+        ck_assert_int_eq(strncmp(text, "Partition train\nLimit ", 22), 0);
         ck_assert_ptr_nonnull(strstr(text, "\n\nTenant red in partition train\n"
-                                           "  Limit               67108864    64.0 MiB\n"
-                                           "  InUse                3145728     3.0 MiB\n"
-                                           "  MaxInUse             5242880     5.0 MiB, 1m 00s ago\n"
-                                           "  NumAllocs                 12\n"
-                                           "  MaxAllocSize         1048576     1.0 MiB\n"));
-        ck_assert_ptr_nonnull(strstr(text, "  Fragmentation           25.0  %\n"
-                                           "  Retiring             2097152     2.0 MiB\n"));
-        ck_assert_ptr_nonnull(strstr(text,
-                                     "  Waiting                    6\n"
-                                     "  Refused                    3  EDQUOT 1, ENOMEM 2, last 30.0 s ago\n"
-                                     "  ##+.~-\n"
-                                     "  # used  . free  + mixed  ~ being given back  - no memory there\n"));
-        ck_assert_ptr_nonnull(strstr(text, "SESSION  PID  NAME      STATE  BLOCKS     HELD   IDLE  LARGEST\n"
-                                           "      9   77  x\\x1b[2J  live        4  3.0 MiB  512 B  1.0 MiB\n"
+                                           "Limit 67108864 64.0 MiB\n"
+                                           "InUse 3145728 3.0 MiB\n"
+                                           "MaxInUse 5242880 5.0 MiB, 1m 00s ago\n"
+                                           "NumAllocs 12\n"
+                                           "MaxAllocSize 1048576 1.0 MiB\n"));
+        ck_assert_ptr_nonnull(strstr(text, "Fragmented 1048576 1.0 MiB, 25.0 % of Free\n"
+                                           "Retiring 2097152 2.0 MiB\n"));
+        ck_assert_ptr_nonnull(strstr(text, "Waiting 6\n"
+                                           "Refused 3 EDQUOT 1, ENOMEM 2, last 30.0 s ago\n"
+                                           "##+.~-\n"
+                                           "# used . free + mixed ~ being given back - no memory there\n"));
+        ck_assert_ptr_nonnull(strstr(text, "SESSION PID NAME STATE BLOCKS HELD IDLE LARGEST\n"
+                                           "9 77 x\\x1b[2J live 4 3.0 MiB 512 B 1.0 MiB\n"
                                            "(1 of 2 sessions)\n"));
         ck_assert_ptr_nonnull(strstr(text, "ENOMEM 2, last 30.0 s ago\n"
-                                           "  ##+.~-\n"
+                                           "##+.~-\n"
                                            "\n"
                                            "Tenant green in partition train\n"
-                                           "  Has had nothing. Limit 8.0 MiB, guaranteed 0 B.\n"));
+                                           "Has had nothing. Limit 8.0 MiB, guaranteed 0 B.\n"));
         free(text);
 }
 END_TEST
@@ -318,6 +369,7 @@ START_TEST(explain_for_programs)
         ck_assert_int_eq(json_integer_value(json_object_get(row, "bytes_retiring")), 2 * MIB);
         ck_assert_int_eq(json_integer_value(json_object_get(row, "peak_bytes_in_use_time_ms")), 1000000);
         ck_assert(json_real_value(json_object_get(row, "fragmentation")) == 0.25);
+        ck_assert_int_eq(json_integer_value(json_object_get(row, "bytes_fragmented")), MIB);
         holder = json_array_get(json_object_get(row, "holders"), 0);
         check_json(
                 json_incref(holder),
@@ -336,6 +388,7 @@ int main(void)
         tcase_add_test(c, what_to_sum_up_by);
         tcase_add_test(c, by_tag);
         tcase_add_test(c, by_session);
+        tcase_add_test(c, ages_by_clients);
         tcase_add_test(c, by_block);
         tcase_add_test(c, explain_for_people);
         tcase_add_test(c, explain_for_programs);

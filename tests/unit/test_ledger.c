@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define ALL_SEALS (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
+
 static int n_fds_before;
 
 static void setup(void)
@@ -495,7 +497,7 @@ END_TEST
 START_TEST(test_facts_are_copied)
 {
         struct ledger *l = make(2, 2, 2, 2, 2);
-        struct ledger_quota q = { .id = 99, .extent_bytes = 5, .lifetime_peak_in_use = 6 };
+        struct ledger_quota q = { .id = 99, .extent_bytes = 5, .life = { .peak_in_use = 6 } };
         struct ledger_session s = { .id = 99, .uid = 3, .links = { 1, 1, 1, 1, 1, 1 } };
         uint32_t i;
 
@@ -505,7 +507,7 @@ START_TEST(test_facts_are_copied)
         ck_assert_int_eq(ledger_quota_add(l, &q, &i), 0);
         ck_assert_uint_eq(ledger_quota_at(l, i)->id, 1);
         ck_assert_uint_eq(ledger_quota_at(l, i)->extent_bytes, 5);
-        ck_assert_uint_eq(ledger_quota_at(l, i)->lifetime_peak_in_use, 6);
+        ck_assert_uint_eq(ledger_quota_at(l, i)->life.peak_in_use, 6);
         ck_assert_uint_eq(strlen(ledger_quota_at(l, i)->tenant), LEDGER_NAME_BYTES - 1);
         ck_assert_uint_eq(strlen(ledger_quota_at(l, i)->partition), LEDGER_NAME_BYTES - 1);
         ck_assert_int_eq(ledger_session_add(l, &s, &i), 0);
@@ -619,7 +621,7 @@ START_TEST(test_sealed_and_sparse)
         int seals = fcntl(ledger_fd(l), F_GET_SEALS);
         struct stat st;
 
-        ck_assert_int_eq(seals, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
+        ck_assert_int_eq(seals & ALL_SEALS, ALL_SEALS);
         ck_assert_int_eq(fcntl(ledger_fd(l), F_GETFD), FD_CLOEXEC);
         ck_assert_int_eq(ftruncate(ledger_fd(l), 0), -1);
         add_quota(l);

@@ -143,6 +143,80 @@ START_TEST(test_errno_stays)
 }
 END_TEST
 
+/* A reader that is too slow: no call waits for it, order is kept, and what finds no room is counted. */
+START_TEST(test_slow_reader)
+{
+        static char text[4 << 20];
+        static const char word[] = "the line of the number ";
+        unsigned long n_lines = 0, n_lost = 0, last = 0;
+        size_t n_text = 0;
+        int slow[2];
+        bool is_empty;
+
+        ck_assert_int_eq(pipe2(slow, O_CLOEXEC), 0); /* a write would wait */
+        ck_assert_int_eq(fcntl(slow[0], F_SETFL, O_NONBLOCK), 0);
+        ck_assert_int_eq(dup2(slow[1], STDERR_FILENO), STDERR_FILENO);
+        log_open(LOG_LEVEL_INFO);
+        for (unsigned i = 1; i <= 30000; i++)
+                log_info("%s%u", word, i);
+        ck_assert(log_is_queued());
+        do {
+                ssize_t n;
+
+                is_empty = log_flush();
+                while ((n = read(slow[0], text + n_text, sizeof(text) - 1 - n_text)) > 0)
+                        n_text += (size_t)n;
+        } while (!is_empty);
+        text[n_text] = '\0';
+        for (char *rest = text, *line; (line = strsep(&rest, "\n")) && *line; n_lines++) {
+                unsigned long number;
+
+                if (sscanf(line, "warning: %lu lines of this log were lost", &number) == 1) {
+                        n_lost += number;
+                        n_lines--;
+                        continue;
+                }
+                ck_assert_int_eq(sscanf(line, "info: the line of the number %lu", &number), 1);
+                ck_assert_uint_gt(number, last);
+                last = number;
+        }
+        ck_assert_uint_gt(n_lost, 0);
+        ck_assert_uint_eq(n_lines + n_lost, 30000);
+        log_info("again");
+        ck_assert(!log_is_queued());
+        close(slow[0]);
+        close(slow[1]);
+}
+END_TEST
+
+/* As long as it goes on the time between two lines grows, and none is forgotten. */
+START_TEST(test_limit)
+{
+        struct log_limit limit = { 0 };
+
+        unsetenv("JOURNAL_STREAM");
+        log_open(LOG_LEVEL_INFO);
+        for (unsigned i = 0; i < 5; i++)
+                log_limited(&limit, LOG_LEVEL_INFO, "%u", i);
+        ck_assert_str_eq(next_line(), "info: 0\n");
+        ck_assert_uint_eq(limit.n_left_out, 4);
+        ck_assert(log_limited_rest(&limit, LOG_LEVEL_INFO, "more"));
+        for (unsigned ms = 1000; ms < 120000; ms *= 2) {
+                ck_assert_uint_eq(limit.interval_ms, ms < 60000 ? ms : 60000);
+                limit.last_ms -= limit.interval_ms;
+                ck_assert(!log_limited_rest(&limit, LOG_LEVEL_INFO, "more"));
+                ck_assert_str_eq(next_line(), ms == 1000 ? "info: more (4 like it left out)\n"
+                                                         : "info: more (1 like it left out)\n");
+                log_limited(&limit, LOG_LEVEL_INFO, "and");
+                ck_assert_str_eq(next_line(), "");
+        }
+        limit.last_ms -= 2 * limit.interval_ms; /* nothing for long */
+        log_limited(&limit, LOG_LEVEL_INFO, "again");
+        ck_assert_str_eq(next_line(), "info: again (1 like it left out)\n");
+        ck_assert_uint_eq(limit.interval_ms, 1000);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("log");
@@ -155,6 +229,8 @@ int main(void)
         tcase_add_test(t, test_one_line);
         tcase_add_test(t, test_long_line);
         tcase_add_test(t, test_errno_stays);
+        tcase_add_test(t, test_slow_reader);
+        tcase_add_test(t, test_limit);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }

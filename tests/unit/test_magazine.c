@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "tests/suite.h"
 
@@ -23,7 +24,7 @@ static uintptr_t next_ptr; /* places are never used twice but by way of a magazi
 
 static void setup(void)
 {
-        ck_assert_int_eq(magazines_new(64 * 256 * KIB, 256 * KIB, &m), 0);
+        ck_assert_int_eq(magazines_new(64 * 4096 * KIB, &m), 0);
         next_ptr = UINT64_C(0x7f0000000000);
 }
 
@@ -116,7 +117,7 @@ static void drain(void)
 
 START_TEST(the_last_freed_is_next)
 {
-        const void *a = get(1000), *b = get(1000), *c = get(16384), *large = get(16385);
+        const void *a = get(1000), *b = get(1000), *c = get(16384), *large = get(MAGAZINE_BLOCK_BYTES + 1);
 
         ck_assert_int_eq(put(a), 0);
         ck_assert_int_eq(put(b), 0);
@@ -132,6 +133,88 @@ START_TEST(the_last_freed_is_next)
         ck_assert_uint_eq(sums().bytes_parked, 0);
         ck_assert_uint_eq(sums().num_allocs, 3);
         ck_assert_uint_eq(sums().bytes_requested, UINT64_C(769) + 1024 - 2 * 1000);
+}
+END_TEST
+
+/* Large ones are in no list of their size, and those behind the one that is taken move up. */
+START_TEST(the_last_freed_of_a_large_size)
+{
+        const void *a = get(100000), *b = get(200000), *c = get(100000), *d = get(MAGAZINE_BLOCK_BYTES);
+        const void *too_large = get(MAGAZINE_BLOCK_BYTES + 1);
+
+        ck_assert_uint_eq(magazines_max_block(m), MAGAZINE_BLOCK_BYTES);
+        ck_assert_int_eq(put(too_large), 0);
+        ck_assert_uint_eq(sums().num_frees, 0);
+        ck_assert_int_eq(put(a), 0);
+        ck_assert_int_eq(put(b), 0);
+        ck_assert_int_eq(put(c), 0);
+        ck_assert_int_eq(put(d), 0);
+        ck_assert_int_eq(put(d), -ENOENT);
+        ck_assert_uint_eq(sums().bytes_parked, 2 * rounded(100000) + rounded(200000) + MAGAZINE_BLOCK_BYTES);
+        ck_assert_ptr_eq(get(100000), c);
+        ck_assert_ptr_eq(get(200000), b);
+        ck_assert_ptr_ne(get(300000), d);
+        ck_assert_ptr_eq(get(99900), a);
+        ck_assert_ptr_eq(get(MAGAZINE_BLOCK_BYTES - 100), d);
+        ck_assert_ptr_ne(get(MAGAZINE_BLOCK_BYTES), d);
+        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(sums().num_allocs, 4);
+}
+END_TEST
+
+/* By their number, and by their bytes; what is small stays, and the other way round. */
+START_TEST(full_ones_of_large_blocks_are_emptied)
+{
+        const void *p[MAGAZINE_BLOCKS + 1], *small = get(256);
+
+        ck_assert_int_eq(put(small), 0);
+        for (unsigned i = 0; i <= MAGAZINE_LARGE_BLOCKS; i++)
+                p[i] = get(20000 + i % 3 * 256);
+        for (unsigned i = 0; i < MAGAZINE_LARGE_BLOCKS; i++)
+                ck_assert_int_eq(put(p[i]), 0);
+        ck_assert_uint_eq(blocks.n_used, MAGAZINE_LARGE_BLOCKS + 2);
+        ck_assert_int_eq(put(p[MAGAZINE_LARGE_BLOCKS]), 0);
+        ck_assert_uint_eq(sums().bytes_parked, 256);
+        ck_assert_uint_eq(blocks.n_used, 1);
+        for (unsigned i = 0; i < 3; i++) /* two are 2 MiB */
+                p[i] = get(MAGAZINE_BLOCK_BYTES);
+        for (unsigned i = 0; i < 3; i++) {
+                ck_assert_uint_eq(sums().bytes_parked, 256 + i * MAGAZINE_BLOCK_BYTES);
+                ck_assert_int_eq(put(p[i]), 0);
+        }
+        ck_assert_uint_eq(sums().bytes_parked, 256);
+        p[0] = get(MAGAZINE_BLOCK_BYTES);
+        ck_assert_ptr_eq(get(256), small);
+        for (unsigned i = 1; i <= MAGAZINE_BLOCKS; i++)
+                p[i] = get(256);
+        for (unsigned i = 0; i <= MAGAZINE_BLOCKS; i++)
+                ck_assert_int_eq(put(p[i]), 0);
+        ck_assert_int_eq(put(small), 0);
+        ck_assert_uint_eq(sums().bytes_parked, MAGAZINE_BLOCK_BYTES);
+        drain();
+        ck_assert_uint_eq(sums().bytes_parked, 0);
+        ck_assert_uint_eq(blocks.n_used, 0);
+}
+END_TEST
+
+START_TEST(what_may_be_idle_bounds_the_blocks)
+{
+        const struct {
+                uint64_t max_bytes, max_block;
+        } cases[] = { { 0, 0 },
+                      { 64 * KIB, MAGAZINE_SMALL_BYTES }, /* in 16 to 64 magazines */
+                      { UINT64_MAX / 8, MAGAZINE_BLOCK_BYTES } };
+
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+                magazines_free(m);
+                ck_assert_int_eq(magazines_new(cases[i].max_bytes, &m), 0);
+                ck_assert_uint_eq(magazines_max_block(m), cases[i].max_block);
+        }
+        magazines_free(m);
+        ck_assert_int_eq(magazines_new(16 * 512 * KIB, &m), 0);
+        ck_assert_uint_lt(magazines_max_block(m), 512 * KIB);
+        ck_assert_uint_ge(magazines_max_block(m), 64 * KIB);
+        ck_assert_uint_eq(magazines_max_block(m) % 256, 0);
 }
 END_TEST
 
@@ -164,7 +247,7 @@ START_TEST(none_with_a_bound_of_0)
         const void *p = get(100);
 
         magazines_free(m);
-        ck_assert_int_eq(magazines_new(0, 256 * KIB, &m), 0);
+        ck_assert_int_eq(magazines_new(0, &m), 0);
         magazines_count_alloc(m, 256);
         ck_assert_int_eq(put(p), 0);
         ck_assert_uint_eq(sums().bytes_parked, 0);
@@ -188,7 +271,7 @@ START_TEST(sums_against_a_model)
                         in_use -= n_bytes[at];
                         held[at] = NULL;
                 } else if (next_random(&seed) % N < 60u + (unsigned)(i / 1000 * 2)) {
-                        n_bytes[at] = rounded(1 + next_random(&seed) % 20000);
+                        n_bytes[at] = rounded(1 + next_random(&seed) % 20000 + (at % 4 ? 0 : at * 8192));
                         held[at] = get(n_bytes[at]);
                         in_use += n_bytes[at];
                         peak = in_use > peak ? in_use : peak;
@@ -203,6 +286,49 @@ START_TEST(sums_against_a_model)
                         ck_assert_uint_eq(sums().bytes_in_use, in_use);
                         ck_assert_uint_eq(sums().peak_bytes_in_use, peak);
                 }
+        }
+}
+END_TEST
+
+/* Blocks of another partition count only in the sum over all, whose peak is its own. */
+START_TEST(two_sums_against_a_model)
+{
+        enum { N = 300 };
+        const void *held[N] = { NULL };
+        uint64_t n_bytes[N] = { 0 }, own = 0, own_peak = 0, all = 0, all_peak = 0;
+        unsigned seed = 12;
+
+        for (int i = 0; i < 100000; i++) {
+                unsigned at = next_random(&seed) % N, is_other = at % 3 == 0;
+
+                if (n_bytes[at] > 0 && next_random(&seed) % 2 == 0) {
+                        if (is_other)
+                                magazines_count_other_free(m, n_bytes[at]);
+                        else
+                                ck_assert_int_eq(put(held[at]), 0);
+                        own -= is_other ? 0 : n_bytes[at];
+                        all -= n_bytes[at];
+                        n_bytes[at] = 0;
+                } else if (n_bytes[at] == 0 && (!is_other || i > 20000)) {
+                        n_bytes[at] = rounded(1 + next_random(&seed) % 20000);
+                        if (is_other)
+                                magazines_count_other_alloc(m, n_bytes[at]);
+                        else
+                                held[at] = get(n_bytes[at]);
+                        own += is_other ? 0 : n_bytes[at];
+                        all += n_bytes[at];
+                        own_peak = own > own_peak ? own : own_peak;
+                        all_peak = all > all_peak ? all : all_peak;
+                }
+                if (next_random(&seed) % 5000 == 0) {
+                        magazines_reset_peak(m);
+                        own_peak = own;
+                        all_peak = all;
+                }
+                ck_assert_uint_eq(sums().bytes_in_use, own);
+                ck_assert_uint_eq(sums().peak_bytes_in_use, own_peak);
+                ck_assert_uint_eq(sums().all_bytes_in_use, all);
+                ck_assert_uint_eq(sums().all_peak_bytes_in_use, all_peak);
         }
 }
 END_TEST
@@ -297,7 +423,7 @@ static void *free_twice(void *userdata)
                 if (i % 10 == 0)
                         pthread_barrier_wait(&barrier);
                 if (i % 10 == 0)
-                        more[i / 10] = get(100000);
+                        more[i / 10] = get(MAGAZINE_BLOCK_BYTES + 1);
                 if (put(pairs[pair][i]) == 0)
                         __atomic_add_fetch(&n_freed[pair][i], 1, __ATOMIC_RELAXED);
         }
@@ -321,6 +447,12 @@ END_TEST
 static const void *shared[N_SHARED];
 static int n_busy;
 
+/* Three of four are small. */
+static uint64_t size_by(unsigned random)
+{
+        return random % 4 ? 1 + random % 17000 : 100000 * (1 + random / 4 % 12);
+}
+
 static void *pass_on(void *userdata)
 {
         unsigned me = (unsigned)(uintptr_t)userdata, seed = me * 77;
@@ -336,7 +468,7 @@ static void *pass_on(void *userdata)
                         sched_yield();
                 }
         for (int i = 0; me > 0 && i < 30000; i++) {
-                const void *mine = get(1 + next_random(&seed) % 17000), *other;
+                const void *mine = get(size_by(next_random(&seed))), *other;
 
                 other = __atomic_exchange_n(&shared[next_random(&seed) % N_SHARED], mine, __ATOMIC_ACQ_REL);
                 if (other)
@@ -359,6 +491,38 @@ START_TEST(emptied_while_busy)
 }
 END_TEST
 
+static bool has_got;
+
+static void *get_one(void *userdata)
+{
+        (void)userdata;
+        pthread_barrier_wait(&barrier);
+        (void)magazines_get(m, 256);
+        __atomic_store_n(&has_got, true, __ATOMIC_RELEASE);
+        return NULL;
+}
+
+/* For longer than a thread spins before it sleeps. */
+START_TEST(held_ones_are_waited_for)
+{
+        pthread_t thread;
+
+        has_got = false;
+        pthread_barrier_init(&barrier, NULL, 2);
+        magazines_hold(m);
+        ck_assert_int_eq(pthread_create(&thread, NULL, get_one, NULL), 0);
+        pthread_barrier_wait(&barrier);
+        for (int i = 0; i < 20; i++) {
+                usleep(1000);
+                ck_assert(!__atomic_load_n(&has_got, __ATOMIC_ACQUIRE));
+        }
+        magazines_release(m);
+        pthread_join(thread, NULL);
+        ck_assert(has_got);
+        pthread_barrier_destroy(&barrier);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("magazine");
@@ -367,12 +531,17 @@ int main(void)
         tcase_set_timeout(t, 60);
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_add_test(t, the_last_freed_is_next);
+        tcase_add_test(t, the_last_freed_of_a_large_size);
         tcase_add_test(t, full_ones_are_emptied);
+        tcase_add_test(t, full_ones_of_large_blocks_are_emptied);
+        tcase_add_test(t, what_may_be_idle_bounds_the_blocks);
         tcase_add_test(t, none_with_a_bound_of_0);
         tcase_add_test(t, sums_against_a_model);
+        tcase_add_test(t, two_sums_against_a_model);
         tcase_add_test(t, the_peak_is_that_of_the_sum);
         tcase_add_test(t, two_frees_of_one_block);
         tcase_add_test(t, emptied_while_busy);
+        tcase_add_test(t, held_ones_are_waited_for);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }

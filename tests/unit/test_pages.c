@@ -4,17 +4,28 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/clock.h"
 #include "daemon/pages.h"
+#include "daemon/report.h"
+#include "device/device.h"
+#include "proto/ages.h"
+#include "proto/memfd.h"
 #include "tests/peer.h"
+#include "tests/random.h"
 #include "tests/suite.h"
 
 #define MIB        (UINT64_C(1) << 20)
@@ -274,40 +285,6 @@ START_TEST(odd_client_pages)
 }
 END_TEST
 
-static bool is_mapped(const void *p)
-{
-        unsigned char there;
-
-        return mincore((void *)(uintptr_t)p, 4096, &there) == 0;
-}
-
-START_TEST(no_page_in_a_child)
-{
-        struct client_page *client;
-        struct pages_client *own;
-        struct usage_page *usage;
-        struct pages_view v;
-        int fd, status;
-        pid_t pid;
-
-        ck_assert_int_eq(usage_page_new(1, &usage), 0);
-        ck_assert_int_eq(client_page_new(&client, &fd), 0);
-        ck_assert_int_eq(pages_map_usage(usage->fd, &v), 0);
-        ck_assert_int_eq(pages_map_client(fd, &own), 0);
-        ck_assert(is_mapped(v.page) && is_mapped(own));
-        pid = fork();
-        if (pid == 0)
-                _exit(is_mapped(v.page) || is_mapped(own));
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        munmap((void *)(uintptr_t)v.page, v.n_bytes);
-        munmap(own, pages_client_bytes());
-        close(fd);
-        client_page_free(client);
-        usage_page_free(usage);
-}
-END_TEST
-
 /* ---- what clients do to theirs ---------------------------------------------- */
 
 static void say(struct pages_client *own, size_t i, uint64_t slabs, uint64_t cut, uint64_t whole)
@@ -328,7 +305,6 @@ static void expect_word(const struct client_figures *f, uint64_t held, uint64_t 
 
 START_TEST(hostile_client_pages)
 {
-        struct client_page_reader *reader;
         struct client_page *page;
         struct pages_client *own;
         struct client_word word;
@@ -336,80 +312,339 @@ START_TEST(hostile_client_pages)
         uint32_t x = 1;
         int fd;
 
-        ck_assert_int_eq(client_page_reader_new(&reader), 0);
         ck_assert_int_eq(client_page_new(&page, &fd), 0);
         ck_assert_int_eq(pages_map_client(fd, &own), 0);
-        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
+        ck_assert_int_eq(client_page_read(page, &word), -ENODATA);
         say(own, 2, 100, 60, 7);
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 67, 40);
         own->held[2].bytes_streams = 50;
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 17, 90);
         own->held[2].bytes_streams = UINT64_MAX;
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 0, 107);
         own->held[2].bytes_streams = 0;
         own->parked[0].n_bytes = 10;
         own->parked[63].n_bytes = 20;
         own->parked_partition = 2;
         own->n_parked = 1;
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 57, 50);
         own->n_parked = UINT64_MAX;
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], 107, 37, 70);
         expect_word(&word.partitions[16], 0, 0, 0);
         /* What makes no sense ends where numbers do. */
         own->parked[5].n_bytes = UINT64_MAX;
         say(own, 2, UINT64_MAX, 5, 6);
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], UINT64_MAX, 6, UINT64_MAX);
         own->parked_partition = UINT64_MAX;
         say(own, 2, 5, UINT64_MAX, UINT64_MAX);
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         expect_word(&word.partitions[2], UINT64_MAX, UINT64_MAX, 0);
         own->version = 2;
-        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
+        ck_assert_int_eq(client_page_read(page, &word), -ENODATA);
         own->version = PAGES_VERSION;
 
         expect_size_stays(fd);
-        ck_assert_int_eq(client_page_read(page, reader, &word), 0);
-        ck_assert_int_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 12288), 0);
-        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
-        munmap(own, pages_client_bytes());
-        ck_assert_int_eq(client_page_read(page, reader, &word), -ENODATA);
-
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         for (unsigned i = 0; i < 200; i++) {
                 for (size_t k = 0; k < sizeof(garbage); k++)
                         garbage[k] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
                 if (i % 2)
                         memcpy(garbage, &(uint64_t[]){ PAGES_CLIENT_MAGIC, PAGES_VERSION }, 16);
                 ck_assert_int_eq(pwrite(fd, garbage, sizeof(garbage), 0), sizeof(garbage));
-                ck_assert_int_eq(client_page_read(page, reader, &word), i % 2 ? 0 : -ENODATA);
+                ck_assert_int_eq(client_page_read(page, &word), i % 2 ? 0 : -ENODATA);
         }
+
+        /* It reads the pages of the beginning: nothing that is done to the file concerns it. */
+        ck_assert_int_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 12288), 0);
+        ck_assert_int_eq(client_page_read(page, &word), 0);
+        own->magic = 0;
+        munmap(own, pages_client_bytes());
+        ck_assert_int_eq(client_page_read(page, &word), 0);
         close(fd);
         client_page_free(page);
-        client_page_reader_free(reader);
 }
 END_TEST
 
-/* As on a machine that has no memory for a hole: the access would be a SIGBUS. */
-START_TEST(unreadable_client_page)
-{
-        int fd = memfd(0, NULL, 0); /* empty: every access of its mapping is one */
-        struct {
-                void *map;
-        } lost = { mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0) };
-        struct client_page_reader *reader;
-        struct client_word word;
+/* ---- ages ------------------------------------------------------------------------- */
 
+enum { N_COUNTERS = 3, N_AGED = 400 };
+
+/* Blocks that come and go in whichever counter; the sum is what there is, and no class has a block that
+ * is younger or older than it says. */
+START_TEST(ages_against_a_model)
+{
+        struct ages counters[N_COUNTERS] = { 0 };
+        uint64_t now = 1000000, state = 5, born[N_AGED] = { 0 };
+        bool moved;
+
+        for (unsigned i = 0; i < N_COUNTERS; i++)
+                counters[i].tick = now;
+        for (unsigned step = 0; step < 20000; step++) {
+                struct ages *a = &counters[random_next(&state) % N_COUNTERS];
+                size_t k = random_next(&state) % N_AGED;
+
+                if (random_next(&state) % 16 == 0)
+                        now += UINT64_C(1) << random_next(&state) % (step % 1000 == 0 ? 20 : 4);
+                if (born[k] != 0)
+                        ages_count(a, born[k], (uint64_t)-256, &moved);
+                else
+                        ages_count(a, now, 256, &moved);
+                born[k] = born[k] != 0 ? 0 : now;
+                if (step % 100 != 0)
+                        continue;
+                uint64_t have[AGES_CLASSES] = { 0 }, wanted[AGES_CLASSES] = { 0 };
+
+                for (unsigned i = 0; i < N_COUNTERS; i++) {
+                        struct ages copy = counters[i];
+
+                        ages_advance(&copy, now);
+                        for (unsigned c = 0; c < AGES_CLASSES; c++)
+                                have[c] += copy.bytes[c];
+                }
+                for (size_t i = 0; i < N_AGED; i++) {
+                        unsigned c = ages_move(0, born[i], now);
+
+                        if (born[i] == 0)
+                                continue;
+                        wanted[c] += 256;
+                        if ((c > 0 && now - born[i] < UINT64_C(1) << (c - 1)) ||
+                            (c + 1 < AGES_CLASSES && now - born[i] > (UINT64_C(2) << c) - 2))
+                                ck_abort_msg("born at %llu, in class %u at %llu", (unsigned long long)born[i],
+                                             c, (unsigned long long)now);
+                }
+                for (unsigned c = 0; c < AGES_CLASSES; c++)
+                        ck_assert_uint_eq(have[c], wanted[c]);
+        }
+}
+END_TEST
+
+START_TEST(hostile_ages)
+{
+        struct client_page *page;
+        struct pages_client *own;
+        struct client_ages ages;
+        struct ages a = { .tick = 1000, .bytes = { [0] = 512, [3] = 1024 } };
+        uint32_t x = 1;
+        int fd;
+
+        ck_assert_int_eq(client_page_new(&page, &fd), 0);
+        ck_assert_int_eq(pages_map_client(fd, &own), 0);
+        ck_assert_int_eq(client_page_ages(page, 1000, &ages), -ENODATA);
+        ck_assert_int_eq(client_page_ages(NULL, 1000, &ages), -ENODATA);
+        say(own, 0, 0, 0, 0);
+        ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
+        ck_assert(!ages.are_told[1]);
+        pages_show_ages(&own->ages[1], &a);
+        own->parked_partition = 1;
+        own->n_parked = 2;
+        ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
+        ck_assert(ages.are_told[1] && !ages.are_told[0]);
+        ck_assert_uint_eq(ages.bytes[1][0], 512);
+        ck_assert_uint_eq(ages.bytes[1][3], 1024);
+        /* Blocks that came in one magazine and went in another, one of which is behind. */
+        a = (struct ages){ .tick = 900, .bytes = { [0] = 256 * 100 } };
+        pages_show_parked_ages(&own->parked[0], &a);
+        ages_advance(&a, 1000);
+        for (unsigned c = 0; c < AGES_CLASSES; c++)
+                a.bytes[c] = -(a.bytes[c] / 100 * 90);
+        pages_show_parked_ages(&own->parked[1], &a);
+        ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
+        ck_assert_uint_eq(ages.bytes[1][0], 512);
+        ck_assert_uint_eq(ages.bytes[1][ages_move(0, 900, 1000)], 2560);
+        /* Less than nothing, the future, and a copy in the middle of a change. */
+        own->ages[1].bytes[3] = (uint64_t)-1;
+        own->ages[1].done = UINT64_MAX;
+        ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
+        ck_assert_uint_eq(ages.bytes[1][3], 0);
+        for (unsigned i = 0; i < 100; i++) {
+                for (size_t k = offsetof(struct pages_client, parked); k < sizeof(*own); k++)
+                        ((volatile uint8_t *)own)[k] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
+                ck_assert_int_eq(client_page_ages(page, 1000, &ages), 0);
+        }
+        munmap(own, pages_client_bytes());
         close(fd);
-        ck_assert_ptr_ne(lost.map, MAP_FAILED);
-        ck_assert_int_eq(client_page_reader_new(&reader), 0);
-        ck_assert_int_eq(client_page_read((struct client_page *)(void *)&lost, reader, &word), -ENODATA);
-        munmap(lost.map, 4096);
-        client_page_reader_free(reader);
+        client_page_free(page);
+}
+END_TEST
+
+/* Whether /proc/self/maps names a file so. */
+static bool maps_name(const char *name)
+{
+        FILE *maps = fopen("/proc/self/maps", "re");
+        char line[512];
+        bool found = false;
+
+        ck_assert_ptr_nonnull(maps);
+        while (fgets(line, sizeof(line), maps))
+                found = found || strstr(line, name);
+        fclose(maps);
+        return found;
+}
+
+/* A client can make every access of a mapping wait, or a SIGBUS. */
+START_TEST(client_page_is_not_mapped)
+{
+        struct client_page *page;
+        struct pages_client *own;
+        struct client_word word;
+        int fd;
+
+        ck_assert_int_eq(client_page_new(&page, &fd), 0);
+        ck_assert(!maps_name("bfcd-client"));
+        ck_assert_int_eq(pages_map_client(fd, &own), 0);
+        ck_assert(maps_name("bfcd-client")); /* that the look can find it */
+        say(own, 0, 100, 60, 7);
+        munmap(own, pages_client_bytes());
+        ck_assert_int_eq(client_page_read(page, &word), 0);
+        expect_word(&word.partitions[0], 107, 67, 40);
+        ck_assert(!maps_name("bfcd-client"));
+        close(fd);
+        client_page_free(page);
+}
+END_TEST
+
+/* ---- what clients cannot attach to a memfd ------------------------------------ */
+
+static int lock_of(int fd, int command, short type, off_t start)
+{
+        struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = 1 };
+
+        return fcntl(fd, command, &lock) < 0 ? -errno : 0;
+}
+
+static void expect_no_locks(int fd)
+{
+        ck_assert_int_eq(lock_of(fd, F_SETLK, F_RDLCK, 0), -EAGAIN);
+        ck_assert_int_eq(lock_of(fd, F_SETLK, F_RDLCK, (off_t)1 << 40), -EAGAIN);
+        ck_assert_int_eq(lock_of(fd, F_OFD_SETLK, F_RDLCK, 5), -EAGAIN);
+        ck_assert_int_eq(lock_of(fd, F_OFD_SETLK, F_UNLCK, 0), 0); /* its own, of which it has none */
+        ck_assert_int_eq(lock_of(fd, F_SETLK, F_RDLCK, 0), -EAGAIN);
+        ck_assert(flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK);
+        ck_assert_int_eq(flock(fd, LOCK_UN), 0);
+        ck_assert(flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK);
+}
+
+/* As another user, in a child. */
+static void other_user(int fd)
+{
+        char path[64];
+        int inotify = inotify_init1(IN_CLOEXEC);
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        if (setgroups(0, NULL) < 0 || setgid(4711) < 0 || setuid(4711) < 0)
+                _exit(2);
+        if (fsetxattr(fd, "user.x", "y", 1, 0) == 0 || fsetxattr(fd, "security.x", "y", 1, 0) == 0 ||
+            fchmod(fd, 0666) == 0 || open(path, O_RDWR | O_CLOEXEC) >= 0 ||
+            open(path, O_RDONLY | O_CLOEXEC) >= 0 || fcntl(fd, F_SETLEASE, F_RDLCK) == 0 ||
+            inotify_add_watch(inotify, path, IN_ALL_EVENTS) >= 0)
+                _exit(1);
+        _exit(0);
+}
+
+static void expect_guarded(int fd)
+{
+        struct stat st;
+        int status;
+        pid_t pid;
+
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        ck_assert_uint_eq(st.st_mode & 07777u, 0600);
+        expect_no_locks(fd);
+        if (geteuid() != 0)
+                return;
+        pid = fork();
+        if (pid == 0)
+                other_user(fd);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "another user's child: %x",
+                      (unsigned)status);
+}
+
+START_TEST(memfds_are_guarded)
+{
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+        struct usage_page *usage;
+        struct client_page *page;
+        struct device *device;
+        int fd;
+
+        ck_assert_int_eq(usage_page_new(1, &usage), 0);
+        fd = memfd_lend(usage->fd, O_RDONLY);
+        ck_assert_int_eq(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+        expect_guarded(fd);
+        close(fd);
+        ck_assert_int_eq(client_page_new(&page, &fd), 0);
+        expect_guarded(fd);
+        close(fd);
+        client_page_free(page);
+        usage_page_free(usage);
+
+        ck_assert_int_eq(device_host_new(&device), 0);
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
+        fd = device_lend(device, &e);
+        expect_guarded(fd);
+        close(fd);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+        device_free(device);
+}
+END_TEST
+
+/* ---- a usage page that stays where it is ----------------------------------------- */
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+static uint64_t bytes_backed(int fd)
+{
+        struct stat st;
+
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        return (uint64_t)st.st_blocks * 512;
+}
+
+/* As a client can: it maps the page where a huge page could be. */
+static void collapse(int fd)
+{
+        const size_t huge = 2 * MIB;
+        char *room = mmap(NULL, 2 * huge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        char *at = (char *)(((uintptr_t)room + huge - 1) / huge * huge);
+
+        ck_assert_ptr_ne(room, MAP_FAILED);
+        ck_assert_ptr_eq(mmap(at, huge, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0), at);
+        for (unsigned i = 0; i < 20; i++)
+                (void)madvise(at, huge, MADV_COLLAPSE);
+        munmap(room, 2 * huge);
+}
+
+START_TEST(usage_page_is_not_moved)
+{
+        struct usage_page *p;
+        void *map;
+        int fd, control;
+
+        /* Without the pin the kernel moves it, or this kernel does not at all. */
+        ck_assert_int_eq(pages_make("control", 4096, true, &map, &control), 0);
+        *(volatile char *)map = 1;
+        collapse(control);
+        ck_assert_int_eq(usage_page_new(1, &p), 0);
+        fd = memfd_lend(p->fd, O_RDONLY);
+        if (bytes_backed(control) > 4096) {
+                ck_assert_int_ge(p->pin, 0);
+                collapse(fd);
+                ck_assert_uint_eq(bytes_backed(fd), 4096);
+        } else {
+                fprintf(stderr, "# this kernel collapses no page of shared memory: not tested\n");
+        }
+        munmap(map, 4096);
+        close(control);
+        close(fd);
+        usage_page_free(p);
 }
 END_TEST
 
@@ -507,7 +742,7 @@ END_TEST
 
 START_TEST(limits_that_change)
 {
-        struct quota_limits limits = { 8 * MIB, MIB * 2, 10, 10 };
+        struct quota_limits limits = { 8 * MIB, MIB * 2, 10, 10, 0, 0 };
         struct quota *q = b->tenants[0].quotas[0];
         uint64_t f[PAGES_N_FIGURES];
 
@@ -572,6 +807,40 @@ START_TEST(what_clients_say)
 }
 END_TEST
 
+/* What is told of ages: as much as the session holds, and no older than it is. */
+START_TEST(ages_are_not_believed)
+{
+        static struct report report;
+        struct peer *p = join(1, true);
+        Bfcd__List list = BFCD__LIST__INIT;
+        const Bfcd__AgesRow *row;
+        struct pages_client *own;
+        uint64_t sum = 0;
+
+        ck_assert_int_eq(pages_map_client(p->page_fds[1], &own), 0);
+        take(p, 0, 8 * MIB);
+        list.kind = BFCD__LIST__KIND__AGES;
+        ck_assert_int_eq(report_list(p->session, &list, &report), 0);
+        ck_assert_uint_eq(report.list.n_ages, 0);
+        say(own, 0, 8 * MIB, 8 * MIB, 0);
+        for (unsigned c = 0; c < AGES_CLASSES; c++)
+                own->ages[0].bytes[c] = 3 * MIB;
+        own->ages[0].done = own->ages[0].begun = 1;
+        ck_assert_int_eq(report_list(p->session, &list, &report), 0);
+        ck_assert_uint_eq(report.list.n_ages, 1);
+        row = report.list.ages[0];
+        ck_assert_uint_eq(row->session_id, p->session->id);
+        ck_assert_uint_eq(row->n_bytes, row->n_least_age_ms);
+        for (size_t i = 0; i < row->n_bytes; i++) {
+                sum += row->bytes[i];
+                ck_assert_uint_le(row->least_age_ms[i], clock_ms() - p->session->born_ms);
+        }
+        ck_assert_uint_eq(sum, 8 * MIB);
+        munmap(own, pages_client_bytes());
+        peer_free(p);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("pages");
@@ -584,15 +853,19 @@ int main(void)
         tcase_add_test(tc, usage_page_ends);
         tcase_add_test(tc, odd_usage_pages);
         tcase_add_test(tc, odd_client_pages);
-        tcase_add_test(tc, no_page_in_a_child);
         tcase_add_test(tc, hostile_client_pages);
-        tcase_add_test(tc, unreadable_client_page);
+        tcase_add_test(tc, ages_against_a_model);
+        tcase_add_test(tc, hostile_ages);
+        tcase_add_test(tc, client_page_is_not_mapped);
+        tcase_add_test(tc, memfds_are_guarded);
+        tcase_add_test(tc, usage_page_is_not_moved);
         suite_add_tcase(suite, tc);
         tcase_add_checked_fixture(sessions, setup_broker, teardown_broker);
         tcase_add_test(sessions, session_has_pages);
         tcase_add_test(sessions, limits_that_change);
         tcase_add_test(sessions, operators_have_none);
         tcase_add_test(sessions, what_clients_say);
+        tcase_add_test(sessions, ages_are_not_believed);
         suite_add_tcase(suite, sessions);
         return suite_run(suite);
 }

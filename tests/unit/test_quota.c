@@ -11,11 +11,13 @@
 #include "tests/fake_device.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/unit/still_clock.h"
 
-#define MIB    (UINT64_C(1) << 20)
-#define E      (2 * MIB) /* what a small limit's grid is */
-#define N_ASKS 10000u
-#define TURN   256u /* requests that one turn looks at, at most */
+#define MIB     (UINT64_C(1) << 20)
+#define E       (2 * MIB) /* what a small limit's grid is */
+#define N_ASKS  10000u
+#define KEEP_MS 30000u
+#define TURN    256u /* requests that one turn looks at, at most */
 
 struct ask {
         struct quota_request request; /* first: it is one */
@@ -32,6 +34,7 @@ static struct fake_device device;
 static struct worker *worker;
 static struct ledger *ledger;
 static struct partition p;
+static struct keepers keepers;
 static struct quota *q, *neighbour;
 static struct ask asks[N_ASKS];
 static unsigned n_done, n_wakes;
@@ -98,10 +101,14 @@ static void setup(void)
                                 .device_id = "fake",
                                 .device = &device.device,
                                 .worker = worker,
+                                .keepers = &keepers,
                                 .reclaim_timeout_ms = 60000,
                                 .wake = on_wake };
+        keepers = (struct keepers){ .n_recalled = 0 };
+        TAILQ_INIT(&keepers.quotas);
         TAILQ_INIT(&p.quotas);
         TAILQ_INIT(&p.due);
+        TAILQ_INIT(&p.waiting);
 }
 
 /* Turns and device calls until nothing is left to do. */
@@ -128,6 +135,8 @@ static void teardown(void)
                 quota_leave(q);
         while (neighbour && neighbour->n_sessions > 0)
                 quota_leave(neighbour);
+        still_clock_pass(KEEP_MS);
+        quota_expire_kept(&keepers);
         settle();
         ck_assert(p.preallocate || p.pool.charged_bytes == (q ? arena_escaped_bytes(q->arena) : 0));
         q = quota_free(q);
@@ -136,6 +145,7 @@ static void teardown(void)
         ck_assert_uint_eq(p.bytes_in_use, 0);
         ck_assert_uint_eq(p.n_quotas, 0);
         ck_assert(TAILQ_EMPTY(&p.quotas) && TAILQ_EMPTY(&p.due));
+        ck_assert(TAILQ_EMPTY(&keepers.quotas) && keepers.n_recalled == 0);
         ck_assert_uint_eq(p.pool.charged_bytes, 0);
         ck_assert_uint_eq(p.pool.committed_bytes, 0);
         ck_assert_uint_eq(device.n_live, 0);
@@ -216,8 +226,8 @@ START_TEST(test_immediate)
         ck_assert_uint_eq(q->peak_bytes_in_use, 512);
         quota_clear_peaks(q);
         ck_assert_uint_eq(q->peak_bytes_in_use, 256);
-        ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->lifetime_peak_in_use, 512);
-        ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->lifetime_peak_reserved, E);
+        ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->life.peak_in_use, 512);
+        ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->life.peak_reserved, E);
 }
 END_TEST
 
@@ -311,9 +321,9 @@ START_TEST(test_in_extent)
         ck_assert_int_eq(quota_alloc(q, 4 * E + 1, true, &h, &offset), -EDQUOT);
         quota_explain(&(struct quota_request){ .quota = q, .n_bytes = E + 1, .in_extent = true }, -EINVAL,
                       sentence, sizeof(sentence));
-        ck_assert_ptr_nonnull(strstr(sentence, "2097153 bytes cannot lie in one extent"));
-        ck_assert_ptr_nonnull(strstr(sentence, "has 2097152 bytes"));
-        ck_assert_ptr_nonnull(strstr(sentence, "a limit of 538968064 bytes"));
+        ck_assert_ptr_nonnull(strstr(sentence, "a block of 2097153 bytes does not fit in one extent"));
+        ck_assert_ptr_nonnull(strstr(sentence, "has at most 2097152 bytes:"));
+        ck_assert_ptr_nonnull(strstr(sentence, "raise the limit to 514.0 MiB"));
         ck_assert_ptr_null(strstr(sentence, "cuda-ipc"));
 
         take(0, q, E + E / 2); /* leaves half an extent free */
@@ -441,7 +451,7 @@ START_TEST(test_max_blocks)
         quota_explain(&(struct quota_request){ .quota = q, .n_bytes = 256 }, -EDQUOT, sentence,
                       sizeof(sentence));
         ck_assert_str_eq(sentence,
-                         "tenant 'alpha' holds 2 blocks in partition 'shelf': its limit max_blocks is 2");
+                         "tenant 'alpha' is at its limit in 'shelf': it has 2 blocks, and max_blocks is 2");
         wait_for(2, q, 256);
         settle();
         assert_done(2, -EDQUOT);
@@ -657,11 +667,11 @@ START_TEST(test_trade_too_slow)
         wait_for(3, q, 2 * E);
         quota_turn(q);
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
-        quota_tick(q);
+        partition_tick(q->partition);
         quota_turn(q);
         ck_assert(!q->growing);
-        usleep(60000);
-        quota_tick(q);
+        still_clock_pass(60);
+        partition_tick(q->partition);
         quota_turn(q);
         ck_assert(q->growing);
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
@@ -684,8 +694,8 @@ START_TEST(test_trade_too_slow_at_the_limit)
         give_back(2);
         wait_for(4, q, 2 * E);
         quota_turn(q);
-        usleep(60000);
-        quota_tick(q);
+        still_clock_pass(60);
+        partition_tick(q->partition);
         quota_turn(q);
         ck_assert(!q->growing);
         ck_assert_uint_eq(asks[4].n_done, 0);
@@ -859,11 +869,11 @@ START_TEST(test_timeout)
         wait_for(2, q, E); /* looks again, too early */
         settle();
         ck_assert_uint_eq(n_done, 1);
-        quota_tick(q); /* also too early */
+        partition_tick(q->partition); /* also too early */
         settle();
         ck_assert_uint_eq(n_done, 1);
-        usleep(60000);
-        quota_tick(q);
+        still_clock_pass(60);
+        partition_tick(q->partition);
         settle();
         assert_done(1, -ENOMEM);
         assert_done(2, -ENOMEM);
@@ -879,6 +889,90 @@ START_TEST(test_timeout)
 END_TEST
 
 /* Who is served past the first does not lengthen its time, and who came later has as long. */
+/* ---- what a free costs ------------------------------------------------------ */
+
+#define N_SMALL   1024u
+#define N_WAITING 100u
+
+/* Small blocks fill q, and many of its tenant wait for large ones. */
+static void fill_and_wait(struct quota *waits, uint64_t n_bytes)
+{
+        for (unsigned i = 0; i < N_SMALL; i++)
+                take(i, q, 4 * E / N_SMALL);
+        for (unsigned i = N_SMALL; i < N_SMALL + N_WAITING; i++) {
+                prepare(i, waits, n_bytes);
+                asks[i].request.wait_ms = 60000;
+                quota_wait(&asks[i].request);
+        }
+        settle();
+        ck_assert_uint_eq(n_done, N_SMALL);
+        ck_assert(partition_is_blocked(&p));
+}
+
+/* Every other one: no two pieces that are free join. Returns how many waiting requests were looked at. */
+static uint64_t free_every_other(void)
+{
+        uint64_t n_looks = p.n_looks;
+
+        for (unsigned i = 0; i < N_SMALL; i += 2) {
+                give_back(i);
+                while (!TAILQ_EMPTY(&p.due))
+                        quota_turn(TAILQ_FIRST(&p.due));
+        }
+        return p.n_looks - n_looks;
+}
+
+static void refuse_all(void)
+{
+        still_clock_pass(150000);
+        for (unsigned i = 0; i < 5; i++) {
+                partition_tick(&p);
+                settle();
+                still_clock_pass(150000);
+        }
+        for (unsigned i = N_SMALL; i < N_SMALL + N_WAITING; i++)
+                ck_assert_uint_eq(asks[i].n_done, 1);
+        ck_assert(!partition_is_blocked(&p));
+        ck_assert(TAILQ_EMPTY(&p.waiting));
+}
+
+START_TEST(test_a_free_in_which_nothing_fits)
+{
+        open_one(4 * E, 20000);
+        fill_and_wait(q, E);
+        ck_assert_uint_le(free_every_other(), 2 * N_WAITING); /* one round, not one for each free */
+        still_clock_pass(50);
+        ck_assert(partition_is_blocked(&p));
+        partition_tick(&p); /* what was put off */
+        ck_assert(!TAILQ_EMPTY(&p.due));
+        settle();
+        for (unsigned i = 1; i < N_SMALL; i += 2)
+                give_back(i);
+        settle(); /* no tick: now some fit */
+        for (unsigned i = N_SMALL; i < N_SMALL + 4; i++)
+                assert_done(i, 0);
+        refuse_all();
+}
+END_TEST
+
+START_TEST(test_a_free_in_which_nothing_of_a_neighbour_fits)
+{
+        open_both(4 * E, 4 * E, 0);
+        fill_and_wait(neighbour, E);
+        ck_assert_uint_gt(p.n_claims, 0);
+        ck_assert_uint_le(free_every_other(), 2 * N_WAITING);
+        still_clock_pass(50);
+        for (unsigned i = 1; i < N_SMALL; i += 2)
+                give_back(i);
+        settle();
+        ck_assert(partition_is_blocked(&p)); /* extents are free by now: a tick has them given back */
+        partition_tick(&p);
+        settle();
+        assert_done(N_SMALL, 0);
+        refuse_all();
+}
+END_TEST
+
 START_TEST(test_timeout_is_the_firsts_own)
 {
         bfc_handle h;
@@ -892,9 +986,9 @@ START_TEST(test_timeout_is_the_firsts_own)
         wait_for(2, q, E);
         settle();
         for (unsigned i = 3; i < 10; i++) {
-                usleep(20000);
+                still_clock_pass(20);
                 wait_for(i, q, 256);
-                quota_tick(q);
+                partition_tick(q->partition);
                 settle();
                 assert_done(i, 0);
         }
@@ -902,7 +996,7 @@ START_TEST(test_timeout_is_the_firsts_own)
 
         wait_for(11, q, E);
         settle();
-        usleep(60000);
+        still_clock_pass(60);
         wait_for(12, q, E);
         settle();
         quota_cancel(&asks[11].request);
@@ -910,12 +1004,12 @@ START_TEST(test_timeout_is_the_firsts_own)
         quota_dealloc(q, h, 256, 256);
         settle();
         ck_assert_uint_eq(asks[12].n_done, 0);
-        usleep(60000);
-        quota_tick(q);
+        still_clock_pass(60);
+        partition_tick(q->partition);
         settle();
         ck_assert_uint_eq(asks[12].n_done, 0); /* 60 ms of its 100 */
-        usleep(60000);
-        quota_tick(q);
+        still_clock_pass(60);
+        partition_tick(q->partition);
         settle();
         assert_done(12, -ENOMEM);
         quota_closed(neighbour);
@@ -992,14 +1086,14 @@ START_TEST(test_explain)
         quota_explain(&(struct quota_request){ .quota = q, .n_bytes = 777216 }, -EDQUOT, sentence,
                       sizeof(sentence));
         ck_assert_str_eq(sentence,
-                         "777216 bytes do not fit the limit of tenant 'alpha' in partition 'shelf': limit "
-                         "6291456, reserved 4194304, in use 2097408, largest free piece 2096896 bytes");
+                         "tenant 'alpha' is at its limit in 'shelf': asked 759.0 KiB, 4.0 MiB of 6.0 MiB "
+                         "reserved, 2.0 MiB in blocks, largest free piece 2.0 MiB");
         quota_explain(&(struct quota_request){ .quota = q, .n_bytes = 777216 }, -ENOMEM, sentence,
                       sizeof(sentence));
         ck_assert_str_eq(sentence,
-                         "777216 bytes do not fit in partition 'shelf': its limit 8388608, reserved or "
-                         "guaranteed 6291456; tenant 'alpha': limit 6291456, reserved 4194304, in use "
-                         "2097408, largest free piece 2096896 bytes");
+                         "partition 'shelf' is full: asked 759.0 KiB, 6.0 MiB of 8.0 MiB reserved or "
+                         "guaranteed; tenant 'alpha': 4.0 MiB of 6.0 MiB reserved, 2.0 MiB in blocks, "
+                         "largest free piece 2.0 MiB");
 }
 END_TEST
 
@@ -1030,6 +1124,232 @@ START_TEST(test_no_room_for_a_quota)
         ck_assert_int_eq(open_quota("alpha", 4 * E, 3 * E, 10, &q), -ENOMEM);
         ck_assert_int_eq(open_quota("alpha", E, 2 * E, 10, &q), -EINVAL);
         ck_assert_uint_eq(p.n_quotas, 0);
+}
+END_TEST
+
+static void set_keep(struct quota *of, uint64_t n_bytes, uint64_t ms)
+{
+        quota_set(of, &(struct quota_limits){ of->account.limit_bytes, of->account.reserve_bytes,
+                                              of->max_sessions, of->max_blocks, n_bytes, ms });
+}
+
+/* A session that had blocks ends, as session.c has it. */
+static void end_session(struct quota *of)
+{
+        quota_closing(of);
+        quota_keep(of);
+        quota_closed(of);
+        quota_release_surplus(of);
+        quota_leave(of);
+        settle();
+}
+
+/* A job of n blocks of one extent each, which ends. */
+static void run_job(struct quota *of, unsigned n)
+{
+        for (unsigned i = 0; i < n; i++)
+                take(i, of, E);
+        for (unsigned i = 0; i < n; i++)
+                give_back(i);
+        end_session(of);
+}
+
+START_TEST(test_keep)
+{
+        unsigned n_makes;
+
+        open_one(8 * E, 100);
+        set_keep(q, 4 * E, KEEP_MS);
+        run_job(q, 6);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
+        ck_assert_uint_eq(quota_kept_bytes(q), 4 * E);
+        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
+        n_makes = device.n_makes;
+        still_clock_pass(KEEP_MS - 1);
+        quota_expire_kept(&keepers);
+        ck_assert_int_eq(quota_join(q), 0);
+        ck_assert_uint_eq(q->high_bytes, 4 * E); /* the peak of the job before does not count */
+        take(0, q, 4 * E);
+        ck_assert_uint_eq(asks[0].offset, 0); /* the lowest were kept */
+        ck_assert_uint_eq(device.n_makes, n_makes);
+        ck_assert_uint_eq(quota_kept_bytes(q), 0); /* they are in use */
+        give_back(0);
+        end_session(q); /* the time begins again */
+        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
+        still_clock_pass(KEEP_MS);
+        quota_expire_kept(&keepers);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        ck_assert_uint_eq(quota_kept_ms(q), 0);
+        ck_assert(TAILQ_EMPTY(&keepers.quotas));
+}
+END_TEST
+
+/* Beside another session the memory of one that ended is kept, too, and no longer. */
+START_TEST(test_keep_beside_a_session)
+{
+        open_one(8 * E, 100);
+        set_keep(q, 2 * E, KEEP_MS);
+        ck_assert_int_eq(quota_join(q), 0);
+        for (unsigned i = 0; i < 6; i++)
+                take(i, q, E);
+        for (unsigned i = 1; i < 6; i++)
+                give_back(i);
+        q->peaks_bytes = E; /* of the session that goes on */
+        end_session(q);
+        ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
+        take(1, q, 2 * E);
+        ck_assert_uint_eq(asks[1].offset, E);
+        give_back(1);
+        still_clock_pass(KEEP_MS);
+        quota_expire_kept(&keepers);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, E);
+}
+END_TEST
+
+START_TEST(test_kept_for_the_neighbour)
+{
+        open_both(8 * E, 8 * E, 0);
+        set_keep(q, 6 * E, KEEP_MS);
+        run_job(q, 6);
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        take(10, neighbour, 4 * E);
+        ck_assert_uint_eq(q->account.charged_bytes, 4 * E); /* no more than was missing */
+        ck_assert_uint_eq(quota_kept_bytes(q), 4 * E);
+        take(11, neighbour, 4 * E);
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        ck_assert_uint_eq(neighbour->n_refusals, 0);
+}
+END_TEST
+
+START_TEST(test_keep_is_changed)
+{
+        open_one(8 * E, 100);
+        set_keep(q, 6 * E, KEEP_MS);
+        run_job(q, 6);
+        still_clock_pass(1000);
+        set_keep(q, 6 * E, KEEP_MS); /* nothing has changed */
+        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS - 1000);
+        set_keep(q, E + MIB, KEEP_MS);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 2 * E); /* in whole extents */
+        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
+        set_keep(q, 0, 0);
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        ck_assert(TAILQ_EMPTY(&keepers.quotas));
+}
+END_TEST
+
+START_TEST(test_kept_until_drained)
+{
+        open_one(8 * E, 100);
+        set_keep(q, 6 * E, KEEP_MS);
+        run_job(q, 6);
+        partition_set_draining(&p, true);
+        ck_assert(TAILQ_EMPTY(&keepers.quotas));
+        quota_release_idle(q);
+        settle();
+        ck_assert(quota_is_drained(q));
+        quota_keep(q);
+        ck_assert(TAILQ_EMPTY(&keepers.quotas));
+        partition_set_draining(&p, false);
+}
+END_TEST
+
+START_TEST(test_kept_until_removed)
+{
+        open_one(8 * E, 100);
+        set_keep(q, 6 * E, KEEP_MS);
+        run_job(q, 6);
+        quota_release_idle(q); /* by an operator's trim, which ends nothing */
+        settle();
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+        ck_assert_int_eq(quota_join(q), 0);
+        run_job(q, 6);
+        ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
+        quota_remove(q);
+        settle();
+        ck_assert(quota_is_gone(q));
+}
+END_TEST
+
+/* Each quota has a time of its own. */
+START_TEST(test_keep_expires_in_order)
+{
+        open_both(8 * E, 8 * E, 0);
+        set_keep(q, 8 * E, KEEP_MS);
+        set_keep(neighbour, 8 * E, 1000);
+        run_job(q, 2);
+        run_job(neighbour, 2);
+        ck_assert_ptr_eq(TAILQ_FIRST(&keepers.quotas), neighbour);
+        still_clock_pass(1000);
+        quota_expire_kept(&keepers);
+        settle();
+        ck_assert_uint_eq(neighbour->account.charged_bytes, 0);
+        ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
+        quota_settle(q); /* as after a restart: the time begins again */
+        ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
+        ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
+}
+END_TEST
+
+/* The device has less than the limits say: what is kept is released, and the request is tried once more. */
+START_TEST(test_kept_until_the_device_is_short)
+{
+        /* Kept extents take memory, of a control group, too, reserved pages, fds, and places in the store. */
+        static const int errors[] = { -ENOMEM, -ENOBUFS, -ENOSPC, -EMFILE, -EXFULL };
+        unsigned n_makes;
+
+        open_both(16 * E, 8 * E, 0);
+        set_keep(q, 6 * E, KEEP_MS);
+        for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++) {
+                if (i > 0)
+                        ck_assert_int_eq(quota_join(q), 0);
+                run_job(q, 6);
+                fake_device_fail_make(&device, 1, errors[i]);
+                take(10, neighbour, E);
+                ck_assert_uint_eq(q->account.charged_bytes, 0);
+                ck_assert(TAILQ_EMPTY(&keepers.quotas) && keepers.n_recalled == 0);
+                give_back(10);
+                quota_release_idle(neighbour);
+                settle();
+        }
+
+        ck_assert_int_eq(quota_join(q), 0);
+        run_job(q, 2);
+        n_makes = device.n_makes;
+        fake_device_fail_make(&device, 1, -ENOMEM);
+        wait_for(11, neighbour, E);
+        quota_turn(neighbour);
+        worker_poll(worker); /* the request is in line again */
+        ck_assert_uint_eq(asks[11].n_done, 0);
+        quota_turn(neighbour);
+        ck_assert_uint_eq(worker_n_pending(worker), 1); /* what is kept is released first */
+        ck_assert(!neighbour->growing);
+        fake_device_fail_make(&device, 1, -ENOMEM);
+        settle();
+        assert_done(11, -ENOMEM);
+        ck_assert(asks[11].request.device_failed);
+        ck_assert_uint_eq(device.n_makes, n_makes + 2);
+        ck_assert_uint_eq(q->account.charged_bytes, 0);
+
+        fake_device_fail_make(&device, 1, -ENOMEM);
+        wait_for(12, neighbour, E);
+        settle();
+        assert_done(12, -ENOMEM); /* nothing was kept */
+        ck_assert_uint_eq(device.n_makes, n_makes + 3);
+
+        ck_assert_int_eq(quota_join(q), 0);
+        run_job(q, 2);
+        fake_device_fail_make(&device, 1, -ENOMEM);
+        wait_for(13, neighbour, E);
+        quota_turn(neighbour);
+        worker_poll(worker);
+        quota_cancel(&asks[13].request);
+        settle();
+        ck_assert_uint_eq(asks[13].n_done, 0);
 }
 END_TEST
 
@@ -1066,12 +1386,22 @@ int main(void)
         tcase_add_test(tc, test_neighbour);
         tcase_add_test(tc, test_reserve_of_the_neighbour);
         tcase_add_test(tc, test_timeout);
+        tcase_add_test(tc, test_a_free_in_which_nothing_fits);
+        tcase_add_test(tc, test_a_free_in_which_nothing_of_a_neighbour_fits);
         tcase_add_test(tc, test_timeout_is_the_firsts_own);
         tcase_add_test(tc, test_budget);
         tcase_add_test(tc, test_budget_of_refusals);
         tcase_add_test(tc, test_explain);
         tcase_add_test(tc, test_preallocated);
         tcase_add_test(tc, test_no_room_for_a_quota);
+        tcase_add_test(tc, test_keep);
+        tcase_add_test(tc, test_keep_beside_a_session);
+        tcase_add_test(tc, test_kept_for_the_neighbour);
+        tcase_add_test(tc, test_keep_is_changed);
+        tcase_add_test(tc, test_kept_until_drained);
+        tcase_add_test(tc, test_kept_until_removed);
+        tcase_add_test(tc, test_keep_expires_in_order);
+        tcase_add_test(tc, test_kept_until_the_device_is_short);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
 }

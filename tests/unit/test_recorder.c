@@ -6,10 +6,14 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +22,10 @@
 #include "ctl/trace.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+
+/* A line as it stands in the file: upper has 19 digits. */
+#define LINE(lower, upper, size) lower "," lower ",00000000000000000" upper "," size "\n"
+#define OPEN_LINE(lower, size)   lower "," lower ",9223372036854775807," size "\n"
 
 static char folder[64], path[96];
 static int n_fds_before;
@@ -86,7 +94,7 @@ static void expect_text(const char *text)
 
 /* ---- lives --------------------------------------------------------------- */
 
-START_TEST(lives_are_written_as_they_end)
+START_TEST(lives_in_the_order_of_their_beginnings)
 {
         struct recorder *r = record();
 
@@ -97,7 +105,8 @@ START_TEST(lives_are_written_as_they_end)
         give_back(r, at(7));            /* none of ours */
         give_back(r, at(0));
         ck_assert_ptr_null(recorder_free(r));
-        expect_text("id,lower,upper,size\n2,2,3,1\n1,1,5,1000\n4,4,6,4096\n");
+        expect_text("id,lower,upper,size\n" LINE("1", "05", "1000") LINE("2", "03", "1")
+                            LINE("4", "06", "4096"));
 }
 END_TEST
 
@@ -113,7 +122,8 @@ START_TEST(a_life_goes_on)
         give_back(r, at(0));
         recorder_given(r, at(1), 30); /* its free was not seen */
         recorder_free(r);
-        expect_text("id,lower,upper,size\n1,1,4,10\n3,3,5,20\n6,6,7,30\n");
+        expect_text("id,lower,upper,size\n" LINE("1", "04", "10") LINE("3", "05", "20")
+                            LINE("6", "07", "30"));
 }
 END_TEST
 
@@ -303,7 +313,7 @@ START_TEST(one_recorder_per_file)
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
         recorder_free(r);
-        expect_text("id,lower,upper,size\n1,1,2,1\n");
+        expect_text("id,lower,upper,size\n" LINE("1", "02", "1"));
         recorder_free(record()); /* replaces it */
         expect_text("id,lower,upper,size\n");
 }
@@ -332,7 +342,7 @@ START_TEST(a_child_of_the_recording_process)
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
         recorder_free(r);
-        expect_text("id,lower,upper,size\n1,1,2,5\n");
+        expect_text("id,lower,upper,size\n" LINE("1", "02", "5"));
 }
 END_TEST
 
@@ -380,37 +390,194 @@ START_TEST(exit_ends_what_is_recorded)
         }
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
-        expect_text("id,lower,upper,size\n1,1,2,77\n");
+        expect_text("id,lower,upper,size\n" LINE("1", "02", "77"));
 }
 END_TEST
 
-START_TEST(a_killed_process_leaves_whole_lines)
+/* What is in the file before the end is what happened so far. */
+START_TEST(each_event_is_in_the_file_at_once)
 {
-        for (useconds_t round = 0; round < 20; round++) {
-                pid_t pid = fork();
+        struct recorder *r = record();
+        struct recorder_life life;
+
+        recorder_given(r, at(0), 1000);
+        expect_text("id,lower,upper,size\n" OPEN_LINE("1", "1000"));
+        recorder_given(r, at(1), 2);
+        recorder_freeing(r, at(0), &life);
+        recorder_freed(r, &life);
+        expect_text("id,lower,upper,size\n" LINE("1", "03", "1000") OPEN_LINE("2", "2"));
+        recorder_free(r);
+        expect_text("id,lower,upper,size\n" LINE("1", "03", "1000") LINE("2", "04", "2"));
+}
+END_TEST
+
+enum { N_KILLED = 4, N_WINDOW = 16, MAX_ROUNDS = 200000 };
+
+/* In shared memory: how many calls of a thread have returned. */
+struct progress {
+        _Atomic uint32_t n_given, n_freed;
+};
+
+struct killed {
+        struct recorder *r;
+        struct progress *progress;
+        size_t number;
+};
+
+static uint64_t killed_size(size_t thread, size_t round)
+{
+        return 1 + round * N_KILLED + thread;
+}
+
+static void *record_until_killed(void *userdata)
+{
+        const struct killed *k = userdata;
+
+        for (uint32_t i = 0; i < MAX_ROUNDS; i++) {
+                recorder_given(k->r, at(k->number * 1000 + i % N_WINDOW), killed_size(k->number, i));
+                atomic_store(&k->progress->n_given, i + 1);
+                if (i + 1 < N_WINDOW)
+                        continue;
+                give_back(k->r, at(k->number * 1000 + (i + 1) % N_WINDOW));
+                atomic_store(&k->progress->n_freed, i + 2 - N_WINDOW);
+        }
+        pause();
+        return NULL;
+}
+
+static void __attribute__((noreturn)) run_until_killed(struct progress *progress, pid_t parent)
+{
+        struct killed parts[N_KILLED];
+        struct recorder *r;
+        pthread_t thread;
+
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != parent)
+                _exit(1);
+        r = record();
+        for (size_t i = 0; i < N_KILLED; i++) {
+                parts[i] = (struct killed){ r, &progress[i], i };
+                if (pthread_create(&thread, NULL, record_until_killed, &parts[i]) != 0)
+                        _exit(1);
+        }
+        for (;;)
+                pause();
+}
+
+static uint32_t sum_given(struct progress *progress)
+{
+        uint32_t sum = 0;
+
+        for (size_t i = 0; i < N_KILLED; i++)
+                sum += atomic_load(&progress[i].n_given);
+        return sum;
+}
+
+/* Each call that had returned, and at most one more of each thread. */
+static void check_killed(const struct trace *t, struct progress *progress)
+{
+        uint32_t n_given[N_KILLED] = { 0 }, n_freed[N_KILLED] = { 0 };
+
+        for (size_t i = 0; i < t->n_buffers; i++) {
+                const struct trace_buffer *b = &t->buffers[i];
+                size_t thread = (b->n_bytes - 1) % N_KILLED, round = (b->n_bytes - 1) / N_KILLED;
+
+                ck_assert_uint_eq(round, n_given[thread]++); /* in order, and each once */
+                if (b->upper != INT64_MAX)
+                        ck_assert_uint_eq(round, n_freed[thread]++);
+        }
+        for (size_t i = 0; i < N_KILLED; i++) {
+                uint32_t given = atomic_load(&progress[i].n_given), freed = atomic_load(&progress[i].n_freed);
+
+                ck_assert_msg(n_given[i] == given || n_given[i] == given + 1, "%u of %u", n_given[i], given);
+                ck_assert_msg(n_freed[i] == freed || n_freed[i] == freed + 1, "%u of %u", n_freed[i], freed);
+        }
+}
+
+START_TEST(a_killed_process_leaves_all_events)
+{
+        struct progress *progress = mmap(NULL, N_KILLED * sizeof(*progress), PROT_READ | PROT_WRITE,
+                                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        uint64_t state = 7;
+
+        ck_assert_ptr_ne(progress, MAP_FAILED);
+        for (int round = 0; round < 20; round++) {
+                uint32_t n = 100 + (uint32_t)(random_next(&state) % 5000);
+                pid_t parent = getpid(), pid;
                 struct trace *t;
-                struct stat st;
                 int n_waits = 0;
 
-                if (pid == 0) {
-                        struct recorder *r = record();
-
-                        for (size_t i = 0;; i++) {
-                                recorder_given(r, at(i % 100), UINT64_C(1) << i % 60);
-                                if (i >= 50)
-                                        give_back(r, at((i - 50) % 100));
-                        }
-                }
-                while ((stat(path, &st) < 0 || st.st_size < 1000) && n_waits++ < 10000)
+                memset(progress, 0, N_KILLED * sizeof(*progress));
+                pid = fork();
+                if (pid == 0)
+                        run_until_killed(progress, parent);
+                while (sum_given(progress) < n && n_waits++ < 60000)
                         usleep(1000);
-                usleep(1000 + round * 373);
                 kill(pid, SIGKILL);
                 ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+                ck_assert_uint_ge(sum_given(progress), n);
                 t = read_back();
-                ck_assert_uint_gt(t->n_buffers, 10);
+                ck_assert_uint_eq(t->cut_line, 0);
+                check_killed(t, progress);
                 trace_free(t);
                 ck_assert_int_eq(unlink(path), 0);
         }
+        munmap(progress, N_KILLED * sizeof(*progress));
+}
+END_TEST
+
+/* Another process empties the file. The job goes on, and the reader says that it is no trace. */
+START_TEST(a_truncated_file)
+{
+        struct recorder *r = record();
+        struct trace *t = NULL;
+        char *error = NULL;
+        FILE *in;
+
+        for (size_t i = 0; i < 1000; i++)
+                recorder_given(r, at(i), 1000);
+        ck_assert_int_eq(truncate(path, 0), 0);
+        for (size_t i = 0; i < 1000; i++)
+                give_back(r, at(i));
+        recorder_given(r, at(0), 1000);
+        recorder_free(r);
+        in = fopen(path, "re");
+        ck_assert_ptr_nonnull(in);
+        ck_assert_int_eq(trace_read(in, "t", &t, &error), -EINVAL);
+        ck_assert_str_eq(error, "t:1: a zero byte; this is no text");
+        fclose(in);
+        free(error);
+}
+END_TEST
+
+/* A child that uses the recorder nonetheless, and one that was made without fork(). */
+START_TEST(a_child_that_calls_the_recorder)
+{
+        struct recorder *r = record();
+        struct recorder_life life;
+        int status;
+        pid_t pid;
+
+        recorder_given(r, at(0), 1);
+        pid = fork();
+        if (pid == 0) {
+                if (open("/dev/null", O_WRONLY) < 0) /* in the place of the closed fd */
+                        _exit(1);
+                recorder_given(r, at(1), 1);
+                recorder_freeing(r, at(0), &life);
+                recorder_freed(r, &life);
+                recorder_free(r);
+                exit(0);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        pid = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, 0);
+        if (pid == 0)
+                exit(0);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        expect_text("id,lower,upper,size\n" OPEN_LINE("1", "1"));
+        recorder_free(r);
+        expect_text("id,lower,upper,size\n" LINE("1", "02", "1"));
 }
 END_TEST
 
@@ -422,7 +589,7 @@ START_TEST(a_full_disk)
         struct trace *t;
         struct stat st;
 
-        signal(SIGXFSZ, SIG_IGN);
+        /* SIGXFSZ would end this process. */
         ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
         limit = before;
         limit.rlim_cur = 50001;
@@ -433,7 +600,7 @@ START_TEST(a_full_disk)
                 give_back(r, at(0));
         }
         recorder_free(r);
-        ck_assert_ptr_nonnull(strstr(error_last(), "the trace ends early"));
+        ck_assert_ptr_nonnull(strstr(error_last(), "the trace ends early: File too large"));
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
         ck_assert_int_eq(stat(path, &st), 0);
         ck_assert_int_gt(st.st_size, 49900);
@@ -450,7 +617,7 @@ int main(void)
 
         tcase_add_checked_fixture(lives, setup, teardown);
         tcase_set_timeout(lives, 60);
-        tcase_add_test(lives, lives_are_written_as_they_end);
+        tcase_add_test(lives, lives_in_the_order_of_their_beginnings);
         tcase_add_test(lives, a_life_goes_on);
         tcase_add_test(lives, no_recorder_at_all);
         tcase_add_test(lives, many_lives_and_their_peak);
@@ -464,7 +631,10 @@ int main(void)
         tcase_add_test(files, a_child_of_the_recording_process);
         tcase_add_test(files, a_child_that_stays_behind);
         tcase_add_test(files, exit_ends_what_is_recorded);
-        tcase_add_test(files, a_killed_process_leaves_whole_lines);
+        tcase_add_test(files, a_child_that_calls_the_recorder);
+        tcase_add_test(files, each_event_is_in_the_file_at_once);
+        tcase_add_test(files, a_killed_process_leaves_all_events);
+        tcase_add_test(files, a_truncated_file);
         tcase_add_test(files, a_full_disk);
         suite_add_tcase(suite, files);
         return suite_run(suite);

@@ -157,8 +157,6 @@ START_TEST(nonsense_is_refused)
         ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.region_bytes = 3 * MIB;
         ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
-        extent.region_bytes = UINT64_C(1) << 60;
-        ck_assert_int_eq(map_fd(&extent, e.fd), -ENOMEM);
         extent.region_bytes = 64 * MIB;
         ck_assert_int_eq(map_fd(&extent, -1), -EPROTO);
         extent.offset = 64 * MIB;
@@ -175,6 +173,43 @@ START_TEST(nonsense_is_refused)
         ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
         ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
         ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+/* More addresses than a process has: the extent is known, and nothing is there. */
+START_TEST(what_cannot_be_mapped)
+{
+        struct region_extent extent = { 1, 1, UINT64_C(1) << 60, 0, 2 * MIB, 0 };
+        struct device_extent e[2] = { DEVICE_EXTENT_EMPTY, DEVICE_EXTENT_EMPTY };
+        struct region_place place;
+
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e[i]), 0);
+        ck_assert_int_eq(regions_retry(&regions, 1, 0, 2 * MIB), -ENOENT);
+        ck_assert_int_eq(map_fd(&extent, dup(e[0].fd)), REGIONS_UNMAPPED);
+        ck_assert_int_eq(resolves(1, 0, 2 * MIB), -EPROTO);
+        ck_assert_int_eq(regions_retry(&regions, 1, 0, MIB), -ENOMEM);
+        ck_assert_int_eq(regions_retry(&regions, 1, 2 * MIB, MIB), -ENOENT);
+        ck_assert_int_eq(regions_retry(&regions, 2, 0, MIB), -ENOENT);
+        ck_assert_int_eq(regions_find_extent(&regions, 1, &place), 0);
+        ck_assert(place.region_id == 1 && place.offset == 0 && place.n_bytes == 2 * MIB && !place.range);
+        ck_assert_uint_eq(regions_list(&regions, NULL, 0), 0);
+        ck_assert_int_eq(regions_unmap(&regions, 1), 0); /* let go of */
+        ck_assert_int_eq(regions_unmap(&regions, 1), -ENOENT);
+        ck_assert_int_eq(regions_find_extent(&regions, 1, &place), -ENOENT);
+
+        ck_assert_int_eq(map_fd(&extent, dup(e[0].fd)), REGIONS_UNMAPPED);
+        extent = (struct region_extent){ 2, 1, 64 * MIB, 0, 2 * MIB, 0 };
+        ck_assert_int_eq(map_fd(&extent, e[1].fd), 0); /* in its place */
+        ck_assert_int_eq(regions_find_extent(&regions, 1, &place), -ENOENT);
+        ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
+        extent = (struct region_extent){ 3, 2, UINT64_C(1) << 60, 0, 2 * MIB, 0 };
+        ck_assert_int_eq(map_fd(&extent, dup(e[0].fd)), REGIONS_UNMAPPED);
+        regions_forget_unmapped(&regions);
+        ck_assert_int_eq(regions_find_extent(&regions, 3, &place), -ENOENT);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
+        for (int i = 0; i < 2; i++)
+                ck_assert_int_eq(device_destroy(device, &e[i]), 0);
 }
 END_TEST
 
@@ -245,6 +280,7 @@ int main(void)
         tcase_add_test(t, successors_replace);
         tcase_add_test(t, extents_are_taken_back);
         tcase_add_test(t, nonsense_is_refused);
+        tcase_add_test(t, what_cannot_be_mapped);
         tcase_add_test(t, ranges_are_found);
         tcase_add_test(t, extents_by_handle);
         suite_add_tcase(suite, t);

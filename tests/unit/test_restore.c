@@ -27,6 +27,7 @@ static struct account account;
 static struct arena *a;
 static uint32_t quota, session;
 static uint64_t limit_bytes;
+static uint32_t per_zone; /* 0: all extents have E; else there are some of 1, 2 and 4 MiB */
 static uint64_t state;
 static int n_fds_before;
 
@@ -49,7 +50,9 @@ static struct arena_options options(void)
                 .quota = quota,
                 .share = DEVICE_SHARE_FD,
                 .limit_bytes = limit_bytes,
-                .extent_bytes = E,
+                .extent_bytes = per_zone > 0 ? 4 * E : E,
+                .small_extent_bytes = MIB,
+                .extents_per_zone = per_zone,
         };
 }
 
@@ -68,6 +71,7 @@ static void setup(void)
         struct arena_options o;
 
         n_fds_before = suite_count_fds();
+        per_zone = 0;
         fake_device_init(&device, MIB);
         limit_bytes = 41 * MIB;
         ck_assert_int_eq(worker_new_inline(&worker), 0);
@@ -92,6 +96,17 @@ static void teardown(void)
         ledger = ledger_free(ledger);
         worker = worker_free(worker);
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+/* Another arena in the place of the one that setup() made. */
+static void open_zoned(uint32_t n)
+{
+        struct arena_options o;
+
+        a = arena_free(a);
+        per_zone = n;
+        o = options();
+        ck_assert_int_eq(arena_new(&o, &a), 0);
 }
 
 /* ---- a life ------------------------------------------------------------------- */
@@ -278,6 +293,7 @@ struct seen { /* of the arena, by who uses it */
         size_t n_slots;
         uint32_t n_extents;
         uint64_t releasable;
+        uint64_t huge_bytes, small_bytes;
 };
 
 static void look(const struct left *left, struct seen *ret)
@@ -290,6 +306,8 @@ static void look(const struct left *left, struct seen *ret)
         ret->n_slots = arena_n_slots(a);
         ret->n_extents = arena_n_extents(a);
         ret->releasable = arena_releasable(a, NULL);
+        ret->huge_bytes = arena_huge_bytes(a);
+        ret->small_bytes = arena_small_bytes(a);
 }
 
 static void compare(const struct left *left, const struct seen *x, const struct seen *y)
@@ -307,6 +325,8 @@ static void compare(const struct left *left, const struct seen *x, const struct 
         ck_assert_uint_eq(x->n_slots, y->n_slots);
         ck_assert_uint_eq(x->n_extents, y->n_extents);
         ck_assert_uint_eq(x->releasable, y->releasable);
+        ck_assert_uint_eq(x->huge_bytes, y->huge_bytes);
+        ck_assert_uint_eq(x->small_bytes, y->small_bytes);
 }
 
 START_TEST(test_life_goes_on)
@@ -314,12 +334,19 @@ START_TEST(test_life_goes_on)
         static struct seen before, after;
         static struct left left;
         uint64_t n_blocks = 0, n_extents = 0;
+        int n_huge = 0;
 
         state = 31 + (uint64_t)_i;
+        if (_i >= 4)
+                open_zoned(_i == 4 ? 2 : 5);
         for (int n = 0; n < HAND_OVERS; n++) {
-                for (int i = 0; i < STEPS; i++)
+                for (int i = 0; i < STEPS; i++) {
+                        device.is_huge = i % 2;
                         step();
+                }
                 check();
+                ck_assert_uint_eq(arena_huge_bytes(a) + arena_small_bytes(a), device.live_bytes);
+                n_huge += arena_huge_bytes(a) > 0;
                 collect(&left);
                 look(&left, &before);
                 end_of_process();
@@ -331,13 +358,15 @@ START_TEST(test_life_goes_on)
         }
         ck_assert_uint_gt(n_blocks, HAND_OVERS * 10);
         ck_assert_uint_gt(n_extents, HAND_OVERS * 5);
+        ck_assert_int_gt(n_huge, 0);
         for (uint32_t block; (block = pick_block()) != LEDGER_NONE;) {
                 ck_assert_int_eq(arena_dealloc(a, ledger_block_at(ledger, block)->handle), 0);
                 ledger_block_clear(ledger, block);
         }
         arena_release(a, UINT64_MAX, NULL, on_released, NULL);
-        worker_poll(worker);
+        worker_drain(worker);
         ck_assert_uint_eq(arena_n_extents(a), 0); /* all of it can be given back */
+        ck_assert_uint_eq(arena_huge_bytes(a) + arena_small_bytes(a), 0);
         check();
 }
 END_TEST
@@ -368,13 +397,21 @@ END_TEST
 START_TEST(test_empty)
 {
         static struct left left;
+        uint32_t block;
 
         collect(&left);
         end_of_process();
         restore_well(&left);
+        ck_assert_ptr_null(ledger_region_get(ledger, 0)); /* the first block makes the region */
+        add_block(3 * MIB);
+        ck_assert_ptr_nonnull(ledger_region_get(ledger, 0));
+        block = pick_block();
+        ck_assert_int_eq(arena_dealloc(a, ledger_block_at(ledger, block)->handle), 0);
+        ledger_block_clear(ledger, block);
+        arena_release(a, UINT64_MAX, NULL, on_released, NULL);
+        worker_poll(worker);
         collect(&left);
         end_of_process();
-        ledger_region_clear(ledger, 0); /* killed before the first region was there */
         restore_well(&left);
         add_block(3 * MIB);
         check();
@@ -491,7 +528,7 @@ int main(void)
 
         tcase_set_timeout(t, 120);
         tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_loop_test(t, test_life_goes_on, 0, 4);
+        tcase_add_loop_test(t, test_life_goes_on, 0, 6);
         tcase_add_test(t, test_second_region);
         tcase_add_test(t, test_empty);
         tcase_add_test(t, test_damage);

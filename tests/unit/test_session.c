@@ -7,11 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/accounting.h"
+#include "daemon/clock.h"
 #include "daemon/log.h"
 #include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -87,6 +91,18 @@ static const Bfcd__Block *must_malloc(struct peer *p, uint32_t partition, uint64
                 ck_abort_msg("refused: %s", reply->refusal->message);
         ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_BLOCK);
         return reply->block;
+}
+
+/* The id of what was split off. */
+static uint64_t must_split(struct peer *p, uint64_t block_id, uint64_t n_bytes)
+{
+        const Bfcd__Reply *reply = peer_reply(p, peer_split(p, block_id, n_bytes));
+
+        ck_assert_ptr_nonnull(reply);
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL)
+                ck_abort_msg("refused: %s", reply->refusal->message);
+        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_SPLIT);
+        return reply->split->block_id;
 }
 
 static const char *refusal_of(struct peer *p, uint64_t id, int error)
@@ -194,6 +210,94 @@ START_TEST(test_malloc_free)
 }
 END_TEST
 
+/* The middle of a block is freed; what is left of it stays where it is. */
+START_TEST(test_split)
+{
+        struct peer *p = come_in(1), *other;
+        const Bfcd__Block *block = must_malloc(p, 0, 12 * MIB - 100);
+        uint64_t id = block->block_id, offset = block->offset, middle, end;
+        struct quota *q = p->session->shares[0].quota;
+        uint64_t n_in_use = q->bytes_in_use, n_requested = q->bytes_requested;
+
+        middle = must_split(p, id, 2 * MIB + 256);
+        ck_assert_uint_eq(must_split(p, id, 2 * MIB + 256), middle); /* asked again */
+        end = must_split(p, middle, 8 * MIB);
+        ck_assert(middle != id && end != id && end != middle);
+        check_broker();
+        ck_assert_uint_eq(q->n_blocks, 3);
+        ck_assert_uint_eq(p->session->shares[0].holding.n_blocks, 3);
+        ck_assert_uint_eq(p->session->bytes_in_use, 12 * MIB);
+        ck_assert_uint_eq(q->bytes_in_use, n_in_use);
+        ck_assert_uint_eq(q->bytes_requested, n_requested);
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, middle)), 0);
+        ck_assert_uint_eq(q->bytes_in_use, 4 * MIB);
+        ck_assert_uint_eq(q->bytes_requested, 4 * MIB - 100);
+        refusal_of(p, peer_split(p, middle, 256), EINVAL);
+        refusal_of(p, peer_split(p, id, 2 * MIB + 256), EINVAL); /* that long it is */
+        check_broker();
+
+        other = come_in(1);
+        block = must_malloc(other, 0, 8 * MIB); /* the place is free */
+        ck_assert_uint_eq(block->offset, offset + 2 * MIB + 256);
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, end)), 0);
+        check_broker();
+        peer_free(other);
+        peer_free(p);
+}
+END_TEST
+
+START_TEST(test_split_refused)
+{
+        static const uint64_t PLACES[] = { 0,          1,   255,        257,        1024,
+                                           1024 + 256, 512, 1ull << 63, UINT64_MAX, UINT64_MAX - 255 };
+        struct peer *p = come_in(1), *other = come_in(1), *third = come_in(2);
+        uint64_t id = must_malloc(p, 0, 1000)->block_id, shared = must_malloc(p, 0, 1000)->block_id, high;
+
+        for (size_t i = 0; i < sizeof(PLACES) / sizeof(PLACES[0]); i++)
+                if (PLACES[i] != 512)
+                        refusal_of(p, peer_split(p, id, PLACES[i]), EINVAL);
+        refusal_of(p, peer_split(p, 0, 512), EINVAL);
+        refusal_of(p, peer_split(p, UINT64_MAX, 512), EINVAL);
+        refusal_of(other, peer_split(other, id, 512), EINVAL); /* of the same tenant */
+        refusal_of(third, peer_split(third, id, 512), EINVAL);
+        ck_assert_int_eq(peer_error(p, peer_publish(p, shared, "weights")), 0);
+        refusal_of(p, peer_split(p, shared, 512), EINVAL);
+        check_broker();
+
+        high = must_split(p, id, 512);
+        refusal_of(other, peer_split(other, id, 512), EINVAL); /* also what would be answered as before */
+        ck_assert_int_eq(peer_error(p, peer_publish(p, high, "rest")), 0);
+        refusal_of(p, peer_split(p, id, 512), EINVAL); /* not both parts are its own any more */
+        ck_assert_uint_ne(must_split(p, id, 256), high);
+        check_broker();
+        peer_free(p);
+        peer_free(other);
+        peer_free(third);
+}
+END_TEST
+
+/* No session has more blocks than max_blocks by it. */
+START_TEST(test_split_is_bounded)
+{
+        struct peer *p = come_in(1);
+        uint64_t id = must_malloc(p, 0, 4 * MIB)->block_id;
+        const char *sentence;
+
+        for (unsigned i = 1; i < 1000; i++) {
+                id = must_split(p, id, 256);
+                peer_forget_replies(p);
+        }
+        sentence = refusal_of(p, peer_split(p, id, 256), EDQUOT);
+        ck_assert_ptr_nonnull(strstr(sentence, "max_blocks"));
+        ck_assert_uint_eq(p->session->shares[0].quota->n_blocks, 1000);
+        check_broker();
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
+        check_broker();
+        peer_free(p);
+}
+END_TEST
+
 START_TEST(test_sizes)
 {
         struct peer *p = come_in(1);
@@ -205,11 +309,11 @@ START_TEST(test_sizes)
         refusal_of(p, peer_malloc(p, 0, UINT64_MAX), EDQUOT);
         refusal_of(p, peer_malloc(p, 0, UINT64_C(1) << 63), EDQUOT);
         sentence = refusal_of(p, peer_malloc(p, 0, 48 * MIB + 1), EDQUOT);
-        ck_assert_ptr_nonnull(strstr(sentence, "limit 50331648"));
+        ck_assert_ptr_nonnull(strstr(sentence, "48.0 MiB"));
         must_malloc(p, 0, 48 * MIB); /* every byte of the limit can be had in one piece */
         check_broker();
         sentence = refusal_of(p, peer_malloc(p, 0, 1), EDQUOT);
-        ck_assert_ptr_nonnull(strstr(sentence, "in use 50331648"));
+        ck_assert_msg(strstr(sentence, "48.0 MiB of 48.0 MiB reserved"), "%s", sentence);
         peer_free(p);
 }
 END_TEST
@@ -250,14 +354,16 @@ START_TEST(test_again)
         struct peer *p = come_in(1);
 
         must_malloc(p, 0, 40 * MIB);
-        for (uint64_t n = 20; n < 100; n += 40) {
-                refusal_of(p, peer_malloc_flags(p, 0, n * MIB, 2), EDQUOT);
-                refusal_of(p, peer_malloc_flags(p, 0, n * MIB, 3), n < 48 ? EINVAL : EDQUOT);
-        }
+        refusal_of(p, peer_malloc_flags(p, 0, 20 * MIB, 2), EDQUOT);
+        refusal_of(p, peer_malloc_flags(p, 0, 20 * MIB, 3), EINVAL);
         ck_assert_uint_eq(quota->n_refusals + quota->last_refusal_ms + p->session->n_refusals, 0);
         refusal_of(p, peer_malloc(p, 0, 20 * MIB), EDQUOT);
         ck_assert_uint_eq(quota->n_over_quota, 1);
         ck_assert_uint_eq(p->session->n_refusals, 1);
+        /* Beyond the limit: the client is told that it is in vain to try again. */
+        refusal_of(p, peer_malloc_flags(p, 0, 60 * MIB, 2), EDQUOT);
+        ck_assert_uint_eq(quota->n_over_quota, 2);
+        ck_assert_uint_eq(p->session->n_refusals, 2);
         peer_free(p);
 }
 END_TEST
@@ -279,6 +385,61 @@ START_TEST(test_max_blocks_and_sessions)
         peer_free(p);
         peer_free(r);
         peer_free(s);
+}
+END_TEST
+
+/* A client of another broker comes in, or is refused: its errno. */
+static int come_to(struct broker *other, uid_t uid, const char *partition, struct peer **ret)
+{
+        struct peer *p = peer_new(other, uid, false);
+        int error = peer_error(p, peer_hello(p, "", partition));
+
+        if (error == 0)
+                *ret = p;
+        else
+                peer_free(p);
+        return error;
+}
+
+/* However many partitions it has; and each other tenant is sure of its share. */
+START_TEST(test_sessions_of_a_tenant)
+{
+        static const char text[] =
+                "devices: [{id: host, size: 64MiB, partitions: [{name: p, limit: 16MiB}, {name: q, limit: 16MiB}, "
+                "{name: r, limit: 16MiB}]}]\n"
+                "max_sessions: 10\n"
+                "tenants:\n"
+                "  - {name: a, match: {uid: 1}, quotas: [{partition: p, max_sessions: 3}, "
+                "{partition: q, max_sessions: 4}, {partition: r, max_sessions: 2}]}\n"
+                "  - {name: b, match: {uid: 2}, quotas: [{partition: p}]}\n"
+                "  - {name: c, match: {uid: 3}, quotas: [{partition: p}]}\n";
+        static const char *const partitions[] = { "p", "q", "r" };
+        struct peer *peers[10], *late;
+        struct config *own;
+        struct broker *other = peer_broker(text, &own);
+        size_t n = 0;
+
+        for (size_t i = 0; i < 9; i++)
+                n += come_to(other, 1, partitions[i % 3], &peers[n]) == 0;
+        ck_assert_uint_eq(n, 4);
+        late = peer_new(other, 1, false);
+        ck_assert_ptr_nonnull(strstr(refusal_of(late, peer_hello(late, "", "q"), EDQUOT),
+                                     "tenant 'a' has 4 sessions: its limit max_sessions is 4"));
+        peer_free(late);
+        for (size_t i = 0; i < 9; i++)
+                n += come_to(other, 2, "", &peers[n]) == 0;
+        ck_assert_uint_eq(n, 7);
+        late = peer_new(other, 2, false);
+        ck_assert_ptr_nonnull(strstr(refusal_of(late, peer_hello(late, "", ""), EDQUOT),
+                                     "the daemon has 7 sessions of max_sessions 10, and what is left is "
+                                     "promised to other tenants; tenant 'b' has 3"));
+        peer_free(late);
+        for (size_t i = 0; i < 9; i++)
+                n += come_to(other, 3, "", &peers[n < 10 ? n : 9]) == 0;
+        ck_assert_uint_eq(n, 10);
+        while (n > 0)
+                peer_free(peers[--n]);
+        peer_broker_free(other, own);
 }
 END_TEST
 
@@ -566,31 +727,110 @@ static unsigned count_words(const char *text, const char *words)
         return n;
 }
 
-/* Sessions that come and go write a line a second of each kind, for each tenant. */
-START_TEST(test_log_is_limited_by_tenant)
+/* Comes and goes without memory. */
+static void look_in(uid_t uid)
 {
-        static char text[1 << 16];
-        int ends[2], saved = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+        peer_free(come_in(uid));
+}
+
+/* What is logged from now on; and so far, as text. */
+static int log_fds[2], saved_stderr;
+
+static void log_catch(void)
+{
+        log_fds[0] = memfd_create("log", MFD_CLOEXEC);
+        saved_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+        ck_assert_int_ge(log_fds[0], 0);
+        ck_assert_int_eq(dup2(log_fds[0], STDERR_FILENO), STDERR_FILENO);
+        log_open(LOG_LEVEL_INFO);
+}
+
+static const char *log_caught(void)
+{
+        static char text[1 << 20];
         ssize_t n;
 
-        ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
-        ck_assert_int_eq(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
-        log_open(LOG_LEVEL_INFO);
+        dup2(saved_stderr, STDERR_FILENO);
+        n = pread(log_fds[0], text, sizeof(text) - 1, 0);
+        ck_assert_int_gt(n, 0);
+        text[n] = '\0';
+        close(log_fds[0]);
+        close(saved_stderr);
+        return text;
+}
+
+/* Each end is a line; of refusals the first, and the count of the others. */
+START_TEST(test_ends_are_recorded)
+{
+        const char *text;
+
+        log_catch();
         for (unsigned i = 0; i < 20; i++)
                 visit(1);
         visit(2);
-        dup2(saved, STDERR_FILENO);
-        n = read(ends[0], text, sizeof(text) - 1);
-        ck_assert_int_gt(n, 0);
-        close(ends[0]);
-        close(ends[1]);
-        close(saved);
-        printf("# %s", text);
-        ck_assert_uint_le(count_words(text, "): tenant 'a'"), 3); /* this machine may be slow */
-        ck_assert_uint_ge(count_words(text, "): tenant 'a'"), 1);
-        ck_assert_uint_le(count_words(text, "(tenant 'a', uid 1"), 3);
-        ck_assert_uint_eq(count_words(text, "): tenant 'b'"), 1);
+        (void)accounting_tick(b, clock_ms(), true);
+        text = log_caught();
+        ck_assert_uint_eq(count_words(text, "): tenant 'a', uid 1"), 20);
+        ck_assert_uint_eq(count_words(text, "peak 256 bytes, 1 allocations, 1 refusals"), 21);
+        ck_assert_uint_eq(count_words(text, "): tenant 'b', uid 2"), 1);
+        ck_assert_uint_lt(count_words(text, "(tenant 'a', uid 1"), 20);
+        ck_assert_uint_ge(count_words(text, "(tenant 'a', uid 1"), 1);
         ck_assert_uint_eq(count_words(text, "(tenant 'b', uid 2"), 1);
+        ck_assert_uint_ge(count_words(text, "like it left out)"), 1);
+}
+END_TEST
+
+/* A user chooses the program's name, and the control group's below one that was delegated to it. */
+START_TEST(test_figures_of_an_end_are_the_daemons)
+{
+        static const char lie[] = "x; lasted 1 ms, peak 1 bytes, 9 allocations, 0 refusals";
+        struct peer *p = come_in(1);
+        const char *text, *true_one, *false_one;
+
+        must_malloc(p, 0, 256);
+        snprintf(p->session->name, sizeof(p->session->name), "%s", lie);
+        free(p->session->who.cgroup);
+        p->session->who.cgroup = malloc(4001);
+        ck_assert_ptr_nonnull(p->session->who.cgroup);
+        memset(p->session->who.cgroup, 'g', 4000);
+        p->session->who.cgroup[4000] = '\0';
+        log_catch();
+        peer_free(p);
+        text = log_caught();
+        true_one = strstr(text, "peak 256 bytes, 1 allocations, 0 refusals");
+        false_one = strstr(text, "peak 1 bytes");
+        ck_assert_msg(true_one != NULL, "%s", text);
+        ck_assert_msg(false_one != NULL && true_one < false_one, "%s", text);
+}
+END_TEST
+
+/* A tenant that comes and goes in a loop has a bounded number of lines, and the sums have them all. */
+START_TEST(test_ends_are_bounded)
+{
+        struct tenant *t = &b->tenants[0];
+        const char *text, *sum;
+        unsigned long n_summed;
+
+        log_catch();
+        t->ends.since_ms = clock_ms();
+        for (unsigned i = 0; i < 1000; i++)
+                look_in(1);
+        t->ends.n_lines = ACCOUNTING_LINES; /* as if as many had had memory */
+        visit(1);
+        ck_assert(b->has_accounts);
+        ck_assert(accounting_tick(b, t->ends.since_ms + ACCOUNTING_WINDOW_MS - 1, false));
+        visit(2);
+        (void)accounting_tick(b, t->ends.since_ms + ACCOUNTING_WINDOW_MS, false);
+        text = log_caught();
+        ck_assert_uint_eq(count_words(text, "): tenant 'b', uid 2"), 1);
+        ck_assert_uint_ge(count_words(text, "): tenant 'a', uid 1"), ACCOUNTING_SHORT);
+        sum = strstr(text, " more sessions of tenant 'a' ended");
+        ck_assert_ptr_nonnull(sum);
+        while (sum > text && sum[-1] != ' ')
+                sum--;
+        n_summed = strtoul(sum, NULL, 10);
+        ck_assert_uint_eq(count_words(text, "): tenant 'a', uid 1") + n_summed, 1001);
+        ck_assert_ptr_nonnull(strstr(sum, "largest peak 256 bytes, 1 allocations, 1 refusals"));
 }
 END_TEST
 
@@ -638,6 +878,15 @@ static void walker_step(struct walker *w, unsigned *seed)
                 unsigned bits = (unsigned)rand_r(seed) % 24;
 
                 w->waiting = peer_malloc(w->peer, 0, 1 + (uint64_t)rand_r(seed) % (UINT64_C(2) << bits));
+        } else if (dice < 52 && !w->waiting && w->n_blocks > 0 && w->n_blocks < WALK_BLOCKS) {
+                uint64_t block_id = w->blocks[(size_t)rand_r(seed) % w->n_blocks];
+                uint32_t index = ledger_block_find(b->ledger, block_id);
+                uint64_t n = ledger_block_at(b->ledger, index)->n_bytes / 256;
+
+                if (n > 1)
+                        w->blocks[w->n_blocks++] =
+                                must_split(w->peer, block_id, (1 + (uint64_t)rand_r(seed) % (n - 1)) * 256);
+                peer_forget_replies(w->peer);
         } else if (dice < 90 && w->n_blocks > 0) {
                 size_t i = (size_t)rand_r(seed) % w->n_blocks;
                 uint64_t id = peer_free_block(w->peer, w->blocks[i]);
@@ -684,10 +933,14 @@ int main(void)
         tcase_add_test(tc, test_tenant_choice);
         tcase_add_test(tc, test_order);
         tcase_add_test(tc, test_malloc_free);
+        tcase_add_test(tc, test_split);
+        tcase_add_test(tc, test_split_refused);
+        tcase_add_test(tc, test_split_is_bounded);
         tcase_add_test(tc, test_sizes);
         tcase_add_test(tc, test_flags);
         tcase_add_test(tc, test_again);
         tcase_add_test(tc, test_max_blocks_and_sessions);
+        tcase_add_test(tc, test_sessions_of_a_tenant);
         tcase_add_test(tc, test_pass_by);
         tcase_add_test(tc, test_death_while_growing);
         tcase_add_test(tc, test_fragments_go_back);
@@ -699,7 +952,9 @@ int main(void)
         tcase_add_test(tc, test_lingers);
         tcase_add_test(tc, test_goodbye);
         tcase_add_test(tc, test_waits_for_the_dying);
-        tcase_add_test(tc, test_log_is_limited_by_tenant);
+        tcase_add_test(tc, test_ends_are_recorded);
+        tcase_add_test(tc, test_figures_of_an_end_are_the_daemons);
+        tcase_add_test(tc, test_ends_are_bounded);
         tcase_add_test(tc, test_random_walk);
         suite_add_tcase(suite, tc);
         return suite_run(suite);

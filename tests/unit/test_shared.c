@@ -10,6 +10,7 @@
 #include "daemon/clock.h"
 #include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -763,7 +764,7 @@ static void walk_malloc(struct walk *w, int i)
 
                 if (m->id)
                         continue;
-                *m = (struct m_block){ must_malloc(w->peers[i], 0, 1 + dice(w, 3 * MIB)), i, 0, { 0 } };
+                *m = (struct m_block){ must_malloc(w->peers[i], 0, 1 + dice(w, 2 * MIB)), i, 0, { 0 } };
                 return;
         }
 }
@@ -929,9 +930,142 @@ START_TEST(test_random_walk)
 }
 END_TEST
 
+/* ---- blocks that wait for an acknowledgement -------------------------------- */
+
+#define LARGE_BYTES (UINT64_C(132) << 20) /* 66 extents: two more than may be unacknowledged */
+
+static void setup_large(void)
+{
+        n_fds_before = suite_count_fds();
+        b = peer_broker("devices:\n"
+                        "  - id: host\n"
+                        "    size: 192MiB\n"
+                        "    partitions: [{name: train, limit: 160MiB}]\n"
+                        "tenants:\n"
+                        "  - name: a\n"
+                        "    match: {uid: 1}\n"
+                        "    quotas: [{partition: train, limit: 160MiB}]\n",
+                        &config);
+}
+
+/* A session that attached "large" and acknowledges nothing. *ret_id: of that request. */
+static struct peer *come_in_mute(struct peer *publisher, uint64_t *ret_id)
+{
+        struct peer *q;
+
+        must_publish(publisher, must_malloc(publisher, 0, LARGE_BYTES), "large");
+        q = come_in(1);
+        q->auto_ack = false;
+        q->by_slices = true;
+        *ret_id = peer_attach(q, "large", 0);
+        ck_assert_int_eq(peer_error(q, *ret_id), -1);
+        ck_assert_uint_eq(q->n_extents, SESSION_MAX_UNACKED);
+        return q;
+}
+
+static void assert_full(struct peer *q)
+{
+        const char *sentence = refusal_of(q, peer_attach(q, "large", 0), EDQUOT);
+
+        ck_assert_ptr_nonnull(strstr(sentence, "1024 blocks of this session wait until it acknowledges"));
+        refusal_of(q, peer_attach(q, "what is not there", 1000), EDQUOT);
+        refusal_of(q, peer_malloc(q, 0, 1000), EDQUOT);
+        ck_assert_uint_eq(q->session->n_deliveries, SESSION_MAX_DELIVERIES);
+}
+
+/* Deliveries are bounded for a client that acknowledges nothing. After the acknowledgement they go out,
+ * a slice in each turn. */
+START_TEST(test_deliveries_are_bounded)
+{
+        struct peer *p = come_in(1), *q;
+        size_t n_before, n_slices = 0;
+        uint64_t first, last;
+
+        q = come_in_mute(p, &first);
+        for (unsigned i = 1; i < SESSION_MAX_DELIVERIES; i++)
+                ck_assert_int_eq(peer_error(q, last = peer_attach(q, "large", 0)), -1);
+        assert_full(q);
+        check_all();
+
+        n_before = q->n_replies;
+        ck_assert_int_eq(peer_ack(q, 1), 0);
+        ck_assert_uint_eq(q->n_replies, n_before + 1 + SESSION_DELIVERY_SLICE); /* with one Extents */
+        while (q->session->is_delivering) {
+                n_before = q->n_replies;
+                session_deliver(q->session);
+                ck_assert_uint_le(q->n_replies - n_before, SESSION_DELIVERY_SLICE);
+                ck_assert_uint_lt(++n_slices, SESSION_MAX_DELIVERIES);
+        }
+        ck_assert_uint_eq(n_slices, SESSION_MAX_DELIVERIES / SESSION_DELIVERY_SLICE - 1);
+        ck_assert_uint_eq(q->session->n_deliveries, 0);
+        attached(q, first);
+        attached(q, last);
+        ck_assert_uint_eq(q->n_extents, 66);
+        must_attach(q, "large");
+        check_all();
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+/* A request that comes meanwhile, or one more acknowledgement, does not make the turn longer. */
+START_TEST(test_deliveries_stay_in_order)
+{
+        struct peer *p = come_in(1), *q;
+        uint64_t first, late;
+        size_t n_before;
+
+        q = come_in_mute(p, &first);
+        for (unsigned i = 0; i < 4 * SESSION_DELIVERY_SLICE; i++)
+                (void)peer_attach(q, "large", 0);
+        ck_assert_int_eq(peer_ack(q, 1), 0);
+        ck_assert(q->session->is_delivering);
+        n_before = q->n_replies;
+        late = peer_attach(q, "large", 0);
+        ck_assert_int_eq(peer_ack(q, 2), 0);
+        ck_assert_uint_eq(q->n_replies, n_before);
+        while (q->session->is_delivering) {
+                ck_assert_int_eq(peer_error(q, late), -1);
+                session_deliver(q->session);
+        }
+        attached(q, late);
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
+/* Such a session ends in slices, also while some of its blocks can be delivered. */
+START_TEST(test_deliveries_are_dropped_in_slices)
+{
+        struct peer *p = come_in(1), *q;
+        size_t n_left = SESSION_MAX_DELIVERIES;
+        uint64_t first;
+
+        q = come_in_mute(p, &first);
+        while (q->session->n_deliveries < SESSION_MAX_DELIVERIES)
+                (void)peer_attach(q, "large", 0);
+        if (_i == 1) {
+                ck_assert_int_eq(peer_ack(q, 1), 0);
+                n_left -= SESSION_DELIVERY_SLICE;
+        }
+        ck_assert_int_eq(session_hang_up(q->session), 1);
+        ck_assert(!q->session->is_delivering);
+        session_close(q->session, "test");
+        for (; n_left > 0; n_left -= n_left < SESSION_REAP_SLICE ? n_left : SESSION_REAP_SLICE) {
+                ck_assert_uint_eq(q->session->n_deliveries, n_left);
+                ck_assert_int_eq(session_reap(q->session, SESSION_REAP_SLICE), SESSION_MORE);
+        }
+        ck_assert_uint_eq(q->session->n_deliveries, 0);
+        check_all();
+        peer_free(p);
+        peer_free(q);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("shared");
+        TCase *large = tcase_create("large");
         TCase *tc = tcase_create("shared");
 
         tcase_add_checked_fixture(tc, setup, teardown);
@@ -953,5 +1087,11 @@ int main(void)
         tcase_add_test(tc, test_full_tables);
         tcase_add_loop_test(tc, test_random_walk, 0, 2);
         suite_add_tcase(suite, tc);
+        tcase_add_checked_fixture(large, setup_large, teardown);
+        tcase_set_timeout(large, 240);
+        tcase_add_test(large, test_deliveries_are_bounded);
+        tcase_add_test(large, test_deliveries_stay_in_order);
+        tcase_add_loop_test(large, test_deliveries_are_dropped_in_slices, 0, 2);
+        suite_add_tcase(suite, large);
         return suite_run(suite);
 }

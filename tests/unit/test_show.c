@@ -4,12 +4,15 @@
 #include "tests/suite.h"
 
 #include <errno.h>
+#include <malloc.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ctl/list.h"
 #include "ctl/show.h"
+#include "ctl/table.h"
 
 /* A reply as it comes from the socket: packed and unpacked again. */
 static Bfcd__Reply *canned(Bfcd__ListReply *page)
@@ -56,6 +59,37 @@ static void check_json(Bfcd__List__Kind kind, const struct list *l, const char *
         json_decref(document);
 }
 
+/* Runs of blanks become one, and none begins a line: how wide columns are is another test's. */
+static void squeeze(char *text)
+{
+        char *to = text;
+
+        for (const char *c = text; *c; c++)
+                if (*c != ' ' || (to > text && to[-1] != ' ' && to[-1] != '\n'))
+                        *to++ = *c;
+        *to = '\0';
+}
+
+/* The width of a list's longest line, as it is printed by default. */
+static size_t narrow_width(Bfcd__List__Kind kind, const struct list *l)
+{
+        size_t width = 0, n;
+        char *text = NULL;
+        FILE *out = open_memstream(&text, &n);
+
+        ck_assert_ptr_nonnull(out);
+        table_look.is_wide = false;
+        ck_assert_int_eq(show_table(out, kind, l), 0);
+        fclose(out);
+        for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+                n = strcspn(line, "\n");
+                width = n > width ? n : width;
+        }
+        free(text);
+        return width;
+}
+
+/* All columns; by default it must fit a terminal. */
 static char *table_of(Bfcd__List__Kind kind, const struct list *l)
 {
         char *text = NULL;
@@ -63,8 +97,11 @@ static char *table_of(Bfcd__List__Kind kind, const struct list *l)
         FILE *out = open_memstream(&text, &n);
 
         ck_assert_ptr_nonnull(out);
+        ck_assert_uint_le(narrow_width(kind, l), TABLE_COLUMNS);
+        table_look.is_wide = true;
         ck_assert_int_eq(show_table(out, kind, l), 0);
         fclose(out);
+        squeeze(text);
         return text;
 }
 
@@ -81,6 +118,7 @@ static void fill_figures(Bfcd__Figures *f)
         f->largest_alloc_size = 64u << 20;
         f->largest_free_block_bytes = 96u << 20;
         f->bytes_free = 128u << 20;
+        f->bytes_fragmented = 32u << 20;
         f->num_blocks = 17;
         f->num_sessions = 3;
         f->num_extents = 12;
@@ -97,35 +135,28 @@ static void fill_figures(Bfcd__Figures *f)
         f->last_refusal_time_ms = 1700000000789;
 }
 
-#define FIGURES_JSON                                                                                                                 \
-        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                                  \
-        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                              \
-        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                           \
-        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                \
-        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_escaped\":4194304,\"fragmentation\":0.25," \
-        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,"                                                  \
-        "\"num_over_quota\":3,\"num_out_of_memory\":2,\"last_refusal_time_ms\":1700000000789,"                                       \
+#define FIGURES_JSON                                                                                                                                               \
+        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                                                                \
+        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                                                            \
+        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                                                         \
+        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                                              \
+        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_escaped\":4194304,\"bytes_fragmented\":33554432,\"fragmentation\":0.25," \
+        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,"                                                                                \
+        "\"num_over_quota\":3,\"num_out_of_memory\":2,\"last_refusal_time_ms\":1700000000789,"                                                                     \
         "\"peak_bytes_in_use_time_ms\":1700000000123,\"peak_bytes_reserved_time_ms\":1700000000456"
 
 #define REQUESTED_JSON "\"peak_bytes_requested\":199229440"
 
-#define NO_FIGURES_JSON                                                                                        \
-        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"                 \
-        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"      \
-        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"           \
-        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_escaped\":0,\"fragmentation\":0.0," \
-        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,"                                            \
-        "\"num_over_quota\":0,\"num_out_of_memory\":0,\"last_refusal_time_ms\":0,"                             \
+#define NO_FIGURES_JSON                                                                                                               \
+        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"                                        \
+        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"                             \
+        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"                                  \
+        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_escaped\":0,\"bytes_fragmented\":0,\"fragmentation\":0.0," \
+        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,"                                                                   \
+        "\"num_over_quota\":0,\"num_out_of_memory\":0,\"last_refusal_time_ms\":0,"                                                    \
         "\"peak_bytes_in_use_time_ms\":0,\"peak_bytes_reserved_time_ms\":0"
 
 #define NO_REQUESTED_JSON "\"peak_bytes_requested\":0"
-
-/* Terminals of operators have 120 columns; here a name and the times are longer than any. */
-static void check_width(const char *text)
-{
-        for (const char *line = text; *line; line += strcspn(line, "\n") + 1)
-                ck_assert_uint_le(strcspn(line, "\n"), 125);
-}
 
 START_TEST(tenants)
 {
@@ -140,6 +171,9 @@ START_TEST(tenants)
         row.tenant = (char[]){ "vision" };
         row.partition = (char[]){ "train" };
         row.figures = &figures;
+        row.bytes_pending = 2u << 20;
+        row.bytes_kept = 6u << 20;
+        row.kept_ms = 30000;
         page.n_tenants = 1;
         page.tenants = rows;
         page.next_cursor = 77;
@@ -149,28 +183,47 @@ START_TEST(tenants)
         row.tenant = (char[]){ "\x1b[31m\xff" };
         row.partition = (char[]){ "dev" };
         row.figures = NULL;
+        row.is_removed = true;
+        row.bytes_pending = 0;
+        row.bytes_kept = row.kept_ms = 0;
         page.next_cursor = 0;
         add(l, BFCD__LIST__KIND__TENANTS, &page, 0);
         ck_assert_uint_eq(l->n_tenants, 2);
-        check_json(BFCD__LIST__KIND__TENANTS, l,
-                   "{\"schema\":1,\"tenants\":["
-                   "{\"tenant\":\"vision\",\"partition\":\"train\"," FIGURES_JSON "," REQUESTED_JSON "},"
-                   "{\"tenant\":\"\\u001b[31m\\ufffd\",\"partition\":\"dev\"," NO_FIGURES_JSON
-                   "," NO_REQUESTED_JSON "}]}");
+        check_json(
+                BFCD__LIST__KIND__TENANTS, l,
+                "{\"schema\":1,\"tenants\":["
+                "{\"tenant\":\"vision\",\"partition\":\"train\",\"removed\":false,"
+                "\"bytes_pending\":2097152,\"bytes_kept\":6291456,\"kept_ms\":30000," FIGURES_JSON
+                "," REQUESTED_JSON "},"
+                "{\"tenant\":\"\\u001b[31m\\ufffd\",\"partition\":\"dev\",\"removed\":true,\"bytes_pending\":0,"
+                "\"bytes_kept\":0,\"kept_ms\":0," NO_FIGURES_JSON "," NO_REQUESTED_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__TENANTS, l);
-        ck_assert_ptr_nonnull(strstr(text, "TENANT        PARTITION     IN-USE       PEAK  "));
-        ck_assert_ptr_nonnull(strstr(text, "  RESERVED   PEAK-RES      LIMIT  EDQUOT  ENOMEM  "));
-        ck_assert_ptr_nonnull(strstr(text, "vision        train      128.0 MiB  192.0 MiB  "));
-        ck_assert_ptr_nonnull(strstr(text, "  256.0 MiB  300.0 MiB  512.0 MiB       3       2  "));
-        ck_assert_ptr_nonnull(strstr(text, "h  4.0 MiB\n")); /* days and hours ago */
-        ck_assert_ptr_nonnull(strstr(text, "\\x1b[31m\\xff  dev              0 B        0 B        "));
-        ck_assert_ptr_nonnull(strstr(text, "     -        0 B        0 B        0 B       0       0  "));
-        ck_assert_ptr_nonnull(strstr(text, "-      0 B\n"));
-        check_width(text);
+        ck_assert_ptr_nonnull(strstr(text, "TENANT PARTITION IN-USE PEAK "));
+        ck_assert_ptr_nonnull(strstr(text, " RESERVED PEAK-RES LIMIT EDQUOT ENOMEM "));
+        ck_assert_ptr_nonnull(strstr(text, "vision train 128.0 MiB 192.0 MiB "));
+        ck_assert_ptr_nonnull(strstr(text, " 256.0 MiB 300.0 MiB 512.0 MiB 3 2 "));
+        ck_assert_ptr_nonnull(strstr(text, "h 4.0 MiB 6.0 MiB\n")); /* days and hours ago */
+        ck_assert_ptr_nonnull(strstr(text, "\\x1b[31m\\xff dev 0 B 0 B "));
+        ck_assert_ptr_nonnull(strstr(text, " - 0 B 0 B removed 0 0 "));
+        ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B\n"));
         free(text);
         list_free(l);
 }
 END_TEST
+
+static void check_pages(Bfcd__ListReply *page, const char *pages)
+{
+        char expected[32], *text;
+        struct list *l;
+
+        ck_assert_int_eq(list_new(&l), 0);
+        add(l, BFCD__LIST__KIND__PARTITIONS, page, 0);
+        text = table_of(BFCD__LIST__KIND__PARTITIONS, l);
+        snprintf(expected, sizeof(expected), " %s 2 4.0 MiB\n", pages);
+        ck_assert_ptr_nonnull(strstr(text, expected));
+        free(text);
+        list_free(l);
+}
 
 START_TEST(partitions)
 {
@@ -187,6 +240,8 @@ START_TEST(partitions)
         row.growth = (char[]){ "on-demand" };
         row.share = (char[]){ "fd" };
         row.num_tenants = 2;
+        row.clears_on_release = true;
+        row.bytes_in_2mib_pages = 4 << 20;
         row.figures = &figures;
         page.n_partitions = 1;
         page.partitions = rows;
@@ -194,13 +249,20 @@ START_TEST(partitions)
         add(l, BFCD__LIST__KIND__PARTITIONS, &page, 0);
         check_json(BFCD__LIST__KIND__PARTITIONS, l,
                    "{\"schema\":1,\"partitions\":[{\"partition\":\"train\",\"device\":\"host\","
-                   "\"growth\":\"on-demand\",\"share\":\"fd\",\"num_tenants\":2," FIGURES_JSON "}]}");
+                   "\"growth\":\"on-demand\",\"share\":\"fd\",\"clear_on_release\":true,"
+                   "\"pages\":\"2 MiB\",\"bytes_in_2mib_pages\":4194304,\"bytes_in_4kib_pages\":0,"
+                   "\"num_tenants\":2," FIGURES_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__PARTITIONS, l);
-        ck_assert_ptr_nonnull(strstr(text, "train      host    on-demand  128.0 MiB  192.0 MiB  "));
-        ck_assert_ptr_nonnull(strstr(text, "ENOMEM  ESCAPED\n"));
-        ck_assert_ptr_nonnull(strstr(text, "     2  4.0 MiB\n"));
-        check_width(text);
+        ck_assert_ptr_nonnull(strstr(text, "train host on-demand 128.0 MiB 192.0 MiB "));
+        ck_assert_ptr_nonnull(strstr(text, "PAGES ENOMEM ESCAPED\n"));
+        ck_assert_ptr_nonnull(strstr(text, " 2 MiB 2 4.0 MiB\n"));
         free(text);
+        row.bytes_in_4kib_pages = 2 << 20;
+        check_pages(&page, "mixed");
+        row.bytes_in_2mib_pages = 0;
+        check_pages(&page, "4 KiB");
+        row.bytes_in_4kib_pages = 0;
+        check_pages(&page, "-");
         list_free(l);
 }
 END_TEST
@@ -215,8 +277,8 @@ START_TEST(sessions)
 
         row.session_id = 9;
         row.tenant = (char[]){ "vision" };
-        row.pid = 4242;
-        row.uid = 1000;
+        row.pid = 4294967295;
+        row.uid = 4294967294;
         row.name = (char[]){ "python3" };
         row.state = (char[]){ "live" };
         row.age_ms = 61000;
@@ -232,32 +294,62 @@ START_TEST(sessions)
         page.sessions = rows;
         ck_assert_int_eq(list_new(&l), 0);
         add(l, BFCD__LIST__KIND__SESSIONS, &page, 0);
-        check_json(BFCD__LIST__KIND__SESSIONS, l,
-                   "{\"schema\":1,\"sessions\":[{\"session_id\":9,\"tenant\":\"vision\",\"pid\":4242,"
-                   "\"uid\":1000,\"name\":\"python3\",\"state\":\"live\",\"age_ms\":61000,"
-                   "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024,"
-                   "\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512},"
-                   "{\"session_id\":0,\"tenant\":\"x\",\"pid\":0,"
-                   "\"uid\":0,\"name\":\"x\",\"state\":\"x\",\"age_ms\":0,"
-                   "\"num_blocks\":0,\"bytes_in_use\":100,\"peak_bytes_in_use\":0,"
-                   "\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0}]}");
+        check_json(
+                BFCD__LIST__KIND__SESSIONS, l,
+                "{\"schema\":1,\"sessions\":[{\"session_id\":9,\"tenant\":\"vision\",\"pid\":4294967295,"
+                "\"uid\":4294967294,\"user\":\"4294967294\",\"unit\":\"\",\"command\":\"\",\"name\":\"python3\",\"state\":\"live\",\"age_ms\":61000,"
+                "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024,"
+                "\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512},"
+                "{\"session_id\":0,\"tenant\":\"x\",\"pid\":0,"
+                "\"uid\":0,\"user\":\"root\",\"unit\":\"\",\"command\":\"\",\"name\":\"x\",\"state\":\"x\",\"age_ms\":0,"
+                "\"num_blocks\":0,\"bytes_in_use\":100,\"peak_bytes_in_use\":0,"
+                "\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0}]}");
         text = table_of(BFCD__LIST__KIND__SESSIONS, l);
         ck_assert_str_eq(
                 text,
-                "SESSION  TENANT   PID   UID  NAME     STATE     AGE  BLOCKS   HELD  PEAK-HELD   USED   IDLE\n"
-                "      9  vision  4242  1000  python3  live   1m 01s       3  768 B    1.0 KiB  256 B  512 B\n"
-                "      0  x          0     0  x        x       0.0 s       0  100 B        0 B      -      -\n");
+                "SESSION TENANT USER UID PID NAME STATE AGE BLOCKS HELD PEAK-HELD USED IDLE UNIT COMMAND\n"
+                "9 vision 4294967294 4294967294 4294967295 python3 live 1m 01s 3 768 B 1.0 KiB 256 B 512 B - -\n"
+                "0 x root 0 0 x x 0.0 s 0 100 B 0 B - - - -\n");
         free(text);
         list_free(l);
 }
 END_TEST
 
+/* What is printed of so many blocks. */
+static char *print_blocks(bool json, const Bfcd__BlockRow *row, size_t n_blocks)
+{
+        struct show_blocks *s;
+        char *text = NULL;
+        size_t n;
+        FILE *out = open_memstream(&text, &n);
+
+        ck_assert_ptr_nonnull(out);
+        table_look.is_wide = true;
+        ck_assert_int_eq(show_blocks_new(out, json, &s), 0);
+        for (size_t i = 0; i < n_blocks; i++)
+                ck_assert_int_eq(show_blocks_add(s, row), 0);
+        ck_assert_int_eq(show_blocks_end(s), 0);
+        ck_assert_ptr_null(show_blocks_free(s));
+        fclose(out);
+        return text;
+}
+
+static void check_blocks(const Bfcd__BlockRow *row, size_t n_blocks, const char *expected_text)
+{
+        char *text = print_blocks(true, row, n_blocks);
+        json_error_t error;
+        json_t *expected = json_loads(expected_text, 0, &error);
+        json_t *document = json_loads(text, 0, &error);
+
+        ck_assert_msg(document && json_equal(expected, document), "got %s", text);
+        json_decref(expected);
+        json_decref(document);
+        free(text);
+}
+
 START_TEST(blocks)
 {
-        Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
-        Bfcd__BlockRow *rows[] = { &row };
-        struct list *l;
         char *text;
 
         row.block_id = UINT64_MAX; /* an old daemon's: no number in JSON holds it */
@@ -270,20 +362,72 @@ START_TEST(blocks)
         row.n_requested = 300;
         row.age_ms = 5;
         row.tag = (char[]){ "weights" };
-        page.n_blocks = 1;
-        page.blocks = rows;
-        ck_assert_int_eq(list_new(&l), 0);
-        add(l, BFCD__LIST__KIND__BLOCKS, &page, 0);
-        check_json(
-                BFCD__LIST__KIND__BLOCKS, l,
+        check_blocks(
+                &row, 1,
                 "{\"schema\":1,\"blocks\":[{\"block_id\":\"18446744073709551615\",\"session_id\":9,"
                 "\"tenant\":\"vision\",\"partition\":\"train\",\"region_id\":2,\"offset\":4096,"
                 "\"n_bytes\":512,\"n_requested\":300,\"age_ms\":5,\"tag\":\"weights\",\"shared_name\":null}]}");
-        text = table_of(BFCD__LIST__KIND__BLOCKS, l);
-        ck_assert_ptr_nonnull(
-                strstr(text, "18446744073709551615        9  vision  train           2  0x1000  512 B"));
+        check_blocks(&row, 0, "{\"schema\":1,\"blocks\":[]}");
+        text = print_blocks(false, &row, 1);
+        squeeze(text);
+        ck_assert_ptr_nonnull(strstr(text, "18446744073709551615 9 vision train 2 0x1000 512 B"));
         free(text);
-        list_free(l);
+}
+END_TEST
+
+#ifdef HAVE_MALLINFO2
+/* However many rows there are, the same memory is in use. */
+static void check_memory(bool json)
+{
+        Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
+        FILE *out = fopen("/dev/null", "we");
+        struct show_blocks *s;
+        size_t n_bytes = 0;
+
+        row.tenant = row.partition = row.tag = (char[]){ "x" };
+        ck_assert_ptr_nonnull(out);
+        ck_assert_int_eq(show_blocks_new(out, json, &s), 0);
+        for (size_t i = 0; i < 64 * 1024; i++) {
+                ck_assert_int_eq(show_blocks_add(s, &row), 0);
+                if (i == 1023)
+                        n_bytes = mallinfo2().uordblks;
+        }
+        ck_assert_uint_le(mallinfo2().uordblks, n_bytes);
+        ck_assert_int_eq(show_blocks_end(s), 0);
+        show_blocks_free(s);
+        fclose(out);
+}
+
+START_TEST(blocks_take_no_memory)
+{
+        check_memory(true);
+        check_memory(false);
+}
+END_TEST
+#endif
+
+/* The rows of a table that are kept for their widths are few, and the titles come once. */
+START_TEST(many_blocks)
+{
+        enum { N = 10000 };
+        Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
+        size_t n_lines = 0;
+        json_error_t error;
+        json_t *document;
+        char *text;
+
+        row.tenant = row.partition = row.tag = (char[]){ "x" };
+        text = print_blocks(false, &row, N);
+        for (const char *c = text; *c; c++)
+                n_lines += *c == '\n';
+        ck_assert_uint_eq(n_lines, N + 1);
+        ck_assert_ptr_null(strstr(text + 1, "BLOCK  "));
+        free(text);
+        text = print_blocks(true, &row, N);
+        document = json_loads(text, 0, &error);
+        ck_assert_uint_eq(json_array_size(json_object_get(document, "blocks")), N);
+        json_decref(document);
+        free(text);
 }
 END_TEST
 
@@ -317,7 +461,7 @@ START_TEST(shared)
                    "\"partition\":\"train\",\"block_id\":\"4294967296\",\"n_bytes\":512,"
                    "\"n_requested\":300,\"num_holders\":3,\"age_ms\":5}]}");
         text = table_of(BFCD__LIST__KIND__SHARED, l);
-        ck_assert_ptr_nonnull(strstr(text, "my weights  vision  train      4294967296  512 B"));
+        ck_assert_ptr_nonnull(strstr(text, "my weights vision train 4294967296 512 B"));
         free(text);
         list_free(l);
 }
@@ -329,8 +473,8 @@ START_TEST(no_rows)
         struct list *l;
 
         ck_assert_int_eq(list_new(&l), 0);
-        add(l, BFCD__LIST__KIND__BLOCKS, &page, 0);
-        check_json(BFCD__LIST__KIND__BLOCKS, l, "{\"schema\":1,\"blocks\":[]}");
+        add(l, BFCD__LIST__KIND__SHARED, &page, 0);
+        check_json(BFCD__LIST__KIND__SHARED, l, "{\"schema\":1,\"shared\":[]}");
         list_free(l);
 }
 END_TEST
@@ -358,7 +502,7 @@ START_TEST(whoami)
                 "{\"schema\":1,\"whoami\":{\"tenant\":\"vision\",\"session_id\":4,\"uid\":1000,\"gid\":100,"
                 "\"pid\":77,\"admin\":false,\"matching_tenants\":[\"vision\",\"speech\"]}}");
         text = table_of(BFCD__LIST__KIND__WHOAMI, l);
-        ck_assert_ptr_nonnull(strstr(text, "Matching tenants  vision, speech\n"));
+        ck_assert_ptr_nonnull(strstr(text, "Matching tenants vision, speech\n"));
         free(text);
         list_free(l);
 }
@@ -419,15 +563,12 @@ START_TEST(status)
                 "\"bytes_total\":1073741824,\"bytes_reserved\":0,\"bytes_pending\":0,\"bytes_escaped\":2097152}"
                 "]}}");
         text = table_of(BFCD__LIST__KIND__STATUS, l);
-        ck_assert_ptr_nonnull(strstr(text, "Uptime       1.5 s\n"));
-        ck_assert_ptr_nonnull(
-                strstr(text, "  RESERVED  PENDING  ESCAPED    TOTAL  RESERVED%  NAME         UUID\n"));
-        ck_assert_ptr_nonnull(
-                strstr(text, "  ok     256.0 MiB  2.0 MiB      0 B  1.0 GiB       25.0  host memory  "));
-        ck_assert_ptr_nonnull(strstr(
-                text,
-                "\nMIG-00112233-4455-6677-8899-aabbccddeeff  lost         0 B      0 B  2.0 MiB  1.0 GiB"
-                "        0.0  NVIDIA H200  MIG-00112233-4455-6677-8899-aabbccddeeff\n"));
+        ck_assert_ptr_nonnull(strstr(text, "Uptime 1.5 s\n"));
+        ck_assert_ptr_nonnull(strstr(text, " RESERVED PENDING ESCAPED TOTAL RESERVED% NAME UUID\n"));
+        ck_assert_ptr_nonnull(strstr(text, " ok 256.0 MiB 2.0 MiB 0 B 1.0 GiB 25.0 host memory "));
+        ck_assert_ptr_nonnull(strstr(text,
+                                     "\nMIG-00112233-4455-6677-8899-aabbccddeeff lost 0 B 0 B 2.0 MiB 1.0 GiB"
+                                     " 0.0 NVIDIA H200 MIG-00112233-4455-6677-8899-aabbccddeeff\n"));
         free(text);
         list_free(l);
 }
@@ -461,6 +602,10 @@ int main(void)
         tcase_add_test(c, partitions);
         tcase_add_test(c, sessions);
         tcase_add_test(c, blocks);
+        tcase_add_test(c, many_blocks);
+#ifdef HAVE_MALLINFO2
+        tcase_add_test(c, blocks_take_no_memory);
+#endif
         tcase_add_test(c, shared);
         tcase_add_test(c, no_rows);
         tcase_add_test(c, whoami);

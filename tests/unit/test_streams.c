@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/client.h"
 #include "device/host_stream.h"
 #include "tests/suite.h"
 #include "tests/unit/fake_server.h"
@@ -52,6 +53,31 @@ void *__wrap_calloc(size_t n, size_t n_bytes)
 void *__wrap_realloc(void *ptr, size_t n_bytes)
 {
         return has_memory() ? __real_realloc(ptr, n_bytes) : NULL;
+}
+
+/* How often all work was waited for. */
+static unsigned n_finishes;
+int __real_host_streams_finish(void);
+int __wrap_host_streams_finish(void);
+
+int __wrap_host_streams_finish(void)
+{
+        n_finishes++;
+        return __real_host_streams_finish();
+}
+
+/* Called when a block has just been put aside. */
+static void (*on_put_aside)(void);
+int __real_streams_put_aside(bfc_client *c, const struct block *block, uint32_t partition);
+int __wrap_streams_put_aside(bfc_client *c, const struct block *block, uint32_t partition);
+
+int __wrap_streams_put_aside(bfc_client *c, const struct block *block, uint32_t partition)
+{
+        int r = __real_streams_put_aside(c, block, partition);
+
+        if (on_put_aside)
+                on_put_aside();
+        return r;
 }
 
 static bfc_client *open_client(uint64_t flags)
@@ -340,11 +366,103 @@ START_TEST(bfc_free_waits)
         ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         pthread_join(thread, NULL);
-        a = get(S, 1000);
+}
+END_TEST
+
+/* To wait is not possible then: so it is put aside, and looked at after the capture. _i: where it is from,
+ * a slab or one of its own. */
+START_TEST(bfc_free_in_a_capture)
+{
+        size_t n_bytes = _i == 0 ? 1000 : 3 * SLAB;
+        char *a = get(S, n_bytes), *b;
+        pthread_t thread;
+
+        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0); /* it is known */
         host_stream_begin_capture(T);
-        expect_error(bfc_free(client, a), -EBUSY, "captured");
-        host_stream_end_capture(T);
         put_sync(a);
+        expect_error(bfc_free(client, a), -EINVAL, "freed already");
+        expect_error(bfc_free_async(client, a, S), -EINVAL, "freed already");
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        b = get(S, n_bytes);
+        ck_assert_ptr_ne(b, a);
+        put(S, b);
+        ck_assert_uint_ge(n_blocks_after_trim(), 1);
+        ck_assert_uint_ge(stats_of(S).bytes_pending, n_bytes);
+        host_stream_end_capture(T);
+        host_stream_begin(T);
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)T), 0);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1); /* that of the recorded one */
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
+        pthread_join(thread, NULL);
+}
+END_TEST
+
+static void end_capture_and_take(void)
+{
+        on_put_aside = NULL;
+        host_stream_end_capture(T);
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        put_sync(get(S, 3 * SLAB));
+}
+
+/* Another thread may have the memory before bfc_free() returns. */
+START_TEST(put_aside_and_taken_at_once)
+{
+        char *a = get(S, 3 * SLAB);
+
+        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0);
+        host_stream_begin_capture(T);
+        on_put_aside = end_capture_and_take;
+        put_sync(a);
+        ck_assert_ptr_null(on_put_aside);
+        ck_assert_uint_eq(stats().num_blocks, 1);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+}
+END_TEST
+
+/* However many they are. */
+START_TEST(put_aside_and_waited_for_once)
+{
+        char *a[20];
+
+        for (int i = 0; i < 20; i++)
+                a[i] = get(S, 1000);
+        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0);
+        host_stream_begin_capture(T);
+        for (int i = 0; i < 20; i++)
+                put_sync(a[i]);
+        host_stream_end_capture(T);
+        n_finishes = 0;
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
+        ck_assert_uint_eq(n_finishes, 1);
+}
+END_TEST
+
+/* Then it stays, as before. */
+START_TEST(put_aside_without_memory)
+{
+        unsigned n_refused = 0;
+        char *a = get(S, 1000);
+        int r;
+
+        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0);
+        host_stream_begin_capture(T);
+        do {
+                n_allocs_left = n_refused;
+                r = bfc_free(client, a);
+                n_allocs_left = UINT_MAX;
+                if (r < 0) {
+                        expect_error(r, -EBUSY, "");
+                        ck_assert_uint_eq(stats().num_frees, 0);
+                        memset(a, 1, 1000);
+                        n_refused++;
+                }
+        } while (r < 0);
+        ck_assert_uint_ge(n_refused, 2);
+        host_stream_end_capture(T);
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
 }
 END_TEST
 
@@ -369,6 +487,33 @@ START_TEST(a_stream_that_ends)
         expect_error(bfc_end_stream(client, S), -EBUSY, "captured");
         host_stream_end_capture(S);
         put(S, a);
+}
+END_TEST
+
+/* A stream that a block was used by ends: its number is another one's, and is not asked any more. */
+START_TEST(a_recorded_stream_that_ends)
+{
+        char *a = get(S, 1000), *b = get(S, 1000), *c = get(S, 1000);
+        uint64_t n_queries;
+
+        ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
+        ck_assert_int_eq(bfc_record_stream(client, b, T), 0);
+        host_stream_begin(T);
+        put(T, c);
+        put(S, b);
+        ck_assert_int_eq(bfc_end_stream(client, T), 0);
+        host_stream_begin(T); /* the next one of that number */
+        ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
+        put(S, a);
+        n_queries = host_stream_n_queries();
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        ck_assert_uint_gt(host_stream_n_queries(), n_queries);
+        host_stream_end(T); /* what the first was given */
+        ck_assert_uint_eq(n_blocks_after_trim(), 1);
+        ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
+        host_stream_end(T);
+        ck_assert_uint_eq(n_blocks_after_trim(), 0);
+        ck_assert_int_eq(bfc_end_stream(client, T), 0);
 }
 END_TEST
 
@@ -624,6 +769,17 @@ START_TEST(refused_it_asks_for_less)
 }
 END_TEST
 
+/* A request that waits for work of the streams sleeps between its looks, and nothing else here does. */
+static _Atomic unsigned n_sleeps;
+
+int __real_nanosleep(const struct timespec *pause, struct timespec *ret_left);
+int __wrap_nanosleep(const struct timespec *pause, struct timespec *ret_left);
+int __wrap_nanosleep(const struct timespec *pause, struct timespec *ret_left)
+{
+        n_sleeps++;
+        return __real_nanosleep(pause, ret_left);
+}
+
 static double seconds(void)
 {
         struct timespec now;
@@ -636,17 +792,19 @@ START_TEST(and_not_for_ever)
 {
         char *a = get(S, 40 * MIB);
         double begin = seconds();
+        unsigned n;
         void *p;
 
         host_stream_begin(S);
         put(S, a);
         ck_assert_int_lt(bfc_malloc_async(client, 50 * MIB, T, &p), 0);
         ck_assert_double_gt(seconds() - begin, 1.5);
-        begin = seconds();
+        n = n_sleeps;
+        ck_assert_uint_gt(n, 0);
         ck_assert_int_lt(bfc_malloc(client, 50 * MIB, &p), 0); /* that waits for nothing */
         host_stream_begin_capture(T);                          /* nor is a capture waited for */
         ck_assert_int_lt(bfc_malloc_async(client, 50 * MIB, T, &p), 0);
-        ck_assert_double_lt(seconds() - begin, 1.5);
+        ck_assert_uint_eq(n_sleeps, n);
         host_stream_end_capture(T);
         host_stream_end(S);
         ck_assert_int_eq(bfc_malloc(client, 50 * MIB, &p), 0); /* what is done comes back */
@@ -883,6 +1041,23 @@ START_TEST(without_a_cache_who_waits_asks_once)
 }
 END_TEST
 
+/* What the client's thread has taken from the pools and not given back yet is waited for. */
+START_TEST(without_a_cache_the_threads_frees_are_waited_for)
+{
+        char *a = get(S, 1000);
+
+        host_stream_begin(S);
+        put(S, a);
+        fake_server_set_mood(server, FAKE_FREE_SLOW, 0);
+        host_stream_end(S);
+        while (stats_of(S).bytes_pending > 0)
+                usleep(100);
+        ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
+        ck_assert_uint_eq(stats().bytes_reserved, 0);
+        fake_server_set_mood(server, FAKE_GOOD, 0);
+}
+END_TEST
+
 START_TEST(what_waits_is_not_taken_back)
 {
         char *a = get(S, 1000);
@@ -892,7 +1067,7 @@ START_TEST(what_waits_is_not_taken_back)
         host_stream_begin(S);
         put(S, a);
         fake_server_event(server, FAKE_RETIRE_USED);
-        for (int i = 0; i < 2000 && r != -EPROTO; i++) {
+        for (int i = 0; i < 100000 && r != -EPROTO; i++) {
                 r = bfc_malloc(client, 1, &p);
                 usleep(1000);
         }
@@ -935,7 +1110,12 @@ int main(void)
         tcase_add_test(t, recorded_streams);
         tcase_add_test(t, a_block_of_bfc_malloc);
         tcase_add_test(t, bfc_free_waits);
+        tcase_add_loop_test(t, bfc_free_in_a_capture, 0, 2);
+        tcase_add_test(t, put_aside_and_taken_at_once);
+        tcase_add_test(t, put_aside_and_waited_for_once);
+        tcase_add_test(t, put_aside_without_memory);
         tcase_add_test(t, a_stream_that_ends);
+        tcase_add_test(t, a_recorded_stream_that_ends);
         tcase_add_test(t, freed_on_a_later_stream_of_that_number);
         tcase_add_test(t, events_are_recorded_at_the_free);
         tcase_add_test(t, no_event_in_a_capture);
@@ -962,6 +1142,7 @@ int main(void)
         tcase_set_timeout(without, 30);
         tcase_add_test(without, without_a_cache_it_goes_to_the_daemon);
         tcase_add_test(without, without_a_cache_who_waits_asks_once);
+        tcase_add_test(without, without_a_cache_the_threads_frees_are_waited_for);
         tcase_add_test(without, what_waits_is_not_taken_back);
         tcase_add_test(without, without_a_cache_room_is_made);
         suite_add_tcase(s, without);

@@ -232,7 +232,7 @@ static void finish(void)
         ck_assert(is_idle());
         ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
         /* Without a cache the client's own thread may be giving back the last of them. */
-        for (unsigned ms = 0; ms < 10000 && fake_server_count(server).n_blocks > 0; ms++)
+        for (unsigned ms = 0; ms < 100000 && fake_server_count(server).n_blocks > 0; ms++)
                 usleep(1000);
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
         ck_assert_uint_eq(host_stream_n_events(), 0);

@@ -3,9 +3,11 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/suite.h"
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ctl/table.h"
 #include "ctl/text.h"
@@ -24,9 +26,9 @@ static char *printed(const struct table *t, int (*print)(const struct table *t, 
 
 START_TEST(aligned)
 {
-        static const struct table_column columns[] = { { "NAME", false },
-                                                       { "SIZE", true },
-                                                       { "LAST", false } };
+        static const struct table_column columns[] = { { "NAME", TABLE_LEFT },
+                                                       { "SIZE", TABLE_RIGHT },
+                                                       { "LAST", TABLE_LEFT } };
         struct table *t;
         char *text;
 
@@ -41,9 +43,9 @@ START_TEST(aligned)
         table_number(t, 7);
         table_text(t, "");
         text = printed(t, table_print);
-        ck_assert_str_eq(text, "NAME         SIZE  LAST\n"
-                               "vision  512.0 MiB  a\n"
-                               "b\xc3\xa9              7  -\n");
+        ck_assert_str_eq(text, "NAME          SIZE  LAST\n"
+                               "vision   512.0 MiB  a\n"
+                               "b\xc3\xa9               7  -\n");
         free(text);
         table_free(t);
         ck_assert_ptr_null(table_free(NULL));
@@ -52,9 +54,9 @@ END_TEST
 
 START_TEST(upright)
 {
-        static const struct table_column columns[] = { { "Who", false },
-                                                       { "At most", false },
-                                                       { "Where", false } };
+        static const struct table_column columns[] = { { "Who", TABLE_LEFT },
+                                                       { "At most", TABLE_LEFT },
+                                                       { "Where", TABLE_LEFT } };
         struct table *t;
         char *text;
 
@@ -69,9 +71,162 @@ START_TEST(upright)
 }
 END_TEST
 
+/* What is not shown has its cells all the same, and no line ends in blanks. */
+START_TEST(columns_by_choice)
+{
+        static const struct table_column columns[] = { { "A", TABLE_LEFT | TABLE_WIDE },
+                                                       { "SUM", TABLE_RIGHT | TABLE_NARROW },
+                                                       { "B", TABLE_LEFT },
+                                                       { "C", TABLE_LEFT | TABLE_WIDE } };
+        struct table *t;
+        char *text;
+
+        ck_assert_int_eq(table_new(columns, 4, &t), 0);
+        table_text(t, "a");
+        table_number(t, 7);
+        table_text(t, "b");
+        table_text(t, "c");
+        table_text(t, "a");
+        table_number(t, 7);
+        table_text(t, "bb");
+        table_text(t, "c");
+        text = printed(t, table_print);
+        ck_assert_str_eq(text, "SUM  B\n  7  b\n  7  bb\n");
+        free(text);
+        table_look.is_wide = true;
+        text = printed(t, table_print);
+        ck_assert_str_eq(text, "A  B   C\na  b   c\na  bb  c\n");
+        free(text);
+        table_free(t);
+}
+END_TEST
+
+/* The widest text gives first; numbers are never cut. */
+START_TEST(cut_to_a_terminal)
+{
+        static const struct table_column columns[] = { { "X", TABLE_LEFT },
+                                                       { "N", TABLE_RIGHT },
+                                                       { "Y", TABLE_LEFT } };
+        char a[101], expected[128], *text;
+        struct table *t;
+
+        memset(a, 'a', 100);
+        a[100] = '\0';
+        ck_assert_int_eq(table_new(columns, 3, &t), 0);
+        table_text(t, a);
+        table_number(t, UINT64_MAX);
+        table_text(t, "short");
+        table_text(t, "\xc3\xa9\xc3\xa9");
+        table_number(t, 1);
+        table_text(t, "b");
+        text = printed(t, table_print);
+        snprintf(expected, sizeof(expected), "\n%.50s+  18446744073709551615  short\n", a);
+        ck_assert_msg(strstr(text, expected) != NULL, "%s", text);
+        ck_assert_uint_eq(strcspn(text + strcspn(text, "\n") + 1, "\n"), TABLE_COLUMNS);
+        free(text);
+        table_look.is_wide = true;
+        text = printed(t, table_print);
+        ck_assert_ptr_nonnull(strstr(text, a));
+        free(text);
+        table_free(t);
+}
+END_TEST
+
+/* A title is cut only where no text can be cut any more. */
+START_TEST(titles_stay)
+{
+        static const struct table_column columns[] = { { "PARTITION", TABLE_LEFT }, { "N", TABLE_LEFT } };
+        char a[73], expected[128], *text;
+        const struct table_column long_titles[] = { { a, TABLE_LEFT }, { a, TABLE_LEFT } };
+        struct table *t;
+
+        memset(a, 'a', 72);
+        a[72] = '\0';
+        ck_assert_int_eq(table_new(columns, 2, &t), 0);
+        table_text(t, "p");
+        table_text(t, a);
+        text = printed(t, table_print);
+        snprintf(expected, sizeof(expected), "PARTITION  N\np          %.68s+\n", a);
+        ck_assert_str_eq(text, expected);
+        free(text);
+        table_free(t);
+        ck_assert_int_eq(table_new(long_titles, 2, &t), 0);
+        text = printed(t, table_print);
+        ck_assert_uint_eq(strcspn(text, "\n"), TABLE_COLUMNS);
+        free(text);
+        table_free(t);
+}
+END_TEST
+
+/* A table that is printed every second: a size that changes moves no column. */
+START_TEST(columns_stay)
+{
+        static const struct table_column columns[] = { { "A", TABLE_RIGHT },
+                                                       { "B", TABLE_RIGHT },
+                                                       { "C", TABLE_RIGHT } };
+        static const uint64_t sizes[] = { 0, 1023, 1ull << 20, 1023ull << 20, (1ull << 30) - (60 << 10) };
+        static const uint64_t times[] = { 0, 59900, 3599000, 86399000, 86400000 };
+        char *text = NULL;
+
+        for (size_t i = 0; i < 5; i++) {
+                char *before = text;
+                struct table *t;
+
+                ck_assert_int_eq(table_new(columns, 3, &t), 0);
+                table_size(t, sizes[i]);
+                table_duration(t, times[i]);
+                table_percent(t, i, 4);
+                text = printed(t, table_print);
+                table_free(t);
+                if (before)
+                        ck_assert_uint_eq(strcspn(text, "\n"), strcspn(before, "\n"));
+                free(before);
+        }
+        free(text);
+}
+END_TEST
+
+START_TEST(colour)
+{
+        static const struct table_column columns[] = { { "A", TABLE_LEFT }, { "B", TABLE_LEFT } };
+        int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), ends[2];
+        struct table *t;
+        char *text;
+
+        ck_assert_int_eq(table_new(columns, 2, &t), 0);
+        table_text(t, "good");
+        table_text(t, "bad");
+        table_mark(t, TABLE_ALARM);
+        text = printed(t, table_print);
+        ck_assert_str_eq(text, "A     B\ngood  bad\n");
+        free(text);
+        table_look.has_colour = true;
+        text = printed(t, table_print);
+        ck_assert_str_eq(text, "\033[1mA\033[0m     \033[1mB\033[0m\ngood  \033[31mbad\033[0m\n");
+        free(text);
+        table_free(t);
+
+        ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+        setenv("TERM", "xterm", 1);
+        unsetenv("NO_COLOR");
+        ck_assert(!table_may_colour(ends[1]));
+        if (terminal >= 0) { /* a machine may have no /dev/pts */
+                ck_assert(table_may_colour(terminal));
+                setenv("NO_COLOR", "1", 1);
+                ck_assert(!table_may_colour(terminal));
+                unsetenv("NO_COLOR");
+                setenv("TERM", "dumb", 1);
+                ck_assert(!table_may_colour(terminal));
+                close(terminal);
+        }
+        close(ends[0]);
+        close(ends[1]);
+}
+END_TEST
+
 START_TEST(no_room)
 {
-        static const struct table_column columns[] = { { "A", false } };
+        static const struct table_column columns[] = { { "A", TABLE_LEFT } };
         FILE *full = fopen("/dev/full", "we");
         struct table *t;
 
@@ -176,6 +331,11 @@ int main(void)
 
         tcase_add_test(c, aligned);
         tcase_add_test(c, upright);
+        tcase_add_test(c, columns_by_choice);
+        tcase_add_test(c, cut_to_a_terminal);
+        tcase_add_test(c, titles_stay);
+        tcase_add_test(c, columns_stay);
+        tcase_add_test(c, colour);
         tcase_add_test(c, no_room);
         tcase_add_loop_test(c, escape, 0, (int)(sizeof(escapes) / sizeof(escapes[0])));
         tcase_add_test(c, valid);

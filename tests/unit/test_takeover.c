@@ -79,6 +79,7 @@ struct client {
         size_t n_blocks, n_shared;
         uint64_t extents[512];
         size_t n_extents;
+        uint64_t splitting, split_at; /* a Split that was not answered; 0: none */
         struct peer *peer;
 };
 
@@ -177,6 +178,7 @@ static int hold_on(struct client *c, uint64_t *ret_id)
 {
         Bfcd__Held first = BFCD__HELD__INIT, last = BFCD__HELD__INIT;
         Bfcd__HeldShared shared[16], *pointers[16];
+        Bfcd__Split splitting = BFCD__SPLIT__INIT;
         int r;
 
         first.n_extent_ids = c->n_extents;
@@ -197,6 +199,10 @@ static int hold_on(struct client *c, uint64_t *ret_id)
         last.block_ids = c->blocks + c->n_blocks / 2;
         last.n_shared = c->n_shared;
         last.shared = pointers;
+        splitting.block_id = c->splitting;
+        splitting.n_bytes = c->split_at;
+        if (c->splitting != 0)
+                last.splitting = &splitting;
         last.is_last = true;
         return send_held(c, &last, ret_id);
 }
@@ -247,7 +253,7 @@ static struct figures look_at(size_t tenant, size_t quota)
                                  q->n_blocks,
                                  q->n_sessions,
                                  q->account.lifetime_peak_charged_bytes,
-                                 ledger_quota_at(b->ledger, q->index)->lifetime_peak_in_use,
+                                 ledger_quota_at(b->ledger, q->index)->life.peak_in_use,
                                  q->partition->pool.charged_bytes,
                                  q->partition->pool.committed_bytes,
                                  q->index };
@@ -319,6 +325,50 @@ START_TEST(test_dead)
 }
 END_TEST
 
+/* Sessions that are resumed keep their places, whatever the next config says, and their users are known. */
+START_TEST(test_places)
+{
+        struct client a[3], c;
+        struct peer *late;
+        char *text = NULL;
+
+        for (size_t i = 0; i < 3; i++) {
+                come_in(&a[i], 1);
+                must_malloc(&a[i], 0, 1000);
+        }
+        come_in(&c, 2);
+        must_malloc(&c, 0, 1000);
+        for (size_t i = 0; i < 3; i++)
+                drop(&a[i]);
+        drop(&c);
+        ck_assert(!session_is_awaited_of(b, 1));
+        ck_assert_int_gt(asprintf(&text, "max_sessions: 4\n%s", config_text), 0);
+        start_anew_with(text);
+        free(text);
+        ck_assert_uint_eq(b->n_client_sessions, 4);
+        ck_assert_uint_eq(b->n_promised_sessions, 1); /* each tenant has two places for sure */
+        ck_assert(session_is_awaited_of(b, 1) && session_is_awaited_of(b, 2));
+        ck_assert(!session_is_awaited_of(b, 0) && !session_is_awaited_of(b, 3));
+        late = peer_new(b, 2, false);
+        ck_assert_int_eq(peer_error(late, peer_hello(late, "", "")), EDQUOT);
+        peer_free(late);
+        for (size_t i = 0; i < 3; i++)
+                come_back(&a[i]);
+        come_back(&c);
+        ck_assert(!session_is_awaited_of(b, 1)); /* no session is awaited any more */
+        peer_free(a[0].peer);
+        late = peer_new(b, 1, false);
+        ck_assert_int_eq(peer_error(late, peer_hello(late, "", "")), EDQUOT); /* the place is the other's */
+        peer_free(late);
+        late = peer_new(b, 2, false);
+        ck_assert_int_eq(peer_error(late, peer_hello(late, "", "")), 0);
+        peer_free(late);
+        peer_free(a[1].peer);
+        peer_free(a[2].peer);
+        peer_free(c.peer);
+}
+END_TEST
+
 /* What it was never told of is freed, and what it has freed, too. */
 START_TEST(test_unnamed)
 {
@@ -342,6 +392,62 @@ START_TEST(test_unnamed)
         ck_assert_int_eq(peer_error(a.peer, peer_free_block(a.peer, ids[1])), EINVAL);
         ck_assert_int_eq(peer_error(a.peer, peer_free_block(a.peer, ids[0])), 0);
         ck_assert_uint_eq(a.peer->session->bytes_in_use, 2 * MIB);
+        peer_free(a.peer);
+}
+END_TEST
+
+/* Asks for it again, where it was not answered. */
+static uint64_t must_split(struct client *c, uint64_t block, uint64_t at)
+{
+        uint64_t id = peer_split(c->peer, block, at);
+
+        ck_assert_int_eq(peer_error(c->peer, id), 0);
+        id = peer_reply(c->peer, id)->split->block_id;
+        c->blocks[c->n_blocks++] = id;
+        c->splitting = 0;
+        note_replies(c);
+        return id;
+}
+
+/* A Split was done, or not, or done and answered; the client knows of the last only. */
+START_TEST(test_split_under_way)
+{
+        struct client a;
+        uint64_t block, high, id;
+
+        with_trims = true;
+        come_in(&a, 1);
+        block = must_malloc(&a, 0, 3 * MIB);
+        (void)must_malloc(&a, 0, MIB);
+        if (_i == 2)
+                must_split(&a, block, MIB);
+        else if (_i == 1)
+                (void)peer_split(a.peer, block, MIB);
+        a.splitting = _i == 2 ? 0 : block;
+        a.split_at = MIB;
+        drop(&a);
+        start_anew_with(NULL);
+        come_back(&a);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, _i == 0 ? 2 : 3);
+        ck_assert_uint_eq(a.peer->session->bytes_in_use, 4 * MIB);
+        high = _i == 2 ? a.blocks[2] : must_split(&a, block, MIB);
+        check();
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 3);
+        must_free(&a, high);
+        ck_assert_uint_eq(a.peer->session->bytes_in_use, 2 * MIB);
+
+        /* What was split off and is not named is freed, also where another Split is under way. */
+        high = must_split(&a, block, 512 * 1024);
+        a.n_blocks--;
+        a.splitting = block;
+        a.split_at = 256 * 1024;
+        drop(&a);
+        start_anew_with(NULL);
+        come_back(&a);
+        ck_assert_uint_eq(look_at(0, 0).n_blocks, 2);
+        id = peer_free_block(a.peer, high);
+        ck_assert_int_eq(peer_error(a.peer, id), EINVAL);
+        check();
         peer_free(a.peer);
 }
 END_TEST
@@ -900,6 +1006,22 @@ END_TEST
 
 /* ---- many lives ------------------------------------------------------------ */
 
+/* A Split whose answer is lost, or that never arrived. Returns the block; 0: there is none to split. */
+static uint64_t split_unheard(struct client *c, uint64_t *state)
+{
+        uint64_t block = c->n_blocks > 0 ? c->blocks[random_next(state) % c->n_blocks] : 0, n;
+
+        if (block == 0)
+                return 0;
+        n = ledger_block_at(b->ledger, ledger_block_find(b->ledger, block))->n_bytes / 256;
+        if (n < 2)
+                return 0;
+        c->split_at = (1 + random_next(state) % (n - 1)) * 256;
+        if (random_next(state) % 2)
+                (void)peer_split(c->peer, block, c->split_at);
+        return block;
+}
+
 START_TEST(test_lives)
 {
         static struct client clients[6];
@@ -923,11 +1045,18 @@ START_TEST(test_lives)
                                 (void)peer_malloc(clients[i].peer, 0, 1 + random_next(&state) % MIB);
                         if (random_next(&state) % 2)
                                 peer_settle(b);
-                        drop(&clients[i]);
+                        clients[i].splitting =
+                                random_next(&state) % 2 ? split_unheard(&clients[i], &state) : 0;
                 }
+                for (unsigned i = 0; i < 6; i++) /* none of them is sent anything any more */
+                        drop(&clients[i]);
                 start_anew_with(NULL);
-                for (unsigned i = 0; i < 6; i++)
+                for (unsigned i = 0; i < 6; i++) {
                         come_back(&clients[i]);
+                        if (clients[i].splitting != 0)
+                                (void)must_split(&clients[i], clients[i].splitting, clients[i].split_at);
+                        check();
+                }
                 peer_settle(b);
         }
         for (unsigned i = 0; i < 6; i++)
@@ -997,6 +1126,101 @@ START_TEST(test_many)
 }
 END_TEST
 
+/* The quota of tenant a in a partition. */
+static struct quota *quota_of_a(size_t partition)
+{
+        struct tenant *t = b->order[0];
+
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i]->partition == &b->partitions[partition])
+                        return t->quotas[i];
+        ck_abort_msg("there is no such quota");
+}
+
+static int malloc_error(struct client *c, uint32_t partition, uint64_t n_bytes)
+{
+        uint64_t id = peer_malloc(c->peer, partition, n_bytes);
+
+        for (int i = 0; i < 4 && !peer_reply(c->peer, id); i++)
+                peer_settle(b);
+        return peer_error(c->peer, id);
+}
+
+/* Two daemons that die while they make memory for a quota: the next one makes none for that quota for
+ * a while, also where no session had anything in it, so that it was forgotten. Others grow, what fits in
+ * memory that is there fits, and when the time is up it is tried again. */
+START_TEST(test_died_growing)
+{
+        uint32_t train = _i == 0 ? 0 : 1; /* as a session is told of it: the one that is new comes last */
+        struct client one, two;
+        struct quota *q = quota_of_a(0);
+
+        if (_i == 0) {
+                come_in(&one, 1);
+                (void)must_malloc(&one, 0, MIB);
+                drop(&one);
+        }
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->growing_mib, 0);
+        ledger_quota_grows(b->ledger, q->index, 6 * MIB + 1);
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->growing_mib, 7);
+        start_anew_with(NULL);
+        q = quota_of_a(0);
+        ck_assert_uint_eq(quota_growth_pause_ms(q), 0); /* it may have been by chance */
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->growing_mib, 0);
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->interrupted_mib, 7);
+        ledger_quota_grew(b->ledger, q->index, 6 * MIB);
+        start_anew_with(NULL);
+        q = quota_of_a(0);
+        ck_assert_uint_eq(quota_growth_pause_ms(q), 0);
+        ledger_quota_grows(b->ledger, q->index, 3 * MIB);
+        start_anew_with(NULL);
+        q = quota_of_a(0);
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->interrupted_mib, 7);
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->growing_mib, 0); /* it knows */
+        ck_assert_uint_gt(quota_growth_pause_ms(q), 0);
+        ck_assert_uint_le(quota_growth_pause_ms(q), QUOTA_PAUSE_MS);
+        ck_assert_uint_eq(quota_growth_pause_ms(quota_of_a(1)), 0);
+        come_in(&two, 2);
+        if (_i == 0)
+                come_back(&one);
+        else
+                come_in(&one, 1);
+        if (_i == 0)
+                (void)must_malloc(&one, train, 1000);
+        ck_assert_int_eq(malloc_error(&one, train, 4 * MIB), ENOMEM);
+        (void)must_malloc(&two, 0, 4 * MIB);
+        q->paused_until_ms = 1; /* its time is up */
+        (void)must_malloc(&one, train, 4 * MIB);
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->interrupted_mib, 7);
+        (void)must_malloc(&one, train, 7 * MIB);
+        ck_assert_uint_eq(ledger_quota_at(b->ledger, q->index)->interrupted_mib, 0);
+        drop(&one);
+        drop(&two);
+        start_anew_with(NULL);
+        ck_assert_uint_eq(quota_growth_pause_ms(quota_of_a(0)), 0);
+        come_back(&one);
+        come_back(&two);
+        peer_free(one.peer);
+        peer_free(two.peer);
+}
+END_TEST
+
+/* What is there in advance is not made either, and the daemon starts nevertheless. */
+START_TEST(test_died_backing)
+{
+        struct quota *q = quota_of_a(1);
+
+        ledger_quota_grows(b->ledger, q->index, 8 * MIB);
+        ledger_quota_interrupted(b->ledger, q->index, 8);
+        ck_assert_uint_eq(q->account.charged_bytes, 8 * MIB);
+        start_anew_with(NULL);
+        ck_assert_uint_gt(quota_growth_pause_ms(quota_of_a(1)), 0);
+        ck_assert_int_eq(quota_back_early(quota_of_a(1)), 0); /* all of it is there */
+        ck_assert_uint_eq(quota_of_a(1)->account.charged_bytes, 8 * MIB);
+        check();
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("takeover");
@@ -1005,7 +1229,9 @@ int main(void)
         tcase_add_checked_fixture(t, setup, teardown);
         tcase_add_test(t, test_figures);
         tcase_add_test(t, test_dead);
+        tcase_add_test(t, test_places);
         tcase_add_test(t, test_unnamed);
+        tcase_add_loop_test(t, test_split_under_way, 0, 3);
         tcase_add_test(t, test_shared);
         tcase_add_test(t, test_impostors);
         tcase_add_test(t, test_liars);
@@ -1018,6 +1244,8 @@ int main(void)
         tcase_add_test(t, test_lost_extent);
         tcase_add_test(t, test_failures);
         tcase_add_test(t, test_drained_meanwhile);
+        tcase_add_loop_test(t, test_died_growing, 0, 2);
+        tcase_add_test(t, test_died_backing);
         tcase_add_test(t, test_lives);
         tcase_add_test(t, test_many);
         tcase_set_timeout(t, 60);

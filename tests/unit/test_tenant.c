@@ -4,7 +4,9 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/tenant.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/suite.h"
 
@@ -26,7 +28,9 @@ static struct config_tenant configs[N_TENANTS] = {
         [NOBODY] = { .name = (char[]){ "nobody" } },
 };
 
+static struct config config = { .tenants = configs, .n_tenants = N_TENANTS };
 static struct tenant tenants[N_TENANTS], *order[N_TENANTS];
+static struct matcher *matcher;
 static char sentence[512];
 static int n_fds_before;
 
@@ -35,41 +39,171 @@ static void setup(void)
         n_fds_before = suite_count_fds();
         for (size_t i = 0; i < N_TENANTS; i++)
                 tenant_init(order[i] = &tenants[i], &configs[i]);
+        ck_assert_int_eq(matcher_new(&config, &matcher), 0);
         strcpy(sentence, "untouched");
 }
 
 static void teardown(void)
 {
+        matcher = matcher_free(matcher);
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
+}
+
+static void match(struct matcher *by, struct credentials *who)
+{
+        ck_assert_int_eq(match_ids(by, who), 0);
+        ck_assert(match_ids_are_known(by, who) && !match_is_known(by, who));
+        match_places(by, who);
+        ck_assert(match_is_known(by, who));
 }
 
 static struct tenant *choose(struct tenant *fallback, const char *name, uid_t uid, gid_t gid)
 {
         struct credentials who = { .uid = uid, .gid = gid };
+        struct tenant *t;
 
-        return tenant_select(order, N_TENANTS, fallback, name, &who, sentence, sizeof(sentence));
+        match(matcher, &who);
+        t = tenant_select(order, N_TENANTS, fallback, name, &who, sentence, sizeof(sentence));
+        credentials_clear(&who);
+        return t;
+}
+
+/* Which of the tenants match, as bits. */
+static unsigned matching(uid_t uid, gid_t gid, gid_t *gids, size_t n_gids)
+{
+        struct credentials who = { .uid = uid, .gid = gid, .gids = gids, .n_gids = n_gids };
+        unsigned bits = 0;
+
+        match_sort_gids(gids, n_gids);
+        match(matcher, &who);
+        for (size_t i = 0; i < who.matches.n_tenants; i++)
+                bits |= 1u << who.matches.tenants[i];
+        credentials_clear(&who);
+        return bits;
 }
 
 START_TEST(test_matches)
 {
-        gid_t gids[] = { 7, 61, 8 };
-        struct credentials by_uid = { .uid = 1002, .gid = 9 }, by_gid = { .uid = 9, .gid = 50 };
-        struct credentials by_other = { .uid = 9, .gid = 9, .gids = gids, .n_gids = 3 };
-        /* Numbers of the other kind are not theirs. */
-        struct credentials crossed = { .uid = 50, .gid = 1001 };
+        gid_t gids[] = { 7, 61, 8 }, both[] = { 60, 50, 60 }, many[1000];
 
-        ck_assert(tenant_matches(&tenants[ALPHA], &by_uid));
-        ck_assert(tenant_matches(&tenants[GAMMA], &by_uid));
-        ck_assert(!tenant_matches(&tenants[BETA], &by_uid));
-        ck_assert(tenant_matches(&tenants[ALPHA], &by_gid));
-        ck_assert(!tenant_matches(&tenants[GAMMA], &by_gid));
-        ck_assert(tenant_matches(&tenants[BETA], &by_other));
-        ck_assert(!tenant_matches(&tenants[ALPHA], &by_other));
-        by_other.n_gids = 1; /* only as many as there are */
-        ck_assert(!tenant_matches(&tenants[BETA], &by_other));
-        for (size_t i = 0; i < N_TENANTS; i++)
-                ck_assert(!tenant_matches(&tenants[i], &crossed));
-        ck_assert(!tenant_matches(&tenants[NOBODY], &(struct credentials){ .uid = 0 }));
+        ck_assert_uint_eq(matching(1002, 9, NULL, 0), 1u << ALPHA | 1u << GAMMA);
+        ck_assert_uint_eq(matching(9, 50, NULL, 0), 1u << ALPHA);
+        ck_assert_uint_eq(matching(9, 9, gids, 3), 1u << BETA);
+        ck_assert_uint_eq(matching(9, 9, gids, 2), 0); /* only as many as there are: 7 and 8 */
+        ck_assert_uint_eq(matching(9, 61, both, 3), 1u << ALPHA | 1u << BETA); /* each once */
+        /* Numbers of the other kind are not theirs. */
+        ck_assert_uint_eq(matching(50, 1001, NULL, 0), 0);
+        ck_assert_uint_eq(matching(0, 0, NULL, 0), 0);
+        /* More groups than the tenants have. */
+        for (size_t i = 0; i < 1000; i++)
+                many[i] = (gid_t)(100000 - i);
+        ck_assert_uint_eq(matching(9, 9, many, 1000), 0);
+        many[0] = 61;
+        ck_assert_uint_eq(matching(9, 9, many, 1000), 1u << BETA);
+}
+END_TEST
+
+/* What is known is not looked for again, until another config is in force. */
+START_TEST(test_answers_are_kept)
+{
+        struct credentials who = { .uid = 1003, .gid = 9 };
+        struct matcher *later;
+
+        match(matcher, &who);
+        ck_assert_uint_eq(who.matches.n_tenants, 1);
+        who.uid = 9; /* it would match no tenant now */
+        ck_assert_int_eq(match_ids(matcher, &who), 0);
+        ck_assert_uint_eq(who.matches.n_tenants, 1);
+        ck_assert_int_eq(matcher_new(&config, &later), 0);
+        ck_assert(!match_ids_are_known(later, &who));
+        match(later, &who);
+        ck_assert_uint_eq(who.matches.n_tenants, 0);
+        matcher_free(later);
+        credentials_clear(&who);
+}
+END_TEST
+
+enum { N_MANY_GIDS = 65536, N_MANY = CONFIG_MAX_TENANTS };
+
+/* Processor time of one matching, the least of some. */
+static int64_t cost_ns(struct matcher *m, gid_t *gids, size_t n_gids, size_t n_found)
+{
+        int64_t least = INT64_MAX;
+
+        for (unsigned i = 0; i < 9; i++) {
+                struct credentials who = { .uid = 9, .gid = 9, .gids = gids, .n_gids = n_gids };
+                struct timespec from, to;
+                int64_t ns;
+
+                clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+                match_sort_gids(gids, n_gids);
+                match(m, &who);
+                clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+                ns = (to.tv_sec - from.tv_sec) * 1000000000 + to.tv_nsec - from.tv_nsec;
+                least = ns < least ? ns : least;
+                ck_assert_uint_eq(who.matches.n_tenants, n_found);
+                credentials_clear(&who);
+        }
+        return least;
+}
+
+/* 65,536 groups and 4,096 tenants with a group each cost as much as their sum, not as their product. */
+START_TEST(test_many_groups)
+{
+        struct config_tenant *many = calloc(N_MANY, sizeof(*many));
+        gid_t *gids = calloc(N_MANY_GIDS, sizeof(*gids)), *of_tenants = calloc(N_MANY, sizeof(*of_tenants));
+        struct config large = { .tenants = many, .n_tenants = N_MANY };
+        int64_t few_ns, many_ns;
+        struct matcher *m;
+
+        ck_assert(many && gids && of_tenants);
+        for (unsigned i = 0; i < N_MANY; i++) {
+                of_tenants[i] = 1000000 + i;
+                many[i].names_ids = true;
+                many[i].gids = &of_tenants[i];
+                many[i].n_gids = 1;
+        }
+        for (unsigned i = 0; i < N_MANY_GIDS; i++)
+                gids[i] = 100000 + i;
+        ck_assert_int_eq(matcher_new(&large, &m), 0);
+        few_ns = cost_ns(m, gids, N_MANY_GIDS / 16, 0);
+        many_ns = cost_ns(m, gids, N_MANY_GIDS, 0);
+        printf("# %d groups: %lld ns, %d: %lld ns\n", N_MANY_GIDS / 16, (long long)few_ns, N_MANY_GIDS,
+               (long long)many_ns);
+        ck_assert_int_lt(many_ns, 10 * few_ns);
+        gids[7] = of_tenants[4000];
+        (void)cost_ns(m, gids, N_MANY_GIDS, 1);
+        matcher_free(m);
+        free(of_tenants);
+        free(gids);
+        free(many);
+}
+END_TEST
+
+/* For places before the hello: patterns name no user. */
+START_TEST(test_named_users)
+{
+        char *unit[] = { (char[]){ "x.service" } };
+        uid_t uid = 7;
+        struct config_tenant two[] = {
+                { .name = (char[]){ "p" }, .units = unit, .n_units = 1 },
+                { .name = (char[]){ "q" }, .uids = &uid, .n_uids = 1, .names_ids = true }
+        };
+        struct config c = { .tenants = two, .n_tenants = 2 };
+        struct credentials who = { .uid = 7, .gid = 9 }, other = { .uid = 8, .gid = 9 };
+        struct matcher *m;
+
+        ck_assert_int_eq(matcher_new(&c, &m), 0);
+        for (int i = 0; i < 2; i++) {
+                ck_assert(match_names_user(m, &who));
+                ck_assert(!match_names_user(m, &other));
+                ck_assert_int_eq(match_ids(m, &who), 0);
+                ck_assert_int_eq(match_ids(m, &other), 0);
+        }
+        ck_assert(!matcher_needs_groups(m));
+        matcher_free(m);
+        credentials_clear(&who);
+        credentials_clear(&other);
 }
 END_TEST
 
@@ -78,11 +212,15 @@ START_TEST(test_first_in_the_file)
         gid_t gids[] = { 60, 50 };
         struct credentials of_both = { .uid = 9, .gid = 9, .gids = gids, .n_gids = 2 };
 
+        match_sort_gids(gids, 2);
+        match(matcher, &of_both);
+
         ck_assert_ptr_eq(choose(NULL, "", 1002, 9), &tenants[ALPHA]); /* gamma's too */
         ck_assert_ptr_eq(choose(NULL, "", 1003, 9), &tenants[GAMMA]);
         ck_assert_ptr_eq(choose(NULL, "", 1003, 60), &tenants[BETA]); /* by gid before gamma by uid */
         ck_assert_ptr_eq(tenant_select(order, N_TENANTS, NULL, "", &of_both, sentence, sizeof(sentence)),
                          &tenants[ALPHA]); /* the tenants' order, not the groups' */
+        credentials_clear(&of_both);
         ck_assert_str_eq(sentence, "untouched");
 }
 END_TEST
@@ -135,6 +273,22 @@ START_TEST(test_sentences)
 END_TEST
 
 /* Patterns narrow: of each kind that is given, one must match. */
+static bool matches(struct config_tenant *c, const struct credentials *who)
+{
+        struct config one = { .tenants = c, .n_tenants = 1 };
+        struct credentials copy = { .uid = who->uid, .gid = who->gid };
+        struct matcher *m;
+        bool found;
+
+        copy.cgroup = who->cgroup ? strdup(who->cgroup) : NULL;
+        ck_assert_int_eq(matcher_new(&one, &m), 0);
+        match(m, &copy);
+        found = copy.matches.n_tenants == 1;
+        credentials_clear(&copy);
+        matcher_free(m);
+        return found;
+}
+
 START_TEST(test_patterns)
 {
         char *two_units[] = { (char[]){ "slurmd.service" }, (char[]){ "*.scope" } };
@@ -148,25 +302,25 @@ START_TEST(test_patterns)
         struct credentials who = { .uid = 7, .gid = 7 };
 
         tenant_init(&t, &c);
-        ck_assert(tenant_matches(&t, &who));
+        ck_assert(matches(&c, &who));
         c.units = two_units;
         c.n_units = 2;
-        ck_assert(!tenant_matches(&t, &who)); /* nobody knows where it runs */
+        ck_assert(!matches(&c, &who)); /* its control group is not known */
         who.cgroup = elsewhere;
-        ck_assert(tenant_matches(&t, &who));
+        ck_assert(matches(&c, &who));
         who.cgroup = other;
-        ck_assert(!tenant_matches(&t, &who));
+        ck_assert(!matches(&c, &who));
         who.cgroup = scope;
-        ck_assert(tenant_matches(&t, &who));
+        ck_assert(matches(&c, &who));
         c.cgroups = one_path;
         c.n_cgroups = 1;
-        ck_assert(tenant_matches(&t, &who));
+        ck_assert(matches(&c, &who));
         who.cgroup = elsewhere;
-        ck_assert(!tenant_matches(&t, &who));
+        ck_assert(!matches(&c, &who));
         who.cgroup = job;
-        ck_assert(tenant_matches(&t, &who));
+        ck_assert(matches(&c, &who));
         who.uid = 8;
-        ck_assert(!tenant_matches(&t, &who));
+        ck_assert(!matches(&c, &who));
         who.cgroup = odd;
         ck_assert_ptr_null(tenant_select(&one, 1, NULL, "", &who, sentence, sizeof(sentence)));
         ck_assert_str_eq(sentence,
@@ -175,11 +329,11 @@ START_TEST(test_patterns)
         /* No ids: whoever runs there. Ids of which none is known: nobody. */
         who.cgroup = job;
         c.n_uids = 0;
-        ck_assert(!tenant_matches(&t, &who));
+        ck_assert(!matches(&c, &who));
         c.names_ids = false;
-        ck_assert(tenant_matches(&t, &who));
+        ck_assert(matches(&c, &who));
         c.n_units = c.n_cgroups = 0;
-        ck_assert(!tenant_matches(&t, &who));
+        ck_assert(!matches(&c, &who));
 }
 END_TEST
 
@@ -202,6 +356,9 @@ int main(void)
 
         tcase_add_checked_fixture(tc, setup, teardown);
         tcase_add_test(tc, test_matches);
+        tcase_add_test(tc, test_answers_are_kept);
+        tcase_add_test(tc, test_many_groups);
+        tcase_add_test(tc, test_named_users);
         tcase_add_test(tc, test_first_in_the_file);
         tcase_add_test(tc, test_by_name);
         tcase_add_test(tc, test_default);

@@ -108,6 +108,49 @@ START_TEST(zero_byte)
 }
 END_TEST
 
+/* A recording was cut, at any byte of its last line. */
+START_TEST(an_incomplete_last_line)
+{
+        static const char whole[] = "id,lower,upper,size\n1,1,0000000000000000004,10\n";
+        static const char last[] = "3,3,9223372036854775807,1000\n";
+        char text[sizeof(whole) + sizeof(last)];
+
+        for (size_t n = 0; n < sizeof(last); n++) {
+                struct trace *t;
+
+                snprintf(text, sizeof(text), "%s%.*s", whole, (int)n, last);
+                t = read_good(text);
+                ck_assert_uint_eq(t->n_buffers, n == sizeof(last) - 1 ? 2 : 1);
+                ck_assert_uint_eq(t->cut_line, n > 0 && n < sizeof(last) - 1 ? 3 : 0);
+                trace_free(t);
+        }
+}
+END_TEST
+
+/* Damage is another thing than an incomplete line. */
+START_TEST(damage_at_the_end)
+{
+        static const struct {
+                const char *text;
+                const char *error;
+        } bad_ends[] = {
+                { "id,lower,upper,size\n0,1,2,3\n0,1,2,x", "t.csv:3: size is not a whole number" },
+                { "id,lower,upper,size\n0,1,2,3\n0,1,2,3,",
+                  "t.csv:3: not four fields; a line is id,lower,upper,size" },
+                { "id,lower,upper,size\n0,1,2,3\n0,1\n",
+                  "t.csv:3: not four fields; a line is id,lower,upper,size" },
+                { "id,lower,upper,size\n0,1,2", "t.csv: no buffers after the header but an incomplete one" },
+                { "id,lower,up", "t.csv:1: the first line must be id,lower,upper,size" },
+        };
+        struct trace *t = NULL;
+        char *error = NULL;
+
+        ck_assert_int_eq(read_bytes(bad_ends[_i].text, strlen(bad_ends[_i].text), &t, &error), -EINVAL);
+        ck_assert_str_eq(error, bad_ends[_i].error);
+        free(error);
+}
+END_TEST
+
 START_TEST(unreadable)
 {
         FILE *in = fopen("/", "re"); /* opens, and every read fails */
@@ -232,6 +275,8 @@ int main(void)
         tcase_add_loop_test(c, good_forms, 0, 8);
         tcase_add_loop_test(c, bad, 0, (int)(sizeof(bad_forms) / sizeof(bad_forms[0])));
         tcase_add_test(c, zero_byte);
+        tcase_add_test(c, an_incomplete_last_line);
+        tcase_add_loop_test(c, damage_at_the_end, 0, 5);
         tcase_add_test(c, unreadable);
         tcase_add_test(c, order);
         tcase_add_test(c, peak_saturates);

@@ -101,7 +101,7 @@ static void assert_all_in_order(unsigned n)
 
 START_TEST(test_order)
 {
-        ck_assert_int_eq(worker_new(on_notify, &n_notified, &w), 0);
+        ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
         for (unsigned i = 0; i < N_JOBS; i++)
                 worker_submit(w, &steps[i].job);
         ck_assert_uint_eq(worker_n_pending(w), N_JOBS);
@@ -127,7 +127,7 @@ START_TEST(test_notify)
 
         sem_init(&gate, 0, 0);
         steps[1].gate = &gate;
-        ck_assert_int_eq(worker_new(on_notify, &n_notified, &w), 0);
+        ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
         worker_submit(w, &steps[0].job);
         worker_submit(w, &steps[1].job);
         sem_wait(&notified);
@@ -157,7 +157,7 @@ static void chain(void)
 
 START_TEST(test_drain)
 {
-        ck_assert_int_eq(worker_new(NULL, NULL, &w), 0);
+        ck_assert_int_eq(worker_new(1, NULL, NULL, &w), 0);
         worker_drain(w); /* nothing to wait for */
         chain();
         worker_drain(w);
@@ -168,7 +168,7 @@ END_TEST
 
 START_TEST(test_free_with_jobs_queued)
 {
-        ck_assert_int_eq(worker_new(on_notify, &n_notified, &w), 0);
+        ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
         for (unsigned i = 0; i < N_JOBS; i++)
                 worker_submit(w, &steps[i].job);
         w = worker_free(w);
@@ -178,11 +178,187 @@ END_TEST
 
 START_TEST(test_free_with_a_chain)
 {
-        ck_assert_int_eq(worker_new(NULL, NULL, &w), 0);
+        ck_assert_int_eq(worker_new(1, NULL, NULL, &w), 0);
         chain();
         worker_free(w); /* w is what done() submits to until it returns */
         w = NULL;
         assert_all_in_order(N_JOBS);
+}
+END_TEST
+
+/* ---- lanes ------------------------------------------------------------------ */
+
+/* Jobs in pieces; a piece says what it is in `ran`. */
+struct pieces {
+        struct worker_job job; /* first: it is one */
+        unsigned number;
+        unsigned n_pieces;     /* still to be run */
+        sem_t *arrived, *gate; /* each piece posts the one and waits for the other; NULL: it does not */
+        atomic_bool *until;    /* more pieces come until this is true; NULL: n_pieces says it */
+        atomic_bool is_done;
+};
+
+static struct worker_lane lanes[3];
+static struct pieces work[3];
+static sem_t arrived, gate;
+static pthread_mutex_t ran_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static void pieces_run(struct worker_job *job)
+{
+        struct pieces *p = (struct pieces *)job;
+
+        if (p->gate) {
+                sem_post(p->arrived);
+                sem_wait(p->gate);
+        }
+        pthread_mutex_lock(&ran_mutex);
+        if (n_ran < sizeof(ran) / sizeof(ran[0]))
+                ran[n_ran++] = p->number;
+        pthread_mutex_unlock(&ran_mutex);
+        p->n_pieces -= p->n_pieces > 0;
+        job->goes_on = p->until ? !atomic_load(p->until) : p->n_pieces > 0;
+}
+
+static void pieces_done(struct worker_job *job)
+{
+        struct pieces *p = (struct pieces *)job;
+
+        ck_assert(!p->is_done);
+        atomic_store(&p->is_done, true);
+        done[n_done++] = p->number;
+}
+
+/* One in each lane; the first waits for the gate at each of its pieces. */
+static void setup_lanes(void)
+{
+        setup();
+        memset(lanes, 0, sizeof(lanes));
+        memset(work, 0, sizeof(work));
+        sem_init(&arrived, 0, 0);
+        sem_init(&gate, 0, 0);
+        for (unsigned i = 0; i < 3; i++) {
+                work[i].job.run = pieces_run;
+                work[i].job.done = pieces_done;
+                work[i].job.lane = &lanes[i];
+                work[i].number = i;
+                work[i].n_pieces = 1;
+        }
+        work[0].arrived = &arrived;
+        work[0].gate = &gate;
+}
+
+static void teardown_lanes(void)
+{
+        teardown();
+        sem_destroy(&arrived);
+        sem_destroy(&gate);
+}
+
+static void poll_until(unsigned n)
+{
+        while (n_done < n) {
+                sem_wait(&notified);
+                (void)worker_poll(w);
+        }
+}
+
+/* A job of one piece waits for one piece of a long one, not for all. */
+START_TEST(test_turns)
+{
+        ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
+        work[0].n_pieces = 50;
+        worker_submit(w, &work[0].job);
+        sem_wait(&arrived);
+        worker_submit(w, &work[1].job);
+        worker_submit(w, &work[2].job);
+        sem_post(&gate);
+        poll_until(2);
+        ck_assert(!work[0].is_done);
+        ck_assert_uint_eq(done[0], 1);
+        ck_assert_uint_eq(done[1], 2);
+        for (unsigned i = 0; i < 49; i++)
+                sem_post(&gate);
+        poll_until(3);
+        ck_assert_uint_eq(n_ran, 52);
+}
+END_TEST
+
+/* The jobs of a lane are run in order, one at a time, also where there is another thread; those of another
+ * lane are run beside them. */
+START_TEST(test_two_threads)
+{
+        ck_assert_int_eq(worker_new(2, on_notify, &n_notified, &w), 0);
+        work[1].job.lane = &lanes[0];
+        worker_submit(w, &work[0].job);
+        sem_wait(&arrived);
+        worker_submit(w, &work[1].job);
+        worker_submit(w, &work[2].job);
+        poll_until(1);
+        ck_assert_uint_eq(done[0], 2); /* while the first one is still run */
+        ck_assert_uint_eq(worker_n_pending(w), 2);
+        sem_post(&gate);
+        poll_until(3);
+        ck_assert_uint_eq(ran[1], 0);
+        ck_assert_uint_eq(ran[2], 1);
+        ck_assert_uint_eq(done[2], 1);
+}
+END_TEST
+
+/* What a request waits for goes first, but the other class gets its share: neither can keep the other
+ * from its end. */
+START_TEST(test_classes)
+{
+        ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
+        lanes[2].is_waited_for = true;
+        worker_submit(w, &work[0].job);
+        sem_wait(&arrived);
+        worker_submit(w, &work[1].job);
+        worker_submit(w, &work[2].job);
+        sem_post(&gate);
+        poll_until(3);
+        ck_assert_uint_eq(done[1], 2);
+        ck_assert_uint_eq(done[2], 1);
+
+        for (unsigned endless = 1; endless <= 2; endless++) {
+                n_done = 0;
+                work[1].until = work[2].until = NULL;
+                work[endless].until = &work[3 - endless].is_done;
+                atomic_store(&work[1].is_done, false);
+                atomic_store(&work[2].is_done, false);
+                worker_submit(w, &work[endless].job);
+                worker_submit(w, &work[3 - endless].job);
+                poll_until(2);
+                ck_assert_uint_eq(done[0], 3 - endless);
+        }
+}
+END_TEST
+
+/* Where turns are counted: the class that no request waits for has a fifth, and an idle lane saved nothing up. */
+START_TEST(test_shares)
+{
+        unsigned n_others = 0;
+
+        ck_assert_int_eq(worker_new_inline(&w), 0);
+        lanes[0].is_waited_for = lanes[1].is_waited_for = true;
+        for (unsigned i = 0; i < N_JOBS; i++)
+                steps[i].job.lane = &lanes[i < 60 ? 0 : i < 80 ? 1 : 2];
+        for (unsigned i = 0; i < 20; i++) {
+                worker_submit(w, &steps[i].job);
+                ck_assert_uint_eq(worker_poll(w), 1);
+        }
+        for (unsigned i = 20; i < N_JOBS; i++)
+                worker_submit(w, &steps[i].job);
+        for (unsigned i = 0; i < 25; i++) {
+                ck_assert_uint_eq(worker_poll(w), 1);
+                n_others += done[20 + i] >= 80;
+        }
+        ck_assert_uint_eq(n_others, 5);
+        ck_assert_uint_eq(steps[29].n_dones, 1); /* 10 of each lane */
+        ck_assert_uint_eq(steps[30].n_dones, 0);
+        ck_assert_uint_eq(steps[69].n_dones, 1);
+        ck_assert_uint_eq(steps[70].n_dones, 0);
+        worker_drain(w);
+        ck_assert_uint_eq(n_done, N_JOBS);
 }
 END_TEST
 
@@ -241,6 +417,14 @@ int main(void)
         tcase_add_test(tc, test_inline);
         tcase_add_test(tc, test_inline_chain);
         tcase_add_test(tc, test_inline_free_with_jobs_queued);
+        suite_add_tcase(suite, tc);
+        tc = tcase_create("lanes");
+        tcase_add_checked_fixture(tc, setup_lanes, teardown_lanes);
+        tcase_set_timeout(tc, 30);
+        tcase_add_test(tc, test_turns);
+        tcase_add_test(tc, test_two_threads);
+        tcase_add_test(tc, test_classes);
+        tcase_add_test(tc, test_shares);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
 }

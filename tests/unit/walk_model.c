@@ -1,6 +1,7 @@
 /* The model of the random walk; see walk_model.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include "tests/unit/walk_model.h"
 
 #include <string.h>
@@ -429,6 +430,10 @@ static void handle_reply(struct slot *s, const Bfcd__Reply *reply)
                 return;
         while (i < s->n_pending && s->pending[i].id != reply->id)
                 i++;
+        if (reply->id == 0 && is_refusal && reply->refusal->error == EIDRM) {
+                HOLDS(s->peer->session->eviction, "it was told that it was evicted");
+                return;
+        }
         if (i == s->n_pending) { /* of a hello */
                 HOLDS(is_refusal && s->peer->session->state == SESSION_NEW, "a reply to nothing");
                 return;

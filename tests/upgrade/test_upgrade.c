@@ -27,7 +27,7 @@
 
 #define MAX_BLOCKS 8u
 #define MAX_IDS    16u
-#define TIMEOUT_MS 10000
+#define TIMEOUT_MS 120000
 
 static struct first first;
 
@@ -554,7 +554,7 @@ START_TEST(first_daemon_and_bfcctl)
         static const struct {
                 const char *command, *says;
         } asked[] = { { "status", "4096" },   { "partitions", "32.0 MiB" }, { "tenants", "8.0 MiB" },
-                      { "sessions", "life" }, { "blocks", "1000 B" },       { "whoami", "vision" } };
+                      { "sessions", "life" }, { "blocks", "1.0 KiB" },      { "whoami", "vision" } };
         struct daemon_replay p = { .connection = 2 + (unsigned)_i, .is_later = false };
         const char *argv[] = { program_bfcctl(), "--socket", NULL, asked[_i].command, NULL };
         char *out, *error;

@@ -1,0 +1,95 @@
+/* Users, commands and units of processes: see process.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/process.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *process_user(uint64_t uid, char ret[PROCESS_TEXT_MAX])
+{
+        const struct passwd *user = uid < UINT32_MAX ? getpwuid((uid_t)uid) : NULL;
+
+        if (user)
+                snprintf(ret, PROCESS_TEXT_MAX, "%s", user->pw_name);
+        else
+                snprintf(ret, PROCESS_TEXT_MAX, "%" PRIu64, uid);
+        return ret;
+}
+
+/* The first bytes of a file of the process; how many. */
+static size_t read_file(uint64_t pid, const char *name, char *ret, size_t n_max)
+{
+        char path[64];
+        ssize_t n;
+        int fd;
+
+        ret[0] = '\0';
+        snprintf(path, sizeof(path), "/proc/%" PRIu64 "/%s", pid, name);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+                return 0;
+        n = read(fd, ret, n_max - 1);
+        close(fd);
+        ret[n > 0 ? n : 0] = '\0';
+        return n > 0 ? (size_t)n : 0;
+}
+
+const char *process_command(uint64_t pid, char ret[PROCESS_TEXT_MAX])
+{
+        size_t n = read_file(pid, "cmdline", ret, PROCESS_TEXT_MAX);
+
+        while (n > 0 && ret[n - 1] == '\0')
+                n--;
+        for (size_t i = 0; i < n; i++)
+                ret[i] = ret[i] ? ret[i] : ' ';
+        return ret;
+}
+
+static bool ends_with(const char *text, size_t n, const char *end)
+{
+        return n > strlen(end) && strncmp(text + n - strlen(end), end, strlen(end)) == 0;
+}
+
+const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX])
+{
+        char groups[4096], *path;
+
+        ret[0] = '\0';
+        read_file(pid, "cgroup", groups, sizeof(groups));
+        path = strncmp(groups, "0::/", 4) == 0 ? groups : strstr(groups, "\n0::/");
+        if (!path)
+                return ret;
+        path = strchr(path, '/');
+        path[strcspn(path, "\n")] = '\0';
+        for (size_t n; *path; path += n) {
+                path += *path == '/';
+                n = strcspn(path, "/");
+                if (ends_with(path, n, ".service") || ends_with(path, n, ".scope"))
+                        snprintf(ret, PROCESS_TEXT_MAX, "%.*s", (int)n, path);
+        }
+        return ret;
+}
+
+const char *process_job(uint64_t pid, const char *name, char ret[PROCESS_TEXT_MAX])
+{
+        size_t n;
+
+        process_unit(pid, ret);
+        /* A login's scope and a user's manager do not tell one job from another. */
+        if (ends_with(ret, strlen(ret), ".service") && strncmp(ret, "user@", 5) != 0)
+                return ret;
+        if (!*process_command(pid, ret)) {
+                snprintf(ret, PROCESS_TEXT_MAX, "%s", name);
+                return ret;
+        }
+        n = strcspn(ret, " "); /* without the program's folder */
+        while (n > 0 && ret[n - 1] != '/')
+                n--;
+        return ret + n;
+}

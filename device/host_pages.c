@@ -1,0 +1,209 @@
+/* Pages of host extents; see host_pages.h.
+ *
+ * The kernel collapses only a piece that has a page, so the first page of each is allocated by
+ * fallocate(). One call of MADV_COLLAPSE is for all pieces, since each call waits for every processor.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "device/host_pages.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/mempolicy.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "device/host_punch.h"
+#include "proto/memfd.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21U << 26)
+#endif
+
+#define SMALL_BYTES UINT64_C(4096)
+#define MAX_NODES   1024u /* of any kernel's configuration */
+
+int host_pages_open(const struct device_supply *supply)
+{
+        return memfd_make_of("bfcd-extent",
+                             supply->pages == DEVICE_PAGES_RESERVED ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
+}
+
+void *host_pages_map(int fd, uint64_t n_bytes)
+{
+        uint64_t room = n_bytes + HOST_HUGE_BYTES, before;
+        char *at = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        if (at == MAP_FAILED)
+                return NULL;
+        before = -(uintptr_t)at % HOST_HUGE_BYTES;
+        if (before > 0)
+                munmap(at, before);
+        at += before;
+        munmap(at + n_bytes, HOST_HUGE_BYTES - before);
+        if (fd < 0)
+                return at;
+        /* NORESERVE: else pages of hugetlbfs are reserved for the mapping, from any node. */
+        if (mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, 0) !=
+            MAP_FAILED)
+                return at;
+        munmap(at, n_bytes);
+        return NULL;
+}
+
+/* The policy belongs to the memfd and holds for all processes that allocate its pages. */
+static int bind_to(void *at, uint64_t n_bytes, uint32_t node)
+{
+        unsigned long mask[MAX_NODES / (CHAR_BIT * sizeof(unsigned long))] = { 0 };
+        const size_t n_bits = CHAR_BIT * sizeof(unsigned long);
+
+        if (node >= MAX_NODES)
+                return -EINVAL;
+        mask[node / n_bits] = 1ul << node % n_bits;
+        return syscall(SYS_mbind, at, n_bytes, MPOL_BIND, mask, MAX_NODES + 1, 0) < 0 ? -errno : 0;
+}
+
+static int allocate_small(int fd, uint64_t at)
+{
+        int r;
+
+        do
+                r = fallocate(fd, 0, (off_t)at, (off_t)SMALL_BYTES);
+        while (r < 0 && errno == EINTR);
+        return r < 0 ? -errno : 0;
+}
+
+/* How much is in large pages, after each piece got a page of 4 KiB and some were replaced. */
+static uint64_t count_huge_bytes(int fd, uint64_t n_bytes)
+{
+        uint64_t n_pieces = n_bytes / HOST_HUGE_BYTES, least = n_pieces * SMALL_BYTES, has;
+        struct stat st;
+
+        if (fstat(fd, &st) < 0 || st.st_blocks < 0)
+                return 0;
+        has = (uint64_t)st.st_blocks * 512;
+        if (has >= n_bytes)
+                return n_bytes;
+        return has > least ? (has - least) / (HOST_HUGE_BYTES - SMALL_BYTES) * HOST_HUGE_BYTES : 0;
+}
+
+static int fill_huge(int fd, void *at, uint64_t n_bytes, uint64_t *ret_huge_bytes)
+{
+        for (uint64_t i = 0; i < n_bytes; i += HOST_HUGE_BYTES) {
+                int r = allocate_small(fd, i);
+
+                if (r < 0)
+                        return r;
+        }
+        /* What it did not do is left as it was. It stops at the first piece that it has no page for. */
+        (void)madvise(at, n_bytes, MADV_COLLAPSE);
+        *ret_huge_bytes = count_huge_bytes(fd, n_bytes);
+        return 0;
+}
+
+int host_pages_fill(int fd, uint64_t n_bytes, const struct device_supply *supply, uint64_t *ret_huge_bytes)
+{
+        bool collapses = supply->pages == DEVICE_PAGES_AUTO;
+        void *at = collapses || supply->is_bound ? host_pages_map(fd, n_bytes) : NULL;
+        int r = 0;
+
+        *ret_huge_bytes = 0;
+        if (supply->is_bound)
+                r = at ? bind_to(at, n_bytes, supply->node) : -ENOMEM;
+        if (r == 0 && collapses && at)
+                r = fill_huge(fd, at, n_bytes, ret_huge_bytes);
+        if (at)
+                munmap(at, n_bytes);
+        if (r == 0 && *ret_huge_bytes < n_bytes)
+                r = host_fallocate_whole(fd, 0, n_bytes);
+        if (r == 0 && supply->pages == DEVICE_PAGES_RESERVED)
+                *ret_huge_bytes = n_bytes;
+        return r == -ENOSPC && supply->pages != DEVICE_PAGES_RESERVED ? -ENOMEM : r;
+}
+
+/* ---- what a machine lacks ----------------------------------------------------- */
+
+static uint64_t read_count(const char *path)
+{
+        FILE *f = fopen(path, "re");
+        char text[32] = "";
+
+        if (f) {
+                if (!fgets(text, sizeof(text), f))
+                        text[0] = '\0';
+                fclose(f);
+        }
+        return strtoull(text, NULL, 10);
+}
+
+/* By an extent of one page. */
+static bool can_collapse(void)
+{
+        static const struct device_supply any = { .pages = DEVICE_PAGES_AUTO };
+        uint64_t huge_bytes = 0;
+        int fd = host_pages_open(&any);
+
+        if (fd < 0)
+                return false;
+        if (ftruncate(fd, (off_t)HOST_HUGE_BYTES) < 0 ||
+            host_pages_fill(fd, HOST_HUGE_BYTES, &any, &huge_bytes) < 0)
+                huge_bytes = 0;
+        close(fd);
+        return huge_bytes > 0;
+}
+
+static uint64_t reserved_pages(const struct device_supply *supply)
+{
+        static const char folder[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/";
+        char path[128];
+        uint64_t n;
+
+        if (supply->is_bound) {
+                snprintf(path, sizeof(path),
+                         "/sys/devices/system/node/node%u/hugepages/hugepages-2048kB/nr_hugepages",
+                         supply->node);
+                return read_count(path);
+        }
+        snprintf(path, sizeof(path), "%snr_hugepages", folder);
+        n = read_count(path);
+        snprintf(path, sizeof(path), "%snr_overcommit_hugepages", folder);
+        return n + read_count(path);
+}
+
+int host_pages_check(const struct device_supply *supply, uint64_t n_bytes, char *ret_clause, size_t n_clause)
+{
+        uint64_t n_needed = n_bytes / HOST_HUGE_BYTES, n;
+        char path[64];
+
+        snprintf(path, sizeof(path), "/sys/devices/system/node/node%u", supply->node);
+        if (supply->is_bound && (supply->node >= MAX_NODES || access(path, F_OK) < 0)) {
+                snprintf(ret_clause, n_clause, "this machine has no NUMA node %u; see 'numactl -H'",
+                         supply->node);
+                return -ENODEV;
+        }
+        if (supply->pages == DEVICE_PAGES_AUTO && !can_collapse()) {
+                snprintf(ret_clause, n_clause,
+                         "this kernel gives shared memory no pages of 2 MiB (MADV_COLLAPSE, Linux 6.1), so "
+                         "pages are of 4 KiB and growth is slower");
+                return -ENOTSUP;
+        }
+        if (supply->pages != DEVICE_PAGES_RESERVED)
+                return 0;
+        n = reserved_pages(supply);
+        if (n >= n_needed)
+                return 0;
+        snprintf(ret_clause, n_clause,
+                 "it needs %llu reserved pages of 2 MiB and %s has %llu; growth beyond them is refused; "
+                 "raise vm.nr_hugepages, or write huge_pages: auto",
+                 (unsigned long long)n_needed, supply->is_bound ? "the NUMA node" : "this machine",
+                 (unsigned long long)n);
+        return -ENOTSUP;
+}

@@ -1,0 +1,100 @@
+/* memfds that a process shares with others that it does not trust.
+ *
+ * Whoever has a file description of a memfd can do more than read and write: set extended
+ * attributes and file locks, which stay in the kernel as long as the inode or the description.
+ * So a shared memfd has three guards:
+ *
+ *   mode 0600      Only the owner's processes may set extended attributes, add inotify watches or
+ *                  open the file again with other rights. Processes of other users may not.
+ *   two locks      An OFD lock over all offsets and a flock() lock belong to the maker's
+ *                  description, so every lock request on another description conflicts.
+ *   memfd_lend()   Others get a file description of their own. They can neither release the two
+ *                  locks nor change flags of the maker's description.
+ *
+ * Processes of the same user pass the first guard: nothing protects one user's processes from
+ * each other.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_PROTO_MEMFD_H
+#define BFC_PROTO_MEMFD_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+
+/* Sets mode and locks. For a memfd of a former process, too: what fails there is left as it was. */
+static inline void memfd_guard(int fd)
+{
+        struct flock whole = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+
+        (void)fchmod(fd, S_IRUSR | S_IWUSR);
+        (void)fcntl(fd, F_OFD_SETLK, &whole);
+        (void)flock(fd, LOCK_EX | LOCK_NB);
+}
+
+/* An empty, guarded memfd that can be sealed, with further flags of memfd_create(); -errno. */
+static inline int memfd_make_of(const char *name, unsigned flags)
+{
+        int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | flags);
+
+        if (fd < 0 && errno == EINVAL)
+                fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+        if (fd < 0)
+                return -errno;
+        memfd_guard(fd);
+        return fd;
+}
+
+static inline int memfd_make(const char *name)
+{
+        return memfd_make_of(name, 0);
+}
+
+/* A file description of its own for another process; flags: O_RDWR or O_RDONLY. The caller closes
+ * it. Where it cannot be opened (no /proc; a memfd of a former process with another uid) the result
+ * is a duplicate of fd. -EMFILE, -ENFILE, -ENOMEM. */
+static inline int memfd_lend(int fd, int flags)
+{
+        char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
+        int lent;
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        lent = open(path, flags | O_CLOEXEC);
+        if (lent < 0 && errno != EMFILE && errno != ENFILE && errno != ENOMEM)
+                lent = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        return lent < 0 ? -errno : lent;
+}
+
+/* Whether every file description that others were lent is gone. A mapping keeps its description, and
+ * so does an unread message. The kernel grants a write lease only where no other
+ * description is counted; the maker's own is not counted. False also where that cannot be known:
+ * no /proc, a memfd of a former process with another uid, leases disabled. The lease ends here,
+ * because the next open() would wait for it. */
+static inline bool memfd_is_alone(int fd)
+{
+        char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
+        bool is_alone;
+        int own;
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        own = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+        if (own < 0)
+                return false;
+        is_alone = fcntl(own, F_SETLEASE, F_WRLCK) == 0;
+        if (is_alone)
+                (void)fcntl(own, F_SETLEASE, F_UNLCK);
+        close(own);
+        return is_alone;
+}
+
+#endif

@@ -1,0 +1,132 @@
+/* Attaches a shared block of its own tenant again and again, and acknowledges none of its extents. One
+ * session reads its replies, the other one does not even that.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tests/attacks/attack.h"
+
+#define MIB         (UINT64_C(1) << 20)
+#define MOST_BYTES  (132 * MIB) /* 66 extents: more than may be unacknowledged */
+#define BATCH_BYTES 8192u
+
+struct batch {
+        uint8_t bytes[BATCH_BYTES];
+        size_t n_bytes, n_requests;
+};
+
+static void batch_fill(struct batch *b, const char *name)
+{
+        Bfcd__Attach attach = BFCD__ATTACH__INIT;
+
+        attach.name = (char *)(uintptr_t)name;
+        b->n_bytes = b->n_requests = 0;
+        while (b->n_bytes + 128 < BATCH_BYTES) {
+                Bfcd__Request r = BFCD__REQUEST__INIT;
+                size_t n;
+
+                r.id = ++b->n_requests;
+                r.body_case = BFCD__REQUEST__BODY_ATTACH;
+                r.attach = &attach;
+                n = bfcd__request__pack(&r, b->bytes + b->n_bytes + 4);
+                for (unsigned i = 0; i < 4; i++)
+                        b->bytes[b->n_bytes + i] = (uint8_t)(n >> (8 * i));
+                b->n_bytes += n + 4;
+        }
+}
+
+/* The largest block that it gets, shared under the name. */
+static void publish(struct raw *raw, const char *name)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Publish body = BFCD__PUBLISH__INIT;
+        uint64_t n_bytes = MOST_BYTES;
+        Bfcd__Block block;
+
+        while (raw_malloc(raw, 0, n_bytes, &block) < 0)
+                n_bytes = n_bytes > MIB ? n_bytes / 2 : MOST_BYTES;
+        body.block_id = block.block_id;
+        body.name = (char *)(uintptr_t)name;
+        r.body_case = BFCD__REQUEST__BODY_PUBLISH;
+        r.publish = &body;
+        if (raw_do(raw, &r) < 0) {
+                fprintf(stderr, "attack 'acks': %s\n", raw_refusal());
+                exit(1);
+        }
+}
+
+struct stream {
+        struct raw *raw;
+        size_t at; /* in the batch */
+};
+
+static void stream_restart(struct stream *s, const struct attack_stage *stage)
+{
+        raw_close(s->raw);
+        s->raw = attack_session(stage);
+        s->at = 0;
+}
+
+/* Sends what the daemon takes. */
+static void stream_send(struct stream *s, const struct batch *b, struct attack_stage *stage)
+{
+        for (;;) {
+                ssize_t n =
+                        send(s->raw->fd, b->bytes + s->at, b->n_bytes - s->at, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+                if (n < 0 && errno != EAGAIN)
+                        stream_restart(s, stage);
+                if (n <= 0)
+                        return;
+                s->at = (s->at + (size_t)n) % b->n_bytes;
+                attack_count(stage, s->at == 0 ? b->n_requests : 0);
+        }
+}
+
+/* Fds that come with what it reads are dropped by the kernel: there is no room for them. */
+static void stream_drain(const struct stream *s)
+{
+        static uint8_t drain[1 << 16];
+
+        while (recv(s->raw->fd, drain, sizeof(drain), MSG_DONTWAIT) > 0)
+                ;
+}
+
+static void act(struct attack_stage *stage)
+{
+        static struct batch batch;
+        struct stream streams[2]; /* the second one reads */
+        struct raw *publisher = attack_session(stage);
+        char name[32];
+
+        snprintf(name, sizeof(name), "acks-%d", (int)getpid());
+        publish(publisher, name);
+        batch_fill(&batch, name);
+        for (unsigned i = 0; i < 2; i++)
+                streams[i] = (struct stream){ .raw = attack_session(stage) };
+        attack_is_up(stage);
+        for (;;) {
+                struct pollfd polls[2] = {
+                        { .fd = streams[0].raw->fd, .events = POLLOUT },
+                        { .fd = streams[1].raw->fd, .events = POLLIN | POLLOUT },
+                };
+
+                (void)poll(polls, 2, -1);
+                stream_drain(&streams[1]);
+                for (unsigned i = 0; i < 2; i++)
+                        stream_send(&streams[i], &batch, stage);
+        }
+}
+
+const struct attack attack_acks = {
+        .key = "acks",
+        .what = "attaches a shared block, acknowledges nothing",
+        .n_processes = 2,
+        .act = act,
+};

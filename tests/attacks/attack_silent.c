@@ -1,0 +1,43 @@
+/* Users that no tenant matches hold connections that say nothing, and open a new one for each that is closed.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <poll.h>
+#include <unistd.h>
+
+#include "tests/attacks/attack.h"
+
+#define N_HELD 200u /* more than one user has places */
+
+static void act(struct attack_stage *stage)
+{
+        struct pollfd held[N_HELD];
+
+        for (unsigned i = 0; i < N_HELD; i++)
+                held[i] = (struct pollfd){ .fd = attack_socket(stage), .events = POLLIN };
+        attack_is_up(stage);
+        for (;;) {
+                (void)poll(held, N_HELD, -1);
+                for (unsigned i = 0; i < N_HELD; i++) {
+                        if (!held[i].revents)
+                                continue;
+                        close(held[i].fd);
+                        held[i].fd = attack_socket(stage);
+                        attack_count(stage, 1);
+                }
+        }
+}
+
+const struct attack attack_silent = { .key = "silent",
+                                      .what = "8 users hold connections that say nothing",
+                                      .n_processes = 1,
+                                      .n_uids = 8,
+                                      .act = act,
+                                      .log_line = "have not said hello" };
+
+/* As many users as share all places that such users have. */
+const struct attack attack_many_silent = { .key = "many-silent",
+                                           .what = "70 users hold connections that say nothing",
+                                           .n_processes = 1,
+                                           .n_uids = 70,
+                                           .act = act,
+                                           .log_line = "have not said hello" };

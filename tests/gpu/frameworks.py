@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+# PyTorch and CuPy with memory from bfcd, on a real GPU. scripts/gpu-test starts a daemon for each case.
+#
+# SPDX-License-Identifier: Apache-2.0
+#
+# usage: frameworks.py --list            names of the cases
+#        frameworks.py --can-run CASE    exit status 77, and a sentence, where its framework is missing
+#        frameworks.py CASE
+#
+# BFC_LIB is the client library, BFCCTL the program; BFC_SOCKET and BFC_TENANT are for the client. An answer is a
+# line of JSON, printed at once because a framework may crash. A case fails where bytes are wrong, where memory
+# does not come from bfcd, or where the process ends badly. Other exceptions are answers: docs/frameworks.md says
+# what cannot work.
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+MIB = 1 << 20
+TOO_MUCH = 1 << 40  # bytes; no GPU has them
+
+cases = {}
+lib = None
+name = None
+allocators = []  # they must outlive the pools
+
+
+def case(function):
+    cases[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def framework_of(which):
+    return "cupy" if which.startswith("cupy") else "torch"
+
+
+def skip(why):
+    print("skipped: " + why)
+    sys.exit(77)
+
+
+def answer(question, value):
+    print(json.dumps({"case": name, question: value}), flush=True)
+
+
+def attempt(question, function):
+    """The value of the function is the answer, or its exception; then None is returned."""
+    try:
+        value = function()
+    except Exception as error:  # whatever a framework raises
+        answer(question, f"{type(error).__name__}: {str(error)[:200]}")
+        return None
+    answer(question, value)
+    return value
+
+
+def address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def used():
+    """Bytes of blocks that the tenant has, by bfcctl."""
+    run = subprocess.run([os.environ["BFCCTL"], "--json", "--socket", os.environ["BFC_SOCKET"], "tenants"],
+                         check=True, capture_output=True, text=True)
+    return sum(row["bytes_in_use"] for row in json.loads(run.stdout)["tenants"])
+
+
+def check_used(n_bytes):
+    n_used = used()
+    answer("used", n_used)
+    assert n_used >= n_bytes, f"bfcd has handed out {n_used} bytes, not {n_bytes}"
+
+
+def torch_allocator():
+    import torch
+    if not torch.cuda.is_available():
+        skip("torch finds no GPU")
+    answer("version", torch.__version__)
+    allocators.append(torch.cuda.memory.CUDAPluggableAllocator(os.environ["BFC_LIB"], "bfc_torch_malloc",
+                                                               "bfc_torch_free"))
+    return torch, allocators[-1]
+
+
+def torch_with_bfcd():
+    """All memory of the process comes from bfcd."""
+    torch, allocator = torch_allocator()
+    allocator.allocator().set_record_stream_fn(address(lib.bfc_torch_record_stream))
+    torch.cuda.memory.change_current_allocator(allocator)
+    return torch
+
+
+def torch_with_pool():
+    """Only tensors made under use_mem_pool() have memory from bfcd. The pool must outlive them."""
+    torch, allocator = torch_allocator()
+    torch.cuda.init()
+    return torch, torch.cuda.MemPool(allocator.allocator())
+
+
+def seconds(function):
+    began = time.monotonic()
+    function()
+    return round(time.monotonic() - began, 4)
+
+
+# ---- PyTorch, all memory from bfcd -------------------------------------------------------------------------------
+
+
+@case
+def torch_tensors():
+    torch = torch_with_bfcd()
+    x = torch.randn(2048, 2048, device="cuda")
+    check_used(x.nbytes)
+    product = (x @ x).cpu()
+    assert torch.allclose(product, x.cpu() @ x.cpu(), rtol=1e-2, atol=1e-1), "wrong product"
+
+
+@case
+def torch_streams():
+    """Another stream reads a tensor that is freed at once: its bytes must stay until then."""
+    torch = torch_with_bfcd()
+    side = torch.cuda.Stream()
+    total = torch.zeros(1, device="cuda")
+    n_rounds = 1000
+
+    def rounds():
+        for _ in range(n_rounds):
+            z = torch.ones(MIB, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                total.add_(z.mean())
+            z.record_stream(side)
+            del z
+            torch.full((MIB,), 7.0, device="cuda")
+        torch.cuda.synchronize()
+
+    answer("seconds", seconds(rounds))
+    assert total.item() == n_rounds, f"the sum is {total.item()}, not {n_rounds}"
+
+
+@case
+def torch_statistics():
+    torch = torch_with_bfcd()
+    x = torch.zeros(4, device="cuda")
+    for function in ("memory_allocated", "max_memory_allocated", "memory_stats", "reset_peak_memory_stats",
+                     "empty_cache", "memory_summary", "ipc_collect"):
+        attempt(function, lambda function=function: str(getattr(torch.cuda, function)())[:60])
+    attempt("share", lambda: str(x.untyped_storage()._share_cuda_())[:60])
+
+
+@case
+def torch_cudnn():
+    torch = torch_with_bfcd()
+
+    def train():
+        layer = torch.nn.Conv2d(3, 64, 7).cuda()
+        for _ in range(3):
+            layer(torch.randn(8, 3, 224, 224, device="cuda")).sum().backward()
+        torch.cuda.synchronize()
+        return "trained"
+
+    attempt("cudnn", train)
+    torch.backends.cudnn.benchmark = True
+    attempt("cudnn_benchmark", train)
+
+
+@case
+def torch_out_of_memory():
+    torch = torch_with_bfcd()
+    x = torch.ones(4, device="cuda")
+    attempt("too_much", lambda: torch.empty(TOO_MUCH, dtype=torch.uint8, device="cuda").data_ptr())
+    attempt("old_tensor_then", lambda: x.sum().item())
+    attempt("new_tensor_then", lambda: torch.ones(4, device="cuda").sum().item())
+
+
+def try_graph(torch, **options):
+    """A model in a graph: its result must be that of the model without one."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+    x = torch.randn(256, 1024, device="cuda")
+    side = torch.cuda.Stream()
+
+    def run():
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                model(x)
+        torch.cuda.current_stream().wait_stream(side)
+        expected = model(x).clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, **options):
+            y = model(x)
+        for _ in range(5):
+            graph.replay()
+        torch.cuda.synchronize()
+        return bool(torch.allclose(y, expected, rtol=1e-3, atol=1e-4))
+
+    with torch.no_grad():
+        assert attempt("graph_has_the_right_result", run) is not False, "a graph has a wrong result"
+
+
+@case
+def torch_graph():
+    try_graph(torch_with_bfcd())
+
+
+class Rows:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return i
+
+
+@case
+def torch_data_loader():
+    """Its workers are forked after the process has begun to use CUDA."""
+    torch = torch_with_bfcd()
+    total = torch.zeros(1, device="cuda")
+    for batch in torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=2):
+        total += batch.cuda().sum()
+    assert total.item() == sum(range(64)), f"the sum is {total.item()}"
+
+
+@case
+def torch_exit_while_busy():
+    torch = torch_with_bfcd()
+    torch.zeros(1, device="cuda")
+
+    def allocate():
+        while True:
+            torch.empty(4 * MIB, device="cuda").fill_(1)
+
+    threading.Thread(target=allocate, daemon=True).start()
+    time.sleep(2)
+    answer("exits", True)
+    sys.exit(0)
+
+
+# ---- PyTorch, a pool of memory from bfcd -------------------------------------------------------------------------
+
+
+@case
+def torch_pool():
+    torch, pool = torch_with_pool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.randn(2048, 2048, device="cuda")
+        y = x @ x
+    check_used(x.nbytes + y.nbytes)
+    assert torch.allclose(y.cpu(), x.cpu() @ x.cpu(), rtol=1e-2, atol=1e-1), "wrong product"
+    attempt("memory_allocated", torch.cuda.memory_allocated)
+    del x, y, pool
+    torch.cuda.empty_cache()
+    answer("used_after_the_pool", used())
+
+
+@case
+def torch_pool_out_of_memory():
+    torch, pool = torch_with_pool()
+    with torch.cuda.use_mem_pool(pool):
+        attempt("too_much", lambda: torch.empty(TOO_MUCH, dtype=torch.uint8, device="cuda").data_ptr())
+        attempt("new_tensor_then", lambda: torch.ones(4, device="cuda").sum().item())
+
+
+@case
+def torch_pool_graph():
+    torch, pool = torch_with_pool()
+    try_graph(torch, pool=pool.id)
+    answer("used", used())
+
+
+@case
+def torch_pool_backward():
+    """A pool is for one thread; backward() runs in others unless that is switched off."""
+    torch, pool = torch_with_pool()
+    for threads in (True, False):
+        with torch.cuda.use_mem_pool(pool), torch.autograd.set_multithreading_enabled(threads):
+            w = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+            (w @ w).sum().backward()
+        torch.cuda.synchronize()
+        answer(f"used_with_threads_{threads}".lower(), used())
+        answer(f"reserved_with_threads_{threads}".lower(), torch.cuda.memory_reserved())
+        del w
+
+
+# ---- CuPy --------------------------------------------------------------------------------------------------------
+
+
+def cupy_with_bfcd(is_pooled):
+    import cupy
+    if not cupy.cuda.is_available():
+        skip("cupy finds no GPU")
+    allocator = cupy.cuda.memory.CFunctionAllocator(0, address(lib.bfc_cupy_malloc), address(lib.bfc_cupy_free), lib)
+    cupy.cuda.set_allocator(cupy.cuda.MemoryPool(allocator.malloc).malloc if is_pooled else allocator.malloc)
+    answer("version", cupy.__version__)
+    return cupy
+
+
+def try_cupy_arrays(cupy):
+    x = cupy.ones(MIB)
+    check_used(x.nbytes)
+
+    def rounds():
+        nonlocal x
+        for _ in range(1000):
+            x = x + 1
+        cupy.cuda.Device().synchronize()
+
+    answer("seconds", seconds(rounds))
+    assert float(x.min()) == float(x.max()) == 1001, f"{float(x.min())} to {float(x.max())}, not 1001"
+
+
+@case
+def cupy_arrays():
+    try_cupy_arrays(cupy_with_bfcd(False))
+
+
+@case
+def cupy_pool_arrays():
+    try_cupy_arrays(cupy_with_bfcd(True))
+
+
+def try_cupy_out_of_memory(cupy):
+    attempt("too_much", lambda: int(cupy.empty(TOO_MUCH, dtype=cupy.uint8).data.ptr))
+    attempt("new_array_then", lambda: float(cupy.ones(4).sum()))
+
+
+@case
+def cupy_out_of_memory():
+    try_cupy_out_of_memory(cupy_with_bfcd(False))
+
+
+@case
+def cupy_pool_out_of_memory():
+    try_cupy_out_of_memory(cupy_with_bfcd(True))
+
+
+def try_cupy_graph(cupy):
+    x = cupy.ones(MIB)
+    side = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+
+    def run():
+        with side:
+            y = (x + 1) * 2
+            side.synchronize()
+            side.begin_capture()
+            y = (x + 1) * 2
+            graph = side.end_capture()
+            graph.launch(side)
+            side.synchronize()
+        return float(y.min()) == float(y.max()) == 4
+
+    assert attempt("graph_has_the_right_result", run) is not False, "a graph has a wrong result"
+
+
+@case
+def cupy_graph():
+    try_cupy_graph(cupy_with_bfcd(False))
+
+
+@case
+def cupy_pool_graph():
+    try_cupy_graph(cupy_with_bfcd(True))
+
+
+def main():
+    global lib, name
+    if sys.argv[1:] == ["--list"]:
+        print("\n".join(cases))
+        return
+    name = sys.argv[-1]
+    if name not in cases:
+        sys.exit(f"frameworks.py: no case {name}")
+    if importlib.util.find_spec(framework_of(name)) is None:
+        skip(f"python3 has no {framework_of(name)}")
+    if sys.argv[1] != "--can-run":
+        lib = ctypes.CDLL(os.environ["BFC_LIB"])
+        cases[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+/* Streams that are captured into graphs, and streams that are destroyed, beside all that the
+ * library does with a driver. For CUDA devices only.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The fake driver spoils a capture wherever a driver may, and answers for a destroyed stream
+ * what drivers were seen to answer: 400, 709, or the end of the process. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "device/cuda_api.h"
+#include "tests/integration/harness.h"
+#include "tests/integration/raw.h"
+
+static const struct rig_config two_tenants = {
+        .top = "timeouts: {reclaim: 60m, release: 60m, quarantine: 60m}\n",
+        .partitions = "      - {name: train, limit: 20MiB, growth: on-demand}\n",
+        .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n"
+                   "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n",
+};
+
+/* ---- the driver, as a job has it ------------------------------------------ */
+
+#define F(symbol, base, version, arguments) static CUresult(*p_##symbol) arguments;
+#include "device/cuda_functions.h"
+#undef F
+
+/* The same context as the library's. */
+static void load_driver(void)
+{
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        CUcontext context;
+        CUdevice device;
+
+        REQUIRE(library, "%s", dlerror());
+#define F(symbol, base, version, arguments) *(void **)&p_##symbol = dlsym(library, #symbol);
+#include "device/cuda_functions.h"
+#undef F
+        REQUIRE(p_cuInit(0) == CUDA_SUCCESS && p_cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
+                        p_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
+                        p_cuCtxSetCurrent(context) == CUDA_SUCCESS,
+                "no driver");
+}
+
+static CUstream stream_new(unsigned flags)
+{
+        CUstream s = NULL;
+
+        REQUIRE(p_cuStreamCreate(&s, flags) == CUDA_SUCCESS, "no stream");
+        return s;
+}
+
+static void stream_destroy(CUstream s)
+{
+        REQUIRE(p_cuStreamDestroy_v2(s) == CUDA_SUCCESS, "the stream cannot be destroyed");
+}
+
+static void begin_capture(CUstream s)
+{
+        REQUIRE(p_cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS, "no capture");
+}
+
+static void end_capture(CUstream s)
+{
+        CUgraph graph = NULL;
+        CUresult r = p_cuStreamEndCapture(s, &graph);
+
+        REQUIRE(r == CUDA_SUCCESS, "the capture was spoilt: %d", (int)r);
+        p_cuGraphDestroy(graph);
+}
+
+/* Work that ends when it is told to, or by itself after a minute. */
+struct work {
+        int may_end, is_done; /* atomic */
+};
+
+static void work_run(void *data)
+{
+        struct work *w = data;
+
+        for (int i = 0; i < 300000 && !__atomic_load_n(&w->may_end, __ATOMIC_ACQUIRE); i++)
+                usleep(2000);
+        __atomic_store_n(&w->is_done, 1, __ATOMIC_RELEASE);
+}
+
+static void work_put(CUstream s, struct work *w)
+{
+        REQUIRE(p_cuLaunchHostFunc(s, work_run, w) == CUDA_SUCCESS, "no work");
+}
+
+static void work_end(struct work *w)
+{
+        __atomic_store_n(&w->may_end, 1, __ATOMIC_RELEASE);
+}
+
+static bool work_is_done(const struct work *w)
+{
+        return __atomic_load_n(&w->is_done, __ATOMIC_ACQUIRE) != 0;
+}
+
+static uintptr_t number(CUstream s)
+{
+        return (uintptr_t)s;
+}
+
+/* Returns all memory that may be returned by now. True: that was all of it. */
+static bool all_is_back(bfc_client *client)
+{
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+
+        REQUIRE(bfc_trim(client, SIZE_MAX) == 0 && bfc_stats(client, &stats) == 0, "%s", bfc_last_error());
+        return stats.bytes_reserved == 0;
+}
+
+/* ---- captures --------------------------------------------------------------- */
+
+struct scene {
+        const char *socket;
+        unsigned flags; /* of the stream */
+        bool is_known;  /* the library was told of it */
+        struct gate up, go;
+};
+
+/* Has memory that it does not use, and captures until it is told to stop. */
+static void capture_and_wait(void *arg)
+{
+        struct scene *s = arg;
+        bfc_client *client = child_client_open(s->socket, "red");
+        CUstream stream;
+        void *p, *q;
+
+        load_driver();
+        stream = stream_new(s->flags);
+        REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
+        if (s->is_known) {
+                REQUIRE(bfc_malloc_async(client, MIB, number(stream), &q) == 0, "%s", bfc_last_error());
+                REQUIRE(bfc_free_async(client, q, number(stream)) == 0, "%s", bfc_last_error());
+                REQUIRE(WAIT_FOR(bfc_trim(client, SIZE_MAX) == 0, 60000), "%s", bfc_last_error());
+        }
+        REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
+        begin_capture(stream);
+        gate_open(&s->up);
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "the test did not tell us to go on");
+        end_capture(stream);
+        REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_end_stream(client, number(stream)) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+/* One job's capture is none of another one's allocation, and the other way round. */
+START_TEST(a_capture_survives_a_retire)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        struct scene *s = shared_memory(sizeof(*s));
+        struct raw *blue;
+        Bfcd__Block block;
+        pid_t pid;
+
+        *s = (struct scene){ rig->socket, _i % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT, _i >= 2,
+                             gate_new(), gate_new() };
+        pid = child_start(capture_and_wait, s);
+        ck_assert(gate_wait(&s->up, SETTLE_MS));
+        blue = raw_connect(rig->socket, "blue");
+        ck_assert_ptr_nonnull(blue);
+        ck_assert_int_eq(raw_malloc(blue, 0, 18 * MIB, &block), 0);
+        ck_assert_int_eq(raw_goodbye(blue), 0);
+        raw_close(blue);
+        gate_open(&s->go);
+        child_join(pid);
+        gate_free(&s->up);
+        gate_free(&s->go);
+        munmap(s, sizeof(*s));
+        rig_stop(rig);
+}
+END_TEST
+
+/* The block is put aside, and everybody's after the capture. _i: a stream that waits for the default
+ * stream and that the library knows nothing of; or one that does not, and that it was told of. */
+START_TEST(a_capture_survives_a_free)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = client_open(rig, "red", NULL);
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        bfc_pool *pool = NULL;
+        void *p, *q, *r;
+        CUstream s;
+
+        load_driver();
+        s = stream_new(_i == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
+        ck_assert_ok(bfc_malloc(client, MIB, &p));
+        ck_assert_ok(bfc_pool_new(client, MIB, &pool));
+        ck_assert_ok(bfc_malloc_async(client, MIB, _i == 0 ? 0 : number(s), &q));
+        begin_capture(s);
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_int_eq(bfc_free(client, p), -EINVAL);
+        ck_assert_ok(bfc_pool_free(pool));
+        ck_assert_ok(bfc_free(client, q));
+        ck_assert_ok(bfc_stats(client, &stats));
+        ck_assert_uint_eq(stats.num_blocks, 0);
+        ck_assert_ok(bfc_malloc(client, MIB, &r)); /* not that memory, before the capture's end */
+        ck_assert(r != p && r != q);
+        ck_assert_ok(bfc_free(client, r));
+        ck_assert(!all_is_back(client));
+        end_capture(s);
+        ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
+        ck_assert_ok(bfc_end_stream(client, number(s)));
+        stream_destroy(s);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Its memory stays mapped until the process ends, because the capture forbids to wait for work. */
+static void disconnect_in_a_capture(void *socket)
+{
+        bfc_client *client = child_client_open(socket, "red");
+        CUstream s;
+        void *p;
+
+        load_driver();
+        s = stream_new(CU_STREAM_NON_BLOCKING);
+        REQUIRE(bfc_malloc_async(client, MIB, number(s), &p) == 0, "%s", bfc_last_error());
+        begin_capture(s);
+        bfc_disconnect(client);
+        REQUIRE(p_cuMemsetD8Async((CUdeviceptr)p, 1, MIB, s) == CUDA_SUCCESS, "it is not mapped any more");
+        end_capture(s);
+}
+
+START_TEST(a_capture_survives_a_disconnect)
+{
+        struct rig *rig = rig_start(&two_tenants);
+
+        child_join(child_start(disconnect_in_a_capture, rig->socket));
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- destroyed streams -------------------------------------------------------- */
+
+static const char *const answers[] = { "400", "709", "crash" };
+
+static bfc_client *start_with_answer(struct rig *rig, int i)
+{
+        bfc_client *client;
+
+        setenv("FAKE_CUDA_DESTROYED_STREAM", answers[i], 1);
+        client = client_open(rig, "red", NULL);
+        load_driver();
+        return client;
+}
+
+/* Whether a new block of this stream is at that place. */
+static bool is_given_again(bfc_client *client, CUstream s, const void *place)
+{
+        bool ret;
+        void *p;
+
+        REQUIRE(bfc_malloc_async(client, MIB, number(s), &p) == 0, "%s", bfc_last_error());
+        ret = p == place;
+        REQUIRE(bfc_free_async(client, p, number(s)) == 0, "%s", bfc_last_error());
+        return ret;
+}
+
+/* Nothing is asked of a stream that has ended, whatever it was used for, and what a new one with its
+ * number is given is not what the old one works with. */
+START_TEST(streams_that_were_ended)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = start_with_answer(rig, _i);
+        CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING), s2, t2, u;
+        struct work in_s = { 0 }, in_t = { 0 };
+        void *home, *recorded, *left, *elsewhere;
+
+        u = stream_new(CU_STREAM_NON_BLOCKING);
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &home));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(u), &recorded));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &left));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(u), &elsewhere));
+        ck_assert_ok(bfc_record_stream(client, recorded, number(t)));
+        work_put(s, &in_s);
+        work_put(t, &in_t);
+        ck_assert_ok(bfc_free_async(client, home, number(s)));
+        ck_assert_ok(bfc_free_async(client, elsewhere, number(t)));
+        ck_assert_ok(bfc_end_stream(client, number(s)));
+        ck_assert_ok(bfc_end_stream(client, number(t)));
+        stream_destroy(s);
+        stream_destroy(t);
+        s2 = stream_new(CU_STREAM_NON_BLOCKING);
+        t2 = stream_new(CU_STREAM_NON_BLOCKING);
+        ck_assert((s2 == s && t2 == t) || (s2 == t && t2 == s));
+        ck_assert_ok(bfc_free_async(client, recorded, number(u))); /* behind what the first t was given */
+        ck_assert_ok(bfc_free_async(client, left, number(t2)));
+        for (int i = 0; i < 20; i++) {
+                ck_assert(!is_given_again(client, s2, home) && !is_given_again(client, t2, home));
+                ck_assert(!is_given_again(client, u, recorded) && !is_given_again(client, u, elsewhere));
+                ck_assert(!all_is_back(client));
+        }
+        ck_assert(!work_is_done(&in_s) && !work_is_done(&in_t));
+        work_end(&in_s);
+        work_end(&in_t);
+        ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
+        ck_assert(work_is_done(&in_s) && work_is_done(&in_t));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+static void *end_later(void *arg)
+{
+        usleep(100000);
+        work_end(arg);
+        return NULL;
+}
+
+/* A stream that was only destroyed: its work counts all the same. */
+START_TEST(streams_that_were_not_ended)
+{
+        struct rig *rig = rig_start(&two_tenants);
+        bfc_client *client = start_with_answer(rig, _i);
+        CUstream s = stream_new(CU_STREAM_NON_BLOCKING), t = stream_new(CU_STREAM_NON_BLOCKING);
+        struct work in_t = { 0 };
+        pthread_t thread;
+        void *p, *q;
+
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &p));
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &q));
+        ck_assert_ok(bfc_record_stream(client, p, number(t)));
+        ck_assert_ok(bfc_record_stream(client, q, number(t)));
+        work_put(t, &in_t);
+        stream_destroy(t);
+        ck_assert_int_eq(bfc_free_async(client, q, number(t)), -EINVAL); /* it stays */
+        ck_assert_int_eq(pthread_create(&thread, NULL, end_later, &in_t), 0);
+        ck_assert_ok(bfc_free_async(client, p, number(s)));
+        ck_assert_ok(bfc_free_async(client, q, number(s)));
+        do {
+                bool given = is_given_again(client, s, p) || is_given_again(client, s, q);
+
+                ck_assert(!given || work_is_done(&in_t));
+        } while (!work_is_done(&in_t));
+        pthread_join(thread, NULL);
+        ck_assert(WAIT_FOR(all_is_back(client), SETTLE_MS));
+        ck_assert_ok(bfc_end_stream(client, number(t)));            /* too late, and no harm */
+        ck_assert_ok(bfc_malloc_async(client, MIB, number(s), &p)); /* the context is whole */
+        ck_assert_ok(bfc_free(client, p));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("captures");
+        TCase *t = tcase_create("captures");
+
+        tcase_set_timeout(t, TEST_TIMEOUT);
+        tcase_add_loop_test(t, a_capture_survives_a_retire, 0, 4);
+        tcase_add_loop_test(t, a_capture_survives_a_free, 0, 2);
+        tcase_add_test(t, a_capture_survives_a_disconnect);
+        tcase_add_loop_test(t, streams_that_were_ended, 0, 3);
+        tcase_add_loop_test(t, streams_that_were_not_ended, 0, 2);
+        suite_add_tcase(suite, t);
+        return harness_main(suite);
+}

@@ -1,0 +1,449 @@
+/* One tenant, one user or one process with many groups holds no other out: sessions, connections that have not
+ * said hello, groups, and lines of the log.
+ *
+ * The daemon is one that counts how often it asks for a peer's groups. How long a victim waits is measured by
+ * bench-attacks, not here.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include "tests/attacks/attack.h"
+#include "tests/integration/harness.h"
+
+#define GENEROUS_MS SETTLE_MS
+#define MEMBERS_GID 4343u
+#define N_CHURNED   4000u /* connections of the attackers: several times all places */
+#define N_PROVOKED  1500u
+#define PLACES      40u
+#define MANY_GROUPS 2000u
+
+static const struct rig_config crowded = {
+        .top = "max_sessions: 40\ntimeouts: {quarantine: 1s}\n",
+        .partitions = "      - {name: a, limit: 32MiB}\n      - {name: b, limit: 32MiB}\n"
+                      "      - {name: c, limit: 32MiB}\n      - {name: d, limit: 32MiB}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@], gid: [4343]}\n"
+                   "    quotas: [{partition: a, limit: 16MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: a, limit: 16MiB}]\n"
+                   "  - name: " ATTACKER "\n"
+                   "    match: {uid: [@UID@, @OTHER@]}\n"
+                   "    quotas: [{partition: a}, {partition: b}, {partition: c}, {partition: d}]\n",
+};
+
+static const struct attack *find_attack(const char *key)
+{
+        for (size_t i = 0; i < n_attacks; i++)
+                if (strcmp(attacks[i]->key, key) == 0)
+                        return attacks[i];
+        ck_abort_msg("no attack '%s'", key);
+}
+
+struct scene {
+        struct rig *rig;
+        struct attack_stage *stage;
+        struct attack_run run;
+        _Atomic uint64_t *n_groups; /* how often groups were asked for */
+        char count_path[64];
+};
+
+static void scene_count_groups(struct scene *s)
+{
+        int fd;
+
+        strcpy(s->count_path, "/tmp/bfc-crowds-XXXXXX");
+        fd = mkstemp(s->count_path);
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_eq(ftruncate(fd, 4096), 0);
+        s->n_groups = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        ck_assert_ptr_ne((void *)s->n_groups, MAP_FAILED);
+        close(fd);
+        setenv("BFC_COUNT_GROUPS", s->count_path, 1);
+}
+
+static void scene_begin(struct scene *s, const struct rig_config *config)
+{
+        *s = (struct scene){ .rig = NULL };
+        scene_count_groups(s);
+        s->rig = rig_start(config);
+        s->stage = attack_stage_new(s->rig->socket, s->rig->pid);
+        ck_assert_ptr_nonnull(s->stage);
+}
+
+static void scene_attack(struct scene *s, const char *key, uint64_t n_acts)
+{
+        const struct attack *attack = find_attack(key);
+
+        s->rig->forgiven = attack->log_line;
+        ck_assert_int_eq(attack_start(attack, s->stage, &s->run), 0);
+        ck_assert_msg(WAIT_FOR(atomic_load(&s->stage->n_up) >= attack_n_processes(attack) &&
+                                       atomic_load(&s->stage->n_acts) >= n_acts,
+                               GENEROUS_MS),
+                      "%s: %llu acts", key, (unsigned long long)atomic_load(&s->stage->n_acts));
+}
+
+static void scene_end(struct scene *s)
+{
+        attack_stop(&s->run);
+        ck_assert(WAIT_FOR(rig_count(s->rig).n_sessions == 0, GENEROUS_MS));
+        rig_stop(s->rig);
+        munmap((void *)(uintptr_t)s->n_groups, 4096);
+        unlink(s->count_path);
+        unsetenv("BFC_COUNT_GROUPS");
+}
+
+static bool lacks_root(void)
+{
+        if (!is_root())
+                printf("# left out: only root can become other users\n");
+        return !is_root();
+}
+
+/* ---- sessions --------------------------------------------------------------- */
+
+/* Three tenants: each is sure of 13 of 40 places, and one alone has 14, in however many partitions. */
+START_TEST(one_tenant_does_not_take_all_sessions)
+{
+        enum { SHARE = PLACES / 3, N_TAKEN = PLACES - 2 * SHARE };
+        struct raw *others[2 * SHARE];
+        struct scene s;
+
+        scene_begin(&s, &crowded);
+        scene_attack(&s, "sessions", N_TAKEN);
+        for (unsigned i = 0; i < 2 * SHARE; i++) {
+                others[i] = raw_connect(s.rig->socket, i % 2 ? "red" : "blue");
+                ck_assert_msg(others[i], "session %u: %s", i, raw_refusal());
+        }
+        ck_assert_uint_eq(atomic_load(&s.stage->n_acts), N_TAKEN);
+        ck_assert_uint_eq(rig_count(s.rig).n_sessions, PLACES);
+        for (unsigned i = 0; i < 2 * SHARE; i++)
+                raw_close(others[i]);
+        scene_end(&s);
+}
+END_TEST
+
+START_TEST(a_tenant_has_a_bound_of_its_own)
+{
+        static const struct rig_config config = {
+                .partitions = "      - {name: a, limit: 32MiB}\n      - {name: b, limit: 32MiB}\n"
+                              "      - {name: c, limit: 32MiB}\n      - {name: d, limit: 32MiB}\n",
+                .tenants = "  - name: " ATTACKER "\n"
+                           "    match: {uid: [@UID@, @OTHER@]}\n"
+                           "    max_sessions: 5\n"
+                           "    quotas: [{partition: a, max_sessions: 3}, {partition: b}, {partition: c},\n"
+                           "             {partition: d}]\n",
+        };
+        struct scene s;
+
+        scene_begin(&s, &config);
+        scene_attack(&s, "sessions", 5);
+        ck_assert_int_eq(client_refused(s.rig, is_root() ? NULL : ATTACKER, "d"), -EDQUOT);
+        ck_assert_ptr_nonnull(strstr(bfc_last_error(), "has 5 sessions: its limit max_sessions is 5"));
+        ck_assert_uint_eq(atomic_load(&s.stage->n_acts), 5);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- connections without a hello -------------------------------------------- */
+
+/* As a user whom a tenant names by a supplementary group only. */
+struct member {
+        const char *socket;
+        struct gate is_there, may_speak;
+};
+
+static void be_silent_and_speak(void *arg)
+{
+        struct member *m = arg;
+        enum { N_TRIES = 5 };
+        gid_t gid = MEMBERS_GID;
+        struct raw *raw = NULL;
+        int64_t start_ms;
+
+        REQUIRE(setgroups(1, &gid) == 0 && setgid(OTHER_UID + 7) == 0 && setuid(OTHER_UID + 7) == 0,
+                "setuid");
+        for (unsigned i = 0; i < N_TRIES; i++) {
+                start_ms = clock_ms();
+                REQUIRE(raw_open(m->socket, &raw) == 0, "connect");
+                if (i == 0) {
+                        gate_open(&m->is_there);
+                        REQUIRE(gate_wait(&m->may_speak, SETTLE_MS), "time is up");
+                }
+                if (raw_hello(raw, "red", NULL) == 0)
+                        break;
+                /* The daemon waits 10 s for a hello. On a slow machine this one came later than that. */
+                REQUIRE(i + 1 < N_TRIES && clock_ms() - start_ms >= 5000, "the hello: %s", raw_refusal());
+                raw = raw_close(raw);
+        }
+        REQUIRE(raw_goodbye(raw) == 0, "goodbye");
+        raw_close(raw);
+}
+
+/* Unnamed users hold all places that they can get, and open each connection again that is closed. A member
+ * works meanwhile, and even a silent connection of a member stays. */
+static void unnamed_users_hold_no_member_out(const char *key)
+{
+        struct member member = { .is_there = gate_new(), .may_speak = gate_new() };
+        struct scene s;
+        uint64_t n_acts;
+        pid_t pid;
+
+        scene_begin(&s, &crowded);
+        member.socket = s.rig->socket;
+        scene_attack(&s, key, 1);
+        pid = child_start(be_silent_and_speak, &member);
+        ck_assert(gate_wait(&member.is_there, GENEROUS_MS));
+        n_acts = atomic_load(&s.stage->n_acts);
+        for (unsigned i = 0; i < 20; i++) {
+                bfc_client *client = client_open(s.rig, "blue", NULL);
+                void *p;
+
+                ck_assert_ok(bfc_malloc(client, 4096, &p));
+                ck_assert_ok(bfc_free(client, p));
+                bfc_disconnect(client);
+        }
+        ck_assert(WAIT_FOR(atomic_load(&s.stage->n_acts) >= n_acts + N_CHURNED, GENEROUS_MS));
+        gate_open(&member.may_speak);
+        child_join(pid);
+        scene_end(&s);
+        gate_free(&member.is_there);
+        gate_free(&member.may_speak);
+}
+
+START_TEST(eight_users_hold_no_member_out)
+{
+        if (!lacks_root())
+                unnamed_users_hold_no_member_out("silent");
+}
+END_TEST
+
+START_TEST(seventy_users_hold_no_member_out)
+{
+        if (!lacks_root())
+                unnamed_users_hold_no_member_out("many-silent");
+}
+END_TEST
+
+/* ---- groups ------------------------------------------------------------------ */
+
+static const struct rig_config no_groups = {
+        .tenants = "  - name: red\n"
+                   "    match: {uid: [@UID@]}\n"
+                   "    quotas: [{partition: train, limit: 16MiB}]\n",
+};
+
+static void be_refused_three_times(void *arg)
+{
+        struct raw *raw;
+
+        REQUIRE(raw_open(arg, &raw) == 0, "connect");
+        for (unsigned i = 0; i < 3; i++)
+                REQUIRE(raw_hello(raw, "no-such", NULL) == -EACCES, "a hello was granted");
+        raw_close(raw);
+}
+
+static void work_and_ask(void *arg)
+{
+        struct raw *raw = raw_connect(arg, "red");
+
+        REQUIRE(raw, "no session: %s", raw_refusal());
+        for (unsigned i = 0; i < 5; i++) {
+                Bfcd__Reply *reply;
+
+                REQUIRE(raw_list(raw, BFCD__LIST__KIND__WHOAMI, 0, &reply) == 0, "whoami");
+                bfcd__reply__free_unpacked(reply, NULL);
+        }
+        REQUIRE(raw_goodbye(raw) == 0, "goodbye");
+        raw_close(raw);
+}
+
+static uint64_t groups_asked_for(struct scene *s, void (*act)(void *))
+{
+        uint64_t before = atomic_load(s->n_groups);
+
+        child_join(child_start(act, s->rig->socket));
+        return atomic_load(s->n_groups) - before;
+}
+
+/* Once for a connection, whatever it does; not at all where no tenant has groups. */
+START_TEST(groups_are_asked_for_once)
+{
+        struct scene s;
+
+        scene_begin(&s, &no_groups);
+        ck_assert_uint_eq(groups_asked_for(&s, be_refused_three_times), 0);
+        ck_assert_uint_eq(groups_asked_for(&s, work_and_ask), 0);
+        scene_end(&s);
+        scene_begin(&s, &crowded);
+        ck_assert_uint_eq(groups_asked_for(&s, be_refused_three_times), 1);
+        ck_assert_uint_eq(groups_asked_for(&s, work_and_ask), 1);
+        scene_end(&s);
+}
+END_TEST
+
+static void with_many_groups(void (*act)(void *), void *arg)
+{
+        gid_t gids[MANY_GROUPS];
+
+        for (unsigned i = 0; i < MANY_GROUPS; i++)
+                gids[i] = MEMBERS_GID + i;
+        REQUIRE(setgroups(MANY_GROUPS, gids) == 0 && setgid(OTHER_UID + 7) == 0 && setuid(OTHER_UID + 7) == 0,
+                "setuid");
+        act(arg);
+}
+
+static void work_in_many_groups(void *arg)
+{
+        with_many_groups(work_and_ask, arg);
+}
+
+static void be_refused_in_many_groups(void *arg)
+{
+        with_many_groups(be_refused_three_times, arg);
+}
+
+/* So many are counted when it connects, and read when its hello comes: one by which it matches is found. */
+START_TEST(many_groups_are_read_once)
+{
+        struct scene s;
+
+        if (lacks_root())
+                return;
+        scene_begin(&s, &crowded);
+        ck_assert_uint_eq(groups_asked_for(&s, be_refused_in_many_groups), 2);
+        ck_assert_uint_eq(groups_asked_for(&s, work_in_many_groups), 2);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- the log ----------------------------------------------------------------- */
+
+static size_t count_lines(const char *text, const char *words)
+{
+        size_t n = 0;
+
+        for (const char *at = strstr(text, words); at; at = strstr(at + 1, words))
+                n++;
+        return n;
+}
+
+static bool log_has(const struct rig *rig, const char *words)
+{
+        char *log = rig_log(rig);
+        bool found = log && strstr(log, words);
+
+        free(log);
+        return found;
+}
+
+/* However many a tenant provokes, there is a line a second of each kind; and it hides no other tenant's. */
+START_TEST(a_tenant_does_not_fill_the_log)
+{
+        static const char *const kinds[] = { "disconnected:", "refused: ", ": refused (",
+                                             "quarantine's end" };
+        int64_t start = clock_ms();
+        struct raw *victim;
+        struct scene s;
+        char *log, words[64];
+        size_t n_max;
+
+        scene_begin(&s, &crowded);
+        scene_attack(&s, "logs", N_PROVOKED);
+        victim = raw_connect(s.rig->socket, "blue");
+        ck_assert_ptr_nonnull(victim);
+        ck_assert_int_eq(raw_send_bytes(victim, "\xff\xff\xff\xff", 4), 0);
+        ck_assert_int_eq(raw_wait_hang_up(victim, GENEROUS_MS), 0);
+        snprintf(words, sizeof(words), "session %llu (0: before the hello",
+                 (unsigned long long)victim->session_id);
+        raw_close(victim);
+        ck_assert(WAIT_FOR(log_has(s.rig, words), GENEROUS_MS));
+        ck_assert(WAIT_FOR(log_has(s.rig, "like it left out)"), GENEROUS_MS));
+        attack_stop(&s.run);
+        ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 0, GENEROUS_MS));
+        log = rig_log(s.rig);
+        /* Of each kind: a line a second of the attacker, one of its user before the hello, and the victim's. */
+        n_max = 2 * ((size_t)(clock_ms() - start) / 1000 + 2) + 1;
+        /* Ends are all recorded, up to a bound of the tenant's for each minute: see accounting.h. */
+        ck_assert_uint_le(count_lines(log, " ended ("), 601 * ((size_t)(clock_ms() - start) / 60000 + 1) + 1);
+        for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+                ck_assert_msg(count_lines(log, kinds[i]) <= n_max, "%zu lines with '%s'",
+                              count_lines(log, kinds[i]), kinds[i]);
+        free(log);
+        scene_end(&s);
+}
+END_TEST
+
+/* ---- polls ------------------------------------------------------------------ */
+
+static void ask_often(struct raw *raw, unsigned n_requests)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__List list = BFCD__LIST__INIT;
+
+        list.kind = BFCD__LIST__KIND__WHOAMI;
+        request.body_case = BFCD__REQUEST__BODY_LIST;
+        request.list = &list;
+        for (unsigned i = 0; i < n_requests; i++) {
+                request.id = 0;
+                ck_assert_int_eq(raw_send(raw, &request), 0);
+        }
+}
+
+/* The kernel says of all of them that something came, again and again until each has had its turns. */
+START_TEST(busy_connections_stay_in_the_poll)
+{
+        enum { N = 8, N_REQUESTS = 64 };
+        struct raw *sessions[N];
+        struct scene s;
+        uint64_t before;
+
+        scene_begin(&s, &crowded);
+        for (unsigned i = 0; i < N; i++) {
+                sessions[i] = raw_connect(s.rig->socket, "blue");
+                ck_assert_msg(sessions[i], "session %u: %s", i, raw_refusal());
+        }
+        before = atomic_load(&s.n_groups[1]);
+        ck_assert_uint_gt(before, 0);
+        ck_assert_int_eq(kill(s.rig->pid, SIGSTOP), 0);
+        for (unsigned i = 0; i < N; i++)
+                ask_often(sessions[i], N_REQUESTS);
+        ck_assert_int_eq(kill(s.rig->pid, SIGCONT), 0);
+        for (unsigned i = 0; i < N * N_REQUESTS; i++) {
+                Bfcd__Reply *reply;
+
+                ck_assert_int_eq(raw_receive(sessions[i / N_REQUESTS], SETTLE_MS, &reply), 0);
+                ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_LIST);
+                bfcd__reply__free_unpacked(reply, NULL);
+        }
+        ck_assert_uint_eq(atomic_load(&s.n_groups[1]), before);
+        for (unsigned i = 0; i < N; i++)
+                raw_close(sessions[i]);
+        scene_end(&s);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                one_tenant_does_not_take_all_sessions,
+                a_tenant_has_a_bound_of_its_own,
+                eight_users_hold_no_member_out,
+                seventy_users_hold_no_member_out,
+                groups_are_asked_for_once,
+                many_groups_are_read_once,
+                a_tenant_does_not_fill_the_log,
+                busy_connections_stay_in_the_poll,
+                NULL,
+        };
+
+        return harness_main(harness_suite("crowds", tests));
+}

@@ -1,0 +1,274 @@
+/* A client holds the lock of its extent's inode for as long as it likes, and its tenant gives the
+ * extent up: other tenants grow and release, the daemon ends, and its successor starts and serves,
+ * all while the lock is held. When it is not held any more, nothing is left and nothing charged.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/held_lock.h"
+#include "tests/integration/kept.h"
+
+#define LONG_MS 60000
+#define EXTENT  (2 * MIB)
+
+static const struct rig_config two_tenants = {
+        .top = "timeouts: {quarantine: 100ms}\n",
+        .tenants = "  - name: red\n"
+                   "    match: {uid: @UID@}\n"
+                   "    quotas: [{partition: train, limit: 64MiB}]\n"
+                   "  - name: blue\n"
+                   "    match: {uid: @UID@}\n"
+                   "    quotas: [{partition: train, limit: 64MiB}]\n",
+};
+
+struct holder {
+        char socket[96];
+        struct gate held, go, done;
+        pid_t pid;
+};
+
+/* Is given an extent, holds its lock, gives it up, and stays. */
+static void hold(void *arg)
+{
+        struct holder *h = arg;
+        struct raw *raw = raw_connect(h->socket, "red");
+        Bfcd__Block block;
+        struct held_lock lock;
+        char byte = 'x';
+        int fd;
+
+        REQUIRE(raw, "no session");
+        REQUIRE(raw_malloc(raw, 0, EXTENT, &block) == 0, "%s", raw_refusal());
+        fd = dup(raw->extents[0].fd);
+        REQUIRE(pwrite(fd, "x", 1, EXTENT - 1) == 1, "%d", errno);
+        REQUIRE(held_lock_take(&lock, fd), "%d", errno);
+        REQUIRE(raw_free(raw, block.block_id) == 0, "%s", raw_refusal());
+        REQUIRE(raw_goodbye(raw) == 0, "%s", raw_refusal());
+        raw_close(raw);
+        gate_open(&h->held);
+        REQUIRE(gate_wait(&h->go, 2 * LONG_MS), "not in time");
+        held_lock_release(&lock);
+        for (int64_t until_ms = clock_ms() + LONG_MS; byte != 0 && clock_ms() < until_ms;) {
+                REQUIRE(pread(fd, &byte, 1, EXTENT - 1) == 1, "%d", errno);
+                usleep(1000);
+        }
+        REQUIRE(byte == 0, "it was not emptied");
+        gate_open(&h->done);
+}
+
+/* Waits until its extent is to be destroyed, and cannot be. */
+static struct holder *holder_start(struct rig *rig)
+{
+        struct holder *h = calloc(1, sizeof(*h));
+
+        ck_assert_ptr_nonnull(h);
+        strcpy(h->socket, rig->socket);
+        h->held = gate_new();
+        h->go = gate_new();
+        h->done = gate_new();
+        h->pid = child_start(hold, h);
+        ck_assert(gate_wait(&h->held, LONG_MS));
+        ck_assert(WAIT_FOR(rig_count(rig).bytes_pending == EXTENT, LONG_MS));
+        return h;
+}
+
+static void holder_end(struct holder *h)
+{
+        gate_open(&h->go);
+        child_join(h->pid);
+        gate_free(&h->held);
+        gate_free(&h->go);
+        gate_free(&h->done);
+        free(h);
+}
+
+/* It grows, and gives back what it grew by. */
+static void assert_grows(struct rig *rig)
+{
+        struct raw *raw = raw_connect(rig->socket, "blue");
+        Bfcd__Block block;
+
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_msg(raw_malloc(raw, 0, 3 * EXTENT, &block) == 0, "%s", raw_refusal());
+        ck_assert_int_eq(raw_free(raw, block.block_id), 0);
+        ck_assert_int_eq(raw_goodbye(raw), 0);
+        raw_close(raw);
+        ck_assert(WAIT_FOR(rig_charge(rig, "blue", "train") == 0, LONG_MS));
+}
+
+static bool can_hold(void)
+{
+        if (held_lock_can())
+                return true;
+        printf("# skipped: this process may not use userfaultfd(2)\n");
+        return false;
+}
+
+static const int signals[] = { SIGTERM, SIGKILL };
+
+START_TEST(others_do_not_wait)
+{
+        struct holder *h;
+        struct kept *k;
+
+        if (!can_hold())
+                return;
+        k = kept_start(&two_tenants);
+        h = holder_start(k->rig);
+        k->rig->stuck_bytes = EXTENT;
+        assert_grows(k->rig);
+        for (int i = 0; i < 2; i++) {
+                kept_restart(k, signals[_i]);
+                ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), EXTENT); /* it is not back */
+                assert_grows(k->rig);
+        }
+        holder_end(h);
+        ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, LONG_MS));
+        kept_stop(k);
+}
+END_TEST
+
+/* No service manager keeps anything for a successor: the memory is emptied all the same, after the
+ * daemon. */
+START_TEST(the_last_daemon_does_not_wait)
+{
+        struct holder *h;
+        struct rig *rig;
+
+        if (!can_hold())
+                return;
+        rig = rig_start(&two_tenants);
+        h = holder_start(rig);
+        assert_grows(rig);
+        rig->admin = raw_close(rig->admin);
+        rig_terminate(rig);
+        holder_end(h); /* which looks whether it is empty */
+        rig_discard(rig);
+}
+END_TEST
+
+/* The process of that name whose parent is the daemon; 0: there is none. */
+static pid_t find_helper(pid_t daemon)
+{
+        struct dirent *entry;
+        pid_t found = 0;
+        DIR *proc = opendir("/proc");
+
+        ck_assert_ptr_nonnull(proc);
+        while (!found && (entry = readdir(proc))) {
+                char path[300], *text;
+                int pid = 0, parent = 0;
+
+                snprintf(path, sizeof(path), "/proc/%s/stat", entry->d_name);
+                text = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' ? file_text(path) : NULL;
+                if (text && sscanf(text, "%d (bfcd-punch) %*c %d", &pid, &parent) == 2 && parent == daemon)
+                        found = pid;
+                free(text);
+        }
+        closedir(proc);
+        return found;
+}
+
+START_TEST(a_helper_that_is_killed_is_replaced)
+{
+        struct holder *h;
+        struct kept *k;
+        pid_t helper, next = 0;
+
+        if (!can_hold())
+                return;
+        k = kept_start(&two_tenants);
+        h = holder_start(k->rig);
+        helper = find_helper(k->rig->pid);
+        ck_assert_int_gt(helper, 0);
+        ck_assert_int_eq(kill(helper, SIGKILL), 0);
+        ck_assert(WAIT_FOR((next = find_helper(k->rig->pid)) != 0 && next != helper, LONG_MS));
+        ck_assert(kept_logged(k, "'bfcd-punch'"));
+        assert_grows(k->rig);
+        ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), EXTENT);
+        holder_end(h);
+        ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, LONG_MS));
+        kept_stop(k);
+}
+END_TEST
+
+/* The partition is full with what cannot be destroyed: a neighbour is refused, in time. */
+START_TEST(what_does_not_come_is_not_waited_for)
+{
+        static const struct rig_config full = {
+                .top = "timeouts: {quarantine: 100ms, reclaim: 60m}\n",
+                .partitions = "      - {name: train, limit: 6MiB, growth: on-demand}\n",
+                .tenants = "  - name: red\n"
+                           "    match: {uid: @UID@}\n"
+                           "    quotas: [{partition: train, limit: 6MiB}]\n"
+                           "  - name: blue\n"
+                           "    match: {uid: @UID@}\n"
+                           "    quotas: [{partition: train, limit: 6MiB}]\n",
+        };
+        struct holder *h;
+        struct raw *raw;
+        struct rig *rig;
+        Bfcd__Block block;
+
+        if (!can_hold())
+                return;
+        rig = rig_start(&full);
+        h = holder_start(rig);
+        raw = raw_connect(rig->socket, "blue");
+        ck_assert_ptr_nonnull(raw);
+        ck_assert_int_eq(raw_malloc(raw, 0, 3 * EXTENT, &block), -ENOMEM);
+        ck_assert_msg(raw_malloc(raw, 0, 2 * EXTENT, &block) == 0, "%s", raw_refusal());
+        raw_close(raw);
+        holder_end(h);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));
+        rig_stop(rig);
+}
+END_TEST
+
+/* bfcctl says what the drain waits for. */
+START_TEST(a_drain_says_what_it_waits_for)
+{
+        struct holder *h;
+        struct rig *rig;
+        char *out = NULL;
+
+        if (!can_hold())
+                return;
+        rig = rig_start(&two_tenants);
+        h = holder_start(rig);
+        {
+                const char *drain[] = {
+                        program_bfcctl(), "--socket", rig->admin_socket, "drain", "host", NULL
+                };
+                const char *resume[] = { program_bfcctl(), "--socket", rig->admin_socket,
+                                         "resume",         "host",     NULL };
+
+                ck_assert_int_eq(program_run(drain, &out, NULL), 0);
+                ck_assert_msg(strstr(out, "(on its way back)") && strstr(out, "red"), "%s", out);
+                free(out);
+                holder_end(h);
+                ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));
+                ck_assert_int_eq(program_run(resume, NULL, NULL), 0);
+        }
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("held_lock");
+        TCase *t = tcase_create("held_lock");
+
+        tcase_set_timeout(t, 3 * TEST_TIMEOUT);
+        tcase_add_loop_test(t, others_do_not_wait, 0, 2);
+        tcase_add_test(t, the_last_daemon_does_not_wait);
+        tcase_add_test(t, a_helper_that_is_killed_is_replaced);
+        tcase_add_test(t, what_does_not_come_is_not_waited_for);
+        tcase_add_test(t, a_drain_says_what_it_waits_for);
+        suite_add_tcase(suite, t);
+        return harness_main(suite);
+}

@@ -1,0 +1,355 @@
+/* Memory that a quota keeps for its next job: jobs are processes of their own, and what each is given
+ * is compared by the ids of its extents, which are never used again.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "tests/integration/kept.h"
+
+#define JOB_BYTES (24 * MIB) /* with cuda-ipc from 16 MiB on a block has an extent of its own */
+#define MAX_IDS   64u
+#define RED(keep)                                                                                            \
+        "  - name: red\n    match: {uid: @UID@}\n    quotas: [{partition: train, limit: 64MiB" keep "}]\n"
+#define BLUE       "  - name: blue\n    match: {uid: @UID@}\n    quotas: [{partition: train, limit: 64MiB}]\n"
+#define PARTITIONS "      - {name: train, limit: 64MiB}\n"
+
+static const struct rig_config keeps = { .partitions = PARTITIONS,
+                                         .tenants = RED(", keep: {bytes: 64MiB, for: 60m}") BLUE };
+static const struct rig_config keeps_little = { .partitions = PARTITIONS,
+                                                .tenants = RED(", keep: {bytes: 8MiB, for: 60m}") BLUE };
+static const struct rig_config keeps_shortly = { .partitions = PARTITIONS,
+                                                 .tenants = RED(", keep: {bytes: 64MiB, for: 100ms}") BLUE };
+static const struct rig_config keeps_nothing = { .partitions = PARTITIONS, .tenants = RED("") BLUE };
+static const struct rig_config keeps_for_restart = {
+        .top = "timeouts: {quarantine: 60m}\n",
+        .partitions = PARTITIONS,
+        .tenants = RED(", keep: {bytes: 64MiB, for: 60m}") BLUE,
+};
+
+/* ---- jobs ----------------------------------------------------------------- */
+
+/* In memory that the job shares with the test. */
+struct job {
+        char socket[96];
+        uint64_t n_bytes;
+        bool hangs_up;
+        struct gate up, done; /* of one that hangs up */
+        size_t n_ids;
+        uint64_t ids[MAX_IDS];
+};
+
+static int compare_ids(const void *x, const void *y)
+{
+        const uint64_t *p = x, *q = y;
+
+        return *p < *q ? -1 : *p > *q;
+}
+
+static struct job *job_new(const struct rig *rig, uint64_t n_bytes)
+{
+        struct job *job = shared_memory(sizeof(*job));
+
+        snprintf(job->socket, sizeof(job->socket), "%s", rig->socket);
+        job->n_bytes = n_bytes;
+        return job;
+}
+
+/* It ends without a word, as a job that is killed. */
+static void job_run(void *arg)
+{
+        struct job *job = arg;
+        struct raw *raw = raw_connect(job->socket, "red");
+        Bfcd__Block block;
+
+        REQUIRE(raw, "no connection");
+        REQUIRE(raw_malloc(raw, 0, job->n_bytes, &block) == 0, "%s", raw_refusal());
+        REQUIRE(raw->n_extents <= MAX_IDS, "%zu extents", raw->n_extents);
+        for (job->n_ids = 0; job->n_ids < raw->n_extents; job->n_ids++)
+                job->ids[job->n_ids] = raw->extents[job->n_ids].id;
+        qsort(job->ids, job->n_ids, sizeof(job->ids[0]), compare_ids);
+        if (!job->hangs_up)
+                return;
+        close(raw->fd); /* its extents stay in this process's hands */
+        raw->fd = -1;
+        gate_open(&job->up);
+        gate_wait(&job->done, SETTLE_MS);
+}
+
+/* A job begins and ends; nothing is on its way any more. */
+static void run(struct rig *rig, struct job *job)
+{
+        uint64_t n_before = rig_count(rig).n_sessions;
+
+        child_join(child_start(job_run, job));
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == n_before && rig_count(rig).bytes_pending == 0,
+                           SETTLE_MS));
+}
+
+static void assert_same_extents(const struct job *a, const struct job *b)
+{
+        ck_assert_uint_gt(a->n_ids, 0);
+        ck_assert_uint_eq(a->n_ids, b->n_ids);
+        ck_assert_int_eq(memcmp(a->ids, b->ids, a->n_ids * sizeof(a->ids[0])), 0);
+}
+
+static void job_free(struct job *job)
+{
+        munmap(job, sizeof(*job));
+}
+
+/* ---- what the daemon says ------------------------------------------------- */
+
+static uint64_t red_kept(struct rig *rig)
+{
+        Bfcd__Reply *reply = NULL;
+        uint64_t n_bytes = 0;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__TENANTS, 0, &reply), 0);
+        for (size_t i = 0; i < reply->list->n_tenants; i++)
+                if (strcmp(reply->list->tenants[i]->tenant, "red") == 0)
+                        n_bytes = reply->list->tenants[i]->bytes_kept;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return n_bytes;
+}
+
+static uint64_t red_reserved(struct rig *rig)
+{
+        return rig_figures(rig, "red", "train").bytes_reserved;
+}
+
+/* What it printed is the caller's. */
+static char *ctl(struct rig *rig, const char *command, const char *argument, const char *option)
+{
+        const char *argv[] = { program_bfcctl(), "--socket", rig->admin_socket, command, argument,
+                               option,           NULL };
+        char *out = NULL, *err = NULL;
+        int status = program_run(argv, &out, &err);
+
+        ck_assert_msg(status == 0, "bfcctl %s: %d: %s", command, status, err);
+        free(err);
+        return out;
+}
+
+static void trim(struct rig *rig)
+{
+        free(ctl(rig, "trim", "red", NULL));
+        ck_assert(WAIT_FOR(red_reserved(rig) == 0, SETTLE_MS));
+        ck_assert_uint_eq(red_kept(rig), 0);
+}
+
+static void write_config(struct rig *rig, const struct rig_config *config)
+{
+        char *text = rig_config_text(rig, config);
+
+        rig_write_config(rig, text);
+        free(text);
+}
+
+/* ---- the tests ------------------------------------------------------------ */
+
+START_TEST(the_next_job_has_the_same_extents)
+{
+        struct rig *rig = rig_start(&keeps);
+        struct job *first = job_new(rig, JOB_BYTES), *second = job_new(rig, JOB_BYTES);
+
+        run(rig, first);
+        ck_assert_uint_eq(red_reserved(rig), JOB_BYTES);
+        ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
+        run(rig, second);
+        assert_same_extents(first, second);
+        ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
+        trim(rig);
+        run(rig, second);
+        ck_assert_uint_gt(second->ids[0], first->ids[first->n_ids - 1]); /* these are new */
+        trim(rig);
+        job_free(first);
+        job_free(second);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(no_more_is_kept_than_the_config_says)
+{
+        struct rig *rig = rig_start(&keeps_little);
+        struct job *first = job_new(rig, JOB_BYTES), *second = job_new(rig, 8 * MIB);
+        bool in_pieces = rig_device() != ON_CUDA_IPC; /* there it is one extent */
+
+        run(rig, first);
+        ck_assert_uint_eq(red_reserved(rig), in_pieces ? 8 * MIB : JOB_BYTES);
+        ck_assert_uint_eq(red_kept(rig), red_reserved(rig));
+        run(rig, second);
+        ck_assert_int_eq(memcmp(first->ids, second->ids, second->n_ids * sizeof(first->ids[0])), 0);
+        trim(rig);
+        job_free(first);
+        job_free(second);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(another_tenant_has_it_at_once)
+{
+        struct rig *rig = rig_start(&keeps);
+        struct job *job = job_new(rig, 48 * MIB);
+        struct raw *blue;
+        Bfcd__Block block;
+
+        run(rig, job);
+        ck_assert_uint_eq(red_kept(rig), 48 * MIB);
+        blue = raw_connect(rig->socket, "blue");
+        ck_assert_ptr_nonnull(blue);
+        ck_assert_msg(raw_malloc(blue, 0, 48 * MIB, &block) == 0, "%s", raw_refusal());
+        ck_assert_uint_le(red_reserved(rig), 16 * MIB);
+        ck_assert_uint_eq(red_kept(rig), red_reserved(rig));
+        for (size_t i = 0; i < blue->n_extents; i++)
+                ck_assert_uint_gt(blue->extents[i].id, job->ids[job->n_ids - 1]); /* never handed on */
+        ck_assert_int_eq(raw_goodbye(blue), 0);
+        raw_close(blue);
+        trim(rig);
+        job_free(job);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(time_passes)
+{
+        struct rig *rig = rig_start(&keeps_shortly);
+        struct job *job = job_new(rig, JOB_BYTES);
+
+        for (unsigned i = 0; i < 3; i++) {
+                child_join(child_start(job_run, job));
+                ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && red_reserved(rig) == 0, SETTLE_MS));
+        }
+        job_free(job);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(a_drain_has_it_back)
+{
+        struct rig *rig = rig_start(&keeps);
+        struct job *job = job_new(rig, JOB_BYTES);
+
+        run(rig, job);
+        ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
+        free(ctl(rig, "drain", rig_device_id(), "--wait"));
+        ck_assert_uint_eq(red_reserved(rig), 0);
+        free(ctl(rig, "resume", rig_device_id(), NULL));
+        run(rig, job);
+        ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
+        trim(rig);
+        job_free(job);
+        rig_stop(rig);
+}
+END_TEST
+
+START_TEST(a_reload_changes_it)
+{
+        struct rig *rig = rig_start(&keeps);
+        struct job *job = job_new(rig, JOB_BYTES);
+        char *said;
+
+        run(rig, job);
+        write_config(rig, &keeps_little);
+        said = ctl(rig, "reload", "--dry-run", NULL);
+        ck_assert_ptr_nonnull(
+                strstr(said, "tenant 'red' in partition 'train': keep is 8MiB for 3600000ms\n"));
+        ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
+        free(said);
+        free(ctl(rig, "reload", NULL, NULL));
+        ck_assert(WAIT_FOR(red_reserved(rig) == (rig_device() == ON_CUDA_IPC ? JOB_BYTES : 8 * MIB),
+                           SETTLE_MS));
+        write_config(rig, &keeps_nothing);
+        said = ctl(rig, "reload", NULL, NULL);
+        ck_assert_ptr_nonnull(strstr(said, "tenant 'red' in partition 'train': keep is removed\n"));
+        free(said);
+        ck_assert(WAIT_FOR(red_reserved(rig) == 0, SETTLE_MS));
+        write_config(rig, &keeps);
+        free(ctl(rig, "reload", NULL, NULL));
+        run(rig, job);
+        ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
+        trim(rig);
+        job_free(job);
+        rig_stop(rig);
+}
+END_TEST
+
+/* A session that hung up may still write into its extents: they are kept when its process has ended. */
+START_TEST(nothing_of_a_quarantined_session_is_kept)
+{
+        struct rig *rig = rig_start(&keeps_for_restart);
+        struct job *late = job_new(rig, 16 * MIB), *job = job_new(rig, 16 * MIB);
+        pid_t pid;
+
+        late->hangs_up = true;
+        late->up = gate_new();
+        late->done = gate_new();
+        pid = child_start(job_run, late);
+        ck_assert(gate_wait(&late->up, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
+        ck_assert_uint_eq(red_kept(rig), 0);
+        run(rig, job);
+        for (size_t i = 0; i < job->n_ids; i++)
+                ck_assert_ptr_null(
+                        bsearch(&job->ids[i], late->ids, late->n_ids, sizeof(late->ids[0]), compare_ids));
+        ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
+        ck_assert_uint_eq(red_kept(rig), 16 * MIB);
+        ck_assert_uint_eq(red_reserved(rig), 32 * MIB);
+        gate_open(&late->done);
+        child_join(pid);
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
+        ck_assert_uint_eq(red_kept(rig), 32 * MIB);
+        trim(rig);
+        gate_free(&late->up);
+        gate_free(&late->done);
+        job_free(late);
+        job_free(job);
+        rig_stop(rig);
+}
+END_TEST
+
+/* The time begins again with the daemon. */
+START_TEST(a_restart)
+{
+        static const int signals[] = { SIGTERM, SIGKILL };
+        struct kept *k;
+        struct job *first, *next;
+
+        if (rig_device() == ON_CUDA_IPC)
+                return; /* its memory goes with the daemon */
+        k = kept_start(&keeps_for_restart);
+        first = job_new(k->rig, JOB_BYTES);
+        next = job_new(k->rig, JOB_BYTES);
+        run(k->rig, first);
+        kept_restart(k, signals[_i]);
+        ck_assert_uint_eq(red_kept(k->rig), JOB_BYTES);
+        run(k->rig, next);
+        assert_same_extents(first, next);
+        write_config(k->rig, &keeps_nothing);
+        kept_restart(k, signals[_i]);
+        ck_assert(WAIT_FOR(red_reserved(k->rig) == 0, SETTLE_MS));
+        job_free(first);
+        job_free(next);
+        kept_stop(k);
+}
+END_TEST
+
+int main(void)
+{
+        Suite *suite = suite_create("keep");
+        TCase *tc = tcase_create("keep");
+
+        tcase_set_timeout(tc, TEST_TIMEOUT);
+        tcase_add_test(tc, the_next_job_has_the_same_extents);
+        tcase_add_test(tc, no_more_is_kept_than_the_config_says);
+        tcase_add_test(tc, another_tenant_has_it_at_once);
+        tcase_add_test(tc, time_passes);
+        tcase_add_test(tc, a_drain_has_it_back);
+        tcase_add_test(tc, a_reload_changes_it);
+        tcase_add_test(tc, nothing_of_a_quarantined_session_is_kept);
+        tcase_add_loop_test(tc, a_restart, 0, 2);
+        suite_add_tcase(suite, tc);
+        return harness_main(suite);
+}

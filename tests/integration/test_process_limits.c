@@ -1,0 +1,155 @@
+/* What a client's own process lacks ends one request and not the session; and what no limit ever holds is
+ * refused before anything is given back for it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "tests/integration/harness.h"
+
+/* ---- limits of the process --------------------------------------------------- */
+
+static uint64_t address_space_bytes(void)
+{
+        unsigned long long n_pages = 0;
+        FILE *f = fopen("/proc/self/statm", "re");
+
+        REQUIRE(f && fscanf(f, "%llu", &n_pages) == 1, "statm");
+        fclose(f);
+        return n_pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void limit_address_space(rlim_t n_bytes)
+{
+        struct rlimit limit;
+
+        REQUIRE(getrlimit(RLIMIT_AS, &limit) == 0, "%s", strerror(errno));
+        limit.rlim_cur = n_bytes < limit.rlim_max ? n_bytes : limit.rlim_max;
+        REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0, "%s", strerror(errno));
+}
+
+/* In partition 'small' a region takes 8 MiB of address space, in 'train' 128 MiB. */
+static void live_in_little_space(void *arg)
+{
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+        bfc_client *client = child_client_open(arg, NULL);
+        void *p, *q;
+        int r;
+
+        limit_address_space(address_space_bytes() + 40 * MIB);
+        for (int i = 0; i < 3; i++) {
+                r = bfc_malloc(client, 10 * MIB, &p);
+                REQUIRE(r == -ENOMEM, "%d: %s", r, bfc_last_error());
+                REQUIRE(strstr(bfc_last_error(), "RLIMIT_AS"), "%s", bfc_last_error());
+                REQUIRE(strstr(bfc_last_error(), "ulimit -v"), "%s", bfc_last_error());
+                REQUIRE(bfc_usage(client, NULL, &usage) == 0, "%s", bfc_last_error());
+                REQUIRE(usage.bytes_in_use == 0, "%llu bytes in use", (unsigned long long)usage.bytes_in_use);
+        }
+        r = bfc_malloc_in(client, "small", 1 * MIB, &q);
+        REQUIRE(r == 0, "%d: %s", r, bfc_last_error());
+        memset(q, 1, 1 * MIB);
+        limit_address_space(RLIM_INFINITY);
+        r = bfc_malloc(client, 10 * MIB, &p);
+        REQUIRE(r == 0, "%d: %s", r, bfc_last_error());
+        memset(p, 2, 10 * MIB);
+        REQUIRE(all_bytes_are(q, 1 * MIB, 1), "another block");
+        REQUIRE(bfc_free(client, p) == 0 && bfc_free(client, q) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+START_TEST(too_little_address_space_refuses_a_request)
+{
+        static const struct rig_config config = {
+                .partitions = "      - {name: train, limit: 128MiB}\n"
+                              "      - {name: small, limit: 8MiB}\n",
+                .tenants =
+                        "  - name: red\n"
+                        "    match: {uid: [@UID@]}\n"
+                        "    quotas: [{partition: train, limit: 64MiB}, {partition: small, limit: 4MiB}]\n",
+        };
+        struct rig *rig;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+        puts("# skipped: a sanitizer needs its address space");
+        return;
+#endif
+        rig = rig_start(&config);
+        child_join(child_start(live_in_little_space, rig->socket));
+        rig_stop(rig);
+}
+END_TEST
+
+/* ---- what can never be granted ------------------------------------------------- */
+
+static struct bfc_client_stats stats_of(bfc_client *client)
+{
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+
+        ck_assert_ok(bfc_stats(client, &stats));
+        return stats;
+}
+
+static void keep_idle(bfc_client *client, uint64_t n_bytes)
+{
+        void *p;
+
+        ck_assert_ok(bfc_malloc(client, n_bytes, &p));
+        ck_assert_ok(bfc_free(client, p));
+        ck_assert_uint_ge(stats_of(client).bytes_idle, n_bytes);
+}
+
+static void assert_refused_for_nothing(struct rig *rig, bfc_client *client, bfc_client *other,
+                                       uint64_t n_bytes, int error)
+{
+        struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = 600000 };
+        uint64_t n_idle = stats_of(client).bytes_idle, n_others = stats_of(other).bytes_idle;
+        uint64_t n_refusals = rig_figures(rig, "red", "train").num_refusals;
+        void *p;
+
+        ck_assert_int_eq(bfc_malloc(client, n_bytes, &p), error);
+        ck_assert_msg(has_figures(bfc_last_error()), "%s", bfc_last_error());
+        ck_assert_int_eq(bfc_malloc_with(client, n_bytes, &how, &p), error);
+        ck_assert_uint_eq(stats_of(client).bytes_idle, n_idle);
+        ck_assert_uint_eq(stats_of(other).bytes_idle, n_others);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_refusals, n_refusals + 2);
+}
+
+START_TEST(the_impossible_empties_no_cache)
+{
+        static const struct rig_config config = {
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 96MiB}]\n"
+                           "  - name: blue\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 64MiB, reserve: 64MiB}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        bfc_client *client, *other;
+
+        setenv("BFC_CACHE", "on", 1);
+        client = client_open(rig, "red", NULL);
+        other = client_open(rig, "red", NULL);
+        keep_idle(client, 20 * MIB);
+        keep_idle(other, 8 * MIB);
+        assert_refused_for_nothing(rig, client, other, 100 * MIB, -EDQUOT); /* beyond the limit */
+        assert_refused_for_nothing(rig, client, other, 112 * MIB, -EDQUOT); /* the rest is below it */
+        assert_refused_for_nothing(rig, client, other, 70 * MIB, -ENOMEM);  /* blue's reserve */
+        bfc_disconnect(other);
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
+int main(void)
+{
+        const TTest *const tests[] = {
+                too_little_address_space_refuses_a_request,
+                the_impossible_empties_no_cache,
+                NULL,
+        };
+
+        return harness_main(harness_suite("process_limits", tests));
+}
