@@ -921,15 +921,18 @@ END_TEST
 /* ---- memory ------------------------------------------------------------------ */
 
 /* `first` cannot come back: its preallocated quota was removed. */
-START_TEST(a_thousand_reloads_leave_nothing)
+START_TEST(thousands_of_reloads_leave_nothing)
 {
-        size_t before;
+        size_t growth = SIZE_MAX;
 
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}")
                             BLUE("{partition: a, limit: 64MiB}"));
         peer_settle(b);
-        for (unsigned i = 0; i < 2; i++) {
-                before = mallinfo2().uordblks;
+        /* A list may grow once for the longest queue so far, which depends on the machine's load. A leak
+         * grows in each round: one object of each reload is 16,000 bytes and more. */
+        for (unsigned i = 0; i < 6 && growth > 4096; i++) {
+                size_t before = mallinfo2().uordblks, after;
+
                 for (unsigned k = 0; k < 500; k++) {
                         must_reload(k % 2 ? HEAD("64", "32") RED("{partition: a, limit: 32MiB}")
                                                     BLUE("{partition: a, limit: 64MiB}")
@@ -939,9 +942,10 @@ START_TEST(a_thousand_reloads_leave_nothing)
                         peer_settle(b);
                 }
                 forget_words();
+                after = mallinfo2().uordblks;
+                growth = after > before ? after - before : 0;
         }
-        ck_assert_uint_le(mallinfo2().uordblks,
-                          before + 4096); /* one object of each reload is 16,000 and more */
+        ck_assert_uint_le(growth, 4096);
 }
 END_TEST
 
@@ -981,7 +985,7 @@ int main(int argc, char **argv)
                 what_is_over_a_limit_is_wanted_back,
                 an_operator_reloads,
                 reloads_take_turns,
-                a_thousand_reloads_leave_nothing,
+                thousands_of_reloads_leave_nothing,
         };
         Suite *suite = suite_create("reload");
         TCase *tc = tcase_create("reload");
