@@ -57,6 +57,14 @@ int raw_open(const char *path, struct raw **ret)
         return 0;
 }
 
+static void close_extents(struct raw *raw)
+{
+        for (size_t i = 0; i < raw->n_extents; i++)
+                if (raw->extents[i].fd >= 0)
+                        close(raw->extents[i].fd);
+        raw->n_extents = 0;
+}
+
 struct raw *raw_close(struct raw *raw)
 {
         if (!raw)
@@ -68,10 +76,7 @@ struct raw *raw_close(struct raw *raw)
         for (size_t i = 0; i < 2; i++)
                 if (raw->page_fds[i] >= 0)
                         close(raw->page_fds[i]);
-        for (size_t i = 0; i < raw->n_extents; i++) {
-                if (raw->extents[i].fd >= 0)
-                        close(raw->extents[i].fd);
-        }
+        close_extents(raw);
         for (size_t i = 0; i < raw->n_fds; i++)
                 close(raw->fds[i]);
         free(raw->extents);
@@ -492,6 +497,9 @@ int raw_goodbye(struct raw *raw)
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Goodbye body = BFCD__GOODBYE__INIT;
 
+        /* After a goodbye the daemon returns the extents to the device at once. It reports memory that is
+         * still referenced, by an fd for instance, as an error. */
+        close_extents(raw);
         request.body_case = BFCD__REQUEST__BODY_GOODBYE;
         request.goodbye = &body;
         return raw_do(raw, &request);

@@ -240,7 +240,7 @@ static void come_back(struct client *c)
 struct figures {
         uint64_t charged, in_use, requested, n_blocks, n_sessions, lifetime_charged, lifetime_in_use;
         uint64_t pool_charged, pool_committed;
-        uint32_t index;
+        uint64_t index; /* no padding: they are compared as bytes */
 };
 
 static struct figures look_at(size_t tenant, size_t quota)
