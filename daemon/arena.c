@@ -23,6 +23,7 @@
 #include "daemon/clock.h"
 #include "daemon/fd_reserve.h"
 #include "daemon/number.h"
+#include "device/host_free.h"
 
 #define ARENA_MIN_EXTENT_BYTES  (UINT64_C(2) << 20)
 #define ARENA_EXTENTS_PER_LIMIT 256u
@@ -1230,17 +1231,17 @@ static void operation_destroy(struct operation *op, struct operation_item *item)
         op->is_lost = op->is_lost || r == -ENODEV;
 }
 
-/* A limit of the machine's may cost this process its life here, which its successor is to know. */
-static void arena_note_growth(const struct arena *a, uint64_t n_bytes)
+/* The kernel may kill this process for lack of memory here. The record tells its successor. */
+static void arena_begin_growth(const struct arena *a, uint64_t n_bytes)
 {
         if (a->o.device->charges_process)
-                ledger_quota_grows(a->o.ledger, a->o.quota, n_bytes);
+                ledger_quota_grows(a->o.ledger, a->o.quota, n_bytes, host_free_oom_kills());
 }
 
-static void arena_note_success(const struct arena *a, uint64_t n_bytes)
+static void arena_end_growth(const struct arena *a)
 {
         if (a->o.device->charges_process)
-                ledger_quota_grew(a->o.ledger, a->o.quota, n_bytes);
+                ledger_quota_grows(a->o.ledger, a->o.quota, 0, 0);
 }
 
 /* The next extent. What the end of the process would give back is not made any more. */
@@ -1266,12 +1267,13 @@ static void growth_run(struct worker_job *job)
         if (op->result < 0) {
                 operation_destroy(op, &op->items[--op->n_made]);
         } else if (op->n_made < op->n_items) {
-                arena_note_growth(op->arena, op->n_bytes);
+                if (op->n_made == 0)
+                        arena_begin_growth(op->arena, op->n_bytes);
                 growth_make(op);
         }
         job->goes_on = op->result < 0 ? op->n_made > 0 : op->n_made < op->n_items;
         if (!job->goes_on)
-                arena_note_growth(op->arena, 0);
+                arena_end_growth(op->arena);
 }
 
 static void growth_done(struct worker_job *job)
@@ -1300,7 +1302,6 @@ static void growth_done(struct worker_job *job)
                         arena_fill_slot(a, op->items[i].slot, op->items[i].memory, op->items[i].key,
                                         &op->charge);
                 r = bfc_grow_commit(a->bfc, op->handle);
-                arena_note_success(a, op->n_bytes);
                 arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
                 assert(op->charge.n_bytes == 0);
         }
@@ -1356,9 +1357,9 @@ static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
 
         if (r < 0)
                 return r;
-        arena_note_growth(a, range.end - range.begin);
+        arena_begin_growth(a, range.end - range.begin);
         r = make_memory(&a->o, range.end - range.begin, key, &memory, &escaped);
-        arena_note_growth(a, 0);
+        arena_end_growth(a);
         if (r < 0)
                 return r;
         arena_fill_slot(a, slot, memory, key, charge);
@@ -1380,8 +1381,6 @@ int arena_back(struct arena *a, uint64_t n_bytes, struct charge *charge)
         for (; r == 0 && slot <= last; slot++)
                 if (a->slots[slot]->extent == LEDGER_NONE && arena_slot_bytes(a, slot) <= charge->n_bytes)
                         r = arena_back_slot(a, slot, charge);
-        if (r == 0)
-                arena_note_success(a, n_bytes);
         if (charge->n_bytes == 0)
                 *charge = (struct charge){ NULL, 0 };
         return r;
@@ -1481,8 +1480,6 @@ static void backing_done(struct worker_job *job)
         a->is_lost = a->is_lost || op->is_lost;
         if (op->result < 0)
                 backing_fail(op);
-        if (op->result == 0)
-                arena_note_success(a, op->n_bytes);
         for (size_t i = 0; op->result == 0 && i < op->n_items; i++)
                 arena_fill_slot(a, op->items[i].slot, op->items[i].memory, op->items[i].key, &op->charge);
         charge_drop(&op->charge);

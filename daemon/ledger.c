@@ -318,7 +318,7 @@ int ledger_quota_add(struct ledger *l, const struct ledger_quota *facts, uint32_
         q->partition[LEDGER_NAME_BYTES - 1] = '\0';
         atomic_init(&q->is_closed, 0);
         atomic_init(&q->growing_mib, 0);
-        atomic_init(&q->interrupted_mib, 0);
+        atomic_init(&q->oom_kills, 0);
         commit(t, index, next_id(t));
         *ret_index = index;
         return 0;
@@ -340,22 +340,12 @@ static uint32_t mib_of(uint64_t n_bytes)
         return n_mib < UINT32_MAX ? (uint32_t)n_mib : UINT32_MAX;
 }
 
-void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes)
-{
-        atomic_store_explicit(&ledger_quota_at(l, index)->growing_mib, mib_of(n_bytes), memory_order_release);
-}
-
-void ledger_quota_grew(struct ledger *l, uint32_t index, uint64_t n_bytes)
+void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint32_t oom_kills)
 {
         struct ledger_quota *q = ledger_quota_at(l, index);
 
-        if (mib_of(n_bytes) >= atomic_load_explicit(&q->interrupted_mib, memory_order_relaxed))
-                atomic_store_explicit(&q->interrupted_mib, 0, memory_order_release);
-}
-
-void ledger_quota_interrupted(struct ledger *l, uint32_t index, uint32_t n_mib)
-{
-        atomic_store_explicit(&ledger_quota_at(l, index)->interrupted_mib, n_mib, memory_order_release);
+        atomic_store_explicit(&q->oom_kills, oom_kills, memory_order_relaxed);
+        atomic_store_explicit(&q->growing_mib, mib_of(n_bytes), memory_order_release);
 }
 
 void ledger_quota_close(struct ledger *l, uint32_t index)

@@ -68,8 +68,7 @@ struct ledger_quota { /* one tenant in one partition */
         _Atomic uint32_t is_closed; /* not 0: a record of its arena was bad, see ledger_open() */
         _Atomic uint32_t
                 growing_mib; /* memory is being made for it that may cost this process its life; rounded up */
-        _Atomic uint32_t interrupted_mib; /* a daemon ended during a growth of this size, and no growth as
-                                             large has succeeded since; 0: none */
+        _Atomic uint32_t oom_kills; /* host_free_oom_kills() when that began */
         uint32_t extents_per_zone;
 };
 
@@ -218,15 +217,10 @@ enum { LEDGER_HAS_FAULTS = 1 };
 int ledger_open(int fd, void (*on_fault)(void *userdata, const struct ledger_fault *fault), void *userdata,
                 struct ledger **ret);
 
-/* Memory of n_bytes is being made for the quota; 0: not any more. From any thread. A successor that
- * finds it knows at what its predecessor died. */
-void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes);
-
-/* A growth of n_bytes has succeeded. */
-void ledger_quota_grew(struct ledger *l, uint32_t index, uint64_t n_bytes);
-
-/* A daemon ended during a growth of n_mib. */
-void ledger_quota_interrupted(struct ledger *l, uint32_t index, uint32_t n_mib);
+/* Memory of n_bytes is being allocated for the quota, since oom_kills; 0 bytes: no longer. From any thread.
+ * If the daemon ends meanwhile, its successor compares oom_kills with the count at its start: a higher one
+ * means that the kernel killed the daemon, or another process in its place, for this growth. */
+void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint32_t oom_kills);
 
 /* For good: nothing is given out or given back any more. */
 void ledger_quota_close(struct ledger *l, uint32_t index);

@@ -168,7 +168,7 @@ static int remains_read_quotas(struct remains *r)
                 q->id = from->id;
                 q->is_closed = from->is_closed != 0;
                 q->growing_mib = from->growing_mib;
-                q->interrupted_mib = from->interrupted_mib;
+                q->oom_kills = from->oom_kills;
                 q->life = from->life;
                 memcpy(q->tenant, from->tenant, sizeof(q->tenant));
                 memcpy(q->partition, from->partition, sizeof(q->partition));

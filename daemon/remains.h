@@ -25,11 +25,11 @@ struct remains_quota {
         uint64_t id;
         char tenant[LEDGER_NAME_BYTES];
         char partition[LEDGER_NAME_BYTES];
-        bool is_closed;                        /* in the ledger too */
-        struct quota *quota;                   /* that the broker has of it; NULL: none */
-        bool has_sessions;                     /* of its tenant, that were told of it */
-        uint64_t n_bytes;                      /* of its extents */
-        uint32_t growing_mib, interrupted_mib; /* see ledger_quota */
+        bool is_closed;                  /* in the ledger too */
+        struct quota *quota;             /* that the broker has of it; NULL: none */
+        bool has_sessions;               /* of its tenant, that were told of it */
+        uint64_t n_bytes;                /* of its extents */
+        uint32_t growing_mib, oom_kills; /* see ledger_quota */
         struct ledger_lifetime life;
         struct arena_remains arena;
 };

@@ -462,9 +462,9 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
                                           : "the service manager does not take it");
         else if (device_failed && error == -ECANCELED)
                 snprintf(sentence, sizeof(sentence),
-                         "no memory is made for %" PRIu64
-                         " bytes: two daemons ended while they allocated memory for tenant '%s' in "
-                         "partition '%s'; this daemon tries it again in %" PRIu64 " s",
+                         "no memory is allocated for %" PRIu64
+                         " bytes: the kernel killed a process for lack of memory while the previous daemon "
+                         "allocated memory for tenant '%s' in partition '%s'; try again in %" PRIu64 " s",
                          refused->n_bytes, refused->quota->tenant, refused->quota->partition->name,
                          quota_growth_pause_ms(refused->quota) / 1000 + 1);
         else if (device_failed)

@@ -12,6 +12,7 @@
 #include "daemon/crash.h"
 #include "daemon/log.h"
 #include "daemon/number.h"
+#include "device/host_free.h"
 
 #define MAX_FAULTS_LOGGED 32u
 
@@ -217,26 +218,17 @@ static bool is_fatal(int error)
         return error == -ENOMEM || error == -EMFILE || error == -ENFILE;
 }
 
-/* A daemon can end during a growth by chance. If its successor ends so, too, the growth is the likely cause. */
-static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint32_t interrupted_mib)
+/* The previous daemon ended during a growth. If the kernel killed a process for lack of memory meanwhile, it
+ * would do so again. */
+static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint32_t oom_kills)
 {
-        bool is_second = growing_mib > 0 && interrupted_mib > 0;
-
-        ledger_quota_grows(q->ledger, q->index, 0);
-        ledger_quota_interrupted(q->ledger, q->index,
-                                 growing_mib > interrupted_mib ? growing_mib : interrupted_mib);
-        if (growing_mib > 0 && !is_second)
-                log_notice(
-                        "tenant '%s' in partition '%s': the previous daemon ended during a growth of %" PRIu32
-                        " MiB",
-                        q->tenant, q->partition->name, growing_mib);
-        if (!is_second)
+        ledger_quota_grows(q->ledger, q->index, 0, 0);
+        if (growing_mib == 0 || host_free_oom_kills() == oom_kills)
                 return;
-        log_warning(
-                "tenant '%s' in partition '%s': two daemons ended during a growth, the last one of %" PRIu32
-                " MiB, so the tenant gets no new memory there for %u s; a memory limit of the daemon's "
-                "control group may be the cause",
-                q->tenant, q->partition->name, growing_mib, QUOTA_PAUSE_MS / 1000);
+        log_warning("tenant '%s' in partition '%s': the kernel killed a process for lack of memory while the "
+                    "previous daemon allocated %" PRIu32
+                    " MiB, so the tenant gets no new memory there for %u s",
+                    q->tenant, q->partition->name, growing_mib, QUOTA_PAUSE_MS / 1000);
         quota_pause_growth(q);
 }
 
@@ -287,7 +279,7 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
                                                            options.max_sessions, options.max_blocks,
                                                            options.keep_bytes, options.keep_ms });
         q->is_removed = !to;
-        note_interrupted_growth(q, from->growing_mib, from->interrupted_mib);
+        note_interrupted_growth(q, from->growing_mib, from->oom_kills);
         return r;
 }
 
@@ -355,16 +347,11 @@ static int takeover_tenant(struct broker *b, struct tenant *t, struct remains_qu
 /* The previous daemon may have had such quotas, also ones that are no longer there. */
 static void note_growth_of(const struct broker *b, struct quota *q)
 {
-        uint32_t growing_mib = 0, interrupted_mib = 0;
         size_t n;
         const struct remains_quota *from = remains_find(b->remains, q->tenant, q->partition->name, &n);
 
-        for (size_t i = 0; i < n; i++) {
-                growing_mib = from[i].growing_mib > growing_mib ? from[i].growing_mib : growing_mib;
-                interrupted_mib =
-                        from[i].interrupted_mib > interrupted_mib ? from[i].interrupted_mib : interrupted_mib;
-        }
-        note_interrupted_growth(q, growing_mib, interrupted_mib);
+        for (size_t i = 0; i < n; i++)
+                note_interrupted_growth(q, from[i].growing_mib, from[i].oom_kills);
 }
 
 /* Those that there were not. */

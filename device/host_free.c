@@ -33,6 +33,18 @@ static bool read_text(const char *path, char *ret, size_t n_ret)
         return true;
 }
 
+uint32_t host_free_oom_kills(void)
+{
+        static const char key[] = "\noom_kill ";
+        char text[16384];
+        const char *found;
+
+        if (!read_text("/proc/vmstat", text, sizeof(text)))
+                return 0;
+        found = strstr(text, key);
+        return found ? (uint32_t)strtoul(found + sizeof(key) - 1, NULL, 10) : 0;
+}
+
 /* "max" and what cannot be read are no limit. */
 static uint64_t read_number(const char *folder, const char *name, uint64_t fallback)
 {

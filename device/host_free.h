@@ -30,6 +30,10 @@ int host_free_check_node(uint32_t node, uint64_t n_bytes);
 int host_free_begin(const uint32_t *node, uint64_t n_bytes);
 void host_free_end(uint64_t n_bytes);
 
+/* How many processes the kernel has killed for lack of memory since it started, in any control group
+ * (oom_kill in /proc/vmstat); 0: not known. */
+uint32_t host_free_oom_kills(void);
+
 /* So many bytes are left; UINT64_MAX: not known. */
 uint64_t host_free_bytes(void);
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "daemon/fd_reserve.h"
+#include "device/host_free.h"
 #include "tests/fake_device.h"
 #include "tests/random.h"
 #include "tests/suite.h"
@@ -1461,11 +1462,12 @@ START_TEST(pictures)
 }
 END_TEST
 
-static uint32_t noted_mib;
+static uint32_t noted_mib, noted_oom_kills;
 
 static void note_growing(void)
 {
         noted_mib = ledger_quota_at(ledger, quota)->growing_mib;
+        noted_oom_kills = ledger_quota_at(ledger, quota)->oom_kills;
 }
 
 /* Whatever may cost the process its life is written down while it lasts. */
@@ -1488,7 +1490,9 @@ START_TEST(test_growing_is_noted)
                 ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &g), 0);
                 ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
                 noted_mib = 99;
+                ledger_quota_grows(ledger, quota, 0, host_free_oom_kills() - 1);
                 worker_drain(worker);
+                ck_assert(noted_oom_kills == host_free_oom_kills() - (i == 0));
                 ck_assert_uint_eq(noted_mib, i == 0 ? 0 : plan.new_bytes / MIB);
                 ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
                 ck_assert_int_eq(g.result, i == 2 ? -ENOMEM : 0);
