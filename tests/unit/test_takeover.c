@@ -240,7 +240,7 @@ static void come_back(struct client *c)
 struct figures {
         uint64_t charged, in_use, requested, n_blocks, n_sessions, lifetime_charged, lifetime_in_use;
         uint64_t pool_charged, pool_committed;
-        uint32_t index;
+        uint64_t index; /* all of one size: they are compared as memory, and padding may differ */
 };
 
 static struct figures look_at(size_t tenant, size_t quota)
