@@ -241,10 +241,8 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->store = b->store;
                 p->watch = b->watch;
                 pool_init(&p->pool, from->limit_bytes);
-                TAILQ_INIT(&p->quotas);
-                TAILQ_INIT(&p->due);
+                partition_init_lists(p);
                 p->keepers = &b->keepers;
-                TAILQ_INIT(&p->waiting);
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
                 p->wake = options->wake;
                 p->userdata = options->userdata;

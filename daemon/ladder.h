@@ -34,6 +34,12 @@ uint64_t ladder_claims_before(const struct quota_request *request);
 /* Nobody grows with what is held. */
 void ladder_unhold(struct quota *q);
 
+/* Extents of the quota may have become wholly free. */
+void ladder_note_free(struct quota *q);
+
+/* The quota leaves the partition's lists of those that have something to give. */
+void ladder_leave_lists(struct quota *q);
+
 /* Goes on to give back what was restored and is leaving: see arena_resume_release(). */
 int ladder_resume_release(struct quota *q);
 

@@ -277,6 +277,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         TAILQ_INIT(&q->holdings);
         TAILQ_INSERT_TAIL(&q->partition->quotas, q, of_partition);
         q->partition->n_quotas++;
+        ladder_note_free(q);
 
         r = quota_open(q, options);
         if (r < 0) {
@@ -300,6 +301,7 @@ static void quota_end(struct quota *q)
         account_deinit(&q->account);
         if (q->is_due)
                 TAILQ_REMOVE(&p->due, q, of_due);
+        ladder_leave_lists(q);
         TAILQ_REMOVE(&p->quotas, q, of_partition);
         p->n_quotas--;
         free(q);
@@ -606,6 +608,7 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         q->bytes_in_use -= n_bytes;
         q->bytes_requested -= n_requested;
         q->partition->bytes_in_use -= n_bytes;
+        ladder_note_free(q);
         quota_assert(q);
         quota_publish(q);
         if (!TAILQ_EMPTY(&q->waiting))
@@ -708,6 +711,7 @@ static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t
         (void)handle;
         (void)offset;
         q->backed = NULL;
+        ladder_note_free(q);
         quota_publish(q);
         done(q->backed_userdata, q, result);
 }
@@ -1126,6 +1130,11 @@ int quota_check(const struct quota *q, const char **ret_why)
                 return r;
         if (q->kept_until_ms != 0 && (q->keep_bytes == 0 || q->is_removed || q->partition->is_draining)) {
                 *ret_why = "memory is kept that may not be";
+                return -EBADMSG;
+        }
+        if (q->is_releasing != (arena_retiring_bytes(q->arena) > 0) ||
+            (!q->may_have_free && arena_releasable(q->arena, NULL) > 0)) {
+                *ret_why = "a list of those that have something to give lacks a quota";
                 return -EBADMSG;
         }
         arena_read_stats(q->arena, &stats);

@@ -143,6 +143,8 @@ struct quota {
         uint32_t n_waiting;         /* requests, with the one that it grows for */
         struct quota_request *next; /* to be looked at in this round; NULL: all were */
         bool is_due;                /* in partition.due */
+        bool is_releasing;          /* in partition.releasing */
+        bool may_have_free;         /* in partition.freed: set by a free, cleared by a look that finds none */
         bool look_again;            /* something changed: begin a new round */
         uint64_t blocked_ms;        /* since when those who wait are blocked by others; 0: they are not */
         uint64_t least_bytes;       /* no waiting request asks for less; UINT64_MAX: none waits */
@@ -158,7 +160,7 @@ struct quota {
         bool (*trim)(void *userdata, struct quota *q, struct quota_request *first, int refusal,
                      uint64_t missing);
         void *userdata;
-        TAILQ_ENTRY(quota) of_partition, of_due, of_waiting, of_kept;
+        TAILQ_ENTRY(quota) of_partition, of_due, of_waiting, of_kept, of_releasing, of_freed;
 };
 
 struct quota_options {
