@@ -1994,15 +1994,9 @@ static void arena_punch_again(struct arena *a, int fd, uint64_t n_bytes)
                 worker_submit(a->o.worker, &r->job);
 }
 
-static void arena_on_refill(struct watch_owner *o, int fd, uint64_t n_bytes)
-{
-        struct arena *a = (struct arena *)(void *)((char *)o - offsetof(struct arena, refills));
-
-        a->n_refills++;
-        arena_punch_again(a, fd, n_bytes);
-}
-
-void arena_charge_refills(struct arena *a)
+/* Charges what was found, as far as the account has room, and drops what is charged too much. Where there
+ * is no room nothing is taken, but the account's owner is told all the same. */
+static void arena_charge_refills(struct arena *a)
 {
         uint64_t want = a->refills.n_bytes, have = a->refilled.n_bytes, missing;
         struct charge more = { NULL, 0 };
@@ -2012,11 +2006,22 @@ void arena_charge_refills(struct arena *a)
                 charge_drop(&more);
                 return;
         }
-        if (have == want || !a->account)
+        if (!a->account)
                 return;
         want = min_u64(want - have, account_room(a->account));
-        if (want > 0 && charge_take(a->account, want, &more, &missing) == 0)
+        if (charge_take(a->account, want, &more, &missing) == 0)
                 charge_join(&a->refilled, &more);
+}
+
+static void arena_on_refill(struct watch_owner *o, int fd, uint64_t n_bytes)
+{
+        struct arena *a = (struct arena *)(void *)((char *)o - offsetof(struct arena, refills));
+
+        if (fd >= 0) {
+                a->n_refills++;
+                arena_punch_again(a, fd, n_bytes);
+        }
+        arena_charge_refills(a);
 }
 
 uint64_t arena_refilled_bytes(const struct arena *a)

@@ -273,12 +273,9 @@ bool arena_is_lost(const struct arena *a);
 
 /* Memory that clients wrote into destroyed extents, by mappings and fds that they kept
  * (watch.h): how much the last look found, and how often memory was found. Each time the holes are punched
- * again, on the worker. */
+ * again, on the worker, and what was found is charged as far as the account has room. */
 uint64_t arena_refilled_bytes(const struct arena *a);
 uint64_t arena_n_refills(const struct arena *a);
-
-/* Charges what was found, as far as the account has room, and drops what is charged too much. */
-void arena_charge_refills(struct arena *a);
 
 /* Memory without an extent: what escaped, and what clients refilled. Of the latter only so much is
  * charged as the account has room for. */

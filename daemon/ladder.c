@@ -100,6 +100,7 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 handle = 0;
         }
         ladder_note_free(q);
+        quota_note_change(q);
         quota_publish(q);
         if (request && !(ladder_may_help(result) && ladder_recall_kept(q, request)))
                 quota_complete(request, result, handle, offset);
@@ -232,6 +233,7 @@ static void quota_released(void *userdata, uint64_t n_bytes)
         struct quota *q = userdata;
         uint64_t traded = min_u64(n_bytes, q->trade_bytes);
 
+        quota_note_change(q);
         ladder_note_releasing(q);
         ladder_end_recall(q, arena_leaving_bytes(q->arena) == 0);
         q->trade_bytes -= traded;

@@ -59,6 +59,8 @@ struct partition {
                 waiting; /* quotas with waiting requests, in the order in which they began to wait */
         struct quota_list releasing; /* quotas that are giving back extents */
         struct quota_list freed;     /* quotas that may have wholly free extents, see quota.may_have_free */
+        struct quota_list asked;     /* quotas whose sessions may have something to give, see trim.h */
+        struct quota_list changed;   /* quotas whose charges, extents or device changed: see broker_poll() */
         size_t n_blocked;            /* of these, those that are looked at by partition_tick() */
         size_t n_closing;            /* sessions of all quotas that are closing */
         uint64_t claims_ms;          /* when a free last made the claims due */
@@ -80,6 +82,8 @@ static inline void partition_init_lists(struct partition *p)
         TAILQ_INIT(&p->waiting);
         TAILQ_INIT(&p->releasing);
         TAILQ_INIT(&p->freed);
+        TAILQ_INIT(&p->asked);
+        TAILQ_INIT(&p->changed);
 }
 
 /* Peaks begin again at the present values; lifetime peaks stay. */

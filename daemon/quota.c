@@ -44,9 +44,36 @@ void quota_publish(struct quota *q)
         pages_write(q->usage, figures);
 }
 
+void quota_note_change(struct quota *q)
+{
+        if (q->is_changed)
+                return;
+        q->is_changed = true;
+        TAILQ_INSERT_TAIL(&q->partition->changed, q, of_changed);
+}
+
+static void quota_forget_change(struct quota *q)
+{
+        if (q->is_changed)
+                TAILQ_REMOVE(&q->partition->changed, q, of_changed);
+        q->is_changed = false;
+}
+
+struct quota *partition_next_changed(struct partition *p)
+{
+        struct quota *q = TAILQ_FIRST(&p->changed);
+
+        if (q)
+                quota_forget_change(q);
+        return q;
+}
+
 static void quota_charge_changed(struct account *a)
 {
-        quota_publish((struct quota *)(void *)((char *)a - offsetof(struct quota, account)));
+        struct quota *q = (struct quota *)(void *)((char *)a - offsetof(struct quota, account));
+
+        quota_note_change(q);
+        quota_publish(q);
 }
 
 static void quota_assert(const struct quota *q)
@@ -285,6 +312,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
                 return r;
         }
         q->account.changed = quota_charge_changed;
+        quota_note_change(q);
         q->usage = options->usage;
         quota_publish(q);
         *ret = q;
@@ -302,6 +330,7 @@ static void quota_end(struct quota *q)
         if (q->is_due)
                 TAILQ_REMOVE(&p->due, q, of_due);
         ladder_leave_lists(q);
+        quota_forget_change(q);
         TAILQ_REMOVE(&p->quotas, q, of_partition);
         p->n_quotas--;
         free(q);
@@ -712,6 +741,7 @@ static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t
         (void)offset;
         q->backed = NULL;
         ladder_note_free(q);
+        quota_note_change(q);
         quota_publish(q);
         done(q->backed_userdata, q, result);
 }

@@ -143,6 +143,7 @@ struct quota {
         uint32_t n_waiting;         /* requests, with the one that it grows for */
         struct quota_request *next; /* to be looked at in this round; NULL: all were */
         bool is_due;                /* in partition.due */
+        bool is_changed;            /* in partition.changed */
         bool is_releasing;          /* in partition.releasing */
         bool may_have_free;         /* in partition.freed: set by a free, cleared by a look that finds none */
         bool look_again;            /* something changed: begin a new round */
@@ -157,10 +158,12 @@ struct quota {
         void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
         void *backed_userdata;
         struct trim_quota *asked; /* the trimming's, see trim.h; NULL: it knows no session of it */
+        bool may_have_idle;       /* the same: it is in partition.asked */
         bool (*trim)(void *userdata, struct quota *q, struct quota_request *first, int refusal,
                      uint64_t missing);
         void *userdata;
-        TAILQ_ENTRY(quota) of_partition, of_due, of_waiting, of_kept, of_releasing, of_freed;
+        TAILQ_ENTRY(quota)
+        of_partition, of_due, of_waiting, of_kept, of_releasing, of_freed, of_asked, of_changed;
 };
 
 struct quota_options {
@@ -340,6 +343,9 @@ void partition_keep_life(struct partition *p);
 void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf);
 
 void quota_clear_peaks(struct quota *q);
+
+/* The next quota of the partition that changed since it was last asked for here; NULL: none. */
+struct quota *partition_next_changed(struct partition *p);
 
 /* Writes its figures where its clients read them. All that changes them does so itself. */
 void quota_publish(struct quota *q);
