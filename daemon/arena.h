@@ -310,7 +310,7 @@ uint32_t arena_slot_extent(const struct arena *a, size_t slot);
 /* What a client opens an extent by; valid until the next arena_plan(). */
 const struct device_extent *arena_slot_memory(const struct arena *a, size_t slot);
 
-/* Slots in all; grows with regions. A slot may be used again for another extent. */
+/* Slots in which there may be an extent; grows with them. A slot may be used again for another extent. */
 size_t arena_n_slots(const struct arena *a);
 
 /* bfc_check(), and slots against ledger and charges; slow. */

@@ -332,6 +332,7 @@ static void quota_end(struct quota *q)
         ladder_leave_lists(q);
         quota_forget_change(q);
         TAILQ_REMOVE(&p->quotas, q, of_partition);
+        free(q->report);
         p->n_quotas--;
         free(q);
 }

@@ -91,7 +91,7 @@ struct quota_ranks {
 /* What is costly in a report, for whoever asks next: explain.c's. */
 #define QUOTA_HOLDERS 16u
 struct quota_report {
-        uint64_t since_ms; /* 0: there was none */
+        uint64_t since_ms;
         struct holding *most[QUOTA_HOLDERS];
         uint64_t idle_bytes[QUOTA_HOLDERS]; /* theirs, by their clients' word then */
         char picture[PICTURE_CHARACTERS + 1];
@@ -153,8 +153,8 @@ struct quota {
         bool is_put_off;            /* a free since then has not made it due: a tick does */
         struct holding_list holdings;
         struct quota_ranks ranks;
-        struct quota_report report;
-        bool has_freed; /* while its partition drains: since it was looked at */
+        struct quota_report *report; /* NULL: there was none */
+        bool has_freed;              /* while its partition drains: since it was looked at */
         void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
         void *backed_userdata;
         struct trim_quota *asked; /* the trimming's, see trim.h; NULL: it knows no session of it */
