@@ -747,6 +747,20 @@ bool broker_is_blocked(const struct broker *b)
         return b->may_settle;
 }
 
+bool broker_is_put_off(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (partition_is_put_off(&b->partitions[i]))
+                        return true;
+        return false;
+}
+
+void broker_look_again(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_look_again(&b->partitions[i]);
+}
+
 void broker_look_for_escapes(struct broker *b)
 {
         b->may_settle = false;

@@ -198,6 +198,10 @@ void broker_wake(const struct broker *b);
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
 
+/* Looks after frees were put off: call broker_look_again() QUOTA_ROUND_MS later. */
+bool broker_is_put_off(const struct broker *b);
+void broker_look_again(struct broker *b);
+
 /* Looks in all quotas for unreclaimed memory that the devices are to be asked for: also after a drain
  * has ended. */
 void broker_look_for_escapes(struct broker *b);

@@ -64,7 +64,8 @@ struct partition {
         size_t n_blocked;            /* of these, those that are looked at by partition_tick() */
         size_t n_closing;            /* sessions of all quotas that are closing */
         uint64_t claims_ms;          /* when a free last made the claims due */
-        bool is_put_off;             /* a free since then did not: see partition_tick() */
+        bool is_put_off;             /* a free since then did not: see partition_look_again() */
+        size_t n_put_off;            /* quotas of which the look after a free was put off */
         uint64_t n_looks;            /* at waiting requests, ever: what a free costs is tested by it */
         uint64_t n_visits;           /* of quotas for a request of another one, ever: the same */
         uint64_t n_tickets;          /* requests that have waited */

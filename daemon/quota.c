@@ -18,7 +18,6 @@
 #define QUOTA_LOOKS      256u /* requests looked at in one turn */
 #define QUOTA_ROOMS      32u  /* and for so many room is made, or a refusal written */
 #define QUOTA_ROOM_LOOKS 8u
-#define QUOTA_ROUND_MS   2u     /* between rounds for frees in which no request that waits fits */
 #define QUOTA_ROOMS_NS   20000u /* at most about so long: what it takes is a matter of how many there are */
 
 /* Before any reply that goes out because of the change: a client that knows of it reads it. */
@@ -332,8 +331,8 @@ static void quota_end(struct quota *q)
         ladder_leave_lists(q);
         quota_forget_change(q);
         TAILQ_REMOVE(&p->quotas, q, of_partition);
-        free(q->report);
         p->n_quotas--;
+        free(q->report);
         free(q);
 }
 
@@ -395,6 +394,8 @@ static void quota_set_ticks(struct quota *q, uint64_t blocked_ms, bool is_put_of
         bool needed = quota_needs_ticks(q);
 
         q->blocked_ms = blocked_ms;
+        q->partition->n_put_off += is_put_off;
+        q->partition->n_put_off -= q->is_put_off;
         q->is_put_off = is_put_off;
         q->partition->n_blocked += quota_needs_ticks(q);
         q->partition->n_blocked -= needed;
@@ -878,18 +879,32 @@ void quota_turn(struct quota *q)
         TAILQ_REMOVE(&q->partition->due, q, of_due);
 }
 
+bool partition_is_put_off(const struct partition *p)
+{
+        return p->n_put_off > 0 || (p->is_put_off && p->n_claims > 0);
+}
+
+void partition_look_again(struct partition *p)
+{
+        struct quota *q;
+
+        if (!partition_is_put_off(p))
+                return;
+        TAILQ_FOREACH(q, &p->waiting, of_waiting)
+        if (q->is_put_off || (p->is_put_off && TAILQ_FIRST(&q->waiting)->claim > 0))
+                quota_make_due(q);
+        p->claims_ms = clock_ms();
+        p->is_put_off = false;
+}
+
 void partition_tick(struct partition *p)
 {
         struct quota *q;
 
         TAILQ_FOREACH(q, &p->waiting, of_waiting)
-        {
-                const struct quota_request *first = TAILQ_FIRST(&q->waiting);
-
-                if (quota_needs_ticks(q) || (p->is_put_off && first->claim > 0))
-                        quota_make_due(q);
-        }
-        p->is_put_off = false;
+        if (q->blocked_ms != 0)
+                quota_make_due(q);
+        partition_look_again(p);
 }
 
 bool partition_is_blocked(const struct partition *p)

@@ -150,7 +150,7 @@ struct quota {
         uint64_t blocked_ms;        /* since when those who wait are blocked by others; 0: they are not */
         uint64_t least_bytes;       /* no waiting request asks for less; UINT64_MAX: none waits */
         uint64_t round_ms;          /* when the last round began */
-        bool is_put_off;            /* a free since then has not made it due: a tick does */
+        bool is_put_off;            /* a free since then has not made it due: see partition_look_again() */
         struct holding_list holdings;
         struct quota_ranks ranks;
         struct quota_report *report; /* NULL: there was none */
@@ -262,9 +262,14 @@ void quota_wait(struct quota_request *request);
  * there while there is more to do at once. */
 void quota_turn(struct quota *q);
 
-/* Time has passed: looks at each quota whose first request waits for others, or for which the look after a free
- * was put off. */
+/* Time has passed: looks at each quota whose first request waits for others, and again. */
 void partition_tick(struct partition *p);
+
+/* Looks at each quota for which the look after a free was put off. While there are any: call it
+ * QUOTA_ROUND_MS later. */
+#define QUOTA_ROUND_MS 2u /* between looks for frees in which no request that waits fits */
+bool partition_is_put_off(const struct partition *p);
+void partition_look_again(struct partition *p);
 
 /* Whether partition_tick() is to be called. */
 bool partition_is_blocked(const struct partition *p);

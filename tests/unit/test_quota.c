@@ -940,11 +940,12 @@ START_TEST(test_a_free_in_which_nothing_fits)
         open_one(4 * E, 20000);
         fill_and_wait(q, E);
         ck_assert_uint_le(free_every_other(), 2 * N_WAITING); /* one round, not one for each free */
-        still_clock_pass(50);
-        ck_assert(partition_is_blocked(&p));
-        partition_tick(&p); /* what was put off */
+        ck_assert(partition_is_put_off(&p));
+        still_clock_pass(QUOTA_ROUND_MS); /* no tick, which comes later */
+        partition_look_again(&p);
         ck_assert(!TAILQ_EMPTY(&p.due));
         settle();
+        ck_assert(!partition_is_put_off(&p));
         for (unsigned i = 1; i < N_SMALL; i += 2)
                 give_back(i);
         settle(); /* no tick: now some fit */
@@ -961,13 +962,17 @@ START_TEST(test_a_free_in_which_nothing_of_a_neighbour_fits)
         ck_assert_uint_gt(p.n_claims, 0);
         ck_assert_uint_le(free_every_other(), 2 * N_WAITING);
         still_clock_pass(50);
-        for (unsigned i = 1; i < N_SMALL; i += 2)
+        give_back(1); /* a look at once, in vain */
+        settle();
+        for (unsigned i = 3; i < N_SMALL; i += 2)
                 give_back(i);
         settle();
-        ck_assert(partition_is_blocked(&p)); /* extents are free by now: a tick has them given back */
-        partition_tick(&p);
+        ck_assert(partition_is_put_off(&p)); /* extents are free by now: the next look has them given back */
+        still_clock_pass(QUOTA_ROUND_MS);
+        partition_look_again(&p);
         settle();
         assert_done(N_SMALL, 0);
+        ck_assert(!partition_is_put_off(&p));
         refuse_all();
 }
 END_TEST
