@@ -21,15 +21,14 @@
 
 #define PAGE           UINT64_C(4096)
 #define FIRST_READY    (UINT32_C(1) << 11) /* records usable from the start: 64 KiB, touched as needed */
-#define FIRST_REGIONS  UINT32_C(128)       /* a page of them */
+#define FIRST_REGIONS  UINT32_C(128)       /* mapped ones: a page of them */
 #define MAX_READY_STEP (UINT32_C(1) << 17) /* records made usable at once: 4 MiB */
 
 /* ---- instances and their records --------------------------------------------- */
 
 static size_t map_bytes(uint32_t n_records)
 {
-        return (sizeof(struct bfc) + (size_t)n_records * sizeof(struct chunk) + PAGE - 1) &
-               ~(size_t)(PAGE - 1);
+        return ((size_t)n_records * sizeof(struct chunk) + PAGE - 1) & ~(size_t)(PAGE - 1);
 }
 
 int bfc_records_grow(struct bfc *b, uint32_t n)
@@ -42,7 +41,7 @@ int bfc_records_grow(struct bfc *b, uint32_t n)
                 step = room;
         if (b->n_spare + (b->n_ready - b->n_records) + step < n)
                 return -ENOMEM;
-        if (mprotect(b, map_bytes(b->n_ready + step), PROT_READ | PROT_WRITE) < 0)
+        if (mprotect(words_of(b), map_bytes(b->n_ready + step), PROT_READ | PROT_WRITE) < 0)
                 return -ENOMEM;
         b->n_ready += step;
         return 0;
@@ -52,28 +51,32 @@ int bfc_new(uint64_t extent_bytes, struct bfc **ret)
 {
         uint32_t n_reserved = MAX_RECORDS;
         struct bfc *b;
+        char *map;
 
         if (extent_bytes == 0 || extent_bytes % BFC_GRANULE != 0 || extent_bytes > BFC_MAX_SPACE)
                 return -EINVAL;
         /* Address space only; no memory stands behind PROT_NONE. */
         for (;;) {
-                b = mmap(NULL, map_bytes(n_reserved), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                         -1, 0);
-                if (b != MAP_FAILED)
+                map = mmap(NULL, map_bytes(n_reserved), PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                if (map != MAP_FAILED)
                         break;
                 n_reserved /= 2;
                 if (n_reserved < MIN_RECORDS)
                         return -ENOMEM;
         }
-        if (mprotect(b, map_bytes(FIRST_READY), PROT_READ | PROT_WRITE) < 0) {
-                (void)munmap(b, map_bytes(n_reserved));
+        if (mprotect(map, map_bytes(FIRST_READY), PROT_READ | PROT_WRITE) < 0) {
+                (void)munmap(map, map_bytes(n_reserved));
                 return -ENOMEM;
         }
+        b = (struct bfc *)(void *)(map + BFC_AT);
         b->n_reserved = n_reserved;
         b->n_ready = FIRST_READY;
         b->n_records = FIRST_RECORD;
         b->extent = (uint32_t)(extent_bytes >> GRANULE_SHIFT);
         b->smallest = b->extent;
+        b->regions = b->own_regions;
+        b->n_regions_room = N_OWN_REGIONS;
         *ret = b;
         return 0;
 }
@@ -81,9 +84,9 @@ int bfc_new(uint64_t extent_bytes, struct bfc **ret)
 struct bfc *bfc_destroy(struct bfc *b)
 {
         if (b) {
-                if (b->regions)
+                if (b->regions != b->own_regions)
                         (void)munmap(b->regions, b->n_regions_room * sizeof(struct region));
-                (void)munmap(b, map_bytes(b->n_reserved));
+                (void)munmap(words_of(b), map_bytes(b->n_reserved));
         }
         return NULL;
 }
@@ -124,12 +127,13 @@ static size_t regions_bytes(uint32_t room)
  * only a mapping names for lost. */
 static int regions_make_room(struct bfc *b)
 {
-        uint32_t room = b->n_regions_room == 0 ? FIRST_REGIONS : b->n_regions_room * 2;
+        bool is_first = b->regions == b->own_regions;
+        uint32_t room = is_first ? FIRST_REGIONS : b->n_regions_room * 2;
         struct region *regions;
 
         if (b->n_regions < b->n_regions_room)
                 return 0;
-        if (b->n_regions_room == 0)
+        if (is_first)
                 regions = mmap(NULL, regions_bytes(room), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                                -1, 0);
         else
@@ -137,6 +141,8 @@ static int regions_make_room(struct bfc *b)
                                  MREMAP_MAYMOVE);
         if (regions == MAP_FAILED)
                 return -ENOMEM;
+        if (is_first)
+                memcpy(regions, b->own_regions, sizeof(b->own_regions));
         b->regions = regions;
         b->n_regions_room = room;
         return 0;
@@ -554,7 +560,7 @@ int bfc_restore(struct bfc *b, const struct bfc_place *places, size_t n, bfc_han
 
 uint32_t bfc_index_next(const struct bfc *b, uint32_t bin, uint32_t i)
 {
-        const uint32_t *words = b->words;
+        const uint32_t *words = words_of(b);
         uint32_t slot;
 
         if (i != 0) {
@@ -591,7 +597,7 @@ static uint32_t largest_free(const struct bfc *b)
                 return 0;
         word = 63u - (uint32_t)__builtin_clzll(b->map_top);
         bin = word * 64 + 63u - (uint32_t)__builtin_clzll(b->map[word]);
-        below = b->words[FIRST_HEAD + bin];
+        below = words_of(b)[FIRST_HEAD + bin];
         do {
                 i = below;
                 below = chunk_at(b, i)->child[chunk_at(b, i)->child[1] != 0];
@@ -619,7 +625,8 @@ void bfc_read_stats(const struct bfc *b, struct bfc_stats *ret)
                 .largest_free_block_bytes = to_bytes(largest_free(b)),
                 .num_free_chunks = n_chunks - n_blocks - b->n_pieces - b->n_holes - b->n_retiring,
                 .num_chunks = n_chunks,
-                .metadata_bytes = map_bytes(b->n_records) + b->n_regions_room * sizeof(struct region),
+                .metadata_bytes = map_bytes(b->n_records) +
+                                  (b->regions == b->own_regions ? 0 : regions_bytes(b->n_regions_room)),
         };
 }
 

@@ -109,7 +109,7 @@ static bool check_chunk(const struct bfc *b, const struct region *r, uint32_t i,
                 t->n_requested += to_bytes(c->size) - chunk_waste(c);
                 return true;
         case KIND_FREE:
-                REQUIRE(t, b->words[c->slot] == i, "words[chunk_at(i)->slot] == i");
+                REQUIRE(t, words_of(b)[c->slot] == i, "words[chunk_at(i)->slot] == i");
                 REQUIRE(t, chunk_at(b, c->prev)->slot == 0, "two free chunks never touch");
                 t->n_free += c->size;
                 return true;
@@ -189,14 +189,15 @@ static bool check_index(const struct bfc *b, struct tally *t)
                 REQUIRE(t, (b->map[w] != 0) == (b->map_top >> w & 1u), "map_top tells which words are not 0");
         REQUIRE(t, b->map[N_MAP_WORDS] == 0, "the map ends");
         for (uint32_t bin = 0; bin < N_BINS; bin++)
-                REQUIRE(t, (b->words[FIRST_HEAD + bin] != 0) == (b->map[bin / 64] >> bin % 64 & UINT64_C(1)),
+                REQUIRE(t,
+                        (words_of(b)[FIRST_HEAD + bin] != 0) == (b->map[bin / 64] >> bin % 64 & UINT64_C(1)),
                         "the map tells which bins are not empty");
         /* Every free chunk has one slot that holds it, so as many as there are means each once. */
         for (uint32_t i = bfc_index_next(b, 0, 0); i != 0; i = bfc_index_next(b, 0, i)) {
                 const struct chunk *c = chunk_at(b, i);
 
                 REQUIRE(t, ++n <= t->n_of[KIND_FREE], "the index holds free chunks only");
-                REQUIRE(t, c->slot != 0 && b->words[c->slot] == i, "words[chunk_at(i)->slot] == i");
+                REQUIRE(t, c->slot != 0 && words_of(b)[c->slot] == i, "words[chunk_at(i)->slot] == i");
                 if ((c->equal & EQUAL_TAG) != 0 ? !check_equal(b, i, t)
                                                 : !check_node(b, i, bin_of(c->size), t))
                         return false;

@@ -15,7 +15,9 @@
  *
  * Record 0 is a scratch record: link 0 means "none", and stores through it are
  * harmless, which saves branches. Nothing reads its `slot`, and its children
- * and `equal` stay 0. Then come the heads of the bins, a word each; then chunks.
+ * and `equal` stay 0. Then come the heads of the bins, a word each; then the instance itself; then
+ * chunks. So an instance that was never used takes one page, and one with a few chunks two: the
+ * chunks lie beside the instance, and the heads of small sizes beside record 0.
  *
  * Every region has one edge record, which closes its chunks to a ring:
  * edge.next is the lowest chunk, edge.prev the highest. It is never free, so
@@ -38,11 +40,10 @@
 #define N_BINS        3328u
 #define N_MAP_WORDS   (N_BINS / 64u)
 #define WORDS_PER_REC 8u
-#define FIRST_HEAD    WORDS_PER_REC         /* slot of bin 0 */
-#define END_OF_HEADS  (FIRST_HEAD + N_BINS) /* slots below are heads */
-#define FIRST_CHUNK   END_OF_HEADS
-#define FIRST_RECORD  (FIRST_CHUNK / WORDS_PER_REC)
-#define MAX_RECORDS   (UINT32_C(1) << 26) /* 2 GiB of address space */
+#define FIRST_HEAD    WORDS_PER_REC                                         /* slot of bin 0 */
+#define END_OF_HEADS  (FIRST_HEAD + N_BINS)                                 /* slots below are heads */
+#define BFC_AT        ((END_OF_HEADS * sizeof(uint32_t) + 63u) / 64u * 64u) /* of the instance, in bytes */
+#define MAX_RECORDS   (UINT32_C(1) << 26)                                   /* 2 GiB of address space */
 #define MIN_RECORDS   (UINT32_C(1) << 12) /* where address space is scarce */
 
 enum kind {
@@ -81,7 +82,6 @@ struct chunk {
 };
 
 static_assert(sizeof(struct chunk) == WORDS_PER_REC * sizeof(uint32_t), "a record is eight words");
-static_assert(FIRST_CHUNK % WORDS_PER_REC == 0, "heads fill records");
 static_assert(BFC_GRANULE == 1u << GRANULE_SHIFT, "the granule is a power of two");
 
 #define SLOT_CHILD(i, k) ((i) + 4u + (k))
@@ -100,6 +100,8 @@ struct region {
 };
 
 static_assert(sizeof(struct region) == 32, "128 regions fill a page");
+
+#define N_OWN_REGIONS 2u /* of the instance's; further ones are mapped */
 
 struct bfc {
         /* The index: which bins are not empty (map), which words of map are not 0 (map_top). */
@@ -135,10 +137,15 @@ struct bfc {
         uint32_t retiring;
         uint32_t n_regions;
         uint32_t n_regions_room;
-        struct region *regions; /* by base */
+        struct region *regions; /* by base: own_regions, or mapped */
+        struct region own_regions[N_OWN_REGIONS];
+} __attribute__((aligned(64)));
 
-        uint32_t words[] __attribute__((aligned(64)));
-};
+#define FIRST_CHUNK  ((uint32_t)((BFC_AT + sizeof(struct bfc)) / sizeof(uint32_t)))
+#define FIRST_RECORD (FIRST_CHUNK / WORDS_PER_REC)
+
+static_assert(sizeof(struct bfc) % sizeof(struct chunk) == 0 && FIRST_CHUNK % WORDS_PER_REC == 0,
+              "heads and the instance fill records");
 
 /* How many nodes the calls have looked at; only test builds count, and define it. */
 #ifdef BFC_COUNT_VISITS
@@ -148,10 +155,16 @@ extern uint64_t bfc_n_visits;
 #define VISIT() ((void)0)
 #endif
 
+/* Word 0 comes so far before the instance. */
+static inline uint32_t *words_of(const struct bfc *b)
+{
+        return (uint32_t *)((uintptr_t)b - BFC_AT);
+}
+
 /* As strchr(): what it returns is as constant as what the caller has. */
 static inline struct chunk *chunk_at(const struct bfc *b, uint32_t i)
 {
-        return (struct chunk *)(uintptr_t)(b->words + i);
+        return (struct chunk *)(uintptr_t)(words_of(b) + i);
 }
 
 static inline enum kind chunk_kind(const struct chunk *c)

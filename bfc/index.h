@@ -91,7 +91,7 @@ static inline uint32_t map_next(const struct bfc *b, uint32_t bin)
 /* Lets the slot hold chunk i (0: nothing; the second store then goes to the scratch record). */
 static inline void slot_put(struct bfc *b, uint32_t slot, uint32_t i)
 {
-        b->words[slot] = i;
+        words_of(b)[slot] = i;
         chunk_at(b, i)->slot = slot;
 }
 
@@ -170,19 +170,19 @@ static inline uint32_t trie_find(const struct bfc *b, uint32_t i, uint32_t n)
 /* index_find() where one look is enough; 0: it is not, or nothing is large enough. */
 BFC_INLINE uint32_t index_look(const struct bfc *b, uint32_t n)
 {
-        uint32_t bin = bin_of(n), i = b->words[FIRST_HEAD + bin];
+        uint32_t bin = bin_of(n), i = words_of(b)[FIRST_HEAD + bin];
 
         VISIT();
         if (i != 0)
                 return chunk_at(b, i)->size >= n ? i : 0;
         bin = map_next(b, bin + 1);
-        return bin == N_BINS ? 0 : b->words[FIRST_HEAD + bin];
+        return bin == N_BINS ? 0 : words_of(b)[FIRST_HEAD + bin];
 }
 
 /* The smallest free chunk of at least n granules, the lowest address on ties; 0: none. */
 static inline uint32_t index_find(const struct bfc *b, uint32_t n)
 {
-        uint32_t i = index_look(b, n), bin = bin_of(n), head = b->words[FIRST_HEAD + bin];
+        uint32_t i = index_look(b, n), bin = bin_of(n), head = words_of(b)[FIRST_HEAD + bin];
 
         if (i != 0 || head == 0)
                 return i;
@@ -190,7 +190,7 @@ static inline uint32_t index_find(const struct bfc *b, uint32_t n)
         if (i != 0)
                 return i;
         bin = map_next(b, bin + 1);
-        return bin == N_BINS ? 0 : b->words[FIRST_HEAD + bin];
+        return bin == N_BINS ? 0 : words_of(b)[FIRST_HEAD + bin];
 }
 
 /* Chunk i takes the place of node `old`, which keeps its own equals. i == old: nothing changes. */
@@ -246,7 +246,7 @@ BFC_OUTLINE int trie_insert(struct bfc *b, uint32_t at, uint32_t i)
                 }
                 bit--;
                 slot = SLOT_CHILD(at, c->size >> bit & 1u);
-                at = b->words[slot];
+                at = words_of(b)[slot];
         } while (at != 0);
         slot_put(b, slot, i);
         c->child[0] = 0;
@@ -257,7 +257,7 @@ BFC_OUTLINE int trie_insert(struct bfc *b, uint32_t at, uint32_t i)
 BFC_INLINE int index_insert(struct bfc *b, uint32_t i)
 {
         struct chunk *c = chunk_at(b, i);
-        uint32_t bin = bin_of(c->size), at = b->words[FIRST_HEAD + bin];
+        uint32_t bin = bin_of(c->size), at = words_of(b)[FIRST_HEAD + bin];
 
         c->equal = 0;
         if (at != 0)
@@ -325,11 +325,11 @@ BFC_OUTLINE int index_join(struct bfc *b, uint32_t i, uint32_t addr, uint32_t si
 {
         struct chunk *c = chunk_at(b, i);
 
-        b->words[c->slot] = 0;
+        words_of(b)[c->slot] = 0;
         map_clear(b, c->slot - FIRST_HEAD);
         c->addr = addr;
         c->size = size;
-        return trie_insert(b, b->words[FIRST_HEAD + bin_of(size)], i);
+        return trie_insert(b, words_of(b)[FIRST_HEAD + bin_of(size)], i);
 }
 
 /* index_rekey() of any other one. */
@@ -358,9 +358,9 @@ BFC_INLINE int index_rekey(struct bfc *b, uint32_t i, uint32_t addr, uint32_t si
         if (old >= END_OF_HEADS || (c->child[0] | c->child[1] | c->equal) != 0)
                 return index_move(b, i, addr, size);
         if (slot != old) {
-                if (b->words[slot] != 0)
+                if (words_of(b)[slot] != 0)
                         return index_join(b, i, addr, size);
-                b->words[old] = 0;
+                words_of(b)[old] = 0;
                 map_clear(b, old - FIRST_HEAD);
                 map_set(b, slot - FIRST_HEAD);
                 slot_put(b, slot, i);

@@ -87,11 +87,12 @@ struct arena {
         struct arena_region *regions; /* by base */
         size_t n_regions, n_regions_room;
         struct arena_slot **slots; /* fd: of all regions, in order; unused_slot: nothing was made there */
-        size_t n_slots, n_slots_room;
-        size_t n_made;            /* slots that are not unused_slot */
-        uint32_t n_numbers;       /* regions ever made */
-        size_t planned;           /* cuda-ipc: the slot that was made for a plan, or none */
-        struct bfc_range *ranges; /* to plan a release in */
+        size_t n_slots;            /* that there are places for */
+        size_t n_slots_room;       /* in the table */
+        size_t n_made;             /* slots that are not unused_slot */
+        uint32_t n_numbers;        /* regions ever made */
+        size_t planned;            /* cuda-ipc: the slot that was made for a plan, or none */
+        struct bfc_range *ranges;  /* to plan a release in */
         uint32_t *retired;
         size_t n_ranges_room;          /* of both, at least n_made */
         size_t n_extents_max;          /* as many extents as there may be, or might have been before */
@@ -270,6 +271,11 @@ static const struct arena_slot unused_slot = { .extent = LEDGER_NONE, .memory = 
 
 /* ---- slots and regions --------------------------------------------------- */
 
+static struct arena_slot *arena_slot_of(const struct arena *a, size_t slot)
+{
+        return slot < a->n_slots_room ? a->slots[slot] : UNUSED_SLOT;
+}
+
 static const struct arena_region *arena_region_at(const struct arena *a, uint64_t offset)
 {
         size_t low = 0, high = a->n_regions;
@@ -301,8 +307,8 @@ static struct bfc_range arena_slot_range(const struct arena *a, size_t slot)
 {
         size_t i = a->n_regions;
 
-        if (a->slots[slot] != UNUSED_SLOT || !arena_has_grid(a))
-                return a->slots[slot]->range;
+        if (arena_slot_of(a, slot) != UNUSED_SLOT || !arena_has_grid(a))
+                return arena_slot_of(a, slot)->range;
         while (a->regions[--i].first_slot > slot)
                 ;
         return bfc_extent_numbered(a->bfc, a->regions[i].base, slot - a->regions[i].first_slot);
@@ -315,28 +321,37 @@ static uint64_t arena_slot_bytes(const struct arena *a, size_t slot)
         return range.end - range.begin;
 }
 
-static int arena_reserve(struct arena *a, size_t n_regions, size_t n_slots)
+static int arena_reserve_region(struct arena *a)
 {
-        size_t regions_room = a->n_regions + n_regions, slots_room = a->n_slots + n_slots;
+        size_t n = a->n_regions + 1;
         struct arena_region *regions;
-        struct arena_slot **slots;
 
-        if (regions_room > a->n_regions_room) {
-                regions_room += regions_room / 2;
-                regions = realloc(a->regions, regions_room * sizeof(*regions));
-                if (!regions)
-                        return -ENOMEM;
-                a->regions = regions;
-                a->n_regions_room = regions_room;
-        }
-        if (slots_room > a->n_slots_room) {
-                slots_room += arena_has_grid(a) ? 0 : slots_room / 2;
-                slots = realloc(a->slots, slots_room * sizeof(*slots));
-                if (!slots)
-                        return -ENOMEM;
-                a->slots = slots;
-                a->n_slots_room = slots_room;
-        }
+        if (n <= a->n_regions_room)
+                return 0;
+        n += n / 2;
+        regions = reallocarray(a->regions, n, sizeof(*regions));
+        if (!regions)
+                return -ENOMEM;
+        a->regions = regions;
+        a->n_regions_room = n;
+        return 0;
+}
+
+/* The table ends behind the highest slot that was ever made, or a little later: most arenas use few of the
+ * slots that they could have. */
+static int arena_reserve_slot(struct arena *a, size_t slot)
+{
+        struct arena_slot **slots;
+        size_t n = slot + 1 + slot / 2;
+
+        if (slot < a->n_slots_room)
+                return 0;
+        slots = reallocarray(a->slots, n, sizeof(*slots));
+        if (!slots)
+                return -ENOMEM;
+        a->slots = slots;
+        while (a->n_slots_room < n)
+                a->slots[a->n_slots_room++] = UNUSED_SLOT;
         return 0;
 }
 
@@ -365,9 +380,9 @@ static int arena_make_slot(struct arena *a, size_t slot, struct bfc_range range)
 {
         struct arena_slot *s;
 
-        if (a->slots[slot] != UNUSED_SLOT)
+        if (arena_slot_of(a, slot) != UNUSED_SLOT)
                 return 0;
-        if (arena_reserve_ranges(a, a->n_made + 1) < 0)
+        if (arena_reserve_ranges(a, a->n_made + 1) < 0 || arena_reserve_slot(a, slot) < 0)
                 return -ENOMEM;
         s = malloc(sizeof(*s));
         if (!s)
@@ -390,9 +405,9 @@ static int arena_make_slots(struct arena *a, size_t first, size_t last)
 
 static void arena_unmake_slot(struct arena *a, size_t slot)
 {
-        if (a->slots[slot] == UNUSED_SLOT)
+        if (arena_slot_of(a, slot) == UNUSED_SLOT)
                 return;
-        free(a->slots[slot]);
+        free(arena_slot_of(a, slot));
         a->slots[slot] = UNUSED_SLOT;
         a->n_made--;
 }
@@ -438,8 +453,7 @@ static void arena_put_region(struct arena *a, const struct ledger_region *facts,
         a->regions[a->n_regions++] = (struct arena_region){
                 facts->base, facts->n_bytes, a->n_slots, a->n_numbers++, record,
         };
-        while (n_slots-- > 0)
-                a->slots[a->n_slots++] = UNUSED_SLOT;
+        a->n_slots += n_slots;
 }
 
 /* The region's space, in the allocator, and room for the rest. */
@@ -451,7 +465,8 @@ static int arena_open_region(struct arena *a, const struct ledger_region *facts,
         if (r < 0)
                 return r;
         (void)bfc_extent_at(a->bfc, facts->base + facts->n_bytes - BFC_GRANULE, ret_n_slots);
-        r = arena_reserve(a, 1, ++*ret_n_slots);
+        ++*ret_n_slots;
+        r = arena_reserve_region(a);
         if (r < 0)
                 (void)bfc_remove_region(a->bfc, facts->base);
         return r;
@@ -521,15 +536,15 @@ static int arena_add_extent_region(struct arena *a, uint64_t n_bytes, size_t *re
         int r = a->n_numbers == UINT32_MAX ? -ENOMEM : arena_find_gap(a, n_bytes, &index, &base);
 
         if (r == 0)
-                r = arena_reserve(a, 1, 1);
+                r = arena_reserve_region(a);
         if (r == 0)
                 r = bfc_add_region(a->bfc, base, n_bytes, n_bytes, false);
         if (r < 0)
                 return r;
-        while (slot < a->n_slots && a->slots[slot] != UNUSED_SLOT)
+        while (slot < a->n_slots && arena_slot_of(a, slot) != UNUSED_SLOT)
                 slot++;
         if (slot == a->n_slots)
-                a->slots[a->n_slots++] = UNUSED_SLOT;
+                a->n_slots++;
         r = arena_make_slot(a, slot, (struct bfc_range){ base, base + n_bytes });
         if (r < 0) {
                 (void)bfc_remove_region(a->bfc, base);
@@ -549,7 +564,7 @@ static void arena_remove_extent_region(struct arena *a, size_t slot)
         size_t index = (size_t)(arena_region_at(a, base) - a->regions);
         int r = bfc_remove_region(a->bfc, base);
 
-        assert(r == 0 && a->slots[slot]->extent == LEDGER_NONE);
+        assert(r == 0 && arena_slot_of(a, slot)->extent == LEDGER_NONE);
         (void)r;
         a->n_regions--;
         memmove(a->regions + index, a->regions + index + 1, (a->n_regions - index) * sizeof(a->regions[0]));
@@ -598,7 +613,7 @@ static void arena_count_pages(struct arena *a, uint32_t extent, uint64_t sign)
 static void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory,
                               struct charge *charge)
 {
-        struct arena_slot *s = a->slots[slot];
+        struct arena_slot *s = arena_slot_of(a, slot);
 
         s->memory = memory;
         occupancy_open(&s->occupancy, memory.n_bytes);
@@ -612,7 +627,7 @@ static void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent
 static void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, uint64_t key,
                             struct charge *charge)
 {
-        struct arena_slot *s = a->slots[slot];
+        struct arena_slot *s = arena_slot_of(a, slot);
         struct ledger_extent facts = {
                 .offset = arena_slot_range(a, slot).begin,
                 .n_bytes = memory.n_bytes,
@@ -650,7 +665,7 @@ static void arena_note_escape(struct arena *a, struct charge *charge)
 /* Strikes an extent whose memory has been given back, or has escaped. */
 static void arena_empty_slot(struct arena *a, size_t slot, bool escaped)
 {
-        struct arena_slot *s = a->slots[slot];
+        struct arena_slot *s = arena_slot_of(a, slot);
 
         arena_count_pages(a, s->extent, UINT64_MAX);
         strike_extent(a->o.ledger, s->extent);
@@ -795,9 +810,9 @@ static void arena_free_tables(struct arena *a)
 
 static void arena_destroy_slot(struct arena *a, size_t slot)
 {
-        uint32_t extent = a->slots[slot]->extent;
+        uint32_t extent = arena_slot_of(a, slot)->extent;
 
-        struct device_extent *memory = &a->slots[slot]->memory;
+        struct device_extent *memory = &arena_slot_of(a, slot)->memory;
         uint64_t key = ledger_extent_at(a->o.ledger, extent)->store_key;
 
         ledger_extent_leave(a->o.ledger, extent);
@@ -848,7 +863,7 @@ struct arena *arena_free(struct arena *a)
         arena_drop_punched(a);
         assert(a->pending_bytes == 0 && !a->question.is_asked);
         for (size_t i = 0; i < a->n_slots; i++) {
-                if (a->slots[i]->extent == LEDGER_NONE)
+                if (arena_slot_of(a, i)->extent == LEDGER_NONE)
                         continue;
                 arena_destroy_slot(a, i);
                 arena_empty_slot(a, i, false);
@@ -867,7 +882,7 @@ struct arena *arena_leave(struct arena *a)
         arena_drop_punched(a);
         assert(a->leaving_bytes == 0 && a->pending_bytes == a->retiring_bytes && !a->question.is_asked);
         for (size_t i = 0; i < a->n_slots; i++) {
-                struct arena_slot *s = a->slots[i];
+                struct arena_slot *s = arena_slot_of(a, i);
 
                 if (s->extent == LEDGER_NONE)
                         continue;
@@ -896,7 +911,7 @@ static void arena_count_block(struct arena *a, uint64_t offset, uint64_t n_bytes
                         part.begin = offset - range.begin;
                 if (offset + n_bytes < range.end)
                         part.end = offset + n_bytes - range.begin;
-                count(&a->slots[slot]->occupancy, part);
+                count(&arena_slot_of(a, slot)->occupancy, part);
         }
 }
 
@@ -949,9 +964,9 @@ int arena_split(struct arena *a, bfc_handle handle, uint64_t at, bfc_handle *ret
         if (range.begin == cut || info.offset > range.begin || info.offset + info.n_bytes < range.end)
                 return 0;
         part = (struct bfc_range){ 0, range.end - range.begin };
-        occupancy_remove(&a->slots[slot]->occupancy, part);
-        occupancy_add(&a->slots[slot]->occupancy, (struct bfc_range){ 0, cut - range.begin });
-        occupancy_add(&a->slots[slot]->occupancy, (struct bfc_range){ cut - range.begin, part.end });
+        occupancy_remove(&arena_slot_of(a, slot)->occupancy, part);
+        occupancy_add(&arena_slot_of(a, slot)->occupancy, (struct bfc_range){ 0, cut - range.begin });
+        occupancy_add(&arena_slot_of(a, slot)->occupancy, (struct bfc_range){ cut - range.begin, part.end });
         return 0;
 }
 
@@ -1065,12 +1080,12 @@ static int restore_extent(struct arena *a, uint32_t extent, const char **ret_why
         range = arena_slot_range(a, slot);
         *ret_why = "an extent is not on the grid of its arena";
         if (range.begin != e->offset || range.end - range.begin != e->n_bytes ||
-            a->slots[slot]->extent != LEDGER_NONE)
+            arena_slot_of(a, slot)->extent != LEDGER_NONE)
                 return -EBADMSG;
         r = arena_make_slot(a, slot, range);
         if (r < 0)
                 return r;
-        a->slots[slot]->extent = extent;
+        arena_slot_of(a, slot)->extent = extent;
         return bfc_back(a->bfc, range);
 }
 
@@ -1214,7 +1229,7 @@ static void operation_make(struct operation *op, size_t slot)
 {
         struct arena *a = op->arena;
 
-        if (a->slots[slot]->extent != LEDGER_NONE)
+        if (arena_slot_of(a, slot)->extent != LEDGER_NONE)
                 return;
         op->items[op->n_items].slot = slot;
         op->items[op->n_items].key = next_key(&a->o);
@@ -1379,7 +1394,8 @@ int arena_back(struct arena *a, uint64_t n_bytes, struct charge *charge)
                 last = slot;
         }
         for (; r == 0 && slot <= last; slot++)
-                if (a->slots[slot]->extent == LEDGER_NONE && arena_slot_bytes(a, slot) <= charge->n_bytes)
+                if (arena_slot_of(a, slot)->extent == LEDGER_NONE &&
+                    arena_slot_bytes(a, slot) <= charge->n_bytes)
                         r = arena_back_slot(a, slot, charge);
         if (charge->n_bytes == 0)
                 *charge = (struct charge){ NULL, 0 };
@@ -1414,7 +1430,7 @@ static void release_done(struct worker_job *job)
 
                 assert(r == 0);
                 (void)r;
-                a->account = a->slots[op->items[i].slot]->charge.account;
+                a->account = arena_slot_of(a, op->items[i].slot)->charge.account;
                 if (op->items[i].watched >= 0)
                         watch_add(a->o.watch, &a->refills, op->items[i].watched,
                                   arena_slot_bytes(a, op->items[i].slot));
@@ -1443,7 +1459,7 @@ uint64_t arena_unbacked_bytes(struct arena *a, uint64_t n_bytes)
         if (arena_need_region(a) < 0)
                 return n_bytes;
         for (size_t slot = 0; slot < arena_slots_up_to(a, n_bytes); slot++)
-                n_missing += a->slots[slot]->extent == LEDGER_NONE ? arena_slot_bytes(a, slot) : 0;
+                n_missing += arena_slot_of(a, slot)->extent == LEDGER_NONE ? arena_slot_bytes(a, slot) : 0;
         return n_missing;
 }
 
@@ -1569,9 +1585,9 @@ static int arena_watched_fd(const struct arena *a, const struct device_extent *m
 /* From here on the memory is the operation's, or a successor's. */
 static void release_add(struct operation *op, size_t slot)
 {
-        struct device_extent *memory = &op->arena->slots[slot]->memory;
+        struct device_extent *memory = &arena_slot_of(op->arena, slot)->memory;
         struct ledger *l = op->arena->o.ledger;
-        uint32_t extent = op->arena->slots[slot]->extent;
+        uint32_t extent = arena_slot_of(op->arena, slot)->extent;
 
         ledger_extent_leave(l, extent);
         op->items[op->n_items++] = (struct operation_item){
@@ -1685,7 +1701,7 @@ static void release_finish(struct operation *op)
 static bool arena_must_retire(const struct arena *a, size_t slot)
 {
         return !a->o.device->empties_mappings &&
-               ledger_extent_at(a->o.ledger, a->slots[slot]->extent)->links.n_exports > 0;
+               ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->links.n_exports > 0;
 }
 
 /* Begins to give back one extent, with the others in `op` or by an operation of
@@ -1693,7 +1709,7 @@ static bool arena_must_retire(const struct arena *a, size_t slot)
 static void arena_release_slot(struct arena *a, size_t slot, struct operation *op, uint32_t *retired,
                                size_t *n_retired)
 {
-        struct arena_slot *s = a->slots[slot];
+        struct arena_slot *s = arena_slot_of(a, slot);
         struct operation *own = NULL;
 
         if (arena_must_retire(a, slot)) {
@@ -1725,7 +1741,7 @@ int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata
         if (!op)
                 return -ENOMEM;
         for (size_t slot = 0; slot < a->n_slots; slot++) {
-                const struct arena_slot *s = a->slots[slot];
+                const struct arena_slot *s = arena_slot_of(a, slot);
 
                 if (s->extent == LEDGER_NONE || !ledger_extent_at(a->o.ledger, s->extent)->is_leaving)
                         continue;
@@ -1748,7 +1764,7 @@ static bool arena_comes_soon(const struct arena *a, size_t slot, enum release ki
         if (kind == RELEASE_UNMAPPED)
                 return !arena_must_retire(a, slot);
         return !a->o.lets_go || !arena_must_retire(a, slot) ||
-               a->o.lets_go(a->o.userdata, a->slots[slot]->extent);
+               a->o.lets_go(a->o.userdata, arena_slot_of(a, slot)->extent);
 }
 
 /* Begins to give back what is in a->ranges, at least want_bytes of it where it must be soon. */
@@ -1822,7 +1838,7 @@ uint64_t arena_release_beyond(struct arena *a, uint64_t keep_bytes, arena_releas
 
 static struct arena_slot *arena_slot_of_extent(const struct arena *a, uint32_t extent)
 {
-        return a->slots[arena_slot_at(a, ledger_extent_at(a->o.ledger, extent)->offset)];
+        return arena_slot_of(a, arena_slot_at(a, ledger_extent_at(a->o.ledger, extent)->offset));
 }
 
 bool arena_extent_is_retired(const struct arena *a, uint32_t extent)
@@ -1879,8 +1895,9 @@ uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *k
                        last = arena_slot_at(a, a->ranges[i].end - 1);
 
                 for (; slot <= last; slot++)
-                        n_soon +=
-                                arena_comes_soon(a, slot, RELEASE_SOON) ? a->slots[slot]->memory.n_bytes : 0;
+                        n_soon += arena_comes_soon(a, slot, RELEASE_SOON)
+                                          ? arena_slot_of(a, slot)->memory.n_bytes
+                                          : 0;
         }
         return n_soon;
 }
@@ -1991,15 +2008,9 @@ static void arena_punch_again(struct arena *a, int fd, uint64_t n_bytes)
                 worker_submit(a->o.worker, &r->job);
 }
 
-static void arena_on_refill(struct watch_owner *o, int fd, uint64_t n_bytes)
-{
-        struct arena *a = (struct arena *)(void *)((char *)o - offsetof(struct arena, refills));
-
-        a->n_refills++;
-        arena_punch_again(a, fd, n_bytes);
-}
-
-void arena_charge_refills(struct arena *a)
+/* Charges what was found, as far as the account has room, and drops what is charged too much. Where there
+ * is no room nothing is taken, but the account's owner is told all the same. */
+static void arena_charge_refills(struct arena *a)
 {
         uint64_t want = a->refills.n_bytes, have = a->refilled.n_bytes, missing;
         struct charge more = { NULL, 0 };
@@ -2009,11 +2020,22 @@ void arena_charge_refills(struct arena *a)
                 charge_drop(&more);
                 return;
         }
-        if (have == want || !a->account)
+        if (!a->account)
                 return;
         want = min_u64(want - have, account_room(a->account));
-        if (want > 0 && charge_take(a->account, want, &more, &missing) == 0)
+        if (charge_take(a->account, want, &more, &missing) == 0)
                 charge_join(&a->refilled, &more);
+}
+
+static void arena_on_refill(struct watch_owner *o, int fd, uint64_t n_bytes)
+{
+        struct arena *a = (struct arena *)(void *)((char *)o - offsetof(struct arena, refills));
+
+        if (fd >= 0) {
+                a->n_refills++;
+                arena_punch_again(a, fd, n_bytes);
+        }
+        arena_charge_refills(a);
 }
 
 uint64_t arena_refilled_bytes(const struct arena *a)
@@ -2112,7 +2134,7 @@ static uint64_t arena_n_unbacked(const struct arena *a, size_t slot)
         uint64_t n = 0;
 
         for (size_t i = slot; i < slot + a->o.extents_per_zone; i++)
-                n += a->n_regions == 0 || a->slots[i]->extent == LEDGER_NONE;
+                n += a->n_regions == 0 || arena_slot_of(a, i)->extent == LEDGER_NONE;
         return n;
 }
 
@@ -2140,7 +2162,7 @@ uint64_t arena_growable(const struct arena *a, uint64_t room_bytes)
 
         if (arena_has_grid(a) && a->n_regions > 0) {
                 first = ledger_region_get(a->o.ledger, a->regions[0].record)->first_extent_bytes;
-                is_there = first > 0 && a->slots[0]->extent != LEDGER_NONE;
+                is_there = first > 0 && arena_slot_of(a, 0)->extent != LEDGER_NONE;
         } else if (arena_has_grid(a)) {
                 first = arena_first_extent_bytes(a, arena_zones_bytes(a));
         }
@@ -2173,24 +2195,24 @@ size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, siz
 
 uint32_t arena_slot_extent(const struct arena *a, size_t slot)
 {
-        assert(!a->slots[slot]->retired); /* nobody is given it any more */
-        return a->slots[slot]->extent;
+        assert(!arena_slot_of(a, slot)->retired); /* nobody is given it any more */
+        return arena_slot_of(a, slot)->extent;
 }
 
 const struct device_extent *arena_slot_memory(const struct arena *a, size_t slot)
 {
-        assert(a->slots[slot]->extent != LEDGER_NONE);
-        return &a->slots[slot]->memory;
+        assert(arena_slot_of(a, slot)->extent != LEDGER_NONE);
+        return &arena_slot_of(a, slot)->memory;
 }
 
 size_t arena_n_slots(const struct arena *a)
 {
-        return a->n_slots;
+        return min_u64(a->n_slots, a->n_slots_room);
 }
 
 static bool arena_slot_leaves(const struct arena *a, size_t slot)
 {
-        return a->slots[slot]->retired || a->slots[slot]->memory.n_bytes == 0;
+        return arena_slot_of(a, slot)->retired || arena_slot_of(a, slot)->memory.n_bytes == 0;
 }
 
 /* From the first extent to the end of the last one. */
@@ -2201,7 +2223,7 @@ static struct bfc_range arena_span(const struct arena *a)
         for (size_t i = 0; i < a->n_slots; i++) {
                 struct bfc_range range = arena_slot_range(a, i);
 
-                if (a->slots[i]->extent == LEDGER_NONE)
+                if (arena_slot_of(a, i)->extent == LEDGER_NONE)
                         continue;
                 span.begin = range.begin < span.begin ? range.begin : span.begin;
                 span.end = range.end > span.end ? range.end : span.end;
@@ -2215,9 +2237,9 @@ void arena_draw(const struct arena *a, char ret_picture[PICTURE_CHARACTERS + 1])
 
         picture_begin(&picture, arena_span(a));
         for (size_t i = 0; i < a->n_slots; i++) {
-                if (a->slots[i]->extent == LEDGER_NONE)
+                if (arena_slot_of(a, i)->extent == LEDGER_NONE)
                         continue;
-                picture_add(&picture, arena_slot_range(a, i), &a->slots[i]->occupancy,
+                picture_add(&picture, arena_slot_range(a, i), &arena_slot_of(a, i)->occupancy,
                             arena_slot_leaves(a, i));
         }
         picture_draw(&picture, ret_picture);
@@ -2228,7 +2250,7 @@ static const char *arena_check_retired(const struct arena *a)
         uint64_t n_awaited = 0, n_late = 0;
 
         for (size_t i = 0; i < a->n_slots; i++) {
-                const struct arena_slot *s = a->slots[i];
+                const struct arena_slot *s = arena_slot_of(a, i);
 
                 if (!s->retired)
                         continue;
@@ -2265,7 +2287,7 @@ int arena_check(const struct arena *a, const char **ret_why)
                 return -EBADMSG;
         }
         for (size_t i = 0; i < a->n_slots; i++) {
-                const struct arena_slot *s = a->slots[i];
+                const struct arena_slot *s = arena_slot_of(a, i);
 
                 if (s->extent == LEDGER_NONE)
                         continue;

@@ -273,12 +273,9 @@ bool arena_is_lost(const struct arena *a);
 
 /* Memory that clients wrote into destroyed extents, by mappings and fds that they kept
  * (watch.h): how much the last look found, and how often memory was found. Each time the holes are punched
- * again, on the worker. */
+ * again, on the worker, and what was found is charged as far as the account has room. */
 uint64_t arena_refilled_bytes(const struct arena *a);
 uint64_t arena_n_refills(const struct arena *a);
-
-/* Charges what was found, as far as the account has room, and drops what is charged too much. */
-void arena_charge_refills(struct arena *a);
 
 /* Memory without an extent: what escaped, and what clients refilled. Of the latter only so much is
  * charged as the account has room for. */
@@ -313,7 +310,7 @@ uint32_t arena_slot_extent(const struct arena *a, size_t slot);
 /* What a client opens an extent by; valid until the next arena_plan(). */
 const struct device_extent *arena_slot_memory(const struct arena *a, size_t slot);
 
-/* Slots in all; grows with regions. A slot may be used again for another extent. */
+/* Slots in which there may be an extent; grows with them. A slot may be used again for another extent. */
 size_t arena_n_slots(const struct arena *a);
 
 /* bfc_check(), and slots against ledger and charges; slow. */

@@ -241,10 +241,8 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->store = b->store;
                 p->watch = b->watch;
                 pool_init(&p->pool, from->limit_bytes);
-                TAILQ_INIT(&p->quotas);
-                TAILQ_INIT(&p->due);
+                partition_init_lists(p);
                 p->keepers = &b->keepers;
-                TAILQ_INIT(&p->waiting);
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
                 p->wake = options->wake;
                 p->userdata = options->userdata;
@@ -512,8 +510,6 @@ static void quota_log_escape(struct tenant *t, struct quota *q)
 {
         uint64_t n_bytes = arena_escaped_bytes(q->arena);
 
-        if (n_bytes == q->logged_escaped_bytes)
-                return;
         if (n_bytes < q->logged_escaped_bytes)
                 log_limited(&t->escape_logs[false], LOG_LEVEL_INFO,
                             "device '%s' has memory of tenant '%s' in partition '%s' back: %" PRIu64
@@ -554,6 +550,54 @@ static void broker_lose_device(struct broker *b, const struct device *device)
                         partition_lose(&b->partitions[i]);
 }
 
+static void quota_log_refills(struct tenant *t, struct quota *q)
+{
+        q->logged_refills = arena_n_refills(q->arena);
+        log_limited(
+                &t->refill_log, LOG_LEVEL_WARNING,
+                "tenant '%s' writes into released extents of partition '%s', through fds or mappings "
+                "that its processes kept: %" PRIu64
+                " bytes found; they are given back to the kernel again, and charged to the tenant meanwhile",
+                q->tenant, q->partition->name, arena_refilled_bytes(q->arena));
+}
+
+static void broker_look_for_gone(struct broker *b)
+{
+        if (!b->may_have_gone)
+                broker_wake(b);
+        b->may_have_gone = true;
+}
+
+static struct tenant *broker_tenant_of(const struct broker *b, const struct quota *q)
+{
+        size_t i = 0;
+
+        while (b->tenants[i].name != q->tenant)
+                i++;
+        return &b->tenants[i];
+}
+
+/* Notes what is new of the quotas that changed since the last time. */
+static void broker_note_changes(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                struct quota *q;
+
+                while ((q = partition_next_changed(&b->partitions[i]))) {
+                        b->n_visits++;
+                        if (arena_is_lost(q->arena) && !q->partition->is_lost)
+                                broker_lose_device(b, q->partition->device);
+                        if (arena_escaped_bytes(q->arena) != q->logged_escaped_bytes)
+                                quota_log_escape(broker_tenant_of(b, q), q);
+                        if (arena_n_refills(q->arena) != q->logged_refills)
+                                quota_log_refills(broker_tenant_of(b, q), q);
+                        b->may_settle = b->may_settle || quota_may_settle(q);
+                }
+        }
+        if (b->has_removed)
+                broker_look_for_gone(b);
+}
+
 void broker_poll(struct broker *b)
 {
         size_t n = 0;
@@ -562,18 +606,9 @@ void broker_poll(struct broker *b)
                 n += worker_poll(b->devices[i].worker);
         if (n == 0)
                 return;
-        b->may_settle = false;
-        for (size_t i = 0; i < b->n_tenants; i++) {
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
-                        struct quota *q = b->tenants[i].quotas[k];
-
-                        if (arena_is_lost(q->arena) && !q->partition->is_lost)
-                                broker_lose_device(b, q->partition->device);
-                        quota_log_escape(&b->tenants[i], q);
-                        b->may_settle = b->may_settle || quota_may_settle(q);
-                        broker_note_leave(b, q);
-                }
-        }
+        broker_note_changes(b);
+        if (b->may_settle)
+                broker_look_for_escapes(b); /* the last may be back */
         drain_poll(b);
 }
 
@@ -636,22 +671,21 @@ int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sent
 
 void broker_note_leave(struct broker *b, const struct quota *q)
 {
-        if (!q->is_removed || b->may_have_gone)
-                return;
-        b->may_have_gone = true;
-        if (q->partition->wake)
-                q->partition->wake(q->partition->userdata);
+        if (q->is_removed)
+                broker_look_for_gone(b);
 }
 
-static bool tenant_free_gone_quotas(struct tenant *t)
+static bool tenant_free_gone_quotas(struct broker *b, struct tenant *t)
 {
         size_t kept = 0;
 
         for (size_t i = 0; i < t->n_quotas; i++) {
-                if (quota_is_gone(t->quotas[i]))
+                if (quota_is_gone(t->quotas[i])) {
                         quota_free(t->quotas[i]);
-                else
-                        t->quotas[kept++] = t->quotas[i];
+                        continue;
+                }
+                b->has_removed = b->has_removed || t->quotas[i]->is_removed;
+                t->quotas[kept++] = t->quotas[i];
         }
         t->n_quotas = kept;
         return kept == 0 && !t->config && t->n_sessions == 0;
@@ -660,8 +694,9 @@ static bool tenant_free_gone_quotas(struct tenant *t)
 static void broker_free_gone(struct broker *b)
 {
         b->may_have_gone = false;
+        b->has_removed = false;
         for (size_t i = b->n_tenants; i-- > 0;)
-                if (b->tenants[i].name[0] != '\0' && tenant_free_gone_quotas(&b->tenants[i]))
+                if (b->tenants[i].name[0] != '\0' && tenant_free_gone_quotas(b, &b->tenants[i]))
                         broker_leave_place(b, &b->tenants[i]);
 }
 
@@ -712,6 +747,20 @@ bool broker_is_blocked(const struct broker *b)
         return b->may_settle;
 }
 
+bool broker_is_put_off(const struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (partition_is_put_off(&b->partitions[i]))
+                        return true;
+        return false;
+}
+
+void broker_look_again(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_look_again(&b->partitions[i]);
+}
+
 void broker_look_for_escapes(struct broker *b)
 {
         b->may_settle = false;
@@ -754,33 +803,10 @@ bool broker_watches(const struct broker *b)
         return watch_n_entries(b->watch) > 0;
 }
 
-static void quota_log_refills(struct tenant *t, struct quota *q)
-{
-        uint64_t n = arena_n_refills(q->arena);
-
-        if (n == q->logged_refills)
-                return;
-        q->logged_refills = n;
-        log_limited(
-                &t->refill_log, LOG_LEVEL_WARNING,
-                "tenant '%s' writes into released extents of partition '%s', through fds or mappings "
-                "that its processes kept: %" PRIu64
-                " bytes found; they are given back to the kernel again, and charged to the tenant meanwhile",
-                q->tenant, q->partition->name, arena_refilled_bytes(q->arena));
-}
-
 void broker_look(struct broker *b)
 {
         watch_look(b->watch, BROKER_LOOKS);
-        for (size_t i = 0; i < b->n_tenants; i++) {
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
-                        struct quota *q = b->tenants[i].quotas[k];
-
-                        quota_log_refills(&b->tenants[i], q);
-                        arena_charge_refills(q->arena);
-                        broker_note_leave(b, q);
-                }
-        }
+        broker_note_changes(b);
 }
 
 size_t broker_n_pending(const struct broker *b)

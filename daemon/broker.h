@@ -97,6 +97,8 @@ struct broker {
         uint64_t shared_now_ms;  /* by this time */
         struct reloads *reloads; /* borrowed */
         bool may_have_gone;      /* something that was removed from the config may be empty by now */
+        bool has_removed;        /* there was such a quota when that was last looked for */
+        uint64_t n_visits;       /* of quotas because they changed, ever: for tests */
         struct trim_share_list trims; /* Trims that are waited for, the oldest first */
         uint64_t trim_clock;          /* counts what happens with them */
         size_t n_drains;              /* devices that have been drained */
@@ -195,6 +197,10 @@ void broker_wake(const struct broker *b);
  * there are any. */
 bool broker_is_blocked(const struct broker *b);
 void broker_tick(struct broker *b);
+
+/* Looks after frees were put off: call broker_look_again() QUOTA_ROUND_MS later. */
+bool broker_is_put_off(const struct broker *b);
+void broker_look_again(struct broker *b);
 
 /* Looks in all quotas for unreclaimed memory that the devices are to be asked for: also after a drain
  * has ended. */

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/clock.h"
@@ -253,37 +254,43 @@ static void explain_holder(struct holding *h, uint64_t idle_bytes, size_t *budge
         row->state = borrow(session_state_name(s));
 }
 
-/* How many blocks may be looked at for this report. */
-static size_t explain_anew(struct quota *q)
+/* How many blocks may be looked at for this report. NULL: there is no memory for one. */
+static const struct quota_report *explain_anew(struct quota *q, size_t *ret_budget)
 {
+        bool is_first = !q->report;
         uint64_t now_ms = clock_ms();
 
-        if (q->report.since_ms != 0 && now_ms - q->report.since_ms < EXPLAIN_MS)
-                return 0;
-        q->report.since_ms = now_ms;
-        holding_most(q, q->report.most, QUOTA_HOLDERS);
+        *ret_budget = 0;
+        if (is_first)
+                q->report = calloc(1, sizeof(*q->report));
+        if (!q->report || (!is_first && now_ms - q->report->since_ms < EXPLAIN_MS))
+                return q->report;
+        q->report->since_ms = now_ms;
+        holding_most(q, q->report->most, QUOTA_HOLDERS);
         for (size_t i = 0; i < QUOTA_HOLDERS; i++) /* to read a client's page is a system call or two */
-                q->report.idle_bytes[i] = q->report.most[i] ? holding_idle(q->report.most[i]) : 0;
-        arena_draw(q->arena, q->report.picture);
-        return EXPLAIN_BLOCKS;
+                q->report->idle_bytes[i] = q->report->most[i] ? holding_idle(q->report->most[i]) : 0;
+        arena_draw(q->arena, q->report->picture);
+        *ret_budget = EXPLAIN_BLOCKS;
+        return q->report;
 }
 
 static void explain_quota(struct quota *q, struct explanation *ret)
 {
-        size_t budget = explain_anew(q);
+        size_t budget;
+        const struct quota_report *report = explain_anew(q, &budget);
 
         report_quota_figures(q, &ret->figures);
         ret->row.tenant = borrow(q->tenant);
         ret->row.num_waiting = q->n_waiting;
         ret->row.bytes_retiring = arena_retiring_bytes(q->arena);
-        ret->row.occupancy = q->report.picture;
+        ret->row.occupancy = borrow(report ? report->picture : "");
         ret->row.holders = ret->pointers;
-        for (size_t i = 0; i < QUOTA_HOLDERS; i++) {
+        for (size_t i = 0; report && i < QUOTA_HOLDERS; i++) {
                 size_t n = ret->row.n_holders;
 
-                if (!q->report.most[i] || q->report.most[i]->n_blocks == 0)
+                if (!report->most[i] || report->most[i]->n_blocks == 0)
                         continue;
-                explain_holder(q->report.most[i], q->report.idle_bytes[i], &budget, &ret->holders[n]);
+                explain_holder(report->most[i], report->idle_bytes[i], &budget, &ret->holders[n]);
                 ret->pointers[n] = &ret->holders[n];
                 ret->row.n_holders++;
         }

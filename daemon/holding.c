@@ -20,7 +20,7 @@ void holding_join(struct holding *h, struct session *s, struct quota *q)
 void holding_leave(struct holding *h)
 {
         struct quota_ranks *ranks = &h->quota->ranks;
-        struct holding **most = h->quota->report.most;
+        struct quota_report *report = h->quota->report;
 
         assert(h->n_blocks == 0 && h->bytes == 0);
         TAILQ_REMOVE(&h->quota->holdings, h, of_quota);
@@ -30,8 +30,9 @@ void holding_leave(struct holding *h)
                 if (ranks->by_blocks[i] == h)
                         ranks->by_blocks[i] = NULL;
         }
-        for (size_t i = 0; i < QUOTA_HOLDERS; i++)
-                most[i] = most[i] == h ? NULL : most[i];
+        for (size_t i = 0; report && i < QUOTA_HOLDERS; i++)
+                if (report->most[i] == h)
+                        report->most[i] = NULL;
 }
 
 static uint64_t holding_weight(const struct holding *h, bool by_blocks)
@@ -182,7 +183,7 @@ int holding_check(const struct quota *q, const char **ret_why)
         *ret_why = "a session that has left is remembered as one that has the most";
         if (!all_are_there(q, q->ranks.by_bytes, QUOTA_RANKS) ||
             !all_are_there(q, q->ranks.by_blocks, QUOTA_RANKS) ||
-            !all_are_there(q, q->report.most, QUOTA_HOLDERS))
+            (q->report && !all_are_there(q, q->report->most, QUOTA_HOLDERS)))
                 return -EBADMSG;
 
         TAILQ_FOREACH(h, &q->holdings, of_quota)

@@ -22,6 +22,52 @@ void ladder_unhold(struct quota *q)
         partition_make_due(q->partition);
 }
 
+/* ---- who has something to give -------------------------------------------- */
+
+void ladder_note_free(struct quota *q)
+{
+        if (q->may_have_free)
+                return;
+        q->may_have_free = true;
+        TAILQ_INSERT_TAIL(&q->partition->freed, q, of_freed);
+}
+
+static void ladder_has_no_free(struct quota *q)
+{
+        if (q->may_have_free)
+                TAILQ_REMOVE(&q->partition->freed, q, of_freed);
+        q->may_have_free = false;
+}
+
+/* After the arena has begun or ended to give back extents. */
+static void ladder_note_releasing(struct quota *q)
+{
+        bool is_releasing = arena_retiring_bytes(q->arena) > 0;
+
+        if (is_releasing && !q->is_releasing)
+                TAILQ_INSERT_TAIL(&q->partition->releasing, q, of_releasing);
+        else if (q->is_releasing && !is_releasing)
+                TAILQ_REMOVE(&q->partition->releasing, q, of_releasing);
+        q->is_releasing = is_releasing;
+}
+
+void ladder_leave_lists(struct quota *q)
+{
+        ladder_has_no_free(q);
+        if (q->is_releasing)
+                TAILQ_REMOVE(&q->partition->releasing, q, of_releasing);
+        q->is_releasing = false;
+}
+
+/* So many bytes are being given back: they are free no more. Returns them. */
+static uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes)
+{
+        ladder_note_releasing(q);
+        if (n_bytes > 0)
+                quota_publish(q);
+        return n_bytes;
+}
+
 static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep);
 static bool ladder_recall_kept(struct quota *q, struct quota_request *request);
 
@@ -53,6 +99,8 @@ static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t 
                 (void)arena_dealloc(q->arena, handle);
                 handle = 0;
         }
+        ladder_note_free(q);
+        quota_note_change(q);
         quota_publish(q);
         if (request && !(ladder_may_help(result) && ladder_recall_kept(q, request)))
                 quota_complete(request, result, handle, offset);
@@ -83,6 +131,7 @@ void ladder_claim(struct quota_request *request, uint64_t n_bytes)
                 if (q != request->quota) /* those behind it */
                         quota_make_due(q);
         }
+        p->claimed_bytes += n_bytes - request->claim;
         request->claim = n_bytes;
 }
 
@@ -184,6 +233,8 @@ static void quota_released(void *userdata, uint64_t n_bytes)
         struct quota *q = userdata;
         uint64_t traded = min_u64(n_bytes, q->trade_bytes);
 
+        quota_note_change(q);
+        ladder_note_releasing(q);
         ladder_end_recall(q, arena_leaving_bytes(q->arena) == 0);
         q->trade_bytes -= traded;
         (void)quota_hold(q, q->held.n_bytes + traded);
@@ -200,14 +251,9 @@ static bool quota_may_release(const struct quota *q)
 /* Starts giving back; returns how many bytes. */
 static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep)
 {
-        uint64_t n_bytes;
-
         if (!quota_may_release(q))
                 return 0;
-        n_bytes = arena_release(q->arena, want_bytes, keep, quota_released, q);
-        if (n_bytes > 0) /* it is free no more */
-                quota_publish(q);
-        return n_bytes;
+        return quota_begin_release(q, arena_release(q->arena, want_bytes, keep, quota_released, q));
 }
 
 /* How many bytes of wholly free extents it may keep now. */
@@ -218,7 +264,10 @@ static uint64_t quota_may_keep(const struct quota *q)
 
 int ladder_resume_release(struct quota *q)
 {
-        return arena_resume_release(q->arena, quota_released, q);
+        int r = arena_resume_release(q->arena, quota_released, q);
+
+        ladder_note_releasing(q);
+        return r;
 }
 
 /* What is charged for something other than extents that can be used or given back. */
@@ -235,8 +284,7 @@ void ladder_settle(struct quota *q)
         if (q->n_sessions > 0 || q->growing || !quota_may_release(q) ||
             (n_kept > 0 && q->account.charged_bytes <= n_kept + quota_unusable_bytes(q)))
                 return;
-        if (arena_release_beyond(q->arena, n_kept, quota_released, q) > 0)
-                quota_publish(q);
+        (void)quota_begin_release(q, arena_release_beyond(q->arena, n_kept, quota_released, q));
 }
 
 /* Bytes of this quota on their way back, late ones not counted. */
@@ -260,26 +308,42 @@ static uint64_t quota_traded(const struct quota *q)
         return min_u64(q->trade_bytes, quota_coming(q));
 }
 
-/* What comes back to the pool, but for what q trades. */
-static uint64_t partition_coming(const struct quota *q)
+/* What comes back to the pool. */
+static uint64_t partition_coming(struct partition *p)
 {
         const struct quota *each;
         uint64_t n_bytes = 0;
 
-        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
-        n_bytes += min_u64(quota_coming(each) - (each == q ? quota_traded(q) : 0), quota_surplus(each));
+        TAILQ_FOREACH(each, &p->releasing, of_releasing)
+        {
+                p->n_visits++;
+                n_bytes += min_u64(quota_coming(each), quota_surplus(each));
+        }
         return n_bytes;
+}
+
+/* The same but for what q trades. */
+static uint64_t partition_coming_beside(const struct quota *q)
+{
+        uint64_t sum = partition_coming(q->partition); /* first: what is late meanwhile counts no more */
+        uint64_t coming = quota_coming(q), surplus = quota_surplus(q);
+
+        return sum - min_u64(coming, surplus) + min_u64(coming - quota_traded(q), surplus);
 }
 
 /* What a quota could return to its pool by giving back what is wholly free, not
  * counting what comes anyway. */
-static uint64_t quota_yield(const struct quota *q)
+static uint64_t quota_yield(struct quota *q)
 {
-        uint64_t surplus = quota_surplus(q), coming = min_u64(quota_coming(q), surplus);
+        uint64_t surplus = quota_surplus(q), coming = min_u64(quota_coming(q), surplus), n_free;
 
-        if (q->partition->preallocate || surplus == coming)
+        q->partition->n_visits++;
+        if (q->partition->preallocate || (surplus == coming && q->account.charged_bytes > 0))
                 return 0;
-        return min_u64(arena_releasable(q->arena, NULL), surplus - coming);
+        n_free = arena_releasable(q->arena, NULL);
+        if (n_free == 0)
+                ladder_has_no_free(q);
+        return min_u64(n_free, surplus - coming);
 }
 
 /* So many bytes are given back for a growth, which gets the room. */
@@ -311,8 +375,7 @@ static bool quota_trade(struct quota *q, const struct bfc_growth *plan, uint64_t
         if (n_bytes == 0 || !quota_may_hold(q, plan->new_bytes - traded) ||
             !quota_hold(q, plan->new_bytes - traded))
                 return false;
-        n_bytes = arena_release_soon(q->arena, n_bytes, plan, quota_released, q);
-        quota_publish(q);
+        n_bytes = quota_begin_release(q, arena_release_soon(q->arena, n_bytes, plan, quota_released, q));
         quota_note_trade(q, plan, n_bytes);
         return n_bytes > 0;
 }
@@ -337,25 +400,28 @@ static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, cons
 {
         uint64_t own = quota_may_be_asked(q, again) ? quota_own_yield(q, plan) : 0, sum = own;
         uint64_t n_begun = 0;
-        struct quota *other;
+        struct quota *other, *next;
 
-        TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
-        if (other != q && quota_may_be_asked(other, again))
-                sum += quota_yield(other);
+        for (other = TAILQ_FIRST(&q->partition->freed); other; other = next) {
+                next = TAILQ_NEXT(other, of_freed);
+                if (other != q && quota_may_be_asked(other, again))
+                        sum += quota_yield(other);
+        }
         if (sum < missing)
                 return false;
 
         if (own > 0)
                 n_begun = quota_give_for(q, plan, min_u64(missing, own));
-        TAILQ_FOREACH(other, &q->partition->quotas, of_partition)
-        {
-                bool ask = other != q && n_begun < missing && quota_may_be_asked(other, again);
-                uint64_t yield = ask ? quota_yield(other) : 0;
+        for (other = TAILQ_FIRST(&q->partition->freed); other && n_begun < missing; other = next) {
+                bool ask = other != q && quota_may_be_asked(other, again);
+                uint64_t yield;
 
+                next = TAILQ_NEXT(other, of_freed);
+                yield = ask ? quota_yield(other) : 0;
                 if (yield > 0)
                         n_begun += quota_release(other, min_u64(missing - n_begun, yield), NULL);
         }
-        return quota_traded(q) + partition_coming(q) > 0; /* none where all are late */
+        return quota_traded(q) + partition_coming_beside(q) > 0; /* none where all are late */
 }
 
 /* The first in line waits for others; true: for longer than it is to. */
@@ -399,7 +465,7 @@ static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_gro
 static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
 {
         struct quota_request *first = TAILQ_FIRST(&q->waiting);
-        uint64_t coming = partition_coming(q);
+        uint64_t coming = partition_coming_beside(q);
 
         if (coming < missing && q->partition->n_closing == 0 &&
             !quota_reclaim_from_partition(q, missing - coming, plan, false))
@@ -507,7 +573,7 @@ static int ladder_make_room_by_itself(struct quota *q, struct quota_request *req
 static bool ladder_is_coming(const struct quota *q, const struct quota_request *request, int refusal,
                              uint64_t now)
 {
-        uint64_t coming = refusal == -EDQUOT ? quota_coming(q) : quota_traded(q) + partition_coming(q);
+        uint64_t coming = refusal == -EDQUOT ? quota_coming(q) : quota_traded(q) + partition_coming_beside(q);
 
         return coming > 0 && request->asking.heard_ms != 0 &&
                now - request->asking.heard_ms <= q->partition->reclaim_timeout_ms;
@@ -583,8 +649,7 @@ static void ladder_release_surplus(struct quota *q)
         if (surplus == 0 || q->is_left || q->growing || q->backed || !TAILQ_EMPTY(&q->waiting) ||
             (q->partition->preallocate && !q->is_removed))
                 return;
-        if (arena_release_unmapped(q->arena, surplus, quota_released, q) > 0)
-                quota_publish(q);
+        (void)quota_begin_release(q, arena_release_unmapped(q->arena, surplus, quota_released, q));
 }
 
 void quota_release_surplus(struct quota *q)
@@ -601,9 +666,8 @@ void quota_release_idle(struct quota *q)
 
 uint64_t quota_release_soon(struct quota *q, uint64_t n_bytes)
 {
-        if (n_bytes > 0 && quota_may_release(q) &&
-            arena_release_soon(q->arena, n_bytes, NULL, quota_released, q) > 0)
-                quota_publish(q);
+        if (n_bytes > 0 && quota_may_release(q))
+                (void)quota_begin_release(q, arena_release_soon(q->arena, n_bytes, NULL, quota_released, q));
         return quota_coming(q);
 }
 
@@ -719,18 +783,13 @@ void quota_expire_kept(struct keepers *keepers)
 /* ---- what there is room for ------------------------------------------------ */
 
 /* Bytes of the pool that new extents may take, once all that is on its way back has arrived. */
-static uint64_t partition_room(const struct partition *p)
+static uint64_t partition_room(struct partition *p)
 {
-        uint64_t claims = 0, room = p->pool.limit_bytes;
-        uint64_t committed = p->pool.committed_bytes;
-        const struct quota *q;
+        uint64_t room = p->pool.limit_bytes, committed = p->pool.committed_bytes;
 
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
-        committed -= min_u64(quota_coming(q), quota_surplus(q));
-        TAILQ_FOREACH(q, &p->waiting, of_waiting)
-        claims += TAILQ_FIRST(&q->waiting)->claim;
+        committed -= partition_coming(p);
         room -= min_u64(room, committed);
-        return room - min_u64(room, claims);
+        return room - min_u64(room, p->claimed_bytes);
 }
 
 /* Bytes of new extents that the quota may have. */
@@ -775,15 +834,14 @@ void ladder_shed(struct quota *q)
 
 void ladder_shed_partition(struct partition *p)
 {
-        uint64_t excess = pool_excess(&p->pool), n_bytes = 0;
-        struct quota *q;
+        uint64_t excess = pool_excess(&p->pool), n_bytes = partition_coming(p);
+        struct quota *q, *next;
 
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
-        n_bytes += min_u64(quota_coming(q), quota_surplus(q));
-        TAILQ_FOREACH(q, &p->quotas, of_partition)
-        {
-                uint64_t yield = n_bytes < excess ? quota_yield(q) : 0;
+        for (q = TAILQ_FIRST(&p->freed); q && n_bytes < excess; q = next) {
+                uint64_t yield;
 
+                next = TAILQ_NEXT(q, of_freed);
+                yield = quota_yield(q);
                 if (yield > 0)
                         n_bytes += quota_release(q, min_u64(excess - n_bytes, yield), NULL);
         }

@@ -34,6 +34,15 @@ uint64_t ladder_claims_before(const struct quota_request *request);
 /* Nobody grows with what is held. */
 void ladder_unhold(struct quota *q);
 
+/* The quota's charges or extents, or what its device says, have changed: quota.c. */
+void quota_note_change(struct quota *q);
+
+/* Extents of the quota may have become wholly free. */
+void ladder_note_free(struct quota *q);
+
+/* The quota leaves the partition's lists of those that have something to give. */
+void ladder_leave_lists(struct quota *q);
+
 /* Goes on to give back what was restored and is leaving: see arena_resume_release(). */
 int ladder_resume_release(struct quota *q);
 

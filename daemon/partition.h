@@ -56,18 +56,36 @@ struct partition {
         struct keepers *keepers; /* of all partitions; NULL: nothing is kept */
         struct quota_list due;   /* quotas whose waiting requests are to be looked at */
         struct quota_list
-                waiting;    /* quotas with waiting requests, in the order in which they began to wait */
-        size_t n_blocked;   /* of these, those that are looked at by partition_tick() */
-        size_t n_closing;   /* sessions of all quotas that are closing */
-        uint64_t claims_ms; /* when a free last made the claims due */
-        bool is_put_off;    /* a free since then did not: see partition_tick() */
-        uint64_t n_looks;   /* at waiting requests, ever: what a free costs is tested by it */
-        uint64_t n_tickets; /* requests that have waited */
-        size_t n_claims;    /* requests that wait for room in the partition, see quota_request.claim */
+                waiting; /* quotas with waiting requests, in the order in which they began to wait */
+        struct quota_list releasing; /* quotas that are giving back extents */
+        struct quota_list freed;     /* quotas that may have wholly free extents, see quota.may_have_free */
+        struct quota_list asked;     /* quotas whose sessions may have something to give, see trim.h */
+        struct quota_list changed;   /* quotas whose charges, extents or device changed: see broker_poll() */
+        size_t n_blocked;            /* of these, those that are looked at by partition_tick() */
+        size_t n_closing;            /* sessions of all quotas that are closing */
+        uint64_t claims_ms;          /* when a free last made the claims due */
+        bool is_put_off;             /* a free since then did not: see partition_look_again() */
+        size_t n_put_off;            /* quotas of which the look after a free was put off */
+        uint64_t n_looks;            /* at waiting requests, ever: what a free costs is tested by it */
+        uint64_t n_visits;           /* of quotas for a request of another one, ever: the same */
+        uint64_t n_tickets;          /* requests that have waited */
+        size_t n_claims;        /* requests that wait for room in the partition, see quota_request.claim */
+        uint64_t claimed_bytes; /* of all of them */
         uint64_t reclaim_timeout_ms;
         void (*wake)(void *userdata); /* may be NULL: something is due */
         void *userdata;
 };
+
+static inline void partition_init_lists(struct partition *p)
+{
+        TAILQ_INIT(&p->quotas);
+        TAILQ_INIT(&p->due);
+        TAILQ_INIT(&p->waiting);
+        TAILQ_INIT(&p->releasing);
+        TAILQ_INIT(&p->freed);
+        TAILQ_INIT(&p->asked);
+        TAILQ_INIT(&p->changed);
+}
 
 /* Peaks begin again at the present values; lifetime peaks stay. */
 static inline void partition_clear_peaks(struct partition *p)

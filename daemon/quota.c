@@ -18,7 +18,6 @@
 #define QUOTA_LOOKS      256u /* requests looked at in one turn */
 #define QUOTA_ROOMS      32u  /* and for so many room is made, or a refusal written */
 #define QUOTA_ROOM_LOOKS 8u
-#define QUOTA_ROUND_MS   2u     /* between rounds for frees in which no request that waits fits */
 #define QUOTA_ROOMS_NS   20000u /* at most about so long: what it takes is a matter of how many there are */
 
 /* Before any reply that goes out because of the change: a client that knows of it reads it. */
@@ -44,9 +43,36 @@ void quota_publish(struct quota *q)
         pages_write(q->usage, figures);
 }
 
+void quota_note_change(struct quota *q)
+{
+        if (q->is_changed)
+                return;
+        q->is_changed = true;
+        TAILQ_INSERT_TAIL(&q->partition->changed, q, of_changed);
+}
+
+static void quota_forget_change(struct quota *q)
+{
+        if (q->is_changed)
+                TAILQ_REMOVE(&q->partition->changed, q, of_changed);
+        q->is_changed = false;
+}
+
+struct quota *partition_next_changed(struct partition *p)
+{
+        struct quota *q = TAILQ_FIRST(&p->changed);
+
+        if (q)
+                quota_forget_change(q);
+        return q;
+}
+
 static void quota_charge_changed(struct account *a)
 {
-        quota_publish((struct quota *)(void *)((char *)a - offsetof(struct quota, account)));
+        struct quota *q = (struct quota *)(void *)((char *)a - offsetof(struct quota, account));
+
+        quota_note_change(q);
+        quota_publish(q);
 }
 
 static void quota_assert(const struct quota *q)
@@ -277,6 +303,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
         TAILQ_INIT(&q->holdings);
         TAILQ_INSERT_TAIL(&q->partition->quotas, q, of_partition);
         q->partition->n_quotas++;
+        ladder_note_free(q);
 
         r = quota_open(q, options);
         if (r < 0) {
@@ -284,6 +311,7 @@ int quota_new(const struct quota_options *options, struct quota **ret)
                 return r;
         }
         q->account.changed = quota_charge_changed;
+        quota_note_change(q);
         q->usage = options->usage;
         quota_publish(q);
         *ret = q;
@@ -300,8 +328,11 @@ static void quota_end(struct quota *q)
         account_deinit(&q->account);
         if (q->is_due)
                 TAILQ_REMOVE(&p->due, q, of_due);
+        ladder_leave_lists(q);
+        quota_forget_change(q);
         TAILQ_REMOVE(&p->quotas, q, of_partition);
         p->n_quotas--;
+        free(q->report);
         free(q);
 }
 
@@ -363,6 +394,8 @@ static void quota_set_ticks(struct quota *q, uint64_t blocked_ms, bool is_put_of
         bool needed = quota_needs_ticks(q);
 
         q->blocked_ms = blocked_ms;
+        q->partition->n_put_off += is_put_off;
+        q->partition->n_put_off -= q->is_put_off;
         q->is_put_off = is_put_off;
         q->partition->n_blocked += quota_needs_ticks(q);
         q->partition->n_blocked -= needed;
@@ -606,6 +639,7 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
         q->bytes_in_use -= n_bytes;
         q->bytes_requested -= n_requested;
         q->partition->bytes_in_use -= n_bytes;
+        ladder_note_free(q);
         quota_assert(q);
         quota_publish(q);
         if (!TAILQ_EMPTY(&q->waiting))
@@ -708,6 +742,8 @@ static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t
         (void)handle;
         (void)offset;
         q->backed = NULL;
+        ladder_note_free(q);
+        quota_note_change(q);
         quota_publish(q);
         done(q->backed_userdata, q, result);
 }
@@ -843,18 +879,32 @@ void quota_turn(struct quota *q)
         TAILQ_REMOVE(&q->partition->due, q, of_due);
 }
 
+bool partition_is_put_off(const struct partition *p)
+{
+        return p->n_put_off > 0 || (p->is_put_off && p->n_claims > 0);
+}
+
+void partition_look_again(struct partition *p)
+{
+        struct quota *q;
+
+        if (!partition_is_put_off(p))
+                return;
+        TAILQ_FOREACH(q, &p->waiting, of_waiting)
+        if (q->is_put_off || (p->is_put_off && TAILQ_FIRST(&q->waiting)->claim > 0))
+                quota_make_due(q);
+        p->claims_ms = clock_ms();
+        p->is_put_off = false;
+}
+
 void partition_tick(struct partition *p)
 {
         struct quota *q;
 
         TAILQ_FOREACH(q, &p->waiting, of_waiting)
-        {
-                const struct quota_request *first = TAILQ_FIRST(&q->waiting);
-
-                if (quota_needs_ticks(q) || (p->is_put_off && first->claim > 0))
-                        quota_make_due(q);
-        }
-        p->is_put_off = false;
+        if (q->blocked_ms != 0)
+                quota_make_due(q);
+        partition_look_again(p);
 }
 
 bool partition_is_blocked(const struct partition *p)
@@ -1126,6 +1176,11 @@ int quota_check(const struct quota *q, const char **ret_why)
                 return r;
         if (q->kept_until_ms != 0 && (q->keep_bytes == 0 || q->is_removed || q->partition->is_draining)) {
                 *ret_why = "memory is kept that may not be";
+                return -EBADMSG;
+        }
+        if (q->is_releasing != (arena_retiring_bytes(q->arena) > 0) ||
+            (!q->may_have_free && arena_releasable(q->arena, NULL) > 0)) {
+                *ret_why = "a list of those that have something to give lacks a quota";
                 return -EBADMSG;
         }
         arena_read_stats(q->arena, &stats);

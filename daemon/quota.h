@@ -91,7 +91,7 @@ struct quota_ranks {
 /* What is costly in a report, for whoever asks next: explain.c's. */
 #define QUOTA_HOLDERS 16u
 struct quota_report {
-        uint64_t since_ms; /* 0: there was none */
+        uint64_t since_ms;
         struct holding *most[QUOTA_HOLDERS];
         uint64_t idle_bytes[QUOTA_HOLDERS]; /* theirs, by their clients' word then */
         char picture[PICTURE_CHARACTERS + 1];
@@ -143,22 +143,27 @@ struct quota {
         uint32_t n_waiting;         /* requests, with the one that it grows for */
         struct quota_request *next; /* to be looked at in this round; NULL: all were */
         bool is_due;                /* in partition.due */
+        bool is_changed;            /* in partition.changed */
+        bool is_releasing;          /* in partition.releasing */
+        bool may_have_free;         /* in partition.freed: set by a free, cleared by a look that finds none */
         bool look_again;            /* something changed: begin a new round */
         uint64_t blocked_ms;        /* since when those who wait are blocked by others; 0: they are not */
         uint64_t least_bytes;       /* no waiting request asks for less; UINT64_MAX: none waits */
         uint64_t round_ms;          /* when the last round began */
-        bool is_put_off;            /* a free since then has not made it due: a tick does */
+        bool is_put_off;            /* a free since then has not made it due: see partition_look_again() */
         struct holding_list holdings;
         struct quota_ranks ranks;
-        struct quota_report report;
-        bool has_freed; /* while its partition drains: since it was looked at */
+        struct quota_report *report; /* NULL: there was none */
+        bool has_freed;              /* while its partition drains: since it was looked at */
         void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
         void *backed_userdata;
         struct trim_quota *asked; /* the trimming's, see trim.h; NULL: it knows no session of it */
+        bool may_have_idle;       /* the same: it is in partition.asked */
         bool (*trim)(void *userdata, struct quota *q, struct quota_request *first, int refusal,
                      uint64_t missing);
         void *userdata;
-        TAILQ_ENTRY(quota) of_partition, of_due, of_waiting, of_kept;
+        TAILQ_ENTRY(quota)
+        of_partition, of_due, of_waiting, of_kept, of_releasing, of_freed, of_asked, of_changed;
 };
 
 struct quota_options {
@@ -257,9 +262,14 @@ void quota_wait(struct quota_request *request);
  * there while there is more to do at once. */
 void quota_turn(struct quota *q);
 
-/* Time has passed: looks at each quota whose first request waits for others, or for which the look after a free
- * was put off. */
+/* Time has passed: looks at each quota whose first request waits for others, and again. */
 void partition_tick(struct partition *p);
+
+/* Looks at each quota for which the look after a free was put off. While there are any: call it
+ * QUOTA_ROUND_MS later. */
+#define QUOTA_ROUND_MS 2u /* between looks for frees in which no request that waits fits */
+bool partition_is_put_off(const struct partition *p);
+void partition_look_again(struct partition *p);
 
 /* Whether partition_tick() is to be called. */
 bool partition_is_blocked(const struct partition *p);
@@ -338,6 +348,9 @@ void partition_keep_life(struct partition *p);
 void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf);
 
 void quota_clear_peaks(struct quota *q);
+
+/* The next quota of the partition that changed since it was last asked for here; NULL: none. */
+struct quota *partition_next_changed(struct partition *p);
 
 /* Writes its figures where its clients read them. All that changes them does so itself. */
 void quota_publish(struct quota *q);

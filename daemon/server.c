@@ -63,9 +63,10 @@ struct server {
         struct log_limit failure_log;
         void (*ready)(void);
         uv_timer_t start;
-        uv_timer_t tick; /* while requests wait for others */
-        uv_timer_t look; /* while destroyed extents are watched */
-        uv_timer_t keep; /* while memory is kept; it runs until keep_ms */
+        uv_timer_t tick;  /* while requests wait for others */
+        uv_timer_t again; /* while looks after frees were put off */
+        uv_timer_t look;  /* while destroyed extents are watched */
+        uv_timer_t keep;  /* while memory is kept; it runs until keep_ms */
         uint64_t keep_ms;
         uv_timer_t account; /* while lines of the log are due later */
         uv_timer_t beat;    /* for the service manager */
@@ -330,6 +331,14 @@ static void on_tick(uv_timer_t *timer)
         server_wake(s); /* which starts the timer again where that is needed */
 }
 
+static void on_again(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_look_again(s->broker);
+        server_wake(s);
+}
+
 static void on_look(uv_timer_t *timer)
 {
         struct server *s = timer->data;
@@ -399,6 +408,14 @@ static void server_arm_tick(struct server *s)
                 uv_timer_start(&s->tick, on_tick, SERVER_TICK_MS, 0);
 }
 
+static void server_arm_again(struct server *s)
+{
+        if (!broker_is_put_off(s->broker))
+                uv_timer_stop(&s->again);
+        else if (!uv_is_active((uv_handle_t *)&s->again))
+                uv_timer_start(&s->again, on_again, QUOTA_ROUND_MS, 0);
+}
+
 static void on_idle(uv_idle_t *handle)
 {
         (void)handle;
@@ -421,6 +438,7 @@ static void on_check(uv_check_t *handle)
         broker_turn(s->broker);
         shared_turn(s->broker);
         server_arm_tick(s); /* also while something stays due */
+        server_arm_again(s);
         server_arm_look(s);
         server_arm_keep(s);
         server_arm_account(s);
@@ -587,13 +605,14 @@ int server_new(struct server **ret)
         uv_check_init(&s->loop, &s->check);
         uv_timer_init(&s->loop, &s->start);
         uv_timer_init(&s->loop, &s->tick);
+        uv_timer_init(&s->loop, &s->again);
         uv_timer_init(&s->loop, &s->look);
         uv_timer_init(&s->loop, &s->keep);
         uv_timer_init(&s->loop, &s->account);
         uv_timer_init(&s->loop, &s->beat);
         uv_timer_init(&s->loop, &s->well);
         s->account.data = s->async.data = s->idle.data = s->check.data = s->start.data = s->tick.data =
-                s->look.data = s->keep.data = s->beat.data = s->well.data = s;
+                s->again.data = s->look.data = s->keep.data = s->beat.data = s->well.data = s;
         for (size_t i = 0; i < 3; i++) {
                 uv_signal_init(&s->loop, &s->signals[i]);
                 s->signals[i].data = s;

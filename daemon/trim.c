@@ -65,12 +65,20 @@ static struct trim_quota *trim_quota_of(struct quota *q)
         return q->asked;
 }
 
+static void trim_quota_has_nothing(struct quota *q)
+{
+        if (q->may_have_idle)
+                TAILQ_REMOVE(&q->partition->asked, q, of_asked);
+        q->may_have_idle = false;
+}
+
 static void trim_quota_drop(struct quota *q)
 {
         struct trim_quota *t = q->asked;
 
         if (!t || t->n_shares > 0 || t->n_blocks > 0)
                 return;
+        trim_quota_has_nothing(q);
         free(t->slots);
         free(t);
         q->asked = NULL;
@@ -83,11 +91,19 @@ void trim_forget(struct quota *q)
         trim_quota_drop(q);
 }
 
-/* Whoever had nothing may have something now. */
-static void trim_changed(struct trim_quota *t)
+static void trim_quota_may_have_idle(struct quota *q)
 {
-        t->n_changes++;
-        t->n_empty = 0;
+        if (!q->may_have_idle)
+                TAILQ_INSERT_TAIL(&q->partition->asked, q, of_asked);
+        q->may_have_idle = true;
+}
+
+/* Whoever had nothing may have something now. */
+static void trim_changed(struct quota *q)
+{
+        q->asked->n_changes++;
+        q->asked->n_empty = 0;
+        trim_quota_may_have_idle(q);
 }
 
 static bool share_is_willing(const struct trim_share *share)
@@ -100,7 +116,7 @@ static void share_count_willing(struct trim_share *share, struct quota *q, bool 
 {
         struct trim_quota *t = q->asked;
 
-        trim_changed(t);
+        trim_changed(q);
         for (size_t i = 0; i < share->n_slots && i < t->n_slots; i++)
                 t->slots[i].n_willing += willing ? share->n_mine[i] : 0u - share->n_mine[i];
 }
@@ -139,7 +155,7 @@ void trim_add_block(struct session *s, struct session_share *session_share, uint
         if (!t)
                 return;
         t->n_blocks++;
-        trim_changed(t);
+        trim_changed(q);
         if (s->takes_trims && s->state == SESSION_LIVE && !share->is_listed)
                 share_list(s, session_share);
         if (s->takes_trims)
@@ -162,7 +178,7 @@ void trim_add_shared_block(struct quota *q, uint64_t offset, uint64_t n_bytes)
         if (!t)
                 return;
         t->n_blocks++;
-        trim_changed(t);
+        trim_changed(q);
         for (slot = arena_slots(q->arena, offset, n_bytes, &last); slot <= last && slot < t->n_slots; slot++)
                 t->slots[slot].n_all++;
 }
@@ -186,7 +202,7 @@ static void uncount(struct quota *q, struct trim_share *share, uint64_t offset, 
         struct trim_quota *t = q->asked;
         size_t slot, last;
 
-        trim_changed(t);
+        trim_changed(q);
         for (slot = arena_slots(q->arena, offset, n_bytes, &last); slot <= last && slot < t->n_slots;
              slot++) {
                 if (of_all && t->slots[slot].n_all > 0)
@@ -343,6 +359,7 @@ static void share_send(struct trim_share *share, struct ranges *ranges, uint64_t
         share->bytes_freed_then = share->bytes_freed;
         TAILQ_INSERT_TAIL(&s->broker->trims, share, of_broker);
         t->n_open++;
+        trim_quota_may_have_idle(share->share->quota);
         t->sent_ms = now_ms;
         s->n_trims++;
         s->ops->send_event(s->userdata, &event);
@@ -450,12 +467,21 @@ static size_t round_look(struct round *r, struct trim_quota *t, const struct quo
         return n == t->n_shares ? SIZE_MAX : n;
 }
 
-/* Whose sessions are asked for this shortage. */
-static bool quota_is_asked(const struct quota *each, const struct quota *q, int refusal)
+/* Of the quotas whose sessions are asked for this shortage, the one after `each`; NULL: the first. */
+static struct quota *next_asked(struct quota *q, int refusal, const struct quota *each)
 {
-        if (!each->asked)
-                return false;
-        return each == q || (refusal == -ENOMEM && quota_surplus(each) > 0);
+        struct partition *p = q->partition;
+        struct quota *next;
+
+        if (refusal != -ENOMEM)
+                return !each && q->may_have_idle ? q : NULL;
+        for (next = each ? TAILQ_NEXT(each, of_asked) : TAILQ_FIRST(&p->asked); next;
+             next = TAILQ_NEXT(next, of_asked)) {
+                p->n_visits++;
+                if (next == q || quota_surplus(next) > 0)
+                        return next;
+        }
+        return NULL;
 }
 
 struct survey {
@@ -465,17 +491,19 @@ struct survey {
         bool is_fresh; /* those were asked just now */
 };
 
-static void survey_make(const struct quota *q, int refusal, uint64_t now_ms, struct survey *ret)
+static void survey_make(struct quota *q, int refusal, uint64_t now_ms, struct survey *ret)
 {
-        const struct quota *each;
+        struct quota *each, *next;
 
         *ret = (struct survey){ 0 };
-        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
-        {
+        for (each = next_asked(q, refusal, NULL); each; each = next) {
                 const struct trim_quota *t = each->asked;
 
-                if (!quota_is_asked(each, q, refusal))
+                next = next_asked(q, refusal, each);
+                if (t->n_empty >= t->n_shares && t->n_open == 0) { /* until something changes */
+                        trim_quota_has_nothing(each);
                         continue;
+                }
                 ret->n_quotas++;
                 ret->n_most = t->n_shares > ret->n_most ? t->n_shares : ret->n_most;
                 ret->n_open += t->n_open;
@@ -518,8 +546,8 @@ static bool trim_ask_asker(const struct quota *q, struct quota_request *first, i
 
 /* Returns how many there were to ask. *ret_looked: at so many sessions of each quota it looked;
  * SIZE_MAX: at all. */
-static size_t trim_ask_round(const struct quota *q, struct quota_request *first, int refusal,
-                             uint64_t missing, size_t n_looks, uint64_t now_ms, size_t *ret_looked)
+static size_t trim_ask_round(struct quota *q, struct quota_request *first, int refusal, uint64_t missing,
+                             size_t n_looks, uint64_t now_ms, size_t *ret_looked)
 {
         unsigned n_round = first->asking.n_round;
         struct round round = { .max = n_round < 4 ? (size_t)1 << n_round : TRIM_MAX_ROUND, .now_ms = now_ms };
@@ -527,8 +555,7 @@ static size_t trim_ask_round(const struct quota *q, struct quota_request *first,
 
         *ret_looked = SIZE_MAX;
 
-        TAILQ_FOREACH(each, &q->partition->quotas, of_partition)
-        if (quota_is_asked(each, q, refusal)) {
+        for (each = next_asked(q, refusal, NULL); each; each = next_asked(q, refusal, each)) {
                 size_t n = round_look(&round, each->asked, &first->asking, n_looks);
 
                 *ret_looked = n < *ret_looked ? n : *ret_looked;
@@ -646,7 +673,7 @@ void trim_end(struct session *s)
                 share->is_listed = false;
                 TAILQ_REMOVE(&q->asked->shares, share, of_quota);
                 q->asked->n_shares--;
-                trim_changed(q->asked);
+                trim_changed(q);
                 trim_quota_drop(q);
                 quota_heard(q, false);
         }
@@ -725,6 +752,8 @@ static const char *check_quota(const struct quota *q)
                 if (share->is_deaf && share->sequence == 0)
                         return "a session is deaf to nothing";
         }
+        if (!q->may_have_idle && (t->n_empty < t->n_shares || t->n_open > 0))
+                return "a quota whose sessions may have something to give is not listed";
         if (n_shares != t->n_shares || n_open != t->n_open)
                 return "a quota has not as many sessions to ask, or Trims open, as it says";
         return check_slots(q);

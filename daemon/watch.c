@@ -56,15 +56,26 @@ void watch_owner_init(struct watch_owner *o,
         TAILQ_INIT(&o->entries);
 }
 
+static void owner_tell(struct watch_owner *o, int fd, uint64_t n_bytes)
+{
+        if (o->refilled)
+                o->refilled(o, fd, n_bytes);
+}
+
 static void entry_drop(struct watch *w, struct watch_entry *e)
 {
-        e->owner->n_bytes -= e->n_found;
-        e->owner->n_entries--;
+        struct watch_owner *o = e->owner;
+        uint64_t n_found = e->n_found;
+
+        o->n_bytes -= n_found;
+        o->n_entries--;
         w->n_entries--;
-        TAILQ_REMOVE(&e->owner->entries, e, of_owner);
+        TAILQ_REMOVE(&o->entries, e, of_owner);
         TAILQ_REMOVE(&w->all, e, of_all);
         closer_close(e->fd);
         free(e);
+        if (n_found > 0)
+                owner_tell(o, -1, 0);
 }
 
 void watch_add(struct watch *w, struct watch_owner *o, int fd, uint64_t n_bytes)
@@ -116,6 +127,7 @@ static bool entry_is_alone(const struct watch_entry *e)
 
 static void entry_look(struct watch *w, struct watch_entry *e)
 {
+        uint64_t n_before = e->n_found;
         struct stat st;
 
         TAILQ_REMOVE(&w->all, e, of_all);
@@ -125,11 +137,13 @@ static void entry_look(struct watch *w, struct watch_entry *e)
                 entry_drop(w, e);
                 return;
         }
-        e->owner->n_bytes -= e->n_found;
+        e->owner->n_bytes -= n_before;
         e->n_found = fstat(e->fd, &st) == 0 && st.st_blocks > 0 ? (uint64_t)st.st_blocks * 512 : 0;
         e->owner->n_bytes += e->n_found;
-        if (e->n_found > 0 && e->owner->refilled)
-                e->owner->refilled(e->owner, e->fd, e->n_bytes);
+        if (e->n_found > 0)
+                owner_tell(e->owner, e->fd, e->n_bytes);
+        else if (n_before > 0)
+                owner_tell(e->owner, -1, 0);
 }
 
 void watch_look(struct watch *w, size_t n)

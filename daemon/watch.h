@@ -36,7 +36,8 @@ struct watch_owner {
         struct watch_entry_list entries; /* the oldest first */
         size_t n_entries;
         uint64_t n_bytes; /* found in them */
-        /* Memory was found in an extent of n_bytes. fd is the watch's. NULL: nothing is called. */
+        /* Memory was found in an extent of n_bytes. fd is the watch's; -1: less memory is found than before.
+         * NULL: nothing is called. */
         void (*refilled)(struct watch_owner *owner, int fd, uint64_t n_bytes);
 };
 

@@ -414,6 +414,61 @@ START_TEST(escaped_memory_stays_charged_and_is_shown)
 }
 END_TEST
 
+/* ---- what a turn of the loop costs ------------------------------------------ */
+
+#define N_TENANTS 100u
+
+static char *many_tenants(void)
+{
+        char *text = NULL;
+        size_t n_text;
+        FILE *f = open_memstream(&text, &n_text);
+
+        ck_assert_ptr_nonnull(f);
+        fputs("devices:\n"
+              "  - id: host\n"
+              "    size: 64MiB\n"
+              "    partitions: [{name: one, limit: 32MiB}, {name: two, limit: 32MiB}]\n"
+              "tenants:\n",
+              f);
+        for (unsigned i = 1; i <= N_TENANTS; i++)
+                fprintf(f,
+                        "  - {name: t%u, match: {uid: %u}, quotas: [{partition: one}, {partition: two}]}\n",
+                        i, i);
+        fclose(f);
+        return text;
+}
+
+/* What workers have done, and looks at destroyed extents, cost nothing for tenants that they are not about. */
+START_TEST(a_turn_visits_quotas_that_changed)
+{
+        char *text = many_tenants();
+        struct config *c;
+        struct broker *crowd = peer_broker(text, &c);
+        struct peer *p = peer_new(crowd, 1, false);
+        uint64_t n_visits;
+
+        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        peer_settle(crowd);
+        broker_look(crowd); /* at all of them, once */
+        n_visits = crowd->n_visits;
+        for (unsigned i = 0; i < 5; i++) {
+                uint64_t id = peer_malloc(p, i % 2, MIB);
+
+                peer_settle(crowd);
+                ck_assert_int_eq(peer_error(p, id), 0);
+                broker_look(crowd);
+        }
+        p = peer_free(p);
+        peer_settle(crowd);
+        broker_look(crowd);
+        ck_assert_uint_gt(crowd->n_visits, n_visits);
+        ck_assert_uint_le(crowd->n_visits - n_visits, 40);
+        peer_broker_free(crowd, c);
+        free(text);
+}
+END_TEST
+
 int main(void)
 {
         Suite *suite = suite_create("broker");
@@ -430,6 +485,10 @@ int main(void)
         tcase_add_test(t, lost_while_giving_back);
         tcase_add_test(t, lost_while_others_wait);
         tcase_add_test(t, escaped_memory_stays_charged_and_is_shown);
+        suite_add_tcase(suite, t);
+        t = tcase_create("turns");
+        tcase_set_timeout(t, 60);
+        tcase_add_test(t, a_turn_visits_quotas_that_changed);
         suite_add_tcase(suite, t);
         return suite_run(suite);
 }

@@ -17,6 +17,7 @@
 #define E       (2 * MIB) /* what a small limit's grid is */
 #define N_ASKS  10000u
 #define KEEP_MS 30000u
+#define N_IDLE  100u /* quotas that nobody uses */
 #define TURN    256u /* requests that one turn looks at, at most */
 
 struct ask {
@@ -90,7 +91,7 @@ static void open_one(uint64_t limit_bytes, uint32_t max_blocks)
 static void setup(void)
 {
         struct ledger_limits limits = {
-                .n_quotas = 3, .n_sessions = 2, .n_extents = 64, .n_exports = 2, .n_blocks = 2
+                .n_quotas = 3 + N_IDLE, .n_sessions = 2, .n_extents = 64, .n_exports = 2, .n_blocks = 2
         };
 
         n_fds_before = suite_count_fds();
@@ -106,9 +107,7 @@ static void setup(void)
                                 .wake = on_wake };
         keepers = (struct keepers){ .n_recalled = 0 };
         TAILQ_INIT(&keepers.quotas);
-        TAILQ_INIT(&p.quotas);
-        TAILQ_INIT(&p.due);
-        TAILQ_INIT(&p.waiting);
+        partition_init_lists(&p);
 }
 
 /* Turns and device calls until nothing is left to do. */
@@ -941,11 +940,12 @@ START_TEST(test_a_free_in_which_nothing_fits)
         open_one(4 * E, 20000);
         fill_and_wait(q, E);
         ck_assert_uint_le(free_every_other(), 2 * N_WAITING); /* one round, not one for each free */
-        still_clock_pass(50);
-        ck_assert(partition_is_blocked(&p));
-        partition_tick(&p); /* what was put off */
+        ck_assert(partition_is_put_off(&p));
+        still_clock_pass(QUOTA_ROUND_MS); /* no tick, which comes later */
+        partition_look_again(&p);
         ck_assert(!TAILQ_EMPTY(&p.due));
         settle();
+        ck_assert(!partition_is_put_off(&p));
         for (unsigned i = 1; i < N_SMALL; i += 2)
                 give_back(i);
         settle(); /* no tick: now some fit */
@@ -962,14 +962,50 @@ START_TEST(test_a_free_in_which_nothing_of_a_neighbour_fits)
         ck_assert_uint_gt(p.n_claims, 0);
         ck_assert_uint_le(free_every_other(), 2 * N_WAITING);
         still_clock_pass(50);
-        for (unsigned i = 1; i < N_SMALL; i += 2)
+        give_back(1); /* a look at once, in vain */
+        settle();
+        for (unsigned i = 3; i < N_SMALL; i += 2)
                 give_back(i);
         settle();
-        ck_assert(partition_is_blocked(&p)); /* extents are free by now: a tick has them given back */
-        partition_tick(&p);
+        ck_assert(partition_is_put_off(&p)); /* extents are free by now: the next look has them given back */
+        still_clock_pass(QUOTA_ROUND_MS);
+        partition_look_again(&p);
         settle();
         assert_done(N_SMALL, 0);
+        ck_assert(!partition_is_put_off(&p));
         refuse_all();
+}
+END_TEST
+
+/* Looks of all steps at other quotas are at those with something to give. */
+START_TEST(test_idle_quotas_are_not_visited)
+{
+        struct quota *idle[N_IDLE];
+        uint64_t n_visits;
+
+        open_both(4 * E, 4 * E, 0);
+        for (unsigned i = 0; i < N_IDLE; i++)
+                ck_assert_int_eq(open_quota("idle", 4 * E, 0, 1, &idle[i]), 0);
+        take(0, neighbour, 4 * E);
+        wait_for(1, q, E); /* the first look may be at all of them */
+        settle();
+        assert_done(1, -ENOMEM);
+
+        n_visits = p.n_visits;
+        wait_for(2, q, E);
+        settle();
+        assert_done(2, -ENOMEM);
+        (void)quota_obtainable(q);
+        give_back(0);
+        (void)quota_obtainable(q);
+        wait_for(3, q, E); /* takes what the neighbour has free */
+        settle();
+        (void)quota_obtainable(q);
+        assert_done(3, 0);
+        ck_assert_uint_gt(p.n_visits, n_visits);
+        ck_assert_uint_le(p.n_visits - n_visits, 20);
+        for (unsigned i = 0; i < N_IDLE; i++)
+                quota_free(idle[i]);
 }
 END_TEST
 
@@ -1387,6 +1423,7 @@ int main(void)
         tcase_add_test(tc, test_reserve_of_the_neighbour);
         tcase_add_test(tc, test_timeout);
         tcase_add_test(tc, test_a_free_in_which_nothing_fits);
+        tcase_add_test(tc, test_idle_quotas_are_not_visited);
         tcase_add_test(tc, test_a_free_in_which_nothing_of_a_neighbour_fits);
         tcase_add_test(tc, test_timeout_is_the_firsts_own);
         tcase_add_test(tc, test_budget);

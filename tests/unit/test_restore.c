@@ -290,7 +290,6 @@ struct seen { /* of the arena, by who uses it */
         struct arena_place places[MAX_BLOCKS];
         char picture[PICTURE_CHARACTERS + 1];
         struct bfc_stats stats;
-        size_t n_slots;
         uint32_t n_extents;
         uint64_t releasable;
         uint64_t huge_bytes, small_bytes;
@@ -303,7 +302,6 @@ static void look(const struct left *left, struct seen *ret)
                 arena_locate(a, ledger_block_at(ledger, left->blocks[i])->offset, &ret->places[i]);
         arena_draw(a, ret->picture);
         arena_read_stats(a, &ret->stats);
-        ret->n_slots = arena_n_slots(a);
         ret->n_extents = arena_n_extents(a);
         ret->releasable = arena_releasable(a, NULL);
         ret->huge_bytes = arena_huge_bytes(a);
@@ -322,7 +320,6 @@ static void compare(const struct left *left, const struct seen *x, const struct 
         ck_assert_uint_eq(x->stats.num_chunks, y->stats.num_chunks);
         ck_assert_uint_eq(x->stats.num_free_chunks, y->stats.num_free_chunks);
         ck_assert_uint_eq(x->stats.largest_free_block_bytes, y->stats.largest_free_block_bytes);
-        ck_assert_uint_eq(x->n_slots, y->n_slots);
         ck_assert_uint_eq(x->n_extents, y->n_extents);
         ck_assert_uint_eq(x->releasable, y->releasable);
         ck_assert_uint_eq(x->huge_bytes, y->huge_bytes);

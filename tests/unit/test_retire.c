@@ -103,15 +103,24 @@ static void have_free(struct peer *p, uint32_t partition, uint64_t n_bytes)
 
 static void on_released(void *userdata, uint64_t n_bytes)
 {
-        (void)userdata;
+        struct quota *q = userdata;
+
         ck_assert_uint_gt(n_bytes, 0);
         n_released++;
+        if (q->is_releasing && arena_retiring_bytes(q->arena) == 0) {
+                TAILQ_REMOVE(&q->partition->releasing, q, of_releasing);
+                q->is_releasing = false;
+        }
 }
 
 static uint64_t release(struct quota *q, uint64_t n_bytes)
 {
-        uint64_t n = arena_release(q->arena, n_bytes, NULL, on_released, NULL);
+        uint64_t n = arena_release(q->arena, n_bytes, NULL, on_released, q);
 
+        if (n > 0 && !q->is_releasing) {
+                TAILQ_INSERT_TAIL(&q->partition->releasing, q, of_releasing);
+                q->is_releasing = true;
+        }
         quota_publish(q); /* which it did not do itself */
         peer_settle(b);
         check();
