@@ -24,6 +24,8 @@
  *   -EINTR       a wait was interrupted (bfc_malloc_with and bfc_attach with a wait_ms): a signal
  *                handler ran in the waiting thread, or cancel_fd is readable
  *   -ETIMEDOUT   nobody published the name in time (bfc_attach)
+ *   -EMFILE      this process is at its limit of open files, so that memory could not be passed to it:
+ *                raise RLIMIT_NOFILE (ulimit -n). The session goes on
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
