@@ -279,6 +279,10 @@ static void call_cancel(struct call_connection *c, struct call_waiter *w)
         w->interrupt->is_interrupted = true;
         if (w->reply || c->error < 0)
                 return;
+        if (w->interrupt->hangs_up) {
+                call_fail(c, -ECONNRESET);
+                return;
+        }
         cancel.request_id = w->id;
         request.body_case = BFCD__REQUEST__BODY_CANCEL;
         request.cancel = &cancel;

@@ -51,6 +51,7 @@ int call_send_at(struct call_connection *c, uint64_t upto, Bfcd__Request *reques
 struct call_interrupt {
         int cancel_fd; /* -1: none */
         bool is_interrupted;
+        bool hangs_up; /* the connection ends instead: -ECONNRESET */
 };
 int call_send_interruptible(struct call_connection *c, struct call_interrupt *interrupt,
                             Bfcd__Request *request, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);

@@ -124,7 +124,9 @@ static int client_ask_upto(bfc_client *client, uint64_t upto, struct client_call
                 __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
                 if (interrupt && interrupt->is_interrupted && r != -EPROTO)
                         return client_interrupted(client, reply, *ret_epoch);
-        } while (r == -ECONNRESET && (r = client_come_back(client, *ret_epoch)) == 0);
+        } while (r == -ECONNRESET && (r = client_come_back_for(client, *ret_epoch, interrupt)) == 0);
+        if (r == -EINTR)
+                return client_interrupted(client, NULL, *ret_epoch);
         if (r == -ESTALE)
                 return r;
         if (r < 0)
