@@ -739,14 +739,15 @@ static const char *split_fault(const struct session *s, uint32_t index, uint64_t
 }
 
 /* 0: *ret_high is the new block. Nothing changed otherwise. */
-static int session_split_block(struct session *s, uint32_t index, uint64_t at, uint32_t *ret_high)
+static int session_split_block(struct session *s, uint32_t index, uint64_t at, uint32_t n_more,
+                               uint32_t *ret_high)
 {
         struct ledger *l = s->broker->ledger;
         const struct ledger_block *block = ledger_block_at(l, index);
         struct session_share *share = session_share_of(s, block->quota);
         uint64_t n_bytes = block->n_bytes;
         bfc_handle high;
-        int r = ledger_has_block(l) ? quota_split(share->quota, block->handle, at, &high) : -ENOMEM;
+        int r = ledger_has_block(l) ? quota_split(share->quota, block->handle, at, n_more, &high) : -ENOMEM;
 
         if (r < 0)
                 return r;
@@ -772,12 +773,13 @@ static int handle_split(struct session *s, const Bfcd__Request *r, const char **
         if (index != LEDGER_NONE && ledger_block_at(s->broker->ledger, index)->session == s->index)
                 high = ledger_block_split_off(s->broker->ledger, index, at);
         if (high == LEDGER_NONE)
-                error = fault ? -EINVAL : session_split_block(s, index, at, &high);
+                error = fault ? -EINVAL : session_split_block(s, index, at, r->split->n_more, &high);
         if (error < 0) {
                 snprintf(sentence, sizeof(sentence), "block %" PRIu64 " cannot be split: %s", id,
-                         fault              ? fault
-                         : error == -EDQUOT ? "the tenant has max_blocks blocks in the partition"
-                                            : "the daemon has no memory or no record for one more block");
+                         fault ? fault
+                         : error == -EDQUOT
+                                 ? "the tenant's max_blocks in the partition does not hold the parts"
+                                 : "the daemon has no memory or no record for one more block");
                 session_refuse(s, r->id, error, sentence);
                 return 0;
         }
