@@ -622,15 +622,17 @@ static void search_gap(struct search *s)
         for (i -= i > 0; i < p->n_slots && p->slots[i].at < region->base + end; i++) {
                 const struct slab *slab = p->slots[i].slab;
                 uint64_t low, high;
+                bool is_two;
 
                 if (slab_end(slab) <= region->base + begin || slab->n_used == 0)
                         continue;
                 low = slab->offset > begin ? slab->offset : begin;
                 high = slab->offset + slab->n_bytes < end ? slab->offset + slab->n_bytes : end;
+                is_two = slab->offset < low && high < slab->offset + slab->n_bytes && s->n + 1 < s->max;
                 if (slab->offset < low && s->n < s->max)
-                        s->places[s->n++] = (struct cache_place){ region->id, low };
+                        s->places[s->n++] = (struct cache_place){ region->id, low, is_two };
                 if (high < slab->offset + slab->n_bytes && s->n < s->max)
-                        s->places[s->n++] = (struct cache_place){ region->id, high };
+                        s->places[s->n++] = (struct cache_place){ region->id, high, false };
                 s->want_bytes -= high - low < s->want_bytes ? high - low : s->want_bytes;
         }
 }

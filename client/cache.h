@@ -118,6 +118,7 @@ typedef bool (*cache_extent_fn)(void *userdata, uint64_t region_id, uint64_t off
 struct cache_place {
         uint64_t region_id;
         uint64_t offset;
+        bool needs_next; /* of no use without the place that follows */
 };
 size_t cache_find_splits(const struct cache *c, uint32_t partition, const struct cache_range *in,
                          cache_extent_fn extent, void *userdata, uint64_t want_bytes, struct cache_place *ret,

@@ -222,7 +222,7 @@ static void call_fail(struct call_connection *c, int error)
 {
         if (c->error < 0)
                 return;
-        c->error = error == -EPROTO || error == -EIDRM ? error : -ECONNRESET;
+        c->error = error == -EPROTO || error == -EIDRM || error == -EMFILE ? error : -ECONNRESET;
         shutdown(c->fd, SHUT_RDWR);
         for (struct call_waiter *w = c->first; w; w = w->next)
                 waiter_wake(w);
@@ -279,6 +279,10 @@ static void call_cancel(struct call_connection *c, struct call_waiter *w)
         w->interrupt->is_interrupted = true;
         if (w->reply || c->error < 0)
                 return;
+        if (w->interrupt->hangs_up) {
+                call_fail(c, -ECONNRESET);
+                return;
+        }
         cancel.request_id = w->id;
         request.body_case = BFCD__REQUEST__BODY_CANCEL;
         request.cancel = &cancel;
@@ -322,11 +326,13 @@ static int deliver(struct call_connection *c, Bfcd__Reply *reply)
         return r;
 }
 
+/* The daemon is told of extents whose fds this process had no number for, so that it sends them again. */
 static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
         int fds[FRAME_MAX_FDS], taken[FRAME_MAX_FDS], r;
+        uint64_t lost[FRAME_MAX_FDS];
         size_t n_fds = 0;
 
         if (!c->on_extents || extents->n_extents > FRAME_MAX_FDS)
@@ -334,10 +340,14 @@ static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
         for (size_t i = 0; i < extents->n_extents; i++)
                 n_fds += extents->extents[i]->handle.len == 0;
         r = frame_reader_take_fds(c->reader, taken, n_fds);
-        if (r < 0)
+        if (r < 0 && r != -EMFILE)
                 return r;
         for (size_t i = extents->n_extents; i-- > 0;)
                 fds[i] = extents->extents[i]->handle.len == 0 ? taken[--n_fds] : -1;
+        for (size_t i = 0; i < extents->n_extents; i++)
+                if (extents->extents[i]->handle.len == 0 && fds[i] < 0)
+                        lost[ack.n_lost_extent_ids++] = extents->extents[i]->extent_id;
+        ack.lost_extent_ids = lost;
         r = c->on_extents(c->userdata, extents, fds);
         if (r < 0)
                 return r;

@@ -19,8 +19,8 @@
 
 struct call_connection;
 
-/* fds: one for each extent, owned by the callee from now on. A negative return
- * ends the connection. */
+/* fds: one for each extent, owned by the callee from now on; -1: it has a handle, or this process is at its
+ * limit of open files. A negative return ends the connection. */
 typedef int (*call_extents_fn)(void *userdata, const Bfcd__Extents *extents, int *fds);
 
 /* Connects to the socket. on_extents may be NULL (then Extents are a violation).
@@ -35,7 +35,8 @@ int call_connect_now(const char *path, call_extents_fn on_extents, void *userdat
 /* Sends request (its id is set here) and waits for the reply. 0: *ret_reply is
  * what answered it, possibly a refusal; free with bfcd__reply__free_unpacked().
  * -ECONNRESET: the daemon is gone or ended the session; every later call says
- * so too. -EIDRM: it said why, see call_was_told(). -EPROTO: what it sent makes no sense. */
+ * so too. -EIDRM: it said why, see call_was_told(). -EPROTO: what it sent makes no sense. -EMFILE: the
+ * fds of the reply to a hello found no number in this process. */
 int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
 
 /* Connections have epochs: that of call_connect() is 1, and call_adopt() says a later one. These
@@ -50,6 +51,7 @@ int call_send_at(struct call_connection *c, uint64_t upto, Bfcd__Request *reques
 struct call_interrupt {
         int cancel_fd; /* -1: none */
         bool is_interrupted;
+        bool hangs_up; /* the connection ends instead: -ECONNRESET */
 };
 int call_send_interruptible(struct call_connection *c, struct call_interrupt *interrupt,
                             Bfcd__Request *request, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);

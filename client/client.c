@@ -66,9 +66,10 @@ int client_lost(bfc_client *client, int error)
         if (error == -ECONNRESET)
                 return error_set(error, "the daemon ended the session, or is gone");
         if (error == -EPROTO)
-                return error_set(error,
-                                 "the session ended: the daemon sent what makes no sense, or its fds found "
-                                 "no room in this process (see RLIMIT_NOFILE)");
+                return error_set(error, "the session ended: the daemon sent what makes no sense");
+        if (error == -EMFILE)
+                return error_set(error, "this process is at its limit of open files, so it cannot receive "
+                                        "the daemon's: raise RLIMIT_NOFILE (ulimit -n)");
         return error_set(error, "asking the daemon failed: %s", strerror(-error));
 }
 
@@ -123,7 +124,9 @@ static int client_ask_upto(bfc_client *client, uint64_t upto, struct client_call
                 __atomic_add_fetch(&client->n_calls, 1, __ATOMIC_RELAXED);
                 if (interrupt && interrupt->is_interrupted && r != -EPROTO)
                         return client_interrupted(client, reply, *ret_epoch);
-        } while (r == -ECONNRESET && (r = client_come_back(client, *ret_epoch)) == 0);
+        } while (r == -ECONNRESET && (r = client_come_back_for(client, *ret_epoch, interrupt)) == 0);
+        if (r == -EINTR)
+                return client_interrupted(client, NULL, *ret_epoch);
         if (r == -ESTALE)
                 return r;
         if (r < 0)
@@ -278,6 +281,12 @@ int client_unmappable(const bfc_client *client, uint32_t partition, int why)
                                  "partition %s: this process has no room to map memory of device %s: look at "
                                  "its limit of address space (RLIMIT_AS, ulimit -v) and at vm.max_map_count",
                                  p->name, p->device);
+        if (why == -EMFILE)
+                return error_set(
+                        why,
+                        "partition %s: memory of device %s could not be mapped in this process, which "
+                        "is at its limit of open files: raise RLIMIT_NOFILE (ulimit -n)",
+                        p->name, p->device);
         return error_set(why, "partition %s: memory of device %s could not be mapped in this process: %s%s",
                          p->name, p->device, strerror(-why),
                          !by_handle || why == -ENODEV || why == -ENOMEM

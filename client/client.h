@@ -150,6 +150,8 @@ int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds);
  * will be none, and `lost` is set; end_reason says why. -EPROTO. No lock is held. */
 int client_come_back(bfc_client *client, uint64_t epoch);
 int client_come_back_in(bfc_client *client, uint64_t epoch, unsigned return_ms);
+/* interrupt: NULL, or what interrupts this thread's wait: -EINTR, and the next call tries it again. */
+int client_come_back_for(bfc_client *client, uint64_t epoch, struct call_interrupt *interrupt);
 
 int comeback_init(struct comeback *b, const char *path, const char *name, unsigned return_ms); /* -ENOMEM */
 void comeback_clear(struct comeback *b);
@@ -184,6 +186,9 @@ struct malloc_how {
         int cancel_fd;            /* 0: none */
         struct client_call *call; /* client_malloc()'s own */
 };
+
+/* The same for bfc_attach_with(). */
+int attach_options_read(const struct bfc_attach_options *options, struct bfc_attach_options *ret);
 
 /* From a caller's options, NULL for none. -EINVAL with a sentence. */
 int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_partition,

@@ -14,6 +14,7 @@
  * A daemon that ended the session on purpose refuses. It may be asked once more than needed, which
  * costs nothing but that question. */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,14 +28,16 @@
 #define FIRST_PAUSE_MS 1
 #define MAX_PAUSE_MS   50
 #define SECRET_BYTES   16u
+#define INTERRUPT_MS   10 /* between looks of a thread that can be interrupted and waits for another */
 
 enum { AGAIN = 1, OVER = 2 }; /* what an attempt may end with; 0: it came back */
 
 /* What has been tried, for the sentence in the end. */
 struct attempt {
         int64_t until_ms;
-        int error;      /* of the last one */
-        char words[96]; /* the daemon's; "": none */
+        struct call_interrupt *interrupt; /* of the thread that is at it; NULL: none */
+        int error;                        /* of the last one */
+        char words[96];                   /* the daemon's; "": none */
 };
 
 static bool is_granted(const bfc_client *client)
@@ -115,6 +118,22 @@ static int refused(bfc_client *client, const Bfcd__Refusal *refusal, struct atte
         return over(client, why);
 }
 
+/* A daemon that is not up yet may leave it unanswered for long. The session is not taken back before the list, so
+ * this may be broken off, and the list may not. */
+static int send_hello(struct call_connection *c, struct attempt *a, Bfcd__Request *request, Bfcd__Reply **ret)
+{
+        struct call_interrupt interrupt = { .cancel_fd = -1, .hangs_up = true };
+        uint64_t epoch;
+        int r;
+
+        if (!a->interrupt)
+                return call_send(c, request, ret);
+        interrupt.cancel_fd = a->interrupt->cancel_fd;
+        r = call_send_interruptible(c, &interrupt, request, ret, &epoch);
+        a->interrupt->is_interrupted |= interrupt.is_interrupted;
+        return r;
+}
+
 static int say_hello(bfc_client *client, struct call_connection *c, struct attempt *a, Bfcd__Reply **ret)
 {
         const Bfcd__HelloReply *old = client->hello->hello;
@@ -133,7 +152,7 @@ static int say_hello(bfc_client *client, struct call_connection *c, struct attem
         hello.secret = old->secret;
         request.body_case = BFCD__REQUEST__BODY_HELLO;
         request.hello = &hello;
-        r = call_send(c, &request, &reply);
+        r = send_hello(c, a, &request, &reply);
         if (r < 0)
                 return r;
         if (reply->body_case == BFCD__REPLY__BODY_REFUSAL)
@@ -246,8 +265,18 @@ static int try_once(bfc_client *client, struct attempt *a)
 
 /* ---- all of them ----------------------------------------------------------------- */
 
+/* True: the thread was interrupted meanwhile. */
+static bool interruptible_pause(struct call_interrupt *interrupt, int pause_ms)
+{
+        struct pollfd p = { .fd = interrupt->cancel_fd, .events = POLLIN };
+        int r = poll(&p, 1, pause_ms);
+
+        interrupt->is_interrupted |= r > 0 || (r < 0 && errno == EINTR);
+        return interrupt->is_interrupted;
+}
+
 /* False: it is to be stopped. */
-static bool pause_for(struct comeback *b, int pause_ms)
+static bool pause_until_stopped(struct comeback *b, int pause_ms)
 {
         int64_t until_ms = clock_now_ms() + pause_ms;
         struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
@@ -261,6 +290,14 @@ static bool pause_for(struct comeback *b, int pause_ms)
         return goes_on;
 }
 
+/* False: it is to be stopped, or was interrupted. */
+static bool pause_for(struct comeback *b, struct call_interrupt *interrupt, int pause_ms)
+{
+        if (!interrupt)
+                return pause_until_stopped(b, pause_ms);
+        return !interruptible_pause(interrupt, pause_ms) && !comeback_is_stopping(b);
+}
+
 static int never_came(bfc_client *client, unsigned return_ms, const struct attempt *a)
 {
         char why[sizeof(client->end_reason)];
@@ -271,9 +308,9 @@ static int never_came(bfc_client *client, unsigned return_ms, const struct attem
         return OVER;
 }
 
-static int come_back_within(bfc_client *client, unsigned return_ms)
+static int come_back_within(bfc_client *client, unsigned return_ms, struct call_interrupt *interrupt)
 {
-        struct attempt a = { .until_ms = clock_now_ms() + return_ms };
+        struct attempt a = { .until_ms = clock_now_ms() + return_ms, .interrupt = interrupt };
         int r = AGAIN, pause_ms = FIRST_PAUSE_MS;
         char why[sizeof(client->end_reason)];
 
@@ -288,26 +325,30 @@ static int come_back_within(bfc_client *client, unsigned return_ms)
                 r = try_once(client, &a);
                 if (r != AGAIN)
                         break;
+                if (interrupt && interrupt->is_interrupted)
+                        return -EINTR;
                 if (clock_now_ms() >= a.until_ms)
                         r = never_came(client, return_ms, &a);
-                if (r != AGAIN || !pause_for(&client->comeback, pause_ms))
+                if (r != AGAIN || !pause_for(&client->comeback, interrupt, pause_ms))
                         break;
                 pause_ms = pause_ms < MAX_PAUSE_MS / 2 ? pause_ms * 2 : MAX_PAUSE_MS;
         }
+        if (r == AGAIN && interrupt && interrupt->is_interrupted)
+                return -EINTR;
         return r > 0 ? -ECONNRESET : r;
 }
 
-/* The lock is held. */
-static int do_it(bfc_client *client, unsigned return_ms)
+/* The lock is held. Interrupted, it is as if nothing had been tried. */
+static int do_it(bfc_client *client, unsigned return_ms, struct call_interrupt *interrupt)
 {
         struct comeback *b = &client->comeback;
         int known = 0, r;
 
         b->is_under_way = true;
         pthread_mutex_unlock(&b->lock);
-        r = come_back_within(client, return_ms);
+        r = come_back_within(client, return_ms, interrupt);
         pthread_mutex_lock(&b->lock);
-        if (r < 0 && !b->is_stopping)
+        if (r < 0 && r != -EINTR && !b->is_stopping)
                 __atomic_compare_exchange_n(&client->lost, &known, r, false, __ATOMIC_RELAXED,
                                             __ATOMIC_RELAXED);
         b->is_under_way = false;
@@ -315,7 +356,22 @@ static int do_it(bfc_client *client, unsigned return_ms)
         return r;
 }
 
-int client_come_back_in(bfc_client *client, uint64_t epoch, unsigned return_ms)
+/* Another thread is at it. The lock is held. */
+static int wait_for_it(struct comeback *b, struct call_interrupt *interrupt)
+{
+        bool is_interrupted;
+
+        if (!interrupt) {
+                pthread_cond_wait(&b->changed, &b->lock);
+                return 0;
+        }
+        pthread_mutex_unlock(&b->lock);
+        is_interrupted = interruptible_pause(interrupt, INTERRUPT_MS);
+        pthread_mutex_lock(&b->lock);
+        return is_interrupted ? -EINTR : 0;
+}
+
+static int come_back(bfc_client *client, uint64_t epoch, unsigned return_ms, struct call_interrupt *interrupt)
 {
         struct comeback *b = &client->comeback;
         int r = 0, cancel_state;
@@ -327,18 +383,30 @@ int client_come_back_in(bfc_client *client, uint64_t epoch, unsigned return_ms)
         while (r == 0 && b->epoch <= epoch) {
                 r = b->is_stopping ? -ECONNRESET : __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
                 if (r == 0 && b->is_under_way)
-                        pthread_cond_wait(&b->changed, &b->lock);
+                        r = wait_for_it(b, interrupt);
                 else if (r == 0)
-                        r = do_it(client, return_ms);
+                        r = do_it(client, return_ms, interrupt);
         }
+        if (r == 0 && interrupt && interrupt->is_interrupted)
+                r = -EINTR;
         pthread_mutex_unlock(&b->lock);
         pthread_setcancelstate(cancel_state, NULL);
         return r;
 }
 
+int client_come_back_in(bfc_client *client, uint64_t epoch, unsigned return_ms)
+{
+        return come_back(client, epoch, return_ms, NULL);
+}
+
 int client_come_back(bfc_client *client, uint64_t epoch)
 {
-        return client_come_back_in(client, epoch, client->comeback.return_ms);
+        return come_back(client, epoch, client->comeback.return_ms, NULL);
+}
+
+int client_come_back_for(bfc_client *client, uint64_t epoch, struct call_interrupt *interrupt)
+{
+        return come_back(client, epoch, client->comeback.return_ms, interrupt);
 }
 
 /* ---- its life ---------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* What a caller asks of a bfc_malloc_with(); see client.h.
+/* What a caller asks of bfc_malloc_with() and bfc_attach_with(); see client.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -12,30 +12,40 @@
 #define MAX_TAG_BYTES            31u
 
 /* A caller built against a later header may have more, as long as it asks for nothing there. */
-static int malloc_options_copy(const struct bfc_malloc_options *options, struct bfc_malloc_options *ret)
+static int options_copy(const char *name, const void *options, size_t struct_size, size_t n_least, void *ret,
+                        size_t n_bytes)
 {
-        const unsigned char *bytes = (const unsigned char *)options;
+        const unsigned char *bytes = options;
 
-        if (options->struct_size < MALLOC_OPTIONS_MIN_BYTES)
-                return error_set(
-                        -EINVAL,
-                        "bfc_malloc_options.struct_size is %zu: set it to sizeof(struct bfc_malloc_options), %zu",
-                        options->struct_size, sizeof(*ret));
-        for (size_t i = sizeof(*ret); i < options->struct_size; i++)
+        if (struct_size < n_least)
+                return error_set(-EINVAL, "%s.struct_size is %zu: set it to sizeof(struct %s), %zu", name,
+                                 struct_size, name, n_bytes);
+        for (size_t i = n_bytes; i < struct_size; i++)
                 if (bytes[i] != 0)
-                        return error_set(
-                                -EINVAL,
-                                "bfc_malloc_options has an option that this library, %s, does not know",
-                                bfc_version());
-        memcpy(ret, options, options->struct_size < sizeof(*ret) ? options->struct_size : sizeof(*ret));
+                        return error_set(-EINVAL, "%s has an option that this library, %s, does not know",
+                                         name, bfc_version());
+        memcpy(ret, options, struct_size < n_bytes ? struct_size : n_bytes);
         return 0;
+}
+
+static uint32_t wait_at_most(uint32_t wait_ms)
+{
+        return wait_ms < MAX_WAIT_MS ? wait_ms : MAX_WAIT_MS;
+}
+
+static int check_cancel_fd(const char *name, int fd)
+{
+        return fd >= 0 ? 0
+                       : error_set(-EINVAL, "%s.cancel_fd is %d: no file descriptor, see there", name, fd);
 }
 
 int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_partition,
                     struct malloc_how *ret)
 {
         struct bfc_malloc_options known = { .struct_size = sizeof(known) };
-        int r = options ? malloc_options_copy(options, &known) : 0;
+        int r = options ? options_copy("bfc_malloc_options", options, options->struct_size,
+                                       MALLOC_OPTIONS_MIN_BYTES, &known, sizeof(known))
+                        : 0;
 
         if (r < 0)
                 return r;
@@ -44,11 +54,22 @@ int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_p
                                  MAX_TAG_BYTES);
         *ret = (struct malloc_how){ .cancel_fd = known.cancel_fd };
         ret->flags = known.flags;
-        ret->wait_ms = known.wait_ms < MAX_WAIT_MS ? known.wait_ms : MAX_WAIT_MS;
+        ret->wait_ms = wait_at_most(known.wait_ms);
         ret->tag = known.tag && known.tag[0] ? known.tag : NULL;
-        if (known.cancel_fd < 0)
-                return error_set(-EINVAL, "bfc_malloc_options.cancel_fd is %d: no file descriptor, see there",
-                                 known.cancel_fd);
         *ret_partition = known.partition;
-        return 0;
+        return check_cancel_fd("bfc_malloc_options", known.cancel_fd);
+}
+
+int attach_options_read(const struct bfc_attach_options *options, struct bfc_attach_options *ret)
+{
+        struct bfc_attach_options known = { .struct_size = sizeof(known) };
+        int r = options ? options_copy("bfc_attach_options", options, options->struct_size, sizeof(known),
+                                       &known, sizeof(known))
+                        : 0;
+
+        if (r < 0)
+                return r;
+        known.wait_ms = wait_at_most(known.wait_ms);
+        *ret = known;
+        return check_cancel_fd("bfc_attach_options", known.cancel_fd);
 }

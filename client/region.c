@@ -200,6 +200,8 @@ static int region_map(struct region *region, const struct region_extent *extent,
 {
         int error = region_make_room(region);
 
+        if (error == 0 && memory->share == DEVICE_SHARE_FD && memory->fd < 0)
+                error = -EMFILE;
         if (error == 0)
                 error = device_range_map(region->range, extent->offset, memory);
         if (error == 0 && !device_range_base(region->range))

@@ -44,13 +44,14 @@ void regions_clear(struct regions *r); /* unmaps everything; back to empty */
  * opened by a handle is all of its region, and nothing takes its place. -EPROTO: it makes no
  * sense (bounds, another size or partition for the same region, not an extent).
  * -ENOMEM: it could not be noted. REGIONS_UNMAPPED: this process cannot map it now; it is
- * noted as unmapped, and memory->fd belongs to the regions. */
+ * noted as unmapped, and memory->fd belongs to the regions. Without an fd it is always so. */
 enum { REGIONS_UNMAPPED = 1 };
 int regions_map(struct regions *r, const struct region_extent *extent, const struct device_view *view,
                 const struct device_extent *memory);
 
 /* Tries once more to map the unmapped extents in this place of a region. 0: they are mapped.
- * -ENOENT: there are none. Else why one cannot be mapped (device_range_map(), device_range_new()). */
+ * -ENOENT: there are none. -EMFILE: one has no fd. Else why one cannot be mapped (device_range_map(),
+ * device_range_new()). */
 int regions_retry(struct regions *r, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
 /* Forgets all unmapped extents. The daemon must not count on this process for them any more. */

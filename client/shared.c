@@ -304,19 +304,19 @@ static int attach_list_places(bfc_client *client, uint32_t **ret, size_t *ret_n)
         return 0;
 }
 
-static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bfcd__Reply **ret,
-                      uint64_t *ret_epoch)
+static int attach_ask(bfc_client *client, const char *name, const struct bfc_attach_options *how,
+                      Bfcd__Reply **ret, uint64_t *ret_epoch)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
-        struct call_interrupt interrupt = { .cancel_fd = -1 };
-        struct client_call call = { .interrupt = wait_ms > 0 ? &interrupt : NULL };
+        struct call_interrupt interrupt = { .cancel_fd = how->cancel_fd > 0 ? how->cancel_fd : -1 };
+        struct client_call call = { .interrupt = how->wait_ms > 0 ? &interrupt : NULL };
         int r = attach_list_places(client, &body.partitions, &body.n_partitions);
 
         if (r < 0)
                 return r;
         body.name = (char *)(uintptr_t)name;
-        body.wait_ms = wait_ms;
+        body.wait_ms = how->wait_ms;
         request.body_case = BFCD__REQUEST__BODY_ATTACH;
         request.attach = &body;
         r = client_ask_for(client, &call, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
@@ -325,13 +325,13 @@ static int attach_ask(bfc_client *client, const char *name, uint32_t wait_ms, Bf
 }
 
 /* *ret_stale: the answer came before a return, and is worth nothing. */
-static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, bool *ret_stale,
-                       void **ret_ptr, size_t *ret_n_bytes)
+static int attach_once(bfc_client *client, const char *name, const struct bfc_attach_options *how,
+                       bool *ret_stale, void **ret_ptr, size_t *ret_n_bytes)
 {
         Bfcd__Reply *reply = NULL;
         void *ptr = NULL;
         uint64_t epoch;
-        int why = 0, r = attach_ask(client, name, wait_ms, &reply, &epoch);
+        int why = 0, r = attach_ask(client, name, how, &reply, &epoch);
 
         *ret_stale = false;
         if (r < 0)
@@ -358,20 +358,31 @@ static int attach_once(bfc_client *client, const char *name, uint32_t wait_ms, b
         return r;
 }
 
-BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
-                       size_t *ret_n_bytes)
+BFC_API int bfc_attach_with(bfc_client *client, const char *name, const struct bfc_attach_options *options,
+                            void **ret_ptr, size_t *ret_n_bytes)
 {
+        struct bfc_attach_options how;
         int r = client_check(client);
         bool is_stale;
 
+        if (r == 0)
+                r = attach_options_read(options, &how);
         if (r < 0)
                 return r;
         if (!name || !ret_ptr)
                 return error_set(-EINVAL, "bfc_attach: %s is NULL", name ? "ret_ptr" : "name");
         do
-                r = attach_once(client, name, wait_ms, &is_stale, ret_ptr, ret_n_bytes);
+                r = attach_once(client, name, &how, &is_stale, ret_ptr, ret_n_bytes);
         while (is_stale);
         return r;
+}
+
+BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr,
+                       size_t *ret_n_bytes)
+{
+        struct bfc_attach_options how = { .struct_size = sizeof(how), .wait_ms = wait_ms };
+
+        return bfc_attach_with(client, name, &how, ret_ptr, ret_n_bytes);
 }
 
 /* ---- letting go ----------------------------------------------------------- */

@@ -4,7 +4,9 @@
  *
  * The daemon is asked to split the slab where such extents begin and end. The parts between are idle
  * slabs, and are given back as others are. One Split is under way at a time: the list of what is held names it,
- * because a daemon that was killed may or may not have done it. */
+ * because a daemon that was killed may or may not have done it.
+ *
+ * A part between two blocks takes two Splits. Where max_blocks does not hold both the first is refused, too. */
 #include <errno.h>
 
 #include "client/client.h"
@@ -50,6 +52,7 @@ static int split_at(bfc_client *client, uint32_t partition, const struct cache_p
                 return r == -ENOENT ? 0 : r;
         request.body_case = BFCD__REQUEST__BODY_SPLIT;
         request.split = &body;
+        body.n_more = at->needs_next;
         r = client_ask(client, &request, BFCD__REPLY__BODY_SPLIT, &reply, &epoch);
         pthread_mutex_lock(&client->lock);
         client->splitting = (struct held_split){ 0, 0 };
@@ -61,12 +64,35 @@ static int split_at(bfc_client *client, uint32_t partition, const struct cache_p
         return r;
 }
 
+/* Refused two Splits, the daemon may do one elsewhere. */
+static int split_all(bfc_client *client, uint32_t partition, const struct cache_place *places, size_t n,
+                     bool *ret_refused)
+{
+        int r = 0;
+
+        *ret_refused = false;
+        for (size_t i = 0; r == 0 && i < n; i++) {
+                bool is_two = places[i].needs_next;
+
+                if (!is_two || !*ret_refused)
+                        r = split_at(client, partition, &places[i]);
+                if (is_two && r == -EDQUOT) {
+                        *ret_refused = true;
+                        r = 0;
+                }
+                if (is_two && *ret_refused)
+                        i++;
+        }
+        return r;
+}
+
 int client_shrink(bfc_client *client, uint32_t partition, const struct cache_range *in, uint64_t want_bytes,
                   bool *ret_more)
 {
         struct cache_place places[SHRINK_PLACES];
+        bool is_refused;
         size_t n;
-        int r = 0;
+        int r;
 
         pthread_mutex_lock(&client->split_lock);
         pthread_mutex_lock(&client->lock);
@@ -74,14 +100,13 @@ int client_shrink(bfc_client *client, uint32_t partition, const struct cache_ran
         n = cache_find_splits(client->cache, partition, in, find_extent, client, want_bytes, places,
                               SHRINK_PLACES);
         pthread_mutex_unlock(&client->lock);
-        for (size_t i = 0; r == 0 && i < n; i++)
-                r = split_at(client, partition, &places[i]);
+        r = split_all(client, partition, places, n, &is_refused);
         pthread_mutex_lock(&client->lock);
         if (n > 0)
                 cache_count(client->cache, partition);
         pthread_mutex_unlock(&client->lock);
         pthread_mutex_unlock(&client->split_lock);
-        *ret_more = r == 0 && n + 2 > SHRINK_PLACES;
+        *ret_more = r == 0 && !is_refused && n + 2 > SHRINK_PLACES;
         /* What was refused stays as it is. */
         return client_has_ended(r) || r == -EPROTO ? r : 0;
 }

@@ -650,9 +650,10 @@ void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_
                 quota_note_idle(q);
 }
 
-int quota_split(struct quota *q, bfc_handle handle, uint64_t at, bfc_handle *ret_high)
+int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more, bfc_handle *ret_high)
 {
-        int r = q->n_blocks < q->max_blocks ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
+        bool has_room = (uint64_t)q->n_blocks + n_more < q->max_blocks;
+        int r = has_room ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
 
         if (r < 0)
                 return r;

@@ -319,8 +319,9 @@ void quota_cancel(struct quota_request *request);
 /* Frees a block that was handed out: its rounded size and as it was asked for. */
 void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested);
 
-/* Cuts a block in two, see bfc_split(). -EDQUOT: max_blocks. -EINVAL, -ENOMEM. */
-int quota_split(struct quota *q, bfc_handle handle, uint64_t at, bfc_handle *ret_high);
+/* Cuts a block in two, see bfc_split(). -EDQUOT: max_blocks does not hold this one and n_more. -EINVAL,
+ * -ENOMEM. */
+int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more, bfc_handle *ret_high);
 
 /* Sessions that use this quota. -EDQUOT: max_sessions. -ENOENT: it was removed. */
 int quota_join(struct quota *q);

@@ -315,6 +315,18 @@ static void session_remove_delivery(struct session *s, struct session_delivery *
         s->n_deliveries--;
 }
 
+/* The block is free, or let go of, and its request is refused. */
+static void session_undeliver(struct session *s, struct session_delivery *d, int error, const char *sentence)
+{
+        session_remove_delivery(s, d);
+        if (d->hold == LEDGER_NONE)
+                session_free_block(s, d->block);
+        else
+                shared_undelivered(s, d->hold);
+        session_refuse(s, d->request_id, error, sentence);
+        free(d);
+}
+
 /* Delivers the first block. False: the rest of its extents waits for an acknowledgement. */
 static bool session_deliver_first(struct session *s)
 {
@@ -323,18 +335,14 @@ static bool session_deliver_first(struct session *s)
 
         if (r > 0)
                 return false;
-        session_remove_delivery(s, d);
         if (r < 0) {
-                if (d->hold == LEDGER_NONE)
-                        session_free_block(s, d->block);
-                else
-                        shared_undelivered(s, d->hold);
-                session_refuse(s, d->request_id, -ENOMEM,
-                               r == -EMFILE ? "the daemon has no fds left to share memory with"
-                                            : "the daemon's table of exports is full");
-        } else {
-                session_send_block(s, d);
+                session_undeliver(s, d, -ENOMEM,
+                                  r == -EMFILE ? "the daemon has no fds left to share memory with"
+                                               : "the daemon's table of exports is full");
+                return true;
         }
+        session_remove_delivery(s, d);
+        session_send_block(s, d);
         free(d);
         return true;
 }
@@ -731,14 +739,15 @@ static const char *split_fault(const struct session *s, uint32_t index, uint64_t
 }
 
 /* 0: *ret_high is the new block. Nothing changed otherwise. */
-static int session_split_block(struct session *s, uint32_t index, uint64_t at, uint32_t *ret_high)
+static int session_split_block(struct session *s, uint32_t index, uint64_t at, uint32_t n_more,
+                               uint32_t *ret_high)
 {
         struct ledger *l = s->broker->ledger;
         const struct ledger_block *block = ledger_block_at(l, index);
         struct session_share *share = session_share_of(s, block->quota);
         uint64_t n_bytes = block->n_bytes;
         bfc_handle high;
-        int r = ledger_has_block(l) ? quota_split(share->quota, block->handle, at, &high) : -ENOMEM;
+        int r = ledger_has_block(l) ? quota_split(share->quota, block->handle, at, n_more, &high) : -ENOMEM;
 
         if (r < 0)
                 return r;
@@ -764,12 +773,13 @@ static int handle_split(struct session *s, const Bfcd__Request *r, const char **
         if (index != LEDGER_NONE && ledger_block_at(s->broker->ledger, index)->session == s->index)
                 high = ledger_block_split_off(s->broker->ledger, index, at);
         if (high == LEDGER_NONE)
-                error = fault ? -EINVAL : session_split_block(s, index, at, &high);
+                error = fault ? -EINVAL : session_split_block(s, index, at, r->split->n_more, &high);
         if (error < 0) {
                 snprintf(sentence, sizeof(sentence), "block %" PRIu64 " cannot be split: %s", id,
-                         fault              ? fault
-                         : error == -EDQUOT ? "the tenant has max_blocks blocks in the partition"
-                                            : "the daemon has no memory or no record for one more block");
+                         fault ? fault
+                         : error == -EDQUOT
+                                 ? "the tenant's max_blocks in the partition does not hold the parts"
+                                 : "the daemon has no memory or no record for one more block");
                 session_refuse(s, r->id, error, sentence);
                 return 0;
         }
@@ -781,16 +791,74 @@ static int handle_split(struct session *s, const Bfcd__Request *r, const char **
         return 0;
 }
 
+/* The session's export of an extent; the last ones are found first. */
+static uint32_t session_find_export(const struct session *s, uint64_t extent_id)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t x = ledger_session_at(l, s->index)->links.first_export;
+
+        while (x != LEDGER_NONE && ledger_extent_at(l, ledger_export_at(l, x)->extent)->id != extent_id)
+                x = ledger_export_at(l, x)->links.next_of_session;
+        return x;
+}
+
+/* The session has not received the extent, which is sent again before the next block there. A block that
+ * waits for more extents would be sent them for as long as the process is at its limit: so it is refused. */
+static void session_unsend(struct session *s, uint64_t extent_id)
+{
+        struct ledger *l = s->broker->ledger;
+        struct session_delivery *d = TAILQ_FIRST(&s->deliveries);
+        const struct ledger_block *block = d ? ledger_block_at(l, d->block) : NULL;
+        uint32_t x = session_find_export(s, extent_id);
+        const struct ledger_extent *extent;
+        struct session_share *share;
+        size_t slot, last;
+        bool waits;
+
+        if (x == LEDGER_NONE)
+                return; /* it is named twice */
+        extent = ledger_extent_at(l, ledger_export_at(l, x)->extent);
+        share = session_share_of(s, extent->quota);
+        if (arena_extent_is_retired(share->quota->arena, ledger_export_at(l, x)->extent))
+                return; /* the client is to confirm that */
+        slot = arena_slots(share->quota->arena, extent->offset, extent->n_bytes, &last);
+        share->seen[slot] = 0;
+        waits = block && block->quota == extent->quota && block->offset < extent->offset + extent->n_bytes &&
+                extent->offset < block->offset + block->n_bytes;
+        retire_clear_export(s, x);
+        if (waits)
+                session_undeliver(s, d, -EMFILE,
+                                  "the process is at its limit of open files, so memory could not be passed "
+                                  "to it: raise RLIMIT_NOFILE (ulimit -n)");
+}
+
+/* Of as many extents as it acknowledges. */
+static bool ack_is_valid(const struct session *s, const Bfcd__Ack *ack)
+{
+        size_t n = 0;
+
+        if (ack->sequence <= s->acked_sequence || ack->sequence > s->sequence)
+                return false;
+        for (uint64_t i = s->acked_sequence + 1; i <= ack->sequence; i++)
+                n += s->sent_counts[i % SESSION_MAX_UNACKED];
+        if (ack->n_lost_extent_ids > n)
+                return false;
+        for (size_t i = 0; i < ack->n_lost_extent_ids; i++)
+                if (session_find_export(s, ack->lost_extent_ids[i]) == LEDGER_NONE)
+                        return false;
+        return true;
+}
+
 static int handle_ack(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
-        uint64_t sequence = r->ack->sequence;
-
-        if (sequence <= s->acked_sequence || sequence > s->sequence) {
+        if (!ack_is_valid(s, r->ack)) {
                 *ret_why = "it acknowledged extents that are not on their way";
                 return -EPROTO;
         }
-        while (s->acked_sequence < sequence)
+        while (s->acked_sequence < r->ack->sequence)
                 s->n_unacked -= s->sent_counts[++s->acked_sequence % SESSION_MAX_UNACKED];
+        for (size_t i = 0; i < r->ack->n_lost_extent_ids; i++)
+                session_unsend(s, r->ack->lost_extent_ids[i]);
         if (!s->is_delivering)
                 session_deliver(s);
         retire_flush(s);

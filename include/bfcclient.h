@@ -21,9 +21,11 @@
  *                at that path; no shared block of that name (bfc_attach); no such
  *                GPU (bfc_partition_for_device)
  *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
- *   -EINTR       a wait was interrupted (bfc_malloc_with and bfc_attach with a wait_ms): a signal
+ *   -EINTR       a wait was interrupted (bfc_malloc_with, bfc_attach and bfc_attach_with with a wait_ms): a signal
  *                handler ran in the waiting thread, or cancel_fd is readable
  *   -ETIMEDOUT   nobody published the name in time (bfc_attach)
+ *   -EMFILE      this process is at its limit of open files, so that memory could not be passed to it:
+ *                raise RLIMIT_NOFILE (ulimit -n). The session goes on
  *   -ECONNREFUSED  nobody listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
@@ -180,8 +182,9 @@ struct bfc_malloc_options {
  * The request has left the daemon's queue then, and nothing was allocated. A signal that comes just before
  * the wait begins interrupts nothing. cancel_fd closes that gap: the wait is interrupted as soon as the fd
  * is readable, also if it was so before. Use an eventfd to which the handler writes. The library
- * only polls it. Fd 0 cannot be used, and a negative number is -EINVAL. Calls without a wait_ms are not
- * interrupted, nor is any call while the daemon is being restarted (struct bfc_options).
+ * only polls it. Fd 0 cannot be used, and a negative number is -EINVAL. The wait for a daemon that is
+ * being restarted (struct bfc_options) is interrupted alike; the session is resumed nevertheless. Calls without
+ * a wait_ms are not interrupted.
  *
  * A block with a tag or a flag is the daemon's own, never cut
  * from what the client has. -EINVAL also for a tag that is too long. */
@@ -250,6 +253,16 @@ int bfc_publish(bfc_client *client, void *ptr, const char *name);
  * one in time. -EINVAL: the name. -EDQUOT: as in bfc_publish(), or too many sessions in that
  * partition. -ENODEV: it is on a device that this process does not see, or that is lost. */
 int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr, size_t *ret_n_bytes);
+
+/* The same with more to say. Zero-initialise, set `struct_size` to sizeof, fill what you need; NULL: it does not
+ * wait. */
+struct bfc_attach_options {
+        size_t struct_size;
+        uint32_t wait_ms;
+        int cancel_fd; /* interrupts the wait when it is readable; 0: none; see bfc_malloc_with() */
+};
+int bfc_attach_with(bfc_client *client, const char *name, const struct bfc_attach_options *options,
+                    void **ret_ptr, size_t *ret_n_bytes);
 
 /* Lets go of a shared block, once; bfc_free() does the same. The last time it waits for this
  * process's work on a GPU as bfc_free() does, and may fail as that: then it stays. NULL does nothing.

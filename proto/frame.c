@@ -28,6 +28,9 @@
  * incomplete frame may still have its own waiting. */
 #define READER_MAX_FDS (2u * FRAME_MAX_FDS)
 
+/* Among a reader's fds: the kernel dropped the rest of this frame's. */
+#define FDS_CUT (-1)
+
 /* A writer's buffer up to this size is kept while idle. */
 #define WRITER_KEPT_BYTES 1024u
 
@@ -80,7 +83,8 @@ static void put_length(uint8_t *p, size_t n)
 static void close_all(const int *fds, size_t n_fds)
 {
         for (size_t i = 0; i < n_fds; i++)
-                close(fds[i]);
+                if (fds[i] != FDS_CUT)
+                        close(fds[i]);
 }
 
 /* ---- reading ------------------------------------------------------------- */
@@ -124,10 +128,12 @@ static void reader_compact(struct frame_reader *r)
 }
 
 /* Keeps the fds that came with a message. All of them are taken from the kernel
- * before any is judged: each is open in this process already. */
+ * before any is judged: each is open in this process already. Cut off at less than there was room for, the
+ * others found no number in this process. */
 static int reader_keep_fds(struct frame_reader *r, struct msghdr *msg)
 {
-        int error = msg->msg_flags & MSG_CTRUNC ? -EPROTO : 0;
+        bool is_cut = msg->msg_flags & MSG_CTRUNC;
+        int error = is_cut && (!r->take_fds || r->n_fds == READER_MAX_FDS) ? -EPROTO : 0;
 
         for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
                 int fds[FRAME_MAX_FDS];
@@ -137,7 +143,7 @@ static int reader_keep_fds(struct frame_reader *r, struct msghdr *msg)
                         continue;
                 n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
                 memcpy(fds, CMSG_DATA(c), n * sizeof(int));
-                if (error < 0 || n > READER_MAX_FDS - r->n_fds) {
+                if (error < 0 || n + is_cut > READER_MAX_FDS - r->n_fds || (is_cut && n == FRAME_MAX_FDS)) {
                         close_all(fds, n);
                         error = -EPROTO;
                         continue;
@@ -145,6 +151,8 @@ static int reader_keep_fds(struct frame_reader *r, struct msghdr *msg)
                 memcpy(r->fds + r->n_fds, fds, n * sizeof(int));
                 r->n_fds += n;
         }
+        if (error == 0 && is_cut)
+                r->fds[r->n_fds++] = FDS_CUT;
         return error;
 }
 
@@ -256,14 +264,21 @@ int frame_reader_next(struct frame_reader *r, const uint8_t **ret_payload, size_
 
 int frame_reader_take_fds(struct frame_reader *r, int *ret_fds, size_t n_fds)
 {
-        if (n_fds > r->n_fds)
+        size_t n = 0, n_cut = 0;
+
+        while (n < n_fds && n < r->n_fds && r->fds[n] != FDS_CUT)
+                n++;
+        if (n < n_fds && n == r->n_fds)
                 return -EPROTO;
         if (n_fds == 0)
                 return 0;
-        memcpy(ret_fds, r->fds, n_fds * sizeof(int));
-        r->n_fds -= n_fds;
-        memmove(r->fds, r->fds + n_fds, r->n_fds * sizeof(int));
-        return 0;
+        n_cut = n < n_fds;
+        memcpy(ret_fds, r->fds, n * sizeof(int));
+        for (size_t i = n; i < n_fds; i++)
+                ret_fds[i] = -1;
+        r->n_fds -= n + n_cut;
+        memmove(r->fds, r->fds + n + n_cut, r->n_fds * sizeof(int));
+        return n_cut ? -EMFILE : 0;
 }
 
 size_t frame_reader_n_fds(const struct frame_reader *r)

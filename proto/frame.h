@@ -35,8 +35,7 @@ enum {
 };
 
 /* One recvmsg() into the buffer. 0: some bytes came. FRAME_AGAIN, FRAME_EOF.
- * -EPROTO: fds where none may come, too many fds, control data cut off
- * (MSG_CTRUNC). -ECONNRESET: hung up inside a frame, or reset. Other -errno
+ * -EPROTO: fds where none may come, too many fds. -ECONNRESET: hung up inside a frame, or reset. Other -errno
  * from recvmsg(). flags: 0 or MSG_DONTWAIT. */
 int frame_reader_receive(struct frame_reader *r, int fd, int flags);
 
@@ -61,7 +60,8 @@ int frame_reader_peek(const struct frame_reader *r, const uint8_t **ret_payload,
 size_t frame_reader_feed(struct frame_reader *r, const uint8_t *bytes, size_t n_bytes);
 
 /* Hands over the n oldest fds received (CLOEXEC); the caller owns them. -EPROTO
- * when fewer have come. */
+ * when fewer have come. -EMFILE: this process had no number for all of their frame's: those that it had
+ * come first, and are the caller's, the rest are -1. */
 int frame_reader_take_fds(struct frame_reader *r, int *ret_fds, size_t n_fds);
 
 /* How many fds wait to be taken. */

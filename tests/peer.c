@@ -506,6 +506,20 @@ int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id)
         return result;
 }
 
+const Bfcd__Extent *peer_extent(const struct peer *p, uint64_t sequence, size_t i)
+{
+        for (size_t k = 0; k < p->n_replies; k++) {
+                const Bfcd__Reply *reply = p->replies[k];
+
+                if (reply->body_case == BFCD__REPLY__BODY_EXTENTS && reply->extents->sequence == sequence) {
+                        MUST(i < reply->extents->n_extents);
+                        return reply->extents->extents[i];
+                }
+        }
+        MUST(!"no such message");
+        return NULL;
+}
+
 const Bfcd__Reply *peer_reply(const struct peer *p, uint64_t id)
 {
         for (size_t i = 0; i < p->n_replies; i++)
@@ -719,15 +733,34 @@ void peer_retired_all(struct peer *p)
 
 int peer_ack(struct peer *p, uint64_t sequence)
 {
+        return peer_ack_without(p, sequence, NULL, 0);
+}
+
+static bool peer_is_to_retire(const struct peer *p, uint64_t id)
+{
+        for (size_t i = 0; i < p->n_retires; i++)
+                for (size_t k = 0; k < p->retires[i].n_ids; k++)
+                        if (p->retires[i].ids[k] == id)
+                                return true;
+        return false;
+}
+
+int peer_ack_without(struct peer *p, uint64_t sequence, const uint64_t *lost, size_t n_lost)
+{
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Ack ack = BFCD__ACK__INIT;
         const char *why;
         int result;
 
         ack.sequence = sequence;
+        ack.lost_extent_ids = (uint64_t *)(uintptr_t)lost;
+        ack.n_lost_extent_ids = n_lost;
         r.body_case = BFCD__REQUEST__BODY_ACK;
         r.ack = &ack;
         result = session_handle(p->session, &r, &why);
+        for (size_t i = 0; result == 0 && i < n_lost; i++)
+                if (!peer_is_to_retire(p, lost[i]) && peer_find_hold(p, lost[i]) < p->n_holds)
+                        peer_let_go(p, peer_find_hold(p, lost[i]));
         peer_deliver(p);
         return result;
 }

@@ -120,6 +120,10 @@ uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name);
 uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms);
 uint64_t peer_goodbye(struct peer *p);
 int peer_ack(struct peer *p, uint64_t sequence);
+/* The same of a client that did not receive these extents. */
+int peer_ack_without(struct peer *p, uint64_t sequence, const uint64_t *lost, size_t n_lost);
+/* The i-th extent of the Extents message of this number. */
+const Bfcd__Extent *peer_extent(const struct peer *p, uint64_t sequence, size_t i);
 /* Lets go of what the Retire named, if there is such a one, and says so. */
 int peer_retired(struct peer *p, uint64_t sequence);
 void peer_retired_all(struct peer *p);

@@ -299,6 +299,46 @@ START_TEST(over_the_quota_idle_memory_goes_back)
 }
 END_TEST
 
+/* The middle of a slab would take two Splits, and the new block is one more. */
+START_TEST(no_split_that_max_blocks_makes_useless)
+{
+        static const struct rig_config config = {
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 64MiB, max_blocks: 3}]\n",
+        };
+        struct rig *rig = rig_start(&config);
+        bfc_client *client;
+        void *all, *first, *middle, *last, *whole, *large;
+
+        if (rig_device() == ON_CUDA_IPC) { /* a block is one extent there */
+                rig_stop(rig);
+                return;
+        }
+        cache_on();
+        client = open_with(rig->socket, UINT64_MAX);
+        ck_assert_ok(bfc_malloc(client, 40 * MIB, &all));
+        ck_assert_ok(bfc_free(client, all));
+        ck_assert_ok(bfc_malloc(client, 1000, &first));
+        ck_assert_ok(bfc_malloc(client, 38 * MIB, &middle));
+        ck_assert_ok(bfc_malloc(client, 1000, &last));
+        ck_assert_ok(bfc_free(client, middle));
+        ck_assert_ok(bfc_malloc_flags(client, NULL, 1 * MIB, BFC_WHOLE, &whole));
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 2);
+        ck_assert_int_eq(bfc_malloc_flags(client, NULL, 50 * MIB, BFC_WHOLE, &large), -EDQUOT);
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 2);
+        ck_assert_ok(bfc_free(client, whole));
+        ck_assert_ok(
+                bfc_malloc_flags(client, NULL, 50 * MIB, BFC_WHOLE, &large)); /* now there is room for both */
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 3);
+        ck_assert_ok(bfc_free(client, large));
+        ck_assert_ok(bfc_free(client, first));
+        ck_assert_ok(bfc_free(client, last));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 static void hold_idle(void *arg)
 {
         struct pair *pair = arg;
@@ -451,6 +491,7 @@ int main(void)
                 after_a_trim_only_live_blocks_are_reserved,
                 a_trim_of_some_keeps_the_rest,
                 over_the_quota_idle_memory_goes_back,
+                no_split_that_max_blocks_makes_useless,
                 an_idle_process_gives_back,
                 a_killed_client_returns_its_cache,
                 processes_under_pressure,

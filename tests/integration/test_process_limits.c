@@ -3,6 +3,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -81,6 +82,108 @@ START_TEST(too_little_address_space_refuses_a_request)
 }
 END_TEST
 
+/* No fd has a number any more, until release_fds(). */
+static void take_all_fds(struct rlimit *ret_before)
+{
+        int at = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+        struct rlimit tight;
+
+        REQUIRE(at >= 0 && close(at) == 0 && getrlimit(RLIMIT_NOFILE, ret_before) == 0, "%s",
+                strerror(errno));
+        tight = *ret_before;
+        tight.rlim_cur = (rlim_t)at;
+        REQUIRE(setrlimit(RLIMIT_NOFILE, &tight) == 0, "%s", strerror(errno));
+}
+
+static void require_no_fds(bfc_client *client, int r)
+{
+        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
+
+        REQUIRE(r == -EMFILE, "%d: %s", r, bfc_last_error());
+        REQUIRE(strstr(bfc_last_error(), "ulimit -n"), "%s", bfc_last_error());
+        REQUIRE(bfc_usage(client, NULL, &usage) == 0, "%s", bfc_last_error());
+        REQUIRE(usage.bytes_in_use == 4 * MIB, "%llu bytes in use", (unsigned long long)usage.bytes_in_use);
+}
+
+/* The first block's extents are there already. Few numbers are enough for a block of many extents, but not at
+ * once. */
+static void live_without_fds(void *arg)
+{
+        bfc_client *client = child_client_open(arg, NULL);
+        struct rlimit before;
+        void *mine, *p = NULL;
+        int r = bfc_malloc_flags(client, NULL, 4 * MIB, BFC_WHOLE, &mine);
+
+        REQUIRE(r == 0 && bfc_publish(client, mine, "mine") == 0, "%s", bfc_last_error());
+        pattern_write(mine, 4 * MIB, 1);
+        take_all_fds(&before);
+        for (int i = 0; i < 3; i++)
+                require_no_fds(client, bfc_malloc(client, (size_t)(10 + 30 * i) * MIB, &p));
+        require_no_fds(client, bfc_malloc_async(client, 10 * MIB, 0, &p));
+        REQUIRE(!p, "a block that was refused");
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){ before.rlim_cur, before.rlim_max });
+        for (int i = 0; i < 2; i++) {
+                r = bfc_malloc(client, 70 * MIB, &p);
+                REQUIRE(r == 0, "%d: %s", r, bfc_last_error());
+                pattern_write(p, 70 * MIB, 2);
+                REQUIRE(pattern_holds(p, 70 * MIB, 2), "bytes were lost");
+                REQUIRE(bfc_free(client, p) == 0 && bfc_trim(client, SIZE_MAX) == 0, "%s", bfc_last_error());
+        }
+        REQUIRE(pattern_holds(mine, 4 * MIB, 1), "another block");
+        REQUIRE(bfc_free(client, mine) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+START_TEST(too_few_fds_refuse_a_request)
+{
+        static const struct rig_config config = {
+                .partitions = "      - {name: train, limit: 128MiB}\n",
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 96MiB}]\n",
+        };
+        struct rig *rig;
+
+        if (rig_device() == ON_CUDA_IPC)
+                return; /* its extents have no fds */
+        rig = rig_start(&config);
+        child_join(child_start(live_without_fds, rig->socket));
+        ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
+        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
+        rig_stop(rig);
+}
+END_TEST
+
+/* Nor is there a session: the hello's fds were not received. */
+static void connect_without_fds(void *arg)
+{
+        struct bfc_options options = { .struct_size = sizeof(options), .socket = arg };
+        int spare = dup(STDERR_FILENO), n_before;
+        struct rlimit before;
+        bfc_client *client;
+
+        REQUIRE(spare >= 0, "%s", strerror(errno));
+        take_all_fds(&before);
+        close(spare); /* for the socket */
+        REQUIRE(bfc_connect(&options, &client) == -EMFILE, "%s", bfc_last_error());
+        REQUIRE(strstr(bfc_last_error(), "ulimit -n"), "%s", bfc_last_error());
+        n_before = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+        REQUIRE(n_before == spare, "%d is open", spare);
+        close(n_before);
+        setrlimit(RLIMIT_NOFILE, &before);
+        REQUIRE(bfc_connect(&options, &client) == 0, "%s", bfc_last_error());
+        bfc_disconnect(client);
+}
+
+START_TEST(too_few_fds_for_a_session)
+{
+        struct rig *rig = rig_start(&(struct rig_config){ 0 });
+
+        child_join(child_start(connect_without_fds, rig->socket));
+        rig_stop(rig);
+}
+END_TEST
+
 /* ---- what can never be granted ------------------------------------------------- */
 
 static struct bfc_client_stats stats_of(bfc_client *client)
@@ -147,6 +250,8 @@ int main(void)
 {
         const TTest *const tests[] = {
                 too_little_address_space_refuses_a_request,
+                too_few_fds_refuse_a_request,
+                too_few_fds_for_a_session,
                 the_impossible_empties_no_cache,
                 NULL,
         };

@@ -229,16 +229,23 @@ START_TEST(cancel_fd_ends_a_wait)
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
         int fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = LONG_MS, .cancel_fd = fd };
+        struct bfc_attach_options attach = { .struct_size = sizeof(attach), .wait_ms = LONG_MS };
         void *p, *q;
 
         ck_assert_int_gt(fd, 0);
         ck_assert_ok(bfc_malloc_flags(holder, NULL, 48 * MIB, BFC_WHOLE, &p));
         ck_assert_int_eq(bfc_malloc_with(client, 32 * MIB, &how, &q), -EINTR);
+        attach.cancel_fd = fd;
+        ck_assert_int_eq(bfc_attach_with(client, "weights", &attach, &q, NULL), -EINTR);
         ck_assert_uint_eq(n_waiting(rig), 0);
         ck_assert_ok(bfc_free(holder, p));
         close(fd);
-        how.cancel_fd = -1;
+        how.cancel_fd = attach.cancel_fd = -1;
         ck_assert_int_eq(bfc_malloc_with(client, 32 * MIB, &how, &q), -EINVAL);
+        ck_assert_int_eq(bfc_attach_with(client, "weights", &attach, &q, NULL), -EINVAL);
+        attach = (struct bfc_attach_options){ .struct_size = sizeof(attach) - 1 };
+        ck_assert_int_eq(bfc_attach_with(client, "weights", &attach, &q, NULL), -EINVAL);
+        ck_assert_int_eq(bfc_attach_with(client, "weights", NULL, &q, NULL), -ENOENT);
         bfc_disconnect(client);
         bfc_disconnect(holder);
         rig_stop(rig);

@@ -6,10 +6,12 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -741,6 +743,82 @@ START_TEST(children_stay_out)
 }
 END_TEST
 
+struct interrupted {
+        pthread_t thread;
+        int cancel_fd; /* 0: none */
+        bool attaches;
+        bool is_over; /* atomic */
+        int result;
+};
+
+static void on_signal(int number)
+{
+        (void)number;
+}
+
+static void *wait_interruptibly(void *userdata)
+{
+        struct interrupted *w = userdata;
+        struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = 600000 };
+        struct bfc_attach_options attach = { .struct_size = sizeof(attach), .wait_ms = 600000 };
+        void *p;
+
+        how.cancel_fd = attach.cancel_fd = w->cancel_fd;
+        w->result = w->attaches ? bfc_attach_with(client, "name", &attach, &p, NULL)
+                                : bfc_malloc_with(client, 1000, &how, &p);
+        __atomic_store_n(&w->is_over, true, __ATOMIC_RELEASE);
+        return NULL;
+}
+
+static void interrupt(struct interrupted *w)
+{
+        if (w->cancel_fd > 0)
+                ck_assert_int_eq(eventfd_write(w->cancel_fd, 1), 0);
+        while (!__atomic_load_n(&w->is_over, __ATOMIC_ACQUIRE)) {
+                if (w->cancel_fd == 0)
+                        pthread_kill(w->thread, SIGUSR1);
+                usleep(500);
+        }
+}
+
+/* A wait for a daemon that is not there yet, or does not answer yet, is interrupted as one at the daemon is. The
+ * session is resumed nevertheless. */
+START_TEST(waits_are_interrupted_without_a_daemon)
+{
+        struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+        struct interrupted w[3] = { { .attaches = _i & 4 }, { .attaches = _i & 4 }, { .attaches = _i & 4 } };
+        void *a;
+
+        ck_assert_int_eq(sigaction(SIGUSR1, &action, NULL), 0);
+        begin("off", _i & 1 ? BFC_NO_THREAD : 0);
+        a = get(1000);
+        mortal_hold(mortal, true);
+        for (size_t i = 0; i < 3; i++) {
+                w[i].cancel_fd = _i & 8 ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : 0;
+                ck_assert_int_eq(pthread_create(&w[i].thread, NULL, wait_interruptibly, &w[i]), 0);
+        }
+        while (mortal_n_on_hold(mortal) < 3)
+                usleep(500);
+        mortal_set_hello(mortal, _i & 2 ? MORTAL_SILENT : MORTAL_HANGS_UP, 1000000);
+        mortal_kill(mortal);
+        while (mortal_count(mortal).n_hellos == 0)
+                usleep(500);
+        for (size_t i = 0; i < 3; i++) {
+                interrupt(&w[i]);
+                ck_assert_int_eq(pthread_join(w[i].thread, NULL), 0);
+                ck_assert_int_eq(w[i].result, -EINTR);
+                if (w[i].cancel_fd > 0)
+                        close(w[i].cancel_fd);
+        }
+        mortal_set_hello(mortal, MORTAL_TAKES, 0);
+        mortal_hold(mortal, false);
+        mortal_kill(mortal); /* whoever waits for an answer */
+        put(a);
+        ck_assert_uint_eq(mortal_count(mortal).n_returns, 1);
+        ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);
+}
+END_TEST
+
 static void *free_in_vain(void *userdata)
 {
         int before = -1;
@@ -1028,6 +1106,7 @@ int main(void)
         tcase_add_loop_test(t, goodbye_to_nobody, 0, 3);
         tcase_add_test(t, children_stay_out);
         tcase_add_test(t, cancelled_threads);
+        tcase_add_loop_test(t, waits_are_interrupted_without_a_daemon, 0, 16);
         tcase_add_loop_test(t, a_split_without_an_answer, 0, 2);
         tcase_add_loop_test(t, busy_threads, 0, 4);
         suite_add_tcase(suite, t);

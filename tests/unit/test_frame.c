@@ -374,27 +374,78 @@ START_TEST(untaken_fds_are_bounded)
 }
 END_TEST
 
-/* A process short of fds: the kernel cuts off, nothing is left open. */
+/* Receives, with numbers for so many fds. */
+static int receive_with_room_for(unsigned n_fds)
+{
+        struct rlimit old, tight;
+        int at = fcntl(sv[0], F_DUPFD_CLOEXEC, 0), r;
+
+        close(at);
+        ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+        tight = old;
+        tight.rlim_cur = (rlim_t)at + n_fds;
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
+        r = frame_reader_receive(reader, sv[1], 0);
+        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
+        return r;
+}
+
+/* A process short of fds: the kernel cuts off, which ends nothing, and nothing is left open. */
 START_TEST(receiver_out_of_fds)
 {
+        static const unsigned rooms[] = { 3, 0, 7 };
         int fds[8], fd = new_memfd(1), n_before;
-        struct rlimit old, tight;
 
         for (size_t i = 0; i < 8; i++)
                 fds[i] = fd;
-        add(1, 1, fds, 8);
-        ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
-        writer = frame_writer_free(writer);
         n_before = suite_count_fds();
-        ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
-        tight = old;
-        tight.rlim_cur = (rlim_t)fcntl(fd, F_DUPFD_CLOEXEC, 0) + 3;
-        close((int)tight.rlim_cur - 3);
-        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &tight), 0);
-        int r = frame_reader_receive(reader, sv[1], 0);
-        ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
-        ck_assert_int_eq(r, -EPROTO);
+        for (size_t i = 0; i < sizeof(rooms) / sizeof(rooms[0]); i++) {
+                int taken[8], n_taken = 0;
+
+                add(1, (uint8_t)i, fds, 8);
+                ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
+                ck_assert_int_eq(receive_with_room_for(rooms[i]), 0);
+                expect(1, (uint8_t)i);
+                ck_assert_int_eq(frame_reader_take_fds(reader, taken, 8), -EMFILE);
+                for (int k = 0; k < 8; k++) {
+                        ck_assert_int_eq(taken[k] >= 0, k < (int)rooms[i]);
+                        if (taken[k] >= 0) {
+                                expect_size(taken[k], 1);
+                                close(taken[k]);
+                                n_taken++;
+                        }
+                }
+                ck_assert_int_eq(n_taken, (int)rooms[i]);
+                ck_assert_int_eq(frame_reader_take_fds(reader, taken, 1), -EPROTO);
+        }
         ck_assert_int_eq(suite_count_fds(), n_before);
+        close(fd);
+}
+END_TEST
+
+/* The frames before and behind one that was cut off have theirs; those that are left are closed. */
+START_TEST(frames_beside_one_that_was_cut_off)
+{
+        int fd = new_memfd(2), fds[4] = { fd, fd, fd, fd }, taken[4], n_before;
+
+        for (int i = 0; i < 4; i++) {
+                add(1, (uint8_t)i, fds, 4);
+                ck_assert_int_eq(frame_writer_flush(writer, sv[0]), 0);
+        }
+        n_before = suite_count_fds();
+        for (int i = 0; i < 4; i++)
+                ck_assert_int_eq(receive_with_room_for(i % 2 ? 2 : 4), 0);
+        for (int i = 0; i < 3; i++) {
+                expect(1, (uint8_t)i);
+                ck_assert_int_eq(frame_reader_take_fds(reader, taken, 4), i % 2 ? -EMFILE : 0);
+                for (int k = 0; k < (i % 2 ? 2 : 4); k++) {
+                        expect_size(taken[k], 2);
+                        close(taken[k]);
+                }
+        }
+        reader = frame_reader_free(reader);
+        ck_assert_int_eq(suite_count_fds(), n_before);
+        ck_assert_int_eq(frame_reader_new(true, &reader), 0);
         close(fd);
 }
 END_TEST
@@ -565,6 +616,7 @@ int main(void)
         tcase_add_test(t, too_many_fds);
         tcase_add_test(t, untaken_fds_are_bounded);
         tcase_add_test(t, receiver_out_of_fds);
+        tcase_add_test(t, frames_beside_one_that_was_cut_off);
         tcase_add_test(t, too_many_references);
         tcase_add_test(t, queue_is_bounded);
         tcase_add_test(t, writer_survives_bad_fds);

@@ -158,7 +158,7 @@ START_TEST(nonsense_is_refused)
         extent.region_bytes = 3 * MIB;
         ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.region_bytes = 64 * MIB;
-        ck_assert_int_eq(map_fd(&extent, -1), -EPROTO);
+        ck_assert_int_eq(map_fd(&extent, 1 << 20), -EPROTO); /* no fd */
         extent.offset = 64 * MIB;
         ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         extent.offset = 1;
@@ -172,6 +172,29 @@ START_TEST(nonsense_is_refused)
         ck_assert_int_eq(map_fd(&extent, e.fd), -EPROTO);
         ck_assert_int_eq(resolves(1, 0, 2 * MIB), 0);
         ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
+        ck_assert_int_eq(device_destroy(device, &e), 0);
+}
+END_TEST
+
+/* The fd of an extent found no number in this process: the extent is known, and nothing is there. */
+START_TEST(what_was_not_received)
+{
+        struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB, 0 };
+        struct device_extent e = DEVICE_EXTENT_EMPTY;
+
+        ck_assert_int_eq(map_fd(&extent, -1), REGIONS_UNMAPPED);
+        ck_assert_int_eq(resolves(1, 0, MIB), -EPROTO);
+        ck_assert_int_eq(regions_retry(&regions, 1, 0, MIB), -EMFILE);
+        ck_assert_int_eq(regions_retry(&regions, 1, 0, MIB), -EMFILE);
+        ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
+        ck_assert_int_eq(map_fd(&extent, e.fd), 0); /* it was sent once more */
+        ck_assert_int_eq(resolves(1, 0, MIB), 0);
+        ck_assert_int_eq(regions_retry(&regions, 1, 0, MIB), -ENOENT);
+        ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
+        extent.extent_id = 2;
+        extent.offset = 2 * MIB;
+        ck_assert_int_eq(map_fd(&extent, -1), REGIONS_UNMAPPED);
+        ck_assert_int_eq(regions_unmap(&regions, 2), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
 END_TEST
@@ -281,6 +304,7 @@ int main(void)
         tcase_add_test(t, extents_are_taken_back);
         tcase_add_test(t, nonsense_is_refused);
         tcase_add_test(t, what_cannot_be_mapped);
+        tcase_add_test(t, what_was_not_received);
         tcase_add_test(t, ranges_are_found);
         tcase_add_test(t, extents_by_handle);
         suite_add_tcase(suite, t);

@@ -360,6 +360,45 @@ START_TEST(test_after_the_ack)
 }
 END_TEST
 
+/* Taken back before the client could say that it did not receive it: the Retire stands. */
+START_TEST(test_lost_before_the_retire)
+{
+        struct peer *p = come_in(1, true);
+        uint64_t block, lost;
+
+        p->auto_ack = false;
+        block = must_malloc(p, 0, E);
+        lost = peer_extent(p, 1, 0)->extent_id;
+        must_free(p, block);
+        ck_assert_uint_eq(release(qa, E), E);
+        ck_assert_int_eq(peer_ack_without(p, 1, &lost, 1), 0);
+        check();
+        ck_assert_uint_eq(p->n_retires, 1);
+        peer_retired_all(p);
+        assert_pending(0, 0);
+        peer_free(p);
+}
+END_TEST
+
+/* It is no reason any more to wait for this session. */
+START_TEST(test_lost_is_not_retired)
+{
+        struct peer *p = come_in(1, true);
+        uint64_t block, lost;
+
+        p->auto_ack = false;
+        block = must_malloc(p, 0, E);
+        lost = peer_extent(p, 1, 0)->extent_id;
+        ck_assert_int_eq(peer_ack_without(p, 1, &lost, 1), 0);
+        must_free(p, block);
+        ck_assert_uint_eq(release(qa, E), E);
+        peer_settle(b);
+        ck_assert_uint_eq(p->n_retires, 0);
+        assert_pending(0, 0);
+        peer_free(p);
+}
+END_TEST
+
 /* ---- ends ----------------------------------------------------------------- */
 
 START_TEST(test_goodbye)
@@ -826,6 +865,8 @@ int main(void)
         tcase_add_test(tc, test_wrong_confirmations);
         tcase_add_test(tc, test_message_and_window);
         tcase_add_test(tc, test_after_the_ack);
+        tcase_add_test(tc, test_lost_before_the_retire);
+        tcase_add_test(tc, test_lost_is_not_retired);
         tcase_add_test(tc, test_goodbye);
         tcase_add_test(tc, test_quarantine);
         tcase_add_test(tc, test_time_out);

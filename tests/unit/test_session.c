@@ -632,6 +632,79 @@ START_TEST(test_window)
 }
 END_TEST
 
+/* Of which the client did not receive the fds: they are sent again, to it alone. */
+START_TEST(test_lost_extents)
+{
+        struct peer *p = come_in(1), *other = come_in(1);
+        uint64_t ids[4], id, lost;
+
+        p->auto_ack = false;
+        id = peer_malloc(p, 0, 3 * MIB);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(p, id), 0);
+        ck_assert_uint_ge(p->n_extents, 2);
+        size_t n_sent = p->n_extents;
+        lost = ids[0] = peer_extent(p, 1, 1)->extent_id;
+        ids[1] = lost + 1000;
+        ck_assert_int_eq(peer_ack_without(p, 1, ids, 2), -EPROTO); /* none of its */
+        ids[1] = ids[2] = ids[3] = lost;
+        ck_assert_uint_lt(n_sent, 4);
+        ck_assert_int_eq(peer_ack_without(p, 1, ids, 4), -EPROTO); /* more than were sent */
+        ck_assert_int_eq(peer_ack_without(p, 1, ids, 2), 0);
+        check_broker();
+        ck_assert_int_eq(peer_error(p, peer_free_block(p, peer_reply(p, id)->block->block_id)), 0);
+        id = peer_malloc(p, 0, 3 * MIB);
+        peer_settle(b);
+        ck_assert_int_eq(peer_error(p, id), 0);
+        ck_assert_uint_eq(p->n_extents, n_sent + 1);
+        ck_assert_uint_eq(peer_extent(p, 2, 0)->extent_id, lost);
+        ck_assert_uint_eq(other->n_extents, 0);
+        ck_assert_int_eq(peer_ack(p, 2), 0);
+        check_broker();
+        peer_free(p);
+        peer_free(other);
+}
+END_TEST
+
+/* A block of more extents than one message has would wait for as long as fds are short. */
+START_TEST(test_lost_extents_of_a_block_that_waits)
+{
+        struct config *c;
+        struct broker *big = peer_broker("devices:\n"
+                                         "  - id: host\n"
+                                         "    size: 400MiB\n"
+                                         "    partitions: [{name: p, limit: 400MiB}]\n"
+                                         "tenants:\n"
+                                         "  - {name: t, match: {uid: 1}, quotas: [{partition: p}]}\n",
+                                         &c);
+        struct peer *p = peer_new(big, 1, false);
+        uint64_t id, other, lost;
+        const char *why = "";
+
+        p->auto_ack = false;
+        peer_hello(p, "", "");
+        id = peer_malloc(p, 0, 300 * MIB);
+        other = peer_malloc(p, 0, 64 * MIB);
+        peer_settle(big);
+        ck_assert_uint_eq(p->n_extents, 64);
+        lost = peer_extent(p, 1, 5)->extent_id;
+        ck_assert_int_eq(peer_ack_without(p, 1, &lost, 1), 0);
+        ck_assert_int_eq(peer_error(p, id), EMFILE);
+        ck_assert_int_eq(peer_error(p, other), 0); /* it has its turn */
+        ck_assert_int_eq(broker_check(big, &why), 0);
+        ck_assert_uint_eq(big->tenants[0].quotas[0]->n_blocks, 1);
+        while (p->to_ack > p->session->acked_sequence)
+                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
+        id = peer_malloc(p, 0, 300 * MIB);
+        peer_settle(big);
+        while (p->to_ack > p->session->acked_sequence)
+                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
+        ck_assert_int_eq(peer_error(p, id), 0);
+        peer_free(p);
+        peer_broker_free(big, c);
+}
+END_TEST
+
 /* A session that leaves extents in flight keeps its place, though not its memory. */
 START_TEST(test_lingers)
 {
@@ -948,6 +1021,8 @@ int main(void)
         tcase_add_test(tc, test_reserve);
         tcase_add_test(tc, test_preallocated);
         tcase_add_test(tc, test_window);
+        tcase_add_test(tc, test_lost_extents);
+        tcase_add_test(tc, test_lost_extents_of_a_block_that_waits);
         tcase_add_test(tc, test_ledger_full_while_waiting);
         tcase_add_test(tc, test_lingers);
         tcase_add_test(tc, test_goodbye);
