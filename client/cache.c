@@ -32,6 +32,10 @@
 #define HELD        (UINT64_C(1) << 62) /* uses of a slab that is held */
 #define EXTENT_STEP (UINT64_C(2) << 20)
 
+/* Slabs may have free beyond the peak of what is in use: this part of the peak, or so many bytes where that is more. */
+#define SURPLUS_SHARE 32u
+#define SURPLUS_BYTES (UINT64_C(32) << 20)
+
 struct cache_region {
         uint64_t id;
         uint64_t base; /* in the allocator's space */
@@ -75,6 +79,7 @@ struct pool {
         uint64_t n_stamps;
         uint64_t n_reserved;
         uint64_t n_in_use;
+        uint64_t peak_in_use; /* since the pool last had no slab */
         bool is_draining;
         struct pages_held *shown;     /* where that is told */
         struct pages_held unseen;     /* to nobody, so far */
@@ -403,6 +408,8 @@ int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct bl
         while (slab_end(p->slots[i].slab) < at + n_block)
                 slab_use(p, p->slots[++i].slab);
         p->n_in_use += n_block;
+        if (p->n_in_use > p->peak_in_use)
+                p->peak_in_use = p->n_in_use;
         pages_add(&p->shown->bytes_cut, n_block);
         return 0;
 }
@@ -473,6 +480,20 @@ uint64_t cache_excess(const struct cache *c, uint32_t partition)
         return n_idle - bound;
 }
 
+bool cache_has_surplus(const struct cache *c, uint32_t partition, uint64_t n_bytes, uint64_t want_bytes)
+{
+        const struct pool *p = &c->pools[partition];
+        uint64_t peak, surplus;
+
+        if (!p->sizes.has_grid || n_bytes > BFC_MAX_SPACE || want_bytes > BFC_MAX_SPACE)
+                return false;
+        peak = p->n_in_use + bfc_block_bytes(n_bytes);
+        if (peak < p->peak_in_use)
+                peak = p->peak_in_use;
+        surplus = peak / SURPLUS_SHARE > SURPLUS_BYTES ? peak / SURPLUS_SHARE : SURPLUS_BYTES;
+        return p->n_reserved + want_bytes > peak + surplus;
+}
+
 /* Nothing lies in it. */
 static void pool_remove(struct pool *p, struct slab *s)
 {
@@ -484,6 +505,8 @@ static void pool_remove(struct pool *p, struct slab *s)
         p->n_slots--;
         memmove(p->slots + i, p->slots + i + 1, (p->n_slots - i) * sizeof(*p->slots));
         p->n_reserved -= s->n_bytes;
+        if (p->n_reserved == 0)
+                p->peak_in_use = 0;
         pages_add(&p->shown->bytes_slabs, -s->n_bytes);
         bfc_release_commit(p->bfc, range);
         if (--region->n_slabs == 0)

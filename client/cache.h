@@ -85,6 +85,10 @@ uint64_t cache_idle_bytes(const struct cache *c, uint32_t partition);
 /* How much is idle beyond the bound, where something could go back for that; 0. */
 uint64_t cache_excess(const struct cache *c, uint32_t partition);
 
+/* A request of n_bytes missed. True: with want_bytes more, the slabs would exceed the peak of the bytes in use
+ * by more than a small part, so free extents should be given back first. False where slabs cannot be split. */
+bool cache_has_surplus(const struct cache *c, uint32_t partition, uint64_t n_bytes, uint64_t want_bytes);
+
 /* Takes slabs out in which nothing lies, those first that have been idle the longest,
  * until they have want_bytes or are max. Returns how many; *ret_bytes is their
  * sum. */

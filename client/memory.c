@@ -302,6 +302,27 @@ static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_byt
         return r;
 }
 
+/* Gives free extents back before the slabs exceed the peak of the bytes in use by more than a small part.
+ * All of them: fewer leave gaps in which no request fits, and the next miss gives back again.
+ * CACHE_MISS: *ret_want is to be asked for. */
+static int client_give_back_surplus(bfc_client *client, uint32_t partition, uint64_t n_bytes,
+                                    const struct malloc_how *how, uint64_t *ret_want, void **ret_ptr)
+{
+        uint64_t given_back;
+        bool has_surplus;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        has_surplus = cache_has_surplus(client->cache, partition, n_bytes, *ret_want);
+        pthread_mutex_unlock(&client->lock);
+        if (!has_surplus)
+                return CACHE_MISS;
+        r = client_give_back_free(client, partition, UINT64_MAX, &given_back);
+        if (r < 0 || given_back == 0)
+                return r < 0 ? r : CACHE_MISS;
+        return client_try_cut(client, partition, n_bytes, how, ret_want, ret_ptr);
+}
+
 /* Only what is missing beside what is free here, so that a limit can be used to its last byte.
  * CACHE_MISS: that did not come about. */
 static int client_fetch_least(bfc_client *client, uint32_t partition, uint64_t n_bytes,
@@ -391,6 +412,8 @@ static int client_malloc_call(bfc_client *client, uint32_t partition, uint64_t n
                 if (!how->ret_slab && client_unpark(client, partition, n_bytes, ret_ptr))
                         return 0;
                 r = client_try_cut(client, partition, n_bytes, how, &want, ret_ptr);
+                if (r == CACHE_MISS)
+                        r = client_give_back_surplus(client, partition, n_bytes, how, &want, ret_ptr);
                 if (r != CACHE_MISS)
                         return r;
         }

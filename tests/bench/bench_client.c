@@ -286,14 +286,14 @@ static _Noreturn void usage(FILE *f, int status)
                 "Usage: bench-client --bfcd PROGRAM [--json] [--batches N] [--runs N] [--threads N]\n"
                 "                    [--bytes N] [--lag N] [--cached-only] [--max-ratio F]\n"
                 "                    [--max-threads-ratio F]\n"
-                "       bench-client --bfcd PROGRAM [--json] --trace FILE [--repeat N] [--limit MIB]\n"
+                "       bench-client --bfcd PROGRAM [--json] --trace FILE [--repeat N] [--limit SIZE]\n"
                 "\n"
                 "Times bfc_malloc and bfc_free with the client's cache and without, and malloc and\n"
                 "free, from one thread and from several; --cached-only leaves out the second. Ends with 1 if the cache takes more than\n"
                 "--max-ratio times what malloc takes in one thread, or --max-threads-ratio times\n"
                 "in several. With a trace: lives through it, and tells what the cache held and how\n"
-                "often the daemon was asked; --limit is the tenant's, twice the trace's peak\n"
-                "otherwise.\n");
+                "often the daemon was asked; --limit is the tenant's, in MiB or with the unit\n"
+                "GiB (138GiB), twice the trace's peak otherwise.\n");
         exit(status);
 }
 
@@ -305,6 +305,21 @@ static long to_number(const char *word, long min, long max)
         if (*end || end == word || n < min || n > max)
                 die(word, "not a number that makes sense here");
         return n;
+}
+
+/* A size in MiB, or with a unit. */
+static unsigned to_mib(const char *word)
+{
+        char *end;
+        long n = strtol(word, &end, 10), n_max = 1 << 20;
+
+        if (strcmp(end, "GiB") == 0 && n >= 0 && n <= n_max >> 10)
+                n <<= 10;
+        else if (*end && strcmp(end, "MiB") != 0)
+                n = 0;
+        if (n < 1 || n > n_max)
+                die(word, "no size such as 1470MiB or 138GiB");
+        return (unsigned)n;
 }
 
 static void parse(int argc, char **argv)
@@ -354,7 +369,7 @@ static void parse(int argc, char **argv)
                 else if (c == 'e')
                         o.n_repeats = (unsigned)to_number(optarg, 1, 64);
                 else if (c == 'm')
-                        o.limit_mib = (unsigned)to_number(optarg, 1, 1 << 20);
+                        o.limit_mib = to_mib(optarg);
                 else
                         usage(c == 'h' ? stdout : stderr, c == 'h' ? EXIT_SUCCESS : 2);
         }

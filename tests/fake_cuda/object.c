@@ -189,7 +189,9 @@ static bool object_reap(const char *path)
         return is_dead;
 }
 
-static uint64_t in_use_locked(unsigned int device)
+/* With the folder locked. Exact: only what is used, and the rest is unlinked. Else all that has a name, which
+ * may be more, without a look at each file. */
+static uint64_t in_use_locked(unsigned int device, bool exact)
 {
         int fd = open_anyway(fake_folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         DIR *dir = fd < 0 ? NULL : fdopendir(fd);
@@ -206,11 +208,20 @@ static uint64_t in_use_locked(unsigned int device)
                 if (sscanf(e->d_name, "mem-%u-%c-%llu-%llx", &index, &kind, &n, &id) != 4 || index != device)
                         continue;
                 snprintf(path, sizeof(path), "%s/%s", fake_folder, e->d_name);
-                if (!object_reap(path))
+                if (!exact || !object_reap(path))
                         n_bytes += n;
         }
         closedir(dir);
         return n_bytes;
+}
+
+/* A look at each of hundreds of files would keep all other processes waiting at the lock: so only where it matters. */
+static bool has_room_locked(const struct fake_device *d, uint64_t n_bytes)
+{
+        uint64_t n_free = d->n_bytes - n_bytes;
+
+        return n_bytes <= d->n_bytes &&
+               (in_use_locked(d->index, false) <= n_free || in_use_locked(d->index, true) <= n_free);
 }
 
 /* ---- what shows of it ----------------------------------------------------- */
@@ -343,7 +354,7 @@ int fake_fd_unwrap(int fd)
 uint64_t fake_in_use(unsigned int device)
 {
         int lock = folder_lock();
-        uint64_t n = in_use_locked(device);
+        uint64_t n = in_use_locked(device, true);
 
         folder_unlock(lock);
         return n;
@@ -393,18 +404,17 @@ CUresult fake_object_new(const struct fake_device *d, char kind, uint64_t n_byte
                          int *ret_fd)
 {
         struct fake_object o = { .device = d->index, .kind = kind, .n_bytes = n_bytes };
-        uint64_t n_backed = kind == 'c' ? 0 : n_bytes, in_use;
+        uint64_t n_backed = kind == 'c' ? 0 : n_bytes;
         CUresult r;
         int lock, fd;
 
         if (getrandom(&o.id, sizeof(o.id), 0) != (ssize_t)sizeof(o.id))
                 return CUDA_ERROR_OPERATING_SYSTEM;
         lock = folder_lock();
-        in_use = in_use_locked(d->index);
-        if (in_use > d->n_bytes || n_bytes > d->n_bytes - in_use)
-                r = CUDA_ERROR_OUT_OF_MEMORY;
-        else
+        if (has_room_locked(d, n_bytes))
                 r = object_create_locked(&o, n_backed, &fd);
+        else
+                r = CUDA_ERROR_OUT_OF_MEMORY;
         folder_unlock(lock);
         if (r != CUDA_SUCCESS)
                 return r;

@@ -45,6 +45,45 @@ static bfc_client *open_with(const char *socket, uint64_t idle_bytes)
         return client;
 }
 
+/* ---- free extents before new ones ------------------------------------------- */
+
+/* Free space that is too small for later requests is given back, although nothing is refused. With cuda-ipc
+ * a slab in use cannot be split. */
+START_TEST(surplus_goes_before_growth)
+{
+        if (rig_device() == ON_CUDA_IPC)
+                return;
+
+        struct rig *rig = rig_start(&(struct rig_config){
+                .partitions = "      - {name: train, limit: 256MiB, growth: on-demand}\n",
+                .tenants = "  - name: red\n"
+                           "    match: {uid: [@UID@]}\n"
+                           "    quotas: [{partition: train, limit: 256MiB}]\n" });
+        bfc_client *client;
+        struct bfc_client_stats s;
+        void *small[40], *large[10];
+
+        cache_on();
+        client = open_with(rig->socket, UINT64_MAX);
+        for (int i = 0; i < 40; i++)
+                ck_assert_ok(bfc_malloc(client, 4 * MIB, &small[i]));
+        for (int i = 0; i < 40; i += 2)
+                ck_assert_ok(bfc_free(client, small[i]));
+        for (int i = 0; i < 10; i++)
+                ck_assert_ok(bfc_malloc(client, 8 * MIB, &large[i]));
+        s = stats(client);
+        ck_assert_uint_eq(s.bytes_in_use, 160 * MIB);
+        ck_assert_uint_eq(s.peak_bytes_in_use, 160 * MIB);
+        ck_assert_uint_le(s.peak_bytes_reserved, (160 + 32) * MIB);
+        for (int i = 1; i < 40; i += 2)
+                ck_assert_ok(bfc_free(client, small[i]));
+        for (int i = 0; i < 10; i++)
+                ck_assert_ok(bfc_free(client, large[i]));
+        bfc_disconnect(client);
+        rig_stop(rig);
+}
+END_TEST
+
 /* ---- two partitions ---------------------------------------------------------- */
 
 #define N_CLIMBERS 4
@@ -451,9 +490,9 @@ START_TEST(a_repeated_trace)
 {
         struct rig *rig = rig_start(&(struct rig_config){
                 .size = "512MiB",
-                .partitions = "      - {name: train, limit: 512MiB, growth: on-demand}\n",
+                .partitions = "      - {name: train, limit: 256MiB, growth: on-demand}\n",
                 .tenants =
-                        "  - name: red\n    match: {uid: @UID@}\n    quotas: [{partition: train, limit: 512MiB}]\n" });
+                        "  - name: red\n    match: {uid: @UID@}\n    quotas: [{partition: train, limit: 256MiB}]\n" });
         char path[128], *out = NULL, *err = NULL;
         const char *make[] = { program_replay(), "--generate", "transformer", NULL };
         const char *run[] = { program_replay(), "--socket", rig->socket, "--cache", "on", "--repeat", "3",
@@ -487,6 +526,7 @@ int main(void)
         const TTest *const tests[] = {
                 statistics_of_two_partitions,
                 statistics_of_two_partitions_without_a_cache,
+                surplus_goes_before_growth,
                 idle_memory_is_charged_and_trimmed,
                 after_a_trim_only_live_blocks_are_reserved,
                 a_trim_of_some_keeps_the_rest,

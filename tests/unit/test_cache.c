@@ -562,6 +562,32 @@ START_TEST(slabs_across_bounds)
 }
 END_TEST
 
+/* The peak in use counts from when the pool last had no slab, with the request that missed. */
+START_TEST(surplus_over_the_peak)
+{
+        const uint64_t mib = UINT64_C(1) << 20, gib = UINT64_C(1) << 30;
+        struct cache_given given = { 1, 100, 16 * gib, 0, 4 * gib, memory[0][0] };
+        struct block b;
+        uint64_t id, n_bytes;
+
+        ck_assert_int_eq(cache_add(cache, 0, &given), 0);
+        ck_assert(!cache_has_surplus(cache, 0, mib, gib)); /* its slabs cannot be split */
+        ck_assert_int_eq(cache_add(cache, 1, &given), 0);
+        ck_assert(cache_has_surplus(cache, 1, mib, gib));
+        ck_assert_int_eq(cache_alloc(cache, 1, 4 * gib, &b), 0);
+        ck_assert(!cache_has_surplus(cache, 1, mib, mib));
+        cache_dealloc(&b);
+        ck_assert(!cache_has_surplus(cache, 1, mib, gib / 8)); /* a 32nd of the peak */
+        ck_assert(cache_has_surplus(cache, 1, mib, gib / 8 + GRANULE));
+        ck_assert(!cache_has_surplus(cache, 1, 5 * gib, gib + gib / 8));
+        ck_assert(!cache_has_surplus(cache, 1, UINT64_MAX, mib));
+        ck_assert(!cache_has_surplus(cache, 1, mib, UINT64_MAX));
+        ck_assert_uint_eq(cache_take_idle(cache, 1, 1, &id, 1, &n_bytes), 1);
+        ck_assert(!cache_has_surplus(cache, 1, mib, 33 * mib));
+        ck_assert(cache_has_surplus(cache, 1, mib, 33 * mib + GRANULE));
+}
+END_TEST
+
 /* Regions come and go by the thousand; their places are used again. */
 START_TEST(regions_come_and_go)
 {
@@ -592,6 +618,7 @@ int main(void)
         tcase_add_test(t, what_cannot_be);
         tcase_add_test(t, what_is_asked_for);
         tcase_add_test(t, slabs_across_bounds);
+        tcase_add_test(t, surplus_over_the_peak);
         tcase_add_test(t, regions_come_and_go);
         suite_add_tcase(suite, t);
         return suite_run(suite);
