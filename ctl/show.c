@@ -328,6 +328,7 @@ static const struct table_column device_columns[] = {
         { "STATE", TABLE_LEFT },
         { "RESERVED", TABLE_RIGHT },
         { "PENDING", TABLE_RIGHT | TABLE_WIDE },
+        { "STANDBY", TABLE_RIGHT | TABLE_WIDE },
         { "ESCAPED", TABLE_RIGHT },
         { "TOTAL", TABLE_RIGHT },
         { "RESERVED%", TABLE_RIGHT },
@@ -353,6 +354,7 @@ static int show_devices(FILE *out, const Bfcd__Status *s)
                                                                 : TABLE_WARNING);
                 table_size(t, row->bytes_reserved);
                 table_size(t, row->bytes_pending);
+                table_size(t, row->bytes_standby);
                 table_size(t, row->bytes_escaped);
                 table_mark(t, row->bytes_escaped > 0 ? TABLE_ALARM : TABLE_PLAIN);
                 table_size(t, row->bytes_total);
@@ -606,6 +608,7 @@ static json_t *json_devices(const Bfcd__Status *s)
                 set(&row, "bytes_total", number(d->bytes_total));
                 set(&row, "bytes_reserved", number(d->bytes_reserved));
                 set(&row, "bytes_pending", number(d->bytes_pending));
+                set(&row, "bytes_standby", number(d->bytes_standby));
                 set(&row, "bytes_escaped", number(d->bytes_escaped));
                 push(&ret, row);
         }

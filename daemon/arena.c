@@ -703,11 +703,18 @@ static int destroy_memory(const struct arena_options *o, struct device_extent *m
         return r;
 }
 
-/* Both or none. */
-static int make_memory(const struct arena_options *o, uint64_t n_bytes, uint64_t key,
-                       struct device_extent *ret, bool *ret_escaped)
+static int make_extent(const struct arena_options *o, uint64_t n_bytes, struct device_extent *ret)
 {
-        int r = device_make_of(o->device, &o->supply, o->share, n_bytes, ret), r_store;
+        if (standby_take(o->standby, &o->supply, o->share, n_bytes, ret))
+                return 0;
+        return device_make_of(o->device, &o->supply, o->share, n_bytes, ret);
+}
+
+/* Both or none. */
+static int try_to_make_memory(const struct arena_options *o, uint64_t n_bytes, uint64_t key,
+                              struct device_extent *ret, bool *ret_escaped)
+{
+        int r = make_extent(o, n_bytes, ret), r_store;
         bool is_reserved;
 
         if (r < 0)
@@ -721,6 +728,17 @@ static int make_memory(const struct arena_options *o, uint64_t n_bytes, uint64_t
         if (r == -ENODEV)
                 return r;
         return r_store == -EXFULL || is_reserved ? r_store : -ECOMM;
+}
+
+static int make_memory(const struct arena_options *o, uint64_t n_bytes, uint64_t key,
+                       struct device_extent *ret, bool *ret_escaped)
+{
+        uint64_t n_drops = standby_n_drops(o->standby);
+        int r = try_to_make_memory(o, n_bytes, key, ret, ret_escaped);
+
+        if (standby_may_help(r) && !*ret_escaped && standby_drop(o->standby, n_drops))
+                r = try_to_make_memory(o, n_bytes, key, ret, ret_escaped);
+        return r;
 }
 
 static void arena_on_refill(struct watch_owner *o, int fd, uint64_t n_bytes);

@@ -40,6 +40,7 @@
 #include "daemon/ledger.h"
 #include "daemon/occupancy.h"
 #include "daemon/punch.h"
+#include "daemon/standby.h"
 #include "daemon/store.h"
 #include "daemon/watch.h"
 #include "daemon/worker.h"
@@ -53,10 +54,11 @@ struct arena_options {
         struct ledger *ledger;
         struct device *device;
         struct worker *worker;
-        struct punch *punch; /* what destroys extents without waiting; NULL: the worker does */
-        struct store *store; /* NULL: none. Not with cuda-ipc, which has no fds */
-        struct watch *watch; /* NULL: destroyed extents are not watched */
-        uint32_t quota;      /* index in the ledger */
+        struct punch *punch;     /* what destroys extents without waiting; NULL: the worker does */
+        struct store *store;     /* NULL: none. Not with cuda-ipc, which has no fds */
+        struct watch *watch;     /* NULL: destroyed extents are not watched */
+        struct standby *standby; /* NULL: none */
+        uint32_t quota;          /* index in the ledger */
         enum device_share share;
         struct device_supply supply;
         bool clears;           /* extents are zeroed before they are given back (device_extent.clears) */

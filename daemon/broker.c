@@ -89,6 +89,33 @@ static uint64_t partition_max_extents(const struct config *c, size_t partition)
         return n;
 }
 
+/* For the quota with the highest limit, whose sizes are also those of lower ones. */
+static struct standby_goal standby_goal_of(const struct config *c, size_t device)
+{
+        uint64_t limit_bytes = 0;
+        struct arena_grid g;
+
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        const struct config_quota *q = &c->tenants[i].quotas[k];
+                        const struct config_partition *p = &c->partitions[q->partition];
+
+                        if (p->device == device && config_takes_standby(p))
+                                limit_bytes = max_u64(limit_bytes, q->limit_bytes);
+                }
+        }
+        g = arena_grid(DEVICE_SHARE_FD, limit_bytes, CONFIG_GRANULARITY);
+        return (struct standby_goal){ c->devices[device].standby_bytes, g.extent_bytes, g.small_extent_bytes,
+                                      g.extents_per_zone };
+}
+
+static uint64_t device_max_spares(const struct config *c, size_t device)
+{
+        struct standby_goal goal = standby_goal_of(c, device);
+
+        return standby_n_extents(&goal);
+}
+
 uint64_t broker_wants_fds(const struct config *c)
 {
         uint64_t n = (uint64_t)c->max_sessions * BROKER_SESSION_FDS + BROKER_MORE_FDS +
@@ -96,6 +123,8 @@ uint64_t broker_wants_fds(const struct config *c)
 
         for (size_t i = 0; i < c->n_partitions; i++)
                 n += partition_max_extents(c, i);
+        for (size_t i = 0; i < c->n_devices; i++)
+                n += device_max_spares(c, i);
         return n + n / (BROKER_FDS_PER_WATCHED - 1);
 }
 
@@ -214,6 +243,27 @@ static int broker_open_devices(struct broker *b, const struct broker_options *op
         return 0;
 }
 
+/* The partitions that take it make memory in one way. */
+static int broker_open_standby(struct broker *b)
+{
+        const struct config *c = b->config;
+        int r = 0;
+
+        for (size_t i = 0; r == 0 && i < b->n_devices; i++) {
+                struct broker_device *d = &b->devices[i];
+                struct device_supply supply = { .pages = DEVICE_PAGES_AUTO };
+
+                for (size_t k = 0; k < c->n_partitions; k++)
+                        if (c->partitions[k].device == i && config_takes_standby(&c->partitions[k]))
+                                supply = devices_supply(&c->partitions[k]);
+                r = standby_new(d->device, d->worker, d->device->empties_mappings ? b->punch : NULL, &supply,
+                                CONFIG_GRANULARITY, &d->standby);
+                if (r == 0 && b->remains) /* sessions come back first */
+                        standby_pause(d->standby);
+        }
+        return r;
+}
+
 static int broker_open_partitions(struct broker *b, const struct broker_options *options)
 {
         const struct config *c = b->config;
@@ -240,6 +290,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->punch = p->device->empties_mappings ? b->punch : NULL;
                 p->store = b->store;
                 p->watch = b->watch;
+                p->standby.standby = b->devices[from->device].standby;
                 pool_init(&p->pool, from->limit_bytes);
                 partition_init_lists(p);
                 p->keepers = &b->keepers;
@@ -411,6 +462,8 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
         if (r == 0)
                 r = broker_open_devices(b, options, ret_sentence, n_sentence);
         if (r == 0)
+                r = broker_open_standby(b);
+        if (r == 0)
                 r = broker_open_partitions(b, options);
         if (r == 0)
                 r = broker_open_tenants(b, ret_sentence, n_sentence);
@@ -427,6 +480,7 @@ int broker_new(const struct broker_options *options, struct broker **ret, char *
                 return r;
         }
         broker_look_for_escapes(b);
+        broker_set_standby(b);
         b->taken_ns = clock_ns() - began_ns;
         *ret = b;
         return 0;
@@ -465,6 +519,7 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
         }
         for (size_t i = 0; i < b->n_devices; i++) {
                 worker_free(b->devices[i].worker);
+                standby_free(b->devices[i].standby);
                 drain_free(b->devices[i].drain);
                 free(b->devices[i].order); /* that waited for a tick; nothing refers to it */
         }
@@ -610,6 +665,7 @@ void broker_poll(struct broker *b)
         if (b->may_settle)
                 broker_look_for_escapes(b); /* the last may be back */
         drain_poll(b);
+        broker_stand_by(b);
 }
 
 /* ---- places of sessions ---------------------------------------------------- */
@@ -786,16 +842,44 @@ void broker_tick(struct broker *b)
                                 arena_settle_escapes(b->tenants[i].quotas[k]->arena);
 }
 
+void broker_set_standby(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_devices; i++) {
+                struct broker_device *d = &b->devices[i];
+                struct standby_goal goal =
+                        standby_goal_of(b->config, (size_t)(d->config - b->config->devices));
+
+                standby_set_goal(d->standby, &goal);
+        }
+        broker_stand_by(b);
+}
+
+void broker_stand_by(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_tell_standby(&b->partitions[i]);
+        for (size_t i = 0; i < b->n_devices; i++)
+                standby_work(b->devices[i].standby);
+}
+
 uint64_t broker_keeps_until(const struct broker *b)
 {
         const struct quota *first = TAILQ_FIRST(&b->keepers.quotas);
+        uint64_t until_ms = first ? first->kept_until_ms : 0;
 
-        return first ? first->kept_until_ms : 0;
+        for (size_t i = 0; i < b->n_devices; i++) {
+                uint64_t paused_ms = standby_paused_until(b->devices[i].standby);
+
+                if (paused_ms > 0 && (until_ms == 0 || paused_ms < until_ms))
+                        until_ms = paused_ms;
+        }
+        return until_ms;
 }
 
 void broker_expire_kept(struct broker *b)
 {
         quota_expire_kept(&b->keepers);
+        broker_stand_by(b);
 }
 
 bool broker_watches(const struct broker *b)

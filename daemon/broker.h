@@ -42,6 +42,7 @@ struct broker_device {
         const struct config_device *config;
         struct device *device;
         struct worker *worker;
+        struct standby *standby;
         char name[sizeof(((struct device_facts *)0)->name)]; /* the maker's */
         uint64_t bytes_total;                                /* by its own word; 0: not bounded by it */
         uint64_t others_bytes; /* in use there when the daemon began; UINT64_MAX: not known */
@@ -242,7 +243,13 @@ int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const
 bool broker_watches(const struct broker *b);
 void broker_look(struct broker *b);
 
-/* When memory that is kept is given back next, by clock_ms(); 0: none is kept. And: gives it back. */
+/* What is ready in advance follows the config; and what the partitions can still be charged, where no
+ * worker's result comes with a change of that. */
+void broker_set_standby(struct broker *b);
+void broker_stand_by(struct broker *b);
+
+/* When memory that is kept is given back next, or what is ready in advance is made again, by clock_ms();
+ * 0: never. And: does it. */
 uint64_t broker_keeps_until(const struct broker *b);
 void broker_expire_kept(struct broker *b);
 

@@ -619,6 +619,7 @@ static void change_put(struct change *c)
         broker_promise_sessions(b);
         config_free(old);
         ask_back(b);
+        broker_set_standby(b);
 }
 
 int change_config(struct broker *b, struct config *next, bool dry_run, FILE *changes, FILE *errors)

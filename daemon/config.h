@@ -36,12 +36,20 @@ struct config_partition {
         size_t device; /* index into config.devices */
 };
 
+/* Whether standby memory of its device is of use there: else extents are not made when a request needs them,
+ * or have the sizes of requests. */
+static inline bool config_takes_standby(const struct config_partition *p)
+{
+        return p->growth == CONFIG_GROWTH_ON_DEMAND && p->share == CONFIG_SHARE_FD;
+}
+
 struct config_device {
         char *id; /* "host", "cuda:0", "GPU-<uuid>", "MIG-<uuid>" */
         bool is_cuda;
         uint8_t uuid[CONFIG_UUID_BYTES]; /* of a GPU */
         uint64_t size_bytes;             /* a GPU's: as it says */
         uint64_t headroom_bytes;
+        uint64_t standby_bytes; /* kept ready; 0: nothing */
 };
 
 struct config_quota {

@@ -305,9 +305,55 @@ static void read_device_size(struct config_reader *r, const struct yamltree_node
                             SIZE(device->headroom_bytes), SIZE(device->size_bytes));
 }
 
+/* What takes it; at: of the key. */
+static void check_standby(struct config_reader *r, const struct yamltree_node *at,
+                          const struct device_state *d)
+{
+        const struct config_device *device = &r->c->devices[d->index];
+        const struct config_partition *first = NULL;
+        uint64_t sum = 0;
+
+        for (size_t i = 0; i < r->c->n_partitions; i++) {
+                const struct config_partition *p = &r->c->partitions[i];
+
+                if (p->device != d->index || !config_takes_standby(p))
+                        continue;
+                if (first &&
+                    (p->pages != first->pages || p->has_node != first->has_node || p->node != first->node))
+                        config_fail(r, at,
+                                    "standby needs partitions whose memory is made in one way; huge_pages or "
+                                    "numa_node of '%s' and '%s' differ",
+                                    first->name, p->name);
+                first = first ? first : p;
+                if (!r->partitions[i].limit_known || __builtin_add_overflow(sum, p->limit_bytes, &sum))
+                        sum = UINT64_MAX;
+        }
+        if (!first)
+                config_fail(r, at,
+                            "standby has no effect on this device: it is for partitions with share: fd and "
+                            "growth: on-demand");
+        else if (device->standby_bytes > sum)
+                config_fail(r, at, "standby %s is more than the limits of the partitions that take it, %s",
+                            SIZE(device->standby_bytes), SIZE(sum));
+}
+
+static void read_standby(struct config_reader *r, const struct yamltree_node *n, const struct device_state *d)
+{
+        struct size_rule rule = { .what = "standby", .zero_allowed = true };
+        struct config_device *device = &r->c->devices[d->index];
+
+        if (!n || !config_read_size(r, n, &rule, &device->standby_bytes) || device->standby_bytes == 0)
+                return;
+        if (d->room_known && device->standby_bytes > d->room)
+                config_fail(r, n, "standby %s is more than the device has to share out, %s",
+                            SIZE(device->standby_bytes), SIZE(d->room));
+        else if (!r->lacks_partitions)
+                check_standby(r, n, d);
+}
+
 static void read_device(struct config_reader *r, const struct yamltree_node *n)
 {
-        static const char *const known[] = { "id", "size", "headroom", "partitions", NULL };
+        static const char *const known[] = { "id", "size", "headroom", "partitions", "standby", NULL };
         const struct yamltree_node *v[CONFIG_MAX_KEYS];
         struct device_state d = { .index = r->c->n_devices };
 
@@ -330,6 +376,7 @@ static void read_device(struct config_reader *r, const struct yamltree_node *n)
                 config_fail(r, n, "a device lacks its partitions; it needs at least one");
                 r->lacks_partitions = true;
         }
+        read_standby(r, v[4], &d);
 }
 
 void config_read_devices(struct config_reader *r, const struct yamltree_node *root,

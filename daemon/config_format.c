@@ -44,6 +44,8 @@ static void put_device(FILE *f, const struct config *c, size_t device)
         }
         fputs("\n    headroom: ", f);
         fputs(SIZE(d->headroom_bytes), f);
+        if (d->standby_bytes > 0)
+                fprintf(f, "\n    standby: %s", SIZE(d->standby_bytes));
         fputs("\n    partitions:\n", f);
         for (size_t i = 0; i < c->n_partitions; i++) {
                 const struct config_partition *p = &c->partitions[i];

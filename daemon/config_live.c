@@ -185,6 +185,9 @@ void config_diff(const struct config *from, const struct config *to, FILE *f)
                 if (e && e->headroom_bytes != d->headroom_bytes)
                         fprintf(f, "device '%s': headroom is %s, was %s\n", d->id, SIZE(e->headroom_bytes),
                                 SIZE(d->headroom_bytes));
+                if (e && e->standby_bytes != d->standby_bytes)
+                        fprintf(f, "device '%s': standby is %s, was %s\n", d->id, SIZE(e->standby_bytes),
+                                SIZE(d->standby_bytes));
         }
         for (size_t i = 0; i < from->n_partitions; i++) {
                 const struct config_partition *p = &from->partitions[i], *q;

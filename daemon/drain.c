@@ -107,6 +107,7 @@ static void set_draining(struct drain *drain, bool is_draining)
                 if (b->partitions[i].device == drain->device->device)
                         partition_set_draining(&b->partitions[i], is_draining);
         broker_look_for_escapes(b);
+        broker_stand_by(b);
 }
 
 /* ---- emptying ------------------------------------------------------------ */
@@ -213,7 +214,7 @@ static void device_turn(struct broker *b, struct broker_device *d)
                 if (b->partitions[i].device == d->device)
                         b->partitions[i].has_idle = false;
         each_quota(b, d, give_back, NULL);
-        if (each_quota(b, d, is_drained, NULL))
+        if (each_quota(b, d, is_drained, NULL) && standby_is_empty(d->standby))
                 begin_closing(d->drain);
 }
 
@@ -485,7 +486,7 @@ int drain_check(const struct broker *b, const char **ret_why)
                         return -EBADMSG;
                 }
                 if ((phase == DRAIN_CLOSES || phase == DRAIN_CLOSED || phase == DRAIN_OPENS) &&
-                    !each_quota(b, d, is_empty, NULL)) {
+                    !(each_quota(b, d, is_empty, NULL) && standby_is_empty(d->standby))) {
                         *ret_why = "a device is closed and has extents";
                         return -EBADMSG;
                 }

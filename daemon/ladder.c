@@ -495,6 +495,7 @@ static int quota_grow(struct quota *q, struct quota_request *request, const stru
         r = quota_charge(q, plan->new_bytes, &charge, &missing);
         if (r < 0)
                 return r;
+        partition_tell_standby(q->partition); /* before anything is made */
         r = arena_grow(q->arena, plan, &charge, quota_grown, q);
         if (r < 0) {
                 charge_drop(&charge);

@@ -11,6 +11,7 @@
 #include <sys/queue.h>
 
 #include "daemon/account.h"
+#include "daemon/standby.h"
 #include "daemon/worker.h"
 #include "device/device.h"
 
@@ -43,9 +44,10 @@ struct partition {
         bool preallocate;
         struct device *device;
         struct worker *worker;
-        struct punch *punch; /* see arena.h; NULL: none */
-        struct store *store; /* of its extents' fds; NULL: none */
-        struct watch *watch; /* of its destroyed extents; NULL: none */
+        struct punch *punch;         /* see arena.h; NULL: none */
+        struct store *store;         /* of its extents' fds; NULL: none */
+        struct watch *watch;         /* of its destroyed extents; NULL: none */
+        struct standby_user standby; /* of its device */
         struct pool pool;
         uint64_t bytes_in_use; /* blocks of all quotas */
         uint64_t peak_bytes_in_use;

@@ -138,6 +138,7 @@ static void quota_describe_arena(struct quota *q, const struct quota_options *fr
                 .punch = p->punch,
                 .store = p->store,
                 .watch = p->watch,
+                .standby = p->standby.standby,
                 .quota = q->index,
                 .share = p->share,
                 .clears = p->clears,
@@ -712,6 +713,14 @@ void partition_lose(struct partition *p)
 {
         p->is_lost = true;
         partition_make_due(p);
+}
+
+void partition_tell_standby(struct partition *p)
+{
+        bool takes = p->share == DEVICE_SHARE_FD && !p->preallocate && !p->is_draining && !p->is_lost;
+        uint64_t limit = takes ? p->pool.limit_bytes : 0;
+
+        standby_set_room(&p->standby, limit - min_u64(limit, p->pool.charged_bytes));
 }
 
 void partition_set_draining(struct partition *p, bool is_draining)

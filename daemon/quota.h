@@ -360,6 +360,10 @@ void quota_publish(struct quota *q);
  * and everybody from now on. */
 void partition_lose(struct partition *p);
 
+/* How much the partition's quotas can grow yet is what standby memory may be there for. Called before a
+ * growth begins that takes of it. */
+void partition_tell_standby(struct partition *p);
+
 /* The same where it is to be given up for a while, until false is said; and what nobody uses goes
  * back, also what was made in advance. Those who free call partition.wake(). */
 void partition_set_draining(struct partition *p, bool is_draining);

@@ -141,6 +141,7 @@ static void report_device(const struct broker *b, const struct broker_device *d,
         }
         row->bytes_total = d->bytes_total > 0 ? d->bytes_total : d->config->size_bytes;
         row->state = borrow(drain_state(d));
+        row->bytes_standby = standby_bytes(d->standby);
         for (size_t k = 0; k < b->n_partitions; k++)
                 if (b->partitions[k].device == d->device)
                         row->bytes_reserved += b->partitions[k].pool.charged_bytes;

@@ -38,6 +38,7 @@ struct worker {
         bool stop;
         size_t n_pending;
         struct lane_class classes[2]; /* by is_waited_for */
+        struct lane_class background;
         uint64_t class_now;
         struct worker_lane own;
         struct worker_job *finished, **last_finished;
@@ -51,9 +52,14 @@ static void raise_to(uint64_t *n, uint64_t least)
                 *n = least;
 }
 
+static struct lane_class *class_of(struct worker *w, const struct worker_lane *lane)
+{
+        return lane->is_background ? &w->background : &w->classes[lane->is_waited_for];
+}
+
 static void lane_add(struct worker *w, struct worker_lane *lane, struct worker_job *job)
 {
-        struct lane_class *c = &w->classes[lane->is_waited_for];
+        struct lane_class *c = class_of(w, lane);
 
         job->next = NULL;
         if (lane->first) {
@@ -86,10 +92,14 @@ static struct worker_lane *worker_next(struct worker *w)
 
         if (!lane || (other && w->classes[false].used < w->classes[true].used))
                 lane = other;
+        /* A lane that runs is still in its class. */
+        if (!lane && TAILQ_EMPTY(&w->classes[false].lanes) && TAILQ_EMPTY(&w->classes[true].lanes))
+                lane = class_next(&w->background);
         if (!lane)
                 return NULL;
-        c = &w->classes[lane->is_waited_for];
-        raise_to(&w->class_now, c->used);
+        c = class_of(w, lane);
+        if (!lane->is_background)
+                raise_to(&w->class_now, c->used);
         raise_to(&c->lane_now, lane->used);
         return lane;
 }
@@ -98,7 +108,7 @@ static struct worker_lane *worker_next(struct worker *w)
 static void worker_charge(struct worker *w, struct worker_lane *lane, uint64_t used)
 {
         struct worker_job *job = lane->first;
-        struct lane_class *c = &w->classes[lane->is_waited_for];
+        struct lane_class *c = class_of(w, lane);
 
         lane->is_running = false;
         lane->used += used;
@@ -161,6 +171,7 @@ int worker_new_inline(struct worker **ret)
                 return -ENOMEM;
         TAILQ_INIT(&w->classes[false].lanes);
         TAILQ_INIT(&w->classes[true].lanes);
+        TAILQ_INIT(&w->background.lanes);
         w->last_finished = &w->finished;
         pthread_mutex_init(&w->mutex, NULL);
         pthread_cond_init(&w->wake, NULL);

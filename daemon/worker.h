@@ -10,7 +10,8 @@
  * than their share and one piece.
  *
  * Lanes are of two classes, each with turns of its own: lanes that requests wait for, and others,
- * which have at most a fifth of the time while both have jobs.
+ * which have at most a fifth of the time while both have jobs. A background lane has turns only while
+ * no other lane has a job.
  *
  * Invariant: every job submitted is run until it does not go on, and then done once; in the order
  * of submission within a lane.
@@ -27,7 +28,8 @@
 /* Embedded in what its jobs are about, which may be freed when they are done. All zero: a new one
  * that no request waits for. */
 struct worker_lane {
-        bool is_waited_for; /* set before the first job */
+        bool is_waited_for; /* this and the next: set before the first job; not both */
+        bool is_background;
         /* The rest is the worker's. */
         struct worker_job *first, *last;
         uint64_t used; /* of the thread's time */

@@ -37,6 +37,8 @@ struct options {
         size_t n_mib;
         size_t n_rounds;
         size_t n_loads;
+        size_t standby_mib; /* kept ready beside the memory that is measured */
+        size_t rest_ms;     /* before each case: it is made again */
         double max_touched_ms, max_release_ms, max_load_ratio; /* 0: any */
         bool json;
 };
@@ -229,20 +231,24 @@ static bool is_good(double medians[N_CASES][N_FIGURES])
 
 static pid_t start(void)
 {
-        char rest[600];
+        char rest[600], standby[64] = "";
 
+        if (options.standby_mib > 0)
+                snprintf(standby, sizeof(standby), "    standby: %zuMiB\n", options.standby_mib);
         snprintf(rest, sizeof(rest),
                  "devices:\n"
                  "  - id: host\n"
                  "    size: %zuMiB\n"
+                 "%s"
                  "    partitions:\n"
                  "      - {name: bench, limit: %zuMiB%s%s}\n"
                  "tenants:\n"
                  "  - name: bench\n"
                  "    match: {uid: [%u]}\n"
                  "    quotas: [{partition: bench, limit: %zuMiB}]\n",
-                 options.n_mib, options.n_mib, options.pages ? ", huge_pages: " : "",
-                 options.pages ? options.pages : "", (unsigned)geteuid(), options.n_mib);
+                 options.n_mib + options.standby_mib, standby, options.n_mib + options.standby_mib,
+                 options.pages ? ", huge_pages: " : "", options.pages ? options.pages : "",
+                 (unsigned)geteuid(), options.n_mib);
         return daemon_start_with(options.bfcd, rest, -1);
 }
 
@@ -275,6 +281,10 @@ static void parse(int argc, char **argv)
                         options.n_rounds = (size_t)number(value);
                 else if (value && strcmp(argv[i], "--loads") == 0)
                         options.n_loads = (size_t)number(value);
+                else if (value && strcmp(argv[i], "--standby") == 0)
+                        options.standby_mib = (size_t)number(value) / 2 * 2;
+                else if (value && strcmp(argv[i], "--rest-ms") == 0)
+                        options.rest_ms = (size_t)number(value);
                 else if (value && strcmp(argv[i], "--max-touched-ms") == 0)
                         options.max_touched_ms = number(value);
                 else if (value && strcmp(argv[i], "--max-release-ms") == 0)
@@ -282,9 +292,10 @@ static void parse(int argc, char **argv)
                 else if (value && strcmp(argv[i], "--max-load-ratio") == 0)
                         options.max_load_ratio = number(value);
                 else
-                        die(argv[i], "usage: bench-supply --bfcd PATH [--mib N] [--pages auto|2MiB|off] "
-                                     "[--rounds N] [--loads N] [--max-touched-ms N] [--max-release-ms N] "
-                                     "[--max-load-ratio N] [--json]");
+                        die(argv[i],
+                            "usage: bench-supply --bfcd PATH [--mib N] [--pages auto|2MiB|off] "
+                            "[--rounds N] [--loads N] [--standby MIB] [--rest-ms N] [--max-touched-ms N] [--max-release-ms N] "
+                            "[--max-load-ratio N] [--json]");
                 i++;
         }
         if (!options.bfcd)
@@ -305,8 +316,11 @@ int main(int argc, char **argv)
         make_folder("bench-supply");
         snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
         daemon_pid = start();
-        for (size_t i = 0; i < options.n_rounds * N_CASES; i++)
+        for (size_t i = 0; i < options.n_rounds * N_CASES; i++) {
+                if (options.rest_ms > 0)
+                        usleep((useconds_t)options.rest_ms * 1000);
                 run_apart(&cases[i % N_CASES], figures + i * N_FIGURES);
+        }
         for (size_t i = 0; i < N_CASES; i++)
                 for (size_t k = 0; k < N_FIGURES; k++)
                         medians[i][k] = median_of(figures, i, (enum figure)k);

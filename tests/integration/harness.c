@@ -148,18 +148,19 @@ static void put_partitions(FILE *out, const char *partitions)
 
 /* The one place that names the device. A CUDA device is the fake driver's, of the
  * size that the test wants. */
-static void put_device(FILE *out, const char *size, const char *partitions)
+static void put_device(FILE *out, const struct rig_config *config)
 {
-        if (!size)
-                size = "256MiB";
+        const char *size = config->size ? config->size : "256MiB";
+        const char *more = config->device ? config->device : "", *partitions = config->partitions;
+
         if (rig_device() == ON_HOST) {
-                fprintf(out, "devices:\n  - id: host\n    size: %s\n    partitions:\n", size);
+                fprintf(out, "devices:\n  - id: host\n    size: %s\n%s    partitions:\n", size, more);
         } else {
                 char devices[64];
 
                 snprintf(devices, sizeof(devices), "%s,96MiB", size);
                 setenv("FAKE_CUDA_DEVICES", devices, 1);
-                fprintf(out, "devices:\n  - id: cuda:0\n    headroom: 0\n    partitions:\n");
+                fprintf(out, "devices:\n  - id: cuda:0\n    headroom: 0\n%s    partitions:\n", more);
         }
         put_partitions(out,
                        partitions ? partitions : "      - {name: train, limit: 128MiB, growth: on-demand}\n");
@@ -178,7 +179,7 @@ char *rig_config_text(const struct rig *rig, const struct rig_config *config)
         if (!config->top || !strstr(config->top, "timeouts:"))
                 fputs("timeouts: {reclaim: 30s, quarantine: 60m}\n",
                       out); /* a slow machine's clients answer in time */
-        put_device(out, config->size, config->partitions);
+        put_device(out, config);
         fputs("tenants:\n", out);
         put_filled_in(out, config->tenants ? config->tenants
                                            : "  - name: red\n"

@@ -65,6 +65,7 @@ struct rig_config {
         const char *partitions; /* items; {name: train, limit: 128MiB, growth: on-demand} */
         const char *tenants;    /* items; {name: red, match: {uid: @UID@}, quota of 64MiB in train} */
         const char *top;        /* more keys of the top level, whole lines */
+        const char *device;     /* more keys of the device, whole lines */
         unsigned max_fds;       /* RLIMIT_NOFILE of the daemon; as it is */
 };
 

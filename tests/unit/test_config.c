@@ -191,7 +191,7 @@ static const struct {
         { "max_sessions: 100", "timeouts: {idle: 1s}", 1, 12,
           "unknown key 'idle' in timeouts; known here: reclaim, release, quarantine, read" },
         { "size: 1GiB", "size: 1GiB\n    colour: red", 5, 5,
-          "unknown key 'colour' in a device; known here: id, size, headroom, partitions" },
+          "unknown key 'colour' in a device; known here: id, size, headroom, partitions, standby" },
         { "limit: 512MiB}", "limit: 512MiB, max: 3}", 6, 38,
           "unknown key 'max' in a partition; known here: name, limit, growth, share, clear_on_release, "
           "huge_pages, numa_node" },
@@ -315,6 +315,24 @@ static const struct {
           "headroom '50%': a percentage has no meaning here" },
         { "size: 1GiB", "size: 1GiB\n    headroom: 1GiB", 5, 15,
           "headroom 1GiB leaves nothing of the device's size, 1GiB" },
+        { "size: 1GiB", "size: 1GiB\n    standby: 50%", 5, 14,
+          "standby '50%': a percentage has no meaning here" },
+        { "size: 1GiB", "size: 1GiB\n    standby: 3MiB", 5, 14,
+          "standby 3MiB is not a multiple of 2MiB; write 2MiB or 4MiB" },
+        { "size: 1GiB", "size: 1GiB\n    standby: {size: 1GiB}", 5, 14,
+          "standby must be a single value, this is a mapping" },
+        { "size: 1GiB", "size: 1GiB\n    standby: 1026MiB", 5, 14,
+          "standby 1026MiB is more than the device has to share out, 1GiB" },
+        { "size: 1GiB\n    partitions:\n      - {name: train, limit: 512MiB}\n      - {name: infer, limit: 50%}",
+          "size: 1GiB\n    standby: 514MiB\n    partitions:\n      - {name: train, limit: 512MiB}\n"
+          "      - {name: infer, limit: 50%, growth: preallocate}",
+          5, 14, "standby 514MiB is more than the limits of the partitions that take it, 512MiB" },
+        { "size: 1GiB\n    partitions:\n      - {name: train, limit: 512MiB}",
+          "size: 1GiB\n    standby: 2MiB\n    partitions:\n      - {name: train, limit: 512MiB, huge_pages: "
+          "off}",
+          5, 14,
+          "standby needs partitions whose memory is made in one way; huge_pages or numa_node of 'train' and "
+          "'infer' differ" },
         { "limit: 512MiB", "limit: 101%", 6, 30,
           "limit 101% is more than 100% of the device's size minus its headroom" },
         { "limit: 512MiB", "limit: 0%", 6, 30, "limit must be more than 0" },
@@ -765,6 +783,10 @@ static const struct {
           "device '" GPU_0
           "' is the GPU that is named 'cuda:0' on line 3; put all its partitions in one place" },
         { "cuda:1", MIG_0, 8, 9, "device '" MIG_0 "' cannot be served beside 'cuda:0'" },
+        { "share: fd}\n  - id: cuda:1", "share: cuda-ipc}\n    standby: 64MiB\n  - id: cuda:1", 8, 14,
+          "standby has no effect on this device: it is for partitions with share: fd and growth: on-demand" },
+        { "headroom: 2GiB", "headroom: 2GiB\n    standby: 3074MiB", 5, 14,
+          "standby 3074MiB is more than the limits of the partitions that take it, 3GiB" },
         { "share: cuda-ipc", "huge_pages: auto", 6, 47, "huge_pages is for the host device" },
         { "share: cuda-ipc", "numa_node: 0", 6, 46, "numa_node is for the host device" },
         { "share: cuda-ipc", "clear_on_release: yes", 6, 53,
@@ -1039,6 +1061,7 @@ static const char FULL[] =
         "  - id: \"host\"\n"
         "    size: 1GiB\n"
         "    headroom: 24MiB\n"
+        "    standby: 2MiB\n"
         "    partitions:\n"
         "      - {name: train, limit: 33%, growth: preallocate, share: fd}\n"
         "      - {name: 'true', limit: 2048KiB, growth: on-demand}\n"
@@ -1061,7 +1084,7 @@ START_TEST(test_everything_said)
 {
         struct config *c = parse_good(FULL);
 
-        assert_line("c.yaml", 23, 5, "warning: tenant 'nobody' matches nobody");
+        assert_line("c.yaml", 24, 5, "warning: tenant 'nobody' matches nobody");
         ck_assert_uint_eq(count_lines(errors), 1);
         ck_assert_str_eq(c->socket.path, "/tmp/a \"b\\c");
         ck_assert_uint_eq(c->socket.mode, 0660);
@@ -1074,6 +1097,7 @@ START_TEST(test_everything_said)
         ck_assert_uint_eq(c->read_timeout_ms, 120000);
         ck_assert_uint_eq(c->max_sessions, 65536);
         ck_assert_uint_eq(c->devices[0].headroom_bytes, 24 * MIB);
+        ck_assert_uint_eq(c->devices[0].standby_bytes, 2 * MIB);
         /* 33 % of 1000 MiB are 330; 33 % of that are 108.9; 10 % are 33 */
         ck_assert_uint_eq(c->partitions[0].limit_bytes, 330 * MIB);
         ck_assert_int_eq(c->partitions[0].growth, CONFIG_GROWTH_PREALLOCATE);
@@ -1112,7 +1136,8 @@ static void assert_same(const struct config *a, const struct config *b)
         for (size_t i = 0; i < a->n_devices; i++)
                 ck_assert(strcmp(a->devices[i].id, b->devices[i].id) == 0 &&
                           a->devices[i].size_bytes == b->devices[i].size_bytes &&
-                          a->devices[i].headroom_bytes == b->devices[i].headroom_bytes);
+                          a->devices[i].headroom_bytes == b->devices[i].headroom_bytes &&
+                          a->devices[i].standby_bytes == b->devices[i].standby_bytes);
         for (size_t i = 0; i < a->n_partitions; i++)
                 ck_assert(strcmp(a->partitions[i].name, b->partitions[i].name) == 0 &&
                           a->partitions[i].limit_bytes == b->partitions[i].limit_bytes &&

@@ -537,6 +537,7 @@ START_TEST(status)
         device.bytes_total = 1u << 30;
         device.bytes_reserved = 1u << 28;
         device.bytes_pending = 2u << 20;
+        device.bytes_standby = 6u << 20;
         device.name = (char[]){ "host memory" };
         gpu.id = (char[]){ "MIG-00112233-4455-6677-8899-aabbccddeeff" };
         gpu.state = (char[]){ "lost" };
@@ -557,18 +558,20 @@ START_TEST(status)
                 "\"num_tenants\":5,\"num_quarantined\":6,\"bytes_allocated\":4096,"
                 "\"bytes_resident\":8192,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
                 "\"name\":\"host memory\",\"uuid\":null,\"bytes_total\":1073741824,"
-                "\"bytes_reserved\":268435456,\"bytes_pending\":2097152,\"bytes_escaped\":0},"
+                "\"bytes_reserved\":268435456,\"bytes_pending\":2097152,"
+                "\"bytes_standby\":6291456,\"bytes_escaped\":0},"
                 "{\"device\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\",\"state\":\"lost\","
                 "\"name\":\"NVIDIA H200\",\"uuid\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\","
-                "\"bytes_total\":1073741824,\"bytes_reserved\":0,\"bytes_pending\":0,\"bytes_escaped\":2097152}"
+                "\"bytes_total\":1073741824,\"bytes_reserved\":0,\"bytes_pending\":0,\"bytes_standby\":0,"
+                "\"bytes_escaped\":2097152}"
                 "]}}");
         text = table_of(BFCD__LIST__KIND__STATUS, l);
         ck_assert_ptr_nonnull(strstr(text, "Uptime 1.5 s\n"));
-        ck_assert_ptr_nonnull(strstr(text, " RESERVED PENDING ESCAPED TOTAL RESERVED% NAME UUID\n"));
-        ck_assert_ptr_nonnull(strstr(text, " ok 256.0 MiB 2.0 MiB 0 B 1.0 GiB 25.0 host memory "));
-        ck_assert_ptr_nonnull(strstr(text,
-                                     "\nMIG-00112233-4455-6677-8899-aabbccddeeff lost 0 B 0 B 2.0 MiB 1.0 GiB"
-                                     " 0.0 NVIDIA H200 MIG-00112233-4455-6677-8899-aabbccddeeff\n"));
+        ck_assert_ptr_nonnull(strstr(text, " RESERVED PENDING STANDBY ESCAPED TOTAL RESERVED% NAME UUID\n"));
+        ck_assert_ptr_nonnull(strstr(text, " ok 256.0 MiB 2.0 MiB 6.0 MiB 0 B 1.0 GiB 25.0 host memory "));
+        ck_assert_ptr_nonnull(
+                strstr(text, "\nMIG-00112233-4455-6677-8899-aabbccddeeff lost 0 B 0 B 0 B 2.0 MiB 1.0 GiB"
+                             " 0.0 NVIDIA H200 MIG-00112233-4455-6677-8899-aabbccddeeff\n"));
         free(text);
         list_free(l);
 }

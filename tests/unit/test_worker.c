@@ -333,6 +333,29 @@ START_TEST(test_classes)
 }
 END_TEST
 
+/* A background lane waits for all others, also for one that is between two turns or runs on another thread. */
+START_TEST(test_background)
+{
+        for (unsigned n_threads = 1; n_threads <= 2; n_threads++) {
+                ck_assert_int_eq(worker_new(n_threads, on_notify, &n_notified, &w), 0);
+                n_ran = n_done = 0;
+                lanes[1].is_background = true;
+                work[0].n_pieces = 3;
+                work[0].is_done = work[1].is_done = false;
+                worker_submit(w, &work[0].job);
+                sem_wait(&arrived);
+                worker_submit(w, &work[1].job);
+                for (unsigned i = 0; i < 3; i++)
+                        sem_post(&gate);
+                poll_until(2);
+                ck_assert_uint_eq(done[0], 0);
+                ck_assert_uint_eq(ran[n_ran - 1], 1);
+                if (n_threads == 1)
+                        w = worker_free(w);
+        }
+}
+END_TEST
+
 /* Where turns are counted: the class that no request waits for has a fifth, and an idle lane saved nothing up. */
 START_TEST(test_shares)
 {
@@ -424,6 +447,7 @@ int main(void)
         tcase_add_test(tc, test_turns);
         tcase_add_test(tc, test_two_threads);
         tcase_add_test(tc, test_classes);
+        tcase_add_test(tc, test_background);
         tcase_add_test(tc, test_shares);
         suite_add_tcase(suite, tc);
         return suite_run(suite);
