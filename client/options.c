@@ -25,7 +25,8 @@ static int malloc_options_copy(const struct bfc_malloc_options *options, struct 
                 if (bytes[i] != 0)
                         return error_set(
                                 -EINVAL,
-                                "bfc_malloc_options has an option that this library, %s, does not know",
+                                "bfc_malloc_options has an option that this library version, %s, does not "
+                                "support",
                                 bfc_version());
         memcpy(ret, options, options->struct_size < sizeof(*ret) ? options->struct_size : sizeof(*ret));
         return 0;
@@ -47,7 +48,8 @@ int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_p
         ret->wait_ms = known.wait_ms < MAX_WAIT_MS ? known.wait_ms : MAX_WAIT_MS;
         ret->tag = known.tag && known.tag[0] ? known.tag : NULL;
         if (known.cancel_fd < 0)
-                return error_set(-EINVAL, "bfc_malloc_options.cancel_fd is %d: no file descriptor, see there",
+                return error_set(-EINVAL,
+                                 "bfc_malloc_options.cancel_fd is %d, which is not a file descriptor",
                                  known.cancel_fd);
         *ret_partition = known.partition;
         return 0;

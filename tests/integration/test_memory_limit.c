@@ -142,13 +142,15 @@ START_TEST(a_growth_that_ended_two_daemons_is_not_repeated)
         k = kept_start(&two_tenants);
         kill_while_it_grows(k);
         ck_assert(kept_logged(
-                k, "tenant 'red' in partition 'train': the previous daemon ended during a growth of 6 MiB"));
+                k, "tenant 'red' in partition 'train': the previous daemon ended during an allocation "
+                   "of 6 MiB"));
         red = raw_connect(k->rig->socket, "red");
         ck_assert_ptr_nonnull(red);
         ck_assert_msg(raw_malloc(red, 0, MIB, &block) == 0, "%s", raw_refusal());
         raw_close(red);
         kill_while_it_grows(k);
-        ck_assert(kept_logged(k, "tenant 'red' in partition 'train': two daemons ended during a growth"));
+        ck_assert(
+                kept_logged(k, "tenant 'red' in partition 'train': two daemons ended during an allocation"));
         red = raw_connect(k->rig->socket, "red");
         blue = raw_connect(k->rig->socket, "blue");
         ck_assert(red && blue);
