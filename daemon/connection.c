@@ -583,7 +583,7 @@ static void on_read_timeout(uv_timer_t *timer)
                 connection_fail(c, "timeout: the client did not read its replies");
 }
 
-/* Who takes something has all of its time again. Before the hello that has its own. */
+/* A client that read something gets the whole timeout again. Before the hello another timeout runs. */
 static void connection_watch_reader(struct connection *c, size_t n_before)
 {
         size_t n_queued = frame_writer_n_queued(c->writer);

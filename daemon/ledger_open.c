@@ -232,7 +232,7 @@ static int open_sessions(struct opening *o)
                 if (!was_given(t, i))
                         reject_alone(o, TABLE_SESSION, i, "its id was never assigned");
                 else if (s->tenant[0] == '\0')
-                        uncommit(t, i); /* an operator's, which has nothing and does not come back */
+                        uncommit(t, i); /* an operator's: it has no memory and is not resumed */
                 else if (!is_name(s->tenant))
                         reject_alone(o, TABLE_SESSION, i, "its tenant has no name");
                 else if (!memchr(s->name, '\0', sizeof(s->name)))
@@ -716,7 +716,7 @@ static void open_hold(struct opening *o, uint32_t index)
                 reject_hold(o, TABLE_HOLD, index, "its session and its block belong to different tenants");
 }
 
-/* Who is held by nobody would stay for ever. */
+/* A shared block without references would never be freed. */
 static int check_held(struct opening *o)
 {
         const struct table *t = table_of(o, TABLE_SHARED), *holds = table_of(o, TABLE_HOLD);
@@ -853,7 +853,7 @@ static int open_header(struct opening *o)
 
         if (fstat(l->fd, &st) < 0)
                 return -errno;
-        /* Without the seals somebody could take the pages away later. */
+        /* Without the seals another process could truncate the file later. */
         if (!S_ISREG(st.st_mode) || seals < 0 || (seals & SEALS_NEEDED) != SEALS_NEEDED ||
             (uint64_t)st.st_size < sizeof(struct header))
                 why = "it is not a sealed memfd";

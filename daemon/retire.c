@@ -259,7 +259,7 @@ void retire_end(struct session *s)
                 retirement_free(r);
 }
 
-/* It may be busy, it may be stuck: only its process knows when memory is let go of. */
+/* Busy or stuck: only the client's process knows when it unmaps the memory. */
 static void retire_is_late(struct session *s)
 {
         log_limited(&s->tenant->late_log, LOG_LEVEL_WARNING,

@@ -1650,7 +1650,7 @@ int session_hang_up(struct session *s)
                 retire_silence(s);
         session_drop_pending(s);
         if (s->state == SESSION_NEW || session_n_held(s) == 0) {
-                session_close(s, session_exit_reason(s, "disconnected"));
+                session_close(s, session_exit_reason(s, "connection closed"));
                 return 0;
         }
         s->state = SESSION_QUARANTINED;

@@ -1019,7 +1019,7 @@ START_TEST(few_fds_are_said)
         char wanted[64];
         char *log;
 
-        snprintf(wanted, sizeof(wanted), " take %u:", config.max_fds);
+        snprintf(wanted, sizeof(wanted), " need %u:", config.max_fds);
         while (config.max_fds - config.max_fds / 8 < n + n / 15) /* an eighth is for the admin socket */
                 config.max_fds++;
         rig = rig_start(&config);

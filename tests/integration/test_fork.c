@@ -783,7 +783,8 @@ START_TEST(a_plugin_is_unloaded)
                                              "trim",           "red",      NULL };
 
                 status = program_run(argv, &out, &err);
-                ck_assert_msg(status == 0 && strncmp(out, "1 asked", 7) == 0, "%d: %s%s", status, out, err);
+                ck_assert_msg(status == 0 && strncmp(out, "1 sessions asked", 16) == 0, "%d: %s%s", status,
+                              out, err);
                 free(out);
                 free(err);
                 ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use == 0, LIMIT_MS));

@@ -584,11 +584,12 @@ START_TEST(an_operator_trims_and_evicts)
         pid = child_start(idle, s);
         ck_assert(gate_wait(&s->up, SETTLE_MS));
         out = ctl(rig, "trim", "blue", NULL, NULL);
-        ck_assert_msg(strncmp(out, "0 sessions asked, 0 B reclaimed", 22) == 0, "%s", out);
+        ck_assert_msg(strncmp(out, "0 sessions asked, 0 B reclaimed", 31) == 0, "%s", out);
         free(out);
         out = ctl(rig, "trim", "red", "--bytes", "8MiB");
-        ck_assert_msg(strncmp(out, "1 asked, ", 9) == 0 && strstr(out, "still idle in sessions of red"), "%s",
-                      out);
+        ck_assert_msg(strncmp(out, "1 sessions asked, ", 18) == 0 &&
+                              strstr(out, "still idle in sessions of red"),
+                      "%s", out);
         free(out);
         ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_in_use, LIMIT - 8 * MIB);
         ck_assert_uint_gt(rig_figures(rig, "red", "train").bytes_in_use, 16 * MIB);
