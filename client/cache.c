@@ -885,14 +885,14 @@ static const char *pool_check(const struct pool *p)
                 if (n_idle-- == 0 || s->n_used > 0)
                         return "a slab in use is listed as idle";
                 if (s->idle_stamp <= n_stamp)
-                        return "idle slabs are not in the order in which they became so";
+                        return "idle slabs are not in the order in which they became idle";
                 n_stamp = s->idle_stamp;
         }
         if (n_idle > 0)
                 return "an idle slab is not listed";
         for (size_t i = 0; i < p->n_regions; i++) {
                 if (p->regions[i].n_slabs == 0)
-                        return "a region without a slab";
+                        return "a region has no slab";
                 n_slabs += p->regions[i].n_slabs;
         }
         bfc_read_stats(p->bfc, &stats);

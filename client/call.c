@@ -379,7 +379,7 @@ static int take_last_words(struct call_connection *c, const Bfcd__Reply *reply)
                 return -EPROTO;
         pthread_mutex_lock(&c->lock);
         snprintf(c->last_words, sizeof(c->last_words), "%s",
-                 reply->refusal->message[0] ? reply->refusal->message : "the session was ended");
+                 reply->refusal->message[0] ? reply->refusal->message : "the daemon ended the session");
         pthread_mutex_unlock(&c->lock);
         return -EIDRM;
 }

@@ -39,12 +39,12 @@
 int client_check(const bfc_client *client)
 {
         if (!client)
-                return error_set(-EINVAL, "there is no client: it is NULL");
+                return error_set(-EINVAL, "client is NULL");
         if (!*client->alive)
                 return error_set(-ECHILD,
                                  "this client belongs to the parent of this forked process: call "
-                                 "bfc_connect() in the child for memory of its own; if it is to use the "
-                                 "parent's host blocks, the parent must connect with BFC_INHERIT");
+                                 "bfc_connect() in the child to allocate memory; to use the parent's "
+                                 "host blocks, the parent must connect with BFC_INHERIT");
         return 0;
 }
 
@@ -64,13 +64,13 @@ int client_lost(bfc_client *client, int error)
         if (why[0])
                 return error_set(error, "the session ended: %s", why);
         if (error == -ECONNRESET)
-                return error_set(error, "the daemon ended the session, or is gone");
+                return error_set(error, "the daemon ended the session or is not running");
         if (error == -EPROTO)
-                return error_set(error, "the session ended: the daemon sent what makes no sense");
+                return error_set(error, "the session ended: the daemon sent an invalid message");
         if (error == -EMFILE)
                 return error_set(error, "this process is at its limit of open files, so it cannot receive "
                                         "the daemon's: raise RLIMIT_NOFILE (ulimit -n)");
-        return error_set(error, "asking the daemon failed: %s", strerror(-error));
+        return error_set(error, "the request to the daemon failed: %s", strerror(-error));
 }
 
 /* 0: a reply of the kind expected. Else what it says, and it is freed. */
@@ -84,7 +84,7 @@ static int client_judge(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
             reply->refusal->error < 4096)
                 r = error_set(-(int)reply->refusal->error, "%s", reply->refusal->message);
         else
-                r = error_set(-EPROTO, "the daemon answered with something else than was asked");
+                r = error_set(-EPROTO, "the daemon sent a reply of another type than requested");
         bfcd__reply__free_unpacked(reply, NULL);
         return r;
 }
@@ -103,7 +103,7 @@ static int client_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t e
                 client_give_back(client, block->block_id, epoch);
         if (reply)
                 bfcd__reply__free_unpacked(reply, NULL);
-        return error_set(-EINTR, "the wait was interrupted by a signal, or by its cancel_fd");
+        return error_set(-EINTR, "the wait was interrupted by a signal or by cancel_fd");
 }
 
 /* One request and its reply, of the kind expected. A refusal is the error that
@@ -278,21 +278,24 @@ int client_unmappable(const bfc_client *client, uint32_t partition, int why)
 
         if (why == -ENOMEM && !client->places[partition].is_cuda)
                 return error_set(why,
-                                 "partition %s: this process has no room to map memory of device %s: look at "
-                                 "its limit of address space (RLIMIT_AS, ulimit -v) and at vm.max_map_count",
+                                 "partition '%s': this process has no room to map memory of device '%s': "
+                                 "check its address space limit (RLIMIT_AS, ulimit -v) and "
+                                 "vm.max_map_count",
                                  p->name, p->device);
         if (why == -EMFILE)
                 return error_set(
                         why,
-                        "partition %s: memory of device %s could not be mapped in this process, which "
+                        "partition '%s': memory of device '%s' could not be mapped in this process, which "
                         "is at its limit of open files: raise RLIMIT_NOFILE (ulimit -n)",
                         p->name, p->device);
-        return error_set(why, "partition %s: memory of device %s could not be mapped in this process: %s%s",
+        return error_set(why,
+                         "partition '%s': memory of device '%s' could not be mapped in this process: %s%s",
                          p->name, p->device, strerror(-why),
                          !by_handle || why == -ENODEV || why == -ENOMEM
                                  ? ""
-                                 : "; a driver may refuse the handles of cuda-ipc to other users and "
-                                   "containers, where this partition needs 'share: fd' in bfcd.yaml");
+                                 : "; the driver may refuse CUDA IPC handles to other users and "
+                                   "containers: for these, set 'share: fd' for the partition in "
+                                   "bfcd.yaml");
 }
 
 int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
@@ -380,7 +383,7 @@ static int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *exte
         if (r == 0 || r == -ESTALE || (r == -EBUSY && i == 1)) /* i is one further */
                 return r;
         if (r == -EPROTO)
-                return client_end(client, r, "the daemon takes back memory that is in use");
+                return client_end(client, r, "the daemon sent a Retire for memory that is in use");
         return client_end(client, -ECONNRESET, "memory could not be unmapped");
 }
 
@@ -402,7 +405,7 @@ static int client_on_trim(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_
         int r = client_trim_ranges(client, trim, ret_bytes);
 
         if (r == -EPROTO)
-                return client_end(client, r, "the daemon asks for idle memory where none can be");
+                return client_end(client, r, "the daemon sent a Trim with invalid ranges");
         return r;
 }
 
@@ -417,7 +420,7 @@ static int client_on_draining(void *userdata, uint32_t partition, bool is_over)
         bfc_client *client = userdata;
 
         if (partition >= client->hello->hello->n_partitions)
-                return client_end(client, -EPROTO, "the daemon drains a partition that there is not");
+                return client_end(client, -EPROTO, "the daemon sent a drain of an unknown partition");
         pthread_mutex_lock(&client->lock);
         client_set_draining(client, partition, !is_over);
         pthread_mutex_unlock(&client->lock);
@@ -464,7 +467,7 @@ static int client_start_thread(bfc_client *client, const struct bfc_options *opt
         if (!granted)
                 return 0;
         if (!client_takes_events(options))
-                return error_set(-EPROTO, "the daemon has events, which it was not asked for");
+                return error_set(-EPROTO, "the daemon sent an events socket that was not requested");
         r = (options->flags & BFC_POLL ? events_new : events_start)(
                 call_take_events_fd(client->connection), &client_events_ops, client, &client->events);
         return r < 0 ? error_set(r, "the client's thread cannot be started: %s", strerror(-r)) : 0;
@@ -490,13 +493,13 @@ static int options_read_cache(struct bfc_options *options)
                 pick(NULL, "BFC_CACHE", is_asked_for || client_takes_events(options) ? "on" : "off");
 
         if (options->cache_slab_bytes > MAX_SLAB_BYTES)
-                return error_set(-EINVAL, "bfc_options.cache_slab_bytes is %llu: at most %llu make sense",
+                return error_set(-EINVAL, "bfc_options.cache_slab_bytes is %llu: the maximum is %llu",
                                  (unsigned long long)options->cache_slab_bytes,
                                  (unsigned long long)MAX_SLAB_BYTES);
         if (strcmp(word, "off") == 0)
                 options->flags |= BFC_NO_CACHE;
         else if (strcmp(word, "on") != 0)
-                return error_set(-EINVAL, "BFC_CACHE is \"%s\": it can be on or off", word);
+                return error_set(-EINVAL, "BFC_CACHE is \"%s\": it must be on or off", word);
         if (options->cache_slab_bytes == 0)
                 options->cache_slab_bytes = DEFAULT_SLAB_BYTES;
         return 0;
@@ -509,7 +512,7 @@ static int options_read_inherit(struct bfc_options *options)
         if (strcmp(word, "on") == 0)
                 options->flags |= BFC_INHERIT;
         else if (strcmp(word, "off") != 0)
-                return error_set(-EINVAL, "BFC_INHERIT is \"%s\": it can be on or off", word);
+                return error_set(-EINVAL, "BFC_INHERIT is \"%s\": it must be on or off", word);
         return 0;
 }
 
@@ -523,9 +526,8 @@ static int options_read_return(struct bfc_options *options)
                 errno = 0;
                 n = strtoull(word, &end, 10);
                 if (word[0] < '0' || word[0] > '9' || *end || errno || n == 0 || n > UINT32_MAX)
-                        return error_set(-EINVAL,
-                                         "BFC_RETURN_MS is \"%s\": a number from 1 to %u makes sense", word,
-                                         UINT32_MAX);
+                        return error_set(-EINVAL, "BFC_RETURN_MS is \"%s\": it must be a number from 1 to %u",
+                                         word, UINT32_MAX);
                 options->return_ms = (uint32_t)n;
         }
         if (options->return_ms == 0)
@@ -552,14 +554,15 @@ static int options_read(const struct bfc_options *options, struct bfc_options *r
                 for (size_t i = sizeof(known); i < options->struct_size; i++)
                         if (bytes[i] != 0)
                                 return error_set(-EINVAL,
-                                                 "bfc_options has an option that this library, %s, "
-                                                 "does not know",
+                                                 "bfc_options has an option that this library version, "
+                                                 "%s, does not support",
                                                  bfc_version());
                 memcpy(&known, options,
                        options->struct_size < sizeof(known) ? options->struct_size : sizeof(known));
                 if (known.flags & ~(BFC_NO_THREAD | BFC_NO_CACHE | BFC_POLL | BFC_INHERIT))
                         return error_set(-EINVAL,
-                                         "bfc_options.flags has bits that this library, %s, does not know",
+                                         "bfc_options.flags has bits that this library version, %s, does "
+                                         "not support",
                                          bfc_version());
         }
         known.socket = pick(known.socket, "BFC_SOCKET", DEFAULT_SOCKET);
@@ -592,12 +595,12 @@ static int connect_failed(int error, const char *path)
                 return error_set(
                         error,
                         "cannot reach bfcd at %s: permission denied for this user. Check the modes of the "
-                        "socket and of the folders above it",
+                        "socket and of its parent directories",
                         path);
         case -ENAMETOOLONG:
                 return error_set(
                         error,
-                        "cannot reach bfcd at %s: the path is too long; a socket's has at most 107 bytes",
+                        "cannot reach bfcd at %s: the path is too long; a socket path has at most 107 bytes",
                         path);
         default:
                 return error_set(error, "cannot reach bfcd at %s: %s", path, strerror(-error));
@@ -732,8 +735,8 @@ static int client_read_places(bfc_client *client)
                         continue;
                 free(places);
                 return error_set(-EPROTO,
-                                 "the daemon shares partition %s in a way that this library, %s, "
-                                 "does not know",
+                                 "partition '%s' has a share mode that this library version, %s, does not "
+                                 "support",
                                  hello->partitions[i]->name, bfc_version());
         }
         client->places = places;
@@ -750,15 +753,16 @@ static int client_check_hello(bfc_client *client, const char *partition)
 
         if (hello->version == 0 || hello->version > PROTOCOL_VERSION)
                 return error_set(-EPROTO,
-                                 "the daemon speaks version %u of the protocol, this library up to %u",
+                                 "the daemon uses protocol version %u; this library supports versions up "
+                                 "to %u",
                                  hello->version, PROTOCOL_VERSION);
         if (hello->n_partitions > 0 && hello->default_partition >= hello->n_partitions)
-                return error_set(-EPROTO, "the daemon names a default partition that it does not list");
+                return error_set(-EPROTO, "the daemon's default partition is not in its list of partitions");
         client->partition = hello->default_partition;
         if (partition[0])
                 return client_find_partition(hello, partition, &client->partition);
         if (hello->n_partitions == 0)
-                return error_set(-ENOENT, "tenant %s has no quota in any partition", hello->tenant);
+                return error_set(-ENOENT, "tenant '%s' has no quota in any partition", hello->tenant);
         return 0;
 }
 
@@ -874,15 +878,15 @@ BFC_API int bfc_poll(bfc_client *client)
         if (r < 0)
                 return r;
         if (!client->polls)
-                return error_set(-EINVAL, "this client has a thread for events, or none at all: connect with "
+                return error_set(-EINVAL, "this client has an event thread or no events: connect with "
                                           "BFC_POLL");
         if (__atomic_exchange_n(&client->is_polled, true, __ATOMIC_ACQUIRE))
                 return 0; /* another thread is at it */
         r = events_poll(client->events);
         __atomic_store_n(&client->is_polled, false, __ATOMIC_RELEASE);
         if (r == -EBUSY)
-                return error_set(r, "memory that the daemon takes back cannot be unmapped now, as the driver "
-                                    "refuses beside the capture of a stream");
+                return error_set(r, "memory that the daemon reclaims cannot be unmapped now: the driver "
+                                    "refuses this while a stream is captured");
         return r < 0 ? client_lost(client, r) : 0;
 }
 
@@ -893,7 +897,7 @@ BFC_API int bfc_poll_fd(const bfc_client *client)
         if (r < 0)
                 return r;
         if (!client->polls)
-                return error_set(-EINVAL, "this client has a thread for events, or none at all: connect with "
+                return error_set(-EINVAL, "this client has an event thread or no events: connect with "
                                           "BFC_POLL");
         return events_fd(client->events);
 }
@@ -1021,7 +1025,9 @@ BFC_API int bfc_partition_for_device(bfc_client *client, int ordinal, const char
         if (!ret_name)
                 return error_set(-EINVAL, "bfc_partition_for_device: ret_name is NULL");
         if (ordinal < 0 || device_cuda_ordinal_uuid(ordinal, uuid) < 0)
-                return error_set(-ENOENT, "this process sees no CUDA device %d: look at CUDA_VISIBLE_DEVICES",
+                return error_set(-ENOENT,
+                                 "CUDA device %d is not visible to this process: check "
+                                 "CUDA_VISIBLE_DEVICES",
                                  ordinal);
         hello = client->hello->hello;
         for (size_t i = 0; i < hello->n_partitions; i++) {
@@ -1030,7 +1036,7 @@ BFC_API int bfc_partition_for_device(bfc_client *client, int ordinal, const char
                         return 0;
                 }
         }
-        return error_set(-ENOENT, "tenant %s has no quota in a partition on CUDA device %d", hello->tenant,
+        return error_set(-ENOENT, "tenant '%s' has no quota in a partition on CUDA device %d", hello->tenant,
                          ordinal);
 }
 

@@ -65,14 +65,14 @@ static const char *find_difference(const Bfcd__HelloReply *old, const Bfcd__Hell
         bool same = old->n_partitions == new->n_partitions;
 
         if (old->session_id != new->session_id || !data_is_same(&old->secret, &new->secret))
-                return "the daemon began anew and does not know it";
+                return "the daemon restarted without this session";
         if (new->version != old->version || (new->capabilities | pages) != (old->capabilities | pages))
-                return "the daemon that took over does not offer what its predecessor did";
+                return "the restarted daemon does not offer the same capabilities";
         if (strcmp(old->tenant, new->tenant) != 0)
-                return "the daemon that took over has it as another tenant's";
+                return "the restarted daemon assigned the session to another tenant";
         for (size_t i = 0; same && i < old->n_partitions; i++)
                 same = partition_is_same(old->partitions[i], new->partitions[i]);
-        return same ? NULL : "the daemon that took over has other partitions for it";
+        return same ? NULL : "the restarted daemon lists other partitions for the session";
 }
 
 static void say_why(bfc_client *client, const char *why)
@@ -114,7 +114,7 @@ static int refused(bfc_client *client, const Bfcd__Refusal *refusal, struct atte
         snprintf(a->words, sizeof(a->words), "%s", refusal->message);
         if (may_pass(refusal->error))
                 return AGAIN;
-        snprintf(why, sizeof(why), "the daemon does not take it back: %s", refusal->message);
+        snprintf(why, sizeof(why), "the restarted daemon refused to resume it: %s", refusal->message);
         return over(client, why);
 }
 
@@ -302,7 +302,7 @@ static int never_came(bfc_client *client, unsigned return_ms, const struct attem
 {
         char why[sizeof(client->end_reason)];
 
-        snprintf(why, sizeof(why), "the daemon is gone and did not take it back within %u ms: %s", return_ms,
+        snprintf(why, sizeof(why), "the daemon stopped and did not resume it within %u ms: %s", return_ms,
                  a->words[0] ? a->words : strerror(a->error < 0 ? -a->error : ETIMEDOUT));
         say_why(client, why);
         return OVER;

@@ -12,7 +12,7 @@ static int copy_failed(int error)
         switch (error) {
         case -EBUSY:
                 return error_set(error,
-                                 "a stream is being captured that the copy would have to wait for: copy "
+                                 "the copy would have to wait for a stream that is being captured: copy "
                                  "after the capture");
         case -ENODEV:
                 return error_set(error, "the device is lost");
@@ -39,7 +39,7 @@ static int client_locate(bfc_client *client, const void *ptr, size_t n_bytes, st
         }
         pthread_mutex_unlock(&client->lock);
         return block ? 0
-                     : error_set(-EINVAL, "%zu bytes at %p do not lie in a block of this client", n_bytes,
+                     : error_set(-EINVAL, "%zu bytes at %p are not inside a block of this client", n_bytes,
                                  ptr);
 }
 

@@ -127,7 +127,7 @@ static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_u
                         .lifetime_peak_bytes_reserved = f->lifetime_peak_bytes_reserved,
                 };
         else
-                r = error_set(-EPROTO, "the daemon's answer has no figures");
+                r = error_set(-EPROTO, "the daemon's reply has no statistics");
         bfcd__reply__free_unpacked(reply, NULL);
         return r;
 }
@@ -240,7 +240,7 @@ BFC_API int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block
         }
         pthread_mutex_unlock(&client->lock);
         if (!block)
-                return error_set(-EINVAL, "%p is not a block of this client, nor inside of one", ptr);
+                return error_set(-EINVAL, "%p is not inside a block of this client", ptr);
         if (partition < client->hello->hello->n_partitions && ret->struct_size > BLOCK_INFO_DEVICE_BYTES)
                 info_add_device(client, partition, &info);
         fill_struct(ret, ret->struct_size, &info, sizeof(info));

@@ -107,7 +107,7 @@ static void say(const char *function, int error, const char *outcome)
 
         if (error < -MAX_ERRNO || atomic_exchange(&said[-error], 1))
                 return;
-        fprintf(stderr, "libbfcclient: %s: %s; %s (this is said once for each kind of error)\n", function,
+        fprintf(stderr, "libbfcclient: %s: %s; %s (reported once for each error code)\n", function,
                 bfc_last_error(), outcome);
 }
 
@@ -172,7 +172,7 @@ static void framework_free(const char *function, void *ptr, const uintptr_t *str
                 r = stream ? client_free_async_unless_captured(client, ptr, *stream)
                            : client_free_unless_captured(client, ptr);
         if (r == -EBUSY)
-                say(function, r, "the block stays until the process ends, as the graph may use it");
+                say(function, r, "the block is kept until the process ends, because a CUDA graph may use it");
         else if (r < 0)
                 say(function, r, "nothing is freed");
 }
@@ -184,7 +184,8 @@ BFC_API void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *
         uintptr_t number = (uintptr_t)stream;
 
         if (n_bytes < 0) {
-                say("bfc_torch_malloc", error_set(-EINVAL, "%zd bytes", n_bytes), "it returns NULL");
+                say("bfc_torch_malloc", error_set(-EINVAL, "the size is negative: %zd bytes", n_bytes),
+                    "it returns NULL");
                 return NULL;
         }
         return framework_malloc("bfc_torch_malloc", (size_t)n_bytes, device, &number);
@@ -205,7 +206,7 @@ BFC_API void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream)
         int r = client && ptr ? bfc_record_stream(client, ptr, (uintptr_t)stream) : 0;
 
         if (r < 0)
-                say("bfc_torch_record_stream", r, "the block may be another's too early");
+                say("bfc_torch_record_stream", r, "the block may be reused too early");
 }
 
 /* ---- CuPy: cupy.cuda.memory.CFunctionAllocator ---------------------------- */

@@ -166,9 +166,9 @@ static int client_check_place(bfc_client *client, uint32_t partition)
         if (client_sees_place(client, partition))
                 return 0;
         return error_set(-ENODEV,
-                         "partition %s is on device %s, which this process does not see: look at "
-                         "CUDA_VISIBLE_DEVICES and at the devices of the container (and who was forked by a "
-                         "process that used CUDA sees none)",
+                         "partition '%s' is on device '%s', which is not visible to this process: check "
+                         "CUDA_VISIBLE_DEVICES and the devices of the container (a process forked from "
+                         "one that used CUDA sees no device)",
                          client->hello->hello->partitions[partition]->name,
                          client->hello->hello->partitions[partition]->device);
 }
@@ -212,7 +212,7 @@ static int client_fetch_once(bfc_client *client, uint32_t partition, Bfcd__Reque
         else if (r == -ENOMEM)
                 r = error_set(r, "this process is out of memory");
         else if (r < 0)
-                r = error_set(r, "the daemon gave a block of %llu bytes where none can be",
+                r = error_set(r, "the daemon returned a block of %llu bytes at an invalid place",
                               (unsigned long long)reply->block->n_bytes);
         bfcd__reply__free_unpacked(reply, NULL);
         return r;
@@ -298,7 +298,7 @@ static int client_try_cut(bfc_client *client, uint32_t partition, uint64_t n_byt
         pthread_mutex_unlock(&client->lock);
         if (r < 0)
                 return error_set(r, r == -ENOMEM ? "this process is out of memory"
-                                                 : "the daemon gave the same place twice");
+                                                 : "the daemon returned the same place twice");
         return r;
 }
 
@@ -450,7 +450,7 @@ int client_check_malloc(bfc_client *client, const char *partition, size_t n_byte
         if (!ret_ptr)
                 return error_set(-EINVAL, "bfc_malloc: ret_ptr is NULL");
         if (n_bytes == 0)
-                return error_set(-EINVAL, "0 bytes: ask for at least 1");
+                return error_set(-EINVAL, "the size is 0 bytes: request at least 1 byte");
         r = client_partition_index(client, partition, ret_index);
         return r < 0 ? r : client_check_place(client, *ret_index);
 }
@@ -465,7 +465,7 @@ static int client_malloc_as(bfc_client *client, const char *partition, size_t n_
                 return r;
         if ((how->flags & ~(BFC_ONE_EXTENT | BFC_WHOLE)) != 0)
                 return error_set(-EINVAL,
-                                 "flags 0x%llx: this library knows BFC_ONE_EXTENT and BFC_WHOLE and no other",
+                                 "unknown flags 0x%llx: this library supports BFC_ONE_EXTENT and BFC_WHOLE",
                                  (unsigned long long)how->flags);
         r = client_malloc(client, index, n_bytes, how, ret_ptr);
         if (r < 0)
@@ -541,13 +541,14 @@ int client_finish(bfc_client *client, uint32_t partition, struct device_range *r
         int r = streams_are_captured(client, partition) ? -EBUSY : device_range_finish(range);
 
         if (r == -EBUSY)
-                return error_set(r, "a stream is being captured, and whether a kernel still uses the block "
-                                    "cannot be known: free it after the capture");
+                return error_set(r, "a stream is being captured, so a kernel may still use the block: "
+                                    "free it after the capture");
         /* No work of ours runs on a device that is lost, or in a context that is broken. */
         if (r == 0 || r == -ENODEV || r == -EIO)
                 return 0;
         return error_set(r == -ENOMEM ? r : -EIO,
-                         "waiting for the work on the device failed (%s), so the block stays: free it again",
+                         "waiting for the work on the device failed (%s), so the block was not freed: "
+                         "free it again",
                          strerror(-r));
 }
 
@@ -616,8 +617,8 @@ static int client_take_out(bfc_client *client, const void *ptr, bool in_captures
                 partition = regions_partition(&client->regions, ret->region_id);
         pthread_mutex_unlock(&client->lock);
         if (r < 0)
-                return error_set(-EINVAL, "%p is not a block of this client: never given, or freed already",
-                                 ptr);
+                return error_set(-EINVAL,
+                                 "%p is not a block of this client: never allocated, or already freed", ptr);
         r = client_finish(client, partition, range);
         if (r == -EBUSY && in_captures && streams_put_aside(client, ret, partition) == 0)
                 return PUT_ASIDE;

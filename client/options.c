@@ -22,7 +22,8 @@ static int options_copy(const char *name, const void *options, size_t struct_siz
                                  struct_size, name, n_bytes);
         for (size_t i = n_bytes; i < struct_size; i++)
                 if (bytes[i] != 0)
-                        return error_set(-EINVAL, "%s has an option that this library, %s, does not know",
+                        return error_set(-EINVAL,
+                                         "%s has an option that this library version, %s, does not support",
                                          name, bfc_version());
         memcpy(ret, options, struct_size < n_bytes ? struct_size : n_bytes);
         return 0;

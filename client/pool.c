@@ -30,7 +30,7 @@ struct bfc_pool {
 static int pool_check(const bfc_pool *pool)
 {
         if (!pool)
-                return error_set(-EINVAL, "there is no pool: it is NULL");
+                return error_set(-EINVAL, "pool is NULL");
         return client_check(pool->client);
 }
 
@@ -73,12 +73,13 @@ BFC_API int bfc_pool_alloc(bfc_pool *pool, size_t n_bytes, void **ret_ptr)
         if (!ret_ptr)
                 return error_set(-EINVAL, "bfc_pool_alloc: ret_ptr is NULL");
         if (n_bytes == 0)
-                return error_set(-EINVAL, "0 bytes: ask for at least 1");
+                return error_set(-EINVAL, "the size is 0 bytes: request at least 1 byte");
         n_used = atomic_load_explicit(&pool->n_used, memory_order_relaxed);
         do {
                 if (piece == 0 || piece > pool->n_bytes - n_used)
                         return error_set(-ENOMEM,
-                                         "%zu bytes do not fit in the pool: it has %zu, and %zu are used",
+                                         "%zu bytes do not fit in the pool: its size is %zu bytes, and "
+                                         "%zu bytes are used",
                                          n_bytes, pool->n_bytes, n_used);
         } while (!atomic_compare_exchange_weak_explicit(&pool->n_used, &n_used, n_used + piece,
                                                         memory_order_relaxed, memory_order_relaxed));

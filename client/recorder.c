@@ -392,12 +392,12 @@ static int expand(const char *name, char path[static PATH_MAX])
                 else if (*name == '%')
                         path[n] = '%';
                 else
-                        return error_set(-EINVAL, "the trace's name has a %% that is none of %%p (the pid), "
-                                                  "%%n (a number) and %%%%");
+                        return error_set(-EINVAL, "the trace's name has an invalid %%: use %%p (the "
+                                                  "pid), %%n (a number) or %%%%");
                 n += (size_t)w;
         }
         if (n >= PATH_MAX)
-                return error_set(-ENAMETOOLONG, "the trace's name is too long, at most %d bytes",
+                return error_set(-ENAMETOOLONG, "the trace's name is too long: at most %d bytes",
                                  PATH_MAX - 1);
         path[n] = '\0';
         return 0;
@@ -413,12 +413,12 @@ static int open_file(const char *path, int *ret_fd)
         if (fd < 0)
                 return error_set(-errno, "the trace %s cannot be written: %s", path, strerror(errno));
         if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
-                r = error_set(-EINVAL, "the trace %s is no file", path);
+                r = error_set(-EINVAL, "the trace %s is not a regular file", path);
         else if (flock(fd, LOCK_EX | LOCK_NB) < 0)
                 r = errno == EWOULDBLOCK
                             ? error_set(-EBUSY,
-                                        "another client is recording into the trace %s: put %%p into its "
-                                        "name, which becomes the pid, and %%n for several clients of one "
+                                        "another client is recording to the trace %s: put %%p (the pid) "
+                                        "into the name, and %%n (a number) for several clients of one "
                                         "process",
                                         path)
                             : error_set(-errno, "the trace %s cannot be locked: %s", path, strerror(errno));
@@ -487,7 +487,7 @@ struct recorder *recorder_free(struct recorder *r)
                 return NULL;
         end(r);
         if (r->error < 0)
-                error_set(r->error, "the trace ends early: %s", strerror(-r->error));
+                error_set(r->error, "the trace is incomplete: %s", strerror(-r->error));
         discard(r);
         return NULL;
 }

@@ -172,12 +172,12 @@ static int publish_failed(int error, const void *ptr)
 {
         switch (error) {
         case -EEXIST:
-                return error_set(-EINVAL, "%p is shared already", ptr);
+                return error_set(-EINVAL, "%p is already shared", ptr);
         case -EDOM:
                 return error_set(
                         -EINVAL,
-                        "%p is a piece of a larger block that this client cuts: what is to be shared "
-                        "must be asked for with BFC_WHOLE",
+                        "%p is part of a larger block of the client's cache: allocate blocks to share "
+                        "with BFC_WHOLE",
                         ptr);
         case -ENOMEM:
                 return error_set(error, "this process is out of memory");
@@ -295,8 +295,8 @@ static int attach_list_places(bfc_client *client, uint32_t **ret, size_t *ret_n)
         if (n == 0) {
                 free(seen);
                 return error_set(-ENODEV,
-                                 "this process sees no device of tenant %s's partitions: look at "
-                                 "CUDA_VISIBLE_DEVICES",
+                                 "no device of the partitions of tenant '%s' is visible to this process: "
+                                 "check CUDA_VISIBLE_DEVICES",
                                  client->hello->hello->tenant);
         }
         *ret = seen;
@@ -348,7 +348,7 @@ static int attach_once(bfc_client *client, const char *name, const struct bfc_at
                 client_give_back(client, reply->attached->block->block_id, epoch);
                 error_set(r, "this process is out of memory");
         } else if (r < 0) {
-                error_set(r, "the daemon attached a block where none can be");
+                error_set(r, "the daemon attached a block at an invalid place");
         } else if (!*ret_stale) {
                 *ret_ptr = ptr;
                 if (ret_n_bytes)
@@ -409,7 +409,7 @@ static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_
                         s->n_leaving == s->n_holds ? regions_range(&client->regions, block->region_id) : NULL;
         }
         pthread_mutex_unlock(&client->lock);
-        return r == -EINVAL ? error_set(r, "%p is being let go of by another thread", ptr) : r;
+        return r == -EINVAL ? error_set(r, "%p is being detached by another thread", ptr) : r;
 }
 
 /* It is gone here, or stays where error < 0. 1: that was the last one, *ret is the block. */

@@ -1122,7 +1122,7 @@ static const char *part_check(const struct part *part)
         const char *why = NULL;
 
         if (!part->cache != (part->n_slabs == 0))
-                return "a part without slabs has a cache, or the other way round";
+                return "a part's cache does not match its slabs";
         for (unsigned i = 1; i < part->n_marks; i++)
                 if (part->marks[i].upto <= part->marks[i - 1].upto)
                         return "marks are not in order";
@@ -1143,7 +1143,7 @@ int stream_pools_check(const struct stream_pools *sp, const char **ret_why)
                 {
                         n[i]++;
                         if (pool->is_resting != (i == 1) || pool_holds_nothing(pool) != (i == 1))
-                                why = "a pool rests that holds something, or the other way round";
+                                why = "a pool's state does not match its contents";
                         for (int k = 0; k < N_PARTS && !why; k++)
                                 why = part_check(&pool->parts[k]);
                 }

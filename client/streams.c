@@ -272,13 +272,13 @@ void streams_reset_peaks(bfc_client *client)
 static int no_such_stream(int error, uintptr_t stream)
 {
         if (error == -EINVAL)
-                return error_set(error, "0x%llx is no stream of the partition's device",
+                return error_set(error, "0x%llx is not a stream of the partition's device",
                                  (unsigned long long)stream);
         if (error == -ENOMEM || error == -EAGAIN)
-                return error_set(-ENOMEM, "an event in a stream could not be had");
+                return error_set(-ENOMEM, "an event could not be recorded in the stream");
         if (error == -EIO)
                 return error_set(error, "this process's CUDA context is broken");
-        return error_set(error, "the device is lost, or this process does not see it");
+        return error_set(error, "the device is lost or not visible to this process");
 }
 
 /* ---- taking ------------------------------------------------------------------ */
@@ -461,7 +461,7 @@ BFC_API int bfc_malloc_async(bfc_client *client, size_t n_bytes, uintptr_t strea
 
 static int no_such_block(const void *ptr)
 {
-        return error_set(-EINVAL, "%p is not a block of this client: never given, or freed already", ptr);
+        return error_set(-EINVAL, "%p is not a block of this client: never allocated, or already freed", ptr);
 }
 
 /* A block of bfc_malloc()'s gets a life, which has one thing to do: wait. */
@@ -555,7 +555,7 @@ static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t str
                 partition = regions_partition(&client->regions, block.region_id);
         pthread_mutex_unlock(&client->lock);
         if (is_shared)
-                return error_set(r, "%p is shared: bfc_detach() lets go of it", ptr);
+                return error_set(r, "%p is shared: release it with bfc_detach()", ptr);
         if (r < 0)
                 return no_such_block(ptr);
         r = __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
@@ -619,11 +619,11 @@ static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream)
         if (!found)
                 return no_such_block(ptr);
         if (!life)
-                return error_set(-EINVAL, "%p is no stream's: it is from bfc_malloc()", ptr);
+                return error_set(-EINVAL, "%p belongs to no stream: it was allocated with bfc_malloc()", ptr);
         partition = stream_life_partition(life);
         if (!stream_pools_can(client->streams->pools, partition, stream))
-                return error_set(-EINVAL, "the stream is each thread's own (2), and only that thread could "
-                                          "tell when its work is done: use a stream of its own");
+                return error_set(-EINVAL, "the stream is the per-thread default stream (2), and only "
+                                          "its own thread can check its work: use another stream");
         r = stream_pools_look_at(client->streams->pools, partition, stream);
         if (r >= 0)
                 r = stream_life_record(client->streams->pools, life, stream);

@@ -61,10 +61,10 @@ static int fail_socket(struct ask *a, int r)
         case ECONNRESET:
         case EPIPE:
                 return fail(a, r,
-                            "bfcd at %s ended the session, or does not answer. Try: systemctl status bfcd",
+                            "bfcd at %s ended the session or does not respond. Try: systemctl status bfcd",
                             a->socket);
         case EPROTO:
-                return fail(a, r, "The process at %s does not speak bfcd's protocol.", a->socket);
+                return fail(a, r, "The process at %s does not use bfcd's protocol.", a->socket);
         default:
                 return fail(a, r, "Cannot reach bfcd at %s: %s.", a->socket, strerror(-r));
         }
@@ -91,8 +91,8 @@ static int fail_question(struct ask *a, const Bfcd__Request *request, int r)
         if ((r != -ECONNRESET && r != -EPIPE) || request->body_case <= BFCD__REQUEST__BODY_SHOW_CONFIG)
                 return fail_socket(a, r);
         return fail(a, r,
-                    "bfcd at %s ended the session, or does not answer. It may be older than this bfcctl, %s: "
-                    "compare bfcctl status",
+                    "bfcd at %s ended the session or does not respond. It may be older than this bfcctl, "
+                    "%s: compare bfcctl status",
                     a->socket, BFCD_VERSION);
 }
 

@@ -140,7 +140,7 @@ static int run_reset_peaks(struct ask *a, const struct invocation *i, const stru
                         stdout,
                         show_document("reset_peaks", json_pack("{s:o, s:o}", "tenant", show_string(tenant),
                                                                "partition", show_string(partition)))));
-        printf("The peaks of %s%s in %s%s were set to what is in use now.\n",
+        printf("The peaks of %s%s in %s%s were reset to the current usage.\n",
                *tenant ? "tenant " : "all tenants", tenant, *partition ? "partition " : "all partitions",
                partition);
         return finish(0);
@@ -220,8 +220,7 @@ static int run_reload(struct ask *a, const struct invocation *i, const struct co
         int r;
 
         if (i->n_arguments > 0 && !i->dry_run)
-                return usage("reload puts the daemon's own file in force, not", i->arguments[0],
-                             right_use(c));
+                return usage("reload applies the daemon's own file, not", i->arguments[0], right_use(c));
         if ((i->n_arguments > 0 && send_files(a, i->arguments[0]) < 0) ||
             ask_reload(a, i->dry_run, &reply) < 0)
                 return complain(a);
@@ -311,9 +310,10 @@ static int run_leaks(struct ask *a, const struct invocation *i, const struct com
 
         (void)c;
         if (i->older && leaks_parse_age(i->older, &options.older_ms) < 0)
-                return usage("no age", i->older, "it is a number and ms, s, m, h or d, as in --older 10m");
+                return usage("wrong value for --older", i->older,
+                             "a number and ms, s, m, h or d, as in --older 10m");
         if (i->by && leaks_parse_by(i->by, &options.by) < 0)
-                return usage("blocks cannot be summed up by", i->by, "--by takes tag, session or block");
+                return usage("wrong value for --by", i->by, "tag, session or block");
         if (leaks_new(&options, &k) < 0)
                 return finish(-ENOMEM);
         status = print_leaks(a, i, k);
@@ -416,7 +416,8 @@ static int print_trim(const struct invocation *i, const char *tenant, uint64_t n
                                       json_pack("{s:I, s:o, s:o, s:o}", "num_asked", (json_int_t)n_asked,
                                                 "bytes_given_back", show_number(n_bytes), "bytes_pending",
                                                 show_number(n_pending), "bytes_idle", show_number(n_idle)))));
-        printf("%llu asked, %s came back, %s pending; %s still lies idle in sessions%s%s, by their own word.\n",
+        printf("%llu sessions asked, %s reclaimed, %s pending; %s still idle in sessions%s%s, as reported "
+               "by the clients.\n",
                (unsigned long long)n_asked, text_size(n_bytes, size), text_size(n_pending, pending),
                text_size(n_idle, idle), *tenant ? " of " : "", tenant);
         return finish(0);
@@ -443,7 +444,7 @@ static int run_trim(struct ask *a, const struct invocation *i, const struct comm
         r = print_trim(i, tenant, n_asked, n_before > now.n_reserved ? n_before - now.n_reserved : 0,
                        now.n_pending, n_idle);
         if (r == EXIT_SUCCESS && now.n_pending > 0) {
-                fprintf(stderr, "bfcctl: The pending memory was not back in time; it comes back later.\n");
+                fprintf(stderr, "bfcctl: Timeout: memory is still pending; it is reclaimed later.\n");
                 r = EXIT_TIMED_OUT;
         }
         return r;
@@ -469,15 +470,15 @@ static int run_evict(struct ask *a, const struct invocation *i, const struct com
         (void)c;
         if (i->n_arguments == 0 || !read_id(i->arguments[0], &id))
                 return usage(
-                        i->n_arguments == 0 ? "no session" : "no session's number",
+                        i->n_arguments == 0 ? "no session" : "not a session number:",
                         i->n_arguments == 0 ? NULL : i->arguments[0],
-                        "it is \"bfcctl evict SESSION [--reason TEXT]\", by its number in \"bfcctl sessions\"");
+                        "usage: bfcctl evict SESSION [--reason TEXT]; \"bfcctl sessions\" lists the numbers");
         if (ask_evict(a, id, i->reason ? i->reason : "") < 0)
                 return complain(a);
         if (i->json)
                 return finish(show_print(
                         stdout, show_document("evict", json_pack("{s:I}", "session_id", (json_int_t)id))));
-        printf("Session %llu was ended. Its memory comes back when its process ends.\n",
+        printf("Session %llu was evicted. Its memory is reclaimed when its process exits.\n",
                (unsigned long long)id);
         return finish(0);
 }
@@ -499,7 +500,7 @@ static int run_drain(struct ask *a, const struct invocation *i, const struct com
         r = finish(i->json ? show_print(stdout, drain_json(&l)) : drain_print(stdout, &l));
         drain_look_end(&l);
         if (r == EXIT_SUCCESS && is_late) {
-                fprintf(stderr, "bfcctl: The device is not drained yet; it goes on being drained.\n");
+                fprintf(stderr, "bfcctl: Timeout: the device is not drained yet; draining continues.\n");
                 r = EXIT_TIMED_OUT;
         }
         return r;
@@ -556,28 +557,28 @@ static void print_help(FILE *out)
               "  partitions                       each partition's use, peaks and limit\n"
               "  tenants                          each tenant's use, peaks and limit\n"
               "  sessions                         client processes: held, used, idle\n"
-              "  blocks                           every block handed out\n"
+              "  blocks                           every allocated block\n"
               "  shared                           blocks that processes share, by name\n"
-              "  whoami                           which tenant this user is\n"
+              "  whoami                           the tenant of this user\n"
               "  explain [PARTITION] [--tenant TENANT]\n"
-              "                                   who uses the memory, and where it is\n"
+              "                                   the use of memory by session and address\n"
               "  leaks [--older AGE] [--by tag|session|block] [--tenant TENANT]\n"
-              "                                   blocks by age, summed up\n"
+              "                                   blocks by age, as sums\n"
               "On the admin socket also:\n"
-              "  config                           the configuration in force\n"
-              "  reload [--dry-run [FILE]]        read the configuration again, or only say\n"
-              "                                   what that, or FILE, would change\n"
-              "  reset-peaks [TENANT [PARTITION]] set peaks to what is in use now\n"
+              "  config                           the current configuration\n"
+              "  reload [--dry-run [FILE]]        read the configuration again; --dry-run only\n"
+              "                                   shows what that, or FILE, would change\n"
+              "  reset-peaks [TENANT [PARTITION]] reset peaks to the current usage\n"
               "  trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]\n"
               "                                   reclaim idle client caches\n"
-              "  evict SESSION [--reason TEXT]    end a session; its client is told why\n"
+              "  evict SESSION [--reason TEXT]    end a session; its client gets the reason\n"
               "  drain DEVICE [--wait [SECONDS]]  refuse new blocks on it, and release it when\n"
               "                                   it is empty, for a reset or a change\n"
               "  resume DEVICE                    serve blocks on it again\n"
               "\n"
               "  -s, --socket PATH  the socket to talk to, for clients or for admins\n"
               "  -j, --json         print JSON\n"
-              "  -w, --wide         print all columns, and nothing cut to 80 columns\n"
+              "  -w, --wide         print all columns, without a cut at 80 columns\n"
               "  -h, --help         print this\n"
               "      --version      print the version\n"
               "\n"
@@ -605,20 +606,20 @@ static const struct command *find(const char *name)
 static const char *right_use(const struct command *c)
 {
         if (c->run == run_explain)
-                return "it is \"bfcctl explain [PARTITION] [--tenant TENANT]\"";
+                return "usage: bfcctl explain [PARTITION] [--tenant TENANT]";
         if (c->run == run_reload)
-                return "it is \"bfcctl reload [--dry-run [FILE]]\"";
+                return "usage: bfcctl reload [--dry-run [FILE]]";
         if (c->run == run_reset_peaks)
-                return "it is \"bfcctl reset-peaks [TENANT [PARTITION]]\"";
+                return "usage: bfcctl reset-peaks [TENANT [PARTITION]]";
         if (c->run == run_trim)
-                return "it is \"bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]\"";
+                return "usage: bfcctl trim [TENANT] [--partition NAME] [--bytes N] [--timeout SECONDS]";
         if (c->run == run_evict)
-                return "it is \"bfcctl evict SESSION [--reason TEXT]\"";
+                return "usage: bfcctl evict SESSION [--reason TEXT]";
         if (c->run == run_drain)
-                return "it is \"bfcctl drain DEVICE [--wait [SECONDS]]\"";
+                return "usage: bfcctl drain DEVICE [--wait [SECONDS]]";
         if (c->run == run_resume)
-                return "it is \"bfcctl resume DEVICE\"";
-        return "this command takes none";
+                return "usage: bfcctl resume DEVICE";
+        return "this command takes no arguments";
 }
 
 /* "30"; at most a year. */
@@ -641,8 +642,8 @@ static int run(const struct command *c, const struct invocation *i)
                 status = complain(&a);
         } else if (c->admin_only && !a.admin) {
                 fprintf(stderr,
-                        "bfcctl: \"%s\" needs the admin socket, and %s is for clients. Set --socket or "
-                        "BFC_ADMIN_SOCKET to the admin socket\n",
+                        "bfcctl: \"%s\" needs the admin socket, and %s is the client socket. Set --socket "
+                        "or BFC_ADMIN_SOCKET to the admin socket\n",
                         c->name, a.socket);
                 status = EXIT_REFUSED;
         } else {
@@ -740,7 +741,8 @@ int main(int argc, char **argv)
                         i.wait = true;
                         break;
                 case ':':
-                        return usage("no value for", argv[optind - 1], "it takes one, as in --socket PATH");
+                        return usage("no value for", argv[optind - 1],
+                                     "this option needs a value, as in --socket PATH");
                 default:
                         return usage("unknown option", argv[optind - 1], "\"bfcctl --help\" lists them");
                 }
@@ -754,20 +756,22 @@ int main(int argc, char **argv)
         if (!c)
                 return usage("unknown command", argv[optind], "\"bfcctl --help\" lists them");
         if (i.dry_run && c->run != run_reload)
-                return usage("--dry-run is not for", c->name, "it is \"bfcctl reload --dry-run\"");
+                return usage("--dry-run is not valid for", c->name, "usage: bfcctl reload --dry-run [FILE]");
         if (i.tenant && c->run != run_explain && c->run != run_leaks)
-                return usage("--tenant is not for", c->name, "it is for explain and leaks");
+                return usage("--tenant is not valid for", c->name, "it is valid for explain and leaks");
         if ((i.older || i.by) && c->run != run_leaks)
-                return usage("--older and --by are not for", c->name, "they are for leaks");
+                return usage("--older and --by are not valid for", c->name, "they are valid for leaks");
         if (i.wait && c->run != run_drain)
-                return usage("--wait is not for", c->name,
-                             "it is \"bfcctl drain DEVICE [--wait [SECONDS]]\"");
+                return usage("--wait is not valid for", c->name,
+                             "usage: bfcctl drain DEVICE [--wait [SECONDS]]");
         if ((i.partition || i.bytes) && c->run != run_trim)
-                return usage("--partition and --bytes are not for", c->name, "they are for trim");
+                return usage("--partition and --bytes are not valid for", c->name, "they are valid for trim");
         if (i.timeout && c->run != run_trim)
-                return usage("--timeout is not for", c->name, "it is for trim; drain takes --wait SECONDS");
+                return usage("--timeout is not valid for", c->name,
+                             "it is valid for trim; for drain use --wait SECONDS");
         if (i.reason && c->run != run_evict)
-                return usage("--reason is not for", c->name, "it is \"bfcctl evict SESSION --reason TEXT\"");
+                return usage("--reason is not valid for", c->name,
+                             "usage: bfcctl evict SESSION --reason TEXT");
         i.arguments = argv + optind + 1;
         i.n_arguments = argc - optind - 1;
         if (i.n_arguments > c->max_arguments)

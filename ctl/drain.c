@@ -53,7 +53,7 @@ static int look(struct ask *a, const char *device, struct drain_look *ret)
         ret->is_drained = ret->device && strcmp(ret->device->state, "drained") == 0;
         if (ret->is_drained || (ret->device && strcmp(ret->device->state, "draining") == 0))
                 return 0;
-        snprintf(a->error, sizeof(a->error), "The device is not being drained any more: it was resumed.");
+        snprintf(a->error, sizeof(a->error), "The device is no longer draining: it was resumed.");
         return -EINVAL;
 }
 
@@ -150,8 +150,8 @@ static void add_row(struct table *t, const Bfcd__ExplainRow *row)
                 table_size(t, h->bytes_in_use);
                 table_size(t, h->client_bytes_idle);
         }
-        add_other(t, row, "(shared, or others)", rest_of(row));
-        add_other(t, row, "(on its way back)", mapped_of(row));
+        add_other(t, row, "(shared or other)", rest_of(row));
+        add_other(t, row, "(being released)", mapped_of(row));
 }
 
 static int print_holders(FILE *out, const struct drain_look *l)
@@ -181,9 +181,9 @@ int drain_print(FILE *out, const struct drain_look *l)
         if (l->is_drained)
                 fprintf(out, "Device %s is drained.\n", id);
         else
-                fprintf(out, "Device %s is being drained; still held: %s\n", id, text_size(n_held, size));
+                fprintf(out, "Device %s is draining; still in use: %s\n", id, text_size(n_held, size));
         if (n_escaped > 0)
-                fprintf(out, "%s that it did not take back may still be held by processes.\n",
+                fprintf(out, "%s are unreclaimed; processes may still have them mapped.\n",
                         text_size(n_escaped, size));
         free(id);
         return l->is_drained ? 0 : print_holders(out, l);

@@ -100,7 +100,7 @@ static void print_figures(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_m
         print_bytes(out, "LargestFree", f->largest_free_block_bytes, 0, 0);
         print_fragmentation(out, row);
         print_bytes(out, "Retiring", row->bytes_retiring, 0, 0);
-        print_bytes(out, "Escaped", f->bytes_escaped, 0, 0);
+        print_bytes(out, "Unreclaimed", f->bytes_escaped, 0, 0);
         print_count(out, "Waiting", row->num_waiting);
         print_refusals(out, f, now_ms);
 }
@@ -118,7 +118,7 @@ static int print_occupancy(FILE *out, const Bfcd__ExplainRow *row, bool *legend)
                 for (size_t i = 0; i < strlen(picture); i += n_line)
                         fprintf(out, "  %.*s\n", (int)n_line, picture + i);
                 if (*legend)
-                        fputs("  # used  . free  + mixed  ~ being given back  - no memory there\n", out);
+                        fputs("  # used  . free  + mixed  ~ being released  - no memory\n", out);
                 *legend = false;
         }
         free(picture);
@@ -139,7 +139,7 @@ static void print_blank(FILE *out, const Bfcd__ExplainRow *row)
 {
         char limit[TEXT_MAX], guaranteed[TEXT_MAX];
 
-        fprintf(out, "  Has had nothing. Limit %s, guaranteed %s.\n",
+        fprintf(out, "  No allocations yet. Limit %s, guaranteed %s.\n",
                 text_size(figures_of(row)->bytes_limit, limit),
                 text_size(figures_of(row)->bytes_guaranteed, guaranteed));
 }

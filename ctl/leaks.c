@@ -455,7 +455,8 @@ static void print_idle(FILE *out, uint64_t n_bytes)
 
         if (n_bytes > 0)
                 fprintf(out,
-                        "Of what sessions hold, %s lie idle in their caches, by their own word, and are no leak.\n",
+                        "%s of the sessions' memory are idle in the clients' caches, as reported by the clients, "
+                        "and are not leaks.\n",
                         text_size(n_bytes, size));
 }
 

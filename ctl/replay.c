@@ -221,7 +221,7 @@ static int read_trace(const struct invocation *v, struct trace **ret)
         if (r < 0)
                 fprintf(stderr, "bfc-replay: %s\n", error ? error : strerror(-r));
         else if ((*ret)->cut_line > 0)
-                fprintf(stderr, "bfc-replay: %s:%zu: the last line is incomplete and was left out\n",
+                fprintf(stderr, "bfc-replay: %s:%zu: the last line is incomplete and was ignored\n",
                         is_stdin ? "standard input" : v->trace_name, (*ret)->cut_line);
         free(error);
         return r == 0 ? 0 : EXIT_USAGE;
@@ -248,7 +248,7 @@ static int run_generate(const struct invocation *v)
 
         if (r == -ENOENT) {
                 fprintf(stderr,
-                        "bfc-replay: there is no generator \"%s\"; there are transformer and random\n",
+                        "bfc-replay: unknown generator \"%s\"; the generators are transformer and random\n",
                         v->generate);
                 return EXIT_USAGE;
         }
@@ -266,25 +266,25 @@ static void print_help(void)
         fputs("Usage: bfc-replay [OPTIONS] TRACE.csv\n"
               "       bfc-replay --generate transformer|random [--seed N] [--scale F]\n"
               "\n"
-              "Lives through a trace of buffers as a client of bfcd. A trace is a CSV file\n"
+              "Replays a trace of buffers as a client of bfcd. A trace is a CSV file\n"
               "with the header id,lower,upper,size; - is standard input.\n"
               "\n"
               "  -s, --socket PATH     the daemon's socket ($BFC_SOCKET, /run/bfcd/bfcd.sock)\n"
-              "  -p, --partition NAME  where to allocate ($BFC_PARTITION, the tenant's first)\n"
-              "  -t, --tenant NAME     which tenant to be, of several ($BFC_TENANT)\n"
-              "  -n, --jobs N          as many processes, each with the whole trace (1)\n"
-              "  -r, --repeat N        each as many times (1)\n"
-              "      --scale F         every size times F, rounded up (1)\n"
+              "  -p, --partition NAME  the partition ($BFC_PARTITION, the tenant's first)\n"
+              "  -t, --tenant NAME     the tenant, where several match ($BFC_TENANT)\n"
+              "  -n, --jobs N          number of processes, each with the whole trace (1)\n"
+              "  -r, --repeat N        number of repetitions of each process (1)\n"
+              "      --scale F         multiply every size by F, rounded up (1)\n"
               "      --cache on|off    the client's cache ($BFC_CACHE, on)\n"
               "      --verify          write every block and check it before it is freed\n"
               "  -j, --json            print JSON\n"
               "      --generate NAME   print a trace instead: transformer or random\n"
-              "      --seed N          another one of that kind (1)\n"
+              "      --seed N          the seed of the generated trace (1)\n"
               "  -h, --help            print this\n"
               "      --version         print the version\n"
               "\n"
-              "Exit status: 0 all well; 1 allocations were refused, or a job could not go\n"
-              "on; 2 usage, or a bad trace; 3 memory was corrupted or blocks were left.\n",
+              "Exit status: 0 success; 1 allocations were refused or a job failed; 2 usage or\n"
+              "invalid trace; 3 memory was corrupted or blocks were left.\n",
               stdout);
 }
 
@@ -382,7 +382,7 @@ static bool take_option(struct invocation *v, int option, char **argv, int *ret_
                 return true;
         case ':':
                 *ret_status =
-                        usage("no value for", argv[optind - 1], "\"bfc-replay --help\" says which it takes");
+                        usage("no value for", argv[optind - 1], "\"bfc-replay --help\" lists the options");
                 return true;
         case '?':
                 *ret_status = usage("unknown option", argv[optind - 1], "\"bfc-replay --help\" lists them");
@@ -422,9 +422,10 @@ int main(int argc, char **argv)
         if (v.generate)
                 return run_generate(&v);
         if (optind == argc)
-                return usage("no trace", NULL, "it is \"bfc-replay [OPTIONS] TRACE.csv\"");
+                return usage("no trace", NULL, "usage: bfc-replay [OPTIONS] TRACE.csv");
         if (optind + 1 < argc)
-                return usage("too many arguments from", argv[optind + 1], "one trace at a time");
+                return usage("too many arguments from", argv[optind + 1],
+                             "usage: bfc-replay [OPTIONS] TRACE.csv");
         v.trace_name = argv[optind];
         return run_replay(&v);
 }

@@ -93,8 +93,8 @@ int report_status(const struct report *report)
 /* ---- for people ---------------------------------------------------------- */
 
 static const struct table_column columns[] = {
-        { "Trace", false },   { "Jobs", false },           { "Operations", false },  { "Time", false },
-        { "Peak", false },    { "Peak in blocks", false }, { "Peak held", false },   { "Calls", false },
+        { "Trace", false },   { "Jobs", false },           { "Operations", false },    { "Time", false },
+        { "Peak", false },    { "Peak in blocks", false }, { "Peak reserved", false }, { "Calls", false },
         { "Refused", false }, { "Corruptions", false },    { "Blocks left", false },
 };
 
@@ -128,7 +128,7 @@ int report_text(FILE *out, const struct report *report)
                  report->n_repeats == 1 ? "" : "s");
         add_line(t, "%" PRIu64 ": %" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64 " refused", n,
                  s.n_allocs, s.n_frees, s.n_refused);
-        add_line(t, "%.0f ns per operation; %.3f s in all", per_operation(s.ns, n), report->seconds);
+        add_line(t, "%.0f ns per operation; %.3f s in total", per_operation(s.ns, n), report->seconds);
         add_line(t, "%s requested; the trace's own: %s", text_size(report->totals->peak_live_bytes, a),
                  text_size(trace_peak(report->trace, 1), b));
         add_line(t, "%s; the trace's own: %s", text_size(report->totals->peak_block_bytes, a),
@@ -140,7 +140,7 @@ int report_text(FILE *out, const struct report *report)
         if (report->verify)
                 table_number(t, s.n_corruptions);
         else
-                table_text(t, "not looked for; --verify does");
+                table_text(t, "not checked; use --verify");
         table_number(t, s.n_blocks_left);
         r = table_print_upright(t, out);
         table_free(t);
@@ -167,11 +167,11 @@ void report_troubles(FILE *out, const struct report *report)
                 trouble(out, what, s.refusal);
         }
         if (s.n_broken && report->n_jobs == 1) {
-                trouble(out, "the job could not go on: ", s.error);
+                trouble(out, "the job failed: ", s.error);
         } else if (s.n_broken) {
                 snprintf(what, sizeof(what),
-                         "%" PRIu32 " of %" PRIu32 " jobs could not go on; first, job %" PRIu32 ": ",
-                         s.n_broken, report->n_jobs, s.first_broken);
+                         "%" PRIu32 " of %" PRIu32 " jobs failed; first, job %" PRIu32 ": ", s.n_broken,
+                         report->n_jobs, s.first_broken);
                 trouble(out, what, s.error);
         }
         if (s.n_corruptions) {

@@ -53,7 +53,7 @@ static const struct table_column tenant_columns[] = {
         { "EDQUOT", TABLE_RIGHT | TABLE_WIDE },
         { "ENOMEM", TABLE_RIGHT | TABLE_WIDE },
         { "LAST", TABLE_RIGHT | TABLE_WIDE },
-        { "ESCAPED", TABLE_RIGHT | TABLE_WIDE },
+        { "UNRECLAIMED", TABLE_RIGHT | TABLE_WIDE },
         { "KEPT", TABLE_RIGHT | TABLE_WIDE },
 };
 
@@ -118,7 +118,7 @@ static const struct table_column partition_columns[] = {
         { "LIMIT", TABLE_RIGHT },
         { "PAGES", TABLE_LEFT },
         { "ENOMEM", TABLE_RIGHT },
-        { "ESCAPED", TABLE_RIGHT | TABLE_WIDE },
+        { "UNRECLAIMED", TABLE_RIGHT | TABLE_WIDE },
 };
 
 static void add_partitions(struct table *t, const struct list *l)
@@ -329,7 +329,7 @@ static const struct table_column device_columns[] = {
         { "RESERVED", TABLE_RIGHT },
         { "PENDING", TABLE_RIGHT | TABLE_WIDE },
         { "STANDBY", TABLE_RIGHT | TABLE_WIDE },
-        { "ESCAPED", TABLE_RIGHT },
+        { "UNRECLAIMED", TABLE_RIGHT },
         { "TOTAL", TABLE_RIGHT },
         { "RESERVED%", TABLE_RIGHT },
         { "NAME", TABLE_LEFT },

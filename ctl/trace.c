@@ -76,7 +76,7 @@ static int parse_line(char *line, struct trace_buffer *ret, const char **ret_why
                         return r;
                 }
         }
-        *ret_why = numbers[0] >= numbers[1] ? "upper is not above lower; a buffer lives for some time"
+        *ret_why = numbers[0] >= numbers[1] ? "upper is not above lower; a buffer needs a lifetime"
                    : numbers[2] == 0        ? "size is 0; a buffer has at least one byte"
                    : numbers[2] > MAX_BYTES ? "size is 2^63 or more"
                                             : NULL;
@@ -142,7 +142,7 @@ static int read_line(struct trace *t, char *line, size_t n, size_t number, size_
         int r;
 
         if (!chomp(line, n)) {
-                *ret_why = "a zero byte; this is no text";
+                *ret_why = "a zero byte; the file is not text";
                 return -EINVAL;
         }
         if (number == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0)
@@ -183,15 +183,15 @@ static int read_all(struct trace *t, FILE *in, const char *name, char **ret_erro
         free(line);
         if (r == 0 && ferror(in)) {
                 r = -EIO;
-                say(ret_error, name, 0, "it cannot be read");
+                say(ret_error, name, 0, "the file cannot be read");
         } else if (r < 0) {
                 say(ret_error, name, number, why);
         } else if (t->n_buffers == 0) {
                 r = -EINVAL;
                 say(ret_error, name, 0,
-                    t->cut_line   ? "no buffers after the header but an incomplete one"
+                    t->cut_line   ? "no complete buffers after the header"
                     : header_seen ? "no buffers after the header"
-                                  : "it is empty; a trace begins with " HEADER);
+                                  : "the file is empty; a trace starts with " HEADER);
         }
         /* Whatever is wrong with the file is one outcome to the caller. */
         return r == 0 || r == -ENOMEM || r == -EIO ? r : -EINVAL;

@@ -33,8 +33,8 @@ static void ends_write_sum(struct tenant *t)
         struct tenant_ends *e = &t->ends;
 
         if (e->n_summed > 0)
-                log_info("%" PRIu64 " more sessions of tenant '%s' ended within %u s: %" PRIu64
-                         " ms in all, largest peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
+                log_info("%" PRIu64 " more sessions of tenant '%s' ended within %u s: %" PRIu64 " ms in "
+                         "total, largest peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
                          " refusals",
                          e->n_summed, t->name, ACCOUNTING_WINDOW_MS / 1000, e->lasted_ms, e->peak_bytes,
                          e->n_allocs, e->n_refusals);
@@ -43,7 +43,7 @@ static void ends_write_sum(struct tenant *t)
 
 static const char *place_of(const struct session *s)
 {
-        return s->who.cgroup ? s->who.cgroup : "not looked up";
+        return s->who.cgroup ? s->who.cgroup : "unknown";
 }
 
 void accounting_end(struct session *s, const char *why)
@@ -64,9 +64,9 @@ void accounting_end(struct session *s, const char *why)
         e->n_short += is_short;
         e->n_lines++;
         /* What a user can choose, and make long, comes last: it neither passes for figures nor cuts them off. */
-        log_info("session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d; lasted %" PRIu64
-                 " ms, held %" PRIu32 " blocks of %" PRIu64 " bytes and %" PRIu32
-                 " shared ones, peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
+        log_info("session %" PRIu64 " ended (%s): tenant '%s', uid %u, pid %d; duration %" PRIu64
+                 " ms, %" PRIu32 " blocks with %" PRIu64 " bytes and %" PRIu32
+                 " shared blocks left, peak %" PRIu64 " bytes, %" PRIu64 " allocations, %" PRIu64
                  " refusals; %s, cgroup %s",
                  s->id, why, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, lasted_ms,
                  record->links.n_blocks, s->bytes_in_use, record->links.n_holds, s->peak_bytes_in_use,
@@ -81,8 +81,8 @@ static bool tenant_tick(struct tenant *t, uint64_t now_ms, bool all)
                 ends_write_sum(t);
         if (all)
                 t->refusal_log.interval_ms = 0;
-        return log_limited_rest(&t->refusal_log, LOG_LEVEL_NOTICE, "tenant '%s': more requests were refused",
-                                t->name) ||
+        return log_limited_rest(&t->refusal_log, LOG_LEVEL_NOTICE,
+                                "tenant '%s': further requests were refused", t->name) ||
                e->n_summed > 0;
 }
 

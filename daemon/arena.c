@@ -1048,10 +1048,10 @@ static int restore_region(struct arena *a, uint32_t record, const char **ret_why
         size_t n_slots;
         int r;
 
-        *ret_why = "a region is not where it was made";
+        *ret_why = "a region is not at its recorded address";
         if (g->base != (before ? before->base + before->n_bytes : 0) || g->number != a->n_numbers)
                 return -EBADMSG;
-        *ret_why = "a region is not of the arena's extents";
+        *ret_why = "a region does not belong to the arena's extents";
         if (g->first_extent_bytes > a->o.extent_bytes || fixed > g->n_bytes ||
             (g->n_bytes - fixed) % a->o.extent_bytes != 0)
                 return -EBADMSG;
@@ -1091,12 +1091,12 @@ static int restore_extent(struct arena *a, uint32_t extent, const char **ret_why
         size_t slot;
         int r;
 
-        *ret_why = "an extent is in no region";
+        *ret_why = "an extent is outside all regions";
         if (!last || e->offset >= last->base + last->n_bytes)
                 return -EBADMSG;
         slot = arena_slot_at(a, e->offset);
         range = arena_slot_range(a, slot);
-        *ret_why = "an extent is not on the grid of its arena";
+        *ret_why = "an extent is not aligned to the arena's extent size";
         if (range.begin != e->offset || range.end - range.begin != e->n_bytes ||
             arena_slot_of(a, slot)->extent != LEDGER_NONE)
                 return -EBADMSG;
@@ -1117,7 +1117,7 @@ static int restore_blocks(struct arena *a, const struct arena_remains *remains, 
                 const struct ledger_block *b = ledger_block_at(a->o.ledger, remains->blocks[i]);
 
                 if (b->n_requested > BFC_MAX_SPACE || b->n_bytes != bfc_block_bytes(b->n_requested)) {
-                        *ret_why = "a block is not as large as what was asked for makes it";
+                        *ret_why = "a block's size does not match its requested size";
                         r = -EBADMSG;
                 }
                 places[i] = (struct bfc_place){ b->offset, b->n_requested };
@@ -1125,7 +1125,7 @@ static int restore_blocks(struct arena *a, const struct arena_remains *remains, 
         if (r == 0)
                 r = bfc_restore(a->bfc, places, remains->n_blocks, handles);
         if (r == -EINVAL) {
-                *ret_why = "the blocks do not lie in the extents";
+                *ret_why = "blocks are outside the extents";
                 r = -EBADMSG;
         }
         free(places);
@@ -1141,7 +1141,7 @@ static int restore_memory(struct arena *a, const struct arena_remains *remains,
                 int r = device_adopt(a->o.device, remains->fds[i], e->n_bytes, &memories[i]);
 
                 if (r == -EPROTO) {
-                        *ret_why = "an fd is not its extent's";
+                        *ret_why = "an fd does not belong to its extent";
                         r = -EBADMSG;
                 }
                 if (r < 0)
@@ -2274,17 +2274,17 @@ static const char *arena_check_retired(const struct arena *a)
                         continue;
                 if (a->o.device->empties_mappings || s->extent == LEDGER_NONE ||
                     ledger_extent_at(a->o.ledger, s->extent)->links.n_exports == 0)
-                        return "an extent is retired that nobody has";
+                        return "a retired extent has no export";
                 if (s->n_late > ledger_extent_at(a->o.ledger, s->extent)->links.n_exports)
-                        return "more exports of an extent are late than there are";
+                        return "an extent has more late exports than exports";
                 *(s->n_late > 0 ? &n_late : &n_awaited) += s->memory.n_bytes;
         }
         if (n_awaited != a->awaited_bytes)
-                return "the retired extents are not what is awaited";
+                return "the retired extents do not match the pending ones";
         if (a->leaving_bytes + n_awaited + n_late != a->retiring_bytes)
-                return "what is given back does not add up";
+                return "the sum of the bytes to release is wrong";
         if (a->retiring_bytes > a->pending_bytes)
-                return "more is given back than is pending";
+                return "more bytes are released than are pending";
         return NULL;
 }
 
@@ -2312,11 +2312,11 @@ int arena_check(const struct arena *a, const char **ret_why)
                 n_extents++;
                 n_backed += s->charge.n_bytes;
                 if (s->charge.n_bytes != arena_slot_bytes(a, i)) {
-                        *ret_why = "an extent does not carry the charge of its slot";
+                        *ret_why = "an extent's charge does not match its slot";
                         return -EBADMSG;
                 }
                 if (!occupancy_check(&s->occupancy)) {
-                        *ret_why = "the cells of an extent do not add up";
+                        *ret_why = "the cells of an extent have a wrong sum";
                         return -EBADMSG;
                 }
                 n_used += s->occupancy.used_bytes;

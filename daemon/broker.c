@@ -164,9 +164,9 @@ static int broker_count_records(const struct broker *b, struct broker_records *r
             ret->n_blocks <= BROKER_MAX_RECORDS)
                 return 0;
         snprintf(ret_sentence, n_sentence,
-                 "the quotas together allow %" PRIu64 " blocks and %" PRIu64
-                 " extents given to sessions, the "
-                 "daemon keeps at most %" PRIu64 " of each: lower max_blocks or max_sessions of the quotas",
+                 "the quotas together allow %" PRIu64 " blocks and %" PRIu64 " extents shared with "
+                 "sessions; the daemon supports at most %" PRIu64 " of each: lower max_blocks or "
+                 "max_sessions of the quotas",
                  ret->n_blocks, ret->n_exports, BROKER_MAX_RECORDS);
         return -EINVAL;
 }
@@ -202,7 +202,7 @@ static int broker_open_device(struct devices *opened, const struct broker_option
         char why[400];
         int r;
 
-        snprintf(why, sizeof(why), "%s: it does not answer", d->config->id);
+        snprintf(why, sizeof(why), "%s: the device does not respond", d->config->id);
         r = devices_open(opened, d->config->id, &d->device, why, sizeof(why));
         if (r == 0)
                 r = device_facts(d->device, &facts);
@@ -369,8 +369,8 @@ static int broker_open_quotas(struct broker *b, struct tenant *t, char *ret_sent
                 int r = broker_add_quota(b, t, from->partition, from, from->reserve_bytes);
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence,
-                                 "tenant '%s' in partition '%s' could not be set up: %s", t->name,
-                                 b->partitions[from->partition].name, device_error(r));
+                                 "the quota of tenant '%s' in partition '%s' could not be set up: %s",
+                                 t->name, b->partitions[from->partition].name, device_error(r));
                         return r;
                 }
         }
@@ -566,15 +566,16 @@ static void quota_log_escape(struct tenant *t, struct quota *q)
         uint64_t n_bytes = arena_escaped_bytes(q->arena);
 
         if (n_bytes < q->logged_escaped_bytes)
-                log_limited(&t->escape_logs[false], LOG_LEVEL_INFO,
-                            "device '%s' has memory of tenant '%s' in partition '%s' back: %" PRIu64
-                            " bytes that had escaped are charged no more, %" PRIu64 " are",
-                            q->partition->device_id, q->tenant, q->partition->name,
-                            q->logged_escaped_bytes - n_bytes, n_bytes);
+                log_limited(
+                        &t->escape_logs[false], LOG_LEVEL_INFO,
+                        "device '%s' returned unreclaimed memory of tenant '%s' in partition '%s': %" PRIu64
+                        " bytes are no longer charged, %" PRIu64 " bytes are still unreclaimed",
+                        q->partition->device_id, q->tenant, q->partition->name,
+                        q->logged_escaped_bytes - n_bytes, n_bytes);
         else if (!q->partition->is_lost) /* then that says it all */
                 log_limited(&t->escape_logs[true], LOG_LEVEL_ERROR,
-                            "device '%s' did not take back memory of tenant '%s' in partition '%s': %" PRIu64
-                            " bytes have escaped and stay charged",
+                            "device '%s' did not return memory of tenant '%s' in partition '%s': %" PRIu64
+                            " bytes are unreclaimed and stay charged",
                             q->partition->device_id, q->tenant, q->partition->name, n_bytes);
         q->logged_escaped_bytes = n_bytes;
 }
@@ -595,10 +596,10 @@ static void broker_lose_device(struct broker *b, const struct device *device)
                 if (d->device != device)
                         continue;
                 d->is_lost = true;
-                log_error(
-                        "device '%s' (%s) is lost: its partitions refuse everything until it is drained and "
-                        "resumed or bfcd is started again; the kernel's log may say why",
-                        d->config->id, d->name);
+                log_error("device '%s' (%s) is lost: its partitions refuse all requests until an operator "
+                          "drains and resumes the device or restarts bfcd; see the kernel log for the "
+                          "cause",
+                          d->config->id, d->name);
         }
         for (size_t i = 0; i < b->n_partitions; i++)
                 if (b->partitions[i].device == device)
@@ -608,12 +609,11 @@ static void broker_lose_device(struct broker *b, const struct device *device)
 static void quota_log_refills(struct tenant *t, struct quota *q)
 {
         q->logged_refills = arena_n_refills(q->arena);
-        log_limited(
-                &t->refill_log, LOG_LEVEL_WARNING,
-                "tenant '%s' writes into released extents of partition '%s', through fds or mappings "
-                "that its processes kept: %" PRIu64
-                " bytes found; they are given back to the kernel again, and charged to the tenant meanwhile",
-                q->tenant, q->partition->name, arena_refilled_bytes(q->arena));
+        log_limited(&t->refill_log, LOG_LEVEL_WARNING,
+                    "tenant '%s' writes into released extents of partition '%s' through fds or mappings "
+                    "that its processes kept: %" PRIu64 " bytes found; the daemon returns them to the "
+                    "kernel again and charges them to the tenant until then",
+                    q->tenant, q->partition->name, arena_refilled_bytes(q->arena));
 }
 
 static void broker_look_for_gone(struct broker *b)
@@ -715,8 +715,8 @@ int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sent
                          b->n_client_sessions, n_max);
         else if (tenant_n_promised(b, t) == 0 && b->n_client_sessions + b->n_promised_sessions >= n_max)
                 snprintf(ret_sentence, n_sentence,
-                         "the daemon has %zu sessions of max_sessions %" PRIu32
-                         ", and what is left is promised to other tenants; tenant '%s' has %zu",
+                         "the daemon has %zu of at most %" PRIu32 " sessions (max_sessions), and the free "
+                         "ones are guaranteed to other tenants; tenant '%s' has %zu",
                          b->n_client_sessions, n_max, t->name, t->n_sessions);
         else
                 return 0;

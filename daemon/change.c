@@ -191,21 +191,19 @@ static int change_prepare_quota(struct change *c, struct quota *q, const struct 
         int r;
 
         if (q->partition->preallocate && (q->is_removed || to->limit_bytes != q->account.limit_bytes)) {
-                change_fail(
-                        c,
-                        "tenant '%s': its limit in partition '%s', %s, cannot change while bfcd runs, since "
-                        "the partition preallocates: restart bfcd",
-                        q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
+                change_fail(c,
+                            "tenant '%s': its limit in partition '%s', %s, cannot change while bfcd runs, "
+                            "because the partition preallocates: restart bfcd",
+                            q->tenant, q->partition->name, SIZE(q->account.limit_bytes));
                 return 0;
         }
         r = quota_prepare_limit(q, to->limit_bytes);
         if (r == -ENOTSUP) {
-                change_fail(
-                        c,
-                        "tenant '%s': limit %s in partition '%s' cannot be had while bfcd runs: its extents "
-                        "were made for less and allow %s; restart bfcd",
-                        q->tenant, SIZE(to->limit_bytes), q->partition->name,
-                        SIZE(arena_limit_max(q->arena)));
+                change_fail(c,
+                            "tenant '%s': limit %s in partition '%s' cannot be set while bfcd runs: the "
+                            "size of its extents allows at most %s; restart bfcd",
+                            q->tenant, SIZE(to->limit_bytes), q->partition->name,
+                            SIZE(arena_limit_max(q->arena)));
                 return 0;
         }
         return r;
@@ -218,11 +216,10 @@ static void change_check_new_quota(struct change *c, const char *tenant, const s
         struct arena_grid g = arena_grid(p->share, to->limit_bytes, device_granularity(p->device));
 
         if (p->preallocate)
-                change_fail(
-                        c,
-                        "tenant '%s' cannot come into partition '%s' while bfcd runs, since the partition "
-                        "preallocates: restart bfcd",
-                        tenant, p->name);
+                change_fail(c,
+                            "tenant '%s' cannot be added to partition '%s' while bfcd runs, because the "
+                            "partition preallocates: restart bfcd",
+                            tenant, p->name);
         change_count(c, index, arena_max_extents(p->share, to->limit_bytes, &g), to->max_sessions,
                      to->max_blocks, to->reserve_bytes);
 }
@@ -265,12 +262,11 @@ static void change_check_pools(struct change *c)
 
                 if (pool_fits(&p->pool, to->limit_bytes, to->committed_bytes))
                         continue;
-                change_fail(
-                        c,
-                        "partition '%s': its guarantees and what is held beyond them would be %s now, of a limit "
-                        "of %s: lower the guarantees, or have %s given back first",
-                        p->name, SIZE(to->committed_bytes), SIZE(to->limit_bytes),
-                        SIZE(to->committed_bytes - to->limit_bytes));
+                change_fail(c,
+                            "partition '%s': guaranteed memory and memory reserved beyond it would total "
+                            "%s, above the limit %s: lower the guarantees, or release %s first",
+                            p->name, SIZE(to->committed_bytes), SIZE(to->limit_bytes),
+                            SIZE(to->committed_bytes - to->limit_bytes));
         }
 }
 
@@ -290,11 +286,10 @@ static void change_check_device(struct change *c, const struct config_device *d,
         }
         if (after <= max_u64(room, before))
                 return;
-        change_fail(
-                c,
-                "device '%s': its partitions' limits, and what is held beyond them, would be %s now, and it has "
-                "%s: have %s given back first",
-                d->id, SIZE(after), SIZE(room), SIZE(after - room));
+        change_fail(c,
+                    "device '%s': the limits of its partitions and memory reserved beyond them would "
+                    "total %s, and the device has %s: release %s first",
+                    d->id, SIZE(after), SIZE(room), SIZE(after - room));
 }
 
 static void change_check_devices(struct change *c)
@@ -315,23 +310,21 @@ static void change_check_room(struct change *c)
         if (c->n_quotas > room->n_quotas || c->n_extents > room->n_extents ||
             c->n_exports > room->n_exports || c->n_blocks > room->n_blocks)
                 change_fail(c,
-                            "the daemon's tables were made for less: the quotas allow %" PRIu64
-                            " blocks (room for %" PRIu32 ") and %" PRIu64
-                            " extents given to sessions (room for %" PRIu32
+                            "the daemon's tables are too small: the quotas allow %" PRIu64 " blocks (room "
+                            "for %" PRIu32 ") and %" PRIu64 " extents shared with sessions (room for %" PRIu32
                             "): lower max_blocks or max_sessions, or restart bfcd",
                             c->n_blocks, room->n_blocks, c->n_exports, room->n_exports);
         if (broker_max_holds(c->next) > room->n_holds)
                 change_fail(c,
-                            "the daemon's tables were made for less: %" PRIu32 " sessions may have %" PRIu64
-                            " shared blocks (room for %" PRIu32 "): lower max_sessions to %" PRIu32
-                            ", or restart bfcd",
+                            "the daemon's tables are too small: %" PRIu32 " sessions may have %" PRIu64
+                            " shared blocks (room for %" PRIu32 "): lower max_sessions to %" PRIu32 ", or "
+                            "restart bfcd",
                             c->next->max_sessions, broker_max_holds(c->next), room->n_holds,
                             room->n_holds / BROKER_HOLDS);
         if (!broker_has_places(c->b, n_new))
                 change_fail(
                         c,
-                        "too many tenants were removed whose sessions have not ended: end them, or restart "
-                        "bfcd");
+                        "too many removed tenants still have sessions: end these sessions, or restart bfcd");
 }
 
 static int change_check(struct change *c)
@@ -367,8 +360,9 @@ static void tell_count(struct change *c, const struct quota *q, const char *what
                 q->partition->name, what, to, from);
         if (n > to)
                 fprintf(c->changes,
-                        "; it has %" PRIu32 ", %" PRIu32 " too many, and gets no more until it is below", n,
-                        n - to);
+                        "; it has %" PRIu32 ", %" PRIu32 " above the limit, and gets no more until it is "
+                        "below",
+                        n, n - to);
         fputc('\n', c->changes);
 }
 
@@ -389,17 +383,20 @@ static void tell_quota(struct change *c, const struct quota *q, const struct con
         const char *tenant = q->tenant, *partition = q->partition->name;
 
         if (q->is_removed)
-                fprintf(c->changes, "tenant '%s' has its quota in partition '%s' again\n", tenant, partition);
+                fprintf(c->changes, "tenant '%s': its quota in partition '%s' is added again\n", tenant,
+                        partition);
         if (a->limit_bytes != to->limit_bytes) {
                 fprintf(c->changes, "tenant '%s' in partition '%s': limit is %s, was %s", tenant, partition,
                         SIZE(to->limit_bytes), SIZE(a->limit_bytes));
                 if (a->charged_bytes > to->limit_bytes)
                         fprintf(c->changes,
-                                "; it has %s reserved, %s too much, and gets no more until it is below",
+                                "; it has %s reserved, %s above the limit, and gets no more until it is "
+                                "below",
                                 SIZE(a->charged_bytes), SIZE(a->charged_bytes - to->limit_bytes));
                 else if (q->partition->share == DEVICE_SHARE_FD &&
                          to->limit_bytes < ledger_quota_at(q->ledger, q->index)->small_extent_bytes)
-                        fprintf(c->changes, "; its extents have %s until bfcd is restarted, so it gets none",
+                        fprintf(c->changes,
+                                "; its extents have %s until bfcd is restarted, so it gets no memory",
                                 SIZE(ledger_quota_at(q->ledger, q->index)->small_extent_bytes));
                 fputc('\n', c->changes);
         }
@@ -418,7 +415,7 @@ static void tell_tenant(struct change *c, const struct config_tenant *to, const 
         if (!t || !t->config)
                 fprintf(c->changes, "tenant '%s' is new\n", to->name);
         else if (!config_match_is_alike(t->config, to))
-                fprintf(c->changes, "tenant '%s' matches others than before\n", to->name);
+                fprintf(c->changes, "tenant '%s': match is changed\n", to->name);
         if (t && t->config && t->config->max_sessions != to->max_sessions)
                 fprintf(c->changes, "tenant '%s': max_sessions is %u, was %u\n", to->name, to->max_sessions,
                         t->config->max_sessions);
@@ -430,7 +427,7 @@ static void tell_tenant(struct change *c, const struct config_tenant *to, const 
                         tell_quota(c, q, &to->quotas[i]);
                 else
                         fprintf(c->changes,
-                                "tenant '%s' has a quota in partition '%s': limit %s, reserve %s\n", to->name,
+                                "tenant '%s': new quota in partition '%s': limit %s, reserve %s\n", to->name,
                                 p->name, SIZE(to->quotas[i].limit_bytes), SIZE(to->quotas[i].reserve_bytes));
         }
 }
@@ -439,13 +436,14 @@ static void tell_gone(struct change *c, const struct tenant *t, const struct con
 {
         if (!to && t->config)
                 fprintf(c->changes,
-                        "tenant '%s' is removed: nobody comes in as it any more; its sessions (%zu) go on\n",
+                        "tenant '%s' is removed: it gets no new sessions; its existing sessions (%zu) "
+                        "continue\n",
                         t->name, t->n_sessions);
         for (size_t k = 0; to && k < t->n_quotas; k++)
                 if (!t->quotas[k]->is_removed && !find_config_quota(c, to, t->quotas[k]))
                         fprintf(c->changes,
-                                "tenant '%s' loses its quota in partition '%s'; its sessions there (%" PRIu32
-                                ") go on\n",
+                                "tenant '%s': its quota in partition '%s' is removed; its existing "
+                                "sessions there (%" PRIu32 ") continue\n",
                                 t->name, t->quotas[k]->partition->name, t->quotas[k]->n_sessions);
 }
 
@@ -463,7 +461,8 @@ static void tell_order(struct change *c)
                 while (k < c->b->n_order && c->b->order[k] != t)
                         k++;
                 if (k == c->b->n_order) {
-                        fputs("the order of the tenants is another one: the first that matches counts\n",
+                        fputs("the order of the tenants is changed: a process becomes the first tenant "
+                              "that matches it\n",
                               c->changes);
                         return;
                 }

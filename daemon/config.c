@@ -43,8 +43,7 @@ static void read_socket(struct config_reader *r, const struct yamltree_node *n, 
         if (v[2] && v[2]->type == YAMLTREE_SCALAR && v[2]->n_text > 0 && config_all_digits(v[2])) {
                 if (config_read_number(r, v[2], "group", 0, (gid_t)-1 - 1, &gid))
                         ret->group = (gid_t)gid;
-        } else if (v[2] &&
-                   config_find_group(r, v[2], "does not get the socket; its group stays", &ret->group)) {
+        } else if (v[2] && config_find_group(r, v[2], "the socket keeps its group", &ret->group)) {
                 ret->group_name = config_copy_text(r, v[2]->text);
         }
 }

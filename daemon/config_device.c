@@ -80,8 +80,7 @@ static void read_clears(struct config_reader *r, const struct device_state *d, s
 {
         p->clears = n && config_read_word(r, n, "clear_on_release", "false", "true") == 1;
         if (p->clears && d->kind == DEVICE_KIND_HOST)
-                config_fail(r, n,
-                            "clear_on_release is for GPUs; the kernel clears the host's memory in any case");
+                config_fail(r, n, "clear_on_release is only for GPUs; the kernel always clears host memory");
 }
 
 const char *config_pages_name(enum config_pages pages)
@@ -95,7 +94,7 @@ static void read_pages(struct config_reader *r, const struct device_state *d, st
         uint64_t node = 0;
 
         if (pages && d->kind >= DEVICE_KIND_GPU)
-                config_fail(r, pages, "huge_pages is for the host device");
+                config_fail(r, pages, "huge_pages is only for the host device");
         else if (pages && config_want(r, pages, YAMLTREE_SCALAR, "huge_pages")) {
                 while (p->pages <= CONFIG_PAGES_OFF && !config_is_text(pages, config_pages_name(p->pages)))
                         p->pages++;
@@ -106,7 +105,7 @@ static void read_pages(struct config_reader *r, const struct device_state *d, st
                 }
         }
         if (numa && d->kind >= DEVICE_KIND_GPU) {
-                config_fail(r, numa, "numa_node is for the host device");
+                config_fail(r, numa, "numa_node is only for the host device");
         } else if (numa) {
                 p->has_node = config_read_number(r, numa, "numa_node", 0, CONFIG_MAX_NODE, &node);
                 p->node = (uint32_t)node;
@@ -139,8 +138,8 @@ static void read_partition(struct config_reader *r, const struct yamltree_node *
         if (!name)
                 r->lacks_partitions = true;
         else if (config_find_partition(r->c, name, &index))
-                config_fail(r, v[0], "partition '%s' is there already; names are unique over all devices",
-                            name);
+                config_fail(r, v[0],
+                            "partition '%s' is defined twice; names must be unique across all devices", name);
         else if (r->c->n_partitions == MAX_PARTITIONS)
                 config_fail(r, v[0], "more than %d partitions", MAX_PARTITIONS);
         else
@@ -189,12 +188,12 @@ static void read_partitions(struct config_reader *r, const struct yamltree_node 
                         "the partitions' limits sum to %s; the device has %s (its size minus its headroom)",
                         SIZE(d->sum_of_limits), SIZE(d->room));
         else
-                config_fail(
-                        r, d->limit_too_much,
-                        "the partitions' limits sum to %lluMiB; device '%s' has %lluMiB to share out (%lluMiB minus a headroom of %s)",
-                        MIB(d->sum_of_limits), r->c->devices[d->index].id, MIB(d->room),
-                        MIB(r->c->devices[d->index].size_bytes),
-                        SIZE(r->c->devices[d->index].headroom_bytes));
+                config_fail(r, d->limit_too_much,
+                            "the partitions' limits sum to %lluMiB; device '%s' has %lluMiB for "
+                            "partitions (%lluMiB minus a headroom of %s)",
+                            MIB(d->sum_of_limits), r->c->devices[d->index].id, MIB(d->room),
+                            MIB(r->c->devices[d->index].size_bytes),
+                            SIZE(r->c->devices[d->index].headroom_bytes));
 }
 
 /* ---- devices -------------------------------------------------------------- */
@@ -215,7 +214,8 @@ static void read_device_id(struct config_reader *r, const struct yamltree_node *
         device->is_cuda = kind != DEVICE_KIND_HOST;
         for (size_t i = 0; i < d->index; i++) {
                 if (r->c->devices[i].id && strcmp(r->c->devices[i].id, n->text) == 0) {
-                        config_fail(r, n, "device '%s' is there already; put all its partitions in one place",
+                        config_fail(r, n,
+                                    "device '%s' is defined twice; list all its partitions in one entry",
                                     SHOW(n));
                         return;
                 }
@@ -280,7 +280,9 @@ static void read_device_size(struct config_reader *r, const struct yamltree_node
                 read_host_size(r, n, size_node, d);
         } else {
                 if (size_node)
-                        config_fail(r, size_node, "size is for the host device; a GPU has the size it has");
+                        config_fail(r, size_node,
+                                    "size is only for the host device; the size of a GPU comes from its "
+                                    "driver");
                 d->room_known = device->id && config_look_at_gpu(r, d->index);
         }
         if (headroom_node) {
@@ -298,10 +300,10 @@ static void read_device_size(struct config_reader *r, const struct yamltree_node
                           CONFIG_GRANULARITY;
         else if (d->kind >= DEVICE_KIND_GPU)
                 config_fail(r, r->devices[d->index].headroom,
-                            "headroom %s leaves nothing of device '%s', which has %lluMiB",
+                            "headroom %s leaves no memory of device '%s', which has %lluMiB",
                             SIZE(device->headroom_bytes), device->id, MIB(device->size_bytes));
         else
-                config_fail(r, headroom_node, "headroom %s leaves nothing of the device's size, %s",
+                config_fail(r, headroom_node, "headroom %s leaves no memory of the device's size, %s",
                             SIZE(device->headroom_bytes), SIZE(device->size_bytes));
 }
 
@@ -320,10 +322,11 @@ static void check_standby(struct config_reader *r, const struct yamltree_node *a
                         continue;
                 if (first &&
                     (p->pages != first->pages || p->has_node != first->has_node || p->node != first->node))
-                        config_fail(r, at,
-                                    "standby needs partitions whose memory is made in one way; huge_pages or "
-                                    "numa_node of '%s' and '%s' differ",
-                                    first->name, p->name);
+                        config_fail(
+                                r, at,
+                                "standby needs partitions with the same huge_pages and numa_node; those of "
+                                "'%s' and '%s' differ",
+                                first->name, p->name);
                 first = first ? first : p;
                 if (!r->partitions[i].limit_known || __builtin_add_overflow(sum, p->limit_bytes, &sum))
                         sum = UINT64_MAX;
@@ -345,7 +348,7 @@ static void read_standby(struct config_reader *r, const struct yamltree_node *n,
         if (!n || !config_read_size(r, n, &rule, &device->standby_bytes) || device->standby_bytes == 0)
                 return;
         if (d->room_known && device->standby_bytes > d->room)
-                config_fail(r, n, "standby %s is more than the device has to share out, %s",
+                config_fail(r, n, "standby %s is more than the device has for partitions, %s",
                             SIZE(device->standby_bytes), SIZE(d->room));
         else if (!r->lacks_partitions)
                 check_standby(r, n, d);
@@ -413,10 +416,11 @@ void config_check_partition_sums(struct config_reader *r)
                                     p->name, SIZE(note->sum_of_reserves), SIZE(p->limit_bytes));
                 if (p->growth == CONFIG_GROWTH_PREALLOCATE && note->limit_known &&
                     note->sum_of_limits > p->limit_bytes)
-                        config_fail(
-                                r, note->growth,
-                                "partition '%s': preallocate backs each tenant's limit at the start, but the quotas' limits sum to %s and the partition's limit is %s",
-                                p->name, SIZE(note->sum_of_limits), SIZE(p->limit_bytes));
+                        config_fail(r, note->growth,
+                                    "partition '%s': preallocate allocates each tenant's limit at the "
+                                    "start, but the quotas' limits sum to %s and the partition's limit is "
+                                    "%s",
+                                    p->name, SIZE(note->sum_of_limits), SIZE(p->limit_bytes));
         }
 }
 

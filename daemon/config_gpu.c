@@ -42,7 +42,7 @@ enum device_kind config_read_gpu_id(struct config_reader *r, const struct yamltr
         if (is_text && strncmp(n->text, "cuda:", 5) == 0) {
                 if (is_ordinal(n->text + 5))
                         return DEVICE_KIND_GPU;
-                config_fail(r, n, "device '%s' has no number of a GPU; write it as in cuda:0", SHOW(n));
+                config_fail(r, n, "device '%s' has no GPU number; write it as in cuda:0", SHOW(n));
                 return DEVICE_KIND_UNKNOWN;
         }
         if (is_text && (strncmp(n->text, "GPU-", 4) == 0 || strncmp(n->text, "MIG-", 4) == 0)) {
@@ -67,10 +67,10 @@ static bool check_mig(struct config_reader *r, size_t device)
 
                 if (other < DEVICE_KIND_GPU || (note->kind == DEVICE_KIND_GPU && other == DEVICE_KIND_GPU))
                         continue;
-                config_fail(
-                        r, note->node,
-                        "device '%s' cannot be served beside '%s': the driver shows a process one MIG device and no other GPU; run one bfcd for each",
-                        SHOW(note->node), SHOW(r->devices[i].node));
+                config_fail(r, note->node,
+                            "device '%s' and device '%s' cannot be served together: the driver allows a "
+                            "process one MIG device and no other GPU; run one bfcd for each",
+                            SHOW(note->node), SHOW(r->devices[i].node));
                 return false;
         }
         return true;
@@ -85,10 +85,10 @@ static bool check_is_new(struct config_reader *r, size_t device, const uint8_t *
 
                 if (!other->is_seen || memcmp(r->c->devices[i].uuid, uuid, CONFIG_UUID_BYTES) != 0)
                         continue;
-                config_fail(
-                        r, note->node,
-                        "device '%s' is the GPU that is named '%s' on line %zu; put all its partitions in one place",
-                        SHOW(note->node), SHOW(other->node), other->node->line);
+                config_fail(r, note->node,
+                            "device '%s' is the same GPU as '%s' on line %zu; list all its partitions in "
+                            "one entry",
+                            SHOW(note->node), SHOW(other->node), other->node->line);
                 return false;
         }
         return true;
@@ -119,7 +119,7 @@ bool config_look_at_gpu(struct config_reader *r, size_t device)
         if (!r->machine ||
             r->machine->look(r->machine->userdata, d->id, &gpu, sentence, sizeof(sentence)) < 0) {
                 config_fail_machine(r, note->node, "device %s%s", sentence[0] ? sentence : d->id,
-                                    sentence[0] ? "" : ": this program serves no GPUs");
+                                    sentence[0] ? "" : ": GPUs are not supported by this program");
                 return false;
         }
         if (!check_is_new(r, device, gpu.uuid))
@@ -163,7 +163,8 @@ static void check_free(struct config_reader *r, size_t device)
                         r, note->node,
                         "device '%s' has %lluMiB free now; its guarantees and preallocating partitions need %s %s",
                         id, MIB(note->bytes_free), SIZE(need),
-                        r->machine->serves ? "with what was kept for them" : "when bfcd starts");
+                        r->machine->serves ? "including memory kept from the previous daemon"
+                                           : "when bfcd starts");
 }
 
 /* Contexts are outside of all limits: too many of them and the memory that the
@@ -182,7 +183,9 @@ static void check_contexts(struct config_reader *r, size_t device)
                 return;
         config_advise(
                 r, r->devices[device].headroom,
-                "device '%s': max_sessions lets %llu processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its context, %s to %s in all; the headroom is %s: lower max_sessions, or raise headroom to what they need",
+                "device '%s': max_sessions allows %llu processes; each of them, and bfcd itself, needs "
+                "100MiB to 550MiB of GPU memory for its CUDA context, %s to %s in total; the headroom is "
+                "%s: lower max_sessions, or raise headroom",
                 d->id, (unsigned long long)n, ABOUT((n + 1) * CONTEXT_BYTES_MIN),
                 ABOUT((n + 1) * CONTEXT_BYTES_MAX), SIZE(d->headroom_bytes));
 }
@@ -196,14 +199,14 @@ static bool check_can_share(struct config_reader *r, size_t partition)
         const char *id = r->c->devices[p->device].id;
 
         if (note->lacks_fd && note->lacks_ipc)
-                config_fail(r, at, "device '%s' can share its memory neither by fd nor by cuda-ipc", id);
+                config_fail(r, at, "device '%s' supports neither share: fd nor share: cuda-ipc", id);
         else if (p->share == CONFIG_SHARE_FD && note->lacks_fd)
-                config_fail(
-                        r, at,
-                        "device '%s' cannot share by fd (no virtual memory management); write share: cuda-ipc",
-                        id);
+                config_fail(r, at,
+                            "device '%s' does not support share: fd (no virtual memory management); write "
+                            "share: cuda-ipc",
+                            id);
         else if (p->share == CONFIG_SHARE_CUDA_IPC && note->lacks_ipc)
-                config_fail(r, at, "device '%s' cannot share by cuda-ipc; write share: fd", id);
+                config_fail(r, at, "device '%s' does not support share: cuda-ipc; write share: fd", id);
         else
                 return true;
         return false;
@@ -240,7 +243,10 @@ static void check_users(struct config_reader *r, size_t partition)
                         continue;
                 config_advise(
                         r, r->partitions[partition].share,
-                        "partition '%s' shares by cuda-ipc, and tenant '%s' runs as other users than uid %u, which checks this: a driver may refuse the handles of bfcd's user to others; share: fd is the better choice for other users, for containers, and for restarts without loss",
+                        "partition '%s' has share: cuda-ipc, and tenant '%s' has users other than uid %u, "
+                        "which runs this check: the driver may refuse the CUDA IPC handles of bfcd's user "
+                        "to other users; use share: fd for other users, for containers, and to keep "
+                        "sessions across restarts",
                         p->name, r->c->tenants[i].name, (unsigned)geteuid());
                 return; /* one is enough to see it */
         }
@@ -255,7 +261,11 @@ static void check_share(struct config_reader *r, size_t partition)
         if (p->share == CONFIG_SHARE_CUDA_IPC && !r->partitions[partition].share_said)
                 config_advise(
                         r, r->partitions[partition].node,
-                        "partition '%s' shares by cuda-ipc, the default: no block spans two extents, so free pieces of several serve no large request, and clients in a container need the host's PID namespace; with share: fd neither holds, but no cudaIpcMemHandle_t can be had; write the one that is meant",
+                        "partition '%s' has the default, share: cuda-ipc: a block cannot span two "
+                        "extents, so a large request can fail although several extents have free memory, "
+                        "and clients in a container need the host's PID namespace; share: fd has neither "
+                        "restriction, but provides no cudaIpcMemHandle_t; write the intended share "
+                        "explicitly",
                         p->name);
 }
 

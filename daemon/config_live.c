@@ -178,7 +178,7 @@ void config_diff(const struct config *from, const struct config *to, FILE *f)
         if (from->max_sessions != to->max_sessions)
                 fprintf(f, "max_sessions is %u, was %u\n", to->max_sessions, from->max_sessions);
         if (strcmp(was, now) != 0)
-                fprintf(f, "default_tenant is %s, was %s\n", *now ? now : "nobody", *was ? was : "nobody");
+                fprintf(f, "default_tenant is %s, was %s\n", *now ? now : "none", *was ? was : "none");
         for (size_t i = 0; i < from->n_devices; i++) {
                 const struct config_device *d = &from->devices[i], *e = find_device(to, d->id);
 

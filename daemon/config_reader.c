@@ -243,7 +243,7 @@ bool config_read_mapping(struct config_reader *r, const struct yamltree_node *n,
                 if (!known[i]) {
                         fail_key(r, key, what, known);
                 } else if (keys[i]) {
-                        config_fail(r, key, "key '%s' is given twice, first on line %zu", known[i],
+                        config_fail(r, key, "key '%s' is defined twice, first on line %zu", known[i],
                                     keys[i]->line);
                 } else {
                         keys[i] = key;

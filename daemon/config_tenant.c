@@ -57,15 +57,16 @@ static const char *pattern_fault(const struct yamltree_node *n, bool is_unit)
 {
         for (size_t i = 0; i < n->n_text; i++)
                 if ((unsigned char)n->text[i] < 0x20 || n->text[i] == 0x7f)
-                        return "holds a control character";
+                        return "contains a control character";
         if (n->n_text > (is_unit ? MAX_UNIT_BYTES : MAX_CGROUP_BYTES))
                 return "is too long";
         if (is_unit && strchr(n->text, '/'))
-                return "is no unit's name, which has no '/'; write it as in slurmd.service, or use cgroup";
+                return "is not a unit name, because it contains '/'; write it as in slurmd.service, or "
+                       "use cgroup";
         if (!is_unit && n->text[0] != '/')
                 return "does not begin with '/'; write the path as in /system.slice/slurmd.service";
         if (!is_unit && (strstr(n->text, "//") || (n->n_text > 1 && n->text[n->n_text - 1] == '/')))
-                return "has an empty step; write it as /proc/PID/cgroup does";
+                return "has an empty component; write it as /proc/PID/cgroup shows it";
         return NULL;
 }
 
@@ -116,7 +117,7 @@ static void read_match_one(struct config_reader *r, const struct yamltree_node *
         if (key == MATCH_USER) {
                 found = config_find_user(r, n, &id);
         } else if (key == MATCH_GROUP) {
-                found = config_find_group(r, n, "matches nobody until a reload", &id);
+                found = config_find_group(r, n, "matches no process until a reload", &id);
         } else {
                 /* the last number is no id: it means "unchanged" to chown() */
                 found = config_read_number(r, n, key == MATCH_UID ? "uid" : "gid", 0, UINT32_MAX - 1,
@@ -172,7 +173,7 @@ static void fail_unknown_partition(struct config_reader *r, const struct yamltre
                                          r->c->partitions[i].name);
         if (used >= sizeof(list))
                 memcpy(list + sizeof(list) - 4, "...", 4);
-        config_fail(r, n, "partition '%s' does not exist; there are: %s", SHOW(n), list);
+        config_fail(r, n, "partition '%s' does not exist; the partitions are: %s", SHOW(n), list);
 }
 
 static void check_quota(struct config_reader *r, const struct yamltree_node *n,
@@ -195,10 +196,11 @@ static void check_quota(struct config_reader *r, const struct yamltree_node *n,
         /* What preallocates is one extent of the whole limit. */
         if (p->share == CONFIG_SHARE_CUDA_IPC && p->growth == CONFIG_GROWTH_ON_DEMAND &&
             q->limit_bytes < SMALL_IPC_LIMIT)
-                config_advise(
-                        r, limit_node ? limit_node : n,
-                        "limit %s in partition '%s' is made of pieces of 32MiB, because it shares by cuda-ipc; one small block holds a whole piece; with share: fd they would have 2MiB",
-                        SIZE(q->limit_bytes), p->name);
+                config_advise(r, limit_node ? limit_node : n,
+                              "limit %s in partition '%s' is allocated in extents of 32MiB, because the "
+                              "partition has share: cuda-ipc; one small block reserves a whole extent; "
+                              "with share: fd extents have 2MiB",
+                              SIZE(q->limit_bytes), p->name);
         if (!reserve_known)
                 return;
         if (q->reserve_bytes > q->limit_bytes) {
@@ -258,7 +260,7 @@ static bool find_quota_partition(struct config_reader *r, const struct yamltree_
         }
         for (size_t i = 0; i < t->n_quotas; i++) {
                 if (t->quotas[i].partition == index) {
-                        config_fail(r, name_node, "this tenant has a quota in partition '%s' already", name);
+                        config_fail(r, name_node, "this tenant already has a quota in partition '%s'", name);
                         return false;
                 }
         }
@@ -277,7 +279,8 @@ static void check_keep(struct config_reader *r, const struct yamltree_node *n,
                             SIZE(q->limit_bytes));
         else if (p->growth == CONFIG_GROWTH_PREALLOCATE)
                 config_warn(r, n,
-                            "keep has no effect in partition '%s', which preallocates: its memory stays",
+                            "keep has no effect in partition '%s', which preallocates and never releases "
+                            "its memory",
                             p->name);
 }
 
@@ -431,7 +434,7 @@ static void read_tenant(struct config_reader *r, const struct yamltree_node *n)
         if (!name)
                 r->lacks_tenants = true;
         else if (find_tenant(r->c, name) >= 0)
-                config_fail(r, v[0], "tenant '%s' is there already", name);
+                config_fail(r, v[0], "tenant '%s' is defined twice", name);
         else if (r->c->n_tenants == CONFIG_MAX_TENANTS)
                 config_fail(r, v[0], "more than %d tenants", CONFIG_MAX_TENANTS);
         else
@@ -477,7 +480,7 @@ void config_read_default_tenant(struct config_reader *r, const struct yamltree_n
                                          r->c->tenants[i].name);
         if (used >= sizeof(list))
                 memcpy(list + sizeof(list) - 4, "...", 4);
-        config_fail(r, n, "default_tenant '%s' does not exist; there are: %s", SHOW(n), list);
+        config_fail(r, n, "default_tenant '%s' does not exist; the tenants are: %s", SHOW(n), list);
 }
 
 void config_check_sessions(struct config_reader *r)
@@ -487,18 +490,20 @@ void config_check_sessions(struct config_reader *r)
 
         if (c->n_tenants > c->max_sessions) {
                 config_advise(r, r->sessions_at,
-                              "max_sessions is %u for %zu tenants: no tenant is sure of a session; raise it",
+                              "max_sessions is %u for %zu tenants: no tenant is guaranteed a session; "
+                              "raise it",
                               c->max_sessions, c->n_tenants);
                 return;
         }
         for (size_t i = 0; i < c->n_tenants; i++)
                 n_promised += r->tenants[i].n_sessions;
         if (n_promised > c->max_sessions)
-                config_advise(
-                        r, r->sessions_at,
-                        "the max_sessions of the tenants sum to %llu, and the daemon's max_sessions is %u: each tenant is sure of %u at most; lower the former, or raise the latter",
-                        (unsigned long long)n_promised, c->max_sessions,
-                        c->max_sessions / (uint32_t)c->n_tenants);
+                config_advise(r, r->sessions_at,
+                              "the max_sessions of the tenants sum to %llu, and the daemon's max_sessions "
+                              "is %u: each tenant is guaranteed at most %u sessions; lower the former, or "
+                              "raise the latter",
+                              (unsigned long long)n_promised, c->max_sessions,
+                              c->max_sessions / (uint32_t)c->n_tenants);
 }
 
 void config_check_matches(struct config_reader *r, bool default_known)
@@ -513,9 +518,10 @@ void config_check_matches(struct config_reader *r, bool default_known)
                 if (!note->has_match)
                         config_fail(
                                 r, note->node,
-                                "tenant '%s' lacks match and is not the default_tenant; nobody could be it",
+                                "tenant '%s' lacks match and is not the default_tenant; no process can be "
+                                "this tenant",
                                 t->name);
                 else if (t->names_ids && t->n_uids == 0 && t->n_gids == 0 && !r->has_failed)
-                        config_warn(r, note->node, "tenant '%s' matches nobody", t->name);
+                        config_warn(r, note->node, "tenant '%s' matches no process", t->name);
         }
 }

@@ -260,7 +260,7 @@ bool config_path_fault(const char *path, size_t n_path, char *ret, size_t n_ret)
 
         for (size_t i = 0; i < n_path; i++) {
                 if ((unsigned char)path[i] < 0x20 || path[i] == 0x7f) {
-                        snprintf(ret, n_ret, "'%s' holds a control character", shown);
+                        snprintf(ret, n_ret, "'%s' contains a control character", shown);
                         return true;
                 }
         }
@@ -334,14 +334,15 @@ bool config_find_user(struct config_reader *r, const struct yamltree_node *n, ui
                 return true;
         }
         if (config_all_digits(n))
-                config_warn(
-                        r, n,
-                        "user '%s' is not known on this machine (getpwnam) and matches nobody; for a number write uid: %s",
-                        SHOW(n), SHOW(n));
+                config_warn(r, n,
+                            "user '%s' is not known on this machine (getpwnam) and matches no process; "
+                            "for a number write uid: %s",
+                            SHOW(n), SHOW(n));
         else
                 config_warn(
                         r, n,
-                        "user '%s' is not known on this machine (getpwnam) and matches nobody until a reload",
+                        "user '%s' is not known on this machine (getpwnam) and matches no process until a "
+                        "reload",
                         SHOW(n));
         return false;
 }

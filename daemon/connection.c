@@ -417,7 +417,7 @@ static void on_process_exit(uv_poll_t *handle, int status, int events)
         (void)status;
         (void)events;
         connection_drop(c, NULL);
-        session_is_over(c, session_exit_reason(c->session, "its process exited"));
+        session_is_over(c, session_exit_reason(c->session, "process exited"));
 }
 
 static void on_quarantine_end(uv_timer_t *timer)
@@ -427,19 +427,16 @@ static void on_quarantine_end(uv_timer_t *timer)
 
         /* Under a living importer such memory cannot be destroyed: not at all, or not defined. */
         if (c->pidfd >= 0 && session_holds_mappings(c->session)) {
-                log_limited(
-                        log, LOG_LEVEL_WARNING,
-                        "session %" PRIu64
-                        ": pid %d still lives after its hang-up and the quarantine's end; what it held "
-                        "stays charged to tenant '%s' until it exits, since its device cannot take memory "
-                        "from a living process",
-                        c->session->id, (int)c->session->who.pid, c->session->tenant->name);
+                log_limited(log, LOG_LEVEL_WARNING,
+                            "session %" PRIu64 ": pid %d still runs at the end of the quarantine after it "
+                            "disconnected; its memory stays charged to tenant '%s' until the process "
+                            "exits, because the device cannot reclaim memory from a running process",
+                            c->session->id, (int)c->session->who.pid, c->session->tenant->name);
                 return;
         }
         log_limited(log, LOG_LEVEL_WARNING,
-                    "session %" PRIu64
-                    ": pid %d still lives after its hang-up and the quarantine's end; what it "
-                    "held is released",
+                    "session %" PRIu64 ": pid %d still runs at the end of the quarantine after it "
+                    "disconnected; its memory is released",
                     c->session->id, (int)c->session->who.pid);
         session_is_over(c, "quarantine ended");
 }
@@ -449,7 +446,7 @@ static void on_quarantine_end(uv_timer_t *timer)
 static void connection_quarantine(struct connection *c)
 {
         if (process_has_exited(c->pidfd)) {
-                session_is_over(c, session_exit_reason(c->session, "its process exited"));
+                session_is_over(c, session_exit_reason(c->session, "process exited"));
                 return;
         }
         if (c->session->may_return && c->pidfd >= 0)
@@ -497,8 +494,8 @@ static void connection_drop(struct connection *c, const char *why)
         connection_close_socket(c);
         if (why)
                 log_limited(connection_violation_log(c), LOG_LEVEL_NOTICE,
-                            "session %" PRIu64 " (0: before the hello; uid %u, pid %d): disconnected: %s",
-                            s->id, (unsigned)s->who.uid, (int)s->who.pid, why);
+                            "session %" PRIu64 " (0: no hello yet; uid %u, pid %d): disconnected: %s", s->id,
+                            (unsigned)s->who.uid, (int)s->who.pid, why);
         if (s->state == SESSION_CLOSING)
                 return;
         if (session_hang_up(s) > 0)
@@ -559,7 +556,7 @@ static void on_crowd_end(uv_timer_t *timer);
 
 static void on_return_timeout(uv_timer_t *timer)
 {
-        connection_drop(timer->data, "it did not say in time what it holds");
+        connection_drop(timer->data, "timeout: the resumed client did not list its memory");
 }
 
 static void connection_start_returning_time(struct connection *c)
@@ -583,10 +580,10 @@ static void on_read_timeout(uv_timer_t *timer)
         if (socket_n_unread(c->fd) < c->n_unread)
                 connection_start_reading_time(c);
         else
-                connection_fail(c, "it takes none of its replies");
+                connection_fail(c, "timeout: the client did not read its replies");
 }
 
-/* Who takes something has all of its time again. Before the hello that has its own. */
+/* A client that read something gets the whole timeout again. Before the hello another timeout runs. */
 static void connection_watch_reader(struct connection *c, size_t n_before)
 {
         size_t n_queued = frame_writer_n_queued(c->writer);
@@ -644,7 +641,8 @@ static int on_session_send(void *userdata, const Bfcd__Reply *reply, const int *
         if (r == -EMFILE)
                 return r;
         if (r < 0) {
-                connection_fail(c, r == -ENOBUFS ? "it does not read its replies" : strerror(-r));
+                connection_fail(c, r == -ENOBUFS ? "too many unread replies: the client does not read them"
+                                                 : strerror(-r));
                 return 0;
         }
         bfcd__reply__pack(reply, payload);
@@ -752,7 +750,7 @@ static const struct session_ops connection_session_ops = {
 static int connection_handle_frame(struct connection *c, const uint8_t *payload, size_t n_bytes)
 {
         const Bfcd__Request *request = message_unpack_request(c->host->arena, payload, n_bytes);
-        const char *why = "it sent a frame that is no request";
+        const char *why = "the client sent a frame that is not a request";
         int r = request ? 0 : -EPROTO;
 
         if (request && connection_look_closer(c) < 0) {
@@ -760,7 +758,8 @@ static int connection_handle_frame(struct connection *c, const uint8_t *payload,
                 r = -ENOMEM;
         }
         if (request && c->pin.is_open && c->session->state != SESSION_NEW) {
-                why = "it did not wait for the answer to its hello, so that nobody knows whose process it is";
+                why = "the client did not wait for the reply to its hello, so its process cannot be "
+                      "identified";
                 r = -EPERM;
         }
         if (r == 0)
@@ -814,7 +813,7 @@ static void connection_handle_frames(struct connection *c)
                 if (r > 0)
                         break;
                 if (r < 0) {
-                        connection_fail(c, "it sent a frame of an impossible length");
+                        connection_fail(c, "the client sent a frame with an invalid length");
                         break;
                 }
                 c->dribbles = false;
@@ -851,9 +850,9 @@ static void connection_receive(struct connection *c)
         else if (r == FRAME_EOF || r == -ECONNRESET)
                 connection_drop(c, NULL);
         else if (r == -EPROTO)
-                connection_fail(c, "it sent fds; clients never do");
+                connection_fail(c, "the client sent file descriptors, which the protocol does not allow");
         else if (r == -EPERM)
-                connection_fail(c, "another process than the one that connected speaks");
+                connection_fail(c, "a process other than the one that connected sent data");
         else if (r < 0)
                 connection_fail(c, strerror(-r));
 }
@@ -939,7 +938,7 @@ static void connection_take_turn(struct party_member *m)
 
 static void on_hello_timeout(uv_timer_t *timer)
 {
-        connection_drop(timer->data, "it did not say hello in time");
+        connection_drop(timer->data, "timeout: the client did not send a hello");
 }
 
 /* ---- places before the hello ----------------------------------------------- */
@@ -965,8 +964,8 @@ static void connection_evict(struct connection *c)
         const struct credentials *who = &c->session->who;
 
         log_limited(log_limit_of_user(&c->host->crowd_logs, who->uid), LOG_LEVEL_WARNING,
-                    "uid %u (pid %d) was disconnected before its hello: too many connections have not said "
-                    "hello, and most of them are this user's",
+                    "uid %u (pid %d) was disconnected before its hello: too many connections have sent no "
+                    "hello, and most of them belong to this user",
                     (unsigned)who->uid, (int)who->pid);
         if (!c->dropped) {
                 connection_close_socket(c);
@@ -996,7 +995,7 @@ static int connection_find_place(struct connection *c, struct credentials *who)
         r = crowd_look(&host->crowd, who->uid, named, &user);
         if (r < 0) {
                 log_limited(log_limit_of_user(&host->crowd_logs, who->uid), LOG_LEVEL_WARNING,
-                            "uid %u (pid %d) was turned away: too many connections have not said hello",
+                            "uid %u (pid %d): connection refused: too many connections have sent no hello",
                             (unsigned)who->uid, (int)who->pid);
                 return r;
         }
@@ -1189,7 +1188,7 @@ void connection_look(struct connection_host *host)
                 TAILQ_INSERT_TAIL(&host->looked_at, c, of_looked_at);
                 n = n_left < CONNECTION_LOOKS_OF_ONE ? n_left : CONNECTION_LOOKS_OF_ONE;
                 if (session_look_for_mappings(c->session, &c->look, n, &n) == 0)
-                        session_is_over(c, "its process has unmapped all that it had");
+                        session_is_over(c, "process has unmapped all its memory");
                 n_left -= n > 0 ? n : 1;
         }
 }
@@ -1247,9 +1246,9 @@ int connection_keep(struct connection_host *host, struct session *s)
         host->n_connections[false]++;
         TAILQ_INSERT_TAIL(&host->all, c, of_all);
         if (is_gone)
-                session_is_over(c, "its process exited while no daemon was there");
+                session_is_over(c, "process exited while no daemon was running");
         else if (!s->may_return && session_n_held(s) == 0)
-                session_is_over(c, "it ended with the daemon before");
+                session_is_over(c, "ended with the previous daemon");
         else
                 connection_quarantine(c);
         return 0;

@@ -95,8 +95,9 @@ int devices_open(struct devices *d, const char *id, struct device **ret, char *r
         /* All that the config promises is in these pieces. */
         if (CONFIG_GRANULARITY % device_granularity(device) != 0) {
                 snprintf(ret_sentence, n_sentence,
-                         "%s: its memory comes in pieces of %" PRIu64 " bytes, not of 2MiB", id,
-                         device_granularity(device));
+                         "%s: its allocation granularity is %" PRIu64 " bytes, and 2MiB is not a multiple "
+                         "of it",
+                         id, device_granularity(device));
                 r = -ENOTSUP;
         } else {
                 r = devices_put(d, id, device);
@@ -122,7 +123,7 @@ int devices_look(void *userdata, const char *id, struct config_gpu *ret, char *r
                 return r;
         r = device_facts(device, &facts);
         if (r < 0) {
-                snprintf(ret_sentence, n_sentence, "%s: it does not answer: %s", id, strerror(-r));
+                snprintf(ret_sentence, n_sentence, "%s: the device does not respond: %s", id, strerror(-r));
                 return r;
         }
         *ret = (struct config_gpu){ .bytes_total = facts.bytes_total,

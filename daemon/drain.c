@@ -137,12 +137,12 @@ static void close_done(struct worker_job *job)
         if (drain->phase == DRAIN_CLOSES) /* it may be to be opened again by now */
                 drain->phase = DRAIN_CLOSED;
         each_quota(drain->broker, drain->device, add_escaped, &n_escaped);
-        log_notice("device '%s' is drained: nothing of it is held, and bfcd has given it up until it is "
-                   "resumed",
+        log_notice("device '%s' is drained: all its memory is released, and bfcd has closed it until an "
+                   "operator resumes it",
                    id);
         if (n_escaped > 0)
-                log_warning("device '%s': %" PRIu64
-                            " bytes that it did not take back may still be held by processes",
+                log_warning("device '%s': %" PRIu64 " bytes are unreclaimed; processes may still have "
+                            "them mapped",
                             id, n_escaped);
 }
 
@@ -268,9 +268,9 @@ static void backed(void *userdata, struct quota *q, int result)
         if (result < 0 && drain->result == 0) {
                 drain->result = result;
                 snprintf(drain->sentence, sizeof(drain->sentence),
-                         "what tenant '%s' has in advance in partition '%s', %" PRIu64
-                         " bytes, cannot be made: %s",
-                         q->tenant, q->partition->name, q->account.limit_bytes, device_error(result));
+                         "the %" PRIu64 " bytes guaranteed to tenant '%s' in partition '%s' cannot be "
+                         "allocated: %s",
+                         q->account.limit_bytes, q->tenant, q->partition->name, device_error(result));
         }
         if (--drain->n_backing == 0)
                 resume_is_done(drain);
@@ -291,10 +291,11 @@ static bool begin_backing_quota(struct quota *q, void *userdata)
         if (r == -ENOMEM && arena_escaped_bytes(q->arena) == 0)
                 snprintf(drain->sentence, sizeof(drain->sentence), "the daemon is out of memory");
         else
-                snprintf(drain->sentence, sizeof(drain->sentence),
-                         "what tenants have in advance in partition '%s' does not fit beside %" PRIu64
-                         " bytes that the device did not take back",
-                         q->partition->name, arena_escaped_bytes(q->arena));
+                snprintf(
+                        drain->sentence, sizeof(drain->sentence),
+                        "the guaranteed or preallocated memory of partition '%s' does not fit, because %" PRIu64
+                        " bytes are unreclaimed",
+                        q->partition->name, arena_escaped_bytes(q->arena));
         return false;
 }
 
@@ -313,7 +314,7 @@ static void open_run(struct worker_job *job)
         struct drain *drain = (struct drain *)((char *)job - offsetof(struct drain, open));
         struct device *device = drain->device->device;
 
-        snprintf(drain->sentence, sizeof(drain->sentence), "%s", "it does not answer");
+        snprintf(drain->sentence, sizeof(drain->sentence), "%s", "the device does not respond");
         drain->others_bytes = UINT64_MAX;
         if (__atomic_load_n(&device->is_ending, __ATOMIC_RELAXED)) {
                 drain->result = -ECANCELED;
@@ -338,7 +339,8 @@ static int check_same(struct drain *drain)
         if (!d->config->is_cuda || memcmp(facts->uuid, d->config->uuid, sizeof(facts->uuid)) == 0)
                 return 0;
         snprintf(drain->sentence, sizeof(drain->sentence),
-                 "it is another GPU than before (%s), which sessions do not know: restart bfcd", facts->name);
+                 "it is a different GPU than before (%s), which existing sessions cannot use: restart bfcd",
+                 facts->name);
         return -ENODEV;
 }
 
@@ -352,8 +354,8 @@ static int check_shares(struct drain *drain)
                 if (p->device != drain->device->device || drain->facts.shares[p->share])
                         continue;
                 snprintf(drain->sentence, sizeof(drain->sentence),
-                         "it cannot share memory by '%s' any more, as partition '%s' does: change the "
-                         "configuration and restart bfcd",
+                         "it no longer supports share: %s of partition '%s': change the configuration and "
+                         "restart bfcd",
                          p->share_name, p->name);
                 return -ENOTSUP;
         }
@@ -373,8 +375,8 @@ static int check_size(struct drain *drain)
         if (n_total == 0 || n_needed <= n_total)
                 return 0;
         snprintf(drain->sentence, sizeof(drain->sentence),
-                 "it has %" PRIu64 " bytes now, and its partitions' limits and headroom are %" PRIu64
-                 ": lower these and reload, then resume it",
+                 "it now has %" PRIu64 " bytes, and its partitions' limits and headroom sum to %" PRIu64
+                 " bytes: lower these and reload, then resume it",
                  n_total, n_needed);
         return -ENOMEM;
 }
@@ -482,12 +484,12 @@ int drain_check(const struct broker *b, const char **ret_why)
                         if (b->partitions[k].device != d->device ||
                             b->partitions[k].is_draining == (phase != DRAIN_SERVES))
                                 continue;
-                        *ret_why = "a partition drains and its device does not, or the reverse";
+                        *ret_why = "a partition and its device differ in the draining state";
                         return -EBADMSG;
                 }
                 if ((phase == DRAIN_CLOSES || phase == DRAIN_CLOSED || phase == DRAIN_OPENS) &&
                     !(each_quota(b, d, is_empty, NULL) && standby_is_empty(d->standby))) {
-                        *ret_why = "a device is closed and has extents";
+                        *ret_why = "a closed device has extents";
                         return -EBADMSG;
                 }
         }

@@ -72,13 +72,13 @@ static void events_handle_frames(struct events *e)
 
         while (!e->ended && (r = frame_reader_next(e->reader, &payload, &n_bytes)) == 0) {
                 const Bfcd__EventReply *reply = message_unpack_event_reply(e->arena, payload, n_bytes);
-                const char *why = "it sent a frame that is no answer to an event";
+                const char *why = "the client sent a frame that is not a reply to an event";
 
                 if (!reply || e->ops->reply(e->userdata, reply, &why) < 0)
                         events_end(e, why);
         }
         if (r < 0)
-                events_end(e, "it sent a frame of an impossible length on its events socket");
+                events_end(e, "the client sent a frame with an invalid length on its events socket");
 }
 
 static void on_events(uv_poll_t *handle, int status, int events)
@@ -115,7 +115,7 @@ void events_turn(struct events *e)
         if (r == 0)
                 events_handle_frames(e);
         else if (r == -EPROTO)
-                events_end(e, "it sent fds; clients never do");
+                events_end(e, "the client sent file descriptors, which the protocol does not allow");
         else if (r != FRAME_AGAIN)
                 events_end(e, NULL);
 }

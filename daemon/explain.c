@@ -41,8 +41,7 @@ static void append_holding(char *sentence, size_t n, const struct holding *h, bo
         if (with_tenant)
                 append(sentence, n, "tenant '%s', ", h->quota->tenant);
         append(sentence, n, "pid %d, %.31s): %s in %" PRIu32 " block%s", (int)s->who.pid,
-               s->name[0] ? s->name : "without a name", NUMBER_SIZE(h->bytes), h->n_blocks,
-               plural(h->n_blocks));
+               s->name[0] ? s->name : "no name", NUMBER_SIZE(h->bytes), h->n_blocks, plural(h->n_blocks));
 }
 
 /* What was not named: so many sessions have so much. */
@@ -60,7 +59,7 @@ static void append_holdings(char *sentence, size_t n, struct holding *const *hol
 {
         append(sentence, n, "; ");
         for (size_t i = 0; i < n_holdings; i++) {
-                append(sentence, n, "%s", i == 0 ? "largest holders: " : ", ");
+                append(sentence, n, "%s", i == 0 ? "largest sessions: " : ", ");
                 append_holding(sentence, n, holdings[i], with_tenant);
                 n_bytes -= holdings[i]->bytes;
         }

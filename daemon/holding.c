@@ -180,7 +180,7 @@ int holding_check(const struct quota *q, const char **ret_why)
 {
         const struct holding *h;
 
-        *ret_why = "a session that has left is remembered as one that has the most";
+        *ret_why = "an ended session is listed among the largest";
         if (!all_are_there(q, q->ranks.by_bytes, QUOTA_RANKS) ||
             !all_are_there(q, q->ranks.by_blocks, QUOTA_RANKS) ||
             (q->report && !all_are_there(q, q->report->most, QUOTA_HOLDERS)))
@@ -202,7 +202,7 @@ int holding_check(const struct quota *q, const char **ret_why)
                         n_bytes += block->n_bytes;
                         fits = fits && block->n_bytes <= h->largest_bytes;
                 }
-                *ret_why = "a session has other blocks than its holding says";
+                *ret_why = "a session's blocks do not match its recorded usage";
                 if (n_blocks != h->n_blocks || n_bytes != h->bytes || !fits)
                         return -EBADMSG;
         }

@@ -23,9 +23,9 @@ static const char *check_header(const struct ledger *l)
                 const struct header_table *s = &h->tables[i];
                 const struct table *t = &l->tables[i];
 
-                CHECK_THAT((const unsigned char *)h + s->offset == t->records, "a table is not where it was");
+                CHECK_THAT((const unsigned char *)h + s->offset == t->records, "a table has moved");
                 CHECK_THAT(s->n_records == t->n_records && s->record_bytes == t->record_bytes,
-                           "a table's size is not what it was");
+                           "a table's size has changed");
                 CHECK_THAT(atomic_load(&s->n_touched) == t->n_touched, "the header's n_touched is wrong");
         }
         return NULL;
@@ -37,7 +37,7 @@ static const char *check_counts(const struct table *t, bool is_blocks)
         uint32_t n_used = 0;
         uint32_t n_retired = 0;
 
-        CHECK_THAT(t->n_touched <= t->n_records, "more records touched than there are");
+        CHECK_THAT(t->n_touched <= t->n_records, "more records touched than the table has");
         CHECK_THAT((uint64_t)t->n_used + t->n_free + t->n_retired == t->n_touched,
                    "n_used + n_free + n_retired != n_touched");
         for (uint32_t i = 0; i < t->n_touched; i++) {
@@ -55,7 +55,7 @@ static const char *check_counts(const struct table *t, bool is_blocks)
                         CHECK_THAT(b->links.generation == 0 || b->links.generation > (uint32_t)(id >> 32),
                                    "a block's next id is not newer than its id");
                 } else {
-                        CHECK_THAT(id < atomic_load(&t->shared->next_id), "an id that was never given");
+                        CHECK_THAT(id < atomic_load(&t->shared->next_id), "an id was never assigned");
                 }
         }
         CHECK_THAT(n_used == t->n_used, "n_used is not the number of records in use");
@@ -92,9 +92,9 @@ static const char *check_session_blocks(const struct ledger *l, uint32_t session
         for (uint32_t n = 0; n < s->links.n_blocks; n++) {
                 const struct ledger_block *b;
 
-                CHECK_THAT(in_use(t, i), "a session's list holds a block that is not in use");
+                CHECK_THAT(in_use(t, i), "a session's list contains a block that is not in use");
                 b = record(t, i);
-                CHECK_THAT(b->session == session, "a session's list holds another session's block");
+                CHECK_THAT(b->session == session, "a session's list contains another session's block");
                 CHECK_THAT(b->links.prev_of_session == prev, "a session's list of blocks is broken");
                 CHECK_THAT(b->shared == LEDGER_NONE, "a shared block is in a session's list");
                 CHECK_THAT(in_use(&l->tables[TABLE_QUOTA], b->quota), "a block's quota is not in use");
@@ -116,9 +116,9 @@ static const char *check_session_exports(const struct ledger *l, uint32_t sessio
         for (uint32_t n = 0; n < s->links.n_exports; n++) {
                 const struct ledger_export *x;
 
-                CHECK_THAT(in_use(t, i), "a session's list holds an export that is not in use");
+                CHECK_THAT(in_use(t, i), "a session's list contains an export that is not in use");
                 x = record(t, i);
-                CHECK_THAT(x->session == session, "a session's list holds another session's export");
+                CHECK_THAT(x->session == session, "a session's list contains another session's export");
                 CHECK_THAT(x->links.prev_of_session == prev, "a session's list of exports is broken");
                 CHECK_THAT(in_use(&l->tables[TABLE_EXTENT], x->extent), "an export's extent is not in use");
                 prev = i;
@@ -140,9 +140,9 @@ static const char *check_extent(const struct ledger *l, uint32_t extent, uint64_
         for (uint32_t n = 0; n < e->links.n_exports; n++) {
                 const struct ledger_export *x;
 
-                CHECK_THAT(in_use(t, i), "an extent's list holds an export that is not in use");
+                CHECK_THAT(in_use(t, i), "an extent's list contains an export that is not in use");
                 x = record(t, i);
-                CHECK_THAT(x->extent == extent, "an extent's list holds another extent's export");
+                CHECK_THAT(x->extent == extent, "an extent's list contains another extent's export");
                 CHECK_THAT(x->links.prev_of_extent == prev, "an extent's list of exports is broken");
                 prev = i;
                 i = x->links.next_of_extent;
@@ -162,15 +162,16 @@ static const char *check_session_holds(const struct ledger *l, uint32_t session,
         for (uint32_t n = 0; n < s->links.n_holds; n++) {
                 const struct ledger_hold *h;
 
-                CHECK_THAT(in_use(t, i), "a session's list holds a hold that is not in use");
+                CHECK_THAT(in_use(t, i), "a session's list contains a reference that is not in use");
                 h = record(t, i);
-                CHECK_THAT(h->session == session, "a session's list holds another session's hold");
-                CHECK_THAT(h->links.prev_of_session == prev, "a session's list of holds is broken");
-                CHECK_THAT(h->count > 0 && h->links.n_in_delivery <= h->count, "a hold's count is wrong");
+                CHECK_THAT(h->session == session, "a session's list contains another session's reference");
+                CHECK_THAT(h->links.prev_of_session == prev, "a session's list of references is broken");
+                CHECK_THAT(h->count > 0 && h->links.n_in_delivery <= h->count, "a reference's count is "
+                                                                               "wrong");
                 prev = i;
                 i = h->links.next_of_session;
         }
-        CHECK_THAT(i == LEDGER_NONE, "a session has more holds than n_holds");
+        CHECK_THAT(i == LEDGER_NONE, "a session has more references than n_holds");
         *n_linked += s->links.n_holds;
         return NULL;
 }
@@ -185,23 +186,24 @@ static const char *check_shared(const struct ledger *l, uint32_t shared, uint64_
 
         CHECK_THAT(in_use(&l->tables[TABLE_BLOCK], s->block), "a shared record's block is not in use");
         b = record(&l->tables[TABLE_BLOCK], s->block);
-        CHECK_THAT(b->shared == shared, "a shared record's block does not name it");
-        CHECK_THAT(b->session == LEDGER_NONE, "a shared block is a session's");
+        CHECK_THAT(b->shared == shared, "a shared record's block does not refer to it");
+        CHECK_THAT(b->session == LEDGER_NONE, "a shared block belongs to a session");
         CHECK_THAT(in_use(&l->tables[TABLE_QUOTA], b->quota), "a shared block's quota is not in use");
-        CHECK_THAT(s->links.n_holds > 0, "nobody holds a shared block");
+        CHECK_THAT(s->links.n_holds > 0, "a shared block has no references");
         CHECK_THAT(s->name[0] != '\0' && memchr(s->name, '\0', sizeof(s->name)),
                    "a shared block has no name");
         for (uint32_t n = 0; n < s->links.n_holds; n++) {
                 const struct ledger_hold *h;
 
-                CHECK_THAT(in_use(t, i), "a shared block's list holds a hold that is not in use");
+                CHECK_THAT(in_use(t, i), "a shared block's list contains a reference that is not in use");
                 h = record(t, i);
-                CHECK_THAT(h->shared == shared, "a shared block's list holds another one's hold");
-                CHECK_THAT(h->links.prev_of_shared == prev, "a shared block's list of holds is broken");
+                CHECK_THAT(h->shared == shared, "a shared block's list contains a reference to another "
+                                                "block");
+                CHECK_THAT(h->links.prev_of_shared == prev, "a shared block's list of references is broken");
                 prev = i;
                 i = h->links.next_of_shared;
         }
-        CHECK_THAT(i == LEDGER_NONE, "a shared block has more holds than n_holds");
+        CHECK_THAT(i == LEDGER_NONE, "a shared block has more references than n_holds");
         *n_linked += s->links.n_holds;
         return NULL;
 }
@@ -221,8 +223,8 @@ static const char *check_sharing(const struct ledger *l)
                 why = check_shared(l, i, &n_of_shared);
         if (why)
                 return why;
-        CHECK_THAT(n_of_sessions == holds->n_used, "a hold is in no session's list");
-        CHECK_THAT(n_of_shared == holds->n_used, "a hold is in no shared block's list");
+        CHECK_THAT(n_of_sessions == holds->n_used, "a reference is in no session's list");
+        CHECK_THAT(n_of_shared == holds->n_used, "a reference is in no shared block's list");
         return NULL;
 }
 

@@ -209,11 +209,11 @@ static int open_quotas(struct opening *o)
                 bool is_nameless = q->is_closed && q->tenant[0] == '\0' && q->partition[0] == '\0';
 
                 if (!was_given(t, i))
-                        reject_quota(o, TABLE_QUOTA, i, "its id was never given");
+                        reject_quota(o, TABLE_QUOTA, i, "its id was never assigned");
                 else if (!is_nameless && (!is_name(q->tenant) || !is_name(q->partition)))
                         reject_quota(o, TABLE_QUOTA, i, "it has no name");
         }
-        return reject_twins(o, TABLE_QUOTA, key_by_id, reject_quota, "another one has its id");
+        return reject_twins(o, TABLE_QUOTA, key_by_id, reject_quota, "its id is used twice");
 }
 
 /* Its arenas are closed by what names it. */
@@ -230,15 +230,15 @@ static int open_sessions(struct opening *o)
                 const struct ledger_session *s = record(t, i);
 
                 if (!was_given(t, i))
-                        reject_alone(o, TABLE_SESSION, i, "its id was never given");
+                        reject_alone(o, TABLE_SESSION, i, "its id was never assigned");
                 else if (s->tenant[0] == '\0')
-                        uncommit(t, i); /* an operator's, which has nothing and does not come back */
+                        uncommit(t, i); /* an operator's: it has no memory and is not resumed */
                 else if (!is_name(s->tenant))
                         reject_alone(o, TABLE_SESSION, i, "its tenant has no name");
                 else if (!memchr(s->name, '\0', sizeof(s->name)))
-                        reject_alone(o, TABLE_SESSION, i, "its name has no end");
+                        reject_alone(o, TABLE_SESSION, i, "its name is not terminated");
         }
-        return reject_twins(o, TABLE_SESSION, key_by_id, reject_alone, "another one has its id");
+        return reject_twins(o, TABLE_SESSION, key_by_id, reject_alone, "its id is used twice");
 }
 
 /* ---- regions ------------------------------------------------------------------------ */
@@ -279,15 +279,15 @@ static int open_regions(struct opening *o)
                 uint64_t end;
 
                 if (!was_given(t, i))
-                        reject_region(o, TABLE_REGION, i, "its id was never given");
+                        reject_region(o, TABLE_REGION, i, "its id was never assigned");
                 else if (!is_used(o, TABLE_QUOTA, g->quota))
                         reject_region(o, TABLE_REGION, i, "its quota is not in use");
                 else if (g->n_bytes == 0 || __builtin_add_overflow(g->base, g->n_bytes, &end))
-                        reject_region(o, TABLE_REGION, i, "it cannot be where it is");
+                        reject_region(o, TABLE_REGION, i, "its address or size is invalid");
                 else if (g->first_extent_bytes > g->n_bytes)
                         reject_region(o, TABLE_REGION, i, "its first extent does not fit in it");
         }
-        r = reject_twins(o, TABLE_REGION, key_of_number, reject_region, "another one has its number");
+        r = reject_twins(o, TABLE_REGION, key_of_number, reject_region, "its number is used twice");
         if (r == 0)
                 r = sort_table(o, TABLE_REGION, key_of_region, &keys, &n);
         if (r < 0)
@@ -296,7 +296,7 @@ static int open_regions(struct opening *o)
                 const struct ledger_region *g = record(t, keys[i].index);
 
                 if (before && before->quota == g->quota && g->base - before->base < before->n_bytes)
-                        reject_region(o, TABLE_REGION, keys[i].index, "another one lies there too");
+                        reject_region(o, TABLE_REGION, keys[i].index, "it overlaps another one");
                 else
                         before = g;
         }
@@ -341,13 +341,13 @@ static void open_extent(struct opening *o, uint32_t index)
         uint64_t end;
 
         if (!was_given(t, index))
-                reject_extent(o, TABLE_EXTENT, index, "its id was never given");
+                reject_extent(o, TABLE_EXTENT, index, "its id was never assigned");
         else if (!is_used(o, TABLE_QUOTA, e->quota))
                 reject_extent(o, TABLE_EXTENT, index, "its quota is not in use");
         else if (e->n_bytes == 0 || __builtin_add_overflow(e->offset, e->n_bytes, &end))
-                reject_extent(o, TABLE_EXTENT, index, "it cannot be where it is");
+                reject_extent(o, TABLE_EXTENT, index, "its address or size is invalid");
         else if (e->is_leaving > 1)
-                reject_extent(o, TABLE_EXTENT, index, "it is not known whether it is being given back");
+                reject_extent(o, TABLE_EXTENT, index, "its release state is invalid");
 }
 
 /* Leaves those that are sound in o->extents. */
@@ -363,10 +363,10 @@ static int open_extents(struct opening *o)
                 return -ENOMEM;
         for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1))
                 open_extent(o, i);
-        r = reject_twins(o, TABLE_EXTENT, key_by_id, reject_extent, "another one has its id");
+        r = reject_twins(o, TABLE_EXTENT, key_by_id, reject_extent, "its id is used twice");
         if (r == 0)
                 r = reject_twins(o, TABLE_EXTENT, key_of_store, reject_extent,
-                                 "another one has its key in the store");
+                                 "its key in the store is used twice");
         if (r == 0)
                 r = sort_table(o, TABLE_EXTENT, key_of_extent, &o->extents, &n);
         if (r < 0)
@@ -375,7 +375,7 @@ static int open_extents(struct opening *o)
                 const struct ledger_extent *e = record(t, o->extents[i].index);
 
                 if (before && before->quota == e->quota && e->offset - before->offset < before->n_bytes) {
-                        reject_extent(o, TABLE_EXTENT, o->extents[i].index, "another one lies there too");
+                        reject_extent(o, TABLE_EXTENT, o->extents[i].index, "it overlaps another one");
                         continue;
                 }
                 o->extents[n_sound++] = o->extents[i];
@@ -413,16 +413,17 @@ static int open_exports(struct opening *o)
                 const struct ledger_export *x = record(t, i);
 
                 if (!was_given(t, i))
-                        reject_export(o, TABLE_EXPORT, i, "its id was never given");
+                        reject_export(o, TABLE_EXPORT, i, "its id was never assigned");
                 else if (!is_used(o, TABLE_EXTENT, x->extent))
                         reject_export(o, TABLE_EXPORT, i, "its extent is not in use");
                 else if (!is_used(o, TABLE_SESSION, x->session))
                         reject_export(o, TABLE_EXPORT, i, "its session is not in use");
                 else if (!is_tenants(o, x->session, ledger_extent_at(o->l, x->extent)->quota))
-                        reject_export(o, TABLE_EXPORT, i, "its session and its extent are not one tenant's");
+                        reject_export(o, TABLE_EXPORT, i,
+                                      "its session and its extent belong to different tenants");
         }
         return reject_twins(o, TABLE_EXPORT, key_of_export, reject_export,
-                            "its session was given its extent twice");
+                            "its session received its extent twice");
 }
 
 /* ---- blocks ------------------------------------------------------------------------- */
@@ -445,17 +446,17 @@ static const char *block_fault(struct opening *o, uint32_t index)
         uint64_t end;
 
         if ((uint32_t)b->id != index || b->id >> 32 == 0)
-                return "its id was never given at its index";
+                return "its id was never assigned at its index";
         if (b->links.generation != 0 && b->links.generation <= (uint32_t)(b->id >> 32))
                 return "its next id is not newer than its id";
         if (!is_used(o, TABLE_QUOTA, b->quota))
                 return "its quota is not in use";
         if (b->n_bytes == 0 || __builtin_add_overflow(b->offset, b->n_bytes, &end))
-                return "it cannot be where it is";
+                return "its address or size is invalid";
         if (b->n_requested == 0 || b->n_requested > b->n_bytes)
-                return "it is smaller than what was asked for";
+                return "it is smaller than its requested size";
         if (!memchr(b->tag, '\0', sizeof(b->tag)))
-                return "its tag has no end";
+                return "its tag is not terminated";
         return NULL;
 }
 
@@ -470,13 +471,15 @@ static const char *block_owner_fault(struct opening *o, uint32_t index)
                 if (!in_use(shared, b->shared))
                         return "its shared record is not in use";
                 if (((const struct ledger_shared *)record(shared, b->shared))->block != index)
-                        return "its shared record is another block's";
+                        return "its shared record belongs to another block";
                 b->session = LEDGER_NONE;
                 return NULL;
         }
         if (!is_used(o, TABLE_SESSION, b->session))
                 return "its session is not in use";
-        return is_tenants(o, b->session, b->quota) ? NULL : "its session and its quota are not one tenant's";
+        return is_tenants(o, b->session, b->quota) ? NULL
+                                                   : "its session and its quota belong to different "
+                                                     "tenants";
 }
 
 static void key_of_block(const void *record, struct key *ret)
@@ -523,11 +526,11 @@ static int place_blocks(struct opening *o)
                 const struct ledger_block *b = record(table_of(o, TABLE_BLOCK), keys[i].index);
 
                 if (before && before->quota == b->quota && b->offset - before->offset < before->n_bytes) {
-                        reject_block(o, TABLE_BLOCK, keys[i].index, "another one lies there too");
+                        reject_block(o, TABLE_BLOCK, keys[i].index, "it overlaps another one");
                         continue;
                 }
                 if (!is_backed(o, b, &at))
-                        reject_block(o, TABLE_BLOCK, keys[i].index, "no extent is behind all of it");
+                        reject_block(o, TABLE_BLOCK, keys[i].index, "it is not completely inside extents");
                 before = b;
         }
         free(keys);
@@ -623,13 +626,13 @@ static int open_names(struct opening *o)
                 const struct ledger_shared *s = record(t, i);
 
                 if (!was_given(t, i))
-                        reject_shared(o, TABLE_SHARED, i, "its id was never given");
+                        reject_shared(o, TABLE_SHARED, i, "its id was never assigned");
                 else if (!is_name(s->name))
                         reject_shared(o, TABLE_SHARED, i, "it has no name");
                 else if (s->block >= table_of(o, TABLE_BLOCK)->n_touched)
                         reject_shared(o, TABLE_SHARED, i, "its block was never used");
         }
-        return reject_twins(o, TABLE_SHARED, key_by_id, reject_shared, "another one has its id");
+        return reject_twins(o, TABLE_SHARED, key_by_id, reject_shared, "its id is used twice");
 }
 
 /* After blocks were looked at: what no block names was never published, or has ended. */
@@ -673,7 +676,7 @@ static int check_names(struct opening *o)
                         is_twin[i - 1] = is_twin[i] = true;
         for (size_t i = 0; i < n; i++)
                 if (is_twin[i])
-                        reject_shared(o, TABLE_SHARED, names[i], "another one has its name");
+                        reject_shared(o, TABLE_SHARED, names[i], "its name is used twice");
         free(names);
         free(is_twin);
         return 0;
@@ -700,7 +703,7 @@ static void open_hold(struct opening *o, uint32_t index)
         const struct ledger_hold *h = record(t, index);
 
         if (!was_given(t, index))
-                reject_hold(o, TABLE_HOLD, index, "its id was never given");
+                reject_hold(o, TABLE_HOLD, index, "its id was never assigned");
         else if (h->shared >= table_of(o, TABLE_SHARED)->n_touched)
                 reject_hold(o, TABLE_HOLD, index, "its shared block was never used");
         else if (!is_used(o, TABLE_SHARED, h->shared))
@@ -708,12 +711,12 @@ static void open_hold(struct opening *o, uint32_t index)
         else if (!is_used(o, TABLE_SESSION, h->session))
                 reject_hold(o, TABLE_HOLD, index, "its session is not in use");
         else if (h->count == 0)
-                reject_hold(o, TABLE_HOLD, index, "it counts nothing");
+                reject_hold(o, TABLE_HOLD, index, "its count is 0");
         else if (!is_tenants(o, h->session, quota_of_shared(o, h->shared)))
-                reject_hold(o, TABLE_HOLD, index, "its session and its block are not one tenant's");
+                reject_hold(o, TABLE_HOLD, index, "its session and its block belong to different tenants");
 }
 
-/* Who is held by nobody would stay for ever. */
+/* A shared block without references would never be freed. */
 static int check_held(struct opening *o)
 {
         const struct table *t = table_of(o, TABLE_SHARED), *holds = table_of(o, TABLE_HOLD);
@@ -725,7 +728,7 @@ static int check_held(struct opening *o)
                 is_held[((const struct ledger_hold *)record(holds, i))->shared] = true;
         for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1))
                 if (!is_held[i])
-                        reject_shared(o, TABLE_SHARED, i, "nobody holds it");
+                        reject_shared(o, TABLE_SHARED, i, "it has no references");
         free(is_held);
         return 0;
 }
@@ -741,7 +744,7 @@ static int open_shared(struct opening *o)
                 return r;
         for (uint32_t i = table_next(holds, 0); i != LEDGER_NONE; i = table_next(holds, i + 1))
                 open_hold(o, i);
-        r = reject_twins(o, TABLE_HOLD, key_of_hold, reject_hold, "its session holds it twice");
+        r = reject_twins(o, TABLE_HOLD, key_of_hold, reject_hold, "its session has two references to it");
         return r < 0 ? r : check_held(o);
 }
 
@@ -829,14 +832,14 @@ static const char *header_fault(const struct header *h, uint64_t n_bytes)
         struct header want;
 
         if (h->magic != LEDGER_MAGIC || h->layout != LEDGER_LAYOUT || h->n_tables != N_TABLES)
-                return "it is not a ledger of this layout";
+                return "its layout is not supported";
         if (ledger_lay_out(&limits, &want) < 0 || want.n_bytes != h->n_bytes || h->n_bytes != n_bytes)
-                return "its sizes do not add up";
+                return "its sizes are inconsistent";
         for (size_t i = 0; i < N_TABLES; i++) {
                 if (t[i].offset != want.tables[i].offset || t[i].record_bytes != want.tables[i].record_bytes)
-                        return "its tables are not where they belong";
+                        return "its tables are at wrong offsets";
                 if (t[i].n_touched > t[i].n_records || t[i].next_id == 0)
-                        return "its counters cannot be";
+                        return "its counters are invalid";
         }
         return NULL;
 }
@@ -850,10 +853,10 @@ static int open_header(struct opening *o)
 
         if (fstat(l->fd, &st) < 0)
                 return -errno;
-        /* Without the seals somebody could take the pages away later. */
+        /* Without the seals another process could truncate the file later. */
         if (!S_ISREG(st.st_mode) || seals < 0 || (seals & SEALS_NEEDED) != SEALS_NEEDED ||
             (uint64_t)st.st_size < sizeof(struct header))
-                why = "it is no sealed memfd";
+                why = "it is not a sealed memfd";
         if (!why) {
                 l->n_bytes = (size_t)st.st_size;
                 r = ledger_map(l);

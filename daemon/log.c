@@ -133,7 +133,7 @@ static void queue_note_lost(void)
         if (n_lost == 0)
                 return;
         n = snprintf(line, sizeof(line),
-                     "%s%" PRIu64 " lines of this log were lost: its reader was too slow\n",
+                     "%s%" PRIu64 " log lines were lost: the reader of the log was too slow\n",
                      level_prefix(LOG_LEVEL_WARNING), n_lost);
         if ((size_t)n > QUEUE_BYTES - n_queued)
                 return;
@@ -223,7 +223,7 @@ static void write_event(enum log_level level, uint64_t n_left_out, const char *f
                         line[i] = '?';
         n += n_prefix;
         if (n_left_out > 0)
-                n += (size_t)snprintf(line + n, LEFT_OUT_BYTES, " (%" PRIu64 " like it left out)",
+                n += (size_t)snprintf(line + n, LEFT_OUT_BYTES, " (%" PRIu64 " similar messages suppressed)",
                                       n_left_out);
         line[n] = '\n';
         write_line(line, n + 1);

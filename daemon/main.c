@@ -53,13 +53,37 @@ static void print_help(FILE *f)
               "Allocates the memory of this machine's devices to the processes of tenants.\n"
               "\n"
               "  -c, --config FILE    the configuration; default " DEFAULT_CONFIG "\n"
-              "  --socket PATH        the clients' socket, instead of the configuration's\n"
-              "  --admin-socket PATH  the operators' socket, instead of the configuration's\n"
-              "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
-              "  --check [FILE]       report every error of the configuration and exit\n"
-              "  --strict             with --check: fail on warnings, too\n"
-              "  --user NAME          with --check, as root: the user that must be able to read the\n"
-              "                       configuration; default " SERVICE_USER ", where that user exists\n"
+              "  --socket "
+              "PATH        the "
+              "client socket, "
+              "instead of the "
+              "configured one\n"
+              "  --admin-socket "
+              "PATH  the admin "
+              "socket, instead of "
+              "the configured one\n"
+              "  --log-level "
+              "LEVEL    error, "
+              "warning, notice, "
+              "info (default), "
+              "debug\n"
+              "  --check "
+              "[FILE]       report "
+              "every error of the "
+              "configuration and "
+              "exit\n"
+              "  "
+              "--strict             "
+              "with --check: fail "
+              "on warnings, too\n"
+              "  --user "
+              "NAME          with "
+              "--check, as root: "
+              "the user that must "
+              "be able to read the\n"
+              "                       "
+              "configuration; "
+              "default " SERVICE_USER ", where that user exists\n"
               "  --version            print the version and exit\n"
               "  -h, --help           print this summary and exit\n",
               f);
@@ -176,21 +200,23 @@ static void raise_fd_limit(const struct config *config)
         uint64_t n_wanted = broker_wants_fds(config), n_usable = fd_reserve_set();
 
         if (n_usable < n_wanted)
-                log_warning("the process may have %" PRIu64
-                            " fds beside those reserved for the admin socket, and "
-                            "max_sessions: %" PRIu32 " with its extents may take %" PRIu64
+                log_warning("the limit on file descriptors is too low: %" PRIu64 " are available beside "
+                            "those reserved for the admin socket, and max_sessions: %" PRIu32
+                            " can need %" PRIu64
                             ": raise LimitNOFILE= of the service (or ulimit -n), or lower max_sessions",
                             n_usable, config->max_sessions, n_wanted);
 }
 
 static void on_ready(void)
 {
-        log_info("bfcd %s serves", BFCD_VERSION);
+        log_info("bfcd %s is ready", BFCD_VERSION);
 }
 
 static void on_unknown_fd(const char *name)
 {
-        log_warning("the service manager hands over an fd '%s', which is none of 'client' and 'admin'", name);
+        log_warning("the service manager passed an unknown fd '%s'; the known names are 'client' and "
+                    "'admin'",
+                    name);
 }
 
 /* manager: see server_listen(). */
@@ -236,8 +262,7 @@ static int serve(const struct options *from, const struct config *config, struct
                 manager_drop_rest(manager, on_unknown_fd);
                 r = server_run(server, on_ready);
                 if (r < 0)
-                        snprintf(sentence, sizeof(sentence), "the event loop could not go on: %s",
-                                 strerror(-r));
+                        snprintf(sentence, sizeof(sentence), "the event loop failed: %s", strerror(-r));
         }
         if (r < 0)
                 log_error("%s", sentence);
@@ -364,7 +389,7 @@ static int set_sockets(const struct options *options, struct config *config)
         if (r == -EINVAL)
                 return EXIT_USAGE;
         if (r < 0)
-                log_error("the sockets' paths could not be kept: %s", strerror(-r));
+                log_error("the socket paths could not be stored: %s", strerror(-r));
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
@@ -377,7 +402,7 @@ static int run(const struct options *options, struct config *config, struct devi
         int r = manager_new(&manager);
 
         if (r < 0) {
-                log_error("the service manager could not be listened to: %s", strerror(-r));
+                log_error("the connection to the service manager could not be set up: %s", strerror(-r));
                 return EXIT_FAILURE;
         }
         r = store_new(manager, &store);
@@ -386,7 +411,7 @@ static int run(const struct options *options, struct config *config, struct devi
         else if (r == 0)
                 r = -ENOMEM;
         else
-                log_error("what the service manager keeps could not be looked at: %s", strerror(-r));
+                log_error("the fds stored by the service manager could not be read: %s", strerror(-r));
         punch_free(punch);
         store_free(store);
         manager_free(manager);
@@ -397,7 +422,8 @@ static int run(const struct options *options, struct config *config, struct devi
  * whatever the error is; not all the time. */
 static int fail_to_succeed(void)
 {
-        log_error("the memory of the daemon before is kept for as long as the service manager tries again");
+        log_error("the service manager keeps the memory of the previous daemon while it retries to "
+                  "start bfcd");
         sleep(RETRY_S);
         return EXIT_FAILURE;
 }

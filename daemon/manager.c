@@ -288,7 +288,7 @@ static void format_status(const struct manager_figures *f, char *buf, size_t n_b
         char in_use[32], reserved[32], lost[48] = "", awaited[48] = "";
 
         if (f->n_awaited > 0)
-                snprintf(awaited, sizeof(awaited), " (%zu awaited)", f->n_awaited);
+                snprintf(awaited, sizeof(awaited), " (%zu suspended)", f->n_awaited);
         if (f->n_lost > 0)
                 snprintf(lost, sizeof(lost), "; %zu %s lost", f->n_lost,
                          f->n_lost == 1 ? "device" : "devices");

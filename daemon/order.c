@@ -93,8 +93,8 @@ static void order_is_done(struct trim_order *order)
         Bfcd__TrimReply trim = BFCD__TRIM_REPLY__INIT;
 
         order_each_quota(order, true);
-        log_info("session %" PRIu64 " (uid %u): trim: %" PRIu64 " sessions asked, %" PRIu64
-                 " bytes of blocks came back",
+        log_info("session %" PRIu64 " (uid %u): trim: %" PRIu64 " sessions asked, %" PRIu64 " bytes in "
+                 "blocks freed",
                  s->id, (unsigned)s->who.uid, order->n_asked, order->freed_bytes);
         trim.n_asked = order->n_asked;
         trim.n_bytes = order->freed_bytes;
@@ -193,8 +193,8 @@ int handle_trim_now(struct session *s, const Bfcd__Request *r, const char **ret_
         (void)ret_why;
         if (!s->admin || s->order) {
                 session_refuse(s, r->id, s->admin ? -EBUSY : -EACCES,
-                               s->admin ? "this session's last trim is not done yet"
-                                        : "sessions are trimmed by operators, on the admin socket");
+                               s->admin ? "a trim of this session is still running: wait until it is done"
+                                        : "trim is only for operators: use the admin socket");
                 return 0;
         }
         order = calloc(1, sizeof(*order));
@@ -264,19 +264,20 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
 
         (void)ret_why;
         if (!s->admin) {
-                session_refuse(s, r->id, -EACCES, "sessions are evicted by operators, on the admin socket");
+                session_refuse(s, r->id, -EACCES, "evict is only for operators: use the admin socket");
                 return 0;
         }
         if (!reason_is_valid(r->evict->reason)) {
-                session_refuse(s, r->id, -EINVAL, "a reason has at most 200 bytes of printable ASCII");
+                session_refuse(s, r->id, -EINVAL,
+                               "the reason is not valid: it has at most 200 bytes of printable ASCII");
                 return 0;
         }
         other = find_session(s->broker, r->evict->session_id);
         if (!other || other->admin || (other->state != SESSION_LIVE && !session_is_awaited(other))) {
-                snprintf(sentence, sizeof(sentence), "there is no session %" PRIu64 " to evict%s%s",
-                         r->evict->session_id, other ? ": it is " : "",
-                         !other         ? ""
-                         : other->admin ? "an operator's"
+                snprintf(sentence, sizeof(sentence), "session %" PRIu64 " cannot be evicted: %s%s",
+                         r->evict->session_id, other ? "it is " : "",
+                         !other         ? "there is no such session"
+                         : other->admin ? "an operator's session"
                                         : session_state_name(other));
                 session_refuse(s, r->id, -ENOENT, sentence);
                 return 0;
@@ -291,7 +292,7 @@ int handle_evict(struct session *s, const Bfcd__Request *r, const char **ret_why
                    s->id, (unsigned)s->who.uid, (int)s->who.pid, *r->evict->reason ? ": " : "",
                    r->evict->reason);
         session_stop_awaiting(other);
-        other->ops->abort(other->userdata, "an operator evicted it");
+        other->ops->abort(other->userdata, "evicted by an operator");
         session_done(s, r->id);
         return 0;
 }
@@ -366,14 +367,14 @@ static struct broker_device *order_device(struct session *s, uint64_t id, const 
 
         if (!s->admin) {
                 session_refuse(s, id, -EACCES,
-                               "devices are drained and resumed by operators, on the admin socket");
+                               "drain and resume are only for operators: use the admin socket");
                 return NULL;
         }
         d = drain_find(b, name);
         if (d)
                 return d;
         n = (size_t)snprintf(sentence, sizeof(sentence),
-                             "there is no device '%.63s'; those there are:", name);
+                             "there is no device '%.63s'; the devices are:", name);
         for (size_t i = 0; i < b->n_devices && n < sizeof(sentence); i++)
                 n += (size_t)snprintf(sentence + n, sizeof(sentence) - n, " '%s'", b->devices[i].config->id);
         session_refuse(s, id, -ENOENT, sentence);
@@ -402,13 +403,13 @@ int handle_drain(struct session *s, const Bfcd__Request *r, const char **ret_why
         result = drain_begin(s->broker, d);
         if (result < 0) {
                 refuse_device(s, r->id, d, result,
-                              result == -EBUSY ? "is being resumed: drain it when that is done"
+                              result == -EBUSY ? "is being resumed: drain it after that"
                                                : "cannot be drained: the daemon is out of memory");
                 return 0;
         }
-        log_notice("session %" PRIu64 " (uid %u, pid %d): device '%s' is to be drained%s", s->id,
+        log_notice("session %" PRIu64 " (uid %u, pid %d): drain of device '%s' requested%s", s->id,
                    (unsigned)s->who.uid, (int)s->who.pid, d->config->id,
-                   was_draining ? ", as it is already" : "");
+                   was_draining ? "; it is already draining or drained" : "");
         session_done(s, r->id);
         if (!was_draining)
                 tell_all_draining(s->broker, d, false);
@@ -452,12 +453,12 @@ int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_wh
                 return 0;
         if (s->resumes) {
                 refuse_device(s, r->id, s->resumes, -EBUSY,
-                              "is being resumed for this session: one at a time");
+                              "is being resumed for this session: only one resume per session at a time");
                 return 0;
         }
         s->resumes = d;
         s->resume_id = r->id;
-        log_notice("session %" PRIu64 " (uid %u, pid %d): device '%s' is to be resumed", s->id,
+        log_notice("session %" PRIu64 " (uid %u, pid %d): resume of device '%s' requested", s->id,
                    (unsigned)s->who.uid, (int)s->who.pid, d->config->id);
         result = drain_resume(s->broker, d, drain_is_resumed);
         if (result == 0)
@@ -466,9 +467,9 @@ int handle_resume(struct session *s, const Bfcd__Request *r, const char **ret_wh
         snprintf(sentence, sizeof(sentence), "is not drained: it is %s%s", drain_state(d),
                  d->is_lost ? "; drain it first" : "");
         refuse_device(s, r->id, d, result,
-                      result == -EBUSY    ? "is being resumed already"
-                      : result == -ENODEV ? "is lost and still held, so it cannot be opened anew: wait until "
-                                            "it is drained"
+                      result == -EBUSY    ? "is already being resumed"
+                      : result == -ENODEV ? "is lost and still in use, so it cannot be opened again: "
+                                            "wait until it is drained"
                                           : sentence);
         return 0;
 }

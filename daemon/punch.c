@@ -65,7 +65,7 @@ static void punch_lose_helper(struct punch *p)
         if (p->helper.pid > 0 && waitpid(p->helper.pid, &status, WNOHANG) == p->helper.pid)
                 log_limited(&p->log, LOG_LEVEL_WARNING,
                             "the process 'bfcd-punch' (pid %d), which returns host memory to the kernel, "
-                            "ended %s %d: another one is started",
+                            "ended %s %d: bfcd starts it again",
                             (int)p->helper.pid, WIFSIGNALED(status) ? "by signal" : "with status",
                             WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
         host_punch_leave(&p->helper);
@@ -82,8 +82,8 @@ static void punch_start_helper(struct punch *p)
                 return;
         }
         log_limited(&p->log, LOG_LEVEL_ERROR,
-                    "no process can be started that returns host memory to the kernel: %s; what was freed "
-                    "stays charged until then",
+                    "the process 'bfcd-punch', which returns host memory to the kernel, could not be "
+                    "started: %s; freed memory stays charged until it runs",
                     strerror(-r));
         p->retry_ms = clock_ms() + RETRY_MS;
 }

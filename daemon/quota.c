@@ -250,7 +250,7 @@ static int quota_restore_arena(struct quota *q, const struct quota_options *from
         uint64_t missing;
         int r;
 
-        *from->ret_why = "its extents cannot be of that size";
+        *from->ret_why = "extents of this size are not supported";
         if (!arena_grid_is_valid(&grid, device_granularity(q->partition->device)))
                 return -EBADMSG;
         q->index = from->index;
@@ -1078,12 +1078,11 @@ static void quota_explain_extent(const struct quota_request *refused, char *buf,
         const struct partition *p = q->partition;
 
         snprintf(buf, n_buf,
-                 "a block of %" PRIu64
-                 " bytes does not fit in one extent of tenant '%s' in '%s', which has at most "
-                 "%" PRIu64 " bytes: ask for less, or raise the limit to %s or more%s",
+                 "a block of %" PRIu64 " bytes does not fit in one extent of tenant '%s' in '%s', which "
+                 "has at most %" PRIu64 " bytes: request less, or raise the limit to %s or more%s",
                  refused->n_bytes, q->tenant, p->name, arena_max_in_extent(q->arena),
                  NUMBER_SIZE(arena_limit_for_extent(refused->n_bytes, device_granularity(p->device))),
-                 p->is_cuda ? ", or set 'share: cuda-ipc', with which every block lies in one extent" : "");
+                 p->is_cuda ? ", or set 'share: cuda-ipc', where every block is in one extent" : "");
 }
 
 /* The partition is full, or promised to others. */
@@ -1098,13 +1097,12 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
         int n;
 
         if (quota_is_impossible(q, refused->n_bytes)) {
-                snprintf(
-                        buf, n_buf,
-                        "partition '%s' has never room for that: asked %s, tenant '%s' can have %s, since %s of %s "
-                        "are guaranteed to other tenants",
-                        q->partition->name, NUMBER_SIZE(refused->n_bytes), q->tenant,
-                        NUMBER_SIZE(p->limit_bytes - (p->reserve_bytes - a->reserve_bytes)),
-                        NUMBER_SIZE(p->reserve_bytes - a->reserve_bytes), NUMBER_SIZE(p->limit_bytes));
+                snprintf(buf, n_buf,
+                         "partition '%s' can never serve this request: asked %s, tenant '%s' can have at "
+                         "most %s, because %s of %s are guaranteed to other tenants",
+                         q->partition->name, NUMBER_SIZE(refused->n_bytes), q->tenant,
+                         NUMBER_SIZE(p->limit_bytes - (p->reserve_bytes - a->reserve_bytes)),
+                         NUMBER_SIZE(p->reserve_bytes - a->reserve_bytes), NUMBER_SIZE(p->limit_bytes));
                 return;
         }
         arena_read_stats(q->arena, &stats);
@@ -1117,7 +1115,7 @@ static void quota_explain_partition(const struct quota_request *refused, char *b
                 NUMBER_SIZE(a->limit_bytes), NUMBER_SIZE(q->bytes_in_use),
                 NUMBER_SIZE(stats.largest_free_block_bytes));
         if (claims > 0 && n > 0 && (size_t)n < n_buf)
-                snprintf(buf + n, n_buf - (size_t)n, "; earlier requests of others wait for %s",
+                snprintf(buf + n, n_buf - (size_t)n, "; earlier requests of other tenants wait for %s",
                          NUMBER_SIZE(claims));
 }
 
@@ -1149,17 +1147,15 @@ void quota_explain(const struct quota_request *refused, int error, char *buf, si
         const struct quota *q = refused->quota;
 
         if (error == -EBUSY)
-                snprintf(
-                        buf, n_buf,
-                        "device '%s' of partition '%s' is being drained by an operator: it gives no new memory "
-                        "until it is resumed",
-                        q->partition->device_id, q->partition->name);
+                snprintf(buf, n_buf,
+                         "device '%s' of partition '%s' is drained by an operator: it serves no new "
+                         "memory until it is resumed",
+                         q->partition->device_id, q->partition->name);
         else if (error == -ENODEV)
-                snprintf(
-                        buf, n_buf,
-                        "device '%s' of partition '%s' is lost, with its memory, until an operator drains and "
-                        "resumes it or restarts the daemon",
-                        q->partition->device_id, q->partition->name);
+                snprintf(buf, n_buf,
+                         "device '%s' of partition '%s' is lost, and so is its memory; an operator must "
+                         "drain and resume it, or restart the daemon",
+                         q->partition->device_id, q->partition->name);
         else if (error == -EINVAL)
                 quota_explain_extent(refused, buf, n_buf);
         else if (error == -EDQUOT)
@@ -1185,7 +1181,7 @@ int quota_check(const struct quota *q, const char **ret_why)
         if (r < 0)
                 return r;
         if (q->kept_until_ms != 0 && (q->keep_bytes == 0 || q->is_removed || q->partition->is_draining)) {
-                *ret_why = "memory is kept that may not be";
+                *ret_why = "memory is kept although keep does not allow it";
                 return -EBADMSG;
         }
         if (q->is_releasing != (arena_retiring_bytes(q->arena) > 0) ||

@@ -142,11 +142,11 @@ static void reload_log(const struct reload_result *result, const char *path)
                 return;
         if (result->failed) {
                 log_lines(LOG_LEVEL_WARNING, "reload: ", result->errors);
-                log_warning("reload: %s was not put in force, and nothing has changed", path);
+                log_warning("reload: %s was rejected; the configuration is unchanged", path);
         } else {
                 log_lines(LOG_LEVEL_NOTICE, "reload: ", result->changes);
-                log_notice("reload: %s is in force%s", path,
-                           result->changes[0] ? "" : "; nothing has changed");
+                log_notice("reload: %s was applied%s", path,
+                           result->changes[0] ? "" : "; it contains no changes");
         }
 }
 
@@ -267,7 +267,8 @@ static size_t split_lines(char *lines, char **ret_sentences, char *more, size_t 
                 lines += n_line + !is_last;
         }
         if (n_left > 0) {
-                snprintf(more, n_more, "and %zu more; the daemon's log has all, unless it was a dry run",
+                snprintf(more, n_more,
+                         "and %zu more lines; except for a dry run, the daemon's log has all of them",
                          n_left);
                 ret_sentences[n++] = more;
         }
@@ -318,7 +319,8 @@ static bool reload_take(struct session *s, const Bfcd__Request *r, struct sessio
         if (result < 0) {
                 own->request.texts = config_text_free(own->request.texts);
                 session_refuse(s, r->id, result,
-                               result == -EINVAL ? "only a dry run takes a file: the daemon loads its own"
+                               result == -EINVAL ? "only a dry run accepts a file: a reload reads the "
+                                                   "daemon's own file"
                                : result == -EFBIG
                                        ? "the configuration is too large: a file has at most 1 MiB, all "
                                          "files together 4 MiB"
@@ -341,12 +343,11 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
 
         (void)ret_why;
         if (!s->admin) {
-                session_refuse(s, r->id, -EACCES,
-                               "the configuration is reloaded by operators, on the admin socket");
+                session_refuse(s, r->id, -EACCES, "reload is only for operators: use the admin socket");
                 return 0;
         }
         if (!reloads) {
-                session_refuse(s, r->id, -EINVAL, "this daemon has no file to read again");
+                session_refuse(s, r->id, -EINVAL, "this daemon has no configuration file to reload");
                 return 0;
         }
         if (!own)
@@ -356,7 +357,8 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
                 return 0;
         }
         if (own->request.is_asked) {
-                session_refuse(s, r->id, -EBUSY, "this session's previous reload has not ended");
+                session_refuse(s, r->id, -EBUSY,
+                               "a reload of this session is still running: wait until it is done");
                 return 0;
         }
         if (!reload_take(s, r, own))
@@ -366,8 +368,8 @@ int reload_handle(struct session *s, const Bfcd__Request *r, const char **ret_wh
                                                      .done = session_reloaded },
                                         .session = s,
                                         .id = r->id };
-        log_notice("session %" PRIu64 " (uid %u): reload asked for%s", s->id, (unsigned)s->who.uid,
-                   r->reload->dry_run ? ", as a dry run" : "");
+        log_notice("session %" PRIu64 " (uid %u): reload requested%s", s->id, (unsigned)s->who.uid,
+                   r->reload->dry_run ? " (dry run)" : "");
         reload_ask(reloads, &own->request);
         return 0;
 }

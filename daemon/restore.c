@@ -189,8 +189,8 @@ static void describe(struct session *s, const struct ledger_session *record)
         s->takes_trims = (record->capabilities & BFCD__CAPABILITY__CAPABILITY_TRIM) != 0;
         s->takes_drains = (record->capabilities & BFCD__CAPABILITY__CAPABILITY_DRAIN) != 0;
         if (has_lost_a_quota(s->broker, record->tenant, record->quotas_end))
-                s->refusal = "memory that it could use is not there any more: its arena was closed when the "
-                             "daemon was started anew; the daemon's log says why";
+                s->refusal = "memory of this session was lost: its arena was closed when the daemon "
+                             "restarted; see the daemon's log for the cause";
         s->may_return = !s->refusal && record->start_time != 0 &&
                         (record->capabilities & BFCD__CAPABILITY__CAPABILITY_RETURN) != 0;
 }
@@ -347,7 +347,8 @@ int session_restore_all(struct broker *b)
         b->remains = remains_free(b->remains);
         settle_quotas(b);
         b->taken_ns += clock_ns() - began_ns;
-        log_notice("%zu sessions, %" PRIu32 " blocks, %" PRIu64 " bytes taken over in %.1f ms; %zu awaited",
+        log_notice("%zu sessions, %" PRIu32 " blocks, %" PRIu64 " bytes restored after restart in %.1f "
+                   "ms; %zu sessions suspended",
                    b->n_client_sessions, b->taken_blocks, b->taken_bytes, (double)b->taken_ns / 1e6,
                    b->n_awaited);
         if (b->n_client_sessions == 0) /* nothing that a further start could spoil */
@@ -406,23 +407,23 @@ static const char *find_impostor(const struct session *kept, const struct creden
 
         *ret_kind = 0;
         if (who->uid != was->uid)
-                return "it is another user's";
+                return "it belongs to another user";
         *ret_kind = 1;
         if (who->pid != was->pid || was->pid <= 0)
-                return "it is another process's";
+                return "it belongs to another process";
         *ret_kind = 2;
         if (who->start_time != was->start_time || was->start_time == 0)
-                return "it was of a process that had this pid before";
+                return "it belongs to an earlier process with the same pid";
         *ret_kind = 3;
-        return is_secret(kept, secret) ? NULL : "the secret is wrong";
+        return is_secret(kept, secret) ? NULL : "wrong secret";
 }
 
 static void refuse_return(struct session *s, const Bfcd__Request *r, int error, size_t kind, const char *why,
                           const char *sentence)
 {
         log_limited(log_limit_of_user(&s->broker->return_logs[kind], s->who.uid), LOG_LEVEL_NOTICE,
-                    "session %" PRIu64 ", for which uid %u, pid %d came back, is refused: %s",
-                    r->hello->session_id, (unsigned)s->who.uid, (int)s->who.pid, why);
+                    "session %" PRIu64 ": resume by uid %u, pid %d refused: %s", r->hello->session_id,
+                    (unsigned)s->who.uid, (int)s->who.pid, why);
         session_refuse(s, r->id, error, sentence);
 }
 
@@ -434,17 +435,18 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
         size_t kind;
 
         if (!kept) {
-                refuse_return(s, r, -ESTALE, 4, "this daemon does not keep it",
-                              "the daemon began anew and does not keep this session, or it has ended");
+                refuse_return(s, r, -ESTALE, 4, "the daemon has no suspended session with this number",
+                              "the daemon has no suspended session with this number: it ended, or the "
+                              "daemon restarted without it");
                 return NULL;
         }
         why = find_impostor(kept, &s->who, &r->hello->secret, &kind);
         if (why) {
-                refuse_return(s, r, -EACCES, kind, why, "this session is not this process's");
+                refuse_return(s, r, -EACCES, kind, why, "this session belongs to another process");
                 return NULL;
         }
         if (kept->eviction) {
-                refuse_return(s, r, -EIDRM, 4, "an operator evicted it", kept->eviction);
+                refuse_return(s, r, -EIDRM, 4, "evicted by an operator", kept->eviction);
                 return NULL;
         }
         if (kept->refusal) {
@@ -452,12 +454,12 @@ static struct session *find_own(struct session *s, const Bfcd__Request *r)
                 return NULL;
         }
         if (!kept->may_return || kept->n_homecomings == MAX_HOMECOMINGS) {
-                refuse_return(s, r, -ESTALE, 4, "it has hung up, or never was one that could",
-                              "this session is one that cannot come back");
+                refuse_return(s, r, -ESTALE, 4, "it disconnected before, or it does not support resume",
+                              "this session cannot be resumed");
                 return NULL;
         }
         if (kept->state == SESSION_RETURNING) {
-                session_refuse(s, r->id, -EAGAIN, "this session is coming back on another connection");
+                session_refuse(s, r->id, -EAGAIN, "this session is being resumed on another connection");
                 return NULL;
         }
         return kept;
@@ -512,7 +514,8 @@ int homecoming_hello(struct session *s, const Bfcd__Request *r)
         h = homecoming_new(kept);
         if (!h || join_again(kept, &kept->shares[share]) < 0 || session_open_events(s, r, &fd) < 0) {
                 free(h);
-                session_refuse(s, r->id, -ENOMEM, "the daemon has no memory or no fds left: try again");
+                session_refuse(s, r->id, -ENOMEM,
+                               "the daemon is out of memory or file descriptors: try again");
                 return 0;
         }
         s->ops->take_over(s->userdata, kept);
@@ -524,7 +527,7 @@ int homecoming_hello(struct session *s, const Bfcd__Request *r)
         kept->broker->n_awaited--;
         session_grant(kept, r, fd);
         session_greet(kept, r, share, fd);
-        log_debug("session %" PRIu64 " comes back", kept->id);
+        log_debug("session %" PRIu64 " is being resumed", kept->id);
         return 0;
 }
 
@@ -566,9 +569,9 @@ static const char *name_stale_extent(const struct broker *b, uint64_t id)
         const struct kept_record *found = bsearch(&key, b->kept, b->n_kept, sizeof(key), kept_record_compare);
 
         if (id == 0 || id >= b->extents_end)
-                return "it came back with an extent that it was never given";
+                return "the resumed client listed an extent that never existed";
         if (found && extent_is_there(b, id, found->index))
-                return "it came back with an extent that is not its own";
+                return "the resumed client listed an extent of another session";
         return NULL;
 }
 
@@ -579,7 +582,7 @@ static const char *name_extent(struct session *s, uint64_t id)
         if (!e)
                 return name_stale_extent(s->broker, id);
         if (e->is_named)
-                return "it came back with an extent twice";
+                return "the resumed client listed an extent twice";
         e->is_named = true;
         return NULL;
 }
@@ -592,11 +595,11 @@ static const char *name_shared(struct session *s, uint32_t index, uint32_t count
         struct ledger_hold *hold = at == LEDGER_NONE ? NULL : ledger_hold_at(l, at);
 
         if (!hold)
-                return "it came back with a shared block that it does not have";
+                return "the resumed client listed a shared block that it has not attached";
         if (hold->links.n_in_delivery < hold->count)
-                return "it came back with a shared block twice";
+                return "the resumed client listed a shared block twice";
         if (count == 0 || count > hold->count)
-                return "it came back with a shared block more often than it has it";
+                return "the resumed client listed more references to a shared block than it has";
         hold->links.n_in_delivery = hold->count - count;
         return NULL;
 }
@@ -610,9 +613,9 @@ static const char *name_block(struct session *s, uint64_t id)
         if (block && block->shared != LEDGER_NONE && holds_find(&s->holds, block->shared) != LEDGER_NONE)
                 return name_shared(s, index, 1); /* it does not know yet that it has published it */
         if (!block || block->session != s->index)
-                return "it came back with a block that is not its own, or that it has freed";
+                return "the resumed client listed a block that it has freed or never had";
         if (block->links.in_delivery == s->homecoming->number)
-                return "it came back with a block twice";
+                return "the resumed client listed a block twice";
         block->links.in_delivery = s->homecoming->number;
         return NULL;
 }
@@ -639,7 +642,7 @@ int homecoming_held(struct session *s, const Bfcd__Request *r, const char **ret_
         const char *why = NULL;
 
         if (s->state != SESSION_RETURNING || h->stage != STAGE_NAMING) {
-                *ret_why = "it said what it holds, and is not coming back";
+                *ret_why = "the client sent a list of its memory outside a resume";
                 return -EPROTO;
         }
         for (size_t i = 0; !why && i < held->n_extent_ids; i++)
@@ -799,9 +802,8 @@ static void finish(struct session *s)
         s->may_return = false;
         s->has_returned = true;
         log_limited(&s->tenant->return_log, LOG_LEVEL_INFO,
-                    "session %" PRIu64
-                    " is back: tenant '%s', uid %u, pid %d, %s; %zu blocks were freed that it "
-                    "does not have",
+                    "session %" PRIu64 " resumed: tenant '%s', uid %u, pid %d, %s; %zu blocks freed that "
+                    "the client did not list",
                     s->id, s->tenant->name, (unsigned)s->who.uid, (int)s->who.pid, s->name, h->n_freed);
         session_done(s, h->request_id);
         retire_begin_late(s, h->has_events);
@@ -819,7 +821,7 @@ int homecoming_settle(struct session *s, size_t n, const char **ret_why)
 
         assert(session_is_settling(s));
         if (h->stage == STAGE_CHECK && settle_check(s, &looks) < 0) {
-                *ret_why = "it came back with a block, and without an extent in which that lies";
+                *ret_why = "the resumed client listed a block without an extent of this block";
                 return -EPROTO;
         }
         if (h->stage == STAGE_BLOCKS)

@@ -221,7 +221,7 @@ int retire_confirm(struct session *s, uint64_t sequence, const char **ret_why)
         if (r->sequence == sequence)
                 break;
         if (!r || sequence == 0) {
-                *ret_why = "it confirmed a Retire that was not sent, or confirmed before";
+                *ret_why = "the client confirmed a Retire that was not sent or was already confirmed";
                 return -EPROTO;
         }
         for (size_t i = 0; i < r->n_exports; i++)
@@ -259,15 +259,13 @@ void retire_end(struct session *s)
                 retirement_free(r);
 }
 
-/* It may be busy, it may be stuck: only its process knows when memory is let go of. */
+/* Busy or stuck: only the client's process knows when it unmaps the memory. */
 static void retire_is_late(struct session *s)
 {
-        log_limited(
-                &s->tenant->late_log, LOG_LEVEL_WARNING,
-                "session %" PRIu64
-                " (uid %u, pid %d): it did not let go of memory within timeouts.release; what it was told "
-                "to let go of stays charged to tenant '%s' until it does",
-                s->id, (unsigned)s->who.uid, (int)s->who.pid, s->tenant->name);
+        log_limited(&s->tenant->late_log, LOG_LEVEL_WARNING,
+                    "session %" PRIu64 " (uid %u, pid %d): the client did not unmap memory within "
+                    "timeouts.release; this memory stays charged to tenant '%s' until it does",
+                    s->id, (unsigned)s->who.uid, (int)s->who.pid, s->tenant->name);
         retire_silence(s);
 }
 
@@ -282,7 +280,8 @@ void retire_tick(struct broker *b, uint64_t now_ms)
                         retire_is_late(s);
                 } else {
                         retire_end(s);
-                        s->ops->abort(s->userdata, "it takes no events, so it cannot let go of memory");
+                        s->ops->abort(s->userdata, "the client has no events socket, so it cannot be "
+                                                   "told to unmap memory");
                 }
         }
 }
@@ -294,14 +293,14 @@ static const char *check_retirement(const struct retirement *r)
         struct ledger *ledger = r->session->broker->ledger;
 
         if (r->session->state != SESSION_LIVE)
-                return "a session that is over is to confirm a Retire";
+                return "an ended session has a Retire to confirm";
         if (r->n_exports == 0)
-                return "a Retire is about nothing";
+                return "a Retire has no exports";
         for (size_t i = 0; i < r->n_exports; i++) {
                 const struct ledger_export *x = ledger_export_at(ledger, r->exports[i]);
 
                 if (x->session != r->session->index)
-                        return "a session is to let go of what another one has";
+                        return "a Retire contains another session's export";
         }
         return NULL;
 }
@@ -317,9 +316,9 @@ static const char *check_session(const struct session *s)
         TAILQ_FOREACH(r, &s->retire.open, of_session)
         {
                 if (r->sequence != 0 && (unsent || r->sequence <= last))
-                        return "a session's Retires are not in order";
+                        return "a session's Retires are not in sequence";
                 if (r->has_deadline == (s->has_events && s->retire.silent))
-                        return "a Retire has a deadline and is late, or has none and is not";
+                        return "a Retire's deadline does not match its late state";
                 why = check_retirement(r);
                 if (why)
                         return why;
@@ -328,7 +327,7 @@ static const char *check_session(const struct session *s)
                 n_open += !unsent;
         }
         if (n_open != s->retire.n_open || n_open > RETIRE_MAX_OPEN)
-                return "a session has not as many open Retires as it says";
+                return "a session's count of open Retires is wrong";
         return NULL;
 }
 

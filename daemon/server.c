@@ -209,14 +209,15 @@ static const char *listener_trouble(int r)
 {
         switch (r) {
         case -EADDRINUSE:
-                return "another daemon serves it";
+                return "another daemon listens on it";
         case -ENOTSOCK:
-                return "there is a file that is no socket; move it, or choose another path";
+                return "a file that is not a socket has this path; move it, or choose another path";
         case -EDESTADDRREQ:
-                return "the service manager hands over another one; make ListenStream= of the socket unit and "
-                       "the configuration agree";
+                return "the service manager passed a socket with another path; ListenStream= of the "
+                       "socket unit and the configuration must agree";
         case -EPERM:
-                return "its group is not the daemon's to give; add it to SupplementaryGroups= of the service";
+                return "the daemon is not a member of its group; add the group to SupplementaryGroups= of "
+                       "the service";
         default:
                 return strerror(-r);
         }
@@ -239,7 +240,7 @@ static bool is_shortage(int r)
 /* Waiting for the socket would return at once, for ever. */
 static void listener_pause(struct listener *l, const char *why)
 {
-        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "no connection can be taken for %u ms: %s",
+        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "no connection is accepted for %u ms: %s",
                     SERVER_PAUSE_MS, why);
         uv_poll_stop(&l->poll);
         uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
@@ -261,8 +262,8 @@ static int listener_take(struct listener *l)
         int fd, r;
 
         if (closer_n_waiting() >= SERVER_MAX_CLOSING) {
-                listener_pause(l, "too many ended connections wait to be closed, because the file "
-                                  "descriptors that their clients sent take long to close");
+                listener_pause(l, "too many ended connections are not closed yet, because file "
+                                  "descriptors sent by their clients are slow to close");
                 return 1;
         }
         fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -284,8 +285,8 @@ static int listener_take(struct listener *l)
                 return 1;
         }
         if (r < 0 && r != -EUSERS && r != -ECONNABORTED)
-                log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "a connection could not be taken: %s",
-                            strerror(-r));
+                log_limited(&l->server->failure_log, LOG_LEVEL_ERROR,
+                            "a connection could not be accepted: %s", strerror(-r));
         return r;
 }
 
@@ -493,7 +494,7 @@ static void on_hangup_done(struct reload_request *request, const struct reload_r
 
 static void server_hang_up(struct server *s)
 {
-        log_notice("SIGHUP: the configuration is read again");
+        log_notice("SIGHUP: reloading the configuration");
         if (s->hangup.is_asked) {
                 s->hung_up_again = true;
                 return;
@@ -531,7 +532,7 @@ static void on_signal(uv_signal_t *handle, int number)
         }
         s->is_ending = true;
         log_notice("%s: %s %zu sessions", number == SIGTERM ? "SIGTERM" : "SIGINT",
-                   store_keeps(s->broker->store) ? "leaving to the next daemon" : "ending",
+                   store_keeps(s->broker->store) ? "suspending for the next daemon" : "ending",
                    s->broker->n_sessions);
         uv_stop(&s->loop);
 }
@@ -640,7 +641,8 @@ static int server_keep_sessions(struct server *s, char *ret_sentence, size_t n_s
                 if (s->broker->sessions[i])
                         r = connection_keep(&s->host, s->broker->sessions[i]);
         if (r < 0)
-                snprintf(ret_sentence, n_sentence, "sessions could not be taken over: %s", strerror(-r));
+                snprintf(ret_sentence, n_sentence,
+                         "the sessions of the previous daemon could not be restored: %s", strerror(-r));
         server_wake(s);
         return r;
 }
@@ -662,7 +664,7 @@ int server_listen(struct server *s, struct broker *b, const struct config *c, st
                 if (r == 0)
                         r = uv_poll_init(&s->loop, &l->poll, l->fd);
                 if (r < 0) {
-                        snprintf(ret_sentence, n_sentence, "socket %s cannot be served: %s", sockets[i]->path,
+                        snprintf(ret_sentence, n_sentence, "cannot listen on socket %s: %s", sockets[i]->path,
                                  listener_trouble(r));
                         return r;
                 }
@@ -688,9 +690,9 @@ int server_run(struct server *s, void (*ready)(void))
                 uv_poll_stop(&s->listeners[i].poll);
         if (store_keeps(s->broker->store)) {
                 broker_prepare_leave(s->broker);
-                connection_leave_all(&s->host, "the daemon is started anew");
+                connection_leave_all(&s->host, "the daemon restarts");
         } else {
-                connection_drop_all(&s->host, "the daemon ends");
+                connection_drop_all(&s->host, "the daemon exits");
         }
         server_end_reloads(s);
         (void)accounting_tick(s->broker, clock_ms(), true);

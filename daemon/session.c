@@ -337,7 +337,7 @@ static bool session_deliver_first(struct session *s)
                 return false;
         if (r < 0) {
                 session_undeliver(s, d, -ENOMEM,
-                                  r == -EMFILE ? "the daemon has no fds left to share memory with"
+                                  r == -EMFILE ? "the daemon has no file descriptors left to share memory"
                                                : "the daemon's table of exports is full");
                 return true;
         }
@@ -375,7 +375,7 @@ bool session_refuses_delivery(struct session *s, uint64_t id)
         if (s->n_deliveries < SESSION_MAX_DELIVERIES)
                 return false;
         snprintf(sentence, sizeof(sentence),
-                 "%zu blocks of this session wait until it acknowledges extents; at most %u may",
+                 "too many blocks of this session wait for acknowledgements of extents: %zu of at most %u",
                  s->n_deliveries, SESSION_MAX_DELIVERIES);
         session_refuse(s, id, -EDQUOT, sentence);
         return true;
@@ -464,20 +464,21 @@ static void session_refuse_malloc(struct session *s, uint64_t id, const struct q
 
         if (device_failed && (error == -EXFULL || error == -ECOMM))
                 snprintf(sentence, sizeof(sentence),
-                         "memory for %" PRIu64 " bytes could not be kept for a restart of the daemon: %s",
+                         "a block of %" PRIu64 " bytes was refused, because its memory would not survive "
+                         "a restart of the daemon: %s",
                          refused->n_bytes,
-                         error == -EXFULL ? "the service manager's store is full"
-                                          : "the service manager does not take it");
+                         error == -EXFULL ? "the service manager's fd store is full"
+                                          : "the service manager does not store its file descriptor");
         else if (device_failed && error == -ECANCELED)
                 snprintf(sentence, sizeof(sentence),
-                         "no memory is allocated for %" PRIu64
+                         "no new memory is allocated for a block of %" PRIu64
                          " bytes: the kernel killed a process for lack of memory while the previous daemon "
                          "allocated memory for tenant '%s' in partition '%s'; try again in %" PRIu64 " s",
                          refused->n_bytes, refused->quota->tenant, refused->quota->partition->name,
                          quota_growth_pause_ms(refused->quota) / 1000 + 1);
         else if (device_failed)
                 snprintf(sentence, sizeof(sentence),
-                         "device '%s' could not make the memory for %" PRIu64 " bytes: %s",
+                         "device '%s' could not allocate memory for a block of %" PRIu64 " bytes: %s",
                          refused->quota->partition->device_id, refused->n_bytes, device_error(error));
         else
                 quota_explain(refused, error, sentence, sizeof(sentence));
@@ -525,7 +526,8 @@ int session_join(struct session *s, struct session_share *share, uint64_t id)
         r = quota_join(share->quota);
         if (r == -ENOENT) {
                 snprintf(sentence, sizeof(sentence),
-                         "tenant '%s' has no quota in partition '%s' any more: the configuration was changed",
+                         "tenant '%s' no longer has a quota in partition '%s': the configuration was "
+                         "changed",
                          s->tenant->name, share->quota->partition->name);
                 session_refuse(s, id, r, sentence);
                 return r;
@@ -569,27 +571,29 @@ static bool session_refuses_malloc(struct session *s, uint64_t id, const Bfcd__M
         char sentence[SESSION_SENTENCE_BYTES];
 
         if (s->admin) {
-                session_refuse(s, id, -EACCES, "the admin socket hands out no memory: use the client socket");
+                session_refuse(s, id, -EACCES, "the admin socket serves no memory: use the client socket");
                 return true;
         }
         if (m->partition >= s->n_shares) {
-                session_refuse(s, id, -ENOENT, "no such partition: the hello's reply lists those there are");
+                session_refuse(s, id, -ENOENT,
+                               "no such partition: the reply to the hello lists all partitions");
                 return true;
         }
         if (m->n_bytes == 0) {
-                session_refuse(s, id, -EINVAL, "0 bytes were asked for; the smallest block has 1");
+                session_refuse(s, id, -EINVAL, "the request is for 0 bytes; the smallest block has 1 byte");
                 return true;
         }
         if ((m->flags & ~MALLOC_FLAGS) != 0) {
                 snprintf(sentence, sizeof(sentence),
-                         "the flags 0x%" PRIx64
-                         " have bits that this daemon does not know: it knows 0x%" PRIx64,
+                         "the flags 0x%" PRIx64 " have bits that this daemon does not support; it "
+                         "supports 0x%" PRIx64,
                          m->flags, MALLOC_FLAGS);
                 session_refuse(s, id, -EINVAL, sentence);
                 return true;
         }
         if (!tag_is_valid(m->tag)) {
-                session_refuse(s, id, -EINVAL, "a tag has at most 31 bytes of printable ASCII");
+                session_refuse(s, id, -EINVAL,
+                               "the tag is not valid: it has at most 31 bytes of printable ASCII");
                 return true;
         }
         return false;
@@ -686,7 +690,7 @@ static int handle_cancel(struct session *s, const Bfcd__Request *r, const char *
         (void)ret_why;
         if (!session_withdraw_malloc(s, id) && !shared_withdraw_attach(s, id))
                 return 0;
-        session_refuse(s, id, -ECANCELED, "the client has withdrawn this request");
+        session_refuse(s, id, -ECANCELED, "the client cancelled this request");
         s->ops->resume(s->userdata);
         return 0;
 }
@@ -716,7 +720,8 @@ static int handle_free(struct session *s, const Bfcd__Request *r, const char **r
         (void)ret_why;
         if (!session_gives_back(s, index)) {
                 snprintf(sentence, sizeof(sentence),
-                         "block %" PRIu64 " is not held by this session: freed already, or never given to it",
+                         "block %" PRIu64 " does not belong to this session: already freed, or never "
+                         "allocated by it",
                          id);
                 session_refuse(s, r->id, -EINVAL, sentence);
                 return 0;
@@ -732,9 +737,9 @@ static const char *split_fault(const struct session *s, uint32_t index, uint64_t
                 index != LEDGER_NONE ? ledger_block_at(s->broker->ledger, index) : NULL;
 
         if (!block || block->session != s->index || block->links.in_delivery)
-                return "it is not held by this session, or it is shared";
+                return "it does not belong to this session, or it is shared";
         if (at == 0 || at % BFC_GRANULE != 0 || at >= block->n_bytes)
-                return "the place is not a multiple of 256 bytes inside it";
+                return "the offset is not a multiple of 256 bytes inside the block";
         return NULL;
 }
 
@@ -779,7 +784,7 @@ static int handle_split(struct session *s, const Bfcd__Request *r, const char **
                          fault ? fault
                          : error == -EDQUOT
                                  ? "the tenant's max_blocks in the partition does not hold the parts"
-                                 : "the daemon has no memory or no record for one more block");
+                                 : "the daemon is out of memory or block records");
                 session_refuse(s, r->id, error, sentence);
                 return 0;
         }
@@ -852,7 +857,7 @@ static bool ack_is_valid(const struct session *s, const Bfcd__Ack *ack)
 static int handle_ack(struct session *s, const Bfcd__Request *r, const char **ret_why)
 {
         if (!ack_is_valid(s, r->ack)) {
-                *ret_why = "it acknowledged extents that are not on their way";
+                *ret_why = "the client acknowledged extents that were not sent";
                 return -EPROTO;
         }
         while (s->acked_sequence < r->ack->sequence)
@@ -870,7 +875,7 @@ static struct session_share *session_find_quota(struct session *s, uint64_t id, 
 {
         if (!s->admin && partition < s->n_shares)
                 return &s->shares[partition];
-        session_refuse(s, id, -ENOENT, "no such partition: the hello's reply lists those there are");
+        session_refuse(s, id, -ENOENT, "no such partition: the reply to the hello lists all partitions");
         return NULL;
 }
 
@@ -998,7 +1003,7 @@ static int handle_reset_peaks(struct session *s, const Bfcd__Request *r, const c
 
         (void)ret_why;
         if (!s->admin) {
-                session_refuse(s, r->id, -EACCES, "peaks are reset by operators, on the admin socket");
+                session_refuse(s, r->id, -EACCES, "reset-peaks is only for operators: use the admin socket");
                 return 0;
         }
         for (size_t i = 0; i < b->n_tenants; i++) {
@@ -1041,7 +1046,7 @@ static int handle_show_config(struct session *s, const Bfcd__Request *r, const c
         (void)ret_why;
         if (!s->admin) {
                 session_refuse(s, r->id, -EACCES,
-                               "the configuration is shown to operators, on the admin socket");
+                               "the configuration is only for operators: use the admin socket");
                 return 0;
         }
         if (r->show_config->cursor > n_text) {
@@ -1132,7 +1137,7 @@ static void session_refuse_partition(struct session *s, const Bfcd__Request *r)
         char sentence[SESSION_SENTENCE_BYTES];
 
         snprintf(sentence, sizeof(sentence),
-                 "tenant '%s' has no quota in partition '%.63s'; it has one in:", s->tenant->name,
+                 "tenant '%s' has no quota in partition '%.63s'; its partitions are:", s->tenant->name,
                  r->hello->partition);
         for (size_t i = 0; i < s->n_shares; i++) {
                 size_t used = strlen(sentence);
@@ -1284,7 +1289,8 @@ static int session_enter(struct session *s, const Bfcd__Request *r, int *ret_eve
         if (result == -ENOSPC)
                 session_refuse(s, r->id, -EDQUOT, "the daemon's table of sessions is full");
         else if (result == -EMFILE || result == -ENFILE)
-                session_refuse(s, r->id, -ENOMEM, "the daemon has no fds left for an events socket");
+                session_refuse(s, r->id, -ENOMEM,
+                               "the daemon has no file descriptors left for an events socket");
         else
                 session_refuse(s, r->id, result, strerror(-result));
         return result;
@@ -1397,7 +1403,7 @@ static void session_welcome(struct session *s, uint64_t id, size_t share, struct
                 sent = session_send_welcome(s, &reply, fds);
         }
         if (sent < 0)
-                s->ops->abort(s->userdata, "the daemon has no fds left");
+                s->ops->abort(s->userdata, "the daemon has no file descriptors left");
         else
                 order_tell_drains(s);
 out:
@@ -1422,15 +1428,16 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
         int events_fd = -1;
 
         if (s->state != SESSION_NEW) {
-                *ret_why = "it said hello twice";
+                *ret_why = "the client sent a second hello";
                 return -EPROTO;
         }
         if (++s->n_hellos > SESSION_MAX_HELLOS) {
-                *ret_why = "its hello was refused again and again";
+                *ret_why = "too many refused hellos";
                 return -EPROTO;
         }
         if (r->hello->version == 0) {
-                session_refuse(s, r->id, -EPROTO, "protocol version 0 was offered; this daemon speaks 1");
+                session_refuse(s, r->id, -EPROTO,
+                               "the client offered protocol version 0; this daemon speaks version 1");
                 return 0;
         }
         if (r->hello->session_id != 0 && !s->admin)
@@ -1444,7 +1451,7 @@ static int handle_hello(struct session *s, const Bfcd__Request *r, const char **
                 return 0;
         retire_begin(s, events_fd >= 0);
         session_greet(s, r, share, events_fd);
-        log_debug("session %" PRIu64 " began: tenant '%s', uid %u, pid %d, %s", s->id,
+        log_debug("session %" PRIu64 " started: tenant '%s', uid %u, pid %d, %s", s->id,
                   s->tenant ? s->tenant->name : "(admin)", (unsigned)s->who.uid, (int)s->who.pid, s->name);
         return 0;
 }
@@ -1483,19 +1490,19 @@ int session_handle(struct session *s, const Bfcd__Request *request, const char *
         session_handler handler = body < sizeof(handlers) / sizeof(handlers[0]) ? handlers[body] : NULL;
 
         if (!handler) {
-                *ret_why = "it sent a request without a body that this version knows";
+                *ret_why = "the client sent a request type that this version does not support";
                 return -EPROTO;
         }
         if (request->id == 0 && handler != handle_ack && handler != handle_cancel) {
-                *ret_why = "it sent a request with id 0";
+                *ret_why = "the client sent a request with id 0";
                 return -EPROTO;
         }
         if (s->state == SESSION_NEW && handler != handle_hello) {
-                *ret_why = "its first request was no hello";
+                *ret_why = "the first request of the client was not a hello";
                 return -EPROTO;
         }
         if (s->state == SESSION_RETURNING && handler != homecoming_held) {
-                *ret_why = "it came back, and asked for something before it said what it holds";
+                *ret_why = "the resumed client sent a request before the list of its memory";
                 return -EPROTO;
         }
         assert(s->state == SESSION_NEW || s->state == SESSION_LIVE || s->state == SESSION_RETURNING);
@@ -1510,7 +1517,7 @@ int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const
                 return retire_confirm(s, reply->retired->sequence, ret_why);
         if (reply->body_case == BFCD__EVENT_REPLY__BODY_TRIMMED)
                 return trim_answer(s, reply->trimmed->sequence, ret_why);
-        *ret_why = "it answered an event in a way that this version does not know";
+        *ret_why = "the client sent an event reply type that this version does not support";
         return -EPROTO;
 }
 
@@ -1696,7 +1703,7 @@ void session_stop_awaiting(struct session *s)
 
 const char *session_exit_reason(const struct session *s, const char *otherwise)
 {
-        return s->exits ? "goodbye at its exit" : otherwise;
+        return s->exits ? "goodbye at exit" : otherwise;
 }
 
 int session_hang_up(struct session *s)
@@ -1711,7 +1718,7 @@ int session_hang_up(struct session *s)
                 retire_silence(s);
         session_drop_pending(s);
         if (s->state == SESSION_NEW || session_n_held(s) == 0) {
-                session_close(s, session_exit_reason(s, "hung up"));
+                session_close(s, session_exit_reason(s, "connection closed"));
                 return 0;
         }
         s->state = SESSION_QUARANTINED;

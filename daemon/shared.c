@@ -127,7 +127,7 @@ static bool name_is_refused(struct session *s, uint64_t id, const char *text)
                         n = 0;
         if (n > 0 && n < LEDGER_NAME_BYTES)
                 return false;
-        session_refuse(s, id, -EINVAL, "a shared block's name is 1 to 63 bytes of printable ASCII");
+        session_refuse(s, id, -EINVAL, "the name of a shared block must be 1 to 63 bytes of printable ASCII");
         return true;
 }
 
@@ -244,14 +244,15 @@ static bool publish_is_refused(struct session *s, uint64_t id, const Bfcd__Publi
                         session_done(s, id); /* another process did, and its answer was lost */
                         return true;
                 }
-                snprintf(sentence, sizeof(sentence), "block %" PRIu64 " is shared already, as '%s'",
+                snprintf(sentence, sizeof(sentence), "block %" PRIu64 " is already shared as '%s'",
                          p->block_id, ledger_shared_at(l, shared)->name);
                 session_refuse(s, id, -EINVAL, sentence);
                 return true;
         }
         if (!block || block->session != s->index || block->links.in_delivery) {
                 snprintf(sentence, sizeof(sentence),
-                         "block %" PRIu64 " is not held by this session: freed already, or never given to it",
+                         "block %" PRIu64 " does not belong to this session: already freed, or never "
+                         "allocated by it",
                          p->block_id);
                 session_refuse(s, id, -EINVAL, sentence);
                 return true;
@@ -259,8 +260,8 @@ static bool publish_is_refused(struct session *s, uint64_t id, const Bfcd__Publi
         taken = name_find(s, p->name);
         if (taken && taken->shared != LEDGER_NONE) {
                 snprintf(sentence, sizeof(sentence),
-                         "tenant '%s' has a block that is shared as '%s'; the name is free again when the "
-                         "last of its %" PRIu32 " holders has let go of it",
+                         "tenant '%s' already has a block shared as '%s'; the name is free when the last "
+                         "of %" PRIu32 " sessions has detached or freed it",
                          s->tenant->name, p->name, ledger_shared_at(l, taken->shared)->links.n_holds);
                 session_refuse(s, id, -EEXIST, sentence);
                 return true;
@@ -275,7 +276,7 @@ static bool hold_is_refused(struct session *s, uint64_t id)
 
         if (ledger_session_at(s->broker->ledger, s->index)->links.n_holds < SHARED_MAX_HOLDS)
                 return false;
-        snprintf(sentence, sizeof(sentence), "a session has at most %u shared blocks, and this one has them",
+        snprintf(sentence, sizeof(sentence), "this session has %u shared blocks, the maximum",
                  SHARED_MAX_HOLDS);
         session_refuse(s, id, -EDQUOT, sentence);
         return true;
@@ -313,7 +314,7 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
 
         (void)ret_why;
         if (s->admin) {
-                session_refuse(s, r->id, -EACCES, "the admin socket has no blocks: use the client socket");
+                session_refuse(s, r->id, -EACCES, "the admin socket serves no blocks: use the client socket");
                 return 0;
         }
         if (name_is_refused(s, r->id, p->name) || publish_is_refused(s, r->id, p, index) ||
@@ -326,7 +327,8 @@ int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_w
                         name_settle(b, name);
                 session_refuse(s, r->id, -ENOMEM,
                                error == -ENOSPC
-                                       ? "the daemon's table of shared blocks, or of who has them, is full"
+                                       ? "the daemon's table of shared blocks or of their references is "
+                                         "full"
                                        : "the daemon is out of memory");
                 return 0;
         }
@@ -360,7 +362,8 @@ static int attach_count_up(struct session *s, uint64_t id, uint32_t shared, uint
                 if (r < 0) {
                         session_refuse(s, id, -ENOMEM,
                                        r == -ENOMEM ? "the daemon is out of memory"
-                                                    : "the daemon's table of holds is full");
+                                                    : "the daemon's table of references to shared "
+                                                      "blocks is full");
                         return -ENOMEM;
                 }
         } else if (ledger_hold_at(l, hold)->count == UINT32_MAX) {
@@ -385,8 +388,8 @@ static void attach_give(struct session *s, uint64_t id, uint32_t shared, const b
 
         if (!share) {
                 session_refuse(s, id, -ENOENT,
-                               "it is in a partition in which the tenant had no quota when this session "
-                               "began: connect again");
+                               "the shared block is in a partition in which the tenant had no quota "
+                               "when this session started: connect again");
                 return;
         }
         p = share->quota->partition;
@@ -448,10 +451,10 @@ static bool wait_is_refused(struct session *s, uint64_t id, const Bfcd__Attach *
         if (a->wait_ms > 0 && s->waits.n < SHARED_MAX_WAITS)
                 return false;
         if (a->wait_ms > 0)
-                snprintf(sentence, sizeof(sentence),
-                         "%u attaches of this session wait already, the most that may", SHARED_MAX_WAITS);
+                snprintf(sentence, sizeof(sentence), "this session has %u waiting attaches, the maximum",
+                         SHARED_MAX_WAITS);
         else
-                snprintf(sentence, sizeof(sentence), "tenant '%s' has no block that is shared as '%s'",
+                snprintf(sentence, sizeof(sentence), "tenant '%s' has no block shared as '%s'",
                          s->tenant->name, a->name);
         session_refuse(s, id, a->wait_ms > 0 ? -EDQUOT : -ENOENT, sentence);
         return true;
@@ -465,7 +468,7 @@ int shared_attach(struct session *s, const Bfcd__Request *r, const char **ret_wh
 
         (void)ret_why;
         if (s->admin) {
-                session_refuse(s, r->id, -EACCES, "the admin socket has no blocks: use the client socket");
+                session_refuse(s, r->id, -EACCES, "the admin socket serves no blocks: use the client socket");
                 return 0;
         }
         if (name_is_refused(s, r->id, a->name) || session_refuses_delivery(s, r->id))
@@ -556,8 +559,9 @@ static void session_expire(struct session *s, uint64_t now_ms, unsigned *budget)
                 }
                 (*budget)--;
                 wait_remove(w);
-                snprintf(sentence, sizeof(sentence), "nobody of tenant '%s' shared a block as '%s' in time",
-                         s->tenant->name, name->name);
+                snprintf(sentence, sizeof(sentence),
+                         "timeout: no process of tenant '%s' shared a block as '%s'", s->tenant->name,
+                         name->name);
                 session_refuse(s, w->request_id, -ETIMEDOUT, sentence);
                 free(w);
                 name_settle(s->broker, name);
@@ -655,19 +659,19 @@ static const char *check_shared(struct ledger *l, const struct shared_name *name
         const struct ledger_block *block;
 
         if (!shared || strcmp(shared->name, name->name) != 0)
-                return "a name is not that of its shared block";
+                return "a name does not match its shared block";
         block = ledger_block_at(l, shared->block);
         if (strcmp(ledger_quota_at(l, block->quota)->tenant, name->tenant) != 0)
-                return "a shared block is another tenant's than its name";
+                return "a shared block and its name belong to different tenants";
         for (uint32_t i = shared->links.first_hold; i != LEDGER_NONE;) {
                 const struct ledger_hold *h = ledger_hold_at(l, i);
 
                 if (strcmp(ledger_session_at(l, h->session)->tenant, name->tenant) != 0)
-                        return "a session has another tenant's shared block";
+                        return "a session has a shared block of another tenant";
                 for (uint32_t k = h->links.next_of_shared; k != LEDGER_NONE;
                      k = ledger_hold_at(l, k)->links.next_of_shared)
                         if (ledger_hold_at(l, k)->session == h->session)
-                                return "a session has two holds of one shared block";
+                                return "a session has two references to one shared block";
                 i = h->links.next_of_shared;
         }
         return NULL;
@@ -682,13 +686,13 @@ static void check_name(const void *node, VISIT visit, void *userdata)
         if ((visit != postorder && visit != leaf) || c->why)
                 return;
         if (name->shared == LEDGER_NONE && TAILQ_EMPTY(&name->waits))
-                c->why = "a name is neither shared nor waited for";
+                c->why = "a name has neither a shared block nor a waiting attach";
         if (name->is_due != (name->shared != LEDGER_NONE && !TAILQ_EMPTY(&name->waits)))
-                c->why = "a name can be served and is not due, or the other way round";
+                c->why = "a name's due state does not match its requests";
         TAILQ_FOREACH(w, &name->waits, of_name)
         {
                 if (w->name != name || w->session->state != SESSION_LIVE)
-                        c->why = "somebody waits who cannot";
+                        c->why = "a session waits that cannot wait";
                 c->n_waits++;
         }
         c->n_due += name->is_due;
@@ -706,8 +710,8 @@ static const char *check_holds(const struct session *s)
 
         for (; i != LEDGER_NONE; i = ledger_hold_at(l, i)->links.next_of_session, n++)
                 if (holds_find(&s->holds, ledger_hold_at(l, i)->shared) != i)
-                        return "a session has a hold that it does not find";
-        return n == s->holds.n ? NULL : "a session finds a hold that it does not have";
+                        return "a session's reference is not in its index";
+        return n == s->holds.n ? NULL : "a session's index has a reference that the session does not have";
 }
 
 static const char *check_session(const struct session *s)
@@ -721,11 +725,11 @@ static const char *check_session(const struct session *s)
         TAILQ_FOREACH(w, &s->waits.list, of_session)
         {
                 if (w->until_ms < s->waits.until_ms)
-                        return "somebody's time is up before the first's of his session";
+                        return "a wait has an earlier deadline than the first of its session";
                 n++;
         }
         if (n != s->waits.n || n > SHARED_MAX_WAITS || n > s->n_requests)
-                return "a session does not wait for as many names as it says";
+                return "a session's count of waits is wrong";
         return NULL;
 }
 
@@ -741,7 +745,7 @@ int shared_check(const struct broker *b, const char **ret_why)
         c.n_due--;
         ledger_count(b->ledger, &counts);
         if (!c.why && c.n_shared != counts.n_shared)
-                c.why = "there are not as many names as shared blocks";
+                c.why = "the number of names does not match the number of shared blocks";
         if (!c.why && c.n_due != 0)
                 c.why = "not all names that are due are in the list";
         for (size_t i = 0; !c.why && i < b->n_session_slots; i++) {
@@ -751,7 +755,7 @@ int shared_check(const struct broker *b, const char **ret_why)
                 c.why = check_session(b->sessions[i]);
         }
         if (!c.why && (c.n_waits != b->n_shared_waits || n_of_sessions != c.n_waits))
-                c.why = "not as many wait for names as are counted";
+                c.why = "the total count of waits is wrong";
         if (!c.why)
                 return 0;
         *ret_why = c.why;

@@ -26,8 +26,8 @@ static void on_fault(void *userdata, const struct ledger_fault *fault)
         unsigned *n = userdata;
 
         if (++*n <= MAX_FAULTS_LOGGED)
-                log_error("the ledger is damaged: %s %" PRIu32 " (id %" PRIu64
-                          "): %s; what it may have been of is closed",
+                log_error("the ledger is damaged: %s %" PRIu32 " (id %" PRIu64 "): %s; the affected quota "
+                          "is closed",
                           fault->table, fault->index, fault->id, fault->why);
 }
 
@@ -48,19 +48,19 @@ static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
         if (r == 0)
                 r = store_swap_ledger(b->store, ledger_fd(larger));
         if (r < 0) {
-                snprintf(
-                        ret_sentence, n_sentence,
-                        "the configuration needs larger tables, with which the daemon before was not begun, and "
-                        "they cannot be made: %s: lower max_blocks, max_sessions or limits to what they were",
-                        strerror(-r));
+                snprintf(ret_sentence, n_sentence,
+                         "the configuration needs larger tables than the previous daemon had, and they "
+                         "cannot be created: %s: lower max_blocks, max_sessions or limits to their "
+                         "previous values",
+                         strerror(-r));
                 ledger_free(larger);
                 return r;
         }
         ledger_free(b->ledger);
         b->ledger = larger;
         ledger_read_limits(b->ledger, &b->room);
-        log_notice("the configuration has more than the tables of the daemon before had room for: they are "
-                   "larger now, with room for %" PRIu32 " blocks",
+        log_notice("the configuration needs larger tables than the previous daemon had: they were "
+                   "enlarged, with room for %" PRIu32 " blocks",
                    b->room.n_blocks);
         return 0;
 }
@@ -76,18 +76,17 @@ static int open_ledger(struct broker *b, int fd, const struct broker_records *n,
         if (r < 0)
                 close(fd);
         if (n_faults > MAX_FAULTS_LOGGED)
-                log_error("the ledger is damaged: %u records more", n_faults - MAX_FAULTS_LOGGED);
+                log_error("the ledger is damaged: %u more records", n_faults - MAX_FAULTS_LOGGED);
         if (r == -EBADMSG) {
-                log_error("the ledger of the daemon before cannot be read: everything begins anew, and its "
-                          "sessions cannot come back");
+                log_error("the ledger of the previous daemon cannot be read: the daemon starts without "
+                          "it, and the previous sessions cannot be resumed");
                 return 0;
         }
         if (r < 0)
                 return r;
         if (*ledger_crashes(b->ledger) >= TAKEOVER_MAX_CRASHES) {
-                log_error("%" PRIu32
-                          " daemons in a row crashed with the ledger of the one before: everything "
-                          "begins anew, and its sessions cannot come back",
+                log_error("%" PRIu32 " daemons in a row crashed with the ledger of the previous daemon: "
+                          "the daemon starts without it, and the previous sessions cannot be resumed",
                           *ledger_crashes(b->ledger));
                 b->ledger = ledger_free(b->ledger);
                 return 0;
@@ -133,7 +132,7 @@ int takeover_ledger(struct broker *b, const struct broker_records *n, char *ret_
                 crash_count_in(ledger_crashes(b->ledger));
         r = store_put_ledger(b->store, ledger_fd(b->ledger));
         if (r < 0)
-                log_warning("the service manager does not keep the ledger: a restart ends all sessions: %s",
+                log_warning("the service manager does not store the ledger: a restart ends all sessions: %s",
                             strerror(-r));
         return 0;
 }
@@ -178,12 +177,10 @@ static struct quota *find_quota(const struct tenant *t, const struct partition *
 
 static void close_quota(struct broker *b, struct remains_quota *from, const char *why)
 {
-        log_error(
-                "tenant '%s' in partition '%s': %s: its arena there is closed, with %" PRIu64
-                " bytes in %zu extents and %zu blocks; they stay charged, and its sessions of before cannot "
-                "come back",
-                from->tenant, from->partition, why, from->n_bytes, from->arena.n_extents,
-                from->arena.n_blocks);
+        log_error("tenant '%s' in partition '%s': %s: its arena is closed, with %" PRIu64 " bytes in %zu "
+                  "extents and %zu blocks; these stay charged, and the previous sessions cannot be resumed",
+                  from->tenant, from->partition, why, from->n_bytes, from->arena.n_extents,
+                  from->arena.n_blocks);
         remains_close(b->remains, from);
 }
 
@@ -256,8 +253,9 @@ static int restore_quota(struct broker *b, struct tenant *t, size_t partition, s
         int r;
 
         if (limit_in(p, limit, &grid) < limit) {
-                log_warning("tenant '%s' in partition '%s': its extents were made for less than its limit of "
-                            "%" PRIu64 " bytes; until they are gone and bfcd is started again it is %" PRIu64,
+                log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
+                            "limit of %" PRIu64 " bytes; until they are released and bfcd is restarted, "
+                            "the limit is %" PRIu64 " bytes",
                             t->name, p->name, limit, limit_in(p, limit, &grid));
                 limit = limit_in(p, limit, &grid);
         }
@@ -303,8 +301,8 @@ static int takeover_quota(struct broker *b, struct tenant *t, struct remains_quo
                 return 0;
         }
         if (from->is_closed) { /* by this process or one before, which will not open it again */
-                log_error("tenant '%s' in partition '%s': its arena of before stays closed: %" PRIu64
-                          " bytes in %zu extents stay charged, and its sessions of then cannot come back",
+                log_error("tenant '%s' in partition '%s': its previous arena stays closed: %" PRIu64
+                          " bytes in %zu extents stay charged, and the previous sessions cannot be resumed",
                           from->tenant, from->partition, from->n_bytes, from->arena.n_extents);
                 return 0;
         }
@@ -313,9 +311,9 @@ static int takeover_quota(struct broker *b, struct tenant *t, struct remains_quo
                 return 0;
         }
         if (!is_there)
-                close_quota(b, from, "the configuration has no such partition any more");
+                close_quota(b, from, "the configuration no longer has this partition");
         else if (!has_all_fds(from))
-                close_quota(b, from, "the service manager does not have all of its extents");
+                close_quota(b, from, "the service manager has not stored all of its extents");
         else
                 return restore_quota(b, t, partition, from);
         return 0;
@@ -377,8 +375,8 @@ static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, si
                 r = broker_make_quota(b, t, to->partition, &options);
                 if (r < 0) {
                         snprintf(ret_sentence, n_sentence,
-                                 "tenant '%s' in partition '%s' could not be set up: %s", t->name, p->name,
-                                 device_error(r));
+                                 "the quota of tenant '%s' in partition '%s' could not be set up: %s",
+                                 t->name, p->name, device_error(r));
                         return r;
                 }
                 account_set(&find_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
@@ -480,9 +478,9 @@ static void back_quotas(struct broker *b)
 
                         if (r < 0 ||
                             (q->partition->preallocate && !q->is_removed && q->account.charged_bytes < limit))
-                                log_warning("tenant '%s' in partition '%s': of the %" PRIu64
-                                            " bytes that it has in advance there are %" PRIu64
-                                            "; the rest is made as it is asked for%s%s",
+                                log_warning("tenant '%s' in partition '%s': of its %" PRIu64
+                                            " preallocated bytes, %" PRIu64 " are allocated; the rest is "
+                                            "allocated on demand%s%s",
                                             q->tenant, q->partition->name, limit, q->account.charged_bytes,
                                             r < 0 ? ": " : "", r < 0 ? device_error(r) : "");
                 }

@@ -59,7 +59,7 @@ static void describe_match(const struct tenant *t, char *buf, size_t n_buf)
 
         append(buf, n_buf, "'%s' (", t->name);
         if (c->n_uids == 0 && c->n_gids == 0)
-                append(buf, n_buf, has_patterns && !c->names_ids ? "anybody" : "nobody");
+                append(buf, n_buf, has_patterns && !c->names_ids ? "any process" : "no process");
         for (size_t i = 0; i < c->n_uids && !is_full(buf, n_buf); i++)
                 append(buf, n_buf, "%suid %u", i ? ", " : "", (unsigned)c->uids[i]);
         for (size_t i = 0; i < c->n_gids && !is_full(buf, n_buf); i++)
@@ -115,14 +115,14 @@ struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, st
         if (who->cgroup)
                 describe_cgroup(who, ret_sentence, n_sentence);
         if (named) {
-                append(ret_sentence, n_sentence, "is not of tenant '%s'; these would match: ", name);
+                append(ret_sentence, n_sentence, "does not match tenant '%s'; its match rule is: ", name);
                 describe_match(named, ret_sentence, n_sentence);
         } else if (name[0] != '\0') {
                 append(ret_sentence, n_sentence,
-                       "asked for tenant '%.63s', which does not exist; there are: ", name);
+                       "requested tenant '%.63s', which does not exist; the tenants are: ", name);
                 describe_all(tenants, n_tenants, ret_sentence, n_sentence);
         } else {
-                append(ret_sentence, n_sentence, "matches no tenant; these would match: ");
+                append(ret_sentence, n_sentence, "matches no tenant; the match rules are: ");
                 describe_all(tenants, n_tenants, ret_sentence, n_sentence);
         }
         return NULL;

@@ -638,7 +638,7 @@ int trim_answer(struct session *s, uint64_t sequence, const char **ret_why)
                 if (s->shares[i].trim.sequence == sequence)
                         share = &s->shares[i].trim;
         if (!share) {
-                *ret_why = "it answered a Trim that was not sent, or answered before";
+                *ret_why = "the client answered a Trim that was not sent or was already answered";
                 return -EPROTO;
         }
         q = share->share->quota;
@@ -694,12 +694,10 @@ static void share_is_deaf(struct trim_share *share)
         struct session *s = share->session;
         struct quota *q = share->share->quota;
 
-        log_limited(
-                &s->tenant->deaf_log, LOG_LEVEL_WARNING,
-                "session %" PRIu64
-                " (uid %u, pid %d): it did not answer a Trim within timeouts.reclaim; it is not waited for "
-                "until it does",
-                s->id, (unsigned)s->who.uid, (int)s->who.pid);
+        log_limited(&s->tenant->deaf_log, LOG_LEVEL_WARNING,
+                    "session %" PRIu64 " (uid %u, pid %d): the client did not answer a Trim within "
+                    "timeouts.reclaim; it is skipped until it answers",
+                    s->id, (unsigned)s->who.uid, (int)s->who.pid);
         share_forget(share);
         share_count_willing(share, q, false);
         share->is_deaf = true;
@@ -748,14 +746,14 @@ static const char *check_quota(const struct quota *q)
                 n_shares++;
                 n_open += share->sequence != 0 && !share->is_deaf;
                 if (share->session->state != SESSION_LIVE || !share->session->takes_trims)
-                        return "a session is to be asked that does not answer";
+                        return "an unresponsive session is in the list of sessions to ask";
                 if (share->is_deaf && share->sequence == 0)
-                        return "a session is deaf to nothing";
+                        return "an unresponsive session has no open Trim";
         }
         if (!q->may_have_idle && (t->n_empty < t->n_shares || t->n_open > 0))
                 return "a quota whose sessions may have something to give is not listed";
         if (n_shares != t->n_shares || n_open != t->n_open)
-                return "a quota has not as many sessions to ask, or Trims open, as it says";
+                return "a quota's count of sessions to ask or of open Trims is wrong";
         return check_slots(q);
 }
 

@@ -58,7 +58,7 @@ static int report_parser(const struct builder *b, const yaml_parser_t *parser)
         case YAML_MEMORY_ERROR:
                 return -ENOMEM;
         case YAML_READER_ERROR:
-                snprintf(sentence, sizeof(sentence), "not a text in UTF-8: %s", problem);
+                snprintf(sentence, sizeof(sentence), "not UTF-8 text: %s", problem);
                 report_offset(b, parser->problem_offset, sentence);
                 return -EINVAL;
         default:
@@ -172,7 +172,8 @@ static int take_event(struct builder *b, const yaml_event_t *event)
         case YAML_DOCUMENT_START_EVENT:
                 if (b->n_documents++ == 0)
                         return 0;
-                report_at(b, &event->start_mark, "a second document begins here; a file holds one");
+                report_at(b, &event->start_mark,
+                          "a second document starts here; a file must have exactly one");
                 return 1;
         case YAML_SCALAR_EVENT:
                 return add_scalar(b, event);

@@ -559,7 +559,7 @@ static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_s
                 return r;
         now = (struct cuda_device *)fresh;
         if (now->granularity != d->granularity) {
-                snprintf(ret_sentence, n_sentence, "%s: its memory comes in other pieces than before", d->id);
+                snprintf(ret_sentence, n_sentence, "%s: its allocation granularity has changed", d->id);
                 device_free(fresh);
                 return -ENOTSUP;
         }
@@ -708,7 +708,7 @@ int device_cuda_new(const char *id, struct device **ret, char *ret_sentence, siz
         pthread_mutex_init(&d->one_call, NULL);
         r = start(d);
         if (r < 0) {
-                snprintf(ret_sentence, n_sentence, "%s: the device does not work: %s", id, strerror(-r));
+                snprintf(ret_sentence, n_sentence, "%s: the device cannot be used: %s", id, strerror(-r));
                 cuda_free(&d->device);
                 return r;
         }

@@ -72,13 +72,13 @@ static void say_why_not_started(const struct cuda_driver *cu, CUresult r)
                          "no CUDA driver: the libcuda.so.1 found is the toolkit's stub");
         } else if (r == CUDA_ERROR_NO_DEVICE && visible && strncmp(visible, "MIG-", 4) == 0) {
                 snprintf(driver.sentence, sizeof(driver.sentence),
-                         "the CUDA driver finds no such MIG device: nvidia-smi -L lists those there are");
+                         "the CUDA driver finds no such MIG device: nvidia-smi -L lists all devices");
         } else if (r == CUDA_ERROR_NO_DEVICE) {
                 snprintf(driver.sentence, sizeof(driver.sentence), "the CUDA driver finds no GPU");
         } else {
                 cuda_driver_describe(cu, r, text, sizeof(text));
-                snprintf(driver.sentence, sizeof(driver.sentence), "the CUDA driver does not start: %s",
-                         text);
+                snprintf(driver.sentence, sizeof(driver.sentence),
+                         "the CUDA driver cannot be initialized: %s", text);
         }
 }
 
@@ -120,7 +120,7 @@ int cuda_driver_get(const struct cuda_driver **ret, const char **ret_sentence)
 
         pthread_once(&once, driver_load);
         if (driver.result == 0 && is_forked_child()) {
-                *ret_sentence = "CUDA was in use before this process was forked, and does not survive that";
+                *ret_sentence = "this process was forked after CUDA was used, and CUDA does not work in it";
                 return -ENODEV;
         }
         if (driver.result < 0) {

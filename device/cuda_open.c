@@ -222,10 +222,10 @@ static int refuse_mps(const struct sentence *s)
                               "CUDA_MPS_PIPE_DIRECTORY is set, and memory cannot be shared under MPS");
         if (mps_answers())
                 return refuse(s, -EBUSY,
-                              "MPS is running (" MPS_FOLDER "), and memory cannot be shared under it");
+                              "MPS is running (" MPS_FOLDER "), and memory cannot be shared under MPS");
         pid = find_mps_process();
         if (pid != 0)
-                return refuse(s, -EBUSY, "MPS is running (process %d), and memory cannot be shared under it",
+                return refuse(s, -EBUSY, "MPS is running (process %d), and memory cannot be shared under MPS",
                               pid);
         return 0;
 }
@@ -249,17 +249,18 @@ static int find(const struct cuda_driver *cu, const struct cuda_id *id, const st
 
         result = cu->cuDeviceGetCount(&n);
         if (result != CUDA_SUCCESS)
-                return refuse_result(s, cu, "devices cannot be counted", result);
+                return refuse_result(s, cu, "the devices cannot be listed", result);
         if (id->kind == BY_ORDINAL) {
                 if (id->ordinal >= n)
                         return refuse(s, -ENODEV, "no such device: the CUDA driver shows %d", n);
                 result = cu->cuDeviceGet(ret, id->ordinal);
-                return result == CUDA_SUCCESS ? 0 : refuse_result(s, cu, "the device cannot be had", result);
+                return result == CUDA_SUCCESS ? 0
+                                              : refuse_result(s, cu, "the device cannot be opened", result);
         }
         r = cuda_driver_find(cu, id->uuid, ret);
         if (r == -ENODEV)
                 return refuse(s, r, "no such device among the %d that the CUDA driver shows", n);
-        return r == 0 ? 0 : refuse(s, r, "devices cannot be told apart: %s", strerror(-r));
+        return r == 0 ? 0 : refuse(s, r, "the UUIDs of the devices cannot be read: %s", strerror(-r));
 }
 
 static int refuse_modes(const struct cuda_driver *cu, CUdevice device, const struct sentence *s)
@@ -276,11 +277,11 @@ static int refuse_modes(const struct cuda_driver *cu, CUdevice device, const str
         if (mode != CU_COMPUTEMODE_DEFAULT)
                 return refuse(
                         s, -EBUSY,
-                        "its compute mode is EXCLUSIVE_PROCESS, so that no job could use it beside bfcd: "
-                        "set it to DEFAULT (nvidia-smi -c 0)");
+                        "its compute mode is EXCLUSIVE_PROCESS, so no job could use it beside bfcd: set "
+                        "it to DEFAULT (nvidia-smi -c 0)");
         /* A driver that does not know the question has other signs. */
         if (cu->cuDeviceGetAttribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps)
-                return refuse(s, -EBUSY, "it is under MPS, and memory cannot be shared so");
+                return refuse(s, -EBUSY, "it is under MPS, and memory cannot be shared under MPS");
         return 0;
 }
 
@@ -295,7 +296,7 @@ int cuda_open(const char *id_text, struct cuda_context *ret, char *ret_sentence,
         int r;
 
         if (!read_id(id_text, &id))
-                return refuse(&s, -EINVAL, "no id of a GPU: cuda:N, GPU-UUID or MIG-UUID");
+                return refuse(&s, -EINVAL, "not a GPU id; write cuda:N, GPU-UUID or MIG-UUID");
         r = prepare(&id, &s);
         if (r == 0)
                 r = refuse_mps(&s);
@@ -310,5 +311,5 @@ int cuda_open(const char *id_text, struct cuda_context *ret, char *ret_sentence,
         if (r < 0)
                 return r;
         result = cuda_context_open(cu, device, ret);
-        return result == CUDA_SUCCESS ? 0 : refuse_result(&s, cu, "no context can be had", result);
+        return result == CUDA_SUCCESS ? 0 : refuse_result(&s, cu, "no CUDA context can be created", result);
 }

@@ -191,8 +191,8 @@ int host_pages_check(const struct device_supply *supply, uint64_t n_bytes, char 
         }
         if (supply->pages == DEVICE_PAGES_AUTO && !can_collapse()) {
                 snprintf(ret_clause, n_clause,
-                         "this kernel gives shared memory no pages of 2 MiB (MADV_COLLAPSE, Linux 6.1), so "
-                         "pages are of 4 KiB and growth is slower");
+                         "this kernel has no pages of 2 MiB for shared memory (MADV_COLLAPSE, Linux "
+                         "6.1), so bfcd uses pages of 4 KiB and growth is slower");
                 return -ENOTSUP;
         }
         if (supply->pages != DEVICE_PAGES_RESERVED)

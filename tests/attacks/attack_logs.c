@@ -41,4 +41,4 @@ const struct attack attack_logs = { .key = "logs",
                                     .what = "lines of the log of every kind",
                                     .n_processes = 2,
                                     .act = act,
-                                    .log_line = "quarantine's end" };
+                                    .log_line = "end of the quarantine" };

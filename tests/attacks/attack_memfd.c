@@ -32,5 +32,5 @@ const struct attack attack_memfd = {
         .what = "the last reference of a full memfd of 256 MiB is sent to the daemon",
         .n_processes = 1,
         .act = act,
-        .log_line = "wait to be closed", /* before Linux 6.16 */
+        .log_line = "are not closed yet", /* before Linux 6.16 */
 };

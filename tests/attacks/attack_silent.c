@@ -32,7 +32,7 @@ const struct attack attack_silent = { .key = "silent",
                                       .n_processes = 1,
                                       .n_uids = 8,
                                       .act = act,
-                                      .log_line = "have not said hello" };
+                                      .log_line = "have sent no hello" };
 
 /* As many users as share all places that such users have. */
 const struct attack attack_many_silent = { .key = "many-silent",
@@ -40,4 +40,4 @@ const struct attack attack_many_silent = { .key = "many-silent",
                                            .n_processes = 1,
                                            .n_uids = 70,
                                            .act = act,
-                                           .log_line = "have not said hello" };
+                                           .log_line = "have sent no hello" };

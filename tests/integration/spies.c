@@ -285,7 +285,7 @@ void spies_join(struct spies *spies, pid_t pid, struct rig *rig)
                 return;
         rig->forgiven = "escaped";
         log = rig_log(rig);
-        ck_assert_ptr_nonnull(strstr(log, "have escaped"));
+        ck_assert_ptr_nonnull(strstr(log, "are unreclaimed"));
         free(log);
         ck_assert_msg(WAIT_FOR(rig_figures(rig, "green", "train").bytes_escaped == 0, SETTLE_MS),
                       "what escaped is charged still, though nobody has it");

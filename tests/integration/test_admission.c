@@ -80,7 +80,7 @@ START_TEST(who_reads_nothing_is_ended)
         struct raw *raw = glutton(rig);
         struct rig_counts counts;
 
-        ck_assert_msg(WAIT_FOR(log_has(rig, "it takes none of its replies"), READ_MS + SETTLE_MS),
+        ck_assert_msg(WAIT_FOR(log_has(rig, "the client did not read its replies"), READ_MS + SETTLE_MS),
                       "it still has its session");
         ck_assert(WAIT_FOR((counts = rig_count(rig), counts.n_sessions == counts.n_quarantined), SETTLE_MS));
         raw_close(raw);

@@ -937,7 +937,7 @@ START_TEST(more_connections_than_fds)
 
         config.max_fds = 64;
         s = scene_new(&config);
-        s.rig->forgiven = "no connection can be taken";
+        s.rig->forgiven = "no connection is accepted";
         assert_victim_lives(&s);        /* its extents are made: those take fds, too */
         for (size_t i = 0; i < 60; i++) /* more than it can take; they wait in the backlog */
                 crowd[i] = stranger(&s);
@@ -986,7 +986,7 @@ START_TEST(the_admin_socket_is_served_without_fds)
 
         config.max_fds = 64;
         s = scene_new(&config);
-        s.rig->forgiven = "no connection can be taken";
+        s.rig->forgiven = "no connection is accepted";
         for (size_t i = 0; i < N; i++) {
                 crowd[i] = stranger(&s);
                 send_hello(crowd[i], "red");
@@ -1019,7 +1019,7 @@ START_TEST(few_fds_are_said)
         char wanted[64];
         char *log;
 
-        snprintf(wanted, sizeof(wanted), " take %u:", config.max_fds);
+        snprintf(wanted, sizeof(wanted), " need %u:", config.max_fds);
         while (config.max_fds - config.max_fds / 8 < n + n / 15) /* an eighth is for the admin socket */
                 config.max_fds++;
         rig = rig_start(&config);

@@ -340,27 +340,27 @@ START_TEST(gpus_are_checked)
         rig_write_config(rig, gpu_config);
         ck_assert_int_eq(program_check(rig->config_path, &errors), 0);
         assert_says(errors, rig->config_path,
-                    "3:15: warning: device 'cuda:0': max_sessions lets 1024 processes in");
+                    "3:15: warning: device 'cuda:0': max_sessions allows 1024 processes");
         assert_says(errors, rig->config_path,
-                    "7:9: warning: device 'cuda:1': max_sessions lets 1 processes in");
+                    "7:9: warning: device 'cuda:1': max_sessions allows 1 processes");
         assert_says(errors, rig->config_path,
-                    "8:18: warning: partition 'small' shares by cuda-ipc, the default");
+                    "8:18: warning: partition 'small' has the default, share: cuda-ipc");
         assert_says(errors, rig->config_path,
-                    "14:9: warning: limit 42MiB in partition 'small' is made of pieces");
+                    "14:9: warning: limit 42MiB in partition 'small' is allocated in extents");
         ck_assert_msg(all_lines_have(errors, ": warning: "), "%s", errors);
         free(errors);
 
         text = edit(gpu_config, "limit: 56MiB", "limit: 58MiB");
         assert_gpus_fail(
                 rig, text, 78,
-                "6:30: the partitions' limits sum to 114MiB; device 'cuda:0' has 112MiB to share out "
+                "6:30: the partitions' limits sum to 114MiB; device 'cuda:0' has 112MiB for partitions "
                 "(128MiB minus a headroom of 16MiB)\n");
         free(text);
         text = edit(gpu_config, "cuda:1", "GPU-fa4ec0da-0000-4000-8000-000000000001");
         assert_gpus_fail(
                 rig, text, 78,
-                "7:9: device 'GPU-fa4ec0da-0000-4000-8000-000000000001' is the GPU that is named 'cuda:0' "
-                "on line 2; ");
+                "7:9: device 'GPU-fa4ec0da-0000-4000-8000-000000000001' is the same GPU as 'cuda:0' on "
+                "line 2; ");
         free(text);
         rig_discard(rig);
 }

@@ -274,7 +274,7 @@ START_TEST(quarantine_ends)
                 ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_escaped, 0);
         }
         log = rig_log(rig);
-        ck_assert_ptr_nonnull(strstr(log, by_time ? "what it held is released" : "until it exits"));
+        ck_assert_ptr_nonnull(strstr(log, by_time ? "its memory is released" : "until the process exits"));
         free(log);
         gate_open(&life.done);
         child_join(pid);

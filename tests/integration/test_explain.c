@@ -148,7 +148,7 @@ START_TEST(refusals_name_holders)
         must_say(log, words);
         free(log);
         ck_assert_int_eq(bfc_malloc(client, 79 * MIB, &no), -EDQUOT);
-        must_say(bfc_last_error(), "largest holders: session");
+        must_say(bfc_last_error(), "largest sessions: session");
         must_not_say(bfc_last_error(), "other tenants");
         bfc_disconnect(client);
         hold_end(&mine);

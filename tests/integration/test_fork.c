@@ -783,7 +783,8 @@ START_TEST(a_plugin_is_unloaded)
                                              "trim",           "red",      NULL };
 
                 status = program_run(argv, &out, &err);
-                ck_assert_msg(status == 0 && strncmp(out, "1 asked", 7) == 0, "%d: %s%s", status, out, err);
+                ck_assert_msg(status == 0 && strncmp(out, "1 sessions asked", 16) == 0, "%d: %s%s", status,
+                              out, err);
                 free(out);
                 free(err);
                 ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use == 0, LIMIT_MS));
@@ -793,7 +794,7 @@ START_TEST(a_plugin_is_unloaded)
         ck_assert_int_eq(waitpid(h.pid, &status, 0), h.pid);
         ck_assert_int_eq(status, 0);
         close(h.from);
-        ck_assert(WAIT_FOR(has_logged(rig, "ended (goodbye at its exit)"), LIMIT_MS));
+        ck_assert(WAIT_FOR(has_logged(rig, "ended (goodbye at exit)"), LIMIT_MS));
         rig_stop(rig);
 }
 END_TEST
@@ -851,7 +852,7 @@ START_TEST(an_exit_is_a_goodbye)
 
         setenv("BFC_SOCKET", rig->socket, 1);
         child_join(child_start(use_and_exit, &how));
-        ck_assert(WAIT_FOR(has_logged(rig, "ended (goodbye at its exit)"), LIMIT_MS));
+        ck_assert(WAIT_FOR(has_logged(rig, "ended (goodbye at exit)"), LIMIT_MS));
         ck_assert(!has_logged(rig, "quarantine"));
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, LIMIT_MS));
         rig_stop(rig);

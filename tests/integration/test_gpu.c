@@ -237,7 +237,7 @@ START_TEST(frameworks_free_during_a_capture)
         child_join(child_start(job_that_frees_in_a_capture, path));
         said = file_text(path);
         ck_assert_ptr_nonnull(strstr(said, "bfc_torch_free: a stream is being captured"));
-        ck_assert_ptr_nonnull(strstr(said, "the block stays until the process ends"));
+        ck_assert_ptr_nonnull(strstr(said, "the block is kept until the process ends"));
         ck_assert_uint_eq(count(said, "\n"), 1);
         free(said);
         rig_stop(rig);
@@ -295,7 +295,7 @@ START_TEST(a_lost_device)
         ck_assert_ok(bfc_free(client, p));
         ck_assert_ok(bfc_free(client, other));
         log = rig_log(rig);
-        ck_assert_uint_eq(count(log, "is lost: its partitions refuse everything"), 1);
+        ck_assert_uint_eq(count(log, "is lost: its partitions refuse all requests"), 1);
         free(log);
         bfc_disconnect(client);
         rig_stop(rig);

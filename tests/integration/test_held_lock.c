@@ -248,7 +248,7 @@ START_TEST(a_drain_says_what_it_waits_for)
                                          "resume",         "host",     NULL };
 
                 ck_assert_int_eq(program_run(drain, &out, NULL), 0);
-                ck_assert_msg(strstr(out, "(on its way back)") && strstr(out, "red"), "%s", out);
+                ck_assert_msg(strstr(out, "(being released)") && strstr(out, "red"), "%s", out);
                 free(out);
                 holder_end(h);
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));

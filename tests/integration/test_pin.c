@@ -162,7 +162,7 @@ START_TEST(all_at_once_and_before)
         ck_assert_int_eq(raw_send_bytes(raw, frame, hello_and_malloc(frame)), 0);
         kill(rig->pid, SIGCONT);
         ck_assert_int_eq(raw_wait_hang_up(raw, RAW_TIMEOUT_MS), 0);
-        ck_assert(WAIT_FOR(has_logged(rig, "did not wait for the answer to its hello"), SETTLE_MS));
+        ck_assert(WAIT_FOR(has_logged(rig, "did not wait for the reply to its hello"), SETTLE_MS));
         raw_close(raw);
         rig_stop(rig);
 }
@@ -192,7 +192,7 @@ static void assert_only_who_connected(bool before)
         }
         child_join(pid);
         ck_assert_int_eq(raw_wait_hang_up(raw, RAW_TIMEOUT_MS), 0);
-        ck_assert(WAIT_FOR(has_logged(rig, "another process than the one that connected"), SETTLE_MS));
+        ck_assert(WAIT_FOR(has_logged(rig, "a process other than the one that connected"), SETTLE_MS));
         raw_close(raw);
         rig_stop(rig);
 }
@@ -227,7 +227,7 @@ START_TEST(only_who_said_hello)
                 _exit(raw_send_bytes(raw, frame + n_hello, hello_and_malloc(frame) - n_hello) == 0 ? 0 : 99);
         child_join(pid);
         ck_assert_int_eq(raw_wait_hang_up(raw, RAW_TIMEOUT_MS), 0);
-        ck_assert(WAIT_FOR(has_logged(rig, "another process than the one that connected"), SETTLE_MS));
+        ck_assert(WAIT_FOR(has_logged(rig, "a process other than the one that connected"), SETTLE_MS));
         ck_assert_uint_eq(rig_charge(rig, "red", "train"), 0);
         raw_close(raw);
         rig_stop(rig);

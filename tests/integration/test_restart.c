@@ -287,7 +287,7 @@ START_TEST(an_evicted_client_does_not_resume)
                 ck_assert_int_eq(bfc_free(client, whole), -EIDRM);
                 ck_assert_int_eq(bfc_free(client, shared), -EIDRM);
         }
-        ck_assert(!kept_logged(k, "came back"));
+        ck_assert(!kept_logged(k, "resumed"));
         fresh = client_open(k->rig, "red", NULL); /* the program's own decision */
         bfc_disconnect(fresh);
         bfc_disconnect(client);
@@ -594,7 +594,7 @@ START_TEST(the_config_is_wrong)
         kept_away(k, signals[_i]);
         write_config(k, &empty);
         ck_assert_int_eq(stand_in_hold(k->manager, false), 0);
-        ck_assert(WAIT_FOR(kept_count_logged(k, "is kept for as long as") >= 2, BACK_MS));
+        ck_assert(WAIT_FOR(kept_count_logged(k, "keeps the memory of the previous daemon") >= 2, BACK_MS));
         k->n_bad = kept_state(k).n_bad;
         ck_assert_int_eq(WEXITSTATUS(kept_state(k).status), 1); /* which the manager tries again after */
         write_config(k, &two_tenants);
@@ -766,7 +766,7 @@ START_TEST(stopped_and_started_all_begins_anew)
         ck_assert_uint_eq(kept_state(k).n_stored, 0);
         kept_back(k);
         ck_assert_int_eq(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &more), -ECONNRESET);
-        ck_assert_msg(strstr(bfc_last_error(), "began anew"), "%s", bfc_last_error());
+        ck_assert_msg(strstr(bfc_last_error(), "restarted without it"), "%s", bfc_last_error());
         fresh = client_open(k->rig, "red", NULL); /* anew */
         ck_assert_ok(bfc_malloc(fresh, MIB, &p));
         bfc_disconnect(fresh);

@@ -188,7 +188,7 @@ START_TEST(others_are_served)
                 if (is_sent && s->raw)
                         ck_assert_int_eq(raw_wait_hang_up(s->raw, TIMEOUT_MS), 0);
                 if (is_sent && way != BEHIND_A_VIOLATION && way != AND_GONE)
-                        ck_assert(WAIT_FOR(has_logged(rig, "disconnected: it sent fds; clients never do"),
+                        ck_assert(WAIT_FOR(has_logged(rig, "disconnected: the client sent file descriptors"),
                                            TIMEOUT_MS));
         }
         for (size_t i = 0; i < 3; i++)

@@ -374,7 +374,7 @@ START_TEST(fds_in_the_queue_stop_no_daemon)
                 ck_assert(WAIT_FOR(rig_answers(m.rig), QUEUE_MS));
                 bfc_disconnect(client_open(m.rig, NULL, NULL));
                 if (round == 0)
-                        ck_assert(WAIT_FOR(log_has(&m, "it sent fds; clients never do"), QUEUE_MS));
+                        ck_assert(WAIT_FOR(log_has(&m, "the client sent file descriptors"), QUEUE_MS));
                 manager_stop(&m);
         }
         for (unsigned i = 0; i < N_SENDERS; i++) {

@@ -333,7 +333,7 @@ START_TEST(lies)
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         ck_assert(gate_wait(&s->done, SETTLE_MS));
-        rig->forgiven = "it answered a Trim that was not sent";
+        rig->forgiven = "the client answered a Trim that was not sent";
         gate_open(&s->go);
         child_join(pid);
         scene_free(s);
@@ -584,10 +584,11 @@ START_TEST(an_operator_trims_and_evicts)
         pid = child_start(idle, s);
         ck_assert(gate_wait(&s->up, SETTLE_MS));
         out = ctl(rig, "trim", "blue", NULL, NULL);
-        ck_assert_msg(strncmp(out, "0 asked, 0 B came back", 22) == 0, "%s", out);
+        ck_assert_msg(strncmp(out, "0 sessions asked, 0 B reclaimed", 31) == 0, "%s", out);
         free(out);
         out = ctl(rig, "trim", "red", "--bytes", "8MiB");
-        ck_assert_msg(strncmp(out, "1 asked, ", 9) == 0 && strstr(out, "still lies idle in sessions of red"),
+        ck_assert_msg(strncmp(out, "1 sessions asked, ", 18) == 0 &&
+                              strstr(out, "still idle in sessions of red"),
                       "%s", out);
         free(out);
         ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_in_use, LIMIT - 8 * MIB);

@@ -589,7 +589,7 @@ static bool on_return(struct mortal *m, struct peer *p, uint64_t id, const Bfcd_
                 refuse(p, id, ESTALE, "no such session waits");
                 return true;
         case MORTAL_DENIES:
-                refuse(p, id, EACCES, "it is another process's");
+                refuse(p, id, EACCES, "it belongs to another process");
                 return true;
         case MORTAL_BUSY:
                 refuse(p, id, EBUSY, "in a moment");

@@ -261,7 +261,7 @@ START_TEST(the_same_page_for_ever)
 
         start(answer_for_ever);
         ck_assert_int_eq(ask_list(&a, BFCD__LIST__KIND__BLOCKS, &l), -EPROTO);
-        ck_assert_ptr_nonnull(strstr(a.error, "does not speak bfcd's protocol"));
+        ck_assert_ptr_nonnull(strstr(a.error, "does not use bfcd's protocol"));
 }
 END_TEST
 

@@ -167,12 +167,12 @@ static void assert_lost(const struct peer *p, uint64_t id, const char *sentence)
         ck_assert_str_eq(peer_reply(p, id)->refusal->message, sentence);
 }
 
-#define ONE_IS_LOST                                                                                             \
-        "device 'cuda:0' of partition 'one' is lost, with its memory, until an operator drains and resumes it " \
-        "or restarts the daemon"
-#define TWO_IS_LOST                                                                                             \
-        "device 'cuda:0' of partition 'two' is lost, with its memory, until an operator drains and resumes it " \
-        "or restarts the daemon"
+#define ONE_IS_LOST                                                                                          \
+        "device 'cuda:0' of partition 'one' is lost, and so is its memory; "                                 \
+        "an operator must drain and resume it, or restart the daemon"
+#define TWO_IS_LOST                                                                                          \
+        "device 'cuda:0' of partition 'two' is lost, and so is its memory; "                                 \
+        "an operator must drain and resume it, or restart the daemon"
 
 /* ---- what is told of devices ---------------------------------------------- */
 
@@ -281,7 +281,7 @@ START_TEST(a_device_that_is_not_there)
         ck_assert_int_eq(broker_new(&options, &none, sentence, sizeof(sentence)), -ENODEV);
         gpus[1].is_lost = false;
         ck_assert_ptr_null(none);
-        ck_assert_str_eq(sentence, "device cuda:1: it does not answer");
+        ck_assert_str_eq(sentence, "device cuda:1: the device does not respond");
 }
 END_TEST
 
@@ -311,9 +311,9 @@ START_TEST(lost_while_growing)
         ck_assert_str_eq(device_row(0)->state, "lost");
         ck_assert_str_eq(device_row(1)->state, "ok");
         ck_assert_str_eq(device_row(2)->state, "ok");
-        ck_assert_uint_eq(count_log("is lost: its partitions refuse everything"), 1);
+        ck_assert_uint_eq(count_log("is lost: its partitions refuse all requests"), 1);
         ck_assert_uint_eq(count_log("device 'cuda:0' (fake) is lost"), 1);
-        ck_assert_uint_eq(count_log("have escaped"), 0); /* that goes without saying */
+        ck_assert_uint_eq(count_log("are unreclaimed"), 0); /* that goes without saying */
 }
 END_TEST
 
@@ -389,8 +389,7 @@ START_TEST(escaped_memory_stays_charged_and_is_shown)
                 ck_assert_uint_eq(rows->tenants[i]->figures->bytes_reserved, is_its ? extent_bytes : 0);
         }
         (void)must_malloc(a1, 0, MIB);
-        ck_assert_uint_eq(count_log("device 'cuda:0' did not take back memory of tenant 'b' in partition "
-                                    "'one'"),
+        ck_assert_uint_eq(count_log("device 'cuda:0' did not return memory of tenant 'b' in partition 'one'"),
                           1);
         b1 = come_in(2, false);
 

@@ -135,9 +135,9 @@ START_TEST(malloc_write_free)
                 ck_assert_ptr_eq(info.base, b);
                 ck_assert_uint_eq(info.n_requested, 3 * MIB);
         }
-        expect_error(bfc_block_info(client, a - 1, &info), -EINVAL, "not a block");
-        expect_error(bfc_block_info(client, c + 256, &info), -EINVAL, "not a block");
-        expect_error(bfc_block_info(client, NULL, &info), -EINVAL, "not a block");
+        expect_error(bfc_block_info(client, a - 1, &info), -EINVAL, "not inside a block");
+        expect_error(bfc_block_info(client, c + 256, &info), -EINVAL, "not inside a block");
+        expect_error(bfc_block_info(client, NULL, &info), -EINVAL, "not inside a block");
 
         struct bfc_client_stats s = stats();
         ck_assert_uint_eq(s.num_allocs, 3);
@@ -203,18 +203,18 @@ START_TEST(copies)
         ck_assert_int_eq(bfc_write(client, a + 1023, "z", 1), 0); /* the block is 1024 bytes */
         ck_assert_int_eq(a[1023], 'z');
         expect_error(bfc_write(client, a + 1023, in, 2), -EINVAL, "2 bytes at");
-        expect_error(bfc_write(client, a + 1024, in, SIZE_MAX), -EINVAL, "do not lie in a block");
-        expect_error(bfc_read(client, out, b, sizeof(out)), -EINVAL, "do not lie in a block");
-        expect_error(bfc_read(client, out, b - 1, 2), -EINVAL, "do not lie in a block");
-        expect_error(bfc_read(client, out, in, 1), -EINVAL, "do not lie in a block");
-        expect_error(bfc_read(client, out, NULL, 1), -EINVAL, "do not lie in a block");
+        expect_error(bfc_write(client, a + 1024, in, SIZE_MAX), -EINVAL, "are not inside a block");
+        expect_error(bfc_read(client, out, b, sizeof(out)), -EINVAL, "are not inside a block");
+        expect_error(bfc_read(client, out, b - 1, 2), -EINVAL, "are not inside a block");
+        expect_error(bfc_read(client, out, in, 1), -EINVAL, "are not inside a block");
+        expect_error(bfc_read(client, out, NULL, 1), -EINVAL, "are not inside a block");
         expect_error(bfc_read(client, NULL, b, 1), -EINVAL, "NULL");
         expect_error(bfc_write(client, b, NULL, 1), -EINVAL, "NULL");
         expect_error(bfc_write(NULL, b, in, 1), -EINVAL, "NULL");
         ck_assert_int_eq(bfc_read(client, NULL, NULL, 0), 0);
         ck_assert_int_eq(bfc_write(client, b, NULL, 0), 0);
         ck_assert_int_eq(bfc_free(client, b), 0);
-        expect_error(bfc_read(client, out, b, 1), -EINVAL, "do not lie in a block");
+        expect_error(bfc_read(client, out, b, 1), -EINVAL, "are not inside a block");
         ck_assert_int_eq(bfc_free(client, a), 0);
 }
 END_TEST
@@ -229,7 +229,7 @@ START_TEST(arguments)
         expect_error(bfc_connect(NULL, NULL), -EINVAL, "ret_client");
         expect_error(bfc_malloc(NULL, 1, &p), -EINVAL, "NULL");
         expect_error(bfc_malloc(client, 1, NULL), -EINVAL, "NULL");
-        expect_error(bfc_malloc(client, 0, &p), -EINVAL, "ask for at least 1");
+        expect_error(bfc_malloc(client, 0, &p), -EINVAL, "request at least 1");
         expect_error(bfc_malloc_flags(client, NULL, 1, 4, &p), -EINVAL, "flags 0x4");
         expect_error(bfc_malloc_flags(client, NULL, 1, ~(BFC_ONE_EXTENT | BFC_WHOLE), &p), -EINVAL,
                      "BFC_ONE_EXTENT");
@@ -245,7 +245,7 @@ START_TEST(arguments)
         expect_error(bfc_usage(client, NULL, NULL), -EINVAL, "NULL");
         expect_error(bfc_block_info(NULL, p, &i), -EINVAL, "NULL");
         expect_error(bfc_block_info(client, p, NULL), -EINVAL, "NULL");
-        expect_error(bfc_block_info(client, NULL, &i), -EINVAL, "not a block");
+        expect_error(bfc_block_info(client, NULL, &i), -EINVAL, "not inside a block");
         ck_assert_str_eq(bfc_tenant(NULL), "");
         ck_assert_str_eq(bfc_partition(NULL), "");
         bfc_disconnect(NULL);
@@ -272,7 +272,7 @@ START_TEST(structures_of_a_later_header)
         bfc_disconnect(other);
         other = NULL;
         asks.later = "";
-        expect_error(bfc_connect(&asks.o, &other), -EINVAL, "does not know");
+        expect_error(bfc_connect(&asks.o, &other), -EINVAL, "does not support");
         asks.o.struct_size = 8;
         expect_error(bfc_connect(&asks.o, &other), -EINVAL, "struct_size");
         ck_assert_ptr_null(other);
@@ -284,7 +284,7 @@ START_TEST(double_free)
         void *a = get(100), *b = get(100);
 
         ck_assert_int_eq(bfc_free(client, a), 0);
-        expect_error(bfc_free(client, a), -EINVAL, "freed already");
+        expect_error(bfc_free(client, a), -EINVAL, "already freed");
         expect_error(bfc_free(client, (char *)b + 256), -EINVAL, "not a block");
         ck_assert_int_eq(bfc_free(client, b), 0);
 }
@@ -439,13 +439,13 @@ START_TEST(hello_answers)
         fake_server_set_mood(server, FAKE_HELLO_NO_PARTITION, 0);
         expect_error(connect_now(), -ENOENT, "no quota");
         fake_server_set_mood(server, FAKE_HELLO_HANG_UP, 0);
-        expect_error(connect_now(), -ECONNRESET, "gone");
+        expect_error(connect_now(), -ECONNRESET, "not running");
         fake_server_set_mood(server, FAKE_HELLO_ODD_SHARE, 0);
-        expect_error(connect_now(), -EPROTO, "partition infer in a way that this library");
+        expect_error(connect_now(), -EPROTO, "partition 'infer' has a share mode that this library");
         fake_server_set_mood(server, FAKE_HELLO_ODD_UUID, 0);
-        expect_error(connect_now(), -EPROTO, "partition infer");
+        expect_error(connect_now(), -EPROTO, "partition 'infer'");
         fake_server_set_mood(server, FAKE_HELLO_IPC_ON_HOST, 0);
-        expect_error(connect_now(), -EPROTO, "partition infer");
+        expect_error(connect_now(), -EPROTO, "partition 'infer'");
         fake_server_set_mood(server, FAKE_GOOD, 0);
         o.partition = "elsewhere";
         expect_error(bfc_connect(&o, &client), -ENOENT, "train, infer");
@@ -509,9 +509,9 @@ START_TEST(partition_for_device)
         ck_assert_str_eq(name, "infer");
         name = NULL;
         expect_error(bfc_partition_for_device(client, 0, &name), -ENOENT,
-                     "tenant vision has no quota in a partition on CUDA device 0");
-        expect_error(bfc_partition_for_device(client, 2, &name), -ENOENT, "sees no CUDA device 2");
-        expect_error(bfc_partition_for_device(client, -1, &name), -ENOENT, "sees no CUDA device -1");
+                     "tenant 'vision' has no quota in a partition on CUDA device 0");
+        expect_error(bfc_partition_for_device(client, 2, &name), -ENOENT, "CUDA device 2 is not visible");
+        expect_error(bfc_partition_for_device(client, -1, &name), -ENOENT, "CUDA device -1 is not visible");
         ck_assert_ptr_null(name);
         expect_error(bfc_partition_for_device(client, 1, NULL), -EINVAL, "ret_name");
         expect_error(bfc_partition_for_device(NULL, 1, &name), -EINVAL, "NULL");
@@ -559,7 +559,7 @@ START_TEST(partition_for_visible_device)
 
         ck_assert_int_eq(bfc_partition_for_device(client, 0, &name), 0);
         ck_assert_str_eq(name, "infer");
-        expect_error(bfc_partition_for_device(client, 1, &name), -ENOENT, "sees no CUDA device 1");
+        expect_error(bfc_partition_for_device(client, 1, &name), -ENOENT, "CUDA device 1 is not visible");
 }
 END_TEST
 
@@ -569,8 +569,8 @@ START_TEST(invisible_gpu)
         void *q = NULL;
 
         expect_error(bfc_malloc_in(client, "infer", 100, &q), -ENODEV,
-                     "partition infer is on device cuda:1, which this process does not see: look at "
-                     "CUDA_VISIBLE_DEVICES");
+                     "partition 'infer' is on device 'cuda:1', which is not visible to this process: "
+                     "check CUDA_VISIBLE_DEVICES");
         ck_assert_ptr_null(q);
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
         ck_assert_int_eq(bfc_free(client, get(100)), 0); /* the session goes on */
@@ -585,11 +585,11 @@ START_TEST(daemon_gone)
 
         strcpy(p, "still here");
         fake_server_hang_up(server);
-        expect_error(bfc_malloc(client, 1, (void **)&q), -ECONNRESET, "gone");
-        expect_error(bfc_free(client, p), -ECONNRESET, "gone");
-        expect_error(bfc_free(client, p), -ECONNRESET, "gone"); /* not: freed already */
+        expect_error(bfc_malloc(client, 1, (void **)&q), -ECONNRESET, "not running");
+        expect_error(bfc_free(client, p), -ECONNRESET, "not running");
+        expect_error(bfc_free(client, p), -ECONNRESET, "not running"); /* not: freed already */
         struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
-        expect_error(bfc_usage(client, NULL, &u), -ECONNRESET, "gone");
+        expect_error(bfc_usage(client, NULL, &u), -ECONNRESET, "not running");
         ck_assert_str_eq(p, "still here");
         ck_assert_uint_eq(stats().num_blocks, 1);
         ck_assert_uint_eq(stats().num_allocs, 1);
@@ -661,7 +661,7 @@ START_TEST(lying_attach)
                 if (place)
                         snprintf(name, sizeof(name), "%.*s%llu%s", (int)(place - odd_names[i]), odd_names[i],
                                  (unsigned long long)info.region_id, place + 2);
-                expect_error(bfc_attach(client, name, 0, &q, &n_bytes), -EPROTO, "none can be");
+                expect_error(bfc_attach(client, name, 0, &q, &n_bytes), -EPROTO, "an invalid place");
         }
         expect_error(bfc_attach(client, "stale", 0, &q, &n_bytes), -ESTALE, "another one's"); /* and ends */
         ck_assert_ptr_null(q);
@@ -672,11 +672,11 @@ START_TEST(lying_attach)
         ck_assert_int_eq(bfc_attach(client, good, 0, &r, NULL), 0);
         ck_assert_ptr_eq(q, r);
         snprintf(name, sizeof(name), "8 %llu 65536 256 200 0", (unsigned long long)info.region_id);
-        expect_error(bfc_attach(client, name, 0, &r, NULL), -EPROTO, "none can be");
+        expect_error(bfc_attach(client, name, 0, &r, NULL), -EPROTO, "an invalid place");
         ck_assert_uint_eq(stats().num_blocks, 2);
         /* A publication that is refused leaves the block as it was. */
         expect_error(bfc_publish(client, p, "x"), -EEXIST, "every name");
-        expect_error(bfc_publish(client, q, "x"), -EINVAL, "shared already");
+        expect_error(bfc_publish(client, q, "x"), -EINVAL, "already shared");
         expect_error(bfc_detach(client, p), -EINVAL, "not a shared block");
         ck_assert_int_eq(bfc_free(client, p), 0);
         (void)bfc_detach(client, q); /* the fake has no such block */
@@ -693,7 +693,7 @@ START_TEST(usage_without_figures)
         struct bfc_tenant_usage u = { .struct_size = sizeof(u), .bytes_limit = 77 };
 
         fake_server_set_mood(server, FAKE_WRONG_BODY, 0);
-        expect_error(bfc_usage(client, NULL, &u), -EPROTO, "figures");
+        expect_error(bfc_usage(client, NULL, &u), -EPROTO, "statistics");
         ck_assert_uint_eq(u.bytes_limit, 77);
 }
 END_TEST
@@ -1063,10 +1063,10 @@ START_TEST(without_a_thread)
         bfc_disconnect(client);
 
         fake_server_set_mood(server, FAKE_HELLO_UNASKED_EVENTS, 0);
-        expect_error(bfc_connect(&o, &client), -EPROTO, "not asked for");
+        expect_error(bfc_connect(&o, &client), -EPROTO, "not requested");
         o.flags = 0;
         fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS_FD, 0);
-        expect_error(bfc_connect(&o, &client), -EPROTO, "makes no sense");
+        expect_error(bfc_connect(&o, &client), -EPROTO, "an invalid message");
         fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS, 0);
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
         ck_assert_uint_eq(fake_server_count(server).capabilities,
@@ -1098,7 +1098,7 @@ static const struct {
         { FAKE_EVENT_GARBAGE, -EPROTO, "events socket" },
         { FAKE_EVENT_LENGTH, -EPROTO, "events socket" },
         { FAKE_EVENT_FD, -EPROTO, "events socket" },
-        { FAKE_DRAINING_WRONG, -EPROTO, "that there is not" },
+        { FAKE_DRAINING_WRONG, -EPROTO, "an unknown partition" },
 };
 
 /* A daemon that takes back what is in use is not obeyed: the session ends, and the
@@ -1129,7 +1129,7 @@ START_TEST(events_hang_up)
                 usleep(1000);
         ck_assert_int_eq(find_thread(), 0);
         strcpy(p, "mine");
-        expect_error(bfc_malloc(client, 100, &q), -ECONNRESET, "gone");
+        expect_error(bfc_malloc(client, 100, &q), -ECONNRESET, "not running");
         ck_assert_ptr_null(q);
         ck_assert_int_eq(bfc_free(client, p), 0);
 }
@@ -1251,8 +1251,8 @@ START_TEST(retire_while_a_free_waits)
         ck_assert_int_eq(pthread_create(&freeing, NULL, free_it, p), 0);
         while (n_finishes == 0)
                 usleep(1000);
-        expect_error(bfc_free(client, p), -EINVAL, "freed already");
-        expect_error(bfc_block_info(client, p, &info), -EINVAL, "not a block");
+        expect_error(bfc_free(client, p), -EINVAL, "already freed");
+        expect_error(bfc_block_info(client, p, &info), -EINVAL, "not inside a block");
         ck_assert_uint_eq(stats().num_blocks, 1);
         fake_server_event(server, FAKE_RETIRE_USED);
         for (int i = 0; i < 100000 && r != -EPROTO; i++) {
@@ -1321,7 +1321,7 @@ START_TEST(free_without_an_answer)
         pthread_join(freeing, NULL);
         ck_assert_int_eq(free_result, -ECONNRESET);
         ck_assert_uint_eq(stats().num_blocks, 0);
-        expect_error(bfc_free(client, p), -EINVAL, "freed already");
+        expect_error(bfc_free(client, p), -EINVAL, "already freed");
 }
 END_TEST
 

@@ -283,7 +283,7 @@ START_TEST(unanswered_requests)
         mortal_kill_at(mortal, 1, is_done);
         ck_assert_int_eq(bfc_publish(client, a, "weights"), 0);
         ck_assert_uint_eq(mortal_count(mortal).n_holds, 1);
-        expect_error(bfc_publish(client, a, "weights"), -EINVAL, "shared already");
+        expect_error(bfc_publish(client, a, "weights"), -EINVAL, "already shared");
 
         mortal_kill_at(mortal, 1, is_done);
         ck_assert_int_eq(bfc_attach(client, "weights", 0, &c, NULL), 0);
@@ -625,20 +625,20 @@ static const struct {
         int error;
         const char *words;
 } ends[] = {
-        { MORTAL_STALE, -ECONNRESET, "does not take it back: no such session waits" },
-        { MORTAL_DENIES, -ECONNRESET, "does not take it back: it is another process's" },
-        { MORTAL_OTHER_ID, -ECONNRESET, "began anew" },
-        { MORTAL_OTHER_SECRET, -ECONNRESET, "began anew" },
-        { MORTAL_OTHER_TENANT, -ECONNRESET, "another tenant's" },
+        { MORTAL_STALE, -ECONNRESET, "refused to resume it: no such session waits" },
+        { MORTAL_DENIES, -ECONNRESET, "refused to resume it: it belongs to another process" },
+        { MORTAL_OTHER_ID, -ECONNRESET, "restarted without this session" },
+        { MORTAL_OTHER_SECRET, -ECONNRESET, "restarted without this session" },
+        { MORTAL_OTHER_TENANT, -ECONNRESET, "another tenant" },
         { MORTAL_OTHER_NAMES, -ECONNRESET, "other partitions" },
         { MORTAL_OTHER_DEVICE, -ECONNRESET, "other partitions" },
         { MORTAL_FEWER, -ECONNRESET, "other partitions" },
         { MORTAL_LESS, -ECONNRESET, "does not offer" },
-        { MORTAL_NO_EVENTS_FD, -EPROTO, "makes no sense" },
-        { MORTAL_WRONG_BODY, -EPROTO, "makes no sense" },
-        { MORTAL_GARBAGE, -EPROTO, "makes no sense" },
+        { MORTAL_NO_EVENTS_FD, -EPROTO, "an invalid message" },
+        { MORTAL_WRONG_BODY, -EPROTO, "an invalid message" },
+        { MORTAL_GARBAGE, -EPROTO, "an invalid message" },
         { MORTAL_HELD_REFUSED, -ECONNRESET, "the list is another's" },
-        { MORTAL_HELD_BODY, -EPROTO, "makes no sense" },
+        { MORTAL_HELD_BODY, -EPROTO, "an invalid message" },
 };
 
 START_TEST(it_is_over)
@@ -664,7 +664,7 @@ START_TEST(not_granted)
         mortal_set_capabilities(mortal, ~(uint64_t)BFCD__CAPABILITY__CAPABILITY_RETURN);
         begin("off", 0);
         mortal_kill(mortal);
-        expect_error(bfc_malloc(client, 1, &b), -ECONNRESET, "ended the session, or is gone");
+        expect_error(bfc_malloc(client, 1, &b), -ECONNRESET, "ended the session or is not running");
         ck_assert_uint_eq(mortal_count(mortal).n_hellos, 0);
 }
 END_TEST

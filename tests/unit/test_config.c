@@ -183,7 +183,7 @@ static const struct {
         { "max_sessions: 100", "max_session: 100", 1, 1,
           "unknown key 'max_session' in the config; known here: socket, admin_socket, timeouts, max_sessions, devices, tenants, default_tenant" },
         { "max_sessions: 100", "max_sessions: 1\nmax_sessions: 1", 2, 1,
-          "key 'max_sessions' is given twice, first on line 1" },
+          "key 'max_sessions' is defined twice, first on line 1" },
         { "max_sessions: 100", "[a]: 1", 1, 1, "a key must be a single value, this is a list" },
         { "max_sessions: 100", "<<: 1", 1, 1, "unknown key '<<'" },
         { "max_sessions: 100", "socket: {path: /a, colour: red}", 1, 20,
@@ -202,7 +202,7 @@ static const struct {
         { "{partition: infer}", "{partition: infer, max: 1}", 13, 28,
           "unknown key 'max' in a quota; known here: partition, limit, reserve, max_sessions, max_blocks, keep" },
         { "{partition: infer}", "{partition: infer, limit: 4MiB, limit: 4MiB}", 13, 41,
-          "key 'limit' is given twice, first on line 13" },
+          "key 'limit' is defined twice, first on line 13" },
         { "max_sessions: 100", "socket: /run/x", 1, 9,
           "socket must be a mapping of keys to values, this is a single value" },
         { "max_sessions: 100", "admin_socket: [a]", 1, 15,
@@ -225,11 +225,12 @@ static const struct {
         { "match: {uid: 1000}", "match: {}", 10, 12,
           "match is empty; write user, group, uid, gid, unit or cgroup" },
         { "match: {uid: 1000}", "match: {uid: 1000, unit: []}", 10, 30, "unit is empty; leave it out" },
-        { "match: {uid: 1000}", "match: {unit: a/b.service}", 10, 19, "is no unit's name, which has no '/'" },
-        { "match: {uid: 1000}", "match: {unit: \"a\\tb\"}", 10, 19, "holds a control character" },
+        { "match: {uid: 1000}", "match: {unit: a/b.service}", 10, 19,
+          "is not a unit name, because it contains '/'" },
+        { "match: {uid: 1000}", "match: {unit: \"a\\tb\"}", 10, 19, "contains a control character" },
         { "match: {uid: 1000}", "match: {cgroup: a/b}", 10, 21, "does not begin with '/'" },
-        { "match: {uid: 1000}", "match: {cgroup: [/a, /a//b]}", 10, 26, "has an empty step" },
-        { "match: {uid: 1000}", "match: {cgroup: /a/}", 10, 21, "has an empty step" },
+        { "match: {uid: 1000}", "match: {cgroup: [/a, /a//b]}", 10, 26, "has an empty component" },
+        { "match: {uid: 1000}", "match: {cgroup: /a/}", 10, 21, "has an empty component" },
         { "quotas: [{partition: train}]", "quotas: train", 16, 13,
           "quotas must be a list, this is a single value" },
         { "quotas: [{partition: train}]", "quotas: []", 16, 13, "quotas is empty" },
@@ -243,15 +244,15 @@ static const struct {
         { "quotas: [{partition: train}]", "quotas: !x [{partition: train}]", 16, 13,
           "tags (!name) are not allowed" },
         { "quotas: [{partition: train}]", "quotas: [{partition: train}]\n---\na: 1", 17, 1,
-          "a second document begins here; a file holds one" },
+          "a second document starts here; a file must have exactly one" },
         { "max_sessions: 100", "max_sessions: [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]", 1, 30,
           "nested too deeply" },
         { "max_sessions: 100", "max_sessions: 100: 3", 1, 18,
           "not YAML: mapping values are not allowed in this context" },
         { "max_sessions: 100", "max_sessions: [", 3, 3, "not YAML: " },
-        { "max_sessions: 100", "max_sessions: \"\xff\"", 1, 16, "not a text in UTF-8: " },
+        { "max_sessions: 100", "max_sessions: \"\xff\"", 1, 16, "not UTF-8 text: " },
         { "max_sessions: 100", "max_sessions: \x01", 1, 15,
-          "not a text in UTF-8: control characters are not allowed" },
+          "not UTF-8 text: control characters are not allowed" },
         /* numbers */
         { "max_sessions: 100", "max_sessions: 0", 1, 15, "max_sessions 0 is out of range; write 1 to 65536" },
         { "max_sessions: 100", "max_sessions: 65537", 1, 15, "max_sessions 65537 is out of range" },
@@ -314,7 +315,7 @@ static const struct {
         { "size: 1GiB", "size: 1GiB\n    headroom: 50%", 5, 15,
           "headroom '50%': a percentage has no meaning here" },
         { "size: 1GiB", "size: 1GiB\n    headroom: 1GiB", 5, 15,
-          "headroom 1GiB leaves nothing of the device's size, 1GiB" },
+          "headroom 1GiB leaves no memory of the device's size, 1GiB" },
         { "size: 1GiB", "size: 1GiB\n    standby: 50%", 5, 14,
           "standby '50%': a percentage has no meaning here" },
         { "size: 1GiB", "size: 1GiB\n    standby: 3MiB", 5, 14,
@@ -322,7 +323,7 @@ static const struct {
         { "size: 1GiB", "size: 1GiB\n    standby: {size: 1GiB}", 5, 14,
           "standby must be a single value, this is a mapping" },
         { "size: 1GiB", "size: 1GiB\n    standby: 1026MiB", 5, 14,
-          "standby 1026MiB is more than the device has to share out, 1GiB" },
+          "standby 1026MiB is more than the device has for partitions, 1GiB" },
         { "size: 1GiB\n    partitions:\n      - {name: train, limit: 512MiB}\n      - {name: infer, limit: 50%}",
           "size: 1GiB\n    standby: 514MiB\n    partitions:\n      - {name: train, limit: 512MiB}\n"
           "      - {name: infer, limit: 50%, growth: preallocate}",
@@ -331,8 +332,8 @@ static const struct {
           "size: 1GiB\n    standby: 2MiB\n    partitions:\n      - {name: train, limit: 512MiB, huge_pages: "
           "off}",
           5, 14,
-          "standby needs partitions whose memory is made in one way; huge_pages or numa_node of 'train' and "
-          "'infer' differ" },
+          "standby needs partitions with the same huge_pages and numa_node; those of 'train' and 'infer' "
+          "differ" },
         { "limit: 512MiB", "limit: 101%", 6, 30,
           "limit 101% is more than 100% of the device's size minus its headroom" },
         { "limit: 512MiB", "limit: 0%", 6, 30, "limit must be more than 0" },
@@ -352,9 +353,9 @@ static const struct {
         { "name: vision", "name: a123456789b123456789c123456789d123456789e123456789f123456789g123", 9, 11,
           "name 'a123456789b123456789c123456789d123456789e123456789f123456...' is longer than 63 bytes" },
         { "name: vision", "name: [vision]", 9, 11, "name must be a single value" },
-        { "name: language", "name: vision", 14, 11, "tenant 'vision' is there already" },
+        { "name: language", "name: vision", 14, 11, "tenant 'vision' is defined twice" },
         { "name: infer, limit: 50%}", "name: infer, limit: 25%}\n      - {name: train, limit: 25%}", 8, 16,
-          "partition 'train' is there already; names are unique over all devices" },
+          "partition 'train' is defined twice; names must be unique across all devices" },
         { "- name: vision\n    match", "- match", 9, 5, "a tenant lacks its name" },
         /* sockets */
         { "max_sessions: 100", "socket: {path: run/x}", 1, 16,
@@ -362,7 +363,7 @@ static const struct {
         { "max_sessions: 100", "socket: {path: /run/x/}", 1, 16,
           "path '/run/x/' is not the absolute path of a socket" },
         { "max_sessions: 100", "socket: {path: \"/run/\\0x\"}", 1, 16,
-          "path '/run/?x' holds a control character" },
+          "path '/run/?x' contains a control character" },
         { "max_sessions: 100", "socket: {path: [a]}", 1, 16, "path must be a single value" },
         { "max_sessions: 100",
           "socket: {path: /a123456789b123456789c123456789d123456789e123456789f123456789g123456789h123456789i123456789j123456789k123456}",
@@ -387,7 +388,7 @@ static const struct {
         { "    size: 1GiB\n    partitions", "    partitions", 3, 5,
           "device 'host' lacks its size; write it as in size: 4GiB" },
         { "tenants:\n", "  - {id: host, size: 4MiB, partitions: [{name: c, limit: 100%}]}\ntenants:\n", 8, 10,
-          "device 'host' is there already" },
+          "device 'host' is defined twice" },
         { "tenants:\n", "  - host\ntenants:\n", 8, 5, "a device must be a mapping" },
         { "name: train, limit: 512MiB", "name: train", 6, 9, "a partition lacks its limit" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, growth: fast}", 6, 46,
@@ -399,7 +400,7 @@ static const struct {
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, share: cuda-ipc}", 6, 45,
           "share cuda-ipc is not for the host device; write fd" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, clear_on_release: true}", 6, 56,
-          "clear_on_release is for GPUs; the kernel clears the host's memory in any case" },
+          "clear_on_release is only for GPUs; the kernel always clears host memory" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, huge_pages: 1GiB}", 6, 50,
           "huge_pages '1GiB' is not known; write auto, 2MiB or off" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, huge_pages: []}", 6, 50,
@@ -412,11 +413,11 @@ static const struct {
           "the partitions' limits sum to 1018MiB; the device has 1014MiB" },
         /* tenants and quotas */
         { "{partition: infer}", "{partition: debug}", 13, 21,
-          "partition 'debug' does not exist; there are: train, infer" },
+          "partition 'debug' does not exist; the partitions are: train, infer" },
         { "{partition: infer}", "{limit: 4MiB}", 13, 9, "a quota lacks its partition" },
         { "{partition: infer}", "{partition: [infer]}", 13, 21, "partition must be a single value" },
         { "{partition: infer}", "{partition: train}", 13, 21,
-          "this tenant has a quota in partition 'train' already" },
+          "this tenant already has a quota in partition 'train'" },
         { "limit: 50%, reserve", "limit: 514MiB, reserve", 12, 35,
           "limit 514MiB is more than the limit of partition 'train', 512MiB" },
         { "reserve: 128MiB", "reserve: 258MiB", 12, 49,
@@ -426,10 +427,11 @@ static const struct {
         { "quotas: [{partition: train}]", "quotas: [{partition: train, reserve: 386MiB}]", 16, 42,
           "the guarantees (reserve) in partition 'train' sum to 514MiB; its limit is 512MiB" },
         { "{name: train, limit: 512MiB}", "{name: train, limit: 512MiB, growth: preallocate}", 6, 46,
-          "partition 'train': preallocate backs each tenant's limit at the start, but the quotas' limits sum to 768MiB and the partition's limit is 512MiB" },
+          "partition 'train': preallocate allocates each tenant's limit at the start, but the quotas' "
+          "limits sum to 768MiB and the partition's limit is 512MiB" },
         { "    match: {uid: 1000}\n", "", 9, 5, "tenant 'vision' lacks match and is not the default_tenant" },
         { "max_sessions: 100", "default_tenant: speech", 1, 17,
-          "default_tenant 'speech' does not exist; there are: vision, language" },
+          "default_tenant 'speech' does not exist; the tenants are: vision, language" },
         { "max_sessions: 100", "default_tenant: [vision]", 1, 17, "default_tenant must be a single value" },
 };
 
@@ -560,7 +562,7 @@ START_TEST(test_all_at_once)
         assert_line("c.yaml", 2, 21, "reclaim '200'");
         assert_line("c.yaml", 3, 15, "max_sessions 0");
         assert_line("c.yaml", 5, 9, "device cuda:7: no such device");
-        assert_line("c.yaml", 6, 11, "size is for the host device");
+        assert_line("c.yaml", 6, 11, "size is only for the host device");
         assert_line("c.yaml", 9, 16, "name 'tr ain'");
         assert_line("c.yaml", 9, 31, "limit 3MiB");
         assert_line("c.yaml", 11, 5, "tenant 'vision' lacks match");
@@ -617,12 +619,13 @@ START_TEST(test_gpus)
         ck_assert_int_eq(c->partitions[1].share, CONFIG_SHARE_FD);
         ck_assert_uint_eq(c->partitions[2].limit_bytes, 1000 * MIB);
         ck_assert_uint_eq(c->tenants[0].quotas[0].limit_bytes, 3 * GIB);
-        assert_line(
-                "c.yaml", 9, 15,
-                "warning: device 'cuda:1': max_sessions lets 100 processes in, and each, like bfcd itself, takes "
-                "100MiB to 550MiB of the GPU for its context, 10100MiB to 55GiB in all;");
+        assert_line("c.yaml", 9, 15,
+                    "warning: device 'cuda:1': max_sessions allows 100 processes; each of them, and "
+                    "bfcd itself, needs 100MiB to 550MiB of GPU memory for its CUDA context, 10100MiB "
+                    "to 55GiB in total;");
         assert_line("c.yaml", 6, 42,
-                    "warning: partition 'train' shares by cuda-ipc, and tenant 'vision' runs as other users");
+                    "warning: partition 'train' has share: cuda-ipc, and tenant 'vision' has users "
+                    "other than");
         ck_assert_msg(count_lines(errors) == GPUS_WARNINGS, "%s", errors);
         config_free(c);
 }
@@ -639,11 +642,11 @@ START_TEST(test_gpu_that_cannot_share_so)
         struct config *c = NULL;
 
         ck_assert_int_eq(parse(text, &c), -EINVAL);
-        assert_line(
-                "c.yaml", 2, 60,
-                "device 'cuda:3' cannot share by fd (no virtual memory management); write share: cuda-ipc");
-        assert_line("c.yaml", 3, 31, "device 'cuda:4' cannot share by cuda-ipc; write share: fd");
-        assert_line("c.yaml", 4, 31, "device 'cuda:5' can share its memory neither by fd nor by cuda-ipc");
+        assert_line("c.yaml", 2, 60,
+                    "device 'cuda:3' does not support share: fd (no virtual memory management); write "
+                    "share: cuda-ipc");
+        assert_line("c.yaml", 3, 31, "device 'cuda:4' does not support share: cuda-ipc; write share: fd");
+        assert_line("c.yaml", 4, 31, "device 'cuda:5' supports neither share: fd nor share: cuda-ipc");
 }
 END_TEST
 
@@ -750,13 +753,12 @@ START_TEST(test_gpu_defaults)
         ck_assert_uint_eq(c->devices[1].headroom_bytes, 128 * MIB);
         ck_assert_uint_eq(c->partitions[0].limit_bytes, 7 * GIB - 2 * MIB);
         ck_assert_int_eq(c->partitions[0].share, CONFIG_SHARE_CUDA_IPC);
-        assert_line("c.yaml", 2, 31, "warning: partition 'p' shares by cuda-ipc, the default");
-        assert_line("c.yaml", 3, 31, "warning: partition 'q' shares by cuda-ipc");
-        assert_line(
-                "c.yaml", 2, 10,
-                "1024 processes in, and each, like bfcd itself, takes 100MiB to 550MiB of the GPU for its "
-                "context, 101GiB to 551GiB in all; the headroom is 1026MiB");
-        assert_line("c.yaml", 2, 31, "share: fd is the better choice for other users");
+        assert_line("c.yaml", 2, 31, "warning: partition 'p' has the default, share: cuda-ipc");
+        assert_line("c.yaml", 3, 31, "warning: partition 'q' has the default");
+        assert_line("c.yaml", 2, 10,
+                    "1024 processes; each of them, and bfcd itself, needs 100MiB to 550MiB of GPU "
+                    "memory for its CUDA context, 101GiB to 551GiB in total; the headroom is 1026MiB");
+        assert_line("c.yaml", 2, 31, "use share: fd for other users");
         ck_assert_msg(count_lines(errors) == 4, "%s", errors); /* no tenant has a quota on cuda:1 */
         config_free(c);
 }
@@ -769,35 +771,36 @@ static const struct {
         unsigned int column;
         const char *part;
 } gpu_mistakes[] = {
-        { "cuda:0", "\"cuda:\"", 3, 9, "device 'cuda:' has no number of a GPU; write it as in cuda:0" },
-        { "cuda:0", "cuda:01", 3, 9, "device 'cuda:01' has no number" },
-        { "cuda:0", "cuda:-1", 3, 9, "device 'cuda:-1' has no number" },
-        { "cuda:0", "cuda:1000", 3, 9, "device 'cuda:1000' has no number" },
+        { "cuda:0", "\"cuda:\"", 3, 9, "device 'cuda:' has no GPU number; write it as in cuda:0" },
+        { "cuda:0", "cuda:01", 3, 9, "device 'cuda:01' has no GPU number" },
+        { "cuda:0", "cuda:-1", 3, 9, "device 'cuda:-1' has no GPU number" },
+        { "cuda:0", "cuda:1000", 3, 9, "device 'cuda:1000' has no GPU number" },
         { "cuda:0", "\"cuda:0\\0\"", 3, 9, "is not known" },
         { "cuda:0", "GPU-12ab", 3, 9, "device 'GPU-12ab' has no UUID; write it as nvidia-smi -L prints it" },
         { "cuda:0", GPU_0 "0", 3, 9, "has no UUID" },
         { "cuda:0", "GPU-0011223344-5566-7788-99aa-bbccddeeff", 3, 9, "has no UUID" },
         { "cuda:0", "MIG-x0112233-4455-6677-8899-aabbccddeeff", 3, 9, "has no UUID" },
-        { "cuda:1", "cuda:0", 8, 9, "device 'cuda:0' is there already; put all its partitions in one place" },
+        { "cuda:1", "cuda:0", 8, 9,
+          "device 'cuda:0' is defined twice; list all its partitions in one entry" },
         { "cuda:1", GPU_0, 8, 9,
-          "device '" GPU_0
-          "' is the GPU that is named 'cuda:0' on line 3; put all its partitions in one place" },
-        { "cuda:1", MIG_0, 8, 9, "device '" MIG_0 "' cannot be served beside 'cuda:0'" },
+          "device '" GPU_0 "' is the same GPU as 'cuda:0' on line 3; list all its partitions in one entry" },
+        { "cuda:1", MIG_0, 8, 9, "device '" MIG_0 "' and device 'cuda:0' cannot be served together" },
         { "share: fd}\n  - id: cuda:1", "share: cuda-ipc}\n    standby: 64MiB\n  - id: cuda:1", 8, 14,
           "standby has no effect on this device: it is for partitions with share: fd and growth: on-demand" },
         { "headroom: 2GiB", "headroom: 2GiB\n    standby: 3074MiB", 5, 14,
           "standby 3074MiB is more than the limits of the partitions that take it, 3GiB" },
-        { "share: cuda-ipc", "huge_pages: auto", 6, 47, "huge_pages is for the host device" },
-        { "share: cuda-ipc", "numa_node: 0", 6, 46, "numa_node is for the host device" },
+        { "share: cuda-ipc", "huge_pages: auto", 6, 47, "huge_pages is only for the host device" },
+        { "share: cuda-ipc", "numa_node: 0", 6, 46, "numa_node is only for the host device" },
         { "share: cuda-ipc", "clear_on_release: yes", 6, 53,
           "clear_on_release 'yes' is not known; write false or true" },
-        { "headroom: 2GiB", "size: 4GiB", 4, 11, "size is for the host device; a GPU has the size it has" },
+        { "headroom: 2GiB", "size: 4GiB", 4, 11,
+          "size is only for the host device; the size of a GPU comes from its driver" },
         { "headroom: 2GiB", "headroom: 10%", 4, 15, "headroom '10%': a percentage has no meaning here" },
         { "headroom: 2GiB", "headroom: 9GiB", 4, 15,
-          "headroom 9GiB leaves nothing of device 'cuda:0', which has 8192MiB" },
+          "headroom 9GiB leaves no memory of device 'cuda:0', which has 8192MiB" },
         { "limit: 3GiB", "limit: 3074MiB", 7, 30,
-          "the partitions' limits sum to 6146MiB; device 'cuda:0' has 6144MiB to share out (8192MiB minus a "
-          "headroom of 2GiB)" },
+          "the partitions' limits sum to 6146MiB; device 'cuda:0' has 6144MiB for partitions (8192MiB "
+          "minus a headroom of 2GiB)" },
         { "limit: 300MiB", "limit: 1002MiB", 17, 35,
           "limit 1002MiB is more than the limit of partition 'small'" },
         { "share: cuda-ipc", "share: nfs", 6, 42, "share 'nfs' is not known; write fd or cuda-ipc" },
@@ -836,7 +839,7 @@ START_TEST(test_mig)
         config_free(c);
         ck_assert_int_gt(asprintf(&text, format, MIG_0, MIG_1), 0);
         ck_assert_int_eq(parse(text, &c), -EINVAL);
-        assert_line("c.yaml", 3, 10, "cannot be served beside '" MIG_0 "'");
+        assert_line("c.yaml", 3, 10, "and device '" MIG_0 "' cannot be served together");
         free(text);
 }
 END_TEST
@@ -857,7 +860,7 @@ START_TEST(test_gpu_is_not_there)
         f = open_errors();
         ck_assert_int_eq(config_parse("c.yaml", text, strlen(text), NULL, f, &c), -EINVAL);
         fclose(f);
-        assert_line("c.yaml", 3, 9, "device cuda:0: this program serves no GPUs");
+        assert_line("c.yaml", 3, 9, "device cuda:0: GPUs are not supported by this program");
         assert_line("c.yaml", 7, 30, "limit '3'");
         ck_assert_msg(count_lines(errors) == 3, "%s", errors);
         ck_assert_ptr_null(c);
@@ -893,10 +896,9 @@ START_TEST(test_gpu_is_full)
         machine.succeeds = true; /* it may be its own */
         c = parse_good(more);
         machine.succeeds = false;
-        assert_line(
-                "c.yaml", 8, 9,
-                "warning: device 'cuda:1' has 512MiB free now; its guarantees and preallocating partitions need "
-                "600MiB with what was kept for them");
+        assert_line("c.yaml", 8, 9,
+                    "warning: device 'cuda:1' has 512MiB free now; its guarantees and preallocating "
+                    "partitions need 600MiB including memory kept from the previous daemon");
         config_free(c);
         free(more);
         free(text);
@@ -922,7 +924,7 @@ START_TEST(test_small_limits_by_cuda_ipc)
         struct config *c = parse_good(text);
 
         assert_line("c.yaml", 15, 35,
-                    "warning: limit 254MiB in partition 'train' is made of pieces of 32MiB");
+                    "warning: limit 254MiB in partition 'train' is allocated in extents of 32MiB");
         ck_assert_msg(count_lines(errors) == GPUS_WARNINGS + 1, "%s", errors);
         config_free(c);
         free(text);
@@ -974,7 +976,7 @@ START_TEST(test_contexts_fit)
                                   at + strlen("headroom: 24MiB")),
                          0);
         c = parse_good(roomy); /* bfcd's and one other, 1100MiB */
-        assert_line("c.yaml", 9, 15, "lets 1 processes in, and each, like bfcd itself, takes");
+        assert_line("c.yaml", 9, 15, "allows 1 processes; each of them, and bfcd itself, needs");
         config_free(c);
         free(roomy);
         free(text);
@@ -1084,7 +1086,7 @@ START_TEST(test_everything_said)
 {
         struct config *c = parse_good(FULL);
 
-        assert_line("c.yaml", 24, 5, "warning: tenant 'nobody' matches nobody");
+        assert_line("c.yaml", 24, 5, "warning: tenant 'nobody' matches no process");
         ck_assert_uint_eq(count_lines(errors), 1);
         ck_assert_str_eq(c->socket.path, "/tmp/a \"b\\c");
         ck_assert_uint_eq(c->socket.mode, 0660);
@@ -1209,17 +1211,17 @@ START_TEST(test_sessions_of_tenants)
         ck_assert_str_eq(errors, "");
         config_free(c);
         c = parse_sessions("max_sessions: 101\n", ", max_sessions: 100", "", ", max_sessions: 2");
-        assert_line(
-                "c.yaml", 2, 15,
-                "warning: the max_sessions of the tenants sum to 102, and the daemon's max_sessions is 101: "
-                "each tenant is sure of 50 at most; lower the former, or raise the latter");
+        assert_line("c.yaml", 2, 15,
+                    "warning: the max_sessions of the tenants sum to 102, and the daemon's max_sessions "
+                    "is 101: each tenant is guaranteed at most 50 sessions; lower the former, or raise "
+                    "the latter");
         config_free(c);
         c = parse_sessions("", "", ", max_sessions: 4000", ", max_sessions: 97");
         assert_line("c.yaml", 1, 1, "warning: the max_sessions of the tenants sum to 4097,");
         config_free(c);
         c = parse_sessions("max_sessions: 1\n", "", "", "");
         assert_line("c.yaml", 2, 15,
-                    "warning: max_sessions is 1 for 2 tenants: no tenant is sure of a session");
+                    "warning: max_sessions is 1 for 2 tenants: no tenant is guaranteed a session");
         ck_assert_uint_eq(config_session_share(c, &c->tenants[0]), 0);
         config_free(c);
 }
@@ -1343,9 +1345,9 @@ START_TEST(test_unknown_users)
 
         assert_line("c.yaml", 10, 20,
                     "warning: user 'alice-not-here' is not known on this machine (getpwnam)");
-        assert_line(
-                "c.yaml", 10, 36,
-                "warning: user '4711' is not known on this machine (getpwnam) and matches nobody; for a number write uid: 4711");
+        assert_line("c.yaml", 10, 36,
+                    "warning: user '4711' is not known on this machine (getpwnam) and matches no "
+                    "process; for a number write uid: 4711");
         assert_line("c.yaml", 10, 51,
                     "warning: group 'nogroup-here' is not known on this machine (getgrnam)");
         ck_assert_uint_eq(count_lines(errors), 3);
@@ -1355,9 +1357,9 @@ START_TEST(test_unknown_users)
         free(text);
         text = edit("max_sessions: 100", "admin_socket: {group: nogroup-here}");
         c = parse_good(text);
-        assert_line(
-                "c.yaml", 1, 23,
-                "warning: group 'nogroup-here' is not known on this machine (getgrnam) and does not get the socket");
+        assert_line("c.yaml", 1, 23,
+                    "warning: group 'nogroup-here' is not known on this machine (getgrnam) and the "
+                    "socket keeps its group");
         ck_assert_uint_eq(c->admin_socket.group, (gid_t)-1);
         config_free(c);
         free(text);
@@ -1473,10 +1475,11 @@ static const struct {
           "--socket: '' is not the absolute path of a socket; write it as in /run/bfcd/bfcd.sock\n" },
         { NULL, "/d/",
           "--admin-socket: '/d/' is not the absolute path of a socket; write it as in /run/bfcd/bfcd.sock\n" },
-        { NULL, "/a\nb", "--admin-socket: '/a?b' holds a control character\n" },
+        { NULL, "/a\nb", "--admin-socket: '/a?b' contains a control character\n" },
         { "/\033", "x",
-          "--socket: '/?' holds a control character\n"
-          "--admin-socket: 'x' is not the absolute path of a socket; write it as in /run/bfcd/bfcd.sock\n" },
+          "--socket: '/?' contains a control character\n"
+          "--admin-socket: 'x' is not the absolute path of a socket; write it as in "
+          "/run/bfcd/bfcd.sock\n" },
         { "/one", "/one", "--admin-socket: '/one' is the path of --socket; they must differ\n" },
         { "/the/admins", NULL,
           "--socket: '/the/admins' is the path of the config's admin_socket; they must differ\n" },
@@ -1623,7 +1626,7 @@ START_TEST(test_errors_beside)
         assert_line_of("conf.d/a.yaml", 1, 1,
                        "unknown key 'max_sessions' in a file of conf.d (tenants only); known here: tenants");
         assert_line_of("conf.d/a.yaml", 1, 1, "the key 'tenants' is missing");
-        assert_line_of("conf.d/b.yaml", 2, 12, "tenant 'vision' is there already");
+        assert_line_of("conf.d/b.yaml", 2, 12, "tenant 'vision' is defined twice");
         assert_line_of("conf.d/c.yaml", 2, 1, "not YAML: ");
         assert_line_of("conf.d/d.yaml", 1, 1, "cannot be read: Is a directory");
         assert_line_of("conf.d/e.yaml", 1, 75,

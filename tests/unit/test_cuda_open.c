@@ -64,9 +64,10 @@ START_TEST(without_a_driver)
                               "cuda:0: no CUDA driver: the libcuda.so.1 found is");
         expect_without_driver("FAKE_CUDA_DEVICES=", "cuda:0: the CUDA driver finds no GPU");
         expect_without_driver("FAKE_CUDA_FAULT=cuInit:*:803",
-                              "cuda:0: the CUDA driver does not start: CUDA error 803");
+                              "cuda:0: the CUDA driver cannot be initialized: CUDA error 803");
         expect_without_driver("FAKE_CUDA_FAULT=cuInit:*:999",
-                              "cuda:0: the CUDA driver does not start: unknown error (CUDA_ERROR_UNKNOWN)");
+                              "cuda:0: the CUDA driver cannot be initialized: unknown error "
+                              "(CUDA_ERROR_UNKNOWN)");
 }
 END_TEST
 
@@ -115,7 +116,7 @@ START_TEST(ids)
         struct process p = process_start();
 
         for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
-                expect_refused(&p, wrong[i], -EINVAL, "no id of a GPU");
+                expect_refused(&p, wrong[i], -EINVAL, "not a GPU id");
         expect_refused(&p, "cuda:2", -ENODEV, "no such device: the CUDA driver shows 2");
         expect_refused(&p, "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff", -ENODEV, "no such device among the 2");
         ck_assert_int_eq(open_device(&p, "GPU-FA4EC0DA-0000-4000-8000-000000000001"), 0);
@@ -162,7 +163,8 @@ START_TEST(modes_in_which_nothing_can_be_shared)
         expect_mode("FAKE_CUDA_ATTRIBUTES=20=2", -EBUSY, "compute mode is PROHIBITED");
         expect_mode("FAKE_CUDA_ATTRIBUTES=0/133=1", -EBUSY, "MPS");
         expect_mode("CUDA_MPS_PIPE_DIRECTORY=/run/mps", -EBUSY, "CUDA_MPS_PIPE_DIRECTORY");
-        expect_mode("FAKE_CUDA_CONTEXT_BYTES=65MiB", -ENOMEM, "no context can be had: out of memory");
+        expect_mode("FAKE_CUDA_CONTEXT_BYTES=65MiB", -ENOMEM,
+                    "no CUDA context can be created: out of memory");
         set(&p, "FAKE_CUDA_ATTRIBUTES=0/20=3"); /* another's mode is another's */
         ck_assert_int_eq(open_device(&p, "cuda:1"), 0);
         owner_end(&p);

@@ -261,10 +261,10 @@ END_TEST
 /* Without operators' right, and what makes no sense. */
 START_TEST(what_is_refused)
 {
-        assert_refused(a, drain(a, "cuda:0"), EACCES, "on the admin socket");
-        assert_refused(a, resume(a, "cuda:0"), EACCES, "on the admin socket");
+        assert_refused(a, drain(a, "cuda:0"), EACCES, "use the admin socket");
+        assert_refused(a, resume(a, "cuda:0"), EACCES, "use the admin socket");
         assert_refused(admin, drain(admin, "cuda:7"), ENOENT,
-                       "there is no device 'cuda:7'; those there are: 'cuda:0' 'cuda:1'");
+                       "there is no device 'cuda:7'; the devices are: 'cuda:0' 'cuda:1'");
         assert_refused(admin, resume(admin, ""), ENOENT, "there is no device ''");
         assert_refused(admin, resume(admin, "cuda:0"), EINVAL, "device 'cuda:0' is not drained: it is ok");
         ck_assert_str_eq(row(0)->state, "ok");
@@ -289,7 +289,7 @@ START_TEST(it_empties_as_blocks_are_freed)
         ck_assert_uint_eq(gpus[0].live_bytes, 3 * E); /* nothing but what blocks lie in */
         ck_assert(broker_is_blocked(b));
         assert_refused(a, peer_malloc(a, ONE, MIB), EBUSY,
-                       "device 'cuda:0' of partition 'one' is being drained");
+                       "device 'cuda:0' of partition 'one' is drained by an operator");
         assert_refused(a, peer_malloc_wait(a, WHOLE, MIB, 60000), EBUSY, "until it is resumed");
         (void)must_malloc(a, OTHER, MIB);
         must_free(a, of_one);
@@ -424,7 +424,7 @@ START_TEST(two_drains_and_two_resumes)
         ids[1] = resume(second, "cuda:0");
         ids[2] = drain(second, "cuda:0");
         ck_assert_int_eq(peer_error(admin, ids[0]), -1);
-        assert_refused(second, ids[1], EBUSY, "is being resumed already");
+        assert_refused(second, ids[1], EBUSY, "is already being resumed");
         assert_refused(second, ids[2], EBUSY, "is being resumed");
         settle();
         ck_assert_int_eq(peer_error(admin, ids[0]), 0);
@@ -483,7 +483,7 @@ START_TEST(a_resume_on_the_heels_of_a_drain)
         id = resume(admin, "cuda:0");
         broker_poll(b);
         ck_assert(gpus[0].is_closed);
-        assert_refused(second, resume(second, "cuda:0"), EBUSY, "is being resumed already");
+        assert_refused(second, resume(second, "cuda:0"), EBUSY, "is already being resumed");
         assert_refused(second, drain(second, "cuda:0"), EBUSY, "is being resumed");
         peer_free(second);
         settle();
@@ -518,19 +518,18 @@ START_TEST(what_no_longer_fits)
         gpus[0].open_error = 0;
         gpus[0].facts.bytes_total = 100 * MIB; /* 112 MiB in partitions, and headroom */
         assert_stays_drained(ENOMEM,
-                             "it has 104857600 bytes now, and its partitions' limits and headroom are");
+                             "it now has 104857600 bytes, and its partitions' limits and headroom sum to");
         ck_assert(gpus[0].is_closed);
         gpus[0].facts.bytes_total = SIZE;
         gpus[0].facts.uuid[5] = 1;
-        assert_stays_drained(ENODEV, "it is another GPU than before");
+        assert_stays_drained(ENODEV, "it is a different GPU than before");
         gpus[0].facts.uuid[5] = 0;
         gpus[0].facts.shares[DEVICE_SHARE_CUDA_IPC] = false;
-        assert_stays_drained(ENOTSUP,
-                             "it cannot share memory by 'cuda-ipc' any more, as partition 'whole' does");
+        assert_stays_drained(ENOTSUP, "it no longer supports share: cuda-ipc of partition 'whole'");
         gpus[0].facts.shares[DEVICE_SHARE_CUDA_IPC] = true;
         for (unsigned nth = 1; nth < 18; nth += 8) { /* in each of the three */
                 fake_device_fail_make(&gpus[0], nth, -ENOMEM);
-                assert_stays_drained(ENOMEM, "cannot be made: ");
+                assert_stays_drained(ENOMEM, "cannot be allocated: ");
         }
         ck_assert(gpus[0].is_closed);
         gpus[0].facts.bytes_total = 120 * MIB; /* still enough */
@@ -559,7 +558,7 @@ START_TEST(a_lost_device_comes_back)
         assert_refused(admin, resume(admin, "cuda:0"), EINVAL, "is not drained: it is lost; drain it first");
         must_drain("cuda:0");
         ck_assert_str_eq(row(0)->state, "draining");
-        assert_refused(admin, resume(admin, "cuda:0"), ENODEV, "is lost and still held");
+        assert_refused(admin, resume(admin, "cuda:0"), ENODEV, "is lost and still in use");
         must_free(a, block);
         ck_assert_str_eq(row(0)->state, "drained");
         ck_assert_uint_eq(row(0)->bytes_escaped, EARLY_BYTES + E);
@@ -586,7 +585,7 @@ START_TEST(what_escaped_stays_charged)
         ck_assert_uint_eq(row(0)->bytes_escaped, E);
         must_drain("cuda:0");
         ck_assert_str_eq(row(0)->state, "drained");
-        ck_assert(log_says("that it did not take back may still be held by processes"));
+        ck_assert(log_says("are unreclaimed; processes may still have them mapped"));
         gpus[0].others_bytes = E;
         must_resume("cuda:0");
         ck_assert_uint_eq(row(0)->bytes_escaped, E);
@@ -597,7 +596,7 @@ START_TEST(what_escaped_stays_charged)
         gpus[0].others_bytes = 2 * E;
         id = resume(admin, "cuda:0");
         settle();
-        assert_refused(admin, id, EDQUOT, "does not fit beside 2097152 bytes");
+        assert_refused(admin, id, EDQUOT, "does not fit, because 2097152 bytes");
         ck_assert_str_eq(row(0)->state, "drained");
         gpus[0].others_bytes = 0;
         must_resume("cuda:0");

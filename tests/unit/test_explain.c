@@ -143,7 +143,7 @@ START_TEST(over_quota_names_the_holders)
         must_malloc(peers[4], TRAIN, 1);
         sentence = refusal_of(peers[0], peer_malloc(peers[0], TRAIN, 40 * MIB), EDQUOT);
         snprintf(words, sizeof(words),
-                 "largest holders: session %" PRIu64 " (pid %d, job-4): 5.0 MiB in 2 blocks, session",
+                 "largest sessions: session %" PRIu64 " (pid %d, job-4): 5.0 MiB in 2 blocks, session",
                  peers[4]->session->id, (int)peers[4]->session->who.pid);
         must_say(sentence, words);
         must_say(sentence, "job-3): 4.0 MiB in 1 block, ");
@@ -166,12 +166,12 @@ START_TEST(out_of_memory_keeps_others_names)
         must_malloc(blue, 0, 40 * MIB);
         must_malloc(red, TRAIN, 2 * MIB);
         sentence = refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
-        must_say(sentence, "; largest holders: session");
+        must_say(sentence, "; largest sessions: session");
         must_say(sentence, "mine): 2.0 MiB in 1 block; other tenants have 40.0 MiB reserved");
         must_not_say(sentence, "theirs");
         must_not_say(sentence, "blue");
         explain_to_log(quota_of(red, TRAIN), -ENOMEM, line, sizeof(line));
-        must_say(line, "refused; largest holders: session");
+        must_say(line, "refused; largest sessions: session");
         must_say(line, "(tenant 'blue', pid");
         must_say(line, "theirs): 40.0 MiB in 1 block, session");
         must_say(line, "mine): 2.0 MiB in 1 block");
@@ -205,7 +205,7 @@ START_TEST(max_blocks_names_by_blocks)
         for (unsigned i = 0; i < 3; i++)
                 must_malloc(many, SERVE, 256);
         sentence = refusal_of(large, peer_malloc(large, SERVE, 256), EDQUOT);
-        must_say(sentence, "max_blocks is 4; largest holders: session");
+        must_say(sentence, "max_blocks is 4; largest sessions: session");
         must_say(sentence, "many): 768 B in 3 blocks, session");
         peer_free(large);
         peer_free(many);
@@ -224,7 +224,7 @@ START_TEST(names_are_of_the_moment)
         must_malloc(second, TRAIN, 2 * MIB);
         must_malloc(third, TRAIN, 1 * MIB);
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
-        must_say(sentence, "largest holders: session");
+        must_say(sentence, "largest sessions: session");
         must_say(sentence, "first): 4.0 MiB in 1 block, session");
         must_free(first, id);
         must_malloc(first, TRAIN, 256);
@@ -236,7 +236,7 @@ START_TEST(names_are_of_the_moment)
         must_malloc(fourth, TRAIN, 3 * MIB); /* who grows is seen at once */
         sentence[0] = '\0';
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
-        must_say(sentence, "largest holders: session");
+        must_say(sentence, "largest sessions: session");
         must_say(sentence, "fourth): 3.0 MiB in 1 block, session");
         peer_free(second);
         peer_settle(b);
@@ -250,7 +250,7 @@ START_TEST(names_are_of_the_moment)
         sentence[0] = '\0';
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
         must_not_say(sentence, "second");
-        must_say(sentence, "largest holders: session");
+        must_say(sentence, "largest sessions: session");
         peer_free(third);
         peer_free(first);
 }

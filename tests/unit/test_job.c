@@ -373,8 +373,7 @@ START_TEST(not_connected)
         ck_assert_uint_eq(fake.n_calls, 0);
         ck_assert_int_eq(status(), REPORT_REFUSED);
         text = troubles();
-        ck_assert_str_eq(text, "bfc-replay: the job could not go on: "
-                               "bfc_connect: the quota is \\x1b full\n");
+        ck_assert_str_eq(text, "bfc-replay: the job failed: bfc_connect: the quota is \\x1b full\n");
         free(text);
 }
 END_TEST

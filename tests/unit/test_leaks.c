@@ -180,7 +180,8 @@ START_TEST(by_session)
         row.tenant = (char[]){ "red" };
         text = table_of(k, &sessions);
         ck_assert_ptr_nonnull(strstr(text, "\nshared - - - red "));
-        ck_assert_ptr_nonnull(strstr(text, "\nOf what sessions hold, 2.0 KiB lie idle in their caches"));
+        ck_assert_ptr_nonnull(strstr(text, "\n"
+                                           "2.0 KiB of the sessions' memory are idle in the clients' caches"));
         free(text);
         row.tenant = (char[]){ "blue" }; /* not asked about */
         text = table_of(k, &sessions);
@@ -341,7 +342,7 @@ START_TEST(explain_for_people)
         ck_assert_ptr_nonnull(strstr(text, "Waiting 6\n"
                                            "Refused 3 EDQUOT 1, ENOMEM 2, last 30.0 s ago\n"
                                            "##+.~-\n"
-                                           "# used . free + mixed ~ being given back - no memory there\n"));
+                                           "# used . free + mixed ~ being released - no memory\n"));
         ck_assert_ptr_nonnull(strstr(text, "SESSION PID NAME STATE BLOCKS HELD IDLE LARGEST\n"
                                            "9 77 x\\x1b[2J live 4 3.0 MiB 512 B 1.0 MiB\n"
                                            "(1 of 2 sessions)\n"));
@@ -349,7 +350,7 @@ START_TEST(explain_for_people)
                                            "##+.~-\n"
                                            "\n"
                                            "Tenant green in partition train\n"
-                                           "Has had nothing. Limit 8.0 MiB, guaranteed 0 B.\n"));
+                                           "No allocations yet. Limit 8.0 MiB, guaranteed 0 B.\n"));
         free(text);
 }
 END_TEST

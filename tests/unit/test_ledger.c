@@ -673,7 +673,7 @@ START_TEST(test_check_finds_damage)
         ledger_extent_at(l, 0)->links.n_exports = 1;
         ledger_extent_at(l, 0)->id = 9;
         ck_assert_int_eq(ledger_check(l, &why), -EBADMSG);
-        ck_assert_ptr_nonnull(strstr(why, "never given"));
+        ck_assert_ptr_nonnull(strstr(why, "never assigned"));
         ledger_extent_at(l, 0)->id = 1;
         assert_sound(l);
         ledger_free(l);

@@ -171,7 +171,7 @@ START_TEST(test_slow_reader)
         for (char *rest = text, *line; (line = strsep(&rest, "\n")) && *line; n_lines++) {
                 unsigned long number;
 
-                if (sscanf(line, "warning: %lu lines of this log were lost", &number) == 1) {
+                if (sscanf(line, "warning: %lu log lines were lost", &number) == 1) {
                         n_lost += number;
                         n_lines--;
                         continue;
@@ -205,14 +205,14 @@ START_TEST(test_limit)
                 ck_assert_uint_eq(limit.interval_ms, ms < 60000 ? ms : 60000);
                 limit.last_ms -= limit.interval_ms;
                 ck_assert(!log_limited_rest(&limit, LOG_LEVEL_INFO, "more"));
-                ck_assert_str_eq(next_line(), ms == 1000 ? "info: more (4 like it left out)\n"
-                                                         : "info: more (1 like it left out)\n");
+                ck_assert_str_eq(next_line(), ms == 1000 ? "info: more (4 similar messages suppressed)\n"
+                                                         : "info: more (1 similar messages suppressed)\n");
                 log_limited(&limit, LOG_LEVEL_INFO, "and");
                 ck_assert_str_eq(next_line(), "");
         }
         limit.last_ms -= 2 * limit.interval_ms; /* nothing for long */
         log_limited(&limit, LOG_LEVEL_INFO, "again");
-        ck_assert_str_eq(next_line(), "info: again (1 like it left out)\n");
+        ck_assert_str_eq(next_line(), "info: again (1 similar messages suppressed)\n");
         ck_assert_uint_eq(limit.interval_ms, 1000);
 }
 END_TEST

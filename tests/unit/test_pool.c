@@ -73,7 +73,8 @@ START_TEST(pieces_until_it_is_full)
         ck_assert_int_eq(bfc_pool_alloc(pool, 257, &no), -ENOMEM);
         ck_assert_ptr_eq(no, &s);
         ck_assert_str_eq(bfc_last_error(),
-                         "257 bytes do not fit in the pool: it has 65536, and 65280 are used");
+                         "257 bytes do not fit in the pool: its size is 65536 bytes, and 65280 bytes "
+                         "are used");
         piece_of(pool, 256); /* what is left */
         ck_assert_int_eq(bfc_pool_alloc(pool, 1, &no), -ENOMEM);
         ck_assert_int_eq(bfc_stats(client, &s), 0);

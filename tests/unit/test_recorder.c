@@ -290,7 +290,7 @@ START_TEST(what_cannot_be_written)
         snprintf(name, sizeof(name), "%s/nowhere/t.csv", folder);
         expect_refusal(name, -ENOENT, name);
         expect_refusal(folder, -EISDIR, folder);
-        expect_refusal("/dev/null", -EINVAL, "no file");
+        expect_refusal("/dev/null", -EINVAL, "not a regular file");
         ck_assert_int_eq(mkfifo(path, 0600), 0);
         expect_refusal(path, -ENXIO, path); /* and nobody waits for a reader */
 }
@@ -543,7 +543,7 @@ START_TEST(a_truncated_file)
         in = fopen(path, "re");
         ck_assert_ptr_nonnull(in);
         ck_assert_int_eq(trace_read(in, "t", &t, &error), -EINVAL);
-        ck_assert_str_eq(error, "t:1: a zero byte; this is no text");
+        ck_assert_str_eq(error, "t:1: a zero byte; the file is not text");
         fclose(in);
         free(error);
 }
@@ -600,7 +600,7 @@ START_TEST(a_full_disk)
                 give_back(r, at(0));
         }
         recorder_free(r);
-        ck_assert_ptr_nonnull(strstr(error_last(), "the trace ends early: File too large"));
+        ck_assert_ptr_nonnull(strstr(error_last(), "the trace is incomplete: File too large"));
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
         ck_assert_int_eq(stat(path, &st), 0);
         ck_assert_int_gt(st.st_size, 49900);

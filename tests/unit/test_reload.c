@@ -161,7 +161,8 @@ START_TEST(a_tenant_comes)
                             RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
                                     BLUE("{partition: a, limit: 64MiB}"));
         ck_assert_str_eq(changes, "tenant 'green' is new\n"
-                                  "tenant 'green' has a quota in partition 'b': limit 4MiB, reserve 2MiB\n");
+                                  "tenant 'green': new quota in partition 'b': limit 4MiB, reserve "
+                                  "2MiB\n");
         ck_assert_uint_eq(b->partitions[1].pool.committed_bytes, 2 * MIB);
         p = come_in(3, "");
         ck_assert_int_eq(try_malloc(p, 0, 4 * MIB, NULL), 0);
@@ -180,7 +181,8 @@ START_TEST(a_tenant_goes_when_its_sessions_have)
         ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, &block), 0);
         must_reload(HEAD("64", "32") BLUE("{partition: a, limit: 64MiB}"));
         ck_assert_str_eq(changes,
-                         "tenant 'red' is removed: nobody comes in as it any more; its sessions (1) go on\n");
+                         "tenant 'red' is removed: it gets no new sessions; its existing sessions (1) "
+                         "continue\n");
         ck_assert_int_eq(must_be_refused(1, ""), EACCES);
         ck_assert_int_eq(must_be_refused(2, "red"), EACCES);
         ck_assert_int_eq(try_malloc(p, 0, 20 * MIB, NULL), 0);
@@ -210,7 +212,7 @@ START_TEST(a_tenant_comes_back_before_it_is_gone)
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}")
                             BLUE("{partition: a, limit: 10MiB, reserve: 4MiB}"));
         ck_assert_str_eq(changes, "tenant 'blue' is new\n"
-                                  "tenant 'blue' has its quota in partition 'a' again\n"
+                                  "tenant 'blue': its quota in partition 'a' is added again\n"
                                   "tenant 'blue' in partition 'a': limit is 10MiB, was 64MiB\n"
                                   "tenant 'blue' in partition 'a': reserve is 4MiB, was 0\n");
         ck_assert_int_eq(try_malloc(p, 0, 4 * MIB, NULL), EDQUOT);
@@ -228,9 +230,11 @@ START_TEST(quotas_of_a_tenant_come_and_go)
 
         must_reload(HEAD("64", "32") RED("{partition: b, limit: 8MiB}") BLUE("{partition: a}"));
         ck_assert_str_eq(changes,
-                         "tenant 'red' has a quota in partition 'b': limit 8MiB, reserve 0\n"
-                         "tenant 'red' loses its quota in partition 'a'; its sessions there (1) go on\n"
-                         "tenant 'red' loses its quota in partition 'pre'; its sessions there (0) go on\n");
+                         "tenant 'red': new quota in partition 'b': limit 8MiB, reserve 0\n"
+                         "tenant 'red': its quota in partition 'a' is removed; its existing sessions "
+                         "there (1) continue\n"
+                         "tenant 'red': its quota in partition 'pre' is removed; its existing sessions "
+                         "there (0) continue\n");
         after = come_in(1, "");
         ck_assert_uint_eq(peer_reply(after, 1)->hello->n_partitions, 1);
         ck_assert_str_eq(peer_reply(after, 1)->hello->partitions[0]->name, "b");
@@ -256,8 +260,9 @@ START_TEST(matches_and_their_order)
 
         must_reload(HEAD("64", "32") TENANT("blue", "[1, 2]", "{partition: a}")
                             RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}"));
-        ck_assert_str_eq(changes, "tenant 'blue' matches others than before\n"
-                                  "the order of the tenants is another one: the first that matches counts\n");
+        ck_assert_str_eq(changes, "tenant 'blue': match is changed\n"
+                                  "the order of the tenants is changed: a process becomes the first "
+                                  "tenant that matches it\n");
         q = come_in(1, "a");
         ck_assert_str_eq(p->session->tenant->name, "red");
         ck_assert_str_eq(q->session->tenant->name, "blue");
@@ -273,7 +278,7 @@ START_TEST(the_default_tenant_changes)
         ck_assert_str_eq(changes, "timeouts: reclaim is 5ms, was 200ms\n"
                                   "timeouts: release is 6000ms, was 5000ms\n"
                                   "max_sessions is 7, was 4096\n"
-                                  "default_tenant is blue, was nobody\n"
+                                  "default_tenant is blue, was none\n"
                                   "tenant 'red' in partition 'a': limit is 64MiB, was 32MiB\n");
         ck_assert_int_eq(must_be_refused(99, ""), 0);
         ck_assert_uint_eq(b->partitions[0].reclaim_timeout_ms, 5);
@@ -361,14 +366,13 @@ START_TEST(a_limit_below_what_is_held)
                 ck_assert_int_eq(try_malloc(p, 0, 8 * MIB, &blocks[i]), 0);
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
                             BLUE("{partition: a, limit: 16MiB, max_blocks: 2, max_sessions: 1}"));
-        ck_assert_str_eq(
-                changes,
-                "tenant 'blue': max_sessions is 1, was 1024\n"
-                "tenant 'blue' in partition 'a': limit is 16MiB, was 64MiB; it has 32MiB reserved, 16MiB "
-                "too much, and gets no more until it is below\n"
-                "tenant 'blue' in partition 'a': max_sessions is 1, was 1024\n"
-                "tenant 'blue' in partition 'a': max_blocks is 2, was 100000; it has 4, 2 too many, "
-                "and gets no more until it is below\n");
+        ck_assert_str_eq(changes, "tenant 'blue': max_sessions is 1, was 1024\n"
+                                  "tenant 'blue' in partition 'a': limit is 16MiB, was 64MiB; it has "
+                                  "32MiB reserved, 16MiB above the limit, and gets no more until it is "
+                                  "below\n"
+                                  "tenant 'blue' in partition 'a': max_sessions is 1, was 1024\n"
+                                  "tenant 'blue' in partition 'a': max_blocks is 2, was 100000; it has "
+                                  "4, 2 above the limit, and gets no more until it is below\n");
         ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
         ck_assert_int_eq(must_be_refused(2, ""), EDQUOT);
         peer_free_block(p, blocks[0]);
@@ -463,18 +467,16 @@ START_TEST(a_reserve_that_others_hold)
         struct peer *p = come_in(2, "");
 
         ck_assert_int_eq(try_malloc(p, 0, 60 * MIB, NULL), 0);
-        must_refuse(
-                HEAD("64", "32")
-                        RED("{partition: a, limit: 32MiB, reserve: 6MiB}, {partition: pre, limit: 4MiB}")
-                                BLUE("{partition: a, limit: 64MiB}"),
-                "partition 'a': its guarantees and what is held beyond them would be 66MiB now, of a limit of "
-                "64MiB: lower the guarantees, or have 2MiB given back first\n");
-        must_refuse(
-                HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
-                        BLUE("{partition: a, limit: 64MiB}")
-                                TENANT("green", "3", "{partition: a, reserve: 8MiB}"),
-                "partition 'a': its guarantees and what is held beyond them would be 68MiB now, of a limit of "
-                "64MiB: lower the guarantees, or have 4MiB given back first\n");
+        must_refuse(HEAD("64", "32")
+                            RED("{partition: a, limit: 32MiB, reserve: 6MiB}, {partition: pre, limit: 4MiB}")
+                                    BLUE("{partition: a, limit: 64MiB}"),
+                    "partition 'a': guaranteed memory and memory reserved beyond it would total 66MiB, "
+                    "above the limit 64MiB: lower the guarantees, or release 2MiB first\n");
+        must_refuse(HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 64MiB}")
+                                    TENANT("green", "3", "{partition: a, reserve: 8MiB}"),
+                    "partition 'a': guaranteed memory and memory reserved beyond it would total 68MiB, "
+                    "above the limit 64MiB: lower the guarantees, or release 4MiB first\n");
         ck_assert_uint_eq(b->n_tenants, 2);
         must_reload(HEAD("64", "32")
                             RED("{partition: a, limit: 32MiB, reserve: 4MiB}, {partition: pre, limit: 4MiB}")
@@ -489,18 +491,16 @@ START_TEST(partitions_do_not_take_from_each_other)
         struct peer *p = come_in(2, "");
 
         ck_assert_int_eq(try_malloc(p, 0, 64 * MIB, NULL), 0);
-        must_refuse(
-                HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
-                        BLUE("{partition: a, limit: 16MiB}"),
-                "device 'host': its partitions' limits, and what is held beyond them, would be 152MiB now, and "
-                "it has 128MiB: have 24MiB given back first\n");
+        must_refuse(HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 16MiB}"),
+                    "device 'host': the limits of its partitions and memory reserved beyond them would "
+                    "total 152MiB, and the device has 128MiB: release 24MiB first\n");
         must_reload(HEAD("16", "56") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
                             BLUE("{partition: a, limit: 16MiB}"));
-        must_refuse(
-                HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
-                        BLUE("{partition: a, limit: 16MiB}"),
-                "device 'host': its partitions' limits, and what is held beyond them, would be 152MiB now, and "
-                "it has 128MiB: have 24MiB given back first\n");
+        must_refuse(HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
+                            BLUE("{partition: a, limit: 16MiB}"),
+                    "device 'host': the limits of its partitions and memory reserved beyond them would "
+                    "total 152MiB, and the device has 128MiB: release 24MiB first\n");
         peer_free(p);
         peer_settle(b);
         must_reload(HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
@@ -510,13 +510,12 @@ END_TEST
 
 START_TEST(what_preallocates_stays)
 {
-        must_refuse(
-                HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 6MiB}")
-                        BLUE("{partition: pre, limit: 2MiB}"),
-                "tenant 'red': its limit in partition 'pre', 4MiB, cannot change while bfcd runs, since the "
-                "partition preallocates: restart bfcd\n"
-                "tenant 'blue' cannot come into partition 'pre' while bfcd runs, since the partition "
-                "preallocates: restart bfcd\n");
+        must_refuse(HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 6MiB}")
+                            BLUE("{partition: pre, limit: 2MiB}"),
+                    "tenant 'red': its limit in partition 'pre', 4MiB, cannot change while bfcd runs, "
+                    "because the partition preallocates: restart bfcd\n"
+                    "tenant 'blue' cannot be added to partition 'pre' while bfcd runs, because the "
+                    "partition preallocates: restart bfcd\n");
 }
 END_TEST
 
@@ -554,7 +553,7 @@ START_TEST(holds_for_all_sessions)
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 1000\n");
         ck_assert_uint_ge(b->room.n_holds, UINT64_C(1000) * BROKER_HOLDS);
         must_refuse(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 65536\n",
-                    "the daemon's tables were made for less: 65536 sessions may have 67108864 shared blocks "
+                    "the daemon's tables are too small: 65536 sessions may have 67108864 shared blocks "
                     "(room for 1081344): lower max_sessions to 1056, or restart bfcd\n");
         b = peer_broker_free(b, own);
         b = small_broker;
@@ -580,9 +579,11 @@ START_TEST(a_dry_run)
         ck_assert_str_eq(changes,
                          "partition 'a': limit is 16MiB, was 64MiB\n"
                          "tenant 'green' is new\n"
-                         "tenant 'green' has a quota in partition 'a': limit 16MiB, reserve 0\n"
-                         "tenant 'blue' is removed: nobody comes in as it any more; its sessions (0) go on\n"
-                         "tenant 'red' is removed: nobody comes in as it any more; its sessions (0) go on\n");
+                         "tenant 'green': new quota in partition 'a': limit 16MiB, reserve 0\n"
+                         "tenant 'blue' is removed: it gets no new sessions; its existing sessions (0) "
+                         "continue\n"
+                         "tenant 'red' is removed: it gets no new sessions; its existing sessions (0) "
+                         "continue\n");
         ck_assert_str_eq(b->config_text, before);
         ck_assert_uint_eq(b->n_tenants, 2);
         ck_assert_int_eq(must_be_refused(1, "red"), 0);

@@ -196,16 +196,16 @@ START_TEST(test_refusals)
         name[63] = '\0';
         must_publish(p, block, name);
         sentence = refusal_of(p, peer_publish(p, other, name), EEXIST);
-        ck_assert_ptr_nonnull(strstr(sentence, "1 holders"));
+        ck_assert_ptr_nonnull(strstr(sentence, "last of 1 sessions"));
         refusal_of(q, peer_publish(q, mine, name), EEXIST);
         sentence = refusal_of(p, peer_publish(p, block, "again"), EINVAL); /* twice */
-        ck_assert_ptr_nonnull(strstr(sentence, "shared already"));
+        ck_assert_ptr_nonnull(strstr(sentence, "already shared"));
         sentence = refusal_of(q, peer_publish(q, block, "again"), EINVAL); /* not its own */
-        ck_assert_ptr_nonnull(strstr(sentence, "not held"));
+        ck_assert_ptr_nonnull(strstr(sentence, "does not belong"));
         refusal_of(q, peer_free_block(q, block), EINVAL);
         must_attach(q, name);
         sentence = refusal_of(q, peer_publish(q, block, "again"), EINVAL); /* an attached one */
-        ck_assert_ptr_nonnull(strstr(sentence, "shared already"));
+        ck_assert_ptr_nonnull(strstr(sentence, "already shared"));
         refusal_of(admin, peer_free_block(admin, block), EINVAL);
         check_all();
         peer_free(p);
@@ -235,7 +235,7 @@ START_TEST(test_tenants_are_apart)
         sentence = refusal_of(stranger, peer_free_block(stranger, block), EINVAL);
         ck_assert_str_eq(strchr(sentence, 'i'), strchr(before, 'i')); /* but for the number */
         ck_assert_ptr_nonnull(
-                strstr(refusal_of(stranger, peer_publish(stranger, block, "v"), EINVAL), "not held"));
+                strstr(refusal_of(stranger, peer_publish(stranger, block, "v"), EINVAL), "does not belong"));
         ck_assert_uint_eq(list(stranger, BFCD__LIST__KIND__SHARED, 0)->n_shared, 0);
         page = list(stranger, BFCD__LIST__KIND__BLOCKS, 0);
         ck_assert_uint_eq(page->n_blocks, 1);
@@ -967,7 +967,7 @@ static void assert_full(struct peer *q)
 {
         const char *sentence = refusal_of(q, peer_attach(q, "large", 0), EDQUOT);
 
-        ck_assert_ptr_nonnull(strstr(sentence, "1024 blocks of this session wait until it acknowledges"));
+        ck_assert_ptr_nonnull(strstr(sentence, "wait for acknowledgements of extents: 1024 of"));
         refusal_of(q, peer_attach(q, "what is not there", 1000), EDQUOT);
         refusal_of(q, peer_malloc(q, 0, 1000), EDQUOT);
         ck_assert_uint_eq(q->session->n_deliveries, SESSION_MAX_DELIVERIES);

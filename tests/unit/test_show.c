@@ -254,7 +254,7 @@ START_TEST(partitions)
                    "\"num_tenants\":2," FIGURES_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__PARTITIONS, l);
         ck_assert_ptr_nonnull(strstr(text, "train host on-demand 128.0 MiB 192.0 MiB "));
-        ck_assert_ptr_nonnull(strstr(text, "PAGES ENOMEM ESCAPED\n"));
+        ck_assert_ptr_nonnull(strstr(text, "PAGES ENOMEM UNRECLAIMED\n"));
         ck_assert_ptr_nonnull(strstr(text, " 2 MiB 2 4.0 MiB\n"));
         free(text);
         row.bytes_in_4kib_pages = 2 << 20;
@@ -567,7 +567,8 @@ START_TEST(status)
                 "]}}");
         text = table_of(BFCD__LIST__KIND__STATUS, l);
         ck_assert_ptr_nonnull(strstr(text, "Uptime 1.5 s\n"));
-        ck_assert_ptr_nonnull(strstr(text, " RESERVED PENDING STANDBY ESCAPED TOTAL RESERVED% NAME UUID\n"));
+        ck_assert_ptr_nonnull(
+                strstr(text, " RESERVED PENDING STANDBY UNRECLAIMED TOTAL RESERVED% NAME UUID\n"));
         ck_assert_ptr_nonnull(strstr(text, " ok 256.0 MiB 2.0 MiB 6.0 MiB 0 B 1.0 GiB 25.0 host memory "));
         ck_assert_ptr_nonnull(
                 strstr(text, "\nMIG-00112233-4455-6677-8899-aabbccddeeff lost 0 B 0 B 0 B 2.0 MiB 1.0 GiB"

@@ -335,8 +335,8 @@ START_TEST(a_block_of_bfc_malloc)
 
         host_stream_begin(S);
         put(S, a);
-        expect_error(bfc_free(client, a), -EINVAL, "freed already");
-        expect_error(bfc_free_async(client, a, S), -EINVAL, "freed already");
+        expect_error(bfc_free(client, a), -EINVAL, "already freed");
+        expect_error(bfc_free_async(client, a, S), -EINVAL, "already freed");
         ck_assert_uint_eq(stats().bytes_in_use, 0);
         b = get_sync(1000);
         ck_assert_ptr_ne(a, b);
@@ -380,8 +380,8 @@ START_TEST(bfc_free_in_a_capture)
         ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0); /* it is known */
         host_stream_begin_capture(T);
         put_sync(a);
-        expect_error(bfc_free(client, a), -EINVAL, "freed already");
-        expect_error(bfc_free_async(client, a, S), -EINVAL, "freed already");
+        expect_error(bfc_free(client, a), -EINVAL, "already freed");
+        expect_error(bfc_free_async(client, a, S), -EINVAL, "already freed");
         ck_assert_uint_eq(stats().num_blocks, 1);
         b = get(S, n_bytes);
         ck_assert_ptr_ne(b, a);
@@ -664,9 +664,9 @@ START_TEST(a_stream_that_is_no_more)
         pthread_t thread;
 
         host_stream_fail(T, -EINVAL);
-        expect_error(bfc_malloc_async(client, 1, T, (void **)&c), -EINVAL, "no stream");
-        expect_error(bfc_free_async(client, a, T), -EINVAL, "no stream");
-        expect_error(bfc_record_stream(client, a, T), -EINVAL, "no stream");
+        expect_error(bfc_malloc_async(client, 1, T, (void **)&c), -EINVAL, "not a stream");
+        expect_error(bfc_free_async(client, a, T), -EINVAL, "not a stream");
+        expect_error(bfc_record_stream(client, a, T), -EINVAL, "not a stream");
         host_stream_fail(T, 0);
         ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
         host_stream_begin(T);
@@ -724,7 +724,7 @@ START_TEST(mistakes)
 
         expect_error(bfc_malloc_async(client, 0, S, &p), -EINVAL, "0 bytes");
         expect_error(bfc_malloc_async(client, 1, S, NULL), -EINVAL, "NULL");
-        expect_error(bfc_malloc_async(NULL, 1, S, &p), -EINVAL, "no client");
+        expect_error(bfc_malloc_async(NULL, 1, S, &p), -EINVAL, "client is NULL");
         expect_error(bfc_malloc_async_in(client, "nowhere", 1, S, &p), -ENOENT, "nowhere");
         expect_error(bfc_free_async(client, a + 256, S), -EINVAL, "not a block");
         expect_error(bfc_record_stream(client, a + 256, S), -EINVAL, "not a block");
@@ -735,8 +735,8 @@ START_TEST(mistakes)
         ck_assert_int_eq(bfc_free_async(client, NULL, S), 0);
         put_sync(b);
         put(S, a);
-        expect_error(bfc_free_async(client, a, S), -EINVAL, "freed already");
-        expect_error(bfc_free(client, a), -EINVAL, "freed already");
+        expect_error(bfc_free_async(client, a, S), -EINVAL, "already freed");
+        expect_error(bfc_free(client, a), -EINVAL, "already freed");
         ck_assert_ptr_null(p);
 }
 END_TEST

@@ -257,17 +257,17 @@ START_TEST(test_sentences)
 {
         ck_assert_ptr_null(choose(NULL, "", 9, 10));
         ck_assert_str_eq(sentence,
-                         "uid 9, gid 10 matches no tenant; these would match: 'alpha' (uid 1001, "
-                         "uid 1002, gid 50), 'beta' (gid 60, gid 61), 'gamma' (uid 1002, uid 1003), "
-                         "'nobody' (nobody)");
+                         "uid 9, gid 10 matches no tenant; the match rules are: 'alpha' (uid 1001, uid "
+                         "1002, gid 50), 'beta' (gid 60, gid 61), 'gamma' (uid 1002, uid 1003), "
+                         "'nobody' (no process)");
         ck_assert_ptr_null(choose(NULL, "alpha", 9, 10));
         ck_assert_str_eq(sentence,
-                         "uid 9, gid 10 is not of tenant 'alpha'; these would match: 'alpha' (uid 1001, "
-                         "uid 1002, gid 50)");
+                         "uid 9, gid 10 does not match tenant 'alpha'; its match rule is: 'alpha' (uid "
+                         "1001, uid 1002, gid 50)");
         ck_assert_ptr_null(choose(NULL, "delta", 1001, 10));
         ck_assert_ptr_nonnull(strstr(sentence,
-                                     "uid 1001, gid 10 asked for tenant 'delta', which does not exist; "
-                                     "there are: 'alpha' ("));
+                                     "uid 1001, gid 10 requested tenant 'delta', which does not exist; "
+                                     "the tenants are: 'alpha' ("));
         ck_assert_ptr_nonnull(strstr(sentence, "'gamma' ("));
 }
 END_TEST
@@ -324,8 +324,9 @@ START_TEST(test_patterns)
         who.cgroup = odd;
         ck_assert_ptr_null(tenant_select(&one, 1, NULL, "", &who, sentence, sizeof(sentence)));
         ck_assert_str_eq(sentence,
-                         "uid 8, gid 7 in cgroup /system.slice/?[2J matches no tenant; these would match: "
-                         "'p' (uid 7 in unit slurmd.service or *.scope in cgroup /system.slice/*/job_*)");
+                         "uid 8, gid 7 in cgroup /system.slice/?[2J matches no tenant; the match rules "
+                         "are: 'p' (uid 7 in unit slurmd.service or *.scope in cgroup "
+                         "/system.slice/*/job_*)");
         /* No ids: whoever runs there. Ids of which none is known: nobody. */
         who.cgroup = job;
         c.n_uids = 0;

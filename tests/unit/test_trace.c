@@ -61,7 +61,7 @@ static const struct {
         const char *text;
         const char *error;
 } bad_forms[] = {
-        { "\n", "t.csv: it is empty; a trace begins with id,lower,upper,size" },
+        { "\n", "t.csv: the file is empty; a trace starts with id,lower,upper,size" },
         { "id,lower,upper,size\n\n", "t.csv: no buffers after the header" },
         { "0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
         { "id,size,lower,upper\n0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
@@ -75,10 +75,8 @@ static const struct {
         { "id,lower,upper,size\n0,1,2, 3\n", "t.csv:2: size is not a whole number" },
         { "id,lower,upper,size\n0,1,2,0x3\n", "t.csv:2: size is not a whole number" },
         { "id,lower,upper,size\n0,1,2,\n", "t.csv:2: size is not a whole number" },
-        { "id,lower,upper,size\n0,2,2,3\n",
-          "t.csv:2: upper is not above lower; a buffer lives for some time" },
-        { "id,lower,upper,size\n0,3,2,3\n",
-          "t.csv:2: upper is not above lower; a buffer lives for some time" },
+        { "id,lower,upper,size\n0,2,2,3\n", "t.csv:2: upper is not above lower; a buffer needs a lifetime" },
+        { "id,lower,upper,size\n0,3,2,3\n", "t.csv:2: upper is not above lower; a buffer needs a lifetime" },
         { "id,lower,upper,size\r\n\r\n0,1,2,0\r\n", "t.csv:3: size is 0; a buffer has at least one byte" },
         { "id,lower,upper,size\n0,1,2,9223372036854775808\n", "t.csv:2: size is 2^63 or more" },
         { "id,lower,upper,size\n0,1,18446744073709551616,3\n", "t.csv:2: a number of more than 64 bits" },
@@ -103,7 +101,7 @@ START_TEST(zero_byte)
         char *error = NULL;
 
         ck_assert_int_eq(read_bytes(bytes, sizeof(bytes) - 1, &t, &error), -EINVAL);
-        ck_assert_str_eq(error, "t.csv:2: a zero byte; this is no text");
+        ck_assert_str_eq(error, "t.csv:2: a zero byte; the file is not text");
         free(error);
 }
 END_TEST
@@ -139,7 +137,7 @@ START_TEST(damage_at_the_end)
                   "t.csv:3: not four fields; a line is id,lower,upper,size" },
                 { "id,lower,upper,size\n0,1,2,3\n0,1\n",
                   "t.csv:3: not four fields; a line is id,lower,upper,size" },
-                { "id,lower,upper,size\n0,1,2", "t.csv: no buffers after the header but an incomplete one" },
+                { "id,lower,upper,size\n0,1,2", "t.csv: no complete buffers after the header" },
                 { "id,lower,up", "t.csv:1: the first line must be id,lower,upper,size" },
         };
         struct trace *t = NULL;
@@ -159,7 +157,7 @@ START_TEST(unreadable)
 
         ck_assert_ptr_nonnull(in);
         ck_assert_int_eq(trace_read(in, "/", &t, &error), -EIO);
-        ck_assert_str_eq(error, "/: it cannot be read");
+        ck_assert_str_eq(error, "/: the file cannot be read");
         fclose(in);
         free(error);
 }
