@@ -11,7 +11,7 @@
 #include "daemon/clock.h"
 #include "daemon/number.h"
 
-static void account_changed(struct account *a)
+void account_note_change(struct account *a)
 {
         if (a->changed)
                 a->changed(a);
@@ -76,7 +76,7 @@ void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes
         a->ceiling_bytes = max_u64(limit_bytes, a->charged_bytes);
         p->committed_bytes += account_committed(a, a->charged_bytes);
         p->ceiling_bytes = max_u64(p->limit_bytes, p->committed_bytes);
-        account_changed(a);
+        account_note_change(a);
 }
 
 void pool_set_limit(struct pool *p, uint64_t limit_bytes)
@@ -172,7 +172,7 @@ int charge_take(struct account *a, uint64_t n_bytes, struct charge *ret, uint64_
         assert(a->charged_bytes <= a->ceiling_bytes);
         assert(p->charged_bytes <= p->committed_bytes && p->committed_bytes <= p->ceiling_bytes);
         *ret = (struct charge){ .account = a, .n_bytes = n_bytes };
-        account_changed(a);
+        account_note_change(a);
         return 0;
 }
 
@@ -209,7 +209,7 @@ void charge_drop(struct charge *c)
                 max_u64(a->pool->limit_bytes, min_u64(a->pool->ceiling_bytes, a->pool->committed_bytes));
         assert(a->pool->charged_bytes <= a->pool->committed_bytes);
         *c = (struct charge){ .account = NULL };
-        account_changed(a);
+        account_note_change(a);
 }
 
 void account_clear_peaks(struct account *a)

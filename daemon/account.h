@@ -38,7 +38,7 @@ struct account {
         uint64_t peak_charged_bytes;
         uint64_t peak_charged_ms;
         uint64_t lifetime_peak_charged_bytes;
-        void (*changed)(struct account *a); /* charged_bytes is another; may be NULL */
+        void (*changed)(struct account *a); /* see account_note_change(); may be NULL */
 };
 
 struct charge {
@@ -60,6 +60,9 @@ void account_deinit(struct account *a);
  * pool_fits() before, and sets the pool's limit last. */
 void account_set(struct account *a, uint64_t limit_bytes, uint64_t reserve_bytes);
 void pool_set_limit(struct pool *p, uint64_t limit_bytes);
+
+/* Calls a->changed, as every change of charged_bytes does. */
+void account_note_change(struct account *a);
 
 /* Whether a pool could have this limit with so much committed after the change: it
  * may be over its limit only by what is charged already, never by a promise. */

@@ -108,6 +108,8 @@ struct arena {
         uint64_t small_bytes;  /* the rest */
         bool is_lost;          /* the device said so */
         struct charge escaped; /* for memory that the device did not take back */
+        uint64_t
+                confirmed_bytes; /* of that: the device was asked since, and has not taken it back; may be more */
         struct watch_owner refills;
         struct charge refilled;  /* for memory in destroyed extents */
         struct account *account; /* of its charges; NULL: nothing was released yet */
@@ -1939,8 +1941,13 @@ static void question_done(struct worker_job *job)
         struct charge back;
 
         q->is_asked = false;
+        if (a->escaped.n_bytes == 0)
+                return;
+        a->confirmed_bytes = q->escaped_bytes;
+        account_note_change(a->escaped.account);
         if (q->result < 0 || q->others_bytes >= q->escaped_bytes)
                 return;
+        a->confirmed_bytes = q->others_bytes;
         charge_split(&a->escaped, min_u64(q->escaped_bytes - q->others_bytes, a->escaped.n_bytes), &back);
         charge_drop(&back);
 }
@@ -2124,6 +2131,11 @@ uint64_t arena_retiring_bytes(const struct arena *a)
 uint64_t arena_escaped_bytes(const struct arena *a)
 {
         return a->escaped.n_bytes;
+}
+
+uint64_t arena_confirmed_escaped_bytes(const struct arena *a)
+{
+        return min_u64(a->confirmed_bytes, a->escaped.n_bytes);
 }
 
 uint32_t arena_n_extents(const struct arena *a)

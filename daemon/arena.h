@@ -260,6 +260,10 @@ uint64_t arena_awaited_bytes(const struct arena *a);
 uint64_t arena_pending_bytes(const struct arena *a);
 uint64_t arena_retiring_bytes(const struct arena *a);
 uint64_t arena_escaped_bytes(const struct arena *a);
+
+/* Of the bytes that the device did not take back: those that an answer to arena_settle_escapes() has confirmed.
+ * The others may be referenced for a moment only, by a process between fork() and exec(), say. */
+uint64_t arena_confirmed_escaped_bytes(const struct arena *a);
 uint32_t arena_n_extents(const struct arena *a);
 
 /* Of its extents, what was made in pages of 2 MiB, and the rest. */

@@ -561,9 +561,22 @@ struct broker *broker_leave(struct broker *b)
         return broker_end(b, quota_abandon);
 }
 
+/* Whether its device may have back what escaped. */
+static bool quota_may_settle(const struct quota *q)
+{
+        return arena_escaped_bytes(q->arena) > 0 && !q->partition->is_lost && !q->partition->is_draining &&
+               q->partition->device->ops->others;
+}
+
+/* Memory that a process references for a moment is no news. */
+static uint64_t quota_escaped_to_log(const struct quota *q)
+{
+        return quota_may_settle(q) ? arena_confirmed_escaped_bytes(q->arena) : arena_escaped_bytes(q->arena);
+}
+
 static void quota_log_escape(struct tenant *t, struct quota *q)
 {
-        uint64_t n_bytes = arena_escaped_bytes(q->arena);
+        uint64_t n_bytes = quota_escaped_to_log(q);
 
         if (n_bytes < q->logged_escaped_bytes)
                 log_limited(
@@ -578,13 +591,6 @@ static void quota_log_escape(struct tenant *t, struct quota *q)
                             " bytes are unreclaimed and stay charged",
                             q->partition->device_id, q->tenant, q->partition->name, n_bytes);
         q->logged_escaped_bytes = n_bytes;
-}
-
-/* Whether its device may have back what escaped. */
-static bool quota_may_settle(const struct quota *q)
-{
-        return arena_escaped_bytes(q->arena) > 0 && !q->partition->is_lost && !q->partition->is_draining &&
-               q->partition->device->ops->others;
 }
 
 /* Whoever waits is served ENODEV at the next turn. */
@@ -642,11 +648,14 @@ static void broker_note_changes(struct broker *b)
                         b->n_visits++;
                         if (arena_is_lost(q->arena) && !q->partition->is_lost)
                                 broker_lose_device(b, q->partition->device);
-                        if (arena_escaped_bytes(q->arena) != q->logged_escaped_bytes)
+                        if (quota_escaped_to_log(q) != q->logged_escaped_bytes)
                                 quota_log_escape(broker_tenant_of(b, q), q);
                         if (arena_n_refills(q->arena) != q->logged_refills)
                                 quota_log_refills(broker_tenant_of(b, q), q);
-                        b->may_settle = b->may_settle || quota_may_settle(q);
+                        if (!b->may_settle && quota_may_settle(q)) {
+                                b->may_settle = true;
+                                b->settled_ms = clock_ms(); /* the device is asked in BROKER_SETTLE_MS */
+                        }
                 }
         }
         if (b->has_removed)

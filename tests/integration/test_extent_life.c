@@ -331,7 +331,7 @@ static void assert_escape(struct rig *rig, struct play *play, bool says_goodbye,
         ck_assert_uint_eq(figures.bytes_reserved, PARTITION);
         ck_assert_uint_eq(figures.bytes_in_use, 0);
         rig->escaped_bytes = PARTITION;
-        rig->forgiven = "escaped";
+        rig->forgiven = "unreclaimed";
         client = client_open(rig, "blue", NULL);
         ck_assert_int_eq(bfc_malloc(client, 4096, &p), -ENOMEM);
         ck_assert(has_figures(bfc_last_error()));
