@@ -37,7 +37,8 @@ static uint32_t wait_at_most(uint32_t wait_ms)
 static int check_cancel_fd(const char *name, int fd)
 {
         return fd >= 0 ? 0
-                       : error_set(-EINVAL, "%s.cancel_fd is %d: no file descriptor, see there", name, fd);
+                       : error_set(-EINVAL, "%s.cancel_fd is %d: it must be a file descriptor, or 0 for none",
+                                   name, fd);
 }
 
 int malloc_how_read(const struct bfc_malloc_options *options, const char **ret_partition,

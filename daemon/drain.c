@@ -268,7 +268,7 @@ static void backed(void *userdata, struct quota *q, int result)
         if (result < 0 && drain->result == 0) {
                 drain->result = result;
                 snprintf(drain->sentence, sizeof(drain->sentence),
-                         "the %" PRIu64 " bytes guaranteed to tenant '%s' in partition '%s' cannot be "
+                         "the %" PRIu64 " bytes preallocated for tenant '%s' in partition '%s' cannot be "
                          "allocated: %s",
                          q->account.limit_bytes, q->tenant, q->partition->name, device_error(result));
         }
@@ -291,11 +291,10 @@ static bool begin_backing_quota(struct quota *q, void *userdata)
         if (r == -ENOMEM && arena_escaped_bytes(q->arena) == 0)
                 snprintf(drain->sentence, sizeof(drain->sentence), "the daemon is out of memory");
         else
-                snprintf(
-                        drain->sentence, sizeof(drain->sentence),
-                        "the guaranteed or preallocated memory of partition '%s' does not fit, because %" PRIu64
-                        " bytes are unreclaimed",
-                        q->partition->name, arena_escaped_bytes(q->arena));
+                snprintf(drain->sentence, sizeof(drain->sentence),
+                         "the preallocated memory of partition '%s' does not fit, because %" PRIu64
+                         " bytes are unreclaimed",
+                         q->partition->name, arena_escaped_bytes(q->arena));
         return false;
 }
 

@@ -344,7 +344,8 @@ void ledger_quota_grows(struct ledger *l, uint32_t index, uint64_t n_bytes, uint
 {
         struct ledger_quota *q = ledger_quota_at(l, index);
 
-        atomic_store_explicit(&q->oom_kills, oom_kills, memory_order_relaxed);
+        if (n_bytes > 0)
+                atomic_store_explicit(&q->oom_kills, oom_kills, memory_order_relaxed);
         atomic_store_explicit(&q->growing_mib, mib_of(n_bytes), memory_order_release);
 }
 

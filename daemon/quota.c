@@ -1147,10 +1147,11 @@ void quota_explain(const struct quota_request *refused, int error, char *buf, si
         const struct quota *q = refused->quota;
 
         if (error == -EBUSY)
-                snprintf(buf, n_buf,
-                         "device '%s' of partition '%s' is drained by an operator: it serves no new "
-                         "memory until it is resumed",
-                         q->partition->device_id, q->partition->name);
+                snprintf(
+                        buf, n_buf,
+                        "device '%s' of partition '%s' is draining or drained: it serves no new memory until an operator "
+                        "resumes it",
+                        q->partition->device_id, q->partition->name);
         else if (error == -ENODEV)
                 snprintf(buf, n_buf,
                          "device '%s' of partition '%s' is lost, and so is its memory; an operator must "
@@ -1186,7 +1187,7 @@ int quota_check(const struct quota *q, const char **ret_why)
         }
         if (q->is_releasing != (arena_retiring_bytes(q->arena) > 0) ||
             (!q->may_have_free && arena_releasable(q->arena, NULL) > 0)) {
-                *ret_why = "a list of those that have something to give lacks a quota";
+                *ret_why = "a quota with free or leaving extents is not listed";
                 return -EBADMSG;
         }
         arena_read_stats(q->arena, &stats);

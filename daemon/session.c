@@ -796,15 +796,19 @@ static int handle_split(struct session *s, const Bfcd__Request *r, const char **
         return 0;
 }
 
-/* The session's export of an extent; the last ones are found first. */
-static uint32_t session_find_export(const struct session *s, uint64_t extent_id)
+/* The session's export of an extent that was sent to it lately: the last ones come first, and at most
+ * SESSION_MAX_UNACKED are on their way. LEDGER_NONE: none. */
+static uint32_t session_find_sent(const struct session *s, uint64_t extent_id)
 {
         struct ledger *l = s->broker->ledger;
         uint32_t x = ledger_session_at(l, s->index)->links.first_export;
 
-        while (x != LEDGER_NONE && ledger_extent_at(l, ledger_export_at(l, x)->extent)->id != extent_id)
+        for (unsigned i = 0; i < SESSION_MAX_UNACKED && x != LEDGER_NONE; i++) {
+                if (ledger_extent_at(l, ledger_export_at(l, x)->extent)->id == extent_id)
+                        return x;
                 x = ledger_export_at(l, x)->links.next_of_session;
-        return x;
+        }
+        return LEDGER_NONE;
 }
 
 /* The session has not received the extent, which is sent again before the next block there. A block that
@@ -814,17 +818,18 @@ static void session_unsend(struct session *s, uint64_t extent_id)
         struct ledger *l = s->broker->ledger;
         struct session_delivery *d = TAILQ_FIRST(&s->deliveries);
         const struct ledger_block *block = d ? ledger_block_at(l, d->block) : NULL;
-        uint32_t x = session_find_export(s, extent_id);
+        uint32_t x = session_find_sent(s, extent_id);
         const struct ledger_extent *extent;
         struct session_share *share;
         size_t slot, last;
         bool waits;
 
         if (x == LEDGER_NONE)
-                return; /* it is named twice */
+                return; /* it was released meanwhile, or is named twice */
         extent = ledger_extent_at(l, ledger_export_at(l, x)->extent);
         share = session_share_of(s, extent->quota);
-        if (arena_extent_is_retired(share->quota->arena, ledger_export_at(l, x)->extent))
+        if (share->quota->partition->share != DEVICE_SHARE_FD ||
+            arena_extent_is_retired(share->quota->arena, ledger_export_at(l, x)->extent))
                 return; /* the client is to confirm that */
         slot = arena_slots(share->quota->arena, extent->offset, extent->n_bytes, &last);
         share->seen[slot] = 0;
@@ -837,7 +842,7 @@ static void session_unsend(struct session *s, uint64_t extent_id)
                                   "to it: raise RLIMIT_NOFILE (ulimit -n)");
 }
 
-/* Of as many extents as it acknowledges. */
+/* With at most as many lost extents as it acknowledges. */
 static bool ack_is_valid(const struct session *s, const Bfcd__Ack *ack)
 {
         size_t n = 0;
@@ -846,12 +851,7 @@ static bool ack_is_valid(const struct session *s, const Bfcd__Ack *ack)
                 return false;
         for (uint64_t i = s->acked_sequence + 1; i <= ack->sequence; i++)
                 n += s->sent_counts[i % SESSION_MAX_UNACKED];
-        if (ack->n_lost_extent_ids > n)
-                return false;
-        for (size_t i = 0; i < ack->n_lost_extent_ids; i++)
-                if (session_find_export(s, ack->lost_extent_ids[i]) == LEDGER_NONE)
-                        return false;
-        return true;
+        return ack->n_lost_extent_ids <= n;
 }
 
 static int handle_ack(struct session *s, const Bfcd__Request *r, const char **ret_why)
@@ -860,6 +860,11 @@ static int handle_ack(struct session *s, const Bfcd__Request *r, const char **re
                 *ret_why = "the client acknowledged extents that were not sent";
                 return -EPROTO;
         }
+        if (r->ack->n_lost_extent_ids > SESSION_MAX_LOST - s->n_lost) {
+                *ret_why = "the client did not receive too many extents: raise its RLIMIT_NOFILE (ulimit -n)";
+                return -EPROTO;
+        }
+        s->n_lost += (uint32_t)r->ack->n_lost_extent_ids;
         while (s->acked_sequence < r->ack->sequence)
                 s->n_unacked -= s->sent_counts[++s->acked_sequence % SESSION_MAX_UNACKED];
         for (size_t i = 0; i < r->ack->n_lost_extent_ids; i++)

@@ -37,6 +37,7 @@
 #define SESSION_MAX_PENDING      64u     /* requests that wait for room */
 #define SESSION_MAX_HELLOS       3u      /* a refused one may be tried again so often in all */
 #define SESSION_MAX_UNACKED      64u     /* extents sent and not acknowledged */
+#define SESSION_MAX_LOST         256u    /* extents that are sent once more, as lost; bounds fds in flight */
 #define SESSION_MAX_DELIVERIES   1024u   /* then no request may add one; those that wait for room still do */
 #define SESSION_DELIVERY_SLICE   16u     /* blocks delivered in one turn */
 #define SESSION_REAP_SLICE       64u     /* blocks freed in one turn of the loop */
@@ -132,6 +133,7 @@ struct session {
         struct homecoming *homecoming; /* while it is RETURNING; see restore.h */
         bool in_flight;                /* fds were sent; whether they were read only the kernel knows */
         uint8_t sent_counts[SESSION_MAX_UNACKED]; /* extents of message number i % 64 */
+        uint32_t n_lost;                          /* extents that it did not receive, in all */
         uint64_t bytes_in_use;                    /* its own blocks: what is shared is no session's */
         uint64_t peak_bytes_in_use;
         uint64_t n_allocs;

@@ -751,7 +751,7 @@ static const char *check_quota(const struct quota *q)
                         return "an unresponsive session has no open Trim";
         }
         if (!q->may_have_idle && (t->n_empty < t->n_shares || t->n_open > 0))
-                return "a quota whose sessions may have something to give is not listed";
+                return "a quota with sessions to ask is not listed";
         if (n_shares != t->n_shares || n_open != t->n_open)
                 return "a quota's count of sessions to ask or of open Trims is wrong";
         return check_slots(q);

@@ -21,16 +21,17 @@
 static bool read_text(const char *path, char *ret, size_t n_ret)
 {
         int fd = open(path, O_RDONLY | O_CLOEXEC);
+        size_t n_text = 0;
         ssize_t n = -1;
 
-        if (fd >= 0) {
-                n = read(fd, ret, n_ret - 1);
-                close(fd);
-        }
-        if (n < 0)
+        if (fd < 0)
                 return false;
-        ret[n] = '\0';
-        return true;
+        /* A file of /proc may come in parts. */
+        while (n_text < n_ret - 1 && (n = read(fd, ret + n_text, n_ret - 1 - n_text)) > 0)
+                n_text += (size_t)n;
+        close(fd);
+        ret[n_text] = '\0';
+        return n >= 0;
 }
 
 uint32_t host_free_oom_kills(void)

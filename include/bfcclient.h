@@ -254,8 +254,8 @@ int bfc_publish(bfc_client *client, void *ptr, const char *name);
  * partition. -ENODEV: it is on a device that this process does not see, or that is lost. */
 int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr, size_t *ret_n_bytes);
 
-/* The same with more to say. Zero-initialise, set `struct_size` to sizeof, fill what you need; NULL: it does not
- * wait. */
+/* bfc_attach() with options: zero-initialise them, set `struct_size` to sizeof, fill what you need. NULL: it
+ * does not wait. -EINVAL, besides: cancel_fd is below 0. */
 struct bfc_attach_options {
         size_t struct_size;
         uint32_t wait_ms;

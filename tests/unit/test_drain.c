@@ -289,8 +289,8 @@ START_TEST(it_empties_as_blocks_are_freed)
         ck_assert_uint_eq(gpus[0].live_bytes, 3 * E); /* nothing but what blocks lie in */
         ck_assert(broker_is_blocked(b));
         assert_refused(a, peer_malloc(a, ONE, MIB), EBUSY,
-                       "device 'cuda:0' of partition 'one' is drained by an operator");
-        assert_refused(a, peer_malloc_wait(a, WHOLE, MIB, 60000), EBUSY, "until it is resumed");
+                       "device 'cuda:0' of partition 'one' is draining or drained");
+        assert_refused(a, peer_malloc_wait(a, WHOLE, MIB, 60000), EBUSY, "until an operator resumes it");
         (void)must_malloc(a, OTHER, MIB);
         must_free(a, of_one);
         ck_assert_uint_eq(gpus[0].live_bytes, E);
