@@ -180,8 +180,9 @@ START_TEST(by_session)
         row.tenant = (char[]){ "red" };
         text = table_of(k, &sessions);
         ck_assert_ptr_nonnull(strstr(text, "\nshared - - - red "));
-        ck_assert_ptr_nonnull(strstr(text, "\n"
-                                           "2.0 KiB of the sessions' memory are idle in the clients' caches"));
+        ck_assert_ptr_nonnull(strstr(text,
+                                     "\n"
+                                     "2.0 KiB of the sessions' memory are idle in the clients' caches"));
         free(text);
         row.tenant = (char[]){ "blue" }; /* not asked about */
         text = table_of(k, &sessions);
