@@ -516,7 +516,7 @@ const Bfcd__Extent *peer_extent(const struct peer *p, uint64_t sequence, size_t 
                         return reply->extents->extents[i];
                 }
         }
-        MUST(!"no such message");
+        MUST(false); /* no such message */
         return NULL;
 }
 

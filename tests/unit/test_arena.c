@@ -1496,7 +1496,8 @@ START_TEST(test_growing_is_noted)
                 ck_assert_int_eq(arena_grow(a, &plan, &charge, on_grown, &g), 0);
                 ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
                 noted_mib = 99;
-                ledger_quota_grows(ledger, quota, 0, host_free_oom_kills() - 1);
+                ledger_quota_grows(ledger, quota, 1, host_free_oom_kills() - 1);
+                ledger_quota_grows(ledger, quota, 0, 0);
                 worker_drain(worker);
                 ck_assert(noted_oom_kills == host_free_oom_kills() - (i == 0));
                 ck_assert_uint_eq(noted_mib, i == 0 ? 0 : plan.new_bytes / MIB);
