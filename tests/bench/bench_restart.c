@@ -37,7 +37,7 @@
 #define MAX_ROUNDS  100
 #define N_STEPS     4
 #define SETTLE_MS   100
-#define PATIENCE_MS 60000
+#define PATIENCE_MS 600000
 
 static struct {
         const char *bfcd;

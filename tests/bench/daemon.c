@@ -143,11 +143,13 @@ pid_t daemon_start_with(const char *bfcd, const char *rest, int core)
 
 bfc_client *client_start(const char *path, const char *name, uint64_t flags)
 {
-        struct bfc_options o = { .struct_size = sizeof(o), .socket = path, .name = name, .flags = flags };
+        struct bfc_options o = {
+                .struct_size = sizeof(o), .socket = path, .name = name, .flags = flags, .return_ms = 600000
+        };
         bfc_client *client = NULL;
         int r = -ENOENT;
 
-        for (int i = 0; i < 12000; i++) {
+        for (int i = 0; i < 60000; i++) {
                 r = bfc_connect(&o, &client);
                 if (r != -ENOENT && r != -ECONNREFUSED)
                         break;
