@@ -72,7 +72,7 @@ struct call_connection {
         uint64_t last_id;
         struct call_waiter *first; /* oldest first */
         struct call_waiter **last;
-        pthread_cond_t idle;               /* nobody waits */
+        pthread_cond_t idle;               /* no call waits for a reply */
         char last_words[CALL_WORDS_BYTES]; /* why the daemon ended the session; "": it did not say */
 };
 

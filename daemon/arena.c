@@ -2225,7 +2225,7 @@ size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, siz
 
 uint32_t arena_slot_extent(const struct arena *a, size_t slot)
 {
-        assert(!arena_slot_of(a, slot)->retired); /* nobody is given it any more */
+        assert(!arena_slot_of(a, slot)->retired); /* it is sent to no session any more */
         return arena_slot_of(a, slot)->extent;
 }
 

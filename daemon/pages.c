@@ -87,8 +87,8 @@ struct pages_entry *usage_page_entry(const struct usage_page *p, size_t i)
 
 /* ---- client pages --------------------------------------------------------- */
 
-/* The pipe holds the pages that the file has at first. What the client does to the file afterwards,
- * holes for instance, and whoever has a lock of the file or of its pages, does not concern it. */
+/* The pipe references the file's first pages. Later changes of the file by the client, such as holes, and
+ * locks on the file or on its pages do not affect reads from the pipe. */
 struct client_page {
         int fd;  /* the daemon's own file description, for its locks */
         int pin; /* a pipe with the pages, which the daemon reads */

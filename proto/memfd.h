@@ -1,6 +1,6 @@
 /* memfds that a process shares with others that it does not trust.
  *
- * Whoever has a file description of a memfd can do more than read and write: set extended
+ * A process with a file description of a memfd can do more than read and write: set extended
  * attributes and file locks, which stay in the kernel as long as the inode or the description.
  * So a shared memfd has three guards:
  *

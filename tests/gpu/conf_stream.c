@@ -258,7 +258,7 @@ START_TEST(to_wait_for_the_context_spoils_a_capture)
 }
 END_TEST
 
-/* What a process does that gets an extent, and lets go of one. */
+/* What a process does to map an extent, and to unmap it. */
 START_TEST(a_relaxed_thread_may_map_and_unmap)
 {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

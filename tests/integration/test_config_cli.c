@@ -172,7 +172,7 @@ START_TEST(the_services_user_reads_the_files)
         const char *argv[] = { program_bfcd(), "--check", rig->config_path, "--user", "nobody", NULL, NULL };
 
         if (geteuid() != 0 || !getpwnam("nobody")) {
-                printf("# skipped: this needs root, and a user nobody\n");
+                printf("# skipped: this needs root and the user nobody\n");
                 free(text);
                 rig_discard(rig);
                 return;

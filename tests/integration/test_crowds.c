@@ -155,7 +155,7 @@ END_TEST
 
 /* ---- connections without a hello -------------------------------------------- */
 
-/* As a user whom a tenant names by a supplementary group only. */
+/* As a user that a tenant matches by a supplementary group only. */
 struct member {
         const char *socket;
         struct gate is_there, may_speak;

@@ -533,7 +533,7 @@ static void work_on(void *arg)
         REQUIRE(bfc_malloc(client, 200, &p) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         gate_open(&life->up);
-        REQUIRE(gate_wait(&life->done, SETTLE_MS), "nobody ended it");
+        REQUIRE(gate_wait(&life->done, SETTLE_MS), "the test did not end this process");
         for (deadline = clock_ms() + SETTLE_MS; r == 0 && clock_ms() < deadline;) {
                 r = bfc_malloc(client, 200, &p);
                 if (r == 0)

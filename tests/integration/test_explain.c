@@ -92,7 +92,7 @@ static void hold(void *arg)
                 REQUIRE(bfc_malloc_with(client, h->n_bytes, &how, &p) == 0, "%s", bfc_last_error());
         gate_open(&gate);
         gate = h->may_end;
-        REQUIRE(gate_wait(&gate, SETTLE_MS), "nobody told it to end");
+        REQUIRE(gate_wait(&gate, SETTLE_MS), "the test did not end this process");
         bfc_disconnect(client);
 }
 

@@ -244,13 +244,13 @@ static void spy(struct play *play, const struct kept *kept)
         signal(SIGBUS, on_fault);
         REQUIRE(kept_shows(kept, OWNERS), "the spy's eyes are no good");
         gate_open(&play->has_all);
-        REQUIRE(gate_wait(&play->look_now, SETTLE_MS), "nobody called");
+        REQUIRE(gate_wait(&play->look_now, SETTLE_MS), "the test did not open the gate");
         REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable");
         REQUIRE(rig_device() != ON_HOST || !kept_shows(kept, OWNERS), "the pages were not given back");
         kept_deface(kept);
         kept_misuse(kept);
         gate_open(&play->looked);
-        REQUIRE(gate_wait(&play->finish, SETTLE_MS), "nobody called");
+        REQUIRE(gate_wait(&play->finish, SETTLE_MS), "the test did not open the gate");
         REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable, in the end");
         gate_open(&play->looked);
 }
@@ -500,7 +500,7 @@ static void read_siblings_block(void *arg)
         uint8_t *p, *extent;
         void *block;
 
-        REQUIRE(gate_wait(&s->has_written, SETTLE_MS), "nobody called");
+        REQUIRE(gate_wait(&s->has_written, SETTLE_MS), "the test did not open the gate");
         REQUIRE(bfc_malloc(client, 4096, &block) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_block_info(client, block, &info) == 0, "%s", bfc_last_error());
         p = block;

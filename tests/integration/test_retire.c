@@ -63,7 +63,7 @@ static void have_and_sleep(void *arg)
         pattern_write(p, 16 * MIB, 1);
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "nobody woke us");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "the test did not open the gate");
         REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 16 * MIB, 2);
         REQUIRE(pattern_holds(p, 16 * MIB, 2), "memory that came back");
@@ -103,7 +103,7 @@ static void be_busy(void *arg)
         Bfcd__Block block;
 
         gate_open(&s->up);
-        REQUIRE(gate_wait(&s->answer, SETTLE_MS), "nobody woke us");
+        REQUIRE(gate_wait(&s->answer, SETTLE_MS), "the test did not open the gate");
         while (raw->n_extents > 0) {
                 REQUIRE(raw_event(raw, SETTLE_MS, &event) == 0, "no event");
                 for (size_t i = 0; i < event->retire->n_extent_ids; i++)
@@ -111,7 +111,7 @@ static void be_busy(void *arg)
                 REQUIRE(raw_retired(raw, event->retire->sequence) == 0, "no connection");
                 bfcd__event__free_unpacked(event, NULL);
         }
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "nobody woke us");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "the test did not open the gate");
         REQUIRE(raw_malloc(raw, 0, 2 * MIB, &block) == 0, "%s", raw_refusal());
         REQUIRE(raw_goodbye(raw) == 0, "no goodbye");
         raw_close(raw);
@@ -287,7 +287,7 @@ static void want(void *arg)
         bfc_client *client;
         void *p;
 
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "nobody woke us");
+        REQUIRE(gate_wait(&s->go, SETTLE_MS), "the test did not open the gate");
         client = child_client_open(s->socket, "blue");
         REQUIRE(bfc_malloc(client, 20 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 20 * MIB, 3);

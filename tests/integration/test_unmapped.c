@@ -102,7 +102,7 @@ START_TEST(a_refused_handle_is_a_refused_request)
 }
 END_TEST
 
-/* It is refused as often as it asks, and it lets go of what it could not map. */
+/* Each request is refused, and the client releases what it could not map. */
 static void be_refused_always(void *arg)
 {
         struct scene *s = arg;

@@ -812,7 +812,7 @@ START_TEST(waits_are_interrupted_without_a_daemon)
         }
         mortal_set_hello(mortal, MORTAL_TAKES, 0);
         mortal_hold(mortal, false);
-        mortal_kill(mortal); /* whoever waits for an answer */
+        mortal_kill(mortal); /* while a call waits for a reply */
         put(a);
         ck_assert_uint_eq(mortal_count(mortal).n_returns, 1);
         ck_assert_uint_eq(mortal_count(mortal).n_blocks, 0);

@@ -235,7 +235,7 @@ END_TEST
 
 /* An extent that is punched is open in no process of the helper, also where its lane, or another
  * one, waits: a client would write pages into it again, and these would stay. A pipe cannot be
- * punched, and tells whether somebody has it open. */
+ * punched, and tells whether any process has it open. */
 START_TEST(test_keeps_no_punched)
 {
         struct host_punch_request request = { .n_bytes = MIB };

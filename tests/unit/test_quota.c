@@ -17,7 +17,7 @@
 #define E       (2 * MIB) /* what a small limit's grid is */
 #define N_ASKS  10000u
 #define KEEP_MS 30000u
-#define N_IDLE  100u /* quotas that nobody uses */
+#define N_IDLE  100u /* unused quotas */
 #define TURN    256u /* requests that one turn looks at, at most */
 
 struct ask {
