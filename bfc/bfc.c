@@ -311,7 +311,7 @@ int bfc_remove_region(struct bfc *b, uint64_t base)
                         b->reserved -= chunk_at(b, i)->size;
                         index_remove(b, i);
                 } else {
-                        bfc_hole_take(b, i);
+                        bfc_list_take(b, i);
                 }
                 record_release(b, i);
         }

@@ -1,5 +1,5 @@
-/* Looking at an instance as a whole: the walk by address, and bfc_check(), which
- * runs the invariants that core.h, index.h and grow.c state as equations.
+/* Checks of a whole instance: the walk by address, and bfc_check(), which evaluates the invariants that
+ * core.h, index.h and grow.c state as equations.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "bfc/bfc.h"
@@ -31,7 +31,7 @@ int bfc_walk(const struct bfc *b, int (*fn)(void *userdata, char kind, struct bf
         return 0;
 }
 
-/* What the walk over all regions counts, to be compared with the instance's own figures. */
+/* Counts of the walk over all regions, to be compared with the instance's own statistics. */
 struct tally {
         const char *why;
         uint64_t n_used, n_free, n_idle, n_requested;
@@ -192,7 +192,8 @@ static bool check_index(const struct bfc *b, struct tally *t)
                 REQUIRE(t,
                         (words_of(b)[FIRST_HEAD + bin] != 0) == (b->map[bin / 64] >> bin % 64 & UINT64_C(1)),
                         "the map tells which bins are not empty");
-        /* Every free chunk has one slot that holds it, so as many as there are means each once. */
+        /* Every free chunk has one slot that refers to it, so equal counts mean that each is referred to
+         * once. */
         for (uint32_t i = bfc_index_next(b, 0, 0); i != 0; i = bfc_index_next(b, 0, i)) {
                 const struct chunk *c = chunk_at(b, i);
 

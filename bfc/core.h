@@ -1,29 +1,26 @@
-/* The allocator's own view of itself: chunks, regions, records. Internal to bfc/.
+/* The allocator's data structures: chunks, regions, records. Internal to bfc/.
  *
- * All chunks live in one array of 32-bit words, eight to a record, reserved as
- * address space at the start and made usable in steps, so that growth never
- * copies and a record never moves. A chunk is named by the number of its first
- * word (u32, a multiple of 8): a processor scales an index by 4 while it loads,
- * but not by 32.
+ * All chunks are in one array of 32-bit words, eight per record. Its address space is reserved at the
+ * start and made accessible in steps, so growth never copies and a record never moves. A chunk is named
+ * by the number of its first word (u32, a multiple of 8): a processor can scale an index by 4 during a
+ * load, but not by 32.
  *
- * A "slot" is the number of a word that holds such a name: the head of a bin,
- * or a link in another free chunk. A free chunk knows the slot that holds it, so
- * that it is replaced or unlinked by one store, wherever it hangs.
+ * A "slot" is the number of a word that contains such a name: the head of a bin, or a link in another
+ * free chunk. A free chunk knows its slot, so one store replaces or unlinks it, wherever it is.
  *
  *   words[chunk_at(i)->slot] == i    for every free chunk i
  *   chunk_at(i)->slot == 0           for everything that is not free
  *
- * Record 0 is a scratch record: link 0 means "none", and stores through it are
- * harmless, which saves branches. Nothing reads its `slot`, and its children
- * and `equal` stay 0. Then come the heads of the bins, a word each; then the instance itself; then
- * chunks. So an instance that was never used takes one page, and one with a few chunks two: the
- * chunks lie beside the instance, and the heads of small sizes beside record 0.
+ * Record 0 is a scratch record: link 0 means "none", and stores through it are harmless, which saves
+ * branches. Its `slot` is never read, and its children and `equal` stay 0. The heads of the bins follow,
+ * one word each; then the instance itself; then chunks. So an unused instance takes one page, and one
+ * with a few chunks two: the chunks are next to the instance, and the heads of small sizes next to record
+ * 0.
  *
- * Every region has one edge record, which closes its chunks to a ring:
- * edge.next is the lowest chunk, edge.prev the highest. It is never free, so
- * merging needs no test for the ends.
+ * Every region has one edge record, which closes its chunks to a ring: edge.next is the lowest chunk,
+ * edge.prev the highest. It is never free, so merging needs no test for the ends.
  *
- * Sizes and addresses are counted in granules of 256 bytes (u32).
+ * Sizes and addresses are in granules of 256 bytes (u32).
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CORE_H
@@ -44,7 +41,7 @@
 #define END_OF_HEADS  (FIRST_HEAD + N_BINS)                                 /* slots below are heads */
 #define BFC_AT        ((END_OF_HEADS * sizeof(uint32_t) + 63u) / 64u * 64u) /* of the instance, in bytes */
 #define MAX_RECORDS   (UINT32_C(1) << 26)                                   /* 2 GiB of address space */
-#define MIN_RECORDS   (UINT32_C(1) << 12) /* where address space is scarce */
+#define MIN_RECORDS   (UINT32_C(1) << 12)                                   /* if address space is scarce */
 
 enum kind {
         KIND_NONE, /* a spare record */
@@ -54,7 +51,7 @@ enum kind {
         KIND_HOLE,
         KIND_RETIRING,
         KIND_EDGE,
-        KIND_FREE, /* never stored: slot != 0 says it */
+        KIND_FREE, /* never stored: slot != 0 marks it */
 };
 
 /* Flags of pending pieces, beside the kind. */
@@ -91,11 +88,11 @@ static_assert(BFC_GRANULE == 1u << GRANULE_SHIFT, "the granule is a power of two
 struct region {
         uint32_t base;
         uint32_t size;
-        uint32_t first;    /* size of its first extent; 0: it has none of a size of its own */
-        uint32_t small;    /* size of the extents of zone 0; each zone has twice the one before */
+        uint32_t first;    /* size of its first extent; 0: no special size */
+        uint32_t small;    /* size of the extents of zone 0; doubles with each zone */
         uint32_t per_zone; /* extents of a zone */
         uint32_t n_zones;
-        uint32_t body; /* where the zones end; from here on extents are of the instance's size */
+        uint32_t body; /* end of the zones; from here on extents have the instance's size */
         uint32_t edge;
 };
 
@@ -110,8 +107,8 @@ struct bfc {
 
         uint32_t spare;      /* list of spare records */
         uint32_t n_records;  /* records ever used, spare ones included */
-        uint32_t n_ready;    /* records that memory stands behind */
-        uint32_t n_reserved; /* records that address space stands behind */
+        uint32_t n_ready;    /* records with memory */
+        uint32_t n_reserved; /* records with address space */
         uint32_t n_spare;
         uint32_t last_stamp;
 
@@ -124,8 +121,8 @@ struct bfc {
         uint64_t n_frees;
         uint32_t largest; /* block ever */
 
-        uint32_t extent;   /* the largest extents of the grid */
-        uint32_t smallest; /* of any zone of any region that there was */
+        uint32_t extent;   /* the largest extents */
+        uint32_t smallest; /* of any zone of any region so far */
         uint64_t reserved;
         uint64_t peak_reserved;
         uint64_t idle; /* retiring chunks and tails of pending blocks */
@@ -147,7 +144,7 @@ struct bfc {
 static_assert(sizeof(struct bfc) % sizeof(struct chunk) == 0 && FIRST_CHUNK % WORDS_PER_REC == 0,
               "heads and the instance fill records");
 
-/* How many nodes the calls have looked at; only test builds count, and define it. */
+/* The number of nodes visited by all calls; counted only in test builds, which define it. */
 #ifdef BFC_COUNT_VISITS
 extern uint64_t bfc_n_visits;
 #define VISIT() ((void)bfc_n_visits++)
@@ -155,13 +152,13 @@ extern uint64_t bfc_n_visits;
 #define VISIT() ((void)0)
 #endif
 
-/* Word 0 comes so far before the instance. */
+/* The words begin this far before the instance. */
 static inline uint32_t *words_of(const struct bfc *b)
 {
         return (uint32_t *)((uintptr_t)b - BFC_AT);
 }
 
-/* As strchr(): what it returns is as constant as what the caller has. */
+/* Like strchr(): the result is as const as the caller's use. */
 static inline struct chunk *chunk_at(const struct bfc *b, uint32_t i)
 {
         return (struct chunk *)(uintptr_t)(words_of(b) + i);
@@ -195,10 +192,10 @@ static inline uint64_t to_bytes(uint64_t n_granules)
 
 /* ---- records --------------------------------------------------------------- */
 
-/* Puts memory behind further records, so that n more are there. 0 or -ENOMEM. */
+/* Provides memory for n further records. 0 or -ENOMEM. */
 int bfc_records_grow(struct bfc *b, uint32_t n);
 
-/* Makes sure that the next n calls of record_new() find one. 0 or -ENOMEM. */
+/* Ensures that the next n calls of record_new() succeed. 0 or -ENOMEM. */
 static inline int records_reserve(struct bfc *b, uint32_t n)
 {
         if (b->n_spare >= n || b->n_spare + (b->n_ready - b->n_records) >= n)
@@ -228,7 +225,7 @@ static inline void record_release(struct bfc *b, uint32_t i)
         b->n_spare++;
 }
 
-/* Puts record i between its new neighbour `next` and the one before that. */
+/* Inserts record i between `next` and the record before it. */
 static inline void link_before(struct bfc *b, uint32_t i, uint32_t next)
 {
         struct chunk *c = chunk_at(b, i), *n = chunk_at(b, next);
@@ -239,7 +236,7 @@ static inline void link_before(struct bfc *b, uint32_t i, uint32_t next)
         n->prev = i;
 }
 
-/* Takes record i out of its region's ring and gives it back. */
+/* Removes record i from its region's ring and frees it. */
 static inline void unlink_release(struct bfc *b, uint32_t i)
 {
         struct chunk *c = chunk_at(b, i);
@@ -267,8 +264,8 @@ static inline void count_unused(struct bfc *b, uint32_t size, uint32_t waste)
         b->n_requested -= to_bytes(size) - waste;
 }
 
-/* Counts up through 2^32 - 1 values: a handle repeats when as many blocks came and
- * went, and the same record with them. */
+/* Counts through 2^32 - 1 values: a handle repeats only after that many allocations, if its record is
+ * used again. */
 static inline uint32_t next_stamp(struct bfc *b)
 {
         if (++b->last_stamp == 0)
@@ -281,7 +278,7 @@ static inline bfc_handle chunk_handle(const struct chunk *c, uint32_t i)
         return (uint64_t)c->stamp << 32 | i / WORDS_PER_REC;
 }
 
-/* The chunk of this kind (used or pending) that a handle names; 0: none. Any number is safe. */
+/* The chunk of this kind (used or pending) that a handle names; 0: none. Safe for any number. */
 static inline uint32_t handle_chunk(const struct bfc *b, bfc_handle h, enum kind kind)
 {
         uint32_t record = (uint32_t)h, i = record * WORDS_PER_REC;
@@ -304,13 +301,19 @@ static inline void count_reserved(struct bfc *b, uint32_t size)
                 b->peak_reserved = b->reserved;
 }
 
-/* Takes hole i out of the list of holes. */
-void bfc_hole_take(struct bfc *b, uint32_t i);
+/* Removes a hole or retiring chunk from its list. */
+void bfc_list_take(struct bfc *b, uint32_t i);
 
 /* Chunk i (in its ring, not free) becomes a hole and merges with holes beside it. */
 void bfc_hole_put(struct bfc *b, uint32_t i);
 
-/* ---- regions and their grid ------------------------------------------------- */
+/* Inserts a chunk of this kind into its list. */
+void bfc_list_put(struct bfc *b, uint32_t i, enum kind kind);
+
+/* Splits chunk i, which is not free and in no list, at `at`; the upper part is the new record. */
+uint32_t bfc_cut(struct bfc *b, uint32_t i, uint32_t at);
+
+/* ---- regions and their extents ----------------------------------------------- */
 
 /* The region that contains granule `addr`, or NULL. */
 const struct region *bfc_region_at(const struct bfc *b, uint32_t addr);
@@ -320,8 +323,8 @@ static inline uint32_t region_end(const struct region *r)
         return r->base + r->size;
 }
 
-/* The zone that granule `addr` is in, and where that begins. Zone k is 2^k times zone 0 long, so
- * the zones up to k take 2^(k+1) - 1 times zone 0. */
+/* The zone of granule `addr`, and the start of that zone. Zone k is 2^k times as long as zone 0, so the
+ * zones up to k have 2^(k+1) - 1 times the length of zone 0. */
 static inline uint32_t grid_zone(const struct region *r, uint32_t addr, uint32_t *ret_begin)
 {
         uint32_t zones = r->base + r->first, zone_0 = r->per_zone * r->small;
@@ -331,7 +334,7 @@ static inline uint32_t grid_zone(const struct region *r, uint32_t addr, uint32_t
         return zone;
 }
 
-/* The largest grid point <= addr; region_end(r) is a grid point too. */
+/* The largest extent boundary <= addr; region_end(r) is one too. */
 static inline uint32_t grid_down(const struct bfc *b, const struct region *r, uint32_t addr)
 {
         uint32_t zone, begin;
@@ -346,7 +349,7 @@ static inline uint32_t grid_down(const struct bfc *b, const struct region *r, ui
         return addr - (addr - begin) % (r->small << zone);
 }
 
-/* The size of the extent that begins at this grid point; the region's end may cut it. */
+/* The size of the extent that begins at this boundary; the region's end may shorten it. */
 static inline uint32_t grid_size(const struct bfc *b, const struct region *r, uint32_t point)
 {
         uint32_t begin;
@@ -356,7 +359,7 @@ static inline uint32_t grid_size(const struct bfc *b, const struct region *r, ui
         return point - r->base < r->first ? r->first : r->small << grid_zone(r, point, &begin);
 }
 
-/* The smallest grid point >= addr. */
+/* The smallest extent boundary >= addr. */
 static inline uint32_t grid_up(const struct bfc *b, const struct region *r, uint32_t addr)
 {
         uint32_t down = grid_down(b, r, addr), size;

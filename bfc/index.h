@@ -1,32 +1,30 @@
 /* The index of free chunks: exact best fit, the lowest address among equals.
  *
- * Sizes fall into 128 bins per octave; a two-level bitmap tells which are not
- * empty. A bin holds one node per distinct size, in a radix trie over the low
- * bits of the size, with the minimum at the root of every subtree:
+ * Sizes are divided into 128 bins per octave; a two-level bitmap marks bins that are not empty. A bin has
+ * one node per distinct size, in a radix trie over the low bits of the size, with the minimum at the root
+ * of every subtree:
  *
  *   below child[k] of a node at level l, bit (shift - 1 - l) of every size is k
  *   size of a node < size of everything below it
  *
- * so the smallest size of a bin is one look, a lower bound inside a bin is one
- * descent, insertion swaps down and removal pulls up, at most 24 levels.
+ * So the smallest size of a bin is one look, a lower bound inside a bin is one descent, insertion swaps
+ * down and removal pulls up, at most 24 levels.
  *
- * Among chunks of one size, the one with the lowest address is the node; the
- * others form a heap by address under its `equal` link. Members of the heap use
- * child[0] and child[1] as left and right, and `equal` as EQUAL_TAG | weight:
+ * Among chunks of one size, the one with the lowest address is the node; the others form a heap by
+ * address under its `equal` link. Members of the heap use child[0] and child[1] as left and right, and
+ * `equal` as EQUAL_TAG | weight:
  *
  *   addr of a member < addr of everything below it
  *   weight(member) >= 1 + weight(left) + weight(right),  weight(none) == 0
  *   weight(member) >= 1 + 2 weight(right)
  *
- * so a path to the right has at most log2(weight + 1) members, however the heap
- * came about. (A weight-biased leftist heap, but for one thing: a weight counts
- * what was put below a member, also what was taken out again. So removal from
- * the middle need not walk up, and nothing is lost: the third line is what
- * bounds the path, and it only needs weights that are not too small.) A weight
- * that would pass 2^31 - 1 stays there; such a member may lengthen a path by one.
+ * So a path to the right has at most log2(weight + 1) members. This is a weight-biased leftist heap with
+ * one difference: a weight counts all members that were ever inserted below, including removed ones. So
+ * removal from the middle need not walk up. The third line, which bounds the path, only needs weights
+ * that are not too small. A weight stops at 2^31 - 1; such a member may lengthen a path by one.
  *
- * No removal compares keys: a chunk's size and address may change between
- * index_remove() and index_insert().
+ * No removal compares keys: a chunk's size and address may change between index_remove() and
+ * index_insert().
  *
  * Included by the files of bfc/ that change or read the index.
  *
@@ -36,20 +34,20 @@
 
 #include "bfc/core.h"
 
-/* What one look settles is inlined into the two hot calls; the rest is in functions of their own,
- * called last where possible, so that the hot calls save and spill few registers. That is why some
- * return an int, which is always 0: what bfc_alloc() and bfc_dealloc() return, so that they end in a
- * jump to it, without a frame of theirs. The compiler's own choice costs up to a fifth. */
+/* The two hot calls inline what one look at the index decides. The rest is in separate functions, in tail
+ * position where possible, so that the hot calls save and spill few registers. Some of these return an
+ * int that is always 0: it is the result of bfc_alloc() and bfc_dealloc(), which so end in a jump without
+ * a frame. The compiler's own choice costs up to a fifth. */
 #define BFC_INLINE  static inline __attribute__((always_inline))
 #define BFC_OUTLINE static __attribute__((noinline, unused))
 
 #define EQUAL_TAG  UINT32_C(0x80000000)
 #define MAX_WEIGHT UINT32_C(0x7fffffff)
 
-/* How many low bits of a size its bin leaves open: 0 below 256. */
+/* The number of low bits of a size that its bin leaves open: 0 below 256. */
 static inline unsigned bin_shift(uint32_t size)
 {
-        return (31u ^ (unsigned)__builtin_clz(size | 128u)) - 7u; /* so written, it is one `bsr` */
+        return (31u ^ (unsigned)__builtin_clz(size | 128u)) - 7u; /* in this form it is one `bsr` */
 }
 
 static inline uint32_t bin_of(uint32_t size)
@@ -88,7 +86,7 @@ static inline uint32_t map_next(const struct bfc *b, uint32_t bin)
         return w * 64 + (uint32_t)__builtin_ctzll(b->map[w]);
 }
 
-/* Lets the slot hold chunk i (0: nothing; the second store then goes to the scratch record). */
+/* Stores chunk i in the slot (0: nothing; the second store then goes to the scratch record). */
 static inline void slot_put(struct bfc *b, uint32_t slot, uint32_t i)
 {
         words_of(b)[slot] = i;
@@ -102,12 +100,11 @@ static inline uint32_t equal_weight(const struct bfc *b, uint32_t i)
         return chunk_at(b, i)->equal & ~EQUAL_TAG;
 }
 
-/* Melts the heaps x and y (0: empty) and puts the result into the slot, in one pass down.
+/* Melts the heaps x and y (0: empty) and stores the result in the slot, in one pass down.
  *
- * On the way, x with the right side r takes in y: w(r) + w(y) come together on one side, and
- * l, of at most w(x) - 1 - w(r), is the other. The lighter one becomes the right side, so
- * 2 w(right) + 1 <= w(x) + w(y), the new weight. Which one that is, nobody can foretell, so
- * the body has no branch. */
+ * On the way, x with the right side r takes in y: w(r) + w(y) are combined on one side, and l, of at most
+ * w(x) - 1 - w(r), is the other. The lighter one becomes the right side, so 2 w(right) + 1 <= w(x) +
+ * w(y), the new weight. Which side that is is unpredictable, so the body has no branch. */
 static inline void equal_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t slot)
 {
         if (y == 0) {
@@ -121,7 +118,7 @@ static inline void equal_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t s
                 uint32_t left = t->child[0], right = t->child[1];
                 uint32_t weight = equal_weight(b, top) + equal_weight(b, other);
                 uint32_t together = equal_weight(b, right) + equal_weight(b, other);
-                uint32_t side = together > weight - 1 - together ? 0 : 1; /* where they come together */
+                uint32_t side = together > weight - 1 - together ? 0 : 1; /* where they are combined */
 
                 VISIT();
                 slot_put(b, slot, top);
@@ -134,7 +131,7 @@ static inline void equal_merge(struct bfc *b, uint32_t x, uint32_t y, uint32_t s
         slot_put(b, slot, x | y);
 }
 
-/* Takes one of the equals of a node out. Weights above it stay as they are. */
+/* Removes one of the equals of a node. Weights above it stay unchanged. */
 static inline void equal_remove(struct bfc *b, uint32_t i)
 {
         const struct chunk *c = chunk_at(b, i);
@@ -167,7 +164,7 @@ static inline uint32_t trie_find(const struct bfc *b, uint32_t i, uint32_t n)
         return larger;
 }
 
-/* index_find() where one look is enough; 0: it is not, or nothing is large enough. */
+/* index_find() if one look is enough; 0: it is not, or nothing is large enough. */
 BFC_INLINE uint32_t index_look(const struct bfc *b, uint32_t n)
 {
         uint32_t bin = bin_of(n), i = words_of(b)[FIRST_HEAD + bin];
@@ -193,7 +190,7 @@ static inline uint32_t index_find(const struct bfc *b, uint32_t n)
         return bin == N_BINS ? 0 : words_of(b)[FIRST_HEAD + bin];
 }
 
-/* Chunk i takes the place of node `old`, which keeps its own equals. i == old: nothing changes. */
+/* Replaces node `old` by chunk i, which keeps its own equals. i == old: nothing changes. */
 static inline void trie_replace(struct bfc *b, uint32_t old, uint32_t i)
 {
         const struct chunk *o = chunk_at(b, old);
@@ -204,8 +201,8 @@ static inline void trie_replace(struct bfc *b, uint32_t old, uint32_t i)
         slot_put(b, SLOT_CHILD(i, 1), high);
 }
 
-/* Chunk i joins the node of its size: the one with the lower address stays or becomes the node,
- * the other one goes to the heap. No branch, as in equal_merge(). */
+/* Adds chunk i to the node of its size: the one with the lower address stays or becomes the node, the
+ * other one goes to the heap. No branch, as in equal_merge(). */
 static inline void index_insert_equal(struct bfc *b, uint32_t node, uint32_t i)
 {
         uint32_t equal = chunk_at(b, node)->equal;
@@ -220,7 +217,7 @@ static inline void index_insert_equal(struct bfc *b, uint32_t node, uint32_t i)
         equal_merge(b, equal, high, SLOT_EQUAL(low));
 }
 
-/* Chunk i goes below the root `at` of its bin. */
+/* Inserts chunk i below the root `at` of its bin. */
 BFC_OUTLINE int trie_insert(struct bfc *b, uint32_t at, uint32_t i)
 {
         struct chunk *c = chunk_at(b, i);
@@ -236,7 +233,7 @@ BFC_OUTLINE int trie_insert(struct bfc *b, uint32_t at, uint32_t i)
                         return 0;
                 }
                 if (c->size < a->size) {
-                        /* The smaller one stays here; the other goes on, with its equals. */
+                        /* The smaller one stays here; the other continues, with its equals. */
                         uint32_t t = i;
 
                         trie_replace(b, at, i);
@@ -297,7 +294,7 @@ static inline void trie_remove(struct bfc *b, uint32_t i)
         }
 }
 
-/* Takes a free chunk out. It looks free until the caller sets its slot. */
+/* Removes a free chunk. It looks free until the caller sets its slot. */
 BFC_INLINE void index_take(struct bfc *b, uint32_t i)
 {
         uint32_t heir = chunk_at(b, i)->equal;
@@ -337,7 +334,7 @@ BFC_OUTLINE int index_move(struct bfc *b, uint32_t i, uint32_t addr, uint32_t si
 {
         struct chunk *c = chunk_at(b, i);
 
-        /* Where sizes repeat, mostly one of the equals; without a call, and a branch of its own. */
+        /* If sizes repeat, this is usually one of the equals; it avoids a call and has its own branch. */
         if ((c->equal & EQUAL_TAG) != 0)
                 equal_remove(b, i);
         else
@@ -347,8 +344,8 @@ BFC_OUTLINE int index_move(struct bfc *b, uint32_t i, uint32_t addr, uint32_t si
         return index_insert(b, i);
 }
 
-/* Gives a free chunk another address and size. Often it is alone in its bin
- * before and after, as the last large chunk of a region is. */
+/* Changes the address and size of a free chunk. It is often alone in its bin before and after, like the
+ * last large chunk of a region. */
 BFC_INLINE int index_rekey(struct bfc *b, uint32_t i, uint32_t addr, uint32_t size)
 {
         struct chunk *c = chunk_at(b, i);

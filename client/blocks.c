@@ -2,11 +2,10 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Who looks without the lock may be led astray by what changes meanwhile: a record that was
- * taken out and put into another chain, or the heads of before the last growth. So records
- * and old heads stay readable until blocks_clear(), the walk has a bound, and what it does not
- * find is looked for again under the lock. What it does find is certain: the word has
- * the pointer and the state, and is exchanged as one. */
+ * A search without the lock can miss a block, because a record moves to another chain or the heads
+ * grow meanwhile. So records and old heads stay readable until blocks_clear(), the walk has a bound, and the
+ * caller searches again under the lock. A block that is found is certain: the word has the pointer and the
+ * state, and is exchanged as one. */
 #include "client/blocks.h"
 
 #include <errno.h>
@@ -175,7 +174,7 @@ static struct record *record_find(const struct blocks *b, const void *ptr)
         return record_at(b, ptr, SIZE_MAX);
 }
 
-/* Its word is 0 already, or nobody else can change it. */
+/* Its word is 0, or no other thread can change it. */
 static void record_remove(struct blocks *b, struct record *r)
 {
         struct record **at = head_of(b->heads, r->block.ptr);

@@ -1,14 +1,14 @@
-/* Blocks: what this process holds, by pointer.
+/* Blocks: what this process has allocated, by pointer.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A hash table of chains; constant time, but for interior pointers. All of it takes one thread at a time, under a lock of
- * the caller's, but for blocks_park() and blocks_unpark(): these any thread may call at any
- * time. So the state of a record is one word, together with the pointer, and changes by
- * comparing it: of two frees of one block exactly one succeeds.
+ * A hash table of chains; constant time, except for interior pointers. All functions need a lock of the
+ * caller except blocks_park() and blocks_unpark(), which any thread may call at any time. So the state of
+ * a record is in one word with the pointer, and changes by compare-and-exchange: of two frees of one
+ * block exactly one succeeds.
  *
- *   used      a block that somebody has
- *   leaving   it is being freed: still there, and nobody else's to find
+ *   used      the program has it
+ *   leaving   it is being freed: still in the table, but no search finds it
  *   parked    freed, and kept in this table for the next block of its size (magazine.h) */
 #ifndef BFC_CLIENT_BLOCKS_H
 #define BFC_CLIENT_BLOCKS_H
@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 struct slab; /* the cache's */
-struct stream_life;
+struct stream_alloc;
 
 struct block {
         const void *ptr;
@@ -27,22 +27,22 @@ struct block {
         uint64_t offset; /* in the region */
         uint64_t n_bytes;
         uint64_t n_requested;
-        struct slab *slab;        /* in which it begins; NULL: it is the broker's own */
-        uint64_t handle;          /* the slab's pool knows it by that */
-        struct stream_life *life; /* a stream's, which knows where it is from; NULL: no stream's */
-        bool may_park;            /* its memory may be another block's at once when it is freed */
-        uint8_t age_place;        /* 1 + where in the client page its age is counted; 0: nowhere */
-        uint16_t partition;       /* index into the client's partitions */
-        uint32_t born;            /* in ticks of ages.h; 0: it is not counted */
+        struct slab *slab;                 /* in which it begins; NULL: a block of the daemon */
+        uint64_t handle;                   /* of the slab's allocator */
+        struct stream_alloc *stream_alloc; /* allocated on a stream; NULL: not */
+        bool may_park;                     /* it can be parked when it is freed */
+        uint8_t age_place;                 /* 1 + the index in the client page that counts its age; 0: none */
+        uint16_t partition;                /* index into the client's partitions */
+        uint32_t born;                     /* in ticks of ages.h; 0: it is not counted */
 };
 
-/* A block in the table. Its memory is the table's, until blocks_clear(). */
+/* A block in the table. The table owns its memory until blocks_clear(). */
 struct record {
         uint64_t word;          /* atomic: the pointer and the state; 0: a spare record */
         struct record *next;    /* atomic: in the chain */
-        struct record *below;   /* in a list of whoever parked it, or of the spare ones */
-        struct block block;     /* constant while it is in the table, but for n_requested, born */
-} __attribute__((aligned(64))); /* no two threads' blocks in one line */
+        struct record *below;   /* in a list: of the magazine, or of spare records */
+        struct block block;     /* constant while it is in the table, except n_requested and born */
+} __attribute__((aligned(64))); /* no two threads' blocks in one cache line */
 
 struct blocks_heads;
 
@@ -58,7 +58,7 @@ struct blocks {
         struct record *spare;
         size_t n_used;
         void *by_place;    /* a tree of all records that are not spare, by address */
-        bool has_by_place; /* made by the first search by an interior pointer; kept from then on */
+        bool has_by_place; /* made by the first search by an interior pointer; maintained from then on */
 };
 
 void blocks_clear(struct blocks *b); /* back to empty; frees */
@@ -69,39 +69,39 @@ int blocks_add(struct blocks *b, const struct block *block);
 /* The block that starts at ptr and is used, or NULL. Valid until the next change. */
 const struct block *blocks_find(const struct blocks *b, const void *ptr);
 
-/* The used block that contains all of [ptr, ptr + n_bytes), or NULL; n_bytes > 0. Constant
- * time where ptr is the block's begin. The first other pointer makes a tree of all blocks, after
- * which a search takes logarithmic time, and so does each block that is added or taken out. */
+/* The used block that contains all of [ptr, ptr + n_bytes), or NULL; n_bytes > 0. Constant time if ptr is
+ * the block's start. The first other pointer builds a tree of all blocks; then a search takes logarithmic
+ * time, and so does adding or removing a block. */
 const struct block *blocks_find_around(struct blocks *b, const void *ptr, uint64_t n_bytes);
 
-/* Whether any block has bytes in [offset, offset + n_bytes) of the region. Looks at
- * all of them, also those that leave or are parked. */
+/* True: a block has bytes in [offset, offset + n_bytes) of the region. Checks all blocks, including
+ * leaving and parked ones. */
 bool blocks_lie_in(const struct blocks *b, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
-/* The used blocks, one after the other, in no order: *cursor is 0 at first. NULL: no more. */
+/* Iterates over the used blocks in no order: *cursor is 0 at first. NULL: no more. */
 const struct block *blocks_next(const struct blocks *b, size_t *cursor);
 
-/* The same with those that leave: all but the parked ones. */
+/* The same including leaving ones: all except parked ones. */
 const struct block *blocks_next_kept(const struct blocks *b, size_t *cursor);
 
-/* Marks a used block as leaving. -ENOENT, also when it leaves already. */
+/* Marks a used block as leaving. -ENOENT, also if it is leaving already. */
 int blocks_leave(struct blocks *b, const void *ptr, struct block *ret);
 void blocks_stay(struct blocks *b, const void *ptr); /* one that was leaving */
 
 /* Of a block that blocks_find() finds. */
 void blocks_set_born(struct blocks *b, const void *ptr, uint32_t born);
 
-/* Takes it out, used or leaving. -ENOENT. */
+/* Removes a used or leaving block. -ENOENT. */
 int blocks_take(struct blocks *b, const void *ptr, struct block *ret);
 
-/* Any thread: a used block that may be parked is so now, and the caller's. NULL: it is none, or
- * was not found without the lock; look again with it. */
+/* Any thread: parks a used block that can be parked. NULL: it cannot, or was not found without the lock:
+ * search again with it. */
 struct record *blocks_park(const struct blocks *b, const void *ptr);
 
-/* Any thread: a parked one is used again. */
+/* Any thread: makes a parked block used again. */
 void blocks_unpark(struct record *record, uint64_t n_requested, uint32_t born);
 
-/* Takes a parked one out. The record is spare then. */
+/* Removes a parked block. The record is then spare. */
 void blocks_take_parked(struct blocks *b, struct record *record, struct block *ret);
 
 #endif

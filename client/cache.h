@@ -1,18 +1,16 @@
-/* The cache: blocks of the broker's, kept and cut by this process itself.
+/* The cache: blocks of the daemon that this process keeps and divides.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A block that the broker gave is a slab here, whatever its size. Each partition
- * has a pool of its own: the broker's allocator, run over the slabs. Where two lie side by
- * side in a region their free space is one, and a block may lie across; each goes
- * back as it came.
+ * A block that the daemon granted is a slab here, whatever its size. Each partition has its own set of
+ * slabs, over which the daemon's allocator runs (slabs.h). Free space of adjacent slabs in a region is
+ * contiguous, and a block may cross their bounds. Each slab is freed at the daemon as it was granted.
  *
- * A slab in use can be split where no block needs it, so that the free part can be given back. The
- * blocks of a slab name the slab that they were cut from, whatever becomes of it.
+ * A slab in use can be split where no block needs it, so that the free part can be freed (cache_split.h).
  *
- * Bookkeeping only: who calls asks the broker, and holds a lock around each of
- * these. The slabs that cache_take_idle() names are forgotten when it returns, so
- * the broker may be told without that lock, and may give the place again at once. */
+ * Bookkeeping only: the caller sends the requests, and holds a lock during each of these functions. A
+ * slab that leaves is forgotten when the function returns. So the daemon may be told without that lock,
+ * and may grant the place again at once. */
 #ifndef BFC_CLIENT_CACHE_H
 #define BFC_CLIENT_CACHE_H
 
@@ -25,30 +23,28 @@
 
 struct cache;
 
-enum { CACHE_MISS = 1 }; /* the pool has no free space that is large enough */
+enum { CACHE_MISS = 1 }; /* no free space is large enough */
 
 struct cache_sizes {
-        uint64_t slab_bytes; /* asked for at least, where a request is at most half of it */
-        uint64_t idle_bytes; /* more than that goes back on a free, where it is whole slabs */
-        bool has_grid;       /* the broker's extents have a size of their own, a multiple of 2 MiB */
+        uint64_t slab_bytes; /* requested for blocks of at most half of it */
+        uint64_t idle_bytes; /* bound: whole idle slabs beyond it are freed at the daemon */
+        bool can_split;      /* at extent boundaries: extents are smaller than a region */
 };
 
 /* sizes: one for each partition. -ENOMEM. */
 int cache_new(const struct cache_sizes *sizes, uint32_t n_partitions, struct cache **ret);
 struct cache *cache_free(struct cache *c); /* takes NULL */
 
-/* How much to ask the broker for when a request missed: a multiple of 256. That may be less
- * than n_bytes: where the broker puts it beside free space of ours, they are enough
- * together. Where it does not, cache_alloc() misses again: take it out by
- * cache_take_wrong(), give it back, and ask for cache_want_whole(). -ENOMEM: it stays. */
-uint64_t cache_want(struct cache *c, uint32_t partition, uint64_t n_bytes);
-uint64_t cache_want_whole(const struct cache *c, uint32_t partition, uint64_t n_bytes);
-/* The least that would do, where cache_want() was refused; the same holds for it. */
+/* How much to request from the daemon after a miss: a multiple of 256. */
+uint64_t cache_want(const struct cache *c, uint32_t partition, uint64_t n_bytes);
+/* After a refusal: the bytes that are missing beside free space here. If the daemon places them
+ * elsewhere, cache_alloc() misses again: remove them by cache_take_mismatched() and free them. -ENOMEM: they
+ * stay. */
 uint64_t cache_want_least(const struct cache *c, uint32_t partition, uint64_t n_bytes);
-int cache_take_wrong(struct cache *c, uint32_t partition, uint64_t block_id);
+int cache_take_mismatched(struct cache *c, uint32_t partition, uint64_t block_id);
 
-/* What the broker gave. */
-struct cache_given {
+/* A block that the daemon granted. */
+struct cache_grant {
         uint64_t block_id;
         uint64_t region_id;
         uint64_t region_bytes;
@@ -57,53 +53,36 @@ struct cache_given {
         void *ptr;
 };
 
-/* Takes it in, free. -EEXIST: there is a slab already. -ENOSPC: the regions
- * have no room beside each other. -EINVAL: it does not lie as blocks do. -ENOMEM. */
-int cache_add(struct cache *c, uint32_t partition, const struct cache_given *given);
+/* Adds it as an idle slab. -EEXIST: there is a slab already. -ENOSPC: the regions do not fit into the
+ * address space. -EINVAL: it is not aligned as blocks are. -ENOMEM. */
+int cache_add(struct cache *c, uint32_t partition, const struct cache_grant *grant);
 
-/* Fills in a block of n_bytes, but for what it was asked for. CACHE_MISS. -ENOMEM. */
+/* A block of n_bytes; n_requested is the caller's to set. CACHE_MISS. -ENOMEM. */
 int cache_alloc(struct cache *c, uint32_t partition, uint64_t n_bytes, struct block *ret);
 
-/* The block's place is free again. It must have come from cache_alloc(). */
+/* Frees a block of cache_alloc(). */
 void cache_dealloc(const struct block *block);
 
-/* A block that is all of its slab: it leaves the cache with it, and is the broker's block as it
- * came. -EINVAL: it is not all of one. -ENOMEM. */
+/* A block that is all of its slab leaves the cache with it, and is a block of the daemon again. -EINVAL:
+ * it is not all of one. -ENOMEM. */
 int cache_take_whole(const struct block *block);
-uint64_t cache_block_id(const struct block *block); /* the broker's, of the slab in which it begins */
+uint64_t cache_block_id(const struct block *block); /* of the slab in which it begins */
 
-/* From now on what the pool has is added there too, slabs and what is cut. `held` must outlive
- * the cache. */
-void cache_show(struct cache *c, uint32_t partition, struct pages_held *held);
+/* From now on the bytes of slabs and of blocks are also added in `page`, which must outlive the cache. */
+void cache_show(struct cache *c, uint32_t partition, struct pages_held *page);
 
-/* Meanwhile nothing is to stay idle: the bound is 0. */
+/* While it drains, the bound of idle bytes is 0. */
 void cache_set_draining(struct cache *c, uint32_t partition, bool is_draining);
 
-/* How much is idle, in whole slabs or beside blocks. */
+/* Idle bytes, in whole slabs or beside blocks. */
 uint64_t cache_idle_bytes(const struct cache *c, uint32_t partition);
 
-/* How much is idle beyond the bound, where something could go back for that; 0. */
+/* Idle bytes beyond the bound; 0 if no whole slab is idle. */
 uint64_t cache_excess(const struct cache *c, uint32_t partition);
 
-/* A request of n_bytes missed. True: with want_bytes more, the slabs would exceed the peak of the bytes in use
- * by more than a small part, so free extents should be given back first. False where slabs cannot be split. */
+/* A request of n_bytes missed. True: with want_bytes more, the slabs would exceed the peak of the bytes in
+ * use by more than a small part, so unused extents should be freed first. False if slabs cannot be split. */
 bool cache_has_surplus(const struct cache *c, uint32_t partition, uint64_t n_bytes, uint64_t want_bytes);
-
-/* Takes slabs out in which nothing lies, those first that have been idle the longest,
- * until they have want_bytes or are max. Returns how many; *ret_bytes is their
- * sum. */
-size_t cache_take_idle(struct cache *c, uint32_t partition, uint64_t want_bytes, uint64_t *ret_block_ids,
-                       size_t max, uint64_t *ret_bytes);
-
-/* The same with those only that have bytes in [offset, offset + n_bytes) of the region, the lowest
- * first: while one lies across a bound of it, what is inside is not free. */
-size_t cache_take_idle_in(struct cache *c, uint32_t partition, uint64_t region_id, uint64_t offset,
-                          uint64_t n_bytes, uint64_t want_bytes, uint64_t *ret_block_ids, size_t max,
-                          uint64_t *ret_bytes);
-
-/* ---- splitting ----
- * Find where, hold a slab, ask the broker, split or not, for each place; then count. Only one thread at a
- * time is between the first and the last of these, but the pool may change in between. */
 
 /* A range of a region. */
 struct cache_range {
@@ -112,46 +91,23 @@ struct cache_range {
         uint64_t n_bytes;
 };
 
-/* The broker's extent at a place of a region: where it begins and ends in it. False: there is none. */
-typedef bool (*cache_extent_fn)(void *userdata, uint64_t region_id, uint64_t offset, uint64_t *ret_begin,
-                                uint64_t *ret_end);
+/* Removes idle slabs, up to want_bytes in total or max slabs. in: NULL, and the longest idle first; or
+ * only slabs with bytes in this range, the lowest first. Returns their number; *ret_bytes is their sum. */
+size_t cache_take_idle(struct cache *c, uint32_t partition, const struct cache_range *in, uint64_t want_bytes,
+                       uint64_t *ret_block_ids, size_t max, uint64_t *ret_bytes);
 
-/* Places where slabs in use are to be split, so that extents without a block of the pool become idle slabs:
- * until these are want_bytes or the places are max. in: only
- * extents in this range; NULL: all. Looks at every block of the pool. Returns how many. */
-struct cache_place {
-        uint64_t region_id;
-        uint64_t offset;
-        bool needs_next; /* of no use without the place that follows */
-};
-size_t cache_find_splits(const struct cache *c, uint32_t partition, const struct cache_range *in,
-                         cache_extent_fn extent, void *userdata, uint64_t want_bytes, struct cache_place *ret,
-                         size_t max);
-
-/* The slab that has this place inside stays until it was counted, as if a block lay in it, and the next
- * cache_split() cannot fail. -ENOENT: there is none. -ENOMEM. */
-int cache_hold(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t *ret_block_id,
-               uint64_t *ret_n_bytes);
-
-/* What is behind the place is a slab of its own, the broker's block of this id. The slab is held. */
-void cache_split(struct cache *c, uint32_t partition, const struct cache_place *at, uint64_t block_id);
-
-/* Counts the blocks of all slabs that were held. Looks at every block of the pool. */
-void cache_count(struct cache *c, uint32_t partition);
-
-/* Each time that a slab becomes one in which nothing lies it gets a stamp, higher than all
- * before. `first` is the stamp of the slab that cache_take_idle() would take first, `last` of the
- * one that it would take last; 0: there is none. */
+/* A slab that becomes idle gets a stamp, higher than all before. `first` is the stamp of the slab that
+ * cache_take_idle() would take first, `last` of the one that it would take last; 0: there is none. */
 struct cache_idle {
         uint64_t first, last;
         uint64_t first_block_id;
 };
 void cache_look_idle(const struct cache *c, uint32_t partition, struct cache_idle *ret);
 
-/* Whether a slab has bytes in [offset, offset + n_bytes) of the region. */
+/* True: a slab has bytes in [offset, offset + n_bytes) of the region. */
 bool cache_lies_in(const struct cache *c, uint64_t region_id, uint64_t offset, uint64_t n_bytes);
 
-/* How many slabs there are; the broker's ids of the first so many. */
+/* Returns the number of slabs, and the ids of the first `max`. */
 size_t cache_list(const struct cache *c, uint64_t *ret_block_ids, size_t max);
 
 uint64_t cache_offset(const struct block *block); /* in the slab in which it begins */

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A caller puts a waiter on the list, sends, and then either leads (reads for
- * everybody) or sleeps on its own condition until its reply is delivered or the
+ * all) or sleeps on its own condition until its reply is delivered or the
  * lead is free. A lone caller so needs one send() and one recvmsg(), no wake-up
  * and no other thread. A leader whose reply has come leaves the lead to the
  * oldest waiter.
@@ -16,8 +16,8 @@
  * to the leader; everything else is under `lock`, which is never held while
  * anything waits for the daemon.
  *
- * A connection that has failed can go on over another socket: fd, reader and writer are
- * exchanged when nobody waits any more. */
+ * A connection that has failed can continue over another socket: fd, reader and writer are
+ * exchanged when there are no waiters. */
 #include "client/call.h"
 
 #include <errno.h>
@@ -36,13 +36,13 @@
 
 #include "proto/frame.h"
 
-#include "client/clock.h"
+#include "client/process.h"
 
-/* Requests are a few dozen bytes; this many waiting means that nobody reads. */
+/* Requests are a few dozen bytes: with so many queued the daemon does not read. */
 #define CALL_MAX_QUEUED_BYTES (4u << 20)
 
 /* How long a sender that finds the socket full leaves the reading to others
- * before it looks again whether anybody does. */
+ * before it checks again. */
 #define CALL_RECHECK_MS 10
 
 #define CALL_WORDS_BYTES 320
@@ -54,6 +54,7 @@ struct call_waiter {
         pthread_cond_t cond;
         struct call_interrupt *interrupt; /* NULL: nothing interrupts it */
         int wake_fd;                      /* then; an eventfd that is used like cond; -1: cond is used */
+        int64_t until_ms;                 /* it waits until then at most; 0: for ever */
 };
 
 struct call_connection {
@@ -205,6 +206,16 @@ void call_set_timeout(struct call_connection *c, unsigned timeout_ms)
 
 /* ---- under the lock ------------------------------------------------------ */
 
+static void waiter_init(struct call_waiter *w)
+{
+        pthread_condattr_t attr;
+
+        pthread_condattr_init(&attr);
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        pthread_cond_init(&w->cond, &attr);
+        pthread_condattr_destroy(&attr);
+}
+
 static void waiter_wake(struct call_waiter *w)
 {
         pthread_cond_signal(&w->cond);
@@ -217,7 +228,7 @@ static bool waiter_listens(const struct call_waiter *w)
         return w->interrupt && !w->interrupt->is_interrupted;
 }
 
-/* Ends the connection and tells everybody who waits. */
+/* Ends the connection and wakes all waiters. */
 static void call_fail(struct call_connection *c, int error)
 {
         if (c->error < 0)
@@ -326,7 +337,7 @@ static int deliver(struct call_connection *c, Bfcd__Reply *reply)
         return r;
 }
 
-/* The daemon is told of extents whose fds this process had no number for, so that it sends them again. */
+/* Tells the daemon which extents lost their fds at the limit of open files, so that it sends them again. */
 static int take_extents(struct call_connection *c, const Bfcd__Extents *extents)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
@@ -365,14 +376,14 @@ static int take_hello_fds(struct call_connection *c, const Bfcd__HelloReply *hel
 {
         int r = 0;
 
-        if (hello->capabilities & BFCD__CAPABILITY__CAPABILITY_EVENTS)
+        if (hello->has_events)
                 r = c->events_fd >= 0 ? -EPROTO : frame_reader_take_fds(c->reader, &c->events_fd, 1);
-        if (r == 0 && (hello->capabilities & BFCD__CAPABILITY__CAPABILITY_PAGES))
+        if (r == 0 && hello->has_pages)
                 r = c->page_fds[0] >= 0 ? -EPROTO : frame_reader_take_fds(c->reader, c->page_fds, 2);
         return r;
 }
 
-/* The last message: an operator ended the session. */
+/* The last message: an administrator ended the session. */
 static int take_last_words(struct call_connection *c, const Bfcd__Reply *reply)
 {
         if (reply->refusal->error != EIDRM)
@@ -437,7 +448,7 @@ static int dispatch_all(struct call_connection *c)
         return r < 0 ? r : 0;
 }
 
-/* One receive, and everything that it brought. With also_write until the socket can be written, too. */
+/* One receive, and all frames that it brought. also_write: returns also when the socket can be written. */
 static int read_for_all(struct call_connection *c, bool also_write, const struct call_interrupt *interrupt,
                         bool *ret_interrupted)
 {
@@ -450,7 +461,7 @@ static int read_for_all(struct call_connection *c, bool also_write, const struct
         if (r < 0)
                 return r;
         r = frame_reader_receive(c->reader, c->fd, polls ? MSG_DONTWAIT : 0);
-        if (r == FRAME_AGAIN) /* a blocking receive comes back empty after its time-out */
+        if (r == FRAME_AGAIN) /* a blocking receive is empty after its time-out */
                 return polls ? 0 : -ETIMEDOUT;
         if (r != 0)
                 return r < 0 ? r : -ECONNRESET;
@@ -459,7 +470,19 @@ static int read_for_all(struct call_connection *c, bool also_write, const struct
 
 /* ---- calls --------------------------------------------------------------- */
 
-/* Leads for one receive. Lock held before and after. */
+/* 1: there is something to read. 0: the time is over, or a signal came. */
+static int poll_until(const struct call_connection *c, int64_t until_ms)
+{
+        struct pollfd p = { .fd = c->fd, .events = POLLIN };
+        int64_t left_ms = until_ms - clock_now_ms();
+        int r = poll(&p, 1, left_ms > 0 ? (int)left_ms : 0);
+
+        if (r < 0)
+                return errno == EINTR ? 0 : -errno;
+        return r;
+}
+
+/* Leads for one receive. The lock is held before and after. */
 static void call_lead(struct call_connection *c, struct call_waiter *w)
 {
         bool also_write = frame_writer_n_queued(c->writer) > 0, is_interrupted = false;
@@ -468,7 +491,9 @@ static void call_lead(struct call_connection *c, struct call_waiter *w)
 
         c->has_leader = true;
         pthread_mutex_unlock(&c->lock);
-        r = read_for_all(c, also_write, interrupt, &is_interrupted);
+        r = w->until_ms > 0 ? poll_until(c, w->until_ms) : 1;
+        if (r > 0)
+                r = read_for_all(c, also_write || w->until_ms > 0, interrupt, &is_interrupted);
         pthread_mutex_lock(&c->lock);
         c->has_leader = false;
         if (r == 0 && also_write)
@@ -479,8 +504,8 @@ static void call_lead(struct call_connection *c, struct call_waiter *w)
                 call_cancel(c, w);
 }
 
-/* Another thread reads. Sleeps until the waiter is woken, interrupted or, where the socket is full, can be
- * written: the reading thread may sleep in recvmsg(), and would not notice that. */
+/* Another thread reads. Sleeps until the waiter is woken or interrupted. If the socket is full, also until it
+ * can be written: the leader may sleep in recvmsg(), and would not notice that. */
 static void call_sleep(struct call_connection *c, struct call_waiter *w)
 {
         const struct call_interrupt *interrupt = waiter_listens(w) ? w->interrupt : NULL;
@@ -489,7 +514,12 @@ static void call_sleep(struct call_connection *c, struct call_waiter *w)
         int r = 0;
 
         if (!is_full && w->wake_fd < 0) {
-                pthread_cond_wait(&w->cond, &c->lock);
+                struct timespec until = { w->until_ms / 1000, w->until_ms % 1000 * 1000000 };
+
+                if (w->until_ms > 0)
+                        pthread_cond_timedwait(&w->cond, &c->lock, &until);
+                else
+                        pthread_cond_wait(&w->cond, &c->lock);
                 return;
         }
         pthread_mutex_unlock(&c->lock);
@@ -508,10 +538,10 @@ static void call_sleep(struct call_connection *c, struct call_waiter *w)
                 call_cancel(c, w);
 }
 
-/* Waits for the reply, and leads meanwhile where nobody else does. */
+/* Waits for the reply, and leads meanwhile if no other thread does. */
 static void call_wait(struct call_connection *c, struct call_waiter *w)
 {
-        while (!w->reply && c->error == 0) {
+        while (!w->reply && c->error == 0 && (w->until_ms == 0 || clock_now_ms() < w->until_ms)) {
                 if (!c->has_leader)
                         call_lead(c, w);
                 else
@@ -522,7 +552,7 @@ static void call_wait(struct call_connection *c, struct call_waiter *w)
                 waiter_wake(c->first);
 }
 
-/* Waits for them in their order: of these, the first in the list is the one that sleeps. */
+/* Waits for the replies in the order of the requests. */
 static int call_exchange(struct call_connection *c, Bfcd__Request *const *requests, size_t n,
                          struct call_waiter *waiters)
 {
@@ -532,7 +562,7 @@ static int call_exchange(struct call_connection *c, Bfcd__Request *const *reques
         for (; r == 0 && n_put < n; n_put++) {
                 struct call_waiter *w = &waiters[n_put];
 
-                w->cond = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+                waiter_init(w);
                 r = call_queue(c, requests[n_put]);
                 if (r < 0)
                         break;
@@ -554,10 +584,10 @@ static int call_send_some(struct call_connection *c, uint64_t upto, Bfcd__Reques
 {
         int r, cancel_state;
 
-        /* A leader cancelled in recvmsg() would leave everybody else waiting. */
+        /* A leader cancelled in recvmsg() would leave all others waiting. */
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
         pthread_mutex_lock(&c->lock);
-        *ret_epoch = c->epoch; /* another comes only when nobody waits */
+        *ret_epoch = c->epoch; /* changes only without waiters */
         if (upto > 0 && c->epoch > upto)
                 r = -ESTALE;
         else
@@ -618,70 +648,9 @@ int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *co
 
 /* ---- a last call ----------------------------------------------------------- */
 
-/* What comes by then. Lock held before and after. */
-static void call_lead_until(struct call_connection *c, int64_t until_ms)
-{
-        int64_t left_ms = until_ms - clock_now_ms();
-        struct pollfd p = { .fd = c->fd, .events = POLLIN };
-        bool is_interrupted;
-        int r;
-
-        c->has_leader = true;
-        pthread_mutex_unlock(&c->lock);
-        r = poll(&p, 1, left_ms > 0 ? (int)left_ms : 0);
-        if (r > 0)
-                r = read_for_all(c, true, NULL, &is_interrupted); /* does not wait */
-        else if (r < 0)
-                r = errno == EINTR ? 0 : -errno;
-        pthread_mutex_lock(&c->lock);
-        c->has_leader = false;
-        if (r < 0)
-                call_fail(c, r);
-}
-
-static void call_wait_until(struct call_connection *c, struct call_waiter *w, int64_t until_ms)
-{
-        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
-
-        while (!w->reply && c->error == 0 && clock_now_ms() < until_ms) {
-                if (c->has_leader)
-                        pthread_cond_timedwait(&w->cond, &c->lock, &until);
-                else
-                        call_lead_until(c, until_ms);
-        }
-        waiter_remove(c, w);
-        if (!c->has_leader && c->first)
-                waiter_wake(c->first);
-        if (!c->first)
-                pthread_cond_broadcast(&c->idle);
-}
-
-static int call_exchange_until(struct call_connection *c, int64_t until_ms, Bfcd__Request *request)
-{
-        struct call_waiter w = { .wake_fd = -1 };
-        pthread_condattr_t attr;
-        int r = c->error < 0 ? c->error : call_queue(c, request);
-
-        if (r < 0)
-                return r;
-        pthread_condattr_init(&attr);
-        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-        pthread_cond_init(&w.cond, &attr);
-        pthread_condattr_destroy(&attr);
-        w.id = request->id;
-        waiter_add(c, &w);
-        call_push(c);
-        call_wait_until(c, &w, until_ms);
-        pthread_cond_destroy(&w.cond);
-        if (!w.reply)
-                return c->error < 0 ? c->error : -ETIMEDOUT;
-        bfcd__reply__free_unpacked(w.reply, NULL);
-        return 0;
-}
-
 int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request)
 {
-        int64_t until_ms = clock_now_ms() + timeout_ms;
+        struct call_waiter w = { .wake_fd = -1, .until_ms = clock_now_ms() + timeout_ms };
         struct timespec until;
         int r, cancel_state;
 
@@ -691,10 +660,14 @@ int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Reque
         if (pthread_mutex_timedlock(&c->lock, &until) != 0)
                 return -ETIMEDOUT;
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-        r = call_exchange_until(c, until_ms, request);
+        r = call_exchange(c, &request, 1, &w);
+        if (!c->first)
+                pthread_cond_broadcast(&c->idle);
         pthread_mutex_unlock(&c->lock);
         pthread_setcancelstate(cancel_state, NULL);
-        return r;
+        if (w.reply)
+                bfcd__reply__free_unpacked(w.reply, NULL);
+        return r == 0 && !w.reply ? -ETIMEDOUT : r;
 }
 
 /* ---- another socket ------------------------------------------------------- */
@@ -707,8 +680,8 @@ void call_drain(struct call_connection *c)
         pthread_mutex_unlock(&c->lock);
 }
 
-/* What it leaves is freed with the other. */
-void call_adopt(struct call_connection *c, struct call_connection *from, uint64_t epoch)
+/* The old socket is closed with `from`. */
+void call_replace(struct call_connection *c, struct call_connection *from, uint64_t epoch)
 {
         struct frame_reader *reader;
         struct frame_writer *writer;
@@ -732,7 +705,8 @@ void call_adopt(struct call_connection *c, struct call_connection *from, uint64_
         call_free(from);
 }
 
-/* Leads, for what is there already. A socket that was shut down here still has what came before. The lock is held. */
+/* Leads, for what is there already. A socket that was shut down here still has what was received. The lock is
+ * held. */
 static void call_hear(struct call_connection *c)
 {
         int r = 0;
@@ -753,7 +727,7 @@ static void call_hear(struct call_connection *c)
         pthread_cond_broadcast(&c->idle); /* call_drain() waits for this, too */
 }
 
-bool call_was_told(struct call_connection *c, char *buf, size_t n_buf)
+bool call_read_end_reason(struct call_connection *c, char *buf, size_t n_buf)
 {
         bool ret;
 

@@ -1,11 +1,10 @@
 /* Calls: one request to the daemon and its reply, from any thread.
  *
- * Several threads share one connection. A caller sends its frame and waits;
- * one of the waiting threads reads for all and hands each reply to the request
- * that it answers. Extents messages are handed to `on_extents` by the reading
- * thread, in stream order, so before the reply whose block lies in them; they
- * are acknowledged here. Knows sockets, frames and ids; no blocks and no
- * memory. libbfcclient and bfcctl are built on it.
+ * Several threads share one connection. A caller sends its frame and waits; one of the waiting threads
+ * reads for all and passes each reply to its request. The reading thread passes Extents messages to
+ * `on_extents` in stream order, so before the reply with a block in them; they are acknowledged here.
+ * This module knows sockets, frames and ids, but no blocks and no memory. libbfcclient and bfcctl are
+ * built on it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_CALL_H
@@ -19,35 +18,35 @@
 
 struct call_connection;
 
-/* fds: one for each extent, owned by the callee from now on; -1: it has a handle, or this process is at its
- * limit of open files. A negative return ends the connection. */
+/* fds: one for each extent, owned by the callee; -1: the extent has a handle, or this process has reached
+ * its limit of open files. A negative return ends the connection. */
 typedef int (*call_extents_fn)(void *userdata, const Bfcd__Extents *extents, int *fds);
 
 /* Connects to the socket. on_extents may be NULL (then Extents are a violation).
  * -ENOENT, -ECONNREFUSED, -EACCES, -ENAMETOOLONG, -ENOMEM. */
 int call_connect(const char *path, call_extents_fn on_extents, void *userdata, struct call_connection **ret);
-struct call_connection *call_free(struct call_connection *c); /* no call may be under way */
+struct call_connection *call_free(struct call_connection *c); /* no call may be in progress */
 
-/* The same without waiting: -EAGAIN, too many wait to be let in there. */
+/* The same without waiting. -EAGAIN: the socket's queue is full. */
 int call_connect_now(const char *path, call_extents_fn on_extents, void *userdata,
                      struct call_connection **ret);
 
-/* Sends request (its id is set here) and waits for the reply. 0: *ret_reply is
- * what answered it, possibly a refusal; free with bfcd__reply__free_unpacked().
- * -ECONNRESET: the daemon is gone or ended the session; every later call says
- * so too. -EIDRM: it said why, see call_was_told(). -EPROTO: what it sent makes no sense. -EMFILE: the
- * fds of the reply to a hello found no number in this process. */
+/* Sends request (its id is set here) and waits for the reply. 0: *ret_reply is the reply, possibly a
+ * refusal; free it with bfcd__reply__free_unpacked(). -ECONNRESET: the daemon is gone or ended the
+ * session; every later call fails in the same way. -EIDRM: the daemon gave a reason, see
+ * call_read_end_reason(). -EPROTO: it sent an invalid message. -EMFILE: this process had no free fd
+ * numbers for the fds of the reply to a hello. */
 int call_send(struct call_connection *c, Bfcd__Request *request, Bfcd__Reply **ret_reply);
 
-/* Connections have epochs: that of call_connect() is 1, and call_adopt() says a later one. These
- * tell in *ret_epoch in which it was sent, or failed. upto: -ESTALE where there is a later one
- * already, and nothing is sent; 0: whichever there is. */
+/* Connections have epochs: that of call_connect() is 1, and call_replace() sets a later one. These
+ * functions return in *ret_epoch the epoch in which the request was sent or failed. upto: -ESTALE,
+ * without sending, if there is a later epoch; 0: any epoch. */
 int call_send_at(struct call_connection *c, uint64_t upto, Bfcd__Request *request, Bfcd__Reply **ret_reply,
                  uint64_t *ret_epoch);
 
-/* A call that a signal handler in its thread, or cancel_fd when it is readable, interrupts. The daemon is
- * told once (Cancel), and the call goes on to its reply, which comes at once: that the request is
- * withdrawn, or what was on its way already, and is the caller's to give back. */
+/* A call that is interrupted by a signal handler in its thread, or by cancel_fd when it is readable. The
+ * call sends one Cancel and continues to its reply, which arrives at once: either the request is
+ * withdrawn, or a grant was in flight, which the caller must free. */
 struct call_interrupt {
         int cancel_fd; /* -1: none */
         bool is_interrupted;
@@ -56,44 +55,43 @@ struct call_interrupt {
 int call_send_interruptible(struct call_connection *c, struct call_interrupt *interrupt,
                             Bfcd__Request *request, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
 
-/* The same for n requests, at most CALL_MAX_AT_ONCE, that are sent together: one wait in all. Every
- * reply that came is the caller's, the others are NULL; 0: all came. */
+/* The same for n requests, at most CALL_MAX_AT_ONCE, that are sent together, with one wait in total. The
+ * caller owns every reply, the others are NULL; 0: all arrived. */
 #define CALL_MAX_AT_ONCE 32u
 int call_send_all_at(struct call_connection *c, uint64_t upto, Bfcd__Request *const *requests, size_t n,
                      Bfcd__Reply **ret_replies, uint64_t *ret_epoch);
 
-/* The same with one request that the daemon only confirms, for the end of the process: beside calls of
- * other threads, whatever they wait for, and for timeout_ms at most. -ETIMEDOUT. */
+/* The same with one request without a result, for the end of the process: in parallel to calls of other
+ * threads, and for at most timeout_ms. -ETIMEDOUT. */
 int call_send_within(struct call_connection *c, unsigned timeout_ms, Bfcd__Request *request);
 
-/* The connection has failed: waits until all calls have come out of it. */
+/* The connection has failed: waits until all calls have returned. */
 void call_drain(struct call_connection *c);
 
-/* After that: its calls go over the other one from now on, which is taken over; no call may be
- * under way there. */
-void call_adopt(struct call_connection *c, struct call_connection *from, uint64_t epoch);
+/* After that: its calls use the other connection from now on, which is taken over; no call may be in
+ * progress there. */
+void call_replace(struct call_connection *c, struct call_connection *from, uint64_t epoch);
 
-/* The events socket that came with the reply to the hello; the caller's. -1: none
- * came. */
+/* The events socket that arrived with the reply to the hello, which the caller then owns. -1: none. */
 int call_take_events_fd(struct call_connection *c);
 
-/* The same for the fds of the usage page and the client page; both -1: none came. */
+/* The same for the fds of the usage page and the client page; both -1: none. */
 void call_take_page_fds(struct call_connection *c, int ret_fds[2]);
 
-/* The daemon said why it ended the session (a Refusal with EIDRM that answers no request): its sentence, into
- * buf. What came and was not read yet is looked at where no call is under way. Any thread. */
-bool call_was_told(struct call_connection *c, char *buf, size_t n_buf);
+/* The reason for which the daemon ended the session (a Refusal with EIDRM and id 0), into buf. Also reads
+ * received data if no call is in progress. Any thread. */
+bool call_read_end_reason(struct call_connection *c, char *buf, size_t n_buf);
 
-/* Ends the session for this error, -EPROTO or -ECONNRESET: calls under way and
- * all later ones return it. From any thread. Returns what they return: the first. */
+/* Ends the session with this error, -EPROTO or -ECONNRESET: calls in progress and all later ones fail
+ * with it. From any thread. Returns the first such error. */
 int call_end(struct call_connection *c, int error);
 
-/* From now on a daemon that is silent for so long counts as gone. 0: wait for
- * ever, as at first. No call may be under way. */
+/* From now on a daemon that does not answer within timeout_ms counts as gone. 0: no time-out, as
+ * initially. No call may be in progress. */
 void call_set_timeout(struct call_connection *c, unsigned timeout_ms);
 
-/* For a forked child: closes its copy of the socket and touches nothing else,
- * because another thread of the parent may have been anywhere. */
+/* For a forked child: closes its copy of the socket and changes nothing else, because another thread of
+ * the parent may have held the lock. */
 void call_forget(struct call_connection *c);
 
 #endif

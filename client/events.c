@@ -1,19 +1,21 @@
-/* Events and their thread; see events.h.
+/* Events and their threads; see events.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The thread is stopped by shutting down the socket for reading: it wakes up with
- * an end of file, and the daemon, to which that is no hang-up, still hears a
- * goodbye on the other socket.
+ * events_serve() is the only reader: the client's thread calls it whenever the socket is readable, and
+ * events_poll() calls it for a program that polls. It does not wait for the daemon.
  *
- * A driver may take long to unmap, and may refuse for the length of a capture. So that
- * a Trim behind it is answered in time, a second thread does Retires. It also calls ops->look() at
- * intervals where that is asked for. It is there from the first Retire or events_wake() on: most
- * processes see neither. Answers may be in any order.
+ * A driver may take long to unmap, and may refuse while a stream is captured. A Trim behind a Retire is
+ * answered in time nevertheless: Retires are queued. A second thread works on the queue and calls
+ * ops->look() at intervals. It starts with the first Retire or events_wake(). Without it events_serve() works
+ * on the queue itself. Answers may be in any order.
  *
- * A socket that has ended can be followed by another, of a later epoch. Whoever reads exchanges them:
- * so nobody reads while it is done, and the number of the fd stays. What was read of the old one
- * and is not done yet is forgotten, and its answers are not sent. */
+ * events_stop() shuts the socket down for reading, which wakes the thread with an end of file. The daemon
+ * does not notice, and still receives a goodbye on the other socket.
+ *
+ * When a socket has ended, another of a later epoch can replace it. The reader replaces it, so no thread
+ * reads meanwhile, and the number of the fd stays the same. Events of the old socket that are not done are
+ * dropped, and their answers are not sent. */
 #include "client/events.h"
 
 #include <errno.h>
@@ -31,52 +33,49 @@
 
 #include "proto/frame.h"
 
-#include "client/clock.h"
+#include "client/process.h"
 
-/* A driver's calls are made on it, which may take as much of the stack as they take on a program's
- * first thread. It is address space: memory only as far as it is used. */
+/* The driver is called on these threads and may need as much stack as on a program's first thread. */
 #define EVENTS_STACK_BYTES ((size_t)8 << 20)
 #define EVENTS_QUEUE_MAX   4096u
 #define EVENTS_MAX_EXTENTS 64u /* in one Retire */
 #define EVENTS_RETRY_MS    5
-#define EVENTS_MAX_RETIRES 18u /* 16 unanswered ones, one whose answer is on its way, one of before */
+#define EVENTS_MAX_RETIRES 18u /* 16 unanswered, one whose answer is in flight, one of the last epoch */
 
 struct events_socket {
         int fd;
-        struct frame_reader *reader;
+        struct frame_reader *reader; /* the reader's */
         struct frame_writer *writer;
 };
 
 struct events {
-        int fd;      /* constant; what it is changes */
-        int poll_fd; /* without a thread: readable where fd is; -1 */
+        struct events_socket socket; /* fd is constant, what it refers to changes; writer: under the lock */
+        int poll_fd;                 /* without a thread: readable where the socket is; -1 */
         const struct events_ops *ops;
         void *userdata;
         pthread_t thread;
-        bool running;      /* it is to be joined; constant while it runs */
-        Bfcd__Event *busy; /* without a thread: to be tried again */
-        int error;         /* the same: why it ended */
-        struct frame_reader *reader;
-        uint64_t epoch; /* of fd; who reads changes it, with the lock */
+        bool is_running; /* the thread must be joined; constant while it runs */
+        bool is_polled;  /* a thread is in events_poll(); atomic */
+        int error;       /* why events_serve() ended */
+        uint64_t epoch;  /* of the socket; changed by the reader, under the lock */
 
         pthread_mutex_t lock; /* everything below */
         pthread_cond_t changed;
-        bool has_ended; /* the thread */
-        struct frame_writer *writer;
+        bool has_ended;             /* the thread */
         struct events_socket *next; /* NULL: none */
         uint64_t next_epoch;
         pthread_t worker;
-        bool has_worker; /* it is to be joined */
+        bool has_worker; /* it must be joined */
         bool is_stopping;
         bool is_woken;
         bool is_looking;
-        bool is_retiring;                         /* the first of them */
-        int64_t look_ms;                          /* then it looks; -1: it does not */
-        Bfcd__Event *retires[EVENTS_MAX_RETIRES]; /* for it; the first is being done */
+        bool is_retiring;                         /* the first of them, without the lock */
+        int64_t look_ms;                          /* when the worker calls look(); -1: it does not */
+        Bfcd__Event *retires[EVENTS_MAX_RETIRES]; /* the queue */
         size_t n_retires;
 };
 
-/* To a socket of that epoch. That it has ended is for who reads to find out. */
+/* Sent to a socket of that epoch only. That the socket has ended is found out by the reader. */
 static int answer(struct events *e, const Bfcd__EventReply *reply, uint64_t epoch)
 {
         uint8_t *payload;
@@ -87,11 +86,11 @@ static int answer(struct events *e, const Bfcd__EventReply *reply, uint64_t epoc
                 pthread_mutex_unlock(&e->lock);
                 return 0;
         }
-        r = frame_writer_add(e->writer, bfcd__event_reply__get_packed_size(reply), NULL, 0, &payload);
+        r = frame_writer_add(e->socket.writer, bfcd__event_reply__get_packed_size(reply), NULL, 0, &payload);
         if (r == 0) {
                 bfcd__event_reply__pack(reply, payload);
-                /* The daemon has few unanswered: the socket's buffer has room. */
-                r = frame_writer_flush(e->writer, e->fd) == FRAME_AGAIN ? -ECONNRESET : 0;
+                /* The daemon limits the unanswered events, so the socket's buffer has room. */
+                r = frame_writer_flush(e->socket.writer, e->socket.fd) == FRAME_AGAIN ? -ECONNRESET : 0;
         }
         pthread_mutex_unlock(&e->lock);
         return r;
@@ -128,45 +127,7 @@ static int on_trim(struct events *e, const Bfcd__Trim *trim)
         return answer(e, &reply, e->epoch);
 }
 
-/* An event of a later version is none that this one asked for. What needs no answer and no
- * deed is read and forgotten. */
-static int on_event(struct events *e, const Bfcd__Event *event)
-{
-        switch (event->body_case) {
-        case BFCD__EVENT__BODY_RETIRE:
-                return on_retire(e, event->retire, e->epoch);
-        case BFCD__EVENT__BODY_TRIM:
-                return on_trim(e, event->trim);
-        case BFCD__EVENT__BODY_DRAINING:
-                return e->ops->draining(e->userdata, event->draining->partition, event->draining->is_over);
-        case BFCD__EVENT__BODY_QUOTA_CHANGED:
-        case BFCD__EVENT__BODY_SHUTDOWN:
-                return 0;
-        default:
-                return -EPROTO;
-        }
-}
-
-/* False: the thread is to end, or the daemon is gone. */
-static bool pause_for(const struct events *e, int ms)
-{
-        struct pollfd p = { .fd = e->fd, .events = POLLRDHUP };
-
-        return poll(&p, 1, ms) == 0;
-}
-
-/* Until it is done. -ECANCELED: the thread is to end. */
-static int retire_now(struct events *e, const Bfcd__Retire *retire, uint64_t epoch)
-{
-        int r;
-
-        while ((r = on_retire(e, retire, epoch)) == -EBUSY)
-                if (!pause_for(e, EVENTS_RETRY_MS))
-                        return -ECANCELED;
-        return r;
-}
-
-/* A socket that has ended ends a Retire that waits, and not the thread: there may be another. */
+/* The queue's first Retire. -EBUSY: it stays there. The lock is held, but not while the driver is called. */
 static int retire_first(struct events *e)
 {
         Bfcd__Event *event = e->retires[0];
@@ -175,12 +136,14 @@ static int retire_first(struct events *e)
 
         e->is_retiring = true;
         pthread_mutex_unlock(&e->lock);
-        r = retire_now(e, event->retire, epoch);
-        bfcd__event__free_unpacked(event, NULL);
+        r = on_retire(e, event->retire, epoch);
         pthread_mutex_lock(&e->lock);
         e->is_retiring = false;
+        if (r == -EBUSY && e->epoch == epoch)
+                return r;
+        bfcd__event__free_unpacked(event, NULL);
         memmove(e->retires, e->retires + 1, --e->n_retires * sizeof(e->retires[0]));
-        return r == -ECANCELED || r == -ESTALE ? 0 : r;
+        return r == -ESTALE || r == -EBUSY ? 0 : r;
 }
 
 /* Waits for a change, until then at most; -1: for ever. The lock is held. */
@@ -211,21 +174,25 @@ static void look_now(struct events *e)
 static void *worker_run(void *userdata)
 {
         struct events *e = userdata;
+        int64_t retry_ms = 0;
         int r = 0;
 
         pthread_mutex_lock(&e->lock);
         while (r == 0 && !e->is_stopping) {
-                if (e->n_retires > 0)
+                if (e->n_retires > 0 && clock_now_ms() >= retry_ms) {
                         r = retire_first(e);
-                else if (e->is_woken || (e->look_ms >= 0 && clock_now_ms() >= e->look_ms))
+                        retry_ms = r == -EBUSY ? clock_now_ms() + EVENTS_RETRY_MS : 0;
+                        r = r == -EBUSY ? 0 : r;
+                } else if (e->is_woken || (e->look_ms >= 0 && clock_now_ms() >= e->look_ms)) {
                         look_now(e);
-                else
-                        wait_until(e, e->look_ms);
+                } else {
+                        wait_until(e, e->n_retires > 0 ? retry_ms : e->look_ms);
+                }
         }
         pthread_mutex_unlock(&e->lock);
         if (r < 0) {
                 e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
-                shutdown(e->fd, SHUT_RD); /* the other thread is to end, too */
+                shutdown(e->socket.fd, SHUT_RD); /* the other thread is to end, too */
         }
         return NULL;
 }
@@ -259,80 +226,107 @@ static bool worker_start(struct events *e)
         return e->has_worker;
 }
 
-/* Takes the event over. */
+/* Queues the event, which is taken over. */
 static int retire_later(struct events *e, Bfcd__Event *event)
 {
-        bool handed = false;
         int r = 0;
 
         pthread_mutex_lock(&e->lock);
-        if (e->n_retires == EVENTS_MAX_RETIRES)
+        if (e->n_retires == EVENTS_MAX_RETIRES) {
+                bfcd__event__free_unpacked(event, NULL);
                 r = -EPROTO;
-        if (r == 0 && worker_start(e)) {
+        } else {
                 e->retires[e->n_retires++] = event;
+                if (e->is_running)
+                        (void)worker_start(e); /* without it events_serve() does it */
                 pthread_cond_broadcast(&e->changed);
-                handed = true;
         }
         pthread_mutex_unlock(&e->lock);
-        if (handed)
-                return 0;
-        if (r == 0)
-                r = retire_now(e, event->retire, e->epoch);
+        return r;
+}
+
+/* Unknown events were not asked for. Events that need no answer and no action are read and dropped. */
+static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
+{
+        Bfcd__Event *event = bfcd__event__unpack(NULL, n_bytes, payload);
+        int r = -EPROTO;
+
+        if (!event)
+                return r;
+        switch (event->body_case) {
+        case BFCD__EVENT__BODY_RETIRE:
+                return retire_later(e, event);
+        case BFCD__EVENT__BODY_TRIM:
+                r = on_trim(e, event->trim);
+                break;
+        case BFCD__EVENT__BODY_DRAINING:
+                r = e->ops->draining(e->userdata, event->draining->partition, event->draining->is_over);
+                break;
+        case BFCD__EVENT__BODY_QUOTA_CHANGED:
+                r = 0;
+                break;
+        default:
+                break;
+        }
         bfcd__event__free_unpacked(event, NULL);
         return r;
 }
 
-static int on_frame(struct events *e, const uint8_t *payload, size_t n_bytes)
-{
-        Bfcd__Event *event = bfcd__event__unpack(NULL, n_bytes, payload);
-        int r;
-
-        if (!event)
-                return -EPROTO;
-        if (e->running && event->body_case == BFCD__EVENT__BODY_RETIRE)
-                return retire_later(e, event);
-        r = on_event(e, event);
-        if (r == -EBUSY)
-                e->busy = event;
-        else
-                bfcd__event__free_unpacked(event, NULL);
-        return r;
-}
-
-static int handle_frames(struct events *e)
+/* All that is there now. FRAME_AGAIN; FRAME_EOF; an error. */
+static int read_events(struct events *e)
 {
         const uint8_t *payload;
         size_t n_bytes;
         int r;
 
-        while ((r = frame_reader_next(e->reader, &payload, &n_bytes)) == 0) {
-                r = on_frame(e, payload, n_bytes);
-                if (r < 0)
-                        return r;
-        }
-        return r < 0 ? r : 0;
+        do {
+                while ((r = frame_reader_next(e->socket.reader, &payload, &n_bytes)) == 0) {
+                        r = on_frame(e, payload, n_bytes);
+                        if (r < 0)
+                                return r;
+                }
+        } while (r == FRAME_AGAIN &&
+                 (r = frame_reader_receive(e->socket.reader, e->socket.fd, MSG_DONTWAIT)) == 0);
+        return r;
 }
 
-static int read_events(struct events *e, int flags)
+/* Where there is no worker. -EBUSY: some cannot be done now. */
+static int retire_all(struct events *e)
 {
-        int r;
+        int r = 0;
 
-        do
-                r = handle_frames(e);
-        while (r == 0 && (r = frame_reader_receive(e->reader, e->fd, flags)) == 0);
+        pthread_mutex_lock(&e->lock);
+        while (r == 0 && !e->has_worker && e->n_retires > 0)
+                r = retire_first(e);
+        pthread_mutex_unlock(&e->lock);
         return r;
 }
 
 /* ---- another socket -------------------------------------------------------- */
 
-struct events_socket *events_socket_free(struct events_socket *s)
+static void socket_clear(struct events_socket *s)
 {
-        if (!s)
-                return NULL;
         if (s->fd >= 0)
                 close(s->fd);
         frame_reader_free(s->reader);
         frame_writer_free(s->writer);
+}
+
+/* fd: taken over, also on failure. */
+static int socket_init(struct events_socket *s, int fd)
+{
+        int r;
+
+        s->fd = fd;
+        r = frame_reader_new(false, &s->reader);
+        return r < 0 ? r : frame_writer_new(EVENTS_QUEUE_MAX, &s->writer);
+}
+
+struct events_socket *events_socket_free(struct events_socket *s)
+{
+        if (!s)
+                return NULL;
+        socket_clear(s);
         free(s);
         return NULL;
 }
@@ -346,10 +340,7 @@ int events_socket_new(int fd, struct events_socket **ret)
                 close(fd);
                 return -ENOMEM;
         }
-        s->fd = fd;
-        r = frame_reader_new(false, &s->reader);
-        if (r == 0)
-                r = frame_writer_new(EVENTS_QUEUE_MAX, &s->writer);
+        r = socket_init(s, fd);
         if (r < 0) {
                 events_socket_free(s);
                 return r;
@@ -368,7 +359,7 @@ void events_resume(struct events *e, struct events_socket *s, uint64_t epoch)
         events_socket_free(e->next);
         e->next = s;
         e->next_epoch = epoch;
-        shutdown(e->fd, SHUT_RDWR);
+        shutdown(e->socket.fd, SHUT_RDWR);
         pthread_mutex_unlock(&e->lock);
 }
 
@@ -378,45 +369,42 @@ static void forget_retires(struct events *e)
 
         while (e->n_retires > n_kept)
                 bfcd__event__free_unpacked(e->retires[--e->n_retires], NULL);
-        if (e->busy)
-                bfcd__event__free_unpacked(e->busy, NULL);
-        e->busy = NULL;
 }
 
 static int poll_it(const struct events *e)
 {
         struct epoll_event event = { .events = EPOLLIN | EPOLLRDHUP };
 
-        return e->poll_fd < 0 || epoll_ctl(e->poll_fd, EPOLL_CTL_ADD, e->fd, &event) == 0 ? 0 : -errno;
+        if (e->poll_fd < 0 || epoll_ctl(e->poll_fd, EPOLL_CTL_ADD, e->socket.fd, &event) == 0)
+                return 0;
+        return -errno;
 }
 
 /* The lock is held. */
 static int exchange(struct events *e)
 {
-        struct events_socket *s = e->next;
-        struct frame_reader *reader = e->reader;
-        struct frame_writer *writer = e->writer;
+        struct events_socket *next = e->next, old = e->socket;
 
-        /* By itself it would go from there only when a forked child has closed it, too. */
+        /* It would leave the epoll instance only when a forked child has closed it, too. */
         if (e->poll_fd >= 0)
-                epoll_ctl(e->poll_fd, EPOLL_CTL_DEL, e->fd, NULL);
-        if (dup3(s->fd, e->fd, O_CLOEXEC) < 0)
+                epoll_ctl(e->poll_fd, EPOLL_CTL_DEL, e->socket.fd, NULL);
+        if (dup3(next->fd, e->socket.fd, O_CLOEXEC) < 0)
                 return -errno;
         e->next = NULL;
         e->epoch = e->next_epoch;
-        e->reader = s->reader;
-        e->writer = s->writer;
-        s->reader = reader;
-        s->writer = writer;
+        e->socket.reader = next->reader;
+        e->socket.writer = next->writer;
+        next->reader = old.reader;
+        next->writer = old.writer;
         forget_retires(e);
-        events_socket_free(s);
+        events_socket_free(next);
         return poll_it(e);
 }
 
-/* What was read ended with r. 0: there is another socket now. */
+/* The socket ended with r. 0: there is another one now. */
 static int next_socket(struct events *e, int r)
 {
-        if (r < 0 && r != -ECONNRESET && r != -ECANCELED && r != -ESTALE)
+        if (r < 0 && r != -ECONNRESET)
                 return r;
         pthread_mutex_lock(&e->lock);
         r = e->is_stopping ? -ECANCELED : 0;
@@ -425,7 +413,7 @@ static int next_socket(struct events *e, int r)
                 r = e->ops->lost(e->userdata, e->epoch);
                 pthread_mutex_lock(&e->lock);
         }
-        if (r == 0 && e->is_stopping) /* it was told so on the old one */
+        if (r == 0 && e->is_stopping) /* the old socket was shut down for that */
                 r = -ECANCELED;
         if (r == 0)
                 r = e->next ? exchange(e) : -ECONNRESET;
@@ -433,41 +421,50 @@ static int next_socket(struct events *e, int r)
         return r;
 }
 
+/* Serves all that is there now. 0; -EBUSY: some Retires cannot be done now, and there is no worker; call it
+ * again soon. Another error: no event comes any more. */
+static int events_serve(struct events *e)
+{
+        int r = e->error;
+
+        if (r < 0)
+                return r;
+        do {
+                r = read_events(e);
+                if (r == FRAME_AGAIN)
+                        r = retire_all(e);
+                if (r == 0 || r == -EBUSY)
+                        return r;
+        } while (next_socket(e, r) == 0);
+        /* An end of file is events_stop(), or a daemon that ended the session. */
+        e->error = r == -EPROTO ? -EPROTO : -ECONNRESET;
+        if (r < 0)
+                e->ops->failed(e->userdata, e->error);
+        e->ops->ended(e->userdata);
+        return e->error;
+}
+
 static void *events_run(void *userdata)
 {
         struct events *e = userdata;
-        int r;
+        struct pollfd p = { .fd = e->socket.fd, .events = POLLIN | POLLRDHUP };
+        int r = 0;
 
-        do
-                r = read_events(e, 0);
-        while (next_socket(e, r) == 0);
-
-        /* An end of file is events_stop(), or a daemon that ended the session. So it is
-         * while a Retire could not be done. */
-        if (r < 0 && r != -ECANCELED && r != -ESTALE)
-                e->ops->failed(e->userdata, r == -EPROTO ? -EPROTO : -ECONNRESET);
-        e->ops->ended(e->userdata);
+        while (r == 0 || r == -EBUSY) {
+                (void)poll(&p, 1, r == -EBUSY ? EVENTS_RETRY_MS : -1);
+                r = events_serve(e);
+        }
         pthread_mutex_lock(&e->lock);
         e->has_ended = true;
+        forget_retires(e);
         pthread_cond_broadcast(&e->changed);
         pthread_mutex_unlock(&e->lock);
         return NULL;
 }
 
-static int thread_start(struct events *e)
-{
-        int r;
-
-        e->running = true; /* the thread looks at it */
-        r = thread_new(events_run, e, "bfc-events", &e->thread);
-        if (r < 0)
-                e->running = false;
-        return r;
-}
-
 void events_wake(struct events *e)
 {
-        if (!e || !e->running)
+        if (!e || !e->is_running)
                 return;
         pthread_mutex_lock(&e->lock);
         if (worker_start(e)) {
@@ -488,7 +485,26 @@ static void locks_init(struct events *e)
         pthread_condattr_destroy(&attr);
 }
 
-static int events_make(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
+/* A program may watch the fd by epoll(7), which would lose a socket that is replaced. So the fd is that of
+ * an epoll instance, which stays the same. */
+static int poll_fd_open(struct events *e)
+{
+        e->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+        return e->poll_fd < 0 ? -errno : poll_it(e);
+}
+
+static int thread_start(struct events *e)
+{
+        int r;
+
+        e->is_running = true; /* the thread reads it */
+        r = thread_new(events_run, e, "bfc-events", &e->thread);
+        if (r < 0)
+                e->is_running = false;
+        return r;
+}
+
+int events_new(int fd, bool has_thread, const struct events_ops *ops, void *userdata, struct events **ret)
 {
         struct events *e = calloc(1, sizeof(*e));
         int r;
@@ -497,51 +513,15 @@ static int events_make(int fd, const struct events_ops *ops, void *userdata, str
                 close(fd);
                 return -ENOMEM;
         }
-        e->fd = fd;
         e->poll_fd = -1;
         e->epoch = 1;
         e->look_ms = -1;
         e->ops = ops;
         e->userdata = userdata;
         locks_init(e);
-        r = frame_reader_new(false, &e->reader);
+        r = socket_init(&e->socket, fd);
         if (r == 0)
-                r = frame_writer_new(EVENTS_QUEUE_MAX, &e->writer);
-        if (r < 0) {
-                events_free(e);
-                return r;
-        }
-        *ret = e;
-        return 0;
-}
-
-/* Who looks for events may do so by epoll(7), which would lose a socket that another takes the place
- * of: so what is looked at is an epoll instance, and stays the same. */
-int events_new(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
-{
-        struct events *e;
-        int r = events_make(fd, ops, userdata, &e);
-
-        if (r < 0)
-                return r;
-        e->poll_fd = epoll_create1(EPOLL_CLOEXEC);
-        r = e->poll_fd < 0 ? -errno : poll_it(e);
-        if (r < 0) {
-                events_free(e);
-                return r;
-        }
-        *ret = e;
-        return 0;
-}
-
-int events_start(int fd, const struct events_ops *ops, void *userdata, struct events **ret)
-{
-        struct events *e;
-        int r = events_make(fd, ops, userdata, &e);
-
-        if (r < 0)
-                return r;
-        r = thread_start(e);
+                r = has_thread ? thread_start(e) : poll_fd_open(e);
         if (r < 0) {
                 events_free(e);
                 return r;
@@ -552,44 +532,20 @@ int events_start(int fd, const struct events_ops *ops, void *userdata, struct ev
 
 int events_fd(const struct events *e)
 {
-        return e->poll_fd;
-}
-
-/* What could not be done the last time. */
-static int try_again(struct events *e)
-{
-        Bfcd__Event *event = e->busy;
-        int r = event ? on_event(e, event) : 0;
-
-        if (!event || r == -EBUSY)
-                return r;
-        e->busy = NULL;
-        bfcd__event__free_unpacked(event, NULL);
-        return r;
+        return e ? e->poll_fd : -1;
 }
 
 int events_poll(struct events *e)
 {
-        int r = e->error;
+        int r;
 
-        if (r < 0)
-                return r;
-        do {
-                r = try_again(e);
-                if (r == 0)
-                        r = read_events(e, MSG_DONTWAIT);
-                if (r == -EBUSY && !pause_for(e, 0)) /* nobody asks for that any more */
-                        r = -ECANCELED;
-        } while (r != FRAME_AGAIN && r != -EBUSY && next_socket(e, r) == 0);
-        if (r == FRAME_AGAIN || r == -EBUSY) {
+        if (__atomic_exchange_n(&e->is_polled, true, __ATOMIC_ACQUIRE))
+                return 0; /* another thread serves them */
+        r = events_serve(e);
+        if (r == 0 || r == -EBUSY)
                 e->ops->look(e->userdata);
-                return r == -EBUSY ? r : 0;
-        }
-        /* The daemon ended the session, or what it sent makes no sense. */
-        e->error = r == -EPROTO ? -EPROTO : -ECONNRESET;
-        e->ops->failed(e->userdata, e->error);
-        e->ops->ended(e->userdata);
-        return e->error;
+        __atomic_store_n(&e->is_polled, false, __ATOMIC_RELEASE);
+        return r;
 }
 
 /* False: the time is over. */
@@ -605,14 +561,15 @@ static bool wait_for_end(struct events *e, unsigned timeout_ms)
         return has_ended;
 }
 
-/* Looking may wait for the daemon, and a Retire for the device: that one is waited for. */
+/* look() may wait for the daemon, which the timeout is for. A Retire may wait for the device: it is
+ * joined. */
 int events_stop(struct events *e, unsigned timeout_ms)
 {
-        if (!e || !e->running)
+        if (!e || !e->is_running)
                 return 0;
         pthread_mutex_lock(&e->lock);
         e->is_stopping = true;
-        shutdown(e->fd, SHUT_RD);
+        shutdown(e->socket.fd, SHUT_RD);
         pthread_cond_broadcast(&e->changed);
         pthread_mutex_unlock(&e->lock);
         if (!wait_for_end(e, timeout_ms))
@@ -620,7 +577,7 @@ int events_stop(struct events *e, unsigned timeout_ms)
         pthread_join(e->thread, NULL);
         if (e->has_worker)
                 pthread_join(e->worker, NULL);
-        e->running = false;
+        e->is_running = false;
         return 0;
 }
 
@@ -628,17 +585,11 @@ struct events *events_free(struct events *e)
 {
         if (!e)
                 return NULL;
-        if (e->fd >= 0)
-                close(e->fd);
         if (e->poll_fd >= 0)
                 close(e->poll_fd);
+        socket_clear(&e->socket);
         events_socket_free(e->next);
-        frame_reader_free(e->reader);
-        frame_writer_free(e->writer);
-        if (e->busy)
-                bfcd__event__free_unpacked(e->busy, NULL);
-        for (size_t i = 0; i < e->n_retires; i++)
-                bfcd__event__free_unpacked(e->retires[i], NULL);
+        forget_retires(e);
         pthread_cond_destroy(&e->changed);
         pthread_mutex_destroy(&e->lock);
         free(e);
@@ -649,8 +600,8 @@ void events_forget(struct events *e)
 {
         if (!e)
                 return;
-        close(e->fd);
+        close(e->socket.fd);
         if (e->poll_fd >= 0)
                 close(e->poll_fd);
-        e->fd = e->poll_fd = -1;
+        e->socket.fd = e->poll_fd = -1;
 }

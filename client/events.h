@@ -1,6 +1,5 @@
-/* Events: what the daemon tells this client unasked, on a socket of its own,
- * read by a thread, or in events_poll() by whoever calls. Here frames and answers
- * are known; what an event means is its owner's.
+/* Events: unsolicited messages of the daemon, on a separate socket. A thread handles them, or the program
+ * does by events_poll(). This module reads frames and sends answers; its owner handles the events.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_EVENTS_H
@@ -12,62 +11,61 @@
 
 struct events;
 
-/* Called by whoever reads, retire() by a second thread; may take their time. */
+/* Called by the thread that reads; retire() and look() by a second thread if there is one. They may take
+ * long. */
 struct events_ops {
-        /* Unmap these extents, of which a socket of that epoch spoke; 0 is confirmed to the daemon.
-         * -EBUSY: it cannot be done now; called again soon. -ESTALE: there is a later one, and
-         * nothing was done. Another negative errno ends the thread, and with it what the daemon
-         * expects of a session. */
+        /* Unmap these extents, named on the socket of that epoch; 0 is confirmed to the daemon. -EBUSY:
+         * not possible now; called again soon. -ESTALE: there is a later socket, and nothing was done.
+         * Another negative errno ends the events, and so the session. */
         int (*retire)(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids);
-        /* Give back what lies idle there; 0: *ret_bytes did, which is answered. */
+        /* Free idle memory in these ranges; 0: *ret_bytes were freed, which is answered. */
         int (*trim)(void *userdata, const Bfcd__Trim *trim, uint64_t *ret_bytes);
-        /* The partition's device is to be emptied, or is not any more. 0, or -EPROTO: there is no such. */
+        /* A drain of the partition's device begins or ends. 0, or -EPROTO: there is no such partition. */
         int (*draining)(void *userdata, uint32_t partition, bool is_over);
-        /* After events_wake(), and again in so many ms; -1: not before the next. By the second
-         * thread; without threads by each events_poll(). */
+        /* Called after events_wake(), and again after the returned number of ms; -1: only after the next
+         * wake. Without threads, by each events_poll(). */
         int (*look)(void *userdata);
-        /* The socket of that epoch has ended. 0: events_resume() was called, or had been; it may
-         * take its time. Another errno: there is no other. */
+        /* The socket of that epoch has ended. 0: events_resume() was called. A negative errno: there is no
+         * other socket. */
         int (*lost)(void *userdata, uint64_t epoch);
-        /* No event comes any more: the daemon hung up, or the thread is to end. The last. */
+        /* The last call: there are no more events, because the daemon hung up or the thread is to end. */
         void (*ended)(void *userdata);
-        /* Before that, where it ends by itself: what the daemon sent makes no sense (-EPROTO), or
-         * the socket failed (-ECONNRESET). */
+        /* Before that, after a failure: the daemon sent an invalid message (-EPROTO), or the socket failed
+         * (-ECONNRESET). */
         void (*failed)(void *userdata, int error);
 };
 
-/* Starts the thread, which takes no signals. fd: taken over, also on failure; its epoch is 1.
- * -ENOMEM, -EAGAIN (no thread can be had). */
-int events_start(int fd, const struct events_ops *ops, void *userdata, struct events **ret);
+/* has_thread: starts the thread, which blocks all signals. fd: taken over, also on failure; its epoch is
+ * 1. -ENOMEM, -EAGAIN (no thread could be created). */
+int events_new(int fd, bool has_thread, const struct events_ops *ops, void *userdata, struct events **ret);
 
-/* Without a thread: fails as events_start() does. And what it would do, for all that is there
- * now: 0, -EBUSY (something cannot be done now: call again soon), or the error with which
- * ops->failed() was called, now or before. One caller at a time. */
-int events_new(int fd, const struct events_ops *ops, void *userdata, struct events **ret);
+/* Without a thread: handles all available events. 0; -EBUSY: some cannot be handled now, call again soon;
+ * -EPROTO, -ECONNRESET: the events have ended. */
 int events_poll(struct events *e);
-int events_fd(const struct events *e); /* readable: there is something to poll; constant */
+/* Constant, readable if there is something to poll; -1: there is a thread, or e is NULL. */
+int events_fd(const struct events *e);
 
-/* A socket made ready, so that nothing can fail later. fd: taken over, also on failure. -ENOMEM. */
+/* Allocates everything that a socket needs, so that nothing fails later. fd: taken over, also on failure.
+ * -ENOMEM. */
 struct events_socket;
 int events_socket_new(int fd, struct events_socket **ret);
 struct events_socket *events_socket_free(struct events_socket *s); /* takes NULL */
 
-/* From now on events come over this one, which is taken over; what is left of the other is
- * forgotten. Any thread. e: NULL: none. */
+/* Replaces the socket by this one, which is taken over; unread events of the old one are dropped. Any
+ * thread. Takes NULL for e. */
 void events_resume(struct events *e, struct events_socket *s, uint64_t epoch);
 
 /* ops->look() is called soon, if there are threads. Any thread. Takes NULL. */
 void events_wake(struct events *e);
 
-/* Ends the threads. The daemon sees nothing of it before events_free(). -ETIMEDOUT: a trim() or look()
- * goes on for so long: call it again. 0 ms: for ever. Takes NULL. */
+/* Ends the threads. The daemon does not notice before events_free(). -ETIMEDOUT: a trim() or look() takes
+ * longer: call it again. 0 ms: no time-out. Takes NULL. */
 int events_stop(struct events *e, unsigned timeout_ms);
 
-/* It must be stopped. Takes NULL. */
+/* After events_stop(). Takes NULL. */
 struct events *events_free(struct events *e);
 
-/* For a forked child, in which there is no thread: closes its copy of the socket
- * and touches nothing else. Takes NULL. */
+/* For a forked child: closes its copy of the socket and changes nothing else. Takes NULL. */
 void events_forget(struct events *e);
 
 #endif

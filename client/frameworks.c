@@ -4,13 +4,13 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * These functions cannot return an error, and the frameworks take NULL for memory, so
- * what failed is said on stderr: the one place of the library that prints, once for each
- * errno. A GPU's number leads to the partition on that GPU and to no other, because memory
+ * a failure is reported on stderr: the one place of the library that prints, once for each
+ * errno. A GPU's number means the partition on that GPU and no other, because memory
  * of another device would be taken for memory of this one. Only a process that sees no GPU
- * at all is given the client's own partition: what runs there runs on the host.
+ * uses the client's own partition: its work runs on the host.
  *
- * What is freed while a stream is being captured is kept for good: the graph may use it each
- * time that it is launched, and nobody says when it is gone.
+ * A block that is freed while a stream is being captured is never freed: the graph may use it each
+ * time that it is launched, and its end is not announced.
  *
  * Invariant: what is in `default_client` and `partitions` is this process's; a forked
  * child begins with none. */
@@ -25,7 +25,9 @@
 #include <unistd.h>
 
 #include "client/client.h"
-#include "client/error.h"
+#include "client/free.h"
+#include "client/options.h"
+#include "client/streams.h"
 
 #define N_CACHED_DEVICES 64
 #define MAX_ERRNO        4095
@@ -40,7 +42,7 @@ static int fork_error;
 
 /* ---- the client of the process ------------------------------------------- */
 
-/* The lock may have been a parent's thread's; here is one thread. */
+/* A thread of the parent may have the lock; the child has one thread. */
 static void in_child(void)
 {
         default_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -141,28 +143,66 @@ static int partition_of_device(bfc_client *client, int ordinal, const char **ret
         return 0;
 }
 
-/* stream: NULL is the framework that names none. */
-static void *framework_malloc(const char *function, size_t n_bytes, int ordinal, const uintptr_t *stream)
+/* What a framework's function asks for. */
+struct framework_request {
+        const char *function;
+        size_t n_bytes;
+        int ordinal;
+        const uintptr_t *stream; /* NULL: the framework names none */
+        uint64_t flags;          /* BFC_ONE_EXTENT */
+};
+
+/* Those of the environment at the first call. */
+static pthread_once_t wait_once = PTHREAD_ONCE_INIT;
+static uint32_t timeout_ms;
+static bool timeout_is_invalid;
+
+static void read_wait(void)
 {
-        const char *partition;
+        timeout_is_invalid = client_read_timeout(&timeout_ms) < 0;
+}
+
+/* How long a request waits for memory. */
+static int request_wait(uint32_t *ret_ms)
+{
+        pthread_once(&wait_once, read_wait);
+        if (timeout_is_invalid)
+                return client_read_timeout(ret_ms); /* with the sentence, which is each thread's */
+        *ret_ms = timeout_ms;
+        return 0;
+}
+
+static int request_block(const struct framework_request *q, void **ret_ptr)
+{
+        struct bfc_malloc_options options = { .struct_size = sizeof(options), .flags = q->flags };
+        struct malloc_how how = { .flags = q->flags };
         bfc_client *client;
-        void *ptr = NULL;
         int r;
 
-        if (n_bytes == 0)
-                return NULL;
-        r = bfc_default(&client);
+        r = request_wait(&options.wait_ms);
         if (r == 0)
-                r = partition_of_device(client, ordinal, &partition);
+                r = bfc_default(&client);
         if (r == 0)
-                r = stream ? bfc_malloc_async_in(client, partition, n_bytes, *stream, &ptr)
-                           : bfc_malloc_in(client, partition, n_bytes, &ptr);
+                r = partition_of_device(client, q->ordinal, &options.partition);
         if (r < 0)
-                say(function, r, "it returns NULL");
+                return r;
+        if (!q->stream)
+                return bfc_malloc_with(client, q->n_bytes, &options, ret_ptr);
+        how.wait_ms = options.wait_ms;
+        return client_malloc_async(client, options.partition, q->n_bytes, *q->stream, &how, ret_ptr);
+}
+
+static void *framework_malloc(const struct framework_request *q)
+{
+        void *ptr = NULL;
+        int r = q->n_bytes > 0 ? request_block(q, &ptr) : 0;
+
+        if (r < 0)
+                say(q->function, r, "it returns NULL");
         return ptr;
 }
 
-/* A process without a client of its own, as a forked child, has nothing to free. */
+/* A process without a client, as a forked child, has nothing to free. */
 static void framework_free(const char *function, void *ptr, const uintptr_t *stream)
 {
         bfc_client *client = atomic_load(&default_client);
@@ -179,16 +219,34 @@ static void framework_free(const char *function, void *ptr, const uintptr_t *str
 
 /* ---- PyTorch: torch.cuda.memory.CUDAPluggableAllocator -------------------- */
 
-BFC_API void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream)
+static void *torch_malloc(struct framework_request *q, ssize_t n_bytes)
 {
-        uintptr_t number = (uintptr_t)stream;
-
         if (n_bytes < 0) {
-                say("bfc_torch_malloc", error_set(-EINVAL, "the size is negative: %zd bytes", n_bytes),
+                say(q->function, error_set(-EINVAL, "the size is negative: %zd bytes", n_bytes),
                     "it returns NULL");
                 return NULL;
         }
-        return framework_malloc("bfc_torch_malloc", (size_t)n_bytes, device, &number);
+        q->n_bytes = (size_t)n_bytes;
+        return framework_malloc(q);
+}
+
+BFC_API void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream)
+{
+        uintptr_t number = (uintptr_t)stream;
+        struct framework_request q = { .function = "bfc_torch_malloc", .ordinal = device, .stream = &number };
+
+        return torch_malloc(&q, n_bytes);
+}
+
+BFC_API void *bfc_torch_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream)
+{
+        uintptr_t number = (uintptr_t)stream;
+        struct framework_request q = { .function = "bfc_torch_malloc_one_extent",
+                                       .ordinal = device,
+                                       .stream = &number,
+                                       .flags = BFC_ONE_EXTENT };
+
+        return torch_malloc(&q, n_bytes);
 }
 
 BFC_API void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream)
@@ -198,6 +256,33 @@ BFC_API void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstr
         (void)n_bytes;
         (void)device;
         framework_free("bfc_torch_free", ptr, &number);
+}
+
+/* A pool frees memory that no work uses: PyTorch has waited. So nothing is left to a stream's order. */
+BFC_API void *bfc_torch_pool_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream)
+{
+        struct framework_request q = { .function = "bfc_torch_pool_malloc", .ordinal = device };
+
+        (void)stream;
+        return torch_malloc(&q, n_bytes);
+}
+
+BFC_API void *bfc_torch_pool_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream)
+{
+        struct framework_request q = { .function = "bfc_torch_pool_malloc_one_extent",
+                                       .ordinal = device,
+                                       .flags = BFC_ONE_EXTENT };
+
+        (void)stream;
+        return torch_malloc(&q, n_bytes);
+}
+
+BFC_API void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream)
+{
+        (void)n_bytes;
+        (void)device;
+        (void)stream;
+        framework_free("bfc_torch_pool_free", ptr, NULL);
 }
 
 BFC_API void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream)
@@ -213,8 +298,10 @@ BFC_API void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream)
 
 BFC_API void *bfc_cupy_malloc(void *param, size_t n_bytes, int device)
 {
+        struct framework_request q = { .function = "bfc_cupy_malloc", .n_bytes = n_bytes, .ordinal = device };
+
         (void)param;
-        return framework_malloc("bfc_cupy_malloc", n_bytes, device, NULL);
+        return framework_malloc(&q);
 }
 
 BFC_API void bfc_cupy_free(void *param, void *ptr, int device)

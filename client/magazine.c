@@ -53,16 +53,16 @@ struct magazines {
         /* bound <= peak, for both sums. These three change only while all locks are held. */
         uint64_t peak __attribute__((aligned(128)));
         uint64_t all_peak;
-        bool has_others; /* the sum over all partitions is kept; else it is the own one */
+        bool sums_all; /* the sum over all partitions is kept; else it is the own one */
         uint64_t bound __attribute__((aligned(128)));
         uint64_t all_bound __attribute__((aligned(128))); /* atomic, as is bound */
         struct magazine items[];
 };
 
-static unsigned n_threads; /* atomic: that have a home */
+static unsigned n_threads; /* atomic: that have a magazine */
 
-/* The magazine that was used last, of whichever client, and 1; 0: none yet. Four bytes of the room that the
- * C library keeps for libraries which are loaded later: a call for each use would cost more than the lock. */
+/* 1 + the magazine that this thread used last, of any client; 0: none. Initial-exec uses four bytes of the
+ * static TLS that the C library reserves: a call for each access would cost more than the lock. */
 static __thread unsigned home __attribute__((tls_model("initial-exec")));
 
 static uint64_t at_most(uint64_t n, uint64_t max)
@@ -109,8 +109,8 @@ uint64_t magazines_max_block(const struct magazines *m)
 
 /* ---- locks -------------------------------------------------------------------- */
 
-/* Held for some tens of instructions, and by one thread again and again. So there is no list of those who
- * wait, and what ends it is a plain store: a mutex would take half of the time of a malloc and free. */
+/* Held for some tens of instructions, mostly by the same thread. So there is no list of waiting threads, and
+ * unlock() is a plain store: a mutex would take half of the time of a malloc and free. */
 static bool try_lock(struct magazine *z)
 {
         return !__atomic_load_n(&z->is_locked, __ATOMIC_RELAXED) &&
@@ -122,7 +122,8 @@ static void unlock(struct magazine *z)
         __atomic_store_n(&z->is_locked, false, __ATOMIC_RELEASE);
 }
 
-/* Who has it may have been preempted, and by this very thread where that has a priority: it sleeps then. */
+/* The owner may have been preempted, also by this thread if it has a higher priority: so this sleeps in the
+ * end. */
 static void __attribute__((noinline)) lock(struct magazine *z)
 {
         struct timespec step = { 0, 1000 };
@@ -140,7 +141,7 @@ static void __attribute__((noinline)) lock(struct magazine *z)
         }
 }
 
-/* Who has the first one's lock may raise n_touched: so it is constant while all are locked. */
+/* The owner of the first lock may raise n_touched: so it is constant while all are locked. */
 static void __attribute__((noinline)) touch(struct magazines *m, unsigned at)
 {
         lock(&m->items[0]);
@@ -149,7 +150,7 @@ static void __attribute__((noinline)) touch(struct magazines *m, unsigned at)
         unlock(&m->items[0]);
 }
 
-/* The thread's own is somebody else's now, who may sleep: another one that is free. */
+/* Another thread has this thread's magazine, and may sleep: takes another one that is free. */
 static struct magazine *__attribute__((noinline)) lock_another(struct magazines *m, unsigned at)
 {
         unsigned n = __atomic_load_n(&m->n_touched, __ATOMIC_RELAXED);
@@ -208,12 +209,12 @@ static inline __attribute__((always_inline)) bool raise_one(uint64_t *bound_at, 
         return false;
 }
 
-/* False: that would pass a peak. The caller has the lock of a magazine, or is one at a time. */
+/* False: that would pass a peak. The caller has a magazine's lock, or the caller's lock. */
 static inline __attribute__((always_inline)) bool raise_bound(struct magazines *m, uint64_t n_bytes)
 {
         if (!raise_one(&m->bound, m->peak, n_bytes))
                 return false;
-        if (__builtin_expect(!m->has_others, 1) || raise_one(&m->all_bound, m->all_peak, n_bytes))
+        if (__builtin_expect(!m->sums_all, 1) || raise_one(&m->all_bound, m->all_peak, n_bytes))
                 return true;
         __atomic_sub_fetch(&m->bound, n_bytes, __ATOMIC_RELAXED);
         return false;
@@ -223,7 +224,7 @@ static inline __attribute__((always_inline)) bool raise_bound(struct magazines *
 static void lower_bound(struct magazines *m, uint64_t n_bytes)
 {
         __atomic_sub_fetch(&m->bound, n_bytes, __ATOMIC_RELAXED);
-        if (__builtin_expect(m->has_others, 0))
+        if (__builtin_expect(m->sums_all, 0))
                 __atomic_sub_fetch(&m->all_bound, n_bytes, __ATOMIC_RELAXED);
 }
 
@@ -234,7 +235,7 @@ static void collect_credits(struct magazines *m)
                 lower_bound(m, m->items[i].credit);
                 m->items[i].credit = 0;
         }
-        if (!m->has_others) {
+        if (!m->sums_all) {
                 m->all_bound = m->bound;
                 m->all_peak = m->peak;
         }
@@ -266,11 +267,11 @@ void magazines_count_free(struct magazines *m, uint64_t n_bytes)
 
 void magazines_count_other_alloc(struct magazines *m, uint64_t n_bytes)
 {
-        if (m->has_others && raise_one(&m->all_bound, m->all_peak, n_bytes))
+        if (m->sums_all && raise_one(&m->all_bound, m->all_peak, n_bytes))
                 return;
         lock_all(m);
         collect_credits(m);
-        m->has_others = true;
+        m->sums_all = true;
         raise_with_peak(&m->all_bound, &m->all_peak, n_bytes);
         unlock_all(m);
 }
@@ -304,8 +305,8 @@ void magazines_read(struct magazines *m, struct magazine_sums *ret)
         }
         ret->bytes_in_use = m->bound - credits;
         ret->peak_bytes_in_use = m->peak;
-        ret->all_bytes_in_use = (m->has_others ? m->all_bound : m->bound) - credits;
-        ret->all_peak_bytes_in_use = m->has_others ? m->all_peak : m->peak;
+        ret->all_bytes_in_use = (m->sums_all ? m->all_bound : m->bound) - credits;
+        ret->all_peak_bytes_in_use = m->sums_all ? m->all_peak : m->peak;
         unlock_all(m);
 }
 
@@ -326,17 +327,17 @@ unsigned magazines_show(struct magazines *m, struct pages_parked *parked, unsign
         return n;
 }
 
-void magazines_hold(struct magazines *m)
+void magazines_lock(struct magazines *m)
 {
         lock_all(m);
 }
 
-void magazines_release(struct magazines *m)
+void magazines_unlock(struct magazines *m)
 {
         unlock_all(m);
 }
 
-/* Its lock is held. */
+/* The lock is held. */
 static void set_bytes(struct magazine *z, uint64_t n_bytes)
 {
         z->n_bytes = n_bytes;
@@ -355,7 +356,7 @@ static void __attribute__((noinline)) count_old_age(struct magazine *z, uint32_t
                 pages_show_parked_class(z->shown, &z->ages, c);
 }
 
-/* The same. Most blocks come and go within a tick of the last one. */
+/* The same. Most blocks are allocated and freed within a tick. */
 static inline __attribute__((always_inline)) void count_age(struct magazine *z, uint32_t born,
                                                             uint64_t n_bytes)
 {
@@ -368,7 +369,7 @@ static inline __attribute__((always_inline)) void count_age(struct magazine *z, 
                 pages_show_parked_class(z->shown, &z->ages, 0);
 }
 
-/* Its lock is held. */
+/* The lock is held. */
 static struct record *empty_small(struct magazine *z, struct record *list)
 {
         for (; z->filled; z->filled &= z->filled - 1) {
@@ -386,7 +387,7 @@ static struct record *empty_small(struct magazine *z, struct record *list)
         return list;
 }
 
-/* The same. */
+/* The lock is held. */
 static struct record *empty_large(struct magazine *z, struct record *list)
 {
         while (z->n_large > 0) {
@@ -399,7 +400,7 @@ static struct record *empty_large(struct magazine *z, struct record *list)
         return list;
 }
 
-/* Of the large ones of a size, the last that was parked; -1: there is none. Its lock is held. */
+/* Of the large blocks of a size, the last that was parked; -1: there is none. The lock is held. */
 static int find_large(const struct magazine *z, unsigned size)
 {
         int i = z->n_large;
@@ -460,7 +461,7 @@ struct record *magazines_get(struct magazines *m, uint64_t n_requested)
         return r;
 }
 
-/* The next three: the magazine's lock is held. What does not stay. */
+/* The next three: the magazine's lock is held. Return the blocks that do not stay. */
 static struct record *put_small(const struct magazines *m, struct magazine *z, unsigned size,
                                 struct record *record, uint64_t n_bytes)
 {

@@ -10,7 +10,7 @@ objcopy=$1 ar=$2 map=$3 archive=$4 output=$5
 shift 5
 work=$(mktemp -d "$output.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-sed -n 's/^[ \t]*\(bfc_[a-z0-9_]*\);.*/\1/p' "$map" >"$work/names"
+sed -n 's/^[ \t]*\([a-z][a-z0-9_]*\);.*/\1/p' "$map" >"$work/names"
 "$@" -r -nostdlib -o "$work/bfcclient.o" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive
 "$objcopy" --keep-global-symbols="$work/names" "$work/bfcclient.o"
 rm -f "$output"

@@ -2,13 +2,12 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The cache and the magazines write into the client's page themselves, in passing: a store or
- * two beside those to their own counters. These stay: the daemon has the page mapped too, and
- * what this process reckons with is nobody else's to write.
+ * The cache and the magazines write into the client's page themselves: a store or two beside those to their
+ * own counters. These counters stay, because the daemon has the page mapped too, and could write to it.
  *
- * Another daemon makes pages of its own. They are moved to where the old ones were, because threads
- * read and write there without a lock. For the usage page as much address space is kept as
- * one can have: it may have grown. */
+ * Another daemon makes pages of its own. They are moved to the addresses of the old ones, because threads
+ * read and write there without a lock. For the usage page as much address space is reserved as
+ * the largest one needs: it may have grown. */
 #include "client/pages.h"
 
 #include <errno.h>
@@ -18,13 +17,14 @@
 #include <unistd.h>
 
 #include "client/client.h"
+#include "client/streams.h"
 
 int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
 {
         const struct client_pages *p = &client->pages;
         const struct pages_entry *e =
                 p->entries ? atomic_load_explicit(&p->entries[partition], memory_order_acquire) : NULL;
-        uint64_t f[PAGES_N_FIGURES];
+        uint64_t f[PAGES_N_STATS];
 
         if (!e || pages_read(e, f) < 0)
                 return -EAGAIN;
@@ -47,7 +47,7 @@ int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_t
 
 /* ---- the client's own ------------------------------------------------------ */
 
-static struct pages_held *held_of(const struct client_pages *p, uint32_t partition)
+static struct pages_held *entry_of(const struct client_pages *p, uint32_t partition)
 {
         return &p->own->held[partition < PAGES_MAX_PARTITIONS ? partition : PAGES_MAX_PARTITIONS];
 }
@@ -62,13 +62,13 @@ static void client_page_begin(bfc_client *client)
         struct pages_client *own = client->pages.own;
 
         for (uint32_t i = 0; client->cache && i < client->hello->hello->n_partitions; i++)
-                cache_show(client->cache, i, held_of(&client->pages, i));
+                cache_show(client->cache, i, entry_of(&client->pages, i));
         for (unsigned i = 0; client->cache && i < PAGES_AGES; i++) {
-                client->ages[i].tick = ages_now();
+                client->counters.ages[i].tick = ages_now();
                 client_page_ages(client, i, AGES_CLASSES);
         }
-        put(&own->parked_partition, (uint64_t)(held_of(&client->pages, client->partition) - own->held));
-        put(&own->n_parked, magazines_show(client->magazines, own->parked, PAGES_MAX_PARKED));
+        put(&own->parked_partition, (uint64_t)(entry_of(&client->pages, client->partition) - own->held));
+        put(&own->n_parked, magazines_show(client->parking.magazines, own->parked, PAGES_MAX_PARKED));
         put(&own->version, PAGES_VERSION);
         atomic_store_explicit(&own->magic, PAGES_CLIENT_MAGIC, memory_order_release);
 }
@@ -78,7 +78,7 @@ void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes)
         struct client_pages *p = &client->pages;
 
         if (p->own)
-                pages_add(&held_of(p, partition)->bytes_whole, (uint64_t)n_bytes);
+                pages_add(&entry_of(p, partition)->bytes_whole, (uint64_t)n_bytes);
 }
 
 void client_page_ages(bfc_client *client, unsigned place, unsigned class)
@@ -86,14 +86,14 @@ void client_page_ages(bfc_client *client, unsigned place, unsigned class)
         struct pages_client *own = client->pages.own;
 
         if (own && class == AGES_CLASSES)
-                pages_show_ages(&own->ages[place], &client->ages[place]);
+                pages_show_ages(&own->ages[place], &client->counters.ages[place]);
         else if (own)
-                pages_show_class(&own->ages[place], &client->ages[place], class);
+                pages_show_class(&own->ages[place], &client->counters.ages[place], class);
 }
 
 _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition)
 {
-        return client->pages.own ? &held_of(&client->pages, partition)->bytes_streams : NULL;
+        return client->pages.own ? &entry_of(&client->pages, partition)->bytes_streams : NULL;
 }
 
 /* ---- both ------------------------------------------------------------------ */
@@ -104,7 +104,7 @@ static void drop_usage(const struct pages_view *v)
                 munmap((void *)(uintptr_t)v->page, v->n_bytes);
 }
 
-/* NULL: none from now on. */
+/* v: NULL: there are none from now on. */
 static void show_entries(bfc_client *client, const struct pages_view *v, const Bfcd__HelloReply *hello)
 {
         struct client_pages *p = &client->pages;
@@ -115,7 +115,7 @@ static void show_entries(bfc_client *client, const struct pages_view *v, const B
                                       memory_order_release);
 }
 
-/* Moves the page to where usage pages are. False: it stays where it is. */
+/* Moves the page to the reserved addresses. False: it stays where it is. */
 static bool place_usage(struct client_pages *p, struct pages_view *v)
 {
         void *old = (void *)(uintptr_t)v->page;
@@ -134,12 +134,11 @@ static void hide_from_children(struct fork_entry *entry, void *base, size_t n_by
         fork_add(entry);
 }
 
-/* Where the client may come back, there is room for the largest. */
+/* If the session can be resumed, there is room for the largest page. */
 static void reserve_usage(bfc_client *client, const struct pages_view *v)
 {
-        bool returns = client->hello->hello->capabilities & BFCD__CAPABILITY__CAPABILITY_RETURN;
         struct client_pages *p = &client->pages;
-        size_t n_bytes = returns ? PAGES_MAX_BYTES : v->n_bytes;
+        size_t n_bytes = client->hello->hello->can_resume ? PAGES_MAX_BYTES : v->n_bytes;
         void *place = mmap(NULL, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
         if (place == MAP_FAILED)
@@ -193,7 +192,7 @@ void client_pages_open(bfc_client *client)
 
 /* ---- another daemon's -------------------------------------------------------- */
 
-void client_pages_away(bfc_client *client)
+void client_pages_invalidate(bfc_client *client)
 {
         show_entries(client, NULL, NULL);
 }
@@ -206,21 +205,21 @@ static void copy_own(const struct pages_client *from, struct pages_client *to)
         atomic_store_explicit(&to->magic, PAGES_CLIENT_MAGIC, memory_order_release);
 }
 
-/* Nobody writes meanwhile. Where it cannot be moved the old one stays, which nobody reads any more. */
+/* No thread writes meanwhile. If the page cannot be moved the old one stays, which has no reader. */
 static void renew_own(bfc_client *client, struct client_pages_next *next)
 {
         size_t n_bytes = pages_client_bytes();
 
-        streams_hold(client);
+        streams_lock(client);
         pthread_mutex_lock(&client->lock);
-        magazines_hold(client->magazines);
+        magazines_lock(client->parking.magazines);
         copy_own(client->pages.own, next->own);
         if (mremap(next->own, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, client->pages.own) !=
             MAP_FAILED)
                 next->own = NULL;
-        magazines_release(client->magazines);
+        magazines_unlock(client->parking.magazines);
         pthread_mutex_unlock(&client->lock);
-        streams_release(client);
+        streams_unlock(client);
 }
 
 void client_pages_renew(bfc_client *client, struct client_pages_next *next, const Bfcd__HelloReply *hello)

@@ -1,5 +1,5 @@
-/* The pages of proto/pages.h, as a client has them: what its tenant uses, to be read without asking,
- * and what it says of its own cache.
+/* The client's side of the pages of proto/pages.h: the usage of its tenant, read without a request, and
+ * the statistics of its own cache.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_PAGES_H
@@ -8,32 +8,31 @@
 #include <bfcclient.h>
 
 #include "client/call.h"
-#include "client/fork.h"
+#include "client/process.h"
 #include "proto/pages.h"
 
 /* Zero-initialised is none. */
 struct client_pages {
-        /* By partition, of the usage page; NULL: not there, or it is of a daemon that is gone. The array
-         * is constant. */
+        /* By partition, of the usage page; NULL: there is none, or its daemon is gone. The array is
+         * constant. */
         _Atomic(const struct pages_entry *) *entries;
-        void *usage; /* where that page is, and its bytes; constant */
+        void *usage; /* the address and size of that page; constant */
         size_t usage_bytes;
         struct pages_client *own;               /* NULL: none; constant */
-        struct fork_entry usage_fork, own_fork; /* registered where the page is there */
+        struct fork_entry usage_fork, own_fork; /* registered if the page exists */
 };
 
-/* Takes over the fds that came with the hello's reply, both or none, once cache and magazines
- * are made and before anybody uses them. A page that is not made and sealed as it must be is left
- * alone, and its figures are asked for. The pages must outlive cache and magazines. */
+/* Takes over the fds of the hello's reply, both or none, after cache and magazines are made and before
+ * they are used. An invalid page is not used; its statistics are then requested. The pages must outlive
+ * cache and magazines. */
 void client_pages_open(bfc_client *client);
 void client_pages_close(struct client_pages *p);
 
-/* The daemon is gone: what its pages say is old. */
-void client_pages_away(bfc_client *client);
+/* The daemon is gone: its usage page is outdated. */
+void client_pages_invalidate(bfc_client *client);
 
-/* Another daemon's, which take the place of the old ones, so that nobody who reads or writes them
- * notices. Takes the fds of that connection, whose hello that is; keep() is to be followed by renew() or
- * drop(). */
+/* Another daemon's pages replace the old ones without an effect on readers and writers. keep() takes the
+ * fds of that connection, and is followed by renew() with its hello, or by drop(). */
 struct client_pages_next {
         struct pages_view usage;
         struct pages_client *own;
@@ -42,18 +41,17 @@ void client_pages_keep(struct call_connection *connection, struct client_pages_n
 void client_pages_drop(struct client_pages_next *next);
 void client_pages_renew(bfc_client *client, struct client_pages_next *next, const Bfcd__HelloReply *hello);
 
-/* A tenant's figures in a partition. -EAGAIN: there is no page with them, or they are being
- * written again and again: ask. No lock, no system call. */
+/* A tenant's statistics in a partition. -EAGAIN: no page has them, or they are being written
+ * continuously: send a request. No lock, no system call. */
 int client_pages_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret);
 
-/* The program has a block of the daemon's as it came, in none of the cache's slabs; or no more: then
- * n_bytes is negative. Lock held. */
+/* Adds n_bytes, which may be negative, to the blocks of the daemon outside the cache. The lock is held. */
 void client_page_whole(bfc_client *client, uint32_t partition, int64_t n_bytes);
 
-/* The ages in client->ages[place] have changed, in one class, or in all: AGES_CLASSES. Lock held. */
+/* Publishes client->counters.ages[place], one class, or all: AGES_CLASSES. The lock is held. */
 void client_page_ages(bfc_client *client, unsigned place, unsigned class);
 
-/* Where it is told what of a partition streams' pools have and nobody uses; NULL: nowhere. */
+/* The word for the idle bytes of the streams' pools in a partition; NULL: none. */
 _Atomic uint64_t *client_page_streams(const bfc_client *client, uint32_t partition);
 
 #endif

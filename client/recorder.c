@@ -36,13 +36,13 @@
 #include <unistd.h>
 
 #include "client/blocks.h"
-#include "client/error.h"
+#include "client/process.h"
 
-#define HEADER       "id,lower,upper,size\n"
+#define HEADER       "id,lower,upper,size,partition,tag\n"
 #define BUFFER_BYTES (32u * 1024u)
-#define PAGE_BYTES   4096u /* the smallest that Linux has */
-#define LINE_BYTES   84u   /* at most: four numbers of 20 digits */
-#define END_DIGITS   19u   /* of `upper`, which is overwritten in place */
+#define PAGE_BYTES   4096u                                  /* the smallest that Linux has */
+#define LINE_BYTES   (84u + 2u * (RECORDER_LABEL_MAX + 1u)) /* at most: four numbers of 20 digits, two labels */
+#define END_DIGITS   19u                                    /* of `upper`, which is overwritten in place */
 #define NO_END       ((uint64_t)INT64_MAX)
 
 struct recorder {
@@ -97,7 +97,7 @@ static void cut_line(const struct recorder *r, uint64_t at, const char *text, si
                 return; /* then the reader names the line */
 }
 
-/* Lock held. */
+/* The lock is held. */
 static void fail(struct recorder *r, int error)
 {
         if (r->error == 0)
@@ -128,7 +128,7 @@ static void write_out(struct recorder *r)
         pthread_cond_broadcast(&r->written);
 }
 
-/* Until the file is written up to this place. Lock held, but not meanwhile. */
+/* Until the file is written up to this place. The lock is held, but not meanwhile. */
 static void write_up_to(struct recorder *r, uint64_t end)
 {
         while (r->error == 0 && r->n_written < end) {
@@ -146,9 +146,21 @@ static void put_digits(char *text, unsigned n, uint64_t number)
                 text[n - 1] = (char)('0' + number % 10);
 }
 
+/* A field that a reader cannot mistake for two, or for a quoted one. Returns its length. */
+static size_t put_label(char *text, const char *label)
+{
+        size_t n = 0;
+
+        for (; label && label[n] && n < RECORDER_LABEL_MAX; n++)
+                text[n] = label[n] < ' ' || label[n] > '~' || label[n] == ',' || label[n] == '"' ? '?'
+                                                                                                 : label[n];
+        return n;
+}
+
 /* Puts a line into the buffer, padded to a page's end where the next might not fit before it.
- * Returns where its end stands in the file. Lock held; there is room. */
-static uint64_t put_line(struct recorder *r, uint64_t lower, uint64_t n_bytes)
+ * Returns where its end stands in the file. The lock is held; there is room. */
+static uint64_t put_line(struct recorder *r, uint64_t lower, uint64_t n_bytes, const char *partition,
+                         const char *tag)
 {
         char line[LINE_BYTES + 1];
         int n_front = snprintf(line, sizeof(line), "%" PRIu64 ",%" PRIu64 ",", lower, lower);
@@ -157,7 +169,11 @@ static uint64_t put_line(struct recorder *r, uint64_t lower, uint64_t n_bytes)
 
         put_digits(line + n, END_DIGITS, NO_END);
         n += END_DIGITS;
-        n += (size_t)snprintf(line + n, sizeof(line) - n, ",%" PRIu64 "\n", n_bytes);
+        n += (size_t)snprintf(line + n, sizeof(line) - n, ",%" PRIu64 ",", n_bytes);
+        n += put_label(line + n, partition);
+        line[n++] = ',';
+        n += put_label(line + n, tag);
+        line[n++] = '\n';
         rest = (size_t)(PAGE_BYTES - (r->n_bytes + n) % PAGE_BYTES);
         if (rest >= LINE_BYTES)
                 rest = 0;
@@ -169,17 +185,17 @@ static uint64_t put_line(struct recorder *r, uint64_t lower, uint64_t n_bytes)
         return end_at;
 }
 
-/* The end of a life, in place of NO_END. */
-static int write_end(const struct recorder *r, const struct recorder_life *life)
+/* The end of a lifetime, in place of NO_END. */
+static int write_end(const struct recorder *r, const struct recorder_lifetime *lifetime)
 {
         char digits[END_DIGITS];
         size_t n_written;
 
-        put_digits(digits, END_DIGITS, life->upper);
-        return write_all(r->fd, life->end_at, digits, END_DIGITS, &n_written);
+        put_digits(digits, END_DIGITS, lifetime->upper);
+        return write_all(r->fd, lifetime->end_at, digits, END_DIGITS, &n_written);
 }
 
-/* ---- lives --------------------------------------------------------------- */
+/* ---- lifetimes --------------------------------------------------------------- */
 
 static bool is_recording(const struct recorder *r)
 {
@@ -195,34 +211,35 @@ static bool lock(struct recorder *r)
         return true;
 }
 
-/* Its life ends now; n_bytes is 0 where it has none. Lock held. */
-static struct recorder_life take(struct recorder *r, const void *ptr)
+/* Its lifetime ends now; n_bytes is 0 where it has none. The lock is held. */
+static struct recorder_lifetime take(struct recorder *r, const void *ptr)
 {
-        struct recorder_life life = { 0 };
+        struct recorder_lifetime lifetime = { 0 };
         struct block block;
 
         if (is_recording(r) && r->live.n_used > 0 && blocks_take(&r->live, ptr, &block) == 0)
-                life = (struct recorder_life){ ptr, block.block_id, ++r->now, block.n_requested,
-                                               block.offset };
-        return life;
+                lifetime = (struct recorder_lifetime){ ptr, block.block_id, ++r->now, block.n_requested,
+                                                       block.offset };
+        return lifetime;
 }
 
-/* Lock held. A trace with a block left out would have wrong peaks: then it ends. */
-static void add(struct recorder *r, const struct recorder_life *life)
+/* The lock is held. A trace with a block left out would have wrong peaks: then it ends. */
+static void add(struct recorder *r, const struct recorder_lifetime *lifetime)
 {
-        struct block block = { .ptr = life->ptr,
-                               .block_id = life->lower,
-                               .n_requested = life->n_bytes,
-                               .offset = life->end_at };
+        struct block block = { .ptr = lifetime->ptr,
+                               .block_id = lifetime->lower,
+                               .n_requested = lifetime->n_bytes,
+                               .offset = lifetime->end_at };
 
         if (is_recording(r) && blocks_add(&r->live, &block) < 0)
                 fail(r, -ENOMEM);
 }
 
-/* A new life, on file when it returns. Lock held, but not meanwhile. */
-static void begin(struct recorder *r, const void *ptr, uint64_t n_bytes)
+/* A new lifetime, on file when it returns. The lock is held, but not meanwhile. */
+static void begin(struct recorder *r, const void *ptr, uint64_t n_bytes, const char *partition,
+                  const char *tag)
 {
-        struct recorder_life life = { .ptr = ptr, .n_bytes = n_bytes };
+        struct recorder_lifetime lifetime = { .ptr = ptr, .n_bytes = n_bytes };
         uint64_t end;
 
         while (r->error == 0 && r->n_filling + 2u * LINE_BYTES > BUFFER_BYTES) {
@@ -233,60 +250,61 @@ static void begin(struct recorder *r, const void *ptr, uint64_t n_bytes)
         }
         if (!is_recording(r))
                 return;
-        life.lower = ++r->now;
-        life.end_at = put_line(r, life.lower, n_bytes);
+        lifetime.lower = ++r->now;
+        lifetime.end_at = put_line(r, lifetime.lower, n_bytes, partition, tag);
         end = r->n_bytes;
-        add(r, &life);
+        add(r, &lifetime);
         write_up_to(r, end);
 }
 
-void recorder_given(struct recorder *r, const void *ptr, uint64_t n_bytes)
+void recorder_given(struct recorder *r, const void *ptr, uint64_t n_bytes, const char *partition,
+                    const char *tag)
 {
-        struct recorder_life before;
+        struct recorder_lifetime before;
         int error;
 
         if (!lock(r))
                 return;
-        /* A free that two threads asked for at once may have come by unseen. */
+        /* Two frees of one block at once may have gone unrecorded. */
         before = take(r, ptr);
         error = before.n_bytes > 0 ? write_end(r, &before) : 0;
         if (error < 0)
                 fail(r, error);
-        begin(r, ptr, n_bytes);
+        begin(r, ptr, n_bytes, partition, tag);
         pthread_mutex_unlock(&r->lock);
 }
 
-void recorder_freeing(struct recorder *r, const void *ptr, struct recorder_life *ret)
+void recorder_freeing(struct recorder *r, const void *ptr, struct recorder_lifetime *ret)
 {
-        *ret = (struct recorder_life){ 0 };
+        *ret = (struct recorder_lifetime){ 0 };
         if (!lock(r))
                 return;
         *ret = take(r, ptr);
         pthread_mutex_unlock(&r->lock);
 }
 
-void recorder_freed(struct recorder *r, const struct recorder_life *life)
+void recorder_freed(struct recorder *r, const struct recorder_lifetime *lifetime)
 {
         int error;
 
-        if (!r || r->is_dead || life->n_bytes == 0)
+        if (!r || r->is_dead || lifetime->n_bytes == 0)
                 return;
-        error = write_end(r, life); /* its line was written before its block was given */
+        error = write_end(r, lifetime); /* its line was written before its block was given */
         if (error == 0 || !lock(r))
                 return;
         fail(r, error);
         pthread_mutex_unlock(&r->lock);
 }
 
-void recorder_kept(struct recorder *r, const struct recorder_life *life)
+void recorder_kept(struct recorder *r, const struct recorder_lifetime *lifetime)
 {
-        if (life->n_bytes == 0 || !lock(r))
+        if (lifetime->n_bytes == 0 || !lock(r))
                 return;
-        add(r, life);
+        add(r, lifetime);
         pthread_mutex_unlock(&r->lock);
 }
 
-/* What lives ends together. In a child that was made without fork() this does nothing. */
+/* Lifetimes that are left end together. Does nothing in a child that was made without fork(). */
 static void end(struct recorder *r)
 {
         const struct block *b;
@@ -300,8 +318,8 @@ static void end(struct recorder *r)
                 write_up_to(r, r->n_bytes);
                 r->now++;
                 while (error == 0 && r->error == 0 && (b = blocks_next(&r->live, &cursor)))
-                        error = write_end(r, &(struct recorder_life){ b->ptr, b->block_id, r->now,
-                                                                      b->n_requested, b->offset });
+                        error = write_end(r, &(struct recorder_lifetime){ b->ptr, b->block_id, r->now,
+                                                                          b->n_requested, b->offset });
         }
         if (error < 0)
                 fail(r, error);
@@ -403,10 +421,10 @@ static int expand(const char *name, char path[static PATH_MAX])
         return 0;
 }
 
-/* An empty file that nobody else records into. */
+/* An empty file, locked against other recorders. */
 static int open_file(const char *path, int *ret_fd)
 {
-        /* O_NONBLOCK: what is no file does not hold us up. */
+        /* O_NONBLOCK: a FIFO would block. */
         int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666), r = 0;
         struct stat st;
 
@@ -462,7 +480,7 @@ int recorder_open(const char *name, struct recorder **ret)
         r = calloc(1, sizeof(*r));
         if (!r) {
                 close(fd);
-                return error_set(-ENOMEM, "this process is out of memory");
+                return error_no_memory();
         }
         pthread_mutex_init(&r->lock, NULL);
         pthread_cond_init(&r->written, NULL);

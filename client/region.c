@@ -6,7 +6,7 @@
  * so a list of regions and a sorted array of extents are enough.
  *
  * Invariant, for each region: its extents are sorted by offset, do not overlap,
- * lie inside of the range, and are what is mapped at their offsets. No unmapped
+ * are inside of the range, and are what is mapped at their offsets. No unmapped
  * extent overlaps one of these. */
 #include "client/region.h"
 
@@ -229,7 +229,7 @@ static int regions_map_now(struct regions *r, const struct region_extent *extent
         if (error < 0) {
                 if (by_handle)
                         regions_remove(r, region);
-                else if (error != -EPROTO) /* the daemon gave up what lay there */
+                else if (error != -EPROTO) /* the daemon has freed what was there */
                         r->n_bytes_mapped -= region_replace(region, extent, false);
                 return error;
         }
@@ -424,7 +424,7 @@ int regions_unmap_all(struct regions *r, bool is_captured)
                 bool is_idle = error == 0;
                 size_t n_kept = 0;
 
-                if (error < 0 && error != -ENODEV && error != -EIO) /* in these no work goes on */
+                if (error < 0 && error != -ENODEV && error != -EIO) /* with these no work continues */
                         device_range_leave(region->range);
 
                 for (size_t k = 0; k < region->n_extents; k++) {

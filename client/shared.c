@@ -1,36 +1,41 @@
-/* Shared blocks: publishing, attaching, letting go; see bfcclient.h.
+/* Shared blocks: publishing, attaching, detaching; see shared.h and bfcclient.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A shared block is in the table of blocks as any other of the daemon's own, once, and here
- * with a count: how often this process has it, which is what the daemon counts for this
- * session. Each attach that was answered adds one on both ends, each let-go takes one, and on this
- * end before the daemon is told. So whatever order threads come in, the counts are the same
- * when no call is under way, and an attach that comes while another thread lets go of the
- * last one finds the block here still, or not at all.
+ * A shared block is in the table of blocks once, as any other of the daemon's own, and here
+ * with the count of this process's references, which the daemon counts for this
+ * session, too. Each attach that was answered adds one at both ends. Each detach drops one, and at this
+ * end before the daemon is told. So the counts are the same
+ * when no call is under way, whatever the order of threads. An attach beside the last detach of
+ * another thread finds the block here still, or not at all.
  *
- * Who lets go of the last one waits for the device first; meanwhile that one is counted in
- * n_leaving, and is nobody else's to let go of.
+ * The last detach waits for the device first. Meanwhile it is counted in n_leaving, so no other thread
+ * can drop that reference.
  *
- * A publication is written down before the daemon is asked: another thread that
- * attaches the name can have its answer before ours is read. Until one of the two came nobody here
- * knows whether it is shared. */
+ * A published block is entered before the daemon is asked: another thread that
+ * attaches the name can have its answer before this one. Until one of the answers came it is unknown
+ * whether the block is shared. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/client.h"
-#include "client/error.h"
-#include "client/held.h"
+#include "client/extents.h"
+#include "client/free.h"
+#include "client/options.h"
+#include "client/partitions.h"
+#include "client/request.h"
+#include "client/shared.h"
 
-/* Invariant: n_leaving <= n_holds, n_holds > 0; the table of blocks has ptr with this id. */
+/* Invariant: n_leaving <= n_refs, n_refs > 0; the table of blocks has ptr with this id. */
 struct shared_block {
         struct shared_block *next;
         const void *ptr;
         uint64_t block_id;
-        uint32_t n_holds;
+        uint32_t n_refs;
         uint32_t n_leaving; /* of these */
-        bool is_asked;      /* to be published, and the answer is not there */
+        bool is_asked;      /* to be published, and not answered */
+        bool is_read_only;  /* attached so */
 };
 
 void shared_clear(bfc_client *client)
@@ -59,18 +64,25 @@ bool shared_has(const bfc_client *client, const void *ptr)
         return shared_find(client, ptr) != NULL;
 }
 
+bool shared_is_read_only(const bfc_client *client, const void *ptr)
+{
+        const struct shared_block *s = shared_find(client, ptr);
+
+        return s && s->is_read_only;
+}
+
 static int shared_add(bfc_client *client, const void *ptr, uint64_t block_id)
 {
         struct shared_block *s = malloc(sizeof(*s));
 
         if (!s)
                 return -ENOMEM;
-        *s = (struct shared_block){ client->shared, ptr, block_id, 1, 0, false };
+        *s = (struct shared_block){ client->shared, ptr, block_id, 1, 0, false, false };
         client->shared = s;
         return 0;
 }
 
-size_t shared_list(const bfc_client *client, struct held_shared *ret, size_t max)
+size_t shared_list(const bfc_client *client, struct shared_count *ret, size_t max)
 {
         size_t n = 0;
 
@@ -78,7 +90,7 @@ size_t shared_list(const bfc_client *client, struct held_shared *ret, size_t max
                 if (s->is_asked)
                         continue;
                 if (n < max)
-                        ret[n] = (struct held_shared){ s->block_id, s->n_holds };
+                        ret[n] = (struct shared_count){ s->block_id, s->n_refs };
                 n++;
         }
         return n;
@@ -96,8 +108,9 @@ static void shared_remove(bfc_client *client, struct shared_block *s)
 
 /* ---- publish ------------------------------------------------------------- */
 
-/* A block that is all of its slab leaves the cache and is the daemon's own from now on. First it leaves the
- * table: else another thread's free, which is a mistake, could park what is in no slab. -EDOM: it is a piece. */
+/* A block that is all of its slab leaves the cache and is the daemon's own from now on. It leaves the table
+ * first: another thread's free, an error of the program, could park a block without a slab. -EDOM: it is a
+ * part of a slab. */
 static int publish_take_whole(bfc_client *client, const struct block *found)
 {
         uint64_t block_id = cache_block_id(found);
@@ -117,7 +130,7 @@ static int publish_take_whole(bfc_client *client, const struct block *found)
         return r == -EINVAL ? -EDOM : r;
 }
 
-/* What is shared is no session's, so it is not on the page of this one. Lock held. */
+/* The page of a session does not count shared blocks. The lock is held. */
 static void publish_page(bfc_client *client, const struct block *block, bool is_on)
 {
         int64_t n_bytes = (int64_t)block->n_bytes;
@@ -127,7 +140,7 @@ static void publish_page(bfc_client *client, const struct block *block, bool is_
         client_share_age(client, block, !is_on);
 }
 
-/* Lock held. -EEXIST: it is shared already. -EDOM: it is a piece of a slab. */
+/* The lock is held. -EEXIST: it is shared already. -EDOM: it is a part of a slab. */
 static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_id)
 {
         const struct block *block = blocks_find(&client->blocks, ptr);
@@ -137,7 +150,7 @@ static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_bloc
                 return -EINVAL;
         if (shared_find(client, ptr))
                 return -EEXIST;
-        if (block->life)
+        if (block->stream_alloc)
                 return -EDOM;
         *ret_block_id = block->slab ? cache_block_id(block) : block->block_id;
         if (block->slab) {
@@ -156,7 +169,7 @@ static int publish_begin(bfc_client *client, const void *ptr, uint64_t *ret_bloc
         return r;
 }
 
-/* It is shared by now. */
+/* It is shared from now on. */
 static void publish_end(bfc_client *client, const void *ptr, uint64_t block_id)
 {
         struct shared_block *s;
@@ -186,7 +199,7 @@ static int publish_failed(int error, const void *ptr)
         }
 }
 
-/* It was refused: the block is this process's alone, as before. */
+/* It was refused: the block is this process's own, as before. */
 static void publish_undo(bfc_client *client, const void *ptr, uint64_t block_id)
 {
         const struct block *block;
@@ -202,14 +215,18 @@ static void publish_undo(bfc_client *client, const void *ptr, uint64_t block_id)
         pthread_mutex_unlock(&client->lock);
 }
 
-BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
+BFC_API int bfc_publish_with(bfc_client *client, void *ptr, const char *name,
+                             const struct bfc_publish_options *options)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Publish body = BFCD__PUBLISH__INIT;
+        struct bfc_publish_options how;
         Bfcd__Reply *reply = NULL;
         uint64_t epoch;
         int r = client_check(client);
 
+        if (r == 0)
+                r = publish_options_read(options, &how);
         if (r < 0)
                 return r;
         if (!name)
@@ -220,9 +237,11 @@ BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
         if (r < 0)
                 return publish_failed(r, ptr);
         body.name = (char *)(uintptr_t)name;
+        body.keep_ms = how.keep_ms;
+        body.metadata = (ProtobufCBinaryData){ how.n_metadata_bytes, (uint8_t *)(uintptr_t)how.metadata };
         request.body_case = BFCD__REQUEST__BODY_PUBLISH;
         request.publish = &body;
-        r = client_ask(client, &request, BFCD__REPLY__BODY_DONE, &reply, &epoch);
+        r = client_request(client, NULL, &request, BFCD__REPLY__BODY_DONE, &reply, &epoch);
         if (r < 0) {
                 publish_undo(client, ptr, body.block_id);
                 return r;
@@ -232,11 +251,17 @@ BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
         return 0;
 }
 
+BFC_API int bfc_publish(bfc_client *client, void *ptr, const char *name)
+{
+        return bfc_publish_with(client, ptr, name, NULL);
+}
+
 /* ---- attach -------------------------------------------------------------- */
 
-/* Lock held. -EPROTO: the daemon's answer makes no sense. -ECANCELED: client_resolve()'s, with
- * *ret_why. */
-static int attach_keep(bfc_client *client, const Bfcd__Attached *got, int *ret_why, void **ret_ptr)
+/* The lock is held. -EPROTO: the daemon's answer is invalid. -ECANCELED: client_resolve()'s, with *ret_why.
+ * */
+static int attach_keep(bfc_client *client, const Bfcd__Attached *got, bool is_read_only, int *ret_why,
+                       void **ret_ptr)
 {
         const Bfcd__Block *b = got->block;
         struct shared_block *s;
@@ -252,9 +277,9 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, int *ret_w
                 return r;
         s = shared_find(client, ptr);
         if (s) {
-                if (s->block_id != b->block_id || s->n_holds == UINT32_MAX)
+                if (s->block_id != b->block_id || s->n_refs == UINT32_MAX)
                         return -EPROTO;
-                s->n_holds++;
+                s->n_refs++;
                 s->is_asked = false;
                 *ret_ptr = ptr;
                 return 0;
@@ -274,23 +299,24 @@ static int attach_keep(bfc_client *client, const Bfcd__Attached *got, int *ret_w
                 (void)blocks_take(&client->blocks, ptr, &block);
                 return r;
         }
+        client->shared->is_read_only = is_read_only;
         client_count_alloc(client, &block);
         client_count_reserved(client, block.partition, block.n_bytes);
         *ret_ptr = ptr;
         return 0;
 }
 
-/* The partitions whose devices this process sees, where that is not all: what lies elsewhere it
- * could not map. *ret: the caller's. */
+/* The partitions whose devices this process sees, if these are not all: others could not be mapped. *ret: the
+ * caller's. */
 static int attach_list_places(bfc_client *client, uint32_t **ret, size_t *ret_n)
 {
         size_t n_all = client->hello->hello->n_partitions, n = 0;
         uint32_t *seen = calloc(n_all + 1, sizeof(*seen));
 
         if (!seen)
-                return error_set(-ENOMEM, "this process is out of memory");
+                return error_no_memory();
         for (size_t i = 0; i < n_all; i++)
-                if (client_sees_place(client, (uint32_t)i))
+                if (client_lookup_device(client, (uint32_t)i))
                         seen[n++] = (uint32_t)i;
         if (n == 0) {
                 free(seen);
@@ -317,14 +343,15 @@ static int attach_ask(bfc_client *client, const char *name, const struct bfc_att
                 return r;
         body.name = (char *)(uintptr_t)name;
         body.wait_ms = how->wait_ms;
+        body.read_only = (how->flags & BFC_ATTACH_READ_ONLY) != 0;
         request.body_case = BFCD__REQUEST__BODY_ATTACH;
         request.attach = &body;
-        r = client_ask_for(client, &call, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
+        r = client_request(client, &call, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
         free(body.partitions);
         return r;
 }
 
-/* *ret_stale: the answer came before a return, and is worth nothing. */
+/* *ret_stale: the answer is of an earlier epoch, and dropped. */
 static int attach_once(bfc_client *client, const char *name, const struct bfc_attach_options *how,
                        bool *ret_stale, void **ret_ptr, size_t *ret_n_bytes)
 {
@@ -339,14 +366,16 @@ static int attach_once(bfc_client *client, const char *name, const struct bfc_at
         pthread_mutex_lock(&client->lock);
         *ret_stale = epoch != client->epoch;
         if (!*ret_stale)
-                r = reply->attached->block ? attach_keep(client, reply->attached, &why, &ptr) : -EPROTO;
+                r = reply->attached->block ? attach_keep(client, reply->attached,
+                                                         (how->flags & BFC_ATTACH_READ_ONLY) != 0, &why, &ptr)
+                                           : -EPROTO;
         pthread_mutex_unlock(&client->lock);
         if (why < 0) {
-                client_give_back(client, reply->attached->block->block_id, epoch);
+                client_release(client, reply->attached->block->block_id, epoch);
                 r = client_unmappable(client, reply->attached->partition, why);
         } else if (r == -ENOMEM) {
-                client_give_back(client, reply->attached->block->block_id, epoch);
-                error_set(r, "this process is out of memory");
+                client_release(client, reply->attached->block->block_id, epoch);
+                error_no_memory();
         } else if (r < 0) {
                 error_set(r, "the daemon attached a block at an invalid place");
         } else if (!*ret_stale) {
@@ -385,10 +414,10 @@ BFC_API int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, v
         return bfc_attach_with(client, name, &how, ret_ptr, ret_n_bytes);
 }
 
-/* ---- letting go ----------------------------------------------------------- */
+/* ---- detach ----------------------------------------------------------- */
 
-/* One hold begins to leave. SHARED_NONE. *ret_range: that of the last one, whose work is to be
- * waited for; else NULL. */
+/* One reference begins to leave. SHARED_NONE. *ret_range: that of the last one, whose work must be waited
+ * for; else NULL. */
 static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_id, uint32_t *ret_partition,
                        struct device_range **ret_range)
 {
@@ -400,19 +429,19 @@ static int leave_begin(bfc_client *client, const void *ptr, uint64_t *ret_block_
         s = shared_find(client, ptr);
         block = s ? blocks_find(&client->blocks, ptr) : NULL;
         if (s)
-                r = block && s->n_leaving < s->n_holds ? 0 : -EINVAL;
+                r = block && s->n_leaving < s->n_refs ? 0 : -EINVAL;
         if (r == 0) {
                 s->n_leaving++;
                 *ret_block_id = s->block_id;
                 *ret_partition = regions_partition(&client->regions, block->region_id);
                 *ret_range =
-                        s->n_leaving == s->n_holds ? regions_range(&client->regions, block->region_id) : NULL;
+                        s->n_leaving == s->n_refs ? regions_range(&client->regions, block->region_id) : NULL;
         }
         pthread_mutex_unlock(&client->lock);
         return r == -EINVAL ? error_set(r, "%p is being detached by another thread", ptr) : r;
 }
 
-/* It is gone here, or stays where error < 0. 1: that was the last one, *ret is the block. */
+/* It leaves, or stays if error < 0. 1: that was the last one, *ret is the block. */
 static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int error, struct block *ret,
                      uint64_t *ret_epoch)
 {
@@ -422,10 +451,10 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
         pthread_mutex_lock(&client->lock);
         s = shared_find(client, ptr);
         if (!s || s->block_id != block_id)
-                r = -EINVAL; /* it was published at the same time, in vain */
+                r = -EINVAL; /* it was being published, and was refused */
         else
                 s->n_leaving--;
-        if (r == 0 && --s->n_holds == 0) {
+        if (r == 0 && --s->n_refs == 0) {
                 shared_remove(client, s);
                 if (blocks_take(&client->blocks, ptr, ret) == 0) {
                         client_count_free(client, ret);
@@ -438,7 +467,7 @@ static int leave_end(bfc_client *client, const void *ptr, uint64_t block_id, int
         return r;
 }
 
-int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays)
+int shared_release(bfc_client *client, const void *ptr, bool *ret_stays)
 {
         struct device_range *range = NULL;
         struct block block;
@@ -454,9 +483,9 @@ int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays)
         *ret_stays = gone != 1;
         if (gone < 0)
                 return gone;
-        r = client_give_back(client, block_id, epoch);
-        if (client_has_ended(r) && gone == 1) { /* mapped, and this process's, as long as it lasts */
-                client_keep_on(client, &block);
+        r = client_release(client, block_id, epoch);
+        if (client_has_ended(r) && gone == 1) { /* it stays mapped in this process */
+                client_restore_block(client, &block);
                 pthread_mutex_lock(&client->lock);
                 client_count_reserved(client, block.partition, block.n_bytes);
                 pthread_mutex_unlock(&client->lock);
@@ -467,7 +496,7 @@ int shared_let_go(bfc_client *client, const void *ptr, bool *ret_stays)
 
 BFC_API int bfc_detach(bfc_client *client, void *ptr)
 {
-        struct recorder_life life;
+        struct recorder_lifetime lifetime;
         bool stays = true;
         int r = client_check(client);
 
@@ -475,13 +504,117 @@ BFC_API int bfc_detach(bfc_client *client, void *ptr)
                 return r;
         if (!ptr)
                 return 0;
-        recorder_freeing(client->recorder, ptr, &life);
-        r = shared_let_go(client, ptr, &stays);
+        recorder_freeing(client->recorder, ptr, &lifetime);
+        r = shared_release(client, ptr, &stays);
         if (r == SHARED_NONE)
                 r = error_set(-EINVAL, "%p is not a shared block of this client", ptr);
         if (stays)
-                recorder_kept(client->recorder, &life);
+                recorder_kept(client->recorder, &lifetime);
         else
-                recorder_freed(client->recorder, &life);
+                recorder_freed(client->recorder, &lifetime);
+        return r;
+}
+
+/* ---- metadata, lists and the end of keeping -------------------------------- */
+
+BFC_API int bfc_shared_metadata(bfc_client *client, void *ptr, void *buffer, size_t n_buffer_bytes,
+                                size_t *ret_n_bytes)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Metadata body = BFCD__METADATA__INIT;
+        const struct shared_block *s;
+        Bfcd__Reply *reply = NULL;
+        size_t n;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ret_n_bytes || (!buffer && n_buffer_bytes > 0))
+                return error_set(-EINVAL, "bfc_shared_metadata: %s is NULL",
+                                 ret_n_bytes ? "buffer" : "ret_n_bytes");
+        pthread_mutex_lock(&client->lock);
+        s = shared_find(client, ptr);
+        if (s)
+                body.block_id = s->block_id;
+        pthread_mutex_unlock(&client->lock);
+        if (!s)
+                return error_set(-EINVAL, "%p is not a shared block of this client", ptr);
+        request.body_case = BFCD__REQUEST__BODY_METADATA;
+        request.metadata = &body;
+        r = client_request(client, NULL, &request, BFCD__REPLY__BODY_METADATA, &reply, &(uint64_t){ 0 });
+        if (r < 0)
+                return r;
+        n = reply->metadata->metadata.len;
+        if (n > 0 && n_buffer_bytes > 0)
+                memcpy(buffer, reply->metadata->metadata.data, n < n_buffer_bytes ? n : n_buffer_bytes);
+        *ret_n_bytes = n;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return 0;
+}
+
+static int list_row(const Bfcd__SharedRow *row, bfc_shared_fn fn, void *userdata)
+{
+        const struct bfc_shared_info info = {
+                .struct_size = sizeof(info),
+                .name = row->name,
+                .partition = row->partition,
+                .n_bytes = row->n_requested,
+                .num_references = row->num_references,
+                .keep_ms = row->keep_ms,
+                .left_ms = row->kept_ms,
+                .n_metadata_bytes = row->n_metadata_bytes,
+        };
+
+        return fn(userdata, &info);
+}
+
+/* The daemon's table is bounded, so a cursor that does not grow is invalid. */
+BFC_API int bfc_list_shared(bfc_client *client, bfc_shared_fn fn, void *userdata)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__List body = BFCD__LIST__INIT;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!fn)
+                return error_set(-EINVAL, "bfc_list_shared: fn is NULL");
+        body.kind = BFCD__LIST__KIND__SHARED;
+        request.body_case = BFCD__REQUEST__BODY_LIST;
+        request.list = &body;
+        do {
+                Bfcd__Reply *reply = NULL;
+                uint64_t cursor = body.cursor;
+
+                r = client_request(client, NULL, &request, BFCD__REPLY__BODY_LIST, &reply, &(uint64_t){ 0 });
+                if (r < 0)
+                        return r;
+                for (size_t i = 0; r == 0 && i < reply->list->n_shared; i++)
+                        r = list_row(reply->list->shared[i], fn, userdata);
+                body.cursor = reply->list->next_cursor;
+                bfcd__reply__free_unpacked(reply, NULL);
+                if (r == 0 && body.cursor != 0 && body.cursor <= cursor)
+                        return error_set(-EPROTO, "the daemon sent an invalid list of shared blocks");
+        } while (r == 0 && body.cursor != 0);
+        return r;
+}
+
+BFC_API int bfc_forget(bfc_client *client, const char *name)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Forget body = BFCD__FORGET__INIT;
+        Bfcd__Reply *reply = NULL;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!name)
+                return error_set(-EINVAL, "bfc_forget: name is NULL");
+        body.name = (char *)(uintptr_t)name;
+        request.body_case = BFCD__REQUEST__BODY_FORGET;
+        request.forget = &body;
+        r = client_request(client, NULL, &request, BFCD__REPLY__BODY_DONE, &reply, &(uint64_t){ 0 });
+        if (r == 0)
+                bfcd__reply__free_unpacked(reply, NULL);
         return r;
 }

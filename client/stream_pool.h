@@ -1,59 +1,37 @@
-/* Pools of streams: memory that is used again in the order of a stream's work, and leaves it
- * when that work is done.
+/* The pool of one stream in one partition: slabs over which a cache runs, for the stream's next work.
  *
- * SPDX-License-Identifier: Apache-2.0
+ * A pool has two parts, for work and for captures. In the second, places are free only when no work uses
+ * them. A part's cache has stamps that tell when its slabs became idle; a mark is an event and the stamp
+ * up to which it is valid. Marks are in order. If all STREAM_MARKS are used, the newest mark is recorded
+ * again. It then covers the later slabs and still covers its earlier ones.
  *
- * What a stream frees, its next work may have at once: it comes behind. Everybody else
- * must wait until the work is done, which an event tells. Events cost time, so there is none
- * for each free: a stream has a pool over slabs of its own (a cache.h), and an event is
- * recorded when a whole slab became idle. When it has passed, and the slab still is, the slab
- * leaves.
+ * An empty pool keeps only its statistics. At most MAX_EMPTY are kept, and the oldest is dropped first. A
+ * pool whose stream has ended waits for one event, and is then freed. Allocations that the stream used
+ * wait for the same event.
  *
- * A life is a block from its allocation until its place is nobody's. Freed by another stream
- * than its own, or used by others, its place in its own pool is free when events of these have
- * passed. A life may have a slab for itself, that no pool holds; then its own stream's work must
- * have ended too.
+ * Invariants: is_empty is set exactly while the pool has no allocation and no slab; a part has a cache
+ * exactly while it has slabs; the marks of a part have rising stamps.
  *
- * While a stream is being captured nothing that it is given runs, so no event is recorded: that
- * is done later. What is allocated meanwhile comes from a part of the pool for that, of slabs
- * that no work of the stream touches, because the graph may run in another.
- *
- * Where an event says that the device is lost or that the process's context is broken, no work
- * of this process goes on: so it counts as passed. Where the driver could not for another reason
- * it is tried again.
- *
- * A stream's number is good as long as the stream is: drivers may crash on another. So there is an
- * end, told by who destroys it: from then on one event stands for all work that it had, and the
- * number is another stream's. Where the driver finds that a stream is no more without that, its work
- * may go on, and all work of the device is waited for, when no stream is being captured.
- *
- * Bookkeeping and events only: whoever calls holds a lock around each of these, gets
- * slabs, and takes away those that leave. */
+ * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CLIENT_STREAM_POOL_H
 #define BFC_CLIENT_STREAM_POOL_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/queue.h>
-
 #include "client/blocks.h"
 #include "client/cache.h"
-#include "device/device.h"
+#include "client/stream_tracker.h"
 #include "proto/pages.h"
 
-struct stream_pools;
-struct stream_pool; /* of one stream, in one partition */
+#define STREAM_MARKS 8u
 
-/* A block of the partition's, as a stream has it; malloc()ed. */
+enum { STREAM_WORK, STREAM_CAPTURE, STREAM_N_PARTS };
+
+/* A block of the partition that a stream has; malloc()ed. */
 struct stream_slab {
         LIST_ENTRY(stream_slab) next;
         struct block block;
         uint64_t region_bytes;
 };
 LIST_HEAD(stream_slabs, stream_slab);
-
-struct stream_life;
 
 struct stream_stats {
         uint64_t num_allocs;
@@ -66,98 +44,72 @@ struct stream_stats {
         uint64_t largest_alloc_size;
 };
 
-struct stream_pools_options {
-        const struct device_view *places; /* one for each partition; constant */
-        uint32_t n_partitions;
-        /* Waits for all work on the device of a region, as bfc_free() does: 0, or -EBUSY and
-         * others: later. No stream that is known is being captured. */
-        int (*finish)(void *userdata, uint64_t region_id);
-        void *userdata;
+struct stream_part {
+        struct cache *cache;
+        size_t n_slabs;
+        struct stream_mark marks[STREAM_MARKS];
+        unsigned n_marks;
 };
 
-int stream_pools_new(const struct stream_pools_options *options, struct stream_pools **ret); /* -ENOMEM */
-/* Forgets everything, slabs and lives too; waits for nothing. Takes NULL. */
-struct stream_pools *stream_pools_free(struct stream_pools *sp);
+struct stream_pool {
+        LIST_ENTRY(stream_pool) by_name;
+        TAILQ_ENTRY(stream_pool) in_list; /* used or empty */
+        uint32_t partition;
+        uintptr_t stream;
+        struct stream_part parts[STREAM_N_PARTS];
+        size_t n_allocs;              /* including waiting ones */
+        struct stream_ending *ending; /* NULL: the stream has not ended */
+        bool is_empty;
+        struct stream_stats stats;
+};
 
-/* From now on this word, one thread's at a time, grows and shrinks by what the pools have of the partition
- * and nobody uses: free for a stream's next work, or waiting for some. Before anything is there. */
-void stream_pools_show(struct stream_pools *sp, uint32_t partition, _Atomic uint64_t *word);
+TAILQ_HEAD(stream_pool_list, stream_pool);
 
-/* What device_streams_new() and is_captured() say; 1: it is being captured, which is noted:
- * no event is asked until that has ended. The stream is known from then on. */
-int stream_pools_look_at(struct stream_pools *sp, uint32_t partition, uintptr_t stream);
+/* All pools of a client. */
+struct stream_pool_set {
+        struct stream_tracker tracker;
+        LIST_HEAD(, stream_pool) buckets[STREAM_BUCKETS];
+        struct stream_pool_list used, empty;
+        size_t n_used, n_empty;
+        struct stream_slabs owned, leaving;
+        _Atomic uint64_t **shown; /* by partition: where idle bytes are published */
+        _Atomic uint64_t unseen;
+};
 
-/* Whether one that was noted goes on. */
-bool stream_pools_captures_go_on(struct stream_pools *sp);
+int stream_pool_set_init(struct stream_pool_set *sp,
+                         const struct stream_pools_options *options); /* -ENOMEM */
+void stream_pool_set_clear(struct stream_pool_set *sp);
+int stream_pool_set_check(const struct stream_pool_set *sp, const char **ret_why);
 
-/* Whether one that is known is being captured, which is noted, so that to wait for the partition's device
- * would spoil that: all are asked, but for those of the host where it is a GPU, and the other way round. */
-bool stream_pools_are_captured(struct stream_pools *sp, uint32_t partition);
+/* Adds n_bytes to the idle bytes of the pools; subtracts by wrapping around. */
+void stream_pools_count_idle(struct stream_pool_set *sp, uint32_t partition, uint64_t n_bytes);
 
-/* Whether memory of this stream can be pooled: not of CUDA's number for each thread's own. */
-bool stream_pools_can(const struct stream_pools *sp, uint32_t partition, uintptr_t stream);
+struct stream_pool *stream_pool_find(const struct stream_pool_set *sp, uint32_t partition, uintptr_t stream);
+int stream_pool_get(struct stream_pool_set *sp, uint32_t partition, uintptr_t stream,
+                    struct stream_pool **ret); /* -ENOMEM */
+/* Frees what an empty pool or part does not need, after its allocations or slabs have changed. May free
+ * the pool. */
+void stream_pool_update(struct stream_pool_set *sp, struct stream_pool *pool);
+/* Releases idle slabs whose work is complete. May free the pool. */
+void stream_pool_look(struct stream_pool_set *sp, struct stream_pool *pool);
+/* True: it has a slab that would leave if its stream's work were complete. */
+bool stream_pool_has_idle(const struct stream_pool *pool);
+void stream_pool_count_alloc(struct stream_pool *pool, uint64_t n_bytes);
 
-/* A life of n_bytes in the stream's pool, which there is from then on. CACHE_MISS. -ENOMEM. */
-int stream_pools_alloc(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_captured,
-                       uint64_t n_bytes, struct stream_life **ret);
-/* The same after the slab, free, was put into the pool; never CACHE_MISS for what it can hold. The
- * slab is taken over, unless this fails. -ENOMEM, -EINVAL. */
-int stream_pools_alloc_with(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_captured,
-                            uint64_t n_bytes, struct stream_slab *slab, struct stream_life **ret);
-/* A life that is its slab. is_alien: no stream's so far. -ENOMEM: the slab is the caller's still. */
-int stream_pools_alloc_whole(struct stream_pools *sp, uint32_t partition, uintptr_t stream, bool is_alien,
-                             struct stream_slab *slab, struct stream_life **ret);
+/* The pool owns the slab; NULL: no pool does. */
+void stream_pool_add_slab(struct stream_pool_set *sp, uint32_t partition, struct stream_pool *pool,
+                          struct stream_slab *slab);
+void stream_slab_leave(struct stream_pool_set *sp, uint32_t partition, struct stream_pool *pool,
+                       struct stream_slab *slab);
+/* A part's cache has the slab's address as the id of the block. */
+static inline struct stream_slab *stream_slab_of(uint64_t cookie)
+{
+        return (struct stream_slab *)(uintptr_t)cookie;
+}
 
-/* Its region and its offset there; without the broker's block. */
-void stream_life_block(const struct stream_life *life, struct block *ret);
-
-/* The broker's block, which changes where the cache splits it, and the place in that. The lock of the cache
- * is held. */
-uint64_t stream_life_block_id(const struct stream_life *life);
-uint64_t stream_life_offset(const struct stream_life *life);
-
-uint32_t stream_life_partition(const struct stream_life *life);
-
-/* The life was never handed out: undoes the allocation. */
-void stream_life_undo(struct stream_pools *sp, struct stream_life *life);
-/* One that is alien: it is forgotten, and its slab is the caller's. */
-void stream_life_drop(struct stream_pools *sp, struct stream_life *life);
-
-/* Another stream uses it from now on, too. -ENOMEM. */
-int stream_life_record(struct stream_pools *sp, struct stream_life *life, uintptr_t stream);
-
-/* The stream's work so far was the last that its owner gives it; the life is the pools' from
- * then on. -EINVAL: no stream of this device; -ENOMEM: it lives on, after both. */
-int stream_life_free(struct stream_pools *sp, struct stream_life *life, uintptr_t stream);
-/* The same where all work on the device could touch it, of whatever streams, and is to be waited for
- * later. -ENOMEM. */
-int stream_life_put_aside(struct stream_pools *sp, struct stream_life *life);
-/* The same where all work is done. */
-void stream_life_free_done(struct stream_pools *sp, struct stream_life *life);
-
-/* Looks at lives that wait and at pools that may, at most so many; the next time at the next. Where
- * a noted capture goes on: at none. may_wait: also where that means to wait for all work. */
-void stream_pools_look(struct stream_pools *sp, size_t max_lives, size_t max_pools, bool may_wait);
-
-/* Whether looking again later will make slabs leave, or places free. */
-bool stream_pools_wait(struct stream_pools *sp);
-
-/* The same also while a capture goes on, during which nothing is looked at. */
-bool stream_pools_is_pending(const struct stream_pools *sp);
-
-/* Slabs that left since the last call; the caller's. */
-void stream_pools_take_leaving(struct stream_pools *sp, struct stream_slabs *ret);
-
-/* The stream will be no more, and is not touched after this; of a later one of the same number its
- * memory is none. -EBUSY: it is being captured. -ENOENT: nothing was its. -ENOMEM, -EAGAIN. */
-int stream_pools_end_stream(struct stream_pools *sp, uint32_t partition, uintptr_t stream);
-
-/* -ENOENT: nothing is known of it. */
-int stream_pools_stats(const struct stream_pools *sp, uint32_t partition, uintptr_t stream,
-                       struct stream_stats *ret);
-void stream_pools_reset_peaks(struct stream_pools *sp);
-
-/* Every invariant; slow. 0, or -EBADMSG and a sentence (static). */
-int stream_pools_check(const struct stream_pools *sp, const char **ret_why);
+/* -ENOMEM. */
+int stream_part_add(struct stream_part *part, struct stream_slab *slab);
+/* Records a mark after each idle slab, as far as possible now. */
+void stream_part_mark(struct stream_pool_set *sp, struct stream_pool *pool, struct stream_part *part);
 
 #endif

@@ -1,28 +1,33 @@
-/* Allocation on streams; see bfcclient.h. What is whose when is stream_pool.c's business.
+/* Allocation on streams; see streams.h and bfcclient.h. stream_alloc.c knows which memory is free when.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * The pools have a lock of their own, under which a driver may be asked for an event; the
  * client's lock is taken inside of it, never the other way round. Neither is held while the
- * daemon is asked, or while slabs go back.
+ * daemon is asked, or while slabs are returned.
  *
- * A block of a stream is in the client's table like any other, so copies, figures and
- * bfc_free() find it; there it has its life, which only this file reads. A life's memory
- * comes from slabs that the partition's cache cut, or the daemon gave. Without a cache each
+ * A block of a stream is in the client's table like any other, so copies, statistics and
+ * bfc_free() find it. It refers to its stream_alloc, which only this file reads. The memory
+ * comes from slabs that the partition's cache cut, or the daemon granted. Without a cache each
  * block is the daemon's own.
  *
- * Slabs that the pools have let go of are given back by whichever thread looked. */
+ * The thread whose check makes slabs leave the pools returns them. */
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "client/client.h"
-#include "client/clock.h"
-#include "client/error.h"
-#include "client/stream_pool.h"
+#include "client/alloc.h"
+#include "client/free.h"
+#include "client/options.h"
+#include "client/partitions.h"
+#include "client/request.h"
+#include "client/shared.h"
+#include "client/streams.h"
+#include "client/stream_alloc.h"
 
 #define BLOCK_GRANULE   256u
-#define LOOK_LIVES      4u /* on each free */
+#define LOOK_ALLOCS     4u /* on each free */
 #define LOOK_POOLS      1u
 #define LOOK_MISS       32u
 #define PENDING_MS      2000 /* how long a refused request waits for work that is under way */
@@ -31,9 +36,9 @@
 #define WATCH_MIN_MS 2
 #define WATCH_MAX_MS 64
 
-/* What left the pools, on its way back. */
-struct gift {
-        TAILQ_ENTRY(gift) in_all; /* where there is anything in it */
+/* Slabs that left the pools and are being returned to the cache or the daemon. */
+struct batch {
+        TAILQ_ENTRY(batch) in_all; /* if it is not empty */
         struct stream_slabs slabs;
         uint64_t number;
 };
@@ -41,23 +46,25 @@ struct gift {
 struct streams {
         pthread_mutex_t lock;
         struct stream_pools *pools;
-        TAILQ_HEAD(, gift) gifts; /* the first one first */
-        uint64_t n_gifts;         /* so far */
-        pthread_cond_t given;
-        int watch_ms; /* in so many the client's thread looks again; 0: it sleeps until it is woken */
+        TAILQ_HEAD(, batch) batches; /* oldest first */
+        uint64_t n_batches;          /* so far */
+        pthread_cond_t returned;
+        int watch_ms; /* until the client's thread checks again; 0: it sleeps until it is woken */
 };
 
-/* What a request has to do with, as it goes from step to step. */
+/* A request, for its steps. */
 struct stream_request {
         bfc_client *client;
         uint32_t partition;
         uintptr_t stream;
         uint64_t n_bytes;
+        uint64_t flags;
+        uint32_t wait_ms;
         bool is_captured;
         bool is_pooled;
 };
 
-/* ---- the client's part ------------------------------------------------------ */
+/* ---- the client's side ------------------------------------------------------ */
 
 /* No stream that is known is being captured. */
 static int finish_region(void *userdata, uint64_t region_id)
@@ -83,14 +90,14 @@ int streams_new(bfc_client *client)
 
         if (!s || stream_pools_new(&options, &s->pools) < 0) {
                 free(s);
-                return error_set(-ENOMEM, "this process is out of memory");
+                return error_no_memory();
         }
         for (uint32_t i = 0; i < options.n_partitions; i++)
                 if (client_page_streams(client, i))
                         stream_pools_show(s->pools, i, client_page_streams(client, i));
         pthread_mutex_init(&s->lock, NULL);
-        pthread_cond_init(&s->given, NULL);
-        TAILQ_INIT(&s->gifts);
+        pthread_cond_init(&s->returned, NULL);
+        TAILQ_INIT(&s->batches);
         client->streams = s;
         return 0;
 }
@@ -102,94 +109,94 @@ void streams_free(bfc_client *client)
         if (!s)
                 return;
         stream_pools_free(s->pools);
-        pthread_cond_destroy(&s->given);
+        pthread_cond_destroy(&s->returned);
         pthread_mutex_destroy(&s->lock);
         free(s);
         client->streams = NULL;
 }
 
-void streams_hold(bfc_client *client)
+void streams_lock(bfc_client *client)
 {
         pthread_mutex_lock(&client->streams->lock);
 }
 
-void streams_release(bfc_client *client)
+void streams_unlock(bfc_client *client)
 {
         pthread_mutex_unlock(&client->streams->lock);
 }
 
-/* What left the pools; slab: and that one, or NULL. The lock is held. */
-static void take_gift(struct streams *s, struct stream_slab *slab, struct gift *ret)
+/* The slabs that left the pools; slab: NULL, or one more. The lock is held. */
+static void take_batch(struct streams *s, struct stream_slab *slab, struct batch *ret)
 {
         stream_pools_take_leaving(s->pools, &ret->slabs);
         if (slab)
                 LIST_INSERT_HEAD(&ret->slabs, slab, next);
         if (LIST_EMPTY(&ret->slabs))
                 return;
-        ret->number = ++s->n_gifts;
-        TAILQ_INSERT_TAIL(&s->gifts, ret, in_all);
+        ret->number = ++s->n_batches;
+        TAILQ_INSERT_TAIL(&s->batches, ret, in_all);
 }
 
 /* No lock is held. Returns whether there was anything. */
-static bool give_back(bfc_client *client, struct gift *gift)
+static bool return_batch(bfc_client *client, struct batch *batch)
 {
         struct streams *s = client->streams;
         struct stream_slab *slab;
 
-        if (LIST_EMPTY(&gift->slabs))
+        if (LIST_EMPTY(&batch->slabs))
                 return false;
-        while ((slab = LIST_FIRST(&gift->slabs))) {
+        while ((slab = LIST_FIRST(&batch->slabs))) {
                 LIST_REMOVE(slab, next);
-                client_return(client, &slab->block);
+                client_return_slab(client, &slab->block);
                 free(slab);
         }
         pthread_mutex_lock(&s->lock);
-        TAILQ_REMOVE(&s->gifts, gift, in_all);
-        pthread_cond_broadcast(&s->given);
+        TAILQ_REMOVE(&s->batches, batch, in_all);
+        pthread_cond_broadcast(&s->returned);
         pthread_mutex_unlock(&s->lock);
         return true;
 }
 
-/* What other threads give back has arrived. Returns whether there was anything. */
-static bool wait_for_gifts(struct streams *s)
+/* Waits until other threads have returned their batches. Returns whether there was one. */
+static bool wait_for_batches(struct streams *s)
 {
-        const struct gift *first;
+        const struct batch *first;
         uint64_t upto;
         bool any;
 
         pthread_mutex_lock(&s->lock);
-        upto = s->n_gifts;
-        any = !TAILQ_EMPTY(&s->gifts);
-        while ((first = TAILQ_FIRST(&s->gifts)) && first->number <= upto)
-                pthread_cond_wait(&s->given, &s->lock);
+        upto = s->n_batches;
+        any = !TAILQ_EMPTY(&s->batches);
+        while ((first = TAILQ_FIRST(&s->batches)) && first->number <= upto)
+                pthread_cond_wait(&s->returned, &s->lock);
         pthread_mutex_unlock(&s->lock);
         return any;
 }
 
-/* Looks at so many, and unlocks. */
-static bool look_and_unlock(bfc_client *client, size_t max_lives, size_t max_pools, bool may_wait)
+/* Checks so many, and unlocks. */
+static bool look_and_unlock(bfc_client *client, size_t max_allocs, size_t max_pools, bool may_wait)
 {
         struct streams *s = client->streams;
-        struct gift gift;
+        struct batch batch;
         bool wake;
 
-        stream_pools_look(s->pools, max_lives, max_pools, may_wait);
-        take_gift(s, NULL, &gift);
+        stream_pools_look(s->pools, max_allocs, max_pools, may_wait);
+        take_batch(s, NULL, &batch);
         wake = !client->cache && client->events && s->watch_ms == 0 && stream_pools_is_pending(s->pools);
         if (wake)
                 s->watch_ms = WATCH_MIN_MS;
         pthread_mutex_unlock(&s->lock);
         if (wake)
                 events_wake(client->events);
-        return give_back(client, &gift);
+        return return_batch(client, &batch);
 }
 
-bool streams_keep(bfc_client *client)
+bool streams_check_pending(bfc_client *client)
 {
         bool ret;
 
         pthread_mutex_lock(&client->streams->lock);
-        ret = stream_pools_wait(client->streams->pools);
+        ret = stream_pools_check_pending(client->streams->pools);
         pthread_mutex_unlock(&client->streams->lock);
         return ret;
 }
@@ -197,22 +204,22 @@ bool streams_keep(bfc_client *client)
 int streams_watch(bfc_client *client)
 {
         struct streams *s = client->streams;
-        struct gift gift;
+        struct batch batch;
         int ms = -1;
 
         if (client->cache)
                 return -1;
         pthread_mutex_lock(&s->lock);
         stream_pools_look(s->pools, SIZE_MAX, SIZE_MAX, true);
-        take_gift(s, NULL, &gift);
+        take_batch(s, NULL, &batch);
         if (!stream_pools_is_pending(s->pools))
                 s->watch_ms = 0;
-        else if (s->watch_ms == 0 || !LIST_EMPTY(&gift.slabs))
+        else if (s->watch_ms == 0 || !LIST_EMPTY(&batch.slabs))
                 ms = s->watch_ms = WATCH_MIN_MS;
         else
                 ms = s->watch_ms = s->watch_ms < WATCH_MAX_MS ? s->watch_ms * 2 : WATCH_MAX_MS;
         pthread_mutex_unlock(&s->lock);
-        give_back(client, &gift);
+        return_batch(client, &batch);
         return ms;
 }
 
@@ -232,34 +239,34 @@ bool streams_collect(bfc_client *client)
 
         pthread_mutex_lock(&client->streams->lock);
         any = look_and_unlock(client, SIZE_MAX, SIZE_MAX, true);
-        return wait_for_gifts(client->streams) || any;
+        return wait_for_batches(client->streams) || any;
 }
 
-bool streams_are_captured(bfc_client *client, uint32_t partition)
+bool streams_check_captured(bfc_client *client, uint32_t partition)
 {
         bool ret;
 
         pthread_mutex_lock(&client->streams->lock);
-        ret = stream_pools_are_captured(client->streams->pools, partition);
+        ret = stream_pools_check_captured(client->streams->pools, partition);
         pthread_mutex_unlock(&client->streams->lock);
         return ret;
 }
 
-void streams_free_done(bfc_client *client, struct stream_life *life)
+void streams_free_done(bfc_client *client, struct stream_alloc *alloc)
 {
         pthread_mutex_lock(&client->streams->lock);
-        stream_life_free_done(client->streams->pools, life);
-        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS, false);
+        stream_alloc_free_done(client->streams->pools, alloc);
+        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
 }
 
 uint64_t streams_block_id(const struct block *block)
 {
-        return stream_life_block_id(block->life);
+        return stream_alloc_block_id(block->stream_alloc);
 }
 
 uint64_t streams_offset(const struct block *block)
 {
-        return stream_life_offset(block->life);
+        return stream_alloc_offset(block->stream_alloc);
 }
 
 void streams_reset_peaks(bfc_client *client)
@@ -269,7 +276,7 @@ void streams_reset_peaks(bfc_client *client)
         pthread_mutex_unlock(&client->streams->lock);
 }
 
-static int no_such_stream(int error, uintptr_t stream)
+static int stream_failed(int error, uintptr_t stream)
 {
         if (error == -EINVAL)
                 return error_set(error, "0x%llx is not a stream of the partition's device",
@@ -281,17 +288,17 @@ static int no_such_stream(int error, uintptr_t stream)
         return error_set(error, "the device is lost or not visible to this process");
 }
 
-/* ---- taking ------------------------------------------------------------------ */
+/* ---- allocating ------------------------------------------------------------------ */
 
-/* Writes a life down as a block that is used. The pools' lock is held. */
-static int keep(bfc_client *client, uint32_t partition, struct stream_life *life, uint64_t n_bytes,
-                void **ret_ptr)
+/* Enters an allocation into the table of blocks. The pools' lock is held. */
+static int enter_alloc(bfc_client *client, uint32_t partition, struct stream_alloc *alloc, uint64_t n_bytes,
+                       void **ret_ptr)
 {
         struct block block;
         int r;
 
-        stream_life_block(life, &block);
-        block.life = life;
+        stream_alloc_block(alloc, &block);
+        block.stream_alloc = alloc;
         block.n_requested = n_bytes;
         client_stamp(client, partition, &block);
         pthread_mutex_lock(&client->lock);
@@ -300,8 +307,8 @@ static int keep(bfc_client *client, uint32_t partition, struct stream_life *life
                 client_count_alloc(client, &block);
         pthread_mutex_unlock(&client->lock);
         if (r < 0) {
-                stream_life_undo(client->streams->pools, life);
-                return error_set(-ENOMEM, "this process is out of memory");
+                stream_alloc_undo(client->streams->pools, alloc);
+                return error_no_memory();
         }
         *ret_ptr = (void *)(uintptr_t)block.ptr;
         return 0;
@@ -311,32 +318,34 @@ static int keep(bfc_client *client, uint32_t partition, struct stream_life *life
 static int take_at_once(const struct stream_request *q, void **ret_ptr)
 {
         struct streams *s = q->client->streams;
-        struct stream_life *life;
+        struct stream_alloc *alloc;
         int r = CACHE_MISS;
 
         for (int i = 0; i < 2 && r == CACHE_MISS; i++) {
-                struct gift gift;
+                struct batch batch;
 
                 pthread_mutex_lock(&s->lock);
-                if (i > 0) /* what is free by now may be free in this very pool */
+                if (i > 0) /* memory that is free by now may be in this pool */
                         stream_pools_look(s->pools, LOOK_MISS, LOOK_MISS, false);
-                r = stream_pools_alloc(s->pools, q->partition, q->stream, q->is_captured, q->n_bytes, &life);
+                r = stream_pools_alloc(s->pools, q->partition, q->stream, q->is_captured, q->n_bytes, &alloc);
                 if (r == 0)
-                        r = keep(q->client, q->partition, life, q->n_bytes, ret_ptr);
-                take_gift(s, NULL, &gift);
+                        r = enter_alloc(q->client, q->partition, alloc, q->n_bytes, ret_ptr);
+                take_batch(s, NULL, &batch);
                 pthread_mutex_unlock(&s->lock);
-                give_back(q->client, &gift);
+                return_batch(q->client, &batch);
         }
-        return r == -ENOMEM ? error_set(r, "this process is out of memory") : r;
+        return r == -ENOMEM ? error_no_memory() : r;
 }
 
 /* A slab of the partition, of at least so many bytes. */
-static int fetch_slab(const struct stream_request *q, uint64_t n_bytes, bool again, struct stream_slab **ret)
+static int fetch_slab(const struct stream_request *q, uint64_t n_bytes, bool again, uint32_t wait_ms,
+                      struct stream_slab **ret)
 {
         struct stream_slab *slab = calloc(1, sizeof(*slab));
-        struct malloc_how how = { .ret_slab = slab ? &slab->block : NULL, .again = again };
-        int r = slab ? client_malloc(q->client, q->partition, n_bytes, &how, NULL)
-                     : error_set(-ENOMEM, "this process is out of memory");
+        struct malloc_how how = {
+                .flags = q->flags, .wait_ms = wait_ms, .ret_slab = slab ? &slab->block : NULL, .again = again
+        };
+        int r = slab ? client_malloc(q->client, q->partition, n_bytes, &how, NULL) : error_no_memory();
 
         if (r < 0) {
                 free(slab);
@@ -349,10 +358,10 @@ static int fetch_slab(const struct stream_request *q, uint64_t n_bytes, bool aga
         return 0;
 }
 
-/* How much to ask for: as the partition's cache does of the daemon. */
+/* How much to request: as the cache does of the daemon. */
 static uint64_t slab_bytes(const struct stream_request *q)
 {
-        return q->is_pooled ? cache_want_whole(q->client->cache, q->partition, q->n_bytes) : q->n_bytes;
+        return q->is_pooled ? cache_want(q->client->cache, q->partition, q->n_bytes) : q->n_bytes;
 }
 
 static uint64_t rounded_up(uint64_t n_bytes)
@@ -362,56 +371,56 @@ static uint64_t rounded_up(uint64_t n_bytes)
                        : (n_bytes + BLOCK_GRANULE - 1) / BLOCK_GRANULE * BLOCK_GRANULE;
 }
 
-/* False: nothing more will come by waiting, or not in time. */
+/* False: nothing can be freed by waiting, or not in time. */
 static bool wait_for_more(bfc_client *client, int64_t deadline_ms)
 {
         const struct timespec step = { 0, PENDING_STEP_NS };
 
         do {
-                if (!streams_keep(client) || clock_now_ms() >= deadline_ms)
+                if (!streams_check_pending(client) || clock_now_ms() >= deadline_ms)
                         return false;
                 nanosleep(&step, NULL);
         } while (!streams_collect(client));
         return true;
 }
 
-/* Refused, it asks for no more than it needs, and then waits for work that is under way: a free
- * that waited for it would have taken as long. */
+/* After a refusal it requests no more than it needs, and then waits for work that is under way: a free that
+ * waited for it would have taken as long. Then it waits for memory of others, if it may. */
 static int fetch(const struct stream_request *q, struct stream_slab **ret)
 {
         uint64_t want = slab_bytes(q), least = rounded_up(q->n_bytes);
         int64_t deadline_ms = clock_now_ms() + PENDING_MS;
-        bool waits = streams_keep(q->client);
-        int r = fetch_slab(q, want, waits || want > least, ret);
+        bool again = streams_check_pending(q->client) || q->wait_ms > 0;
+        int r = fetch_slab(q, want, again || want > least, 0, ret);
 
         if ((r == -EDQUOT || r == -ENOMEM) && want > least)
-                r = fetch_slab(q, want = least, waits, ret);
+                r = fetch_slab(q, want = least, again, 0, ret);
         while ((r == -EDQUOT || r == -ENOMEM) && wait_for_more(q->client, deadline_ms))
-                r = fetch_slab(q, want, waits = true, ret);
-        if ((r == -EDQUOT || r == -ENOMEM) && waits) /* the last: the daemon counts it */
-                r = fetch_slab(q, want, false, ret);
+                r = fetch_slab(q, want, again = true, 0, ret);
+        if ((r == -EDQUOT || r == -ENOMEM) && again) /* the last one, which the daemon counts */
+                r = fetch_slab(q, want, false, q->wait_ms, ret);
         return r;
 }
 
 static int take_from_slab(const struct stream_request *q, struct stream_slab *slab, void **ret_ptr)
 {
         struct streams *s = q->client->streams;
-        struct stream_life *life;
-        struct gift gift;
+        struct stream_alloc *alloc;
+        struct batch batch;
         bool kept;
         int r;
 
         pthread_mutex_lock(&s->lock);
         r = q->is_pooled ? stream_pools_alloc_with(s->pools, q->partition, q->stream, q->is_captured,
-                                                   q->n_bytes, slab, &life)
-                         : stream_pools_alloc_whole(s->pools, q->partition, q->stream, false, slab, &life);
+                                                   q->n_bytes, slab, &alloc)
+                         : stream_pools_alloc_whole(s->pools, q->partition, q->stream, false, slab, &alloc);
         kept = r == 0 || r == CACHE_MISS;
         if (r == 0)
-                r = keep(q->client, q->partition, life, q->n_bytes, ret_ptr);
-        take_gift(s, kept ? NULL : slab, &gift);
+                r = enter_alloc(q->client, q->partition, alloc, q->n_bytes, ret_ptr);
+        take_batch(s, kept ? NULL : slab, &batch);
         pthread_mutex_unlock(&s->lock);
-        give_back(q->client, &gift);
-        return r == 0 ? 0 : error_set(-ENOMEM, "this process is out of memory");
+        return_batch(q->client, &batch);
+        return r == 0 ? 0 : error_no_memory();
 }
 
 static int streams_malloc(struct stream_request *q, void **ret_ptr)
@@ -424,9 +433,10 @@ static int streams_malloc(struct stream_request *q, void **ret_ptr)
         r = stream_pools_look_at(s->pools, q->partition, q->stream);
         pthread_mutex_unlock(&s->lock);
         if (r < 0)
-                return no_such_stream(r, q->stream);
+                return stream_failed(r, q->stream);
         q->is_captured = r > 0;
-        q->is_pooled = q->client->cache && stream_pools_can(s->pools, q->partition, q->stream);
+        q->is_pooled =
+                q->client->cache && q->flags == 0 && stream_pools_can(s->pools, q->partition, q->stream);
         r = __atomic_load_n(&q->client->lost, __ATOMIC_RELAXED);
         if (r != 0)
                 return client_lost(q->client, r);
@@ -437,10 +447,14 @@ static int streams_malloc(struct stream_request *q, void **ret_ptr)
         return r < 0 ? r : take_from_slab(q, slab, ret_ptr);
 }
 
-BFC_API int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
-                                void **ret_ptr)
+int client_malloc_async(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
+                        const struct malloc_how *how, void **ret_ptr)
 {
-        struct stream_request q = { .client = client, .stream = stream, .n_bytes = n_bytes };
+        struct stream_request q = { .client = client,
+                                    .stream = stream,
+                                    .n_bytes = n_bytes,
+                                    .flags = how->flags,
+                                    .wait_ms = how->wait_ms };
         int r = client_check_malloc(client, partition, n_bytes, ret_ptr, &q.partition);
 
         if (r < 0)
@@ -448,8 +462,15 @@ BFC_API int bfc_malloc_async_in(bfc_client *client, const char *partition, size_
         r = streams_malloc(&q, ret_ptr);
         if (r < 0)
                 return client_malloc_failed(client, q.partition, r);
-        recorder_given(client->recorder, *ret_ptr, n_bytes);
+        client_record(client, q.partition, *ret_ptr, n_bytes, how->tag);
         return 0;
+}
+
+BFC_API int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
+                                void **ret_ptr)
+{
+        return client_malloc_async(client, partition, n_bytes, stream, &(struct malloc_how){ .flags = 0 },
+                                   ret_ptr);
 }
 
 BFC_API int bfc_malloc_async(bfc_client *client, size_t n_bytes, uintptr_t stream, void **ret_ptr)
@@ -457,16 +478,16 @@ BFC_API int bfc_malloc_async(bfc_client *client, size_t n_bytes, uintptr_t strea
         return bfc_malloc_async_in(client, NULL, n_bytes, stream, ret_ptr);
 }
 
-/* ---- giving back ------------------------------------------------------------- */
+/* ---- freeing ------------------------------------------------------------- */
 
 static int no_such_block(const void *ptr)
 {
         return error_set(-EINVAL, "%p is not a block of this client: never allocated, or already freed", ptr);
 }
 
-/* A block of bfc_malloc()'s gets a life, which has one thing to do: wait. */
-static int make_life(bfc_client *client, const struct block *block, uint32_t partition,
-                     struct stream_slab **ret_slab, struct stream_life **ret)
+/* A block of bfc_malloc() becomes an allocation that waits. */
+static int make_alloc(bfc_client *client, const struct block *block, uint32_t partition,
+                      struct stream_slab **ret_slab, struct stream_alloc **ret)
 {
         struct stream_slab *slab = calloc(1, sizeof(*slab));
         int r = slab ? 0 : -ENOMEM;
@@ -482,29 +503,29 @@ static int make_life(bfc_client *client, const struct block *block, uint32_t par
                 r = stream_pools_alloc_whole(client->streams->pools, partition, 0, true, slab, ret);
         if (r < 0) {
                 free(slab);
-                return error_set(-ENOMEM, "this process is out of memory");
+                return error_no_memory();
         }
         *ret_slab = slab;
         return 0;
 }
 
-/* The life of the block that leaves, from now on the pools'. stream: NULL: whatever streams it was used by. */
-static int end_life(bfc_client *client, const struct block *block, uint32_t partition,
-                    const uintptr_t *stream)
+/* The pools own the allocation of the block that leaves. stream: NULL: any stream may have used it. */
+static int end_alloc(bfc_client *client, const struct block *block, uint32_t partition,
+                     const uintptr_t *stream)
 {
         struct stream_pools *pools = client->streams->pools;
-        struct stream_life *life = block->life;
+        struct stream_alloc *alloc = block->stream_alloc;
         struct stream_slab *slab = NULL;
         struct block gone;
-        int r = life ? 0 : make_life(client, block, partition, &slab, &life);
+        int r = alloc ? 0 : make_alloc(client, block, partition, &slab, &alloc);
 
         if (r == 0)
-                r = stream ? stream_life_free(pools, life, *stream) : stream_life_put_aside(pools, life);
-        if (r < 0 && slab) { /* back to how it was */
-                stream_life_drop(pools, life);
+                r = stream ? stream_alloc_free(pools, alloc, *stream) : stream_alloc_put_aside(pools, alloc);
+        if (r < 0 && slab) { /* undo */
+                stream_alloc_drop(pools, alloc);
                 free(slab);
         }
-        if (r < 0 && !block->life && !block->slab) {
+        if (r < 0 && !block->stream_alloc && !block->slab) {
                 pthread_mutex_lock(&client->lock);
                 blocks_take(&client->slabs, block->ptr, &gone);
                 pthread_mutex_unlock(&client->lock);
@@ -518,7 +539,7 @@ int streams_put_aside(bfc_client *client, const struct block *block, uint32_t pa
         int r;
 
         pthread_mutex_lock(&client->streams->lock);
-        r = end_life(client, block, partition, NULL);
+        r = end_alloc(client, block, partition, NULL);
         pthread_mutex_lock(&client->lock);
         if (r == 0 && blocks_take(&client->blocks, block->ptr, &gone) == 0)
                 client_count_free(client, &gone);
@@ -527,18 +548,18 @@ int streams_put_aside(bfc_client *client, const struct block *block, uint32_t pa
         return r;
 }
 
-/* On a stream: -EBUSY where that one, or any that is known, is being captured and that counts. */
+/* -EBUSY: that stream, or another that is known, is being captured, and the caller does not allow that. */
 static int free_on(bfc_client *client, const struct block *block, uint32_t partition, uintptr_t stream,
                    bool in_captures)
 {
         struct stream_pools *pools = client->streams->pools;
         int r = stream_pools_look_at(pools, partition, stream);
 
-        if (!in_captures && (r > 0 || stream_pools_are_captured(pools, partition)))
+        if (!in_captures && (r > 0 || stream_pools_check_captured(pools, partition)))
                 return error_set(-EBUSY, "a stream is being captured, and its graph may use the block");
         if (r != -EINVAL)
-                r = end_life(client, block, partition, &stream);
-        return r < 0 ? no_such_stream(r, stream) : 0;
+                r = end_alloc(client, block, partition, &stream);
+        return r < 0 ? stream_failed(r, stream) : 0;
 }
 
 static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t stream, bool in_captures)
@@ -576,21 +597,21 @@ static int streams_free_block(bfc_client *client, const void *ptr, uintptr_t str
 
 static int free_async(bfc_client *client, void *ptr, uintptr_t stream, bool in_captures)
 {
-        struct recorder_life life;
+        struct recorder_lifetime lifetime;
         int r = client_check(client);
 
         if (r < 0)
                 return r;
         if (!ptr)
                 return 0;
-        recorder_freeing(client->recorder, ptr, &life);
+        recorder_freeing(client->recorder, ptr, &lifetime);
         pthread_mutex_lock(&client->streams->lock);
         r = streams_free_block(client, ptr, stream, in_captures);
-        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS, false);
+        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
         if (r < 0)
-                recorder_kept(client->recorder, &life);
+                recorder_kept(client->recorder, &lifetime);
         else
-                recorder_freed(client->recorder, &life);
+                recorder_freed(client->recorder, &lifetime);
         return r;
 }
 
@@ -606,7 +627,7 @@ int client_free_async_unless_captured(bfc_client *client, void *ptr, uintptr_t s
 
 static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream)
 {
-        struct stream_life *life = NULL;
+        struct stream_alloc *alloc = NULL;
         const struct block *found;
         uint32_t partition;
         int r;
@@ -614,20 +635,20 @@ static int streams_record(bfc_client *client, const void *ptr, uintptr_t stream)
         pthread_mutex_lock(&client->lock);
         found = blocks_find(&client->blocks, ptr);
         if (found)
-                life = found->life;
+                alloc = found->stream_alloc;
         pthread_mutex_unlock(&client->lock);
         if (!found)
                 return no_such_block(ptr);
-        if (!life)
+        if (!alloc)
                 return error_set(-EINVAL, "%p belongs to no stream: it was allocated with bfc_malloc()", ptr);
-        partition = stream_life_partition(life);
+        partition = stream_alloc_partition(alloc);
         if (!stream_pools_can(client->streams->pools, partition, stream))
                 return error_set(-EINVAL, "the stream is the per-thread default stream (2), and only "
                                           "its own thread can check its work: use another stream");
         r = stream_pools_look_at(client->streams->pools, partition, stream);
         if (r >= 0)
-                r = stream_life_record(client->streams->pools, life, stream);
-        return r < 0 ? no_such_stream(r, stream) : 0;
+                r = stream_alloc_record(client->streams->pools, alloc, stream);
+        return r < 0 ? stream_failed(r, stream) : 0;
 }
 
 BFC_API int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream)
@@ -654,13 +675,13 @@ BFC_API int bfc_end_stream(bfc_client *client, uintptr_t stream)
                 if (error < 0 && error != -ENOENT && r == 0)
                         r = error;
         }
-        look_and_unlock(client, LOOK_LIVES, LOOK_POOLS, false);
+        look_and_unlock(client, LOOK_ALLOCS, LOOK_POOLS, false);
         if (r == -EBUSY)
                 return error_set(r, "the stream is being captured: end it after the capture");
-        return r < 0 ? no_such_stream(r, stream) : 0;
+        return r < 0 ? stream_failed(r, stream) : 0;
 }
 
-/* ---- figures ------------------------------------------------------------------ */
+/* ---- statistics ------------------------------------------------------------------ */
 
 BFC_API int bfc_stats_stream(bfc_client *client, const char *partition, uintptr_t stream,
                              struct bfc_stream_stats *ret)
@@ -690,6 +711,6 @@ BFC_API int bfc_stats_stream(bfc_client *client, const char *partition, uintptr_
                 .bytes_pending = stats.bytes_pending,
                 .largest_alloc_size = stats.largest_alloc_size,
         };
-        fill_struct(ret, ret->struct_size, &known, sizeof(known));
+        struct_fill(ret, ret->struct_size, &known, sizeof(known));
         return 0;
 }

@@ -2,9 +2,9 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: bash check-completions.bash BFCD BFCCTL BFC-REPLAY    TAP on standard output
+# usage: bash check-completions.bash BFCD BFCCTL BFC-REPLAY [BFC-EXPORTER]    TAP on standard output
 here=${BASH_SOURCE[0]%/*} n=0 failed=0
-unset BFC_SOCKET BFC_ADMIN_SOCKET
+unset BFC_SOCKET BFC_ADMIN_SOCKET BFC_MONITOR_SOCKET
 for program in "$@"; do PATH=${program%/*}:$PATH; done
 
 is() { # NAME GOT EXPECTED
@@ -31,14 +31,22 @@ helped() { # PROGRAM PATTERN: what of its help is like this
         "$1" --help | grep -oE -- "$2" | sort -u | paste -sd' '
 }
 
-for program in bfcd bfcctl bfc-replay; do
+for program in "$@"; do
         # shellcheck source=/dev/null
-        . "$here/$program"
+        . "$here/${program##*/}"
 done
 
 is 'options of bfcd' "$(complete_words bfcd -)" "$(helped bfcd '--[a-z-]+')"
 is 'levels of bfcd' "$(complete_words bfcd --log-level '')" 'debug error info notice warning'
 is 'options of bfc-replay' "$(complete_words bfc-replay --)" "$(helped bfc-replay '--[a-z-]+')"
+# It is built only if libmicrohttpd is installed.
+case "$*" in
+*/bfc-exporter)
+        is 'options of bfc-exporter' "$(complete_words bfc-exporter --)" "$(helped bfc-exporter '--[a-z-]+')"
+        is 'a file for --listen of bfc-exporter' "$(complete_words bfc-exporter --listen "$here/check-c")" \
+                "$here/check-completions.bash"
+        ;;
+esac
 is 'options of bfcctl' "$(complete_words bfcctl --)" '--help --json --socket --version --wide'
 commands=$(bfcctl --help | sed -nE 's/^  ([a-z][a-z-]+)( .*)?$/\1/p' | sort -u | paste -sd' ')
 is 'commands of bfcctl' "$(complete_words bfcctl '' | tr ' ' '\n' | grep -v '^-' | paste -sd' ')" "$commands"

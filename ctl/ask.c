@@ -11,25 +11,30 @@
 #include <unistd.h>
 
 #include "ctl/text.h"
+#include "proto/paths.h"
 
-#define PROTOCOL_VERSION     1
-#define PIECE_BYTES          32768u
-#define TIMEOUT_MS           30000  /* a daemon that is silent for so long does not work */
-#define RESUME_TIMEOUT_MS    600000 /* all of a device may have to be made */
-#define DEFAULT_SOCKET       "/run/bfcd/bfcd.sock"
-#define DEFAULT_ADMIN_SOCKET "/run/bfcd/admin.sock"
+#define PROTOCOL_VERSION  1
+#define PIECE_BYTES       32768u
+#define TIMEOUT_MS        30000  /* a daemon that is silent for so long does not work */
+#define RESUME_TIMEOUT_MS 600000 /* all of a device may have to be made */
 
 const char *ask_socket(const char *option)
 {
-        const char *variable;
+        static const char *const variables[] = { "BFC_ADMIN_SOCKET", "BFC_MONITOR_SOCKET", "BFC_SOCKET" };
+        static const char *const paths[] = { PATHS_ADMIN_SOCKET, PATHS_MONITOR_SOCKET };
 
         if (option)
                 return option;
-        if ((variable = getenv("BFC_ADMIN_SOCKET")) && *variable)
-                return variable;
-        if ((variable = getenv("BFC_SOCKET")) && *variable)
-                return variable;
-        return access(DEFAULT_ADMIN_SOCKET, R_OK | W_OK) == 0 ? DEFAULT_ADMIN_SOCKET : DEFAULT_SOCKET;
+        for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++) {
+                const char *value = getenv(variables[i]);
+
+                if (value && *value)
+                        return value;
+        }
+        for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++)
+                if (access(paths[i], R_OK | W_OK) == 0)
+                        return paths[i];
+        return PATHS_CLIENT_SOCKET;
 }
 
 static int __attribute__((format(printf, 3, 4))) fail(struct ask *a, int r, const char *format, ...)
@@ -70,7 +75,7 @@ static int fail_socket(struct ask *a, int r)
         }
 }
 
-/* A refusal's errno is the other end's word: taken only where it can be one. */
+/* The daemon sends a refusal's errno: used only if it is a valid one. */
 static int fail_refused(struct ask *a, const Bfcd__Refusal *refusal)
 {
         char *message = text_escape(refusal->message);
@@ -84,18 +89,6 @@ static int fail_refused(struct ask *a, const Bfcd__Refusal *refusal)
         return r;
 }
 
-/* The same after a question. An upgrade does not end the daemon that runs, and one that
- * does not know a question hangs up: so it does on all that the first version had not. */
-static int fail_question(struct ask *a, const Bfcd__Request *request, int r)
-{
-        if ((r != -ECONNRESET && r != -EPIPE) || request->body_case <= BFCD__REQUEST__BODY_SHOW_CONFIG)
-                return fail_socket(a, r);
-        return fail(a, r,
-                    "bfcd at %s ended the session or does not respond. It may be older than this bfcctl, "
-                    "%s: compare bfcctl status",
-                    a->socket, BFCD_VERSION);
-}
-
 /* One question. 0: *ret is the answer of the kind that was expected. */
 static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret)
 {
@@ -103,7 +96,7 @@ static int ask(struct ask *a, Bfcd__Request *request, Bfcd__Reply__BodyCase expe
         int r = call_send(a->connection, request, &reply);
 
         if (r < 0)
-                return fail_question(a, request, r);
+                return fail_socket(a, r);
         if (reply->body_case == expected) {
                 *ret = reply;
                 return 0;
@@ -146,10 +139,11 @@ int ask_open(struct ask *a, const char *socket, const char *tenant)
         request.hello = &hello;
         r = ask(a, &request, BFCD__REPLY__BODY_HELLO, &reply);
         if (r < 0) {
-                a->connection = call_free(a->connection); /* refused: there is nobody to say goodbye to */
+                a->connection = call_free(a->connection); /* refused: there is no session to end */
                 return r;
         }
-        a->admin = !*reply->hello->tenant;
+        a->monitor = reply->hello->is_monitor;
+        a->admin = !*reply->hello->tenant && !a->monitor;
         a->session_id = reply->hello->session_id;
         bfcd__reply__free_unpacked(reply, NULL);
         return 0;
@@ -169,14 +163,12 @@ void ask_close(struct ask *a)
         a->connection = call_free(a->connection);
 }
 
-int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
+/* All pages of a kind. */
+static int ask_pages(struct ask *a, Bfcd__List__Kind kind, struct list *l)
 {
-        struct list *l;
         uint64_t cursor = 0;
-        int r = list_new(&l);
+        int r;
 
-        if (r < 0)
-                return fail(a, r, "Out of memory.");
         do {
                 Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__List question = BFCD__LIST__INIT;
@@ -193,6 +185,18 @@ int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
                 if (r == 0 && cursor != 0 && cursor == question.cursor)
                         r = fail_socket(a, -EPROTO);
         } while (r == 0 && cursor != 0);
+        return r;
+}
+
+int ask_lists(struct ask *a, const Bfcd__List__Kind *kinds, size_t n_kinds, struct list **ret)
+{
+        struct list *l;
+        int r = list_new(&l);
+
+        if (r < 0)
+                return fail(a, r, "Out of memory.");
+        for (size_t i = 0; i < n_kinds && r == 0; i++)
+                r = ask_pages(a, kinds[i], l);
         if (r < 0) {
                 list_free(l);
                 return r;
@@ -200,6 +204,11 @@ int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
         list_sort(l);
         *ret = l;
         return 0;
+}
+
+int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret)
+{
+        return ask_lists(a, &kind, 1, ret);
 }
 
 int ask_explain(struct ask *a, const char *partition, const char *tenant, struct list **ret)
@@ -232,6 +241,36 @@ int ask_explain(struct ask *a, const char *partition, const char *tenant, struct
         }
         *ret = l;
         return 0;
+}
+
+static const char *row_name(const struct list *l, Bfcd__List__Kind kind, size_t i)
+{
+        return kind == BFCD__LIST__KIND__TENANTS ? l->tenants[i]->tenant : l->partitions[i]->name;
+}
+
+int ask_check_name(struct ask *a, const struct list *l, Bfcd__List__Kind kind, const char *name)
+{
+        bool is_tenant = kind == BFCD__LIST__KIND__TENANTS;
+        size_t n_rows = is_tenant ? l->n_tenants : l->n_partitions, n;
+        const char *last = "";
+        char *clean;
+
+        for (size_t i = 0; i < n_rows; i++)
+                if (strcmp(row_name(l, kind, i), name) == 0)
+                        return 0;
+        clean = text_escape(name);
+        n = (size_t)snprintf(a->error, sizeof(a->error),
+                             "There is no %s '%.63s'; you can see:", is_tenant ? "tenant" : "partition",
+                             clean ? clean : "");
+        free(clean);
+        for (size_t i = 0; i < n_rows && n < sizeof(a->error); i++) {
+                if (strcmp(row_name(l, kind, i), last) == 0)
+                        continue;
+                n += (size_t)snprintf(a->error + n, sizeof(a->error) - n, "%s %s", *last ? "," : "",
+                                      row_name(l, kind, i));
+                last = row_name(l, kind, i);
+        }
+        return -ENOENT;
 }
 
 int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *row), void *userdata)
@@ -332,6 +371,18 @@ int ask_evict(struct ask *a, uint64_t session_id, const char *reason)
         question.reason = (char *)reason;
         request.body_case = BFCD__REQUEST__BODY_EVICT;
         request.evict = &question;
+        return ask_done(a, &request);
+}
+
+int ask_forget(struct ask *a, const char *tenant, const char *name)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Forget question = BFCD__FORGET__INIT;
+
+        question.tenant = (char *)tenant;
+        question.name = (char *)name;
+        request.body_case = BFCD__REQUEST__BODY_FORGET;
+        request.forget = &question;
         return ask_done(a, &request);
 }
 

@@ -1,11 +1,10 @@
-/* bfcctl's conversation with the daemon: hello, then questions.
+/* bfcctl's connection to the daemon: hello, then requests.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Every function returns 0 or a negative errno; after a failure `error` holds
- * the sentence for people, the daemon's own where it refused, ready to print
- * on a terminal. Which socket it is tells the daemon: an administrator's
- * session has no tenant. */
+ * Every function returns 0 or a negative errno; after a failure `error` has a sentence that is ready to
+ * print on a terminal, the daemon's own if it refused. The socket determines the kind of session: an
+ * admin session has no tenant. */
 #ifndef BFC_CTL_ASK_H
 #define BFC_CTL_ASK_H
 
@@ -18,55 +17,63 @@ struct ask {
         struct call_connection *connection;
         const char *socket;
         bool admin;
+        bool monitor;        /* it sees everything as well, and changes nothing */
         uint64_t session_id; /* its own */
         char error[1024];
 };
 
-/* socket must outlive the conversation. tenant: which of several matching ones
- * to be; NULL or "": the daemon's choice. */
+/* socket must outlive the connection. tenant: which one, if several match; NULL or "": the daemon's
+ * choice. */
 int ask_open(struct ask *a, const char *socket, const char *tenant);
 void ask_close(struct ask *a); /* also after a failed ask_open() */
 
 /* The caller frees *ret with list_free(). */
 int ask_list(struct ask *a, Bfcd__List__Kind kind, struct list **ret);
 
-/* The report of who has the memory; "": all. As above. */
+/* Several kinds in one list. */
+int ask_lists(struct ask *a, const Bfcd__List__Kind *kinds, size_t n_kinds, struct list **ret);
+
+/* Whether a list has a tenant or a partition (kind) with this name. An unknown name would give an empty result, which
+ * looks like no memory. -ENOENT. */
+int ask_check_name(struct ask *a, const struct list *l, Bfcd__List__Kind kind, const char *name);
+
+/* The report of memory usage; "": all. As above. */
 int ask_explain(struct ask *a, const char *partition, const char *tenant, struct list **ret);
 
-/* Hands over each block, page by page, in the daemon's order, in which a block keeps its place; the row is
- * gone afterwards. -ENOMEM or -EIO of `each` ends it. */
+/* Calls `each` for every block, page by page, in the daemon's order, which is stable; the row is invalid
+ * afterwards. -ENOMEM or -EIO of `each` ends it. */
 int ask_blocks(struct ask *a, int (*each)(void *userdata, const Bfcd__BlockRow *row), void *userdata);
 
-/* The configuration in force; the caller frees it. */
+/* The current configuration; the caller frees it. */
 int ask_config(struct ask *a, char **ret);
 
 /* "": all. */
 int ask_reset_peaks(struct ask *a, const char *tenant, const char *partition);
 
-/* Reads the config again. 0: *ret is the reply, the caller's, to be freed by
- * bfcd__reply__free_unpacked(): what changed (or would), or what is wrong. */
+/* Makes the daemon read the config again. 0: the caller owns *ret, and frees it by
+ * bfcd__reply__free_unpacked(): the changes (also possible ones), or the errors. */
 int ask_reload(struct ask *a, bool dry_run, Bfcd__Reply **ret);
 
-/* Sends the text of a file for a dry run, before the question; more of the same name goes on in it. */
+/* Sends the text of a file for a dry run, before ask_reload(); further calls with the same name continue
+ * it. */
 int ask_reload_text(struct ask *a, const char *name, const void *text, size_t n_bytes);
 
-/* Asks sessions for what lies idle in them. "": all; 0 bytes: all there is. It may take the
- * daemon's reclaim time-out, or more of it where many do not answer. Extents may be on their way back
- * after that: bytes_pending of the tenants' list. */
+/* Asks sessions for idle memory. "": all; 0 bytes: all. It may take the daemon's reclaim time-out, or a
+ * multiple of it if many sessions do not answer. Extents may still be in release after that:
+ * bytes_pending in the list of tenants. */
 int ask_trim(struct ask *a, const char *tenant, const char *partition, uint64_t n_bytes,
              uint64_t *ret_n_asked, uint64_t *ret_reserved_before);
 
-/* reason: for its client and the log; "": none is told. */
+/* reason: for its client and the log; "": none. */
 int ask_evict(struct ask *a, uint64_t session_id, const char *reason);
+int ask_forget(struct ask *a, const char *tenant, const char *name);
 
-/* Begins to drain a device; and has it again, which may take as long as making what its
- * partitions have in advance. */
+/* Begins to drain a device; and resumes it, which may take as long as its partitions' preallocation. */
 int ask_drain(struct ask *a, const char *device);
 int ask_resume(struct ask *a, const char *device);
 
-/* The socket for a program that administers: `option` where given, else
- * BFC_ADMIN_SOCKET, else BFC_SOCKET, else the default admin socket where this
- * user may open it, else the default client socket. */
+/* The admin program's socket: `option` if given, else BFC_ADMIN_SOCKET, else BFC_MONITOR_SOCKET, else
+ * BFC_SOCKET, else the first of the default admin, monitor and client sockets that this user may open. */
 const char *ask_socket(const char *option);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The daemon tells no operator when it is done, so its status is looked at. */
+ * The daemon sends no event when a device is drained, so its status is polled. */
 #include "ctl/drain.h"
 
 #include <errno.h>
@@ -10,28 +10,22 @@
 #include <string.h>
 #include <time.h>
 
+#include "ctl/clock.h"
+#include "ctl/progress.h"
 #include "ctl/show.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
 
 #define LOOK_MS 50 /* between two looks */
 
-static const Bfcd__Figures *figures_of(const Bfcd__ExplainRow *row)
+static const Bfcd__Statistics *stats_of(const Bfcd__ExplainRow *row)
 {
-        static const Bfcd__Figures none = BFCD__FIGURES__INIT;
+        static const Bfcd__Statistics none = BFCD__STATISTICS__INIT;
 
-        return row->figures ? row->figures : &none;
+        return row->stats ? row->stats : &none;
 }
 
 /* ---- looking ------------------------------------------------------------- */
-
-static int64_t now_ms(void)
-{
-        struct timespec now;
-
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 void drain_look_end(struct drain_look *l)
 {
@@ -57,17 +51,28 @@ static int look(struct ask *a, const char *device, struct drain_look *ret)
         return -EINVAL;
 }
 
+static void show_progress(struct progress *p, uint64_t n_left)
+{
+        uint64_t total = p->n_total > n_left ? p->n_total : n_left;
+
+        progress_set(p, total - n_left, total);
+}
+
 int drain_wait(struct ask *a, const char *device, int64_t timeout_ms, struct drain_look *ret)
 {
         const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000L };
-        int64_t until_ms = timeout_ms < 0 ? INT64_MAX : now_ms() + timeout_ms;
+        int64_t until_ms = timeout_ms < 0 ? INT64_MAX : (int64_t)clock_ms() + timeout_ms;
         struct drain_look l = { 0 };
+        struct progress progress;
         int r;
 
-        while ((r = look(a, device, &l)) == 0 && !l.is_drained && now_ms() < until_ms) {
+        progress_begin(&progress, NULL, "drain", 0);
+        while ((r = look(a, device, &l)) == 0 && !l.is_drained && (int64_t)clock_ms() < until_ms) {
+                show_progress(&progress, l.device->bytes_reserved);
                 drain_look_end(&l);
                 nanosleep(&pause, NULL);
         }
+        progress_end(&progress);
         if (r == 0 && !l.is_drained)
                 r = ask_list(a, BFCD__LIST__KIND__PARTITIONS, &l.partitions);
         if (r == 0 && !l.is_drained)
@@ -80,7 +85,7 @@ int drain_wait(struct ask *a, const char *device, int64_t timeout_ms, struct dra
         return 0;
 }
 
-/* ---- who holds what -------------------------------------------------------- */
+/* ---- what is in use -------------------------------------------------------- */
 
 static bool is_of_device(const struct drain_look *l, const Bfcd__ExplainRow *row)
 {
@@ -90,81 +95,114 @@ static bool is_of_device(const struct drain_look *l, const Bfcd__ExplainRow *row
         return false;
 }
 
-/* A tenant's, which has something there; the rows without a tenant are sums. */
+/* A tenant that uses memory of the device; rows without a tenant are sums. */
 static bool is_told(const struct drain_look *l, const Bfcd__ExplainRow *row)
 {
-        return *row->tenant && figures_of(row)->bytes_reserved > 0 && is_of_device(l, row);
+        return *row->tenant && stats_of(row)->bytes_reserved > 0 && is_of_device(l, row);
 }
 
-/* Blocks that are none of the sessions' that are named: shared ones, and of more sessions than there are
- * names for. */
+/* Bytes of blocks that are not in the holders: shared blocks, and sessions beyond those that are listed. */
 static uint64_t rest_of(const Bfcd__ExplainRow *row)
 {
-        uint64_t n_bytes = figures_of(row)->bytes_in_use;
+        uint64_t n_bytes = stats_of(row)->bytes_in_use;
 
         for (size_t i = 0; i < row->n_holders; i++)
                 n_bytes -= row->holders[i]->bytes_in_use < n_bytes ? row->holders[i]->bytes_in_use : n_bytes;
         return n_bytes;
 }
 
-/* Extents in which no block lies: on their way, or still mapped by who had them. */
+/* Bytes of extents without blocks: being released, or still mapped by a former user. */
 static uint64_t mapped_of(const Bfcd__ExplainRow *row)
 {
-        const Bfcd__Figures *f = figures_of(row);
-        uint64_t gone = f->bytes_escaped < f->bytes_reserved ? f->bytes_reserved - f->bytes_escaped : 0;
+        const Bfcd__Statistics *f = stats_of(row);
+        uint64_t gone =
+                f->bytes_unreclaimed < f->bytes_reserved ? f->bytes_reserved - f->bytes_unreclaimed : 0;
 
         return row->bytes_retiring < gone ? row->bytes_retiring : gone;
 }
 
-static const struct table_column columns[] = {
-        { "TENANT", TABLE_LEFT }, { "PARTITION", TABLE_LEFT }, { "SESSION", TABLE_RIGHT },
-        { "PID", TABLE_RIGHT },   { "NAME", TABLE_LEFT },      { "STATE", TABLE_LEFT },
-        { "HELD", TABLE_RIGHT },  { "IDLE", TABLE_RIGHT },
+/* A session that uses memory of the device, or other memory, which `what` describes and the JSON leaves out. */
+struct drain_row {
+        const char *tenant, *partition, *what;
+        uint64_t n_bytes;
+        const Bfcd__Holder *holder; /* or NULL */
 };
 
-static void add_other(struct table *t, const Bfcd__ExplainRow *row, const char *what, uint64_t n_bytes)
+static const char *no_holder(const void *row)
 {
-        if (n_bytes == 0)
-                return;
-        table_text(t, row->tenant);
-        table_text(t, row->partition);
-        table_text(t, "-");
-        table_text(t, "-");
-        table_text(t, what);
-        table_text(t, "-");
-        table_size(t, n_bytes);
-        table_text(t, "-");
+        return ((const struct drain_row *)row)->holder ? NULL : "-";
 }
 
-static void add_row(struct table *t, const Bfcd__ExplainRow *row)
+static const char *no_name(const void *row)
 {
-        for (size_t i = 0; i < row->n_holders; i++) {
-                const Bfcd__Holder *h = row->holders[i];
+        return ((const struct drain_row *)row)->what;
+}
 
-                table_text(t, row->tenant);
-                table_text(t, row->partition);
-                table_number(t, h->session_id);
-                table_number(t, h->pid);
-                table_text(t, h->name);
-                table_text(t, h->state);
-                table_size(t, h->bytes_in_use);
-                table_size(t, h->client_bytes_idle);
+#define ROW(title, key, flags, type, member)                                                                 \
+        {                                                                                                    \
+                title, key, flags, type, TABLE_MEMBER(struct drain_row, member)                              \
         }
-        add_other(t, row, "(shared or other)", rest_of(row));
-        add_other(t, row, "(being released)", mapped_of(row));
+#define HOLDER(title, key, flags, type, member)                                                              \
+        title, key, flags, type, TABLE_MEMBER(Bfcd__Holder, member), .via = offsetof(struct drain_row, holder)
+
+static const struct table_column columns[] = {
+        ROW("TENANT", "tenant", TABLE_LEFT, TABLE_TEXT, tenant),
+        ROW("PARTITION", "partition", TABLE_LEFT, TABLE_TEXT, partition),
+        { HOLDER("SESSION", "session_id", TABLE_RIGHT, TABLE_NUMBER, session_id), .instead = no_holder },
+        { HOLDER("PID", "pid", TABLE_RIGHT, TABLE_NUMBER, pid), .instead = no_holder },
+        { HOLDER("NAME", "name", TABLE_LEFT, TABLE_TEXT, name), .instead = no_name },
+        { HOLDER("STATE", "state", TABLE_LEFT, TABLE_TEXT, state), .instead = no_holder },
+        ROW("HELD", "bytes_in_use", TABLE_RIGHT, TABLE_SIZE, n_bytes),
+        { HOLDER("IDLE", "client_bytes_idle", TABLE_RIGHT, TABLE_SIZE, client_bytes_idle),
+          .instead = no_holder },
+        { 0 },
+};
+
+/* Calls `add` for each row, those without a holder too. */
+static int for_each_row(const struct drain_look *l, int (*add)(void *to, const struct drain_row *row),
+                        void *to)
+{
+        int r = 0;
+
+        for (size_t i = 0; l->explained && i < l->explained->n_explained && r == 0; i++) {
+                const Bfcd__ExplainRow *e = l->explained->explained[i];
+                struct drain_row row = { .tenant = e->tenant, .partition = e->partition };
+
+                if (!is_told(l, e))
+                        continue;
+                for (size_t k = 0; k < e->n_holders && r == 0; k++) {
+                        row.holder = e->holders[k];
+                        row.n_bytes = row.holder->bytes_in_use;
+                        r = add(to, &row);
+                }
+                row.holder = NULL;
+                row.what = "(shared or other)";
+                row.n_bytes = rest_of(e);
+                if (r == 0 && row.n_bytes > 0)
+                        r = add(to, &row);
+                row.what = "(being released)";
+                row.n_bytes = mapped_of(e);
+                if (r == 0 && row.n_bytes > 0)
+                        r = add(to, &row);
+        }
+        return r;
+}
+
+static int add_line(void *table, const struct drain_row *row)
+{
+        return table_add(table, row);
 }
 
 static int print_holders(FILE *out, const struct drain_look *l)
 {
         struct table *t;
-        int r = table_new(columns, sizeof(columns) / sizeof(columns[0]), &t);
+        int r = table_new(columns, &t);
 
         if (r < 0)
                 return r;
-        for (size_t i = 0; i < l->explained->n_explained; i++)
-                if (is_told(l, l->explained->explained[i]))
-                        add_row(t, l->explained->explained[i]);
-        r = table_print(t, out);
+        r = for_each_row(l, add_line, t);
+        if (r == 0)
+                r = table_flush(t, out);
         table_free(t);
         return r;
 }
@@ -172,54 +210,41 @@ static int print_holders(FILE *out, const struct drain_look *l)
 int drain_print(FILE *out, const struct drain_look *l)
 {
         char *id = text_escape(l->device->id);
-        uint64_t n_escaped = l->device->bytes_escaped, n_held = l->device->bytes_reserved;
+        uint64_t n_unreclaimed = l->device->bytes_unreclaimed, n_held = l->device->bytes_reserved;
         char size[TEXT_MAX];
 
         if (!id)
                 return -ENOMEM;
-        n_held -= n_escaped < n_held ? n_escaped : n_held;
+        n_held -= n_unreclaimed < n_held ? n_unreclaimed : n_held;
         if (l->is_drained)
                 fprintf(out, "Device %s is drained.\n", id);
         else
                 fprintf(out, "Device %s is draining; still in use: %s\n", id, text_size(n_held, size));
-        if (n_escaped > 0)
+        if (n_unreclaimed > 0)
                 fprintf(out, "%s are unreclaimed; processes may still have them mapped.\n",
-                        text_size(n_escaped, size));
+                        text_size(n_unreclaimed, size));
         free(id);
         return l->is_drained ? 0 : print_holders(out, l);
 }
 
 /* ---- for programs ------------------------------------------------------------ */
 
-static json_t *holder_json(const Bfcd__ExplainRow *row, const Bfcd__Holder *h)
+static int add_json(void *holders, const struct drain_row *row)
 {
-        json_t *value = json_object();
-
-        show_set(&value, "tenant", show_string(row->tenant));
-        show_set(&value, "partition", show_string(row->partition));
-        show_set(&value, "session_id", show_number(h->session_id));
-        show_set(&value, "pid", show_number(h->pid));
-        show_set(&value, "name", show_string(h->name));
-        show_set(&value, "state", show_string(h->state));
-        show_set(&value, "bytes_in_use", show_number(h->bytes_in_use));
-        show_set(&value, "client_bytes_idle", show_number(h->client_bytes_idle));
-        return value;
+        if (row->holder)
+                table_json_push(holders, table_json(columns, row));
+        return 0;
 }
 
 json_t *drain_json(const struct drain_look *l)
 {
         json_t *value = json_object(), *holders = json_array();
 
-        for (size_t i = 0; l->explained && i < l->explained->n_explained; i++) {
-                const Bfcd__ExplainRow *row = l->explained->explained[i];
-
-                for (size_t k = 0; is_told(l, row) && k < row->n_holders; k++)
-                        show_push(&holders, holder_json(row, row->holders[k]));
-        }
-        show_set(&value, "device", show_string(l->device->id));
-        show_set(&value, "state", show_string(l->device->state));
-        show_set(&value, "bytes_reserved", show_number(l->device->bytes_reserved));
-        show_set(&value, "bytes_escaped", show_number(l->device->bytes_escaped));
-        show_set(&value, "holders", holders);
+        for_each_row(l, add_json, &holders);
+        table_json_set(&value, "device", table_json_string(l->device->id));
+        table_json_set(&value, "state", table_json_string(l->device->state));
+        table_json_set(&value, "bytes_reserved", table_json_number(l->device->bytes_reserved));
+        table_json_set(&value, "bytes_unreclaimed", table_json_number(l->device->bytes_unreclaimed));
+        table_json_set(&value, "holders", holders);
         return show_document("drain", value);
 }

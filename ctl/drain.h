@@ -1,4 +1,4 @@
-/* bfcctl drain: how far it has come, and who still holds what.
+/* bfcctl drain: the progress of a drain, and the memory that is still in use.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_DRAIN_H
@@ -13,15 +13,15 @@
 
 struct drain_look {
         struct list *status;     /* one page of it: the devices */
-        struct list *partitions; /* to know which are of the device */
-        struct list *explained;  /* everybody who has something; NULL: it is drained */
+        struct list *partitions; /* to find those on the device */
+        struct list *explained;  /* sessions that still use it; NULL: it is drained */
         const Bfcd__DeviceRow *device;
         bool is_drained;
 };
 
-/* Looks until the device is drained, for so long at most (-1: as long as it takes), and then at who
- * has what. 0: *ret is the caller's, to end with drain_look_end(). -EINVAL, with a->error: it is
- * not draining any more. Fails as ask_list() does. */
+/* Polls until the device is drained, at most timeout_ms (-1: no limit), and then lists its usage. 0: the
+ * caller owns *ret and ends it with drain_look_end(). -EINVAL, with a->error: it is no longer draining.
+ * Fails as ask_list() does. */
 int drain_wait(struct ask *a, const char *device, int64_t timeout_ms, struct drain_look *ret);
 void drain_look_end(struct drain_look *l);
 

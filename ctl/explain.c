@@ -2,7 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A row without a tenant is the partition in all: it opens a section. */
+ * A row without a tenant is the sum over the partition and begins a section. */
 #include "ctl/explain.h"
 
 #include <errno.h>
@@ -19,14 +19,14 @@
 
 #define OCCUPANCY_MAX 100u /* characters of the picture */
 
-static const Bfcd__Figures *figures_of(const Bfcd__ExplainRow *row)
+static const Bfcd__Statistics *stats_of(const Bfcd__ExplainRow *row)
 {
-        static const Bfcd__Figures none = BFCD__FIGURES__INIT;
+        static const Bfcd__Statistics none = BFCD__STATISTICS__INIT;
 
-        return row->figures ? row->figures : &none;
+        return row->stats ? row->stats : &none;
 }
 
-/* ---- for people --------------------------------------------------------------- */
+/* ---- text ---------------------------------------------------------------------- */
 
 static int print_title(FILE *out, const Bfcd__ExplainRow *row)
 {
@@ -53,10 +53,10 @@ static void print_bytes(FILE *out, const char *name, uint64_t n_bytes, uint64_t 
         fputc('\n', out);
 }
 
-/* A share of a small rest says little, so the bytes come first. */
+/* A percentage of little memory says little, so the bytes come first. */
 static void print_fragmentation(FILE *out, const Bfcd__ExplainRow *row)
 {
-        const Bfcd__Figures *f = figures_of(row);
+        const Bfcd__Statistics *f = stats_of(row);
         char size[TEXT_MAX];
 
         fprintf(out, "  %-13s %14" PRIu64 "  %10s, %.1f %% of Free\n", "Fragmented", f->bytes_fragmented,
@@ -68,7 +68,7 @@ static void print_count(FILE *out, const char *name, uint64_t n)
         fprintf(out, "  %-13s %14" PRIu64 "\n", name, n);
 }
 
-static void print_refusals(FILE *out, const Bfcd__Figures *f, uint64_t now_ms)
+static void print_refusals(FILE *out, const Bfcd__Statistics *f, uint64_t now_ms)
 {
         char ago[TEXT_MAX];
 
@@ -83,9 +83,9 @@ static void print_refusals(FILE *out, const Bfcd__Figures *f, uint64_t now_ms)
         fputc('\n', out);
 }
 
-static void print_figures(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_ms)
+static void print_stats(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_ms)
 {
-        const Bfcd__Figures *f = figures_of(row);
+        const Bfcd__Statistics *f = stats_of(row);
 
         print_bytes(out, "Limit", f->bytes_limit, 0, 0);
         print_bytes(out, "InUse", f->bytes_in_use, 0, 0);
@@ -100,12 +100,12 @@ static void print_figures(FILE *out, const Bfcd__ExplainRow *row, uint64_t now_m
         print_bytes(out, "LargestFree", f->largest_free_block_bytes, 0, 0);
         print_fragmentation(out, row);
         print_bytes(out, "Retiring", row->bytes_retiring, 0, 0);
-        print_bytes(out, "Unreclaimed", f->bytes_escaped, 0, 0);
+        print_bytes(out, "Unreclaimed", f->bytes_unreclaimed, 0, 0);
         print_count(out, "Waiting", row->num_waiting);
         print_refusals(out, f, now_ms);
 }
 
-/* What the characters mean is said below the first picture. */
+/* The legend is printed below the first picture. */
 static int print_occupancy(FILE *out, const Bfcd__ExplainRow *row, bool *legend)
 {
         char *picture = text_escape(row->occupancy);
@@ -125,13 +125,13 @@ static int print_occupancy(FILE *out, const Bfcd__ExplainRow *row, bool *legend)
         return 0;
 }
 
-/* A tenant that never had anything there, nor asked for it. */
+/* A tenant that never had memory there, nor requested any. */
 static bool is_blank(const Bfcd__ExplainRow *row)
 {
-        const Bfcd__Figures *f = figures_of(row);
+        const Bfcd__Statistics *f = stats_of(row);
 
         return *row->tenant && f->num_allocs == 0 && f->num_refusals == 0 && f->bytes_in_use == 0 &&
-               f->bytes_reserved == 0 && f->bytes_escaped == 0 && row->bytes_retiring == 0 &&
+               f->bytes_reserved == 0 && f->bytes_unreclaimed == 0 && row->bytes_retiring == 0 &&
                row->num_waiting == 0 && row->n_holders == 0;
 }
 
@@ -140,43 +140,36 @@ static void print_blank(FILE *out, const Bfcd__ExplainRow *row)
         char limit[TEXT_MAX], guaranteed[TEXT_MAX];
 
         fprintf(out, "  No allocations yet. Limit %s, guaranteed %s.\n",
-                text_size(figures_of(row)->bytes_limit, limit),
-                text_size(figures_of(row)->bytes_guaranteed, guaranteed));
+                text_size(stats_of(row)->bytes_limit, limit),
+                text_size(stats_of(row)->bytes_guaranteed, guaranteed));
 }
 
+#define HOLDER(title, key, flags, type, member)                                                              \
+        {                                                                                                    \
+                title, key, flags, type, TABLE_MEMBER(Bfcd__Holder, member)                                  \
+        }
+
 static const struct table_column holder_columns[] = {
-        { "SESSION", TABLE_RIGHT }, { "PID", TABLE_RIGHT },     { "NAME", TABLE_LEFT },
-        { "STATE", TABLE_LEFT },    { "BLOCKS", TABLE_RIGHT },  { "HELD", TABLE_RIGHT },
-        { "IDLE", TABLE_RIGHT },    { "LARGEST", TABLE_RIGHT },
+        HOLDER("SESSION", "session_id", TABLE_RIGHT, TABLE_NUMBER, session_id),
+        HOLDER("PID", "pid", TABLE_RIGHT, TABLE_NUMBER, pid),
+        HOLDER("NAME", "name", TABLE_LEFT, TABLE_TEXT, name),
+        HOLDER("STATE", "state", TABLE_LEFT, TABLE_TEXT, state),
+        HOLDER("BLOCKS", "num_blocks", TABLE_RIGHT, TABLE_NUMBER, num_blocks),
+        HOLDER("HELD", "bytes_in_use", TABLE_RIGHT, TABLE_SIZE, bytes_in_use),
+        HOLDER("IDLE", "client_bytes_idle", TABLE_RIGHT, TABLE_SIZE, client_bytes_idle),
+        HOLDER("LARGEST", "largest_block_bytes", TABLE_RIGHT, TABLE_SIZE, largest_block_bytes),
+        { 0 },
 };
 
 static int print_holders(FILE *out, const Bfcd__ExplainRow *row)
 {
-        struct table *t;
         int r;
 
         if (row->n_holders == 0)
                 return 0;
-        r = table_new(holder_columns, N_ELEMENTS(holder_columns), &t);
-        if (r < 0)
-                return r;
-        for (size_t i = 0; i < row->n_holders; i++) {
-                const Bfcd__Holder *h = row->holders[i];
-
-                table_number(t, h->session_id);
-                table_number(t, h->pid);
-                table_text(t, h->name);
-                table_text(t, h->state);
-                table_number(t, h->num_blocks);
-                table_size(t, h->bytes_in_use);
-                table_size(t, h->client_bytes_idle);
-                table_size(t, h->largest_block_bytes);
-        }
-        r = table_print(t, out);
-        table_free(t);
-        if (r == 0 && figures_of(row)->num_sessions > row->n_holders)
-                fprintf(out, "(%zu of %" PRIu64 " sessions)\n", row->n_holders,
-                        figures_of(row)->num_sessions);
+        r = table_print(out, holder_columns, (const void *const *)row->holders, row->n_holders);
+        if (r == 0 && stats_of(row)->num_sessions > row->n_holders)
+                fprintf(out, "(%zu of %" PRIu64 " sessions)\n", row->n_holders, stats_of(row)->num_sessions);
         return r;
 }
 
@@ -197,7 +190,7 @@ int explain_print(FILE *out, const struct list *l, uint64_t now_ms)
                         print_blank(out, row);
                         continue;
                 }
-                print_figures(out, row, now_ms);
+                print_stats(out, row, now_ms);
                 r = print_occupancy(out, row, &legend);
                 if (r == 0)
                         r = print_holders(out, row);
@@ -209,43 +202,31 @@ int explain_print(FILE *out, const struct list *l, uint64_t now_ms)
 
 /* ---- JSON -------------------------------------------------------------------------- */
 
-static json_t *json_holders(const Bfcd__ExplainRow *row)
+static json_t *holders_json(const void *row)
 {
-        json_t *ret = json_array();
+        const Bfcd__ExplainRow *e = row;
 
-        for (size_t i = 0; i < row->n_holders; i++) {
-                const Bfcd__Holder *h = row->holders[i];
-                json_t *holder = json_object();
-
-                show_set(&holder, "session_id", show_number(h->session_id));
-                show_set(&holder, "pid", show_number(h->pid));
-                show_set(&holder, "name", show_string(h->name));
-                show_set(&holder, "state", show_string(h->state));
-                show_set(&holder, "num_blocks", show_number(h->num_blocks));
-                show_set(&holder, "bytes_in_use", show_number(h->bytes_in_use));
-                show_set(&holder, "client_bytes_idle", show_number(h->client_bytes_idle));
-                show_set(&holder, "largest_block_bytes", show_number(h->largest_block_bytes));
-                show_push(&ret, holder);
-        }
-        return ret;
+        return table_json_rows(holder_columns, (const void *const *)e->holders, e->n_holders);
 }
+
+#define EXPLAIN(key, flags, type, member)                                                                    \
+        {                                                                                                    \
+                NULL, key, flags, type, TABLE_MEMBER(Bfcd__ExplainRow, member)                               \
+        }
+
+static const struct table_column explain_columns[] = {
+        EXPLAIN("partition", 0, TABLE_TEXT, partition),
+        EXPLAIN("tenant", TABLE_NULL, TABLE_TEXT, tenant),
+        { .type = TABLE_KEYS, .via = offsetof(Bfcd__ExplainRow, stats), .keys = show_stats_columns },
+        EXPLAIN("bytes_retiring", 0, TABLE_SIZE, bytes_retiring),
+        EXPLAIN("num_waiting", 0, TABLE_NUMBER, num_waiting),
+        EXPLAIN("occupancy", 0, TABLE_TEXT, occupancy),
+        { .key = "holders", .json = holders_json },
+        { 0 },
+};
 
 json_t *explain_json(const struct list *l)
 {
-        json_t *rows = json_array();
-
-        for (size_t i = 0; i < l->n_explained; i++) {
-                const Bfcd__ExplainRow *e = l->explained[i];
-                json_t *row = json_object();
-
-                show_set(&row, "partition", show_string(e->partition));
-                show_set(&row, "tenant", *e->tenant ? show_string(e->tenant) : json_null());
-                show_set_figures(&row, e->figures);
-                show_set(&row, "bytes_retiring", show_number(e->bytes_retiring));
-                show_set(&row, "num_waiting", show_number(e->num_waiting));
-                show_set(&row, "occupancy", show_string(e->occupancy));
-                show_set(&row, "holders", json_holders(e));
-                show_push(&rows, row);
-        }
-        return show_document("explain", rows);
+        return show_document("explain", table_json_rows(explain_columns, (const void *const *)l->explained,
+                                                        l->n_explained));
 }

@@ -1,5 +1,4 @@
-/* bfcctl explain: who has the memory, as TensorFlow's allocator tells when it is out
- * of memory.
+/* bfcctl explain: the use of memory, as TensorFlow's allocator reports it when it is out of memory.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_EXPLAIN_H
@@ -11,7 +10,7 @@
 
 #include "ctl/list.h"
 
-/* now_ms: since 1970, to say how long ago something was. -ENOMEM, -EIO. */
+/* now_ms: since 1970, to print ages. -ENOMEM, -EIO. */
 int explain_print(FILE *out, const struct list *l, uint64_t now_ms);
 
 /* NULL when out of memory. */

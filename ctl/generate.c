@@ -2,11 +2,10 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A generator plays a program that allocates and frees; each act is one tick of
- * the clock, so no two events share a time and the order in the file is the
- * order of allocation. Invariant: lower < upper <= clock for a buffer that was
- * freed, upper == 0 for one that lives; whoever lives at the end is freed then,
- * oldest first. */
+ * A generator simulates a program that allocates and frees. Each event is one tick of the clock, so no two
+ * events share a time and the order in the file is the order of allocation. Invariant: lower < upper <= clock
+ * for a freed buffer, upper == 0 for a live one. Buffers that are live at the end are freed then, oldest
+ * first. */
 #include "ctl/generate.h"
 
 #include <errno.h>

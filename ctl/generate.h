@@ -1,4 +1,4 @@
-/* Traces made to order, for demonstrations, tests and first tries.
+/* Generated traces, for demonstrations, tests and first trials.
  *
  * SPDX-License-Identifier: Apache-2.0
  *

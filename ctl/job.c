@@ -198,7 +198,7 @@ static int fail(struct life *l, int r, const char *what)
         return r;
 }
 
-/* After these there is no session left to go on with. */
+/* After these errors there is no session. */
 static bool ends_session(int r)
 {
         return r == -ECONNRESET || r == -EIDRM || r == -EPROTO || r == -ENODEV || r == -ECHILD;

@@ -1,9 +1,9 @@
-/* A job: one client process that lives through a trace.
+/* A job: one client process that replays a trace.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * It uses nothing but bfcclient.h. Its result lies in memory that the parent
- * shares, so that what a job had counted is known even when it was killed. */
+ * It uses only bfcclient.h. Its result is in memory that the parent shares, so a job's counts are known
+ * even if it was killed. */
 #ifndef BFC_CTL_JOB_H
 #define BFC_CTL_JOB_H
 
@@ -24,10 +24,10 @@ struct job_plan {
         uint32_t job; /* its number, from 0 */
         uint32_t n_repeats;
         bool verify;
-        const volatile sig_atomic_t *stop; /* not 0: give back everything and end */
+        const volatile sig_atomic_t *stop; /* not 0: free everything and end */
 };
 
-/* All jobs together, at one moment. peak >= live. */
+/* Of all jobs together, at one moment. peak >= live. */
 struct job_totals {
         _Atomic uint64_t live_bytes; /* as requested */
         _Atomic uint64_t peak_live_bytes;
@@ -42,19 +42,19 @@ struct job_result {
         uint64_t ns; /* inside bfc_malloc() and bfc_free() */
         uint64_t peak_live_bytes;
         uint64_t peak_block_bytes;
-        uint64_t peak_reserved_bytes; /* what the client held from the daemon, in use or idle */
-        uint64_t n_calls;             /* requests to the daemon for all of that */
+        uint64_t peak_reserved_bytes; /* memory that the client had from the daemon, in use or idle */
+        uint64_t n_calls;             /* requests to the daemon */
         uint64_t n_last_calls;        /* of these in the last repetition */
-        uint64_t n_corruptions;       /* blocks that did not hold what was written */
-        uint64_t n_blocks_left;       /* by the library's count, when all was freed */
+        uint64_t n_corruptions;       /* blocks whose contents had changed */
+        uint64_t n_blocks_left;       /* as the library counts, after all frees */
         bool stopped;                 /* by the signal */
-        bool done;                    /* got to its end, well or not */
-        char refusal[512];            /* the first one's sentence */
+        bool done;                    /* ended by itself, successfully or not */
+        char refusal[512];            /* the first sentence */
         char corruption[256];         /* the first one */
-        char error[512];              /* why the job could not go on, or "" */
+        char error[512];              /* why the job failed, or "" */
 };
 
-/* Connects, lives through the trace, disconnects. *result begins as zeroes. */
+/* Connects, replays the trace, disconnects. *result is initially zero. */
 void job_run(const struct job_plan *plan, struct job_totals *totals, struct job_result *result);
 
 #endif

@@ -2,8 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Groups hang in a tree by what makes them one, and in an array, which is put in
- * order when all are there. */
+ * Groups are in a tree by their key, and in an array, which is sorted when it is complete. */
 #include "ctl/leaks.h"
 
 #include <errno.h>
@@ -19,17 +18,18 @@
 
 #define N_ELEMENTS(a) (sizeof(a) / sizeof((a)[0]))
 
-/* What does not make the group is "" or 0. */
+/* Members that are not in the key of the group are "" or 0. */
 struct group {
         char *tenant, *partition, *tag;
         uint64_t session_id;
         uint64_t block_id;
         uint64_t n_blocks, n_bytes, n_requested, largest_bytes;
-        uint64_t n_client_bytes;       /* of n_bytes, by the word of clients: no blocks of the daemon's */
-        uint64_t oldest_ms, newest_ms; /* ages */
+        uint64_t n_client_bytes;         /* of n_bytes, as reported by clients: no blocks of the daemon */
+        uint64_t oldest_ms, newest_ms;   /* ages */
+        const Bfcd__SessionRow *session; /* while it is printed; NULL: it has ended */
 };
 
-/* A session whose client says how old its blocks in a partition are. */
+/* A session whose client reports the ages of its blocks in a partition. */
 struct teller {
         uint64_t session_id;
         char *partition;
@@ -138,7 +138,7 @@ static int compare_numbers(uint64_t a, uint64_t b)
         return a < b ? -1 : a > b;
 }
 
-/* By what makes a group. */
+/* By the key of a group. */
 static int compare_keys(const void *left, const void *right)
 {
         const struct group *a = left, *b = right;
@@ -192,7 +192,7 @@ static int leaks_add_group(struct leaks *k, const struct group *key, struct grou
         return 0;
 }
 
-/* The group that the block is of. */
+/* The group of the block. */
 static int leaks_group(struct leaks *k, const Bfcd__BlockRow *row, struct group **ret)
 {
         static char no_tag[] = "";
@@ -282,7 +282,7 @@ int leaks_add_ages(struct leaks *k, const struct list *ages)
         return r;
 }
 
-/* Its client counts the blocks in it, or keeps it idle. */
+/* The client reports the blocks in it, or that it is idle. */
 static bool leaks_is_told(const struct leaks *k, const Bfcd__BlockRow *row)
 {
         struct teller key = { row->session_id, row->partition };
@@ -327,127 +327,107 @@ static void leaks_sort(struct leaks *k)
         k->in_order = true;
 }
 
-/* It may have ended meanwhile. */
-static const Bfcd__SessionRow *session_of(const struct group *g, const struct list *sessions)
+static void leaks_find_sessions(struct leaks *k, const struct list *sessions)
 {
-        static const Bfcd__SessionRow none = BFCD__SESSION_ROW__INIT;
-
-        for (size_t i = 0; i < sessions->n_sessions; i++)
-                if (sessions->sessions[i]->session_id == g->session_id)
-                        return sessions->sessions[i];
-        return &none;
+        for (size_t i = 0; i < k->n_groups; i++)
+                for (size_t n = 0; n < sessions->n_sessions; n++)
+                        if (sessions->sessions[n]->session_id == k->groups[i]->session_id)
+                                k->groups[i]->session = sessions->sessions[n];
 }
 
-/* ---- for people ------------------------------------------------------------------- */
+/* ---- columns ---------------------------------------------------------------------- */
+
+static const char *no_blocks(const void *group)
+{
+        return ((const struct group *)group)->n_blocks > 0 ? NULL : "-";
+}
+
+/* A client's own count of the blocks that it keeps. */
+static const char *cached(const void *group)
+{
+        return ((const struct group *)group)->n_blocks > 0 ? NULL : "cached";
+}
+
+static json_t *block_json(const void *group)
+{
+        const struct group *g = group;
+        char text[TEXT_MAX];
+
+        snprintf(text, sizeof(text), "%" PRIu64, g->block_id);
+        return g->n_blocks > 0 ? json_string(text) : json_null();
+}
+
+/* A shared block has no session. */
+static const char *no_session(const void *group)
+{
+        return ((const struct group *)group)->session_id != 0 ? NULL : "shared";
+}
+
+static const char *no_process(const void *group)
+{
+        const struct group *g = group;
+
+        return g->session && g->session->pid != 0 ? NULL : "-";
+}
+
+#define R                                      TABLE_RIGHT
+#define WIDE                                   TABLE_WIDE
+#define GROUP(title, key, flags, type, member) title, key, flags, type, TABLE_MEMBER(struct group, member)
+#define SESSION(title, key, flags, type, member)                                                             \
+        title, key, flags, type, TABLE_MEMBER(Bfcd__SessionRow, member),                                     \
+                .via = offsetof(struct group, session)
+#define NAMES                                                                                                \
+        { GROUP("TENANT", "tenant", 0, TABLE_TEXT, tenant) },                                                \
+        {                                                                                                    \
+                GROUP("PARTITION", "partition", 0, TABLE_TEXT, partition)                                    \
+        }
+#define SUMS(wide)                                                                                           \
+        { GROUP("BLOCKS", "num_blocks", R, TABLE_NUMBER, n_blocks), .instead = no_blocks },                  \
+                { GROUP("IN-USE", "bytes_in_use", R, TABLE_SIZE, n_bytes) },                                 \
+                { GROUP(NULL, "client_bytes_in_use", R, TABLE_SIZE, n_client_bytes) },                       \
+                { GROUP(NULL, "bytes_requested", R, TABLE_SIZE, n_requested) },                              \
+                { GROUP("LARGEST", "largest_block_bytes", R | (wide), TABLE_SIZE, largest_bytes),            \
+                  .instead = no_blocks },                                                                    \
+                { GROUP("OLDEST", "oldest_age_ms", R, TABLE_DURATION, oldest_ms) },                          \
+        {                                                                                                    \
+                GROUP("NEWEST", "newest_age_ms", R, TABLE_DURATION, newest_ms)                               \
+        }
 
 static const struct table_column tag_columns[] = {
-        { "TAG", TABLE_LEFT },     { "TENANT", TABLE_LEFT },  { "PARTITION", TABLE_LEFT },
-        { "BLOCKS", TABLE_RIGHT }, { "IN-USE", TABLE_RIGHT }, { "LARGEST", TABLE_RIGHT },
-        { "OLDEST", TABLE_RIGHT }, { "NEWEST", TABLE_RIGHT },
+        { GROUP("TAG", "tag", 0, TABLE_TEXT, tag) },
+        NAMES,
+        SUMS(0),
+        { 0 },
 };
-
-static void add_sums(struct table *t, const struct group *g)
-{
-        if (g->n_blocks > 0)
-                table_number(t, g->n_blocks);
-        else
-                table_text(t, "-");
-        table_size(t, g->n_bytes);
-        if (g->n_blocks > 0)
-                table_size(t, g->largest_bytes);
-        else
-                table_text(t, "-");
-        table_duration(t, g->oldest_ms);
-        table_duration(t, g->newest_ms);
-}
-
-static void add_tag(struct table *t, const struct group *g, const struct list *sessions)
-{
-        (void)sessions;
-        table_text(t, g->tag);
-        table_text(t, g->tenant);
-        table_text(t, g->partition);
-        add_sums(t, g);
-}
-
-/* A block that processes share is no session's. */
-static void add_session_id(struct table *t, const struct group *g)
-{
-        if (g->session_id != 0)
-                table_number(t, g->session_id);
-        else
-                table_text(t, "shared");
-}
 
 static const struct table_column session_columns[] = {
-        { "SESSION", TABLE_RIGHT },
-        { "PID", TABLE_RIGHT },
-        { "NAME", TABLE_LEFT },
-        { "STATE", TABLE_LEFT | TABLE_WIDE },
-        { "TENANT", TABLE_LEFT },
-        { "PARTITION", TABLE_LEFT },
-        { "BLOCKS", TABLE_RIGHT },
-        { "IN-USE", TABLE_RIGHT },
-        { "LARGEST", TABLE_RIGHT | TABLE_WIDE },
-        { "OLDEST", TABLE_RIGHT },
-        { "NEWEST", TABLE_RIGHT },
+        { GROUP("SESSION", "session_id", R, TABLE_NUMBER, session_id), .instead = no_session },
+        { SESSION("PID", "pid", R, TABLE_NUMBER, pid), .instead = no_process },
+        { SESSION("NAME", "name", 0, TABLE_TEXT, name) },
+        { SESSION("STATE", "state", WIDE, TABLE_TEXT, state) },
+        NAMES,
+        SUMS(WIDE),
+        { 0 },
 };
-
-static void add_session(struct table *t, const struct group *g, const struct list *sessions)
-{
-        const Bfcd__SessionRow *s = session_of(g, sessions);
-
-        add_session_id(t, g);
-        if (s->pid != 0)
-                table_number(t, s->pid);
-        else
-                table_text(t, "-");
-        table_text(t, s->name);
-        table_text(t, s->state);
-        table_text(t, g->tenant);
-        table_text(t, g->partition);
-        add_sums(t, g);
-}
 
 static const struct table_column block_columns[] = {
-        { "BLOCK", TABLE_RIGHT },
-        { "SESSION", TABLE_RIGHT },
-        { "TENANT", TABLE_LEFT },
-        { "PARTITION", TABLE_LEFT },
-        { "TAG", TABLE_LEFT },
-        { "SIZE", TABLE_RIGHT },
-        { "REQUESTED", TABLE_RIGHT | TABLE_WIDE },
-        { "AGE", TABLE_RIGHT },
+        { GROUP("BLOCK", "block_id", R, TABLE_NUMBER, block_id), .instead = cached, .json = block_json },
+        { GROUP("SESSION", "session_id", R, TABLE_NUMBER, session_id), .instead = no_session },
+        NAMES,
+        { GROUP("TAG", "tag", 0, TABLE_TEXT, tag) },
+        { GROUP("SIZE", "n_bytes", R, TABLE_SIZE, n_bytes) },
+        { GROUP("REQUESTED", "n_requested", R | WIDE, TABLE_SIZE, n_requested), .instead = no_blocks },
+        { GROUP("AGE", "age_ms", R, TABLE_DURATION, oldest_ms) },
+        { 0 },
 };
 
-static void add_block(struct table *t, const struct group *g, const struct list *sessions)
-{
-        (void)sessions;
-        if (g->n_blocks > 0)
-                table_number(t, g->block_id);
-        else
-                table_text(t, "cached");
-        add_session_id(t, g);
-        table_text(t, g->tenant);
-        table_text(t, g->partition);
-        table_text(t, g->tag);
-        table_size(t, g->n_bytes);
-        if (g->n_blocks > 0)
-                table_size(t, g->n_requested);
-        else
-                table_text(t, "-");
-        table_duration(t, g->oldest_ms);
-}
-
-static const struct {
-        const struct table_column *columns;
-        size_t n_columns;
-        void (*add)(struct table *t, const struct group *g, const struct list *sessions);
-} views[] = {
-        [LEAKS_BY_TAG] = { tag_columns, N_ELEMENTS(tag_columns), add_tag },
-        [LEAKS_BY_SESSION] = { session_columns, N_ELEMENTS(session_columns), add_session },
-        [LEAKS_BY_BLOCK] = { block_columns, N_ELEMENTS(block_columns), add_block },
+static const struct table_column *const columns[] = {
+        [LEAKS_BY_TAG] = tag_columns,
+        [LEAKS_BY_SESSION] = session_columns,
+        [LEAKS_BY_BLOCK] = block_columns,
 };
+
+/* ---- printing --------------------------------------------------------------------- */
 
 static void print_idle(FILE *out, uint64_t n_bytes)
 {
@@ -462,69 +442,20 @@ static void print_idle(FILE *out, uint64_t n_bytes)
 
 int leaks_print(FILE *out, struct leaks *k, const struct list *sessions)
 {
-        enum leaks_by by = k->options->by;
-        struct table *t;
-        int r = table_new(views[by].columns, views[by].n_columns, &t);
+        int r;
 
-        if (r < 0)
-                return r;
         leaks_sort(k);
-        for (size_t i = 0; i < k->n_groups; i++)
-                views[by].add(t, k->groups[i], sessions);
-        r = table_print(t, out);
-        table_free(t);
+        leaks_find_sessions(k, sessions);
+        r = table_print(out, columns[k->options->by], (const void *const *)k->groups, k->n_groups);
         if (r == 0)
                 print_idle(out, list_idle(sessions, k->options->tenant));
         return r;
 }
 
-/* ---- JSON ------------------------------------------------------------------------------ */
-
-static void set_sums(json_t **row, const struct group *g)
-{
-        show_set(row, "num_blocks", show_number(g->n_blocks));
-        show_set(row, "bytes_in_use", show_number(g->n_bytes));
-        show_set(row, "client_bytes_in_use", show_number(g->n_client_bytes));
-        show_set(row, "bytes_requested", show_number(g->n_requested));
-        show_set(row, "largest_block_bytes", show_number(g->largest_bytes));
-        show_set(row, "oldest_age_ms", show_number(g->oldest_ms));
-        show_set(row, "newest_age_ms", show_number(g->newest_ms));
-}
-
-static json_t *json_group(const struct leaks *k, const struct group *g, const struct list *sessions)
-{
-        json_t *row = json_object();
-
-        show_set(&row, "tenant", show_string(g->tenant));
-        show_set(&row, "partition", show_string(g->partition));
-        if (k->options->by != LEAKS_BY_SESSION)
-                show_set(&row, "tag", show_string(g->tag));
-        if (k->options->by != LEAKS_BY_TAG)
-                show_set(&row, "session_id", show_number(g->session_id));
-        if (k->options->by == LEAKS_BY_SESSION) {
-                const Bfcd__SessionRow *s = session_of(g, sessions);
-
-                show_set(&row, "pid", show_number(s->pid));
-                show_set(&row, "name", show_string(s->name));
-                show_set(&row, "state", show_string(s->state));
-        }
-        if (k->options->by == LEAKS_BY_BLOCK) {
-                show_set(&row, "block_id", g->n_blocks > 0 ? show_id(g->block_id) : json_null());
-                show_set(&row, "n_bytes", show_number(g->n_bytes));
-                show_set(&row, "n_requested", show_number(g->n_requested));
-                show_set(&row, "age_ms", show_number(g->oldest_ms));
-        } else {
-                set_sums(&row, g);
-        }
-        return row;
-}
-
 json_t *leaks_json(struct leaks *k, const struct list *sessions)
 {
-        json_t *rows = json_array();
-
         leaks_sort(k);
-        for (size_t i = 0; i < k->n_groups; i++)
-                show_push(&rows, json_group(k, k->groups[i], sessions));
-        return show_document("leaks", rows);
+        leaks_find_sessions(k, sessions);
+        return show_document("leaks", table_json_rows(columns[k->options->by], (const void *const *)k->groups,
+                                                      k->n_groups));
 }

@@ -1,10 +1,8 @@
-/* bfcctl leaks: blocks that have been there for long, summed up by their tags, by
- * their sessions, or one by one.
+/* bfcctl leaks: old blocks, summed by tag, by session, or one by one.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Blocks are added page by page as they come: a million of them take no more
- * memory here than there are groups. */
+ * Blocks are added page by page: a million of them take no more memory here than there are groups. */
 #ifndef BFC_CTL_LEAKS_H
 #define BFC_CTL_LEAKS_H
 
@@ -27,21 +25,21 @@ struct leaks;
 /* "tag", "session", "block"; -EINVAL. */
 int leaks_parse_by(const char *s, enum leaks_by *ret);
 
-/* "90s", "10m", "1h", "2d", "500ms", "0"; -EINVAL, also where it is too much. */
+/* "90s", "10m", "1h", "2d", "500ms", "0"; -EINVAL, also if it is too large. */
 int leaks_parse_age(const char *s, uint64_t *ret_ms);
 
 /* options must outlive it. -ENOMEM. */
 int leaks_new(const struct leaks_options *options, struct leaks **ret);
 struct leaks *leaks_free(struct leaks *k);
 
-/* Counts what clients say of the blocks that they cut, once, before all blocks: those without a tag of
- * these sessions are not counted then. -ENOMEM. */
+/* Counts the blocks that clients report from their caches, once, before all blocks: blocks without a tag
+ * of these sessions are then not counted. -ENOMEM. */
 int leaks_add_ages(struct leaks *k, const struct list *ages);
 
 /* Counts a block; -ENOMEM. */
 int leaks_add(struct leaks *k, const Bfcd__BlockRow *row);
 
-/* Groups with the most bytes first. sessions: to name them by. -ENOMEM, -EIO. */
+/* Groups with the most bytes first. sessions: for their names. -ENOMEM, -EIO. */
 int leaks_print(FILE *out, struct leaks *k, const struct list *sessions);
 
 /* NULL when out of memory. */

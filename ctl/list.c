@@ -28,7 +28,9 @@ struct list *list_free(struct list *l)
         free(l->tenants);
         free(l->sessions);
         free(l->shared);
+        free(l->extents);
         free(l->ages);
+        free(l->grants);
         free(l->explained);
         free(l);
         return NULL;
@@ -78,8 +80,14 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
             (r = append(&l->tenants, &l->n_tenants, page->tenants, page->n_tenants)) < 0 ||
             (r = append(&l->sessions, &l->n_sessions, page->sessions, page->n_sessions)) < 0 ||
             (r = append(&l->shared, &l->n_shared, page->shared, page->n_shared)) < 0 ||
-            (r = append(&l->ages, &l->n_ages, page->ages, page->n_ages)) < 0)
+            (r = append(&l->extents, &l->n_extents, page->extents, page->n_extents)) < 0 ||
+            (r = append(&l->ages, &l->n_ages, page->ages, page->n_ages)) < 0 ||
+            (r = append(&l->grants, &l->n_grants, page->grants, page->n_grants)) < 0)
                 return r;
+        if (kind == BFCD__LIST__KIND__GRANTS) {
+                l->grant_bounds_ns = page->grant_bounds_ns;
+                l->n_grant_bounds_ns = page->n_grant_bounds_ns;
+        }
         if (page->status)
                 l->status = page->status;
         if (page->whoami)
@@ -127,6 +135,14 @@ static int by_tenant(const void *left, const void *right)
         return by_text((*a)->tenant, (*b)->tenant, (*a)->partition, (*b)->partition);
 }
 
+static int by_way(const void *left, const void *right)
+{
+        const Bfcd__GrantsRow *const *a = left, *const *b = right;
+        int r = by_text((*a)->tenant, (*b)->tenant, (*a)->partition, (*b)->partition);
+
+        return r ? r : strcmp((*a)->way, (*b)->way);
+}
+
 static int by_session(const void *left, const void *right)
 {
         const Bfcd__SessionRow *const *a = left, *const *b = right;
@@ -152,6 +168,7 @@ void list_sort(struct list *l)
         sort(l->tenants, l->n_tenants, by_tenant);
         sort(l->sessions, l->n_sessions, by_session);
         sort(l->shared, l->n_shared, by_shared);
+        sort(l->grants, l->n_grants, by_way);
 }
 
 void list_leave_out(struct list *l, uint64_t session_id)

@@ -1,11 +1,10 @@
-/* What the daemon lists, gathered from as many pages as it takes.
+/* The daemon's lists, collected from all of their pages.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A list keeps the replies and points into them, row by row, in the daemon's
- * order. Pages are read one after the other while the daemon goes on working,
- * so rows of different pages may be of different moments. Blocks are not gathered, since there may be
- * millions of them: see ask_blocks(). */
+ * A list keeps the replies and points to their rows, in the daemon's order. Pages are read one after the
+ * other while the daemon continues to work, so rows of different pages may be of different moments.
+ * Blocks are not collected, since there may be millions of them: see ask_blocks(). */
 #ifndef BFC_CTL_LIST_H
 #define BFC_CTL_LIST_H
 
@@ -17,7 +16,7 @@
 struct list {
         Bfcd__Reply **replies;
         size_t n_replies;
-        const Bfcd__Status *status; /* NULL where it was not asked for */
+        const Bfcd__Status *status; /* NULL: not requested */
         const Bfcd__Whoami *whoami;
         Bfcd__PartitionRow **partitions;
         size_t n_partitions;
@@ -27,8 +26,14 @@ struct list {
         size_t n_sessions;
         Bfcd__SharedRow **shared;
         size_t n_shared;
+        Bfcd__ExtentRow **extents;
+        size_t n_extents;
         Bfcd__AgesRow **ages;
         size_t n_ages;
+        Bfcd__GrantsRow **grants;
+        size_t n_grants;
+        const uint64_t *grant_bounds_ns; /* of the classes of these but the last */
+        size_t n_grant_bounds_ns;
         Bfcd__ExplainRow **explained;
         size_t n_explained;
 };
@@ -36,22 +41,21 @@ struct list {
 int list_new(struct list **ret);
 struct list *list_free(struct list *l);
 
-/* Takes one page over (also on failure). 0: *ret_cursor is what to ask for next,
- * 0 after the last page. -EPROTO: not a page, or the last page and what was
- * asked for never came. -ENOMEM. */
+/* Takes over one page (also on failure). 0: *ret_cursor is the cursor of the next page, 0 after the last
+ * one. -EPROTO: not a page, or the last page without the requested data. -ENOMEM. */
 int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
-/* The same with a page of the report that explains. */
+/* The same with a page of Explain. */
 int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
-/* Rows in an order that lasts from one list to the next: tenants and shared blocks by name, sessions by
- * number. Partitions stay in the config's order. */
+/* Sorts rows in a stable order: tenants, their grants and shared blocks by name, sessions by number.
+ * Partitions stay in the config's order. */
 void list_sort(struct list *l);
 
-/* Leaves out a session: the asker's own, which nobody means. */
+/* Removes a session: bfcctl's own. */
 void list_leave_out(struct list *l, uint64_t session_id);
 
-/* Bytes that the sessions of a tenant (NULL: all) keep for their next requests, by their own word. */
+/* Idle bytes of the sessions of a tenant (NULL: all), as their clients report them. */
 uint64_t list_idle(const struct list *l, const char *tenant);
 
 #endif

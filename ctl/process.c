@@ -93,3 +93,14 @@ const char *process_job(uint64_t pid, const char *name, char ret[PROCESS_TEXT_MA
                 n--;
         return ret + n;
 }
+
+uint64_t process_parent(uint64_t pid)
+{
+        char text[PROCESS_TEXT_MAX];
+        uint64_t ret = 0;
+        const char *end;
+
+        read_file(pid, "stat", text, sizeof(text));
+        end = strrchr(text, ')'); /* the name may have any characters */
+        return end && sscanf(end, ") %*c %" SCNu64, &ret) == 1 ? ret : 0;
+}

@@ -1,9 +1,10 @@
-/* What this machine knows of a session's process, for people.
+/* What this machine knows about a session's process, for display.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * /proc and the user database are read when a list is shown, so a process that has ended has no
- * command, and one in another PID namespace may have another's. The caller escapes the text when it prints it. */
+ * /proc and the user database are read when a list is shown, so a process that has ended has no command,
+ * and for one in another PID namespace the data may belong to another process. The caller escapes the
+ * text when it prints it. */
 #ifndef BFC_CTL_PROCESS_H
 #define BFC_CTL_PROCESS_H
 
@@ -11,16 +12,19 @@
 
 #define PROCESS_TEXT_MAX 256 /* longer commands are cut */
 
-/* The user's name, or the number where it has none. Returns ret, as do the next two. */
+/* The user's name, or its number if it has none. Returns ret, as do the next two. */
 const char *process_user(uint64_t uid, char ret[PROCESS_TEXT_MAX]);
 
-/* The command line; "" where the process is not to be seen. */
+/* The command line; "" if the process is not visible. */
 const char *process_command(uint64_t pid, char ret[PROCESS_TEXT_MAX]);
 
-/* The innermost systemd service or scope that it runs in; "" where there is none. */
+/* The innermost systemd service or scope of the process; "" if there is none. */
 const char *process_unit(uint64_t pid, char ret[PROCESS_TEXT_MAX]);
 
-/* The service's name, else the command without its folder, else `name`, which the client gave itself; in ret. */
+/* The service's name, else the command without its folder, else `name`, which the client set; in ret. */
 const char *process_job(uint64_t pid, const char *name, char ret[PROCESS_TEXT_MAX]);
+
+/* The parent's process id; 0: the process is not visible. */
+uint64_t process_parent(uint64_t pid);
 
 #endif

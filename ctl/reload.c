@@ -45,7 +45,7 @@ static json_t *lines_json(char *const *lines, size_t n_lines)
         json_t *array = json_array();
 
         for (size_t i = 0; array && i < n_lines; i++) {
-                if (json_array_append_new(array, show_string(lines[i])) < 0) {
+                if (json_array_append_new(array, table_json_string(lines[i])) < 0) {
                         json_decref(array);
                         return NULL;
                 }

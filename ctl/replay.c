@@ -1,34 +1,38 @@
-/* bfc-replay: lives through a trace as a client of bfcd. For burn-in, for bug
- * reports, and to size quotas.
+/* bfc-replay: replays a trace as a client of bfcd. For burn-in, for bug reports, and to size quotas.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Options, and the parent of the jobs. Each job is a process of its own, forked
- * before anything is connected, and writes what it counts into one shared
- * mapping; the parent waits, adds up and reports. A job never outlives its
- * parent. Signals: the parent passes INT and TERM on, a job gives back what it
- * holds and ends. */
+ * Options, and the parent of the jobs. Each job is a process, forked before anything is connected, and
+ * writes its counts into one shared mapping; the parent waits, adds up and reports. A job never outlives its
+ * parent. Signals: the parent forwards INT and TERM, and a job frees its blocks and ends. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "ctl/generate.h"
 #include "ctl/job.h"
+#include "ctl/plan.h"
+#include "ctl/progress.h"
 #include "ctl/report.h"
 #include "ctl/show.h"
+#include "ctl/views.h"
+#include "proto/paths.h"
 
 enum {
         EXIT_REFUSED = REPORT_REFUSED,
         EXIT_USAGE = 2,
         MAX_JOBS = 4096,
+        PROGRESS_US = 200000,
 };
 
 struct invocation {
@@ -44,6 +48,10 @@ struct invocation {
         double scale;
         bool verify;
         bool json;
+        bool plan;
+        const char *plan_share; /* fd, cuda-ipc; NULL: the config's, or fd */
+        const char *plan_config;
+        const char *snapshot, *timeline, *plot; /* files to write; NULL: none */
 };
 
 /* ---- jobs ---------------------------------------------------------------- */
@@ -127,8 +135,38 @@ static int start_jobs(const struct invocation *v, const struct trace *t, struct 
         return r;
 }
 
+static uint64_t n_done(const struct shared *shared)
+{
+        uint64_t n = 0;
+
+        for (int i = 0; i < n_children; i++) {
+                const struct job_result *r = &shared->results[i];
+
+                n += r->n_allocs + r->n_frees + 2 * r->n_refused; /* a refused buffer is not freed */
+        }
+        return n;
+}
+
+static void on_alarm(int signal)
+{
+        (void)signal; /* interrupts waitpid() */
+}
+
+/* A look at the counts every so many microseconds; 0: no more. Not where nothing is shown. */
+static void set_alarm(const struct progress *progress, int us)
+{
+        struct itimerval every = { { 0, us }, { 0, us } };
+        struct sigaction action = { .sa_handler = on_alarm };
+
+        if (!progress_is_shown(progress))
+                return;
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGALRM, &action, NULL);
+        setitimer(ITIMER_REAL, &every, NULL);
+}
+
 /* Waits for all; a job that was killed is said to be in its result. */
-static void wait_jobs(struct shared *shared)
+static void wait_jobs(struct shared *shared, struct progress *progress)
 {
         for (int i = 0; i < n_children; i++) {
                 struct job_result *result = &shared->results[i];
@@ -136,7 +174,7 @@ static void wait_jobs(struct shared *shared)
                 int status = 0;
 
                 while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-                        ;
+                        progress_set(progress, n_done(shared), progress->n_total);
                 children[i] = 0; /* its number may be another's now */
                 if (!result->done && WIFSIGNALED(status))
                         snprintf(result->error, sizeof(result->error), "ended by signal %d (%s)",
@@ -189,12 +227,17 @@ static int replay(const struct invocation *v, const struct trace *t)
                 .verify = v->verify,
         };
         double begin = now_seconds();
+        struct progress progress;
         int r, status;
 
         if (shared == MAP_FAILED)
                 return complain("memory for the results", -errno);
         r = start_jobs(v, t, shared);
-        wait_jobs(shared);
+        progress_begin(&progress, NULL, "replay", v->n_jobs * v->n_repeats * t->n_events);
+        set_alarm(&progress, PROGRESS_US);
+        wait_jobs(shared, &progress);
+        set_alarm(&progress, 0);
+        progress_end(&progress);
         report.seconds = now_seconds() - begin;
         report.totals = &shared->totals;
         report.results = shared->results;
@@ -227,6 +270,181 @@ static int read_trace(const struct invocation *v, struct trace **ret)
         return r == 0 ? 0 : EXIT_USAGE;
 }
 
+static int compare_names(const void *a, const void *b)
+{
+        return strcmp(a, b);
+}
+
+static void leave_name(void *name)
+{
+        (void)name; /* the trace's */
+}
+
+/* Each name once. */
+static void print_partitions(const struct trace *t)
+{
+        void *seen = NULL;
+
+        for (size_t i = 0; i < t->n_buffers; i++) {
+                const char *name = trace_partition(t, i);
+
+                if (tfind(name, &seen, compare_names))
+                        continue;
+                fprintf(stderr, " %s", *name ? name : "(none)");
+                if (!tsearch(name, &seen, compare_names))
+                        break;
+        }
+        tdestroy(seen, leave_name);
+        fputc('\n', stderr);
+}
+
+/* NULL: the trace has none, or several. */
+static const char *only_partition(const struct trace *t)
+{
+        const char *name = trace_partition(t, 0);
+
+        for (size_t i = 1; i < t->n_buffers; i++)
+                if (strcmp(trace_partition(t, i), name) != 0)
+                        return NULL;
+        return t->has_partitions && *name ? name : NULL;
+}
+
+/* A limit is that of one partition. EXIT_USAGE, or 0. */
+static int choose_partition(const struct invocation *v, struct trace *t)
+{
+        int r = 0;
+
+        if (!t->has_partitions || only_partition(t))
+                return 0; /* recorded elsewhere, it is planned for any other one, too */
+        if (v->partition)
+                r = trace_keep_partition(t, v->partition);
+        if (v->partition && r == 0)
+                return 0;
+        if (r == -ENOMEM)
+                return complain("memory for the trace", r);
+        fprintf(stderr,
+                "bfc-replay: %s: the trace has several partitions%s%s; choose one of them by --partition:",
+                v->trace_name, v->partition ? ", and not " : "", v->partition ? v->partition : "");
+        print_partitions(t);
+        return EXIT_USAGE;
+}
+
+static int read_config_place(const struct invocation *v, const char *partition, struct plan_place *ret,
+                             char **ret_error)
+{
+        int r = plan_place_read(v->plan_config, partition, v->tenant, ret, ret_error);
+
+        if (r != -ENOENT || !partition || v->partition)
+                return r;
+        free(*ret_error); /* the trace's own is not in this config */
+        *ret_error = NULL;
+        return plan_place_read(v->plan_config, NULL, v->tenant, ret, ret_error);
+}
+
+/* The place that is planned for: of the partition that is asked for, or else the trace's. EXIT_USAGE, or 0. */
+static int read_place(const struct invocation *v, const struct trace *t, struct plan_place *ret)
+{
+        const char *partition = v->partition ? v->partition : only_partition(t);
+        char *error = NULL;
+
+        plan_place_init(ret);
+        if (v->plan_config && read_config_place(v, partition, ret, &error) < 0) {
+                fprintf(stderr, "bfc-replay: %s\n", error ? error : "out of memory");
+                free(error);
+                return EXIT_USAGE;
+        }
+        if (v->plan_share) {
+                ret->is_ipc = strcmp(v->plan_share, "cuda-ipc") == 0;
+                ret->is_cuda = ret->is_cuda || ret->is_ipc;
+        }
+        return 0;
+}
+
+static int print_plan(const struct invocation *v, const struct plan_report *report)
+{
+        int r = v->json ? show_print(stdout, plan_json(report)) : plan_print(stdout, report);
+
+        if (r == 0 && fflush(stdout) != 0)
+                r = -errno;
+        return r < 0 ? complain("standard output", r) : EXIT_SUCCESS;
+}
+
+static int run_plan(const struct invocation *v, const struct trace *t)
+{
+        const char *cache = v->cache ? v->cache : secure_getenv("BFC_CACHE");
+        struct plan_options options = { .trace = t, .shows_progress = true, .stop = &stop };
+        struct plan_report report = { .trace_name = v->trace_name, .scale = v->scale, .options = &options };
+        struct sigaction action = { .sa_handler = on_signal };
+        struct plan plan;
+        char *error = NULL;
+        int r;
+
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGINT, &action, NULL);
+        sigaction(SIGTERM, &action, NULL);
+        options.has_cache = !cache || strcmp(cache, "off") != 0;
+        setenv("BFC_CACHE", "on", 1); /* an option of the plan's client says when it is off */
+        r = read_place(v, t, &options.place);
+        if (r != 0)
+                return r;
+        r = plan_find(&options, &plan, &error);
+        if (r == 0) {
+                report.plan = &plan;
+                return print_plan(v, &report);
+        }
+        fprintf(stderr, "bfc-replay: %s%s\n",
+                r == -ERANGE ? "no limit serves the trace: " : "no plan: ", error ? error : strerror(-r));
+        free(error);
+        return EXIT_REFUSED;
+}
+
+/* "-" is standard output. EXIT_REFUSED where it could not be written. */
+static int write_view(const char *path, const struct trace *t, const char *name,
+                      int (*view)(FILE *out, const struct trace *t, const char *name))
+{
+        bool is_stdout = strcmp(path, "-") == 0;
+        FILE *out = is_stdout ? stdout : fopen(path, "we");
+        int r = out ? view(out, t, name) : -errno;
+
+        if (r == -ERANGE)
+                fprintf(stderr, "bfc-replay: %s: the trace does not fit into 1 TiB of addresses\n", path);
+        if (out && (is_stdout ? fflush(out) : fclose(out)) != 0 && r == 0)
+                r = -errno;
+        if (r < 0 && r != -ERANGE)
+                complain(path, r);
+        return r == 0 ? EXIT_SUCCESS : EXIT_REFUSED;
+}
+
+static int write_snapshot(FILE *out, const struct trace *t, const char *name)
+{
+        (void)name;
+        return views_snapshot(out, t);
+}
+
+static int write_timeline(FILE *out, const struct trace *t, const char *name)
+{
+        (void)name;
+        return views_timeline(out, t);
+}
+
+static bool has_view(const struct invocation *v)
+{
+        return v->snapshot || v->timeline || v->plot;
+}
+
+static int write_views(const struct invocation *v, const struct trace *t)
+{
+        int status = EXIT_SUCCESS;
+
+        if (v->snapshot)
+                status = write_view(v->snapshot, t, v->trace_name, write_snapshot);
+        if (status == EXIT_SUCCESS && v->timeline)
+                status = write_view(v->timeline, t, v->trace_name, write_timeline);
+        if (status == EXIT_SUCCESS && v->plot)
+                status = write_view(v->plot, t, v->trace_name, views_plot);
+        return status;
+}
+
 static int run_replay(const struct invocation *v)
 {
         struct trace *t = NULL;
@@ -237,7 +455,11 @@ static int run_replay(const struct invocation *v)
                 status = EXIT_USAGE;
         }
         if (status == 0)
-                status = replay(v, t);
+                status = write_views(v, t);
+        if (status == 0 && v->plan)
+                status = choose_partition(v, t);
+        if (status == 0 && (v->plan || !has_view(v)))
+                status = v->plan ? run_plan(v, t) : replay(v, t);
         trace_free(t);
         return status;
 }
@@ -263,13 +485,17 @@ static int run_generate(const struct invocation *v)
 
 static void print_help(void)
 {
-        fputs("Usage: bfc-replay [OPTIONS] TRACE.csv\n"
+        fputs("Usage: bfc-replay [OPTIONS] TRACE\n"
+              "       bfc-replay --plan [OPTIONS] TRACE\n"
+              "       bfc-replay [--snapshot FILE] [--timeline FILE] [--plot FILE] TRACE\n"
               "       bfc-replay --generate transformer|random [--seed N] [--scale F]\n"
               "\n"
               "Replays a trace of buffers as a client of bfcd. A trace is a CSV file\n"
-              "with the header id,lower,upper,size; - is standard input.\n"
+              "with the header id,lower,upper,size, or a memory snapshot of PyTorch; -\n"
+              "is standard input.\n"
               "\n"
-              "  -s, --socket PATH     the daemon's socket ($BFC_SOCKET, /run/bfcd/bfcd.sock)\n"
+              "  -s, --socket PATH     the daemon's socket ($BFC_SOCKET,\n"
+              "                        " PATHS_CLIENT_SOCKET ")\n"
               "  -p, --partition NAME  the partition ($BFC_PARTITION, the tenant's first)\n"
               "  -t, --tenant NAME     the tenant, where several match ($BFC_TENANT)\n"
               "  -n, --jobs N          number of processes, each with the whole trace (1)\n"
@@ -278,6 +504,13 @@ static void print_help(void)
               "      --cache on|off    the client's cache ($BFC_CACHE, on)\n"
               "      --verify          write every block and check it before it is freed\n"
               "  -j, --json            print JSON\n"
+              "      --plan            print the smallest limit that serves the trace;\n"
+              "                        connects to nothing\n"
+              "      --share MODE      plan for a partition shared by fd or cuda-ipc\n"
+              "      --partition-config FILE  plan for the partition and tenant of a bfcd.yaml\n"
+              "      --snapshot FILE   write JSON for PyTorch's memory viewer\n"
+              "      --timeline FILE   write JSON for Perfetto (Chrome trace)\n"
+              "      --plot FILE       write an SVG of the live bytes over time\n"
               "      --generate NAME   print a trace instead: transformer or random\n"
               "      --seed N          the seed of the generated trace (1)\n"
               "  -h, --help            print this\n"
@@ -319,7 +552,20 @@ static bool parse_scale(const char *text, double *ret)
         return true;
 }
 
-enum { OPTION_SCALE = 256, OPTION_VERIFY, OPTION_CACHE, OPTION_GENERATE, OPTION_SEED, OPTION_VERSION };
+enum {
+        OPTION_SCALE = 256,
+        OPTION_VERIFY,
+        OPTION_CACHE,
+        OPTION_GENERATE,
+        OPTION_SEED,
+        OPTION_VERSION,
+        OPTION_PLAN,
+        OPTION_SHARE,
+        OPTION_CONFIG,
+        OPTION_SNAPSHOT,
+        OPTION_TIMELINE,
+        OPTION_PLOT,
+};
 
 /* Options with a value that can be wrong. EXIT_USAGE, or 0. */
 static int take_value(struct invocation *v, int option, const char *value)
@@ -342,6 +588,11 @@ static int take_value(struct invocation *v, int option, const char *value)
                 return strcmp(value, "on") == 0 || strcmp(value, "off") == 0
                                ? 0
                                : usage("wrong value for --cache", value, "on or off");
+        case OPTION_SHARE:
+                v->plan_share = value;
+                return strcmp(value, "fd") == 0 || strcmp(value, "cuda-ipc") == 0
+                               ? 0
+                               : usage("wrong value for --share", value, "fd or cuda-ipc");
         case OPTION_SCALE:
                 return parse_scale(value, &v->scale)
                                ? 0
@@ -351,7 +602,7 @@ static int take_value(struct invocation *v, int option, const char *value)
         }
 }
 
-/* 0: go on; else the process ends, with status *ret_status. */
+/* 0: continue; else the process ends, with status *ret_status. */
 static bool take_option(struct invocation *v, int option, char **argv, int *ret_status)
 {
         *ret_status = 0;
@@ -374,6 +625,21 @@ static bool take_option(struct invocation *v, int option, char **argv, int *ret_
         case OPTION_GENERATE:
                 v->generate = optarg;
                 return false;
+        case OPTION_PLAN:
+                v->plan = true;
+                return false;
+        case OPTION_CONFIG:
+                v->plan_config = optarg;
+                return false;
+        case OPTION_SNAPSHOT:
+                v->snapshot = optarg;
+                return false;
+        case OPTION_TIMELINE:
+                v->timeline = optarg;
+                return false;
+        case OPTION_PLOT:
+                v->plot = optarg;
+                return false;
         case 'h':
                 print_help();
                 return true;
@@ -393,24 +659,31 @@ static bool take_option(struct invocation *v, int option, char **argv, int *ret_
         }
 }
 
+static const struct option options[] = {
+        { "socket", required_argument, NULL, 's' },
+        { "partition", required_argument, NULL, 'p' },
+        { "tenant", required_argument, NULL, 't' },
+        { "jobs", required_argument, NULL, 'n' },
+        { "repeat", required_argument, NULL, 'r' },
+        { "scale", required_argument, NULL, OPTION_SCALE },
+        { "cache", required_argument, NULL, OPTION_CACHE },
+        { "verify", no_argument, NULL, OPTION_VERIFY },
+        { "json", no_argument, NULL, 'j' },
+        { "plan", no_argument, NULL, OPTION_PLAN },
+        { "share", required_argument, NULL, OPTION_SHARE },
+        { "partition-config", required_argument, NULL, OPTION_CONFIG },
+        { "snapshot", required_argument, NULL, OPTION_SNAPSHOT },
+        { "timeline", required_argument, NULL, OPTION_TIMELINE },
+        { "plot", required_argument, NULL, OPTION_PLOT },
+        { "generate", required_argument, NULL, OPTION_GENERATE },
+        { "seed", required_argument, NULL, OPTION_SEED },
+        { "help", no_argument, NULL, 'h' },
+        { "version", no_argument, NULL, OPTION_VERSION },
+        { NULL, 0, NULL, 0 },
+};
+
 int main(int argc, char **argv)
 {
-        static const struct option options[] = {
-                { "socket", required_argument, NULL, 's' },
-                { "partition", required_argument, NULL, 'p' },
-                { "tenant", required_argument, NULL, 't' },
-                { "jobs", required_argument, NULL, 'n' },
-                { "repeat", required_argument, NULL, 'r' },
-                { "scale", required_argument, NULL, OPTION_SCALE },
-                { "cache", required_argument, NULL, OPTION_CACHE },
-                { "verify", no_argument, NULL, OPTION_VERIFY },
-                { "json", no_argument, NULL, 'j' },
-                { "generate", required_argument, NULL, OPTION_GENERATE },
-                { "seed", required_argument, NULL, OPTION_SEED },
-                { "help", no_argument, NULL, 'h' },
-                { "version", no_argument, NULL, OPTION_VERSION },
-                { NULL, 0, NULL, 0 },
-        };
         struct invocation v = { .n_jobs = 1, .n_repeats = 1, .seed = 1, .scale = 1 };
         int option, status;
 
@@ -422,10 +695,10 @@ int main(int argc, char **argv)
         if (v.generate)
                 return run_generate(&v);
         if (optind == argc)
-                return usage("no trace", NULL, "usage: bfc-replay [OPTIONS] TRACE.csv");
+                return usage("no trace", NULL, "usage: bfc-replay [OPTIONS] TRACE");
         if (optind + 1 < argc)
                 return usage("too many arguments from", argv[optind + 1],
-                             "usage: bfc-replay [OPTIONS] TRACE.csv");
+                             "usage: bfc-replay [OPTIONS] TRACE");
         v.trace_name = argv[optind];
         return run_replay(&v);
 }

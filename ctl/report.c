@@ -1,8 +1,8 @@
-/* What bfc-replay says at the end: see report.h.
+/* The report of bfc-replay: see report.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Sentences of the daemon are escaped on their way to a terminal. */
+ * Sentences of the daemon are escaped before they are printed. */
 #include "ctl/report.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ struct sum {
         uint64_t n_last_calls;
         uint64_t reserved; /* each job's own peak */
         uint64_t blocks;   /* the same */
-        uint32_t n_broken; /* jobs that could not go on */
+        uint32_t n_broken; /* jobs that failed */
         uint32_t first_broken;
         bool stopped;
         const char *refusal;
@@ -67,7 +67,7 @@ static struct sum sum_of(const struct report *report)
 
 static uint64_t operations(uint64_t n_allocs, uint64_t n_frees, uint64_t n_refused)
 {
-        return n_allocs + n_frees + n_refused; /* a refusal is an answer, too */
+        return n_allocs + n_frees + n_refused; /* a refusal counts as an operation */
 }
 
 static double per_operation(uint64_t ns, uint64_t n)
@@ -75,7 +75,7 @@ static double per_operation(uint64_t ns, uint64_t n)
         return n ? (double)ns / (double)n : 0;
 }
 
-/* What the cache costs: each job's own peaks. */
+/* The overhead of the cache: each job's own peaks. */
 static double held_over_live(const struct sum *s)
 {
         return s->blocks ? (double)s->reserved / (double)s->blocks : 0;
@@ -90,15 +90,18 @@ int report_status(const struct report *report)
         return s.n_refused || s.n_broken || s.stopped ? REPORT_REFUSED : REPORT_FINE;
 }
 
-/* ---- for people ---------------------------------------------------------- */
+/* ---- text ----------------------------------------------------------------- */
 
-static const struct table_column columns[] = {
-        { "Trace", false },   { "Jobs", false },           { "Operations", false },    { "Time", false },
-        { "Peak", false },    { "Peak in blocks", false }, { "Peak reserved", false }, { "Calls", false },
-        { "Refused", false }, { "Corruptions", false },    { "Blocks left", false },
+#define MAX_LINES 11
+
+struct lines {
+        const char *titles[MAX_LINES];
+        char *texts[MAX_LINES]; /* NULL: out of memory */
+        size_t n;
 };
 
-static void __attribute__((format(printf, 2, 3))) add_line(struct table *t, const char *format, ...)
+static void __attribute__((format(printf, 3, 4)))
+add_line(struct lines *l, const char *title, const char *format, ...)
 {
         char line[1024];
         va_list arguments;
@@ -106,45 +109,57 @@ static void __attribute__((format(printf, 2, 3))) add_line(struct table *t, cons
         va_start(arguments, format);
         vsnprintf(line, sizeof(line), format, arguments);
         va_end(arguments);
-        table_text(t, line);
+        l->titles[l->n] = title;
+        l->texts[l->n++] = text_escape(line);
+}
+
+static void add_lines(struct lines *l, const struct report *report, const struct sum *s, uint64_t n)
+{
+        char a[TEXT_MAX], b[TEXT_MAX];
+
+        add_line(l, "Trace", "%s: %zu buffers, sizes times %g", report->trace_name, report->trace->n_buffers,
+                 report->scale);
+        add_line(l, "Jobs", "%" PRIu32 ", each %" PRIu32 " time%s", report->n_jobs, report->n_repeats,
+                 report->n_repeats == 1 ? "" : "s");
+        add_line(l, "Operations",
+                 "%" PRIu64 ": %" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64 " refused", n,
+                 s->n_allocs, s->n_frees, s->n_refused);
+        add_line(l, "Time", "%.0f ns per operation; %.3f s in total", per_operation(s->ns, n),
+                 report->seconds);
+        add_line(l, "Peak", "%s requested; the trace's own: %s",
+                 text_size(report->totals->peak_live_bytes, a), text_size(trace_peak(report->trace, 1), b));
+        add_line(l, "Peak in blocks", "%s; the trace's own: %s",
+                 text_size(report->totals->peak_block_bytes, a),
+                 text_size(trace_peak(report->trace, JOB_GRANULE), b));
+        add_line(l, "Peak reserved", "%s; %.3f times the blocks", text_size(s->reserved, a),
+                 held_over_live(s));
+        add_line(l, "Calls", "%" PRIu64 " to the daemon; %" PRIu64 " in the last repetition", s->n_calls,
+                 s->n_last_calls);
+        add_line(l, "Refused", "%" PRIu64, s->n_refused);
+        if (report->verify)
+                add_line(l, "Corruptions", "%" PRIu64, s->n_corruptions);
+        else
+                add_line(l, "Corruptions", "not checked; use --verify");
+        add_line(l, "Blocks left", "%" PRIu64, s->n_blocks_left);
 }
 
 int report_text(FILE *out, const struct report *report)
 {
         struct sum s = sum_of(report);
         uint64_t n = operations(s.n_allocs, s.n_frees, s.n_refused);
-        char a[TEXT_MAX], b[TEXT_MAX];
-        struct table *t;
-        int r;
+        struct lines l = { .n = 0 };
+        bool is_complete = true;
 
         if (n == 0 && s.n_broken == report->n_jobs)
-                return 0; /* nobody got in: there is nothing but the trouble to tell */
-        r = table_new(columns, sizeof(columns) / sizeof(columns[0]), &t);
-        if (r < 0)
-                return r;
-        add_line(t, "%s: %zu buffers, sizes times %g", report->trace_name, report->trace->n_buffers,
-                 report->scale);
-        add_line(t, "%" PRIu32 ", each %" PRIu32 " time%s", report->n_jobs, report->n_repeats,
-                 report->n_repeats == 1 ? "" : "s");
-        add_line(t, "%" PRIu64 ": %" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64 " refused", n,
-                 s.n_allocs, s.n_frees, s.n_refused);
-        add_line(t, "%.0f ns per operation; %.3f s in total", per_operation(s.ns, n), report->seconds);
-        add_line(t, "%s requested; the trace's own: %s", text_size(report->totals->peak_live_bytes, a),
-                 text_size(trace_peak(report->trace, 1), b));
-        add_line(t, "%s; the trace's own: %s", text_size(report->totals->peak_block_bytes, a),
-                 text_size(trace_peak(report->trace, JOB_GRANULE), b));
-        add_line(t, "%s; %.3f times the blocks", text_size(s.reserved, a), held_over_live(&s));
-        add_line(t, "%" PRIu64 " to the daemon; %" PRIu64 " in the last repetition", s.n_calls,
-                 s.n_last_calls);
-        table_number(t, s.n_refused);
-        if (report->verify)
-                table_number(t, s.n_corruptions);
-        else
-                table_text(t, "not checked; use --verify");
-        table_number(t, s.n_blocks_left);
-        r = table_print_upright(t, out);
-        table_free(t);
-        return r;
+                return 0; /* no job was connected: only the troubles are reported */
+        add_lines(&l, report, &s, n);
+        for (size_t i = 0; i < l.n; i++)
+                is_complete = is_complete && l.texts[i];
+        if (is_complete)
+                table_print_pairs(out, l.titles, l.texts, l.n);
+        for (size_t i = 0; i < l.n; i++)
+                free(l.texts[i]);
+        return !is_complete ? -ENOMEM : ferror(out) ? -EIO : 0;
 }
 
 static void trouble(FILE *out, const char *what, const char *sentence)
@@ -192,7 +207,7 @@ void report_troubles(FILE *out, const struct report *report)
 /* A sentence, or null where there is none. */
 static json_t *sentence(const char *s)
 {
-        return *s ? show_string(s) : json_null();
+        return *s ? table_json_string(s) : json_null();
 }
 
 static json_int_t integer(uint64_t n)
@@ -248,7 +263,7 @@ json_t *report_json(const struct report *report)
         return json_pack("{s:i, s:o, s:I, s:I, s:f, s:b, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:I, "
                          "s:I, s:I, s:f, s:I, s:o, s:I, s:o, s:I, s:b, s:o, s:o}",
                          "schema", SHOW_SCHEMA,
-                         "trace", show_string(report->trace_name),
+                         "trace", table_json_string(report->trace_name),
                          "jobs", (json_int_t)report->n_jobs,
                          "repeat", (json_int_t)report->n_repeats,
                          "scale", report->scale,

@@ -1,4 +1,4 @@
-/* What bfc-replay says at the end.
+/* The report of bfc-replay.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_CTL_REPORT_H
@@ -23,7 +23,7 @@ struct report {
 
 enum {
         REPORT_FINE = 0,
-        REPORT_REFUSED = 1,   /* refusals, or a job that could not go on */
+        REPORT_REFUSED = 1,   /* refusals, or a job that failed */
         REPORT_CORRUPTED = 3, /* a block that changed, or was left */
 };
 
@@ -35,7 +35,7 @@ int report_text(FILE *out, const struct report *report);
 /* NULL when out of memory. */
 json_t *report_json(const struct report *report);
 
-/* What went wrong, a line each; nothing where nothing did. */
+/* Problems, one per line; no output if there are none. */
 void report_troubles(FILE *out, const struct report *report);
 
 #endif

@@ -1,702 +1,576 @@
-/* What bfcctl prints of a list: see show.h.
+/* The lists of bfcctl: see show.h.
  *
- * SPDX-License-Identifier: Apache-2.0
- *
- * Each kind has a function for the table and one for the JSON, side by side in
- * `views`, so that a field that is added to the one is missed in the other by
- * nobody who looks. */
+ * SPDX-License-Identifier: Apache-2.0 */
 #include "ctl/show.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "ctl/process.h"
 #include "ctl/table.h"
 #include "ctl/text.h"
 
-#define N_ELEMENTS(a) (sizeof(a) / sizeof((a)[0]))
+/* ---- columns --------------------------------------------------------------- */
 
-/* A row without figures is a row of zeroes. */
-static const Bfcd__Figures *figures_of(const Bfcd__Figures *figures)
+#define R    TABLE_RIGHT
+#define WIDE TABLE_WIDE
+#define SUM  TABLE_SUM
+/* A value of a row, and one of its statistics. */
+#define COLUMN(title, key, flags, type, row, member)                                                         \
+        {                                                                                                    \
+                title, key, flags, type, TABLE_MEMBER(row, member)                                           \
+        }
+#define STAT(title, flags, type, row, member)                                                                \
+        {                                                                                                    \
+                title, NULL, flags, type, TABLE_MEMBER(Bfcd__Statistics, member),                            \
+                        .via = offsetof(row, stats)                                                          \
+        }
+#define STATS(row)                                                                                           \
+        {                                                                                                    \
+                .type = TABLE_KEYS, .via = offsetof(row, stats), .keys = show_stats_columns                  \
+        }
+
+static json_t *fragmentation(const void *row)
 {
-        static const Bfcd__Figures none = BFCD__FIGURES__INIT;
+        const Bfcd__Statistics *f = row;
 
-        return figures ? figures : &none;
+        return json_real(f->bytes_free ? (double)f->bytes_fragmented / (double)f->bytes_free : 0);
 }
 
-/* ---- tables -------------------------------------------------------------- */
-
-/* How long ago something was, for people; it never was where it has no time. */
-static void add_ago(struct table *t, uint64_t time_ms)
-{
-        uint64_t now_ms = (uint64_t)time(NULL) * 1000;
-
-        if (time_ms == 0)
-                table_text(t, "-");
-        else
-                table_duration(t, now_ms > time_ms ? now_ms - time_ms : 0);
-}
-
-static const struct table_column tenant_columns[] = {
-        { "TENANT", TABLE_LEFT },
-        { "PARTITION", TABLE_LEFT },
-        { "IN-USE", TABLE_RIGHT },
-        { "PEAK", TABLE_RIGHT },
-        { "AGO", TABLE_RIGHT | TABLE_WIDE },
-        { "RESERVED", TABLE_RIGHT },
-        { "PEAK-RES", TABLE_RIGHT | TABLE_WIDE },
-        { "LIMIT", TABLE_RIGHT },
-        { "REFUSED", TABLE_RIGHT | TABLE_NARROW },
-        { "EDQUOT", TABLE_RIGHT | TABLE_WIDE },
-        { "ENOMEM", TABLE_RIGHT | TABLE_WIDE },
-        { "LAST", TABLE_RIGHT | TABLE_WIDE },
-        { "UNRECLAIMED", TABLE_RIGHT | TABLE_WIDE },
-        { "KEPT", TABLE_RIGHT | TABLE_WIDE },
+const struct table_column show_stats_columns[] = {
+        { .key = "bytes_limit", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, bytes_limit) },
+        { .key = "bytes_reserved", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, bytes_reserved) },
+        { .key = "peak_bytes_reserved",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, peak_bytes_reserved) },
+        { .key = "lifetime_peak_bytes_reserved",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, lifetime_peak_bytes_reserved) },
+        { .key = "bytes_guaranteed", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, bytes_guaranteed) },
+        { .key = "bytes_unreclaimed",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, bytes_unreclaimed) },
+        { .key = "bytes_in_use", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, bytes_in_use) },
+        { .key = "peak_bytes_in_use",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, peak_bytes_in_use) },
+        { .key = "lifetime_peak_bytes_in_use",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, lifetime_peak_bytes_in_use) },
+        { .key = "bytes_requested", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, bytes_requested) },
+        { .key = "bytes_free", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, bytes_free) },
+        { .key = "largest_free_block_bytes",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, largest_free_block_bytes) },
+        { .key = "bytes_fragmented", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, bytes_fragmented) },
+        { .key = "fragmentation", .json = fragmentation },
+        { .key = "largest_alloc_size",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, largest_alloc_size) },
+        { .key = "num_allocs", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, num_allocs) },
+        { .key = "num_blocks", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, num_blocks) },
+        { .key = "num_sessions", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, num_sessions) },
+        { .key = "num_extents", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, num_extents) },
+        { .key = "num_refusals", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, num_refusals) },
+        { .key = "num_over_quota", .type = TABLE_NUMBER, TABLE_MEMBER(Bfcd__Statistics, num_over_quota) },
+        { .key = "num_out_of_memory",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, num_out_of_memory) },
+        { .key = "last_refusal_time_ms",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, last_refusal_time_ms) },
+        { .key = "peak_bytes_in_use_time_ms",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, peak_bytes_in_use_time_ms) },
+        { .key = "peak_bytes_reserved_time_ms",
+          .type = TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__Statistics, peak_bytes_reserved_time_ms) },
+        { 0 },
 };
 
 /* Above nine tenths of the limit, and above the limit, which was lowered. */
-static enum table_mark fullness(const Bfcd__Figures *f)
+static enum table_mark tenant_mark(const void *row)
 {
-        return f->bytes_reserved > f->bytes_limit                         ? TABLE_ALARM
+        const Bfcd__Statistics *f = ((const Bfcd__TenantRow *)row)->stats;
+
+        return !f                                                         ? TABLE_PLAIN
+               : f->bytes_reserved > f->bytes_limit                       ? TABLE_ALARM
                : f->bytes_reserved > f->bytes_limit - f->bytes_limit / 10 ? TABLE_WARNING
                                                                           : TABLE_PLAIN;
 }
 
-/* What a reload took out of the configuration has no limit of its own any more; its sessions go on. */
-static void add_limit(struct table *t, const Bfcd__TenantRow *row)
+/* A tenant that a reload removed has no limit any more; its sessions continue. */
+static const char *no_limit(const void *row)
 {
-        if (row->is_removed)
-                table_text(t, "removed");
-        else
-                table_size(t, figures_of(row->figures)->bytes_limit);
+        return ((const Bfcd__TenantRow *)row)->is_removed ? "removed" : NULL;
 }
 
-static void add_tenants(struct table *t, const struct list *l)
-{
-        for (size_t i = 0; i < l->n_tenants; i++) {
-                const Bfcd__Figures *f = figures_of(l->tenants[i]->figures);
+static const struct table_column tenant_columns[] = {
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__TenantRow, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__TenantRow, partition),
+        COLUMN(NULL, "removed", 0, TABLE_BOOL, Bfcd__TenantRow, is_removed),
+        COLUMN(NULL, "bytes_pending", 0, TABLE_SIZE, Bfcd__TenantRow, bytes_pending),
+        COLUMN(NULL, "kept_ms", 0, TABLE_DURATION, Bfcd__TenantRow, kept_ms),
+        STATS(Bfcd__TenantRow),
+        /* A partition has no such peak. */
+        { .key = "peak_bytes_requested",
+          .type = TABLE_SIZE,
+          .via = offsetof(Bfcd__TenantRow, stats),
+          TABLE_MEMBER(Bfcd__Statistics, peak_bytes_requested) },
+        STAT("IN-USE", R | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_in_use),
+        STAT("PEAK", R, TABLE_SIZE, Bfcd__TenantRow, peak_bytes_in_use),
+        STAT("AGO", R | WIDE, TABLE_AGO, Bfcd__TenantRow, peak_bytes_in_use_time_ms),
+        { "RESERVED", NULL, R | SUM, TABLE_SIZE, TABLE_MEMBER(Bfcd__Statistics, bytes_reserved),
+          .via = offsetof(Bfcd__TenantRow, stats), .mark = tenant_mark },
+        STAT("PEAK-RES", R | WIDE, TABLE_SIZE, Bfcd__TenantRow, peak_bytes_reserved),
+        { "LIMIT", NULL, R, TABLE_SIZE, TABLE_MEMBER(Bfcd__Statistics, bytes_limit),
+          .via = offsetof(Bfcd__TenantRow, stats), .instead = no_limit },
+        STAT("REFUSED", R | TABLE_NARROW | SUM, TABLE_NUMBER, Bfcd__TenantRow, num_refusals),
+        STAT("EDQUOT", R | WIDE | SUM, TABLE_NUMBER, Bfcd__TenantRow, num_over_quota),
+        STAT("ENOMEM", R | WIDE | SUM, TABLE_NUMBER, Bfcd__TenantRow, num_out_of_memory),
+        STAT("LAST", R | WIDE, TABLE_AGO, Bfcd__TenantRow, last_refusal_time_ms),
+        STAT("UNRECLAIMED", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_unreclaimed),
+        COLUMN("KEPT", "bytes_kept", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_kept),
+        COLUMN("WAITING", "num_waiting", R | WIDE | SUM, TABLE_NUMBER, Bfcd__TenantRow, num_waiting),
+        COLUMN("FOR", "bytes_waiting", R | WIDE | SUM, TABLE_SIZE, Bfcd__TenantRow, bytes_waiting),
+        { 0 },
+};
 
-                table_text(t, l->tenants[i]->tenant);
-                table_text(t, l->tenants[i]->partition);
-                table_size(t, f->bytes_in_use);
-                table_size(t, f->peak_bytes_in_use);
-                add_ago(t, f->peak_bytes_in_use_time_ms);
-                table_size(t, f->bytes_reserved);
-                table_mark(t, fullness(f));
-                table_size(t, f->peak_bytes_reserved);
-                add_limit(t, l->tenants[i]);
-                table_number(t, f->num_refusals);
-                table_number(t, f->num_over_quota);
-                table_number(t, f->num_out_of_memory);
-                add_ago(t, f->last_refusal_time_ms);
-                table_size(t, f->bytes_escaped);
-                table_size(t, l->tenants[i]->bytes_kept);
-        }
-}
-
-/* What the extents were made of; a client may split a page of 2 MiB later. */
-static const char *pages_of(const Bfcd__PartitionRow *p)
+/* The pages that the extents were made of; a client may split a page of 2 MiB later. */
+static void pages_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
-        if (p->bytes_in_2mib_pages == 0)
-                return p->bytes_in_4kib_pages == 0 ? "-" : "4 KiB";
-        return p->bytes_in_4kib_pages == 0 ? "2 MiB" : "mixed";
+        const Bfcd__PartitionRow *p = row;
+        const char *text = p->bytes_in_2mib_pages == 0   ? p->bytes_in_4kib_pages == 0 ? "-" : "4 KiB"
+                           : p->bytes_in_4kib_pages == 0 ? "2 MiB"
+                                                         : "mixed";
+
+        strcpy(ret, text);
 }
 
 static const struct table_column partition_columns[] = {
-        { "PARTITION", TABLE_LEFT },
-        { "DEVICE", TABLE_LEFT },
-        { "GROWTH", TABLE_LEFT | TABLE_WIDE },
-        { "IN-USE", TABLE_RIGHT },
-        { "PEAK", TABLE_RIGHT | TABLE_WIDE },
-        { "AGO", TABLE_RIGHT | TABLE_WIDE },
-        { "RESERVED", TABLE_RIGHT },
-        { "PEAK-RES", TABLE_RIGHT | TABLE_WIDE },
-        { "GUARANTEED", TABLE_RIGHT },
-        { "LIMIT", TABLE_RIGHT },
-        { "PAGES", TABLE_LEFT },
-        { "ENOMEM", TABLE_RIGHT },
-        { "UNRECLAIMED", TABLE_RIGHT | TABLE_WIDE },
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__PartitionRow, name),
+        COLUMN("DEVICE", "device", 0, TABLE_TEXT, Bfcd__PartitionRow, device),
+        COLUMN("GROWTH", "growth", WIDE, TABLE_TEXT, Bfcd__PartitionRow, growth),
+        COLUMN(NULL, "share", 0, TABLE_TEXT, Bfcd__PartitionRow, share),
+        COLUMN(NULL, "clear_on_release", 0, TABLE_BOOL, Bfcd__PartitionRow, clears_on_release),
+        COLUMN(NULL, "bytes_in_2mib_pages", 0, TABLE_SIZE, Bfcd__PartitionRow, bytes_in_2mib_pages),
+        COLUMN(NULL, "bytes_in_4kib_pages", 0, TABLE_SIZE, Bfcd__PartitionRow, bytes_in_4kib_pages),
+        COLUMN(NULL, "num_tenants", 0, TABLE_NUMBER, Bfcd__PartitionRow, num_tenants),
+        STATS(Bfcd__PartitionRow),
+        STAT("IN-USE", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_in_use),
+        STAT("PEAK", R | WIDE, TABLE_SIZE, Bfcd__PartitionRow, peak_bytes_in_use),
+        STAT("AGO", R | WIDE, TABLE_AGO, Bfcd__PartitionRow, peak_bytes_in_use_time_ms),
+        STAT("RESERVED", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_reserved),
+        STAT("PEAK-RES", R | WIDE, TABLE_SIZE, Bfcd__PartitionRow, peak_bytes_reserved),
+        STAT("GUARANTEED", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_guaranteed),
+        STAT("LIMIT", R, TABLE_SIZE, Bfcd__PartitionRow, bytes_limit),
+        { "PAGES", "pages", .type = TABLE_MADE, .text = pages_text },
+        STAT("ENOMEM", R, TABLE_NUMBER, Bfcd__PartitionRow, num_out_of_memory),
+        STAT("UNRECLAIMED", R | WIDE, TABLE_SIZE, Bfcd__PartitionRow, bytes_unreclaimed),
+        { 0 },
 };
 
-static void add_partitions(struct table *t, const struct list *l)
+/* The client has blocks and reports no usage: an older client, or one without a page for it. */
+static const char *no_usage(const void *row)
 {
-        for (size_t i = 0; i < l->n_partitions; i++) {
-                const Bfcd__PartitionRow *row = l->partitions[i];
-                const Bfcd__Figures *f = figures_of(row->figures);
+        const Bfcd__SessionRow *s = row;
 
-                table_text(t, row->name);
-                table_text(t, row->device);
-                table_text(t, row->growth);
-                table_size(t, f->bytes_in_use);
-                table_size(t, f->peak_bytes_in_use);
-                add_ago(t, f->peak_bytes_in_use_time_ms);
-                table_size(t, f->bytes_reserved);
-                table_size(t, f->peak_bytes_reserved);
-                table_size(t, f->bytes_guaranteed);
-                table_size(t, f->bytes_limit);
-                table_text(t, pages_of(row));
-                table_number(t, f->num_out_of_memory);
-                table_size(t, f->bytes_escaped);
-        }
+        return s->bytes_in_use > 0 && s->client_bytes_reserved == 0 ? "-" : NULL;
 }
+
+static enum table_mark session_mark(const void *row)
+{
+        const Bfcd__SessionRow *s = row;
+
+        return strcmp(s->state, "live") == 0 && !s->is_unresponsive ? TABLE_PLAIN : TABLE_WARNING;
+}
+
+static void user_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        process_user(((const Bfcd__SessionRow *)row)->uid, ret);
+}
+
+static void job_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        const Bfcd__SessionRow *s = row;
+        const char *job = process_job(s->pid, s->name, ret);
+
+        memmove(ret, job, strlen(job) + 1);
+}
+
+static void unit_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        process_unit(((const Bfcd__SessionRow *)row)->pid, ret);
+}
+
+static void command_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        process_command(((const Bfcd__SessionRow *)row)->pid, ret);
+}
+
+_Static_assert(PROCESS_TEXT_MAX <= TABLE_TEXT_MAX, "a column has room for the texts of a process");
 
 static const struct table_column session_columns[] = {
-        { "SESSION", TABLE_RIGHT },
-        { "TENANT", TABLE_LEFT },
-        { "USER", TABLE_LEFT },
-        { "UID", TABLE_RIGHT | TABLE_WIDE },
-        { "PID", TABLE_RIGHT },
-        { "JOB", TABLE_LEFT | TABLE_NARROW },
-        { "NAME", TABLE_LEFT | TABLE_WIDE },
-        { "STATE", TABLE_LEFT },
-        { "AGE", TABLE_RIGHT | TABLE_WIDE },
-        { "BLOCKS", TABLE_RIGHT | TABLE_WIDE },
-        { "HELD", TABLE_RIGHT },
-        { "PEAK-HELD", TABLE_RIGHT | TABLE_WIDE },
-        { "USED", TABLE_RIGHT | TABLE_WIDE },
-        { "IDLE", TABLE_RIGHT },
-        { "UNIT", TABLE_LEFT | TABLE_WIDE },
-        { "COMMAND", TABLE_LEFT | TABLE_WIDE },
+        COLUMN("SESSION", "session_id", R, TABLE_NUMBER, Bfcd__SessionRow, session_id),
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__SessionRow, tenant),
+        { "USER", "user", .type = TABLE_MADE, .text = user_text },
+        COLUMN("UID", "uid", R | WIDE, TABLE_NUMBER, Bfcd__SessionRow, uid),
+        COLUMN("PID", "pid", R, TABLE_NUMBER, Bfcd__SessionRow, pid),
+        { "JOB", NULL, TABLE_NARROW, TABLE_MADE, .text = job_text },
+        COLUMN("NAME", "name", WIDE, TABLE_TEXT, Bfcd__SessionRow, name),
+        { "STATE", "state", 0, TABLE_TEXT, TABLE_MEMBER(Bfcd__SessionRow, state), .mark = session_mark },
+        COLUMN("UNRESPONSIVE", "unresponsive", WIDE, TABLE_BOOL, Bfcd__SessionRow, is_unresponsive),
+        COLUMN("AGE", "age_ms", R | WIDE, TABLE_DURATION, Bfcd__SessionRow, age_ms),
+        COLUMN("BLOCKS", "num_blocks", R | WIDE | SUM, TABLE_NUMBER, Bfcd__SessionRow, num_blocks),
+        COLUMN("HELD", "bytes_in_use", R | SUM, TABLE_SIZE, Bfcd__SessionRow, bytes_in_use),
+        COLUMN("PEAK-HELD", "peak_bytes_in_use", R | WIDE, TABLE_SIZE, Bfcd__SessionRow, peak_bytes_in_use),
+        COLUMN(NULL, "client_bytes_reserved", 0, TABLE_SIZE, Bfcd__SessionRow, client_bytes_reserved),
+        { "USED", "client_bytes_in_use", R | WIDE | SUM, TABLE_SIZE,
+          TABLE_MEMBER(Bfcd__SessionRow, client_bytes_in_use), .instead = no_usage },
+        { "IDLE", "client_bytes_idle", R | SUM, TABLE_SIZE, TABLE_MEMBER(Bfcd__SessionRow, client_bytes_idle),
+          .instead = no_usage },
+        { "UNIT", "unit", WIDE, TABLE_MADE, .text = unit_text },
+        { "COMMAND", "command", WIDE, TABLE_MADE, .text = command_text },
+        { 0 },
 };
 
-/* Held and not a word of it: an older client, or one without a page. */
-static bool is_silent(const Bfcd__SessionRow *row)
+static const char *no_session(const void *row)
 {
-        return row->bytes_in_use > 0 && row->client_bytes_reserved == 0;
-}
-
-static void client_size(struct table *t, const Bfcd__SessionRow *row, uint64_t n_bytes)
-{
-        if (is_silent(row))
-                table_text(t, "-");
-        else
-                table_size(t, n_bytes);
-}
-
-static void add_sessions(struct table *t, const struct list *l)
-{
-        for (size_t i = 0; i < l->n_sessions; i++) {
-                const Bfcd__SessionRow *row = l->sessions[i];
-                char text[PROCESS_TEXT_MAX];
-
-                table_number(t, row->session_id);
-                table_text(t, row->tenant);
-                table_text(t, process_user(row->uid, text));
-                table_number(t, row->uid);
-                table_number(t, row->pid);
-                table_text(t, process_job(row->pid, row->name, text));
-                table_text(t, row->name);
-                table_text(t, row->state);
-                table_mark(t, strcmp(row->state, "live") == 0 ? TABLE_PLAIN : TABLE_WARNING);
-                table_duration(t, row->age_ms);
-                table_number(t, row->num_blocks);
-                table_size(t, row->bytes_in_use);
-                table_size(t, row->peak_bytes_in_use);
-                client_size(t, row, row->client_bytes_in_use);
-                client_size(t, row, row->client_bytes_idle);
-                table_text(t, process_unit(row->pid, text));
-                table_text(t, process_command(row->pid, text));
-        }
+        return ((const Bfcd__BlockRow *)row)->session_id == 0 ? "shared" : NULL;
 }
 
 static const struct table_column block_columns[] = {
-        { "BLOCK", TABLE_RIGHT },
-        { "SESSION", TABLE_RIGHT },
-        { "TENANT", TABLE_LEFT },
-        { "PARTITION", TABLE_LEFT },
-        { "REGION", TABLE_RIGHT | TABLE_WIDE },
-        { "OFFSET", TABLE_RIGHT | TABLE_WIDE },
-        { "SIZE", TABLE_RIGHT },
-        { "REQUESTED", TABLE_RIGHT | TABLE_WIDE },
-        { "AGE", TABLE_RIGHT },
+        COLUMN("BLOCK", "block_id", R, TABLE_ID, Bfcd__BlockRow, block_id),
+        { "SESSION", "session_id", R, TABLE_NUMBER, TABLE_MEMBER(Bfcd__BlockRow, session_id),
+          .instead = no_session },
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__BlockRow, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__BlockRow, partition),
+        COLUMN("REGION", "region_id", R | WIDE, TABLE_NUMBER, Bfcd__BlockRow, region_id),
+        COLUMN("OFFSET", "offset", R | WIDE, TABLE_HEX, Bfcd__BlockRow, offset),
+        COLUMN("SIZE", "n_bytes", R, TABLE_SIZE, Bfcd__BlockRow, n_bytes),
+        COLUMN("REQUESTED", "n_requested", R | WIDE, TABLE_SIZE, Bfcd__BlockRow, n_requested),
+        COLUMN("AGE", "age_ms", R, TABLE_DURATION, Bfcd__BlockRow, age_ms),
+        COLUMN(NULL, "tag", 0, TABLE_TEXT, Bfcd__BlockRow, tag),
+        COLUMN(NULL, "shared_name", TABLE_NULL, TABLE_TEXT, Bfcd__BlockRow, shared_name),
+        { 0 },
 };
 
-static void add_block(struct table *t, const Bfcd__BlockRow *row)
+static json_t *keep_time_json(uint64_t n_ms)
 {
-        table_number(t, row->block_id);
-        if (row->session_id != 0)
-                table_number(t, row->session_id);
-        else
-                table_text(t, "shared");
-        table_text(t, row->tenant);
-        table_text(t, row->partition);
-        table_number(t, row->region_id);
-        table_hex(t, row->offset);
-        table_size(t, row->n_bytes);
-        table_size(t, row->n_requested);
-        table_duration(t, row->age_ms);
+        return n_ms == UINT64_MAX ? json_null() : table_json_number(n_ms);
 }
 
-static const struct table_column shared_columns[] = {
-        { "NAME", TABLE_LEFT },      { "TENANT", TABLE_LEFT },
-        { "PARTITION", TABLE_LEFT }, { "BLOCK", TABLE_RIGHT | TABLE_WIDE },
-        { "SIZE", TABLE_RIGHT },     { "REQUESTED", TABLE_RIGHT | TABLE_WIDE },
-        { "HOLDERS", TABLE_RIGHT },  { "AGE", TABLE_RIGHT },
+static const char *keep_instead(const void *row)
+{
+        uint64_t n_ms = ((const Bfcd__SharedRow *)row)->keep_ms;
+
+        return n_ms == UINT64_MAX ? "forever" : n_ms == 0 ? "-" : NULL;
+}
+
+static json_t *keep_json(const void *row)
+{
+        return keep_time_json(((const Bfcd__SharedRow *)row)->keep_ms);
+}
+
+/* The time of a block with references has not begun. */
+static const char *left_instead(const void *row)
+{
+        const Bfcd__SharedRow *shared = row;
+
+        return shared->num_references > 0 ? "-" : shared->kept_ms == UINT64_MAX ? "forever" : NULL;
+}
+
+static json_t *left_json(const void *row)
+{
+        const Bfcd__SharedRow *shared = row;
+
+        return shared->num_references > 0 ? json_null() : keep_time_json(shared->kept_ms);
+}
+
+static const struct table_column kept_columns[] = {
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__SharedRow, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__SharedRow, partition),
+        COLUMN("NAME", "name", 0, TABLE_TEXT, Bfcd__SharedRow, name),
+        COLUMN("BLOCK", "block_id", R | WIDE, TABLE_ID, Bfcd__SharedRow, block_id),
+        COLUMN("SIZE", "n_bytes", R, TABLE_SIZE, Bfcd__SharedRow, n_bytes),
+        COLUMN("METADATA", "n_metadata_bytes", R | WIDE, TABLE_SIZE, Bfcd__SharedRow, n_metadata_bytes),
+        COLUMN("REFERENCES", "num_references", R, TABLE_NUMBER, Bfcd__SharedRow, num_references),
+        { "KEEP", "keep_ms", R, TABLE_DURATION, TABLE_MEMBER(Bfcd__SharedRow, keep_ms),
+          .instead = keep_instead, .json = keep_json },
+        { "LEFT", "left_ms", R, TABLE_DURATION, TABLE_MEMBER(Bfcd__SharedRow, kept_ms),
+          .instead = left_instead, .json = left_json },
+        { 0 },
 };
 
-static void add_shared(struct table *t, const struct list *l)
-{
-        for (size_t i = 0; i < l->n_shared; i++) {
-                const Bfcd__SharedRow *row = l->shared[i];
+static const struct table_column shared_columns[] = {
+        COLUMN("NAME", "name", 0, TABLE_TEXT, Bfcd__SharedRow, name),
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__SharedRow, tenant),
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__SharedRow, partition),
+        COLUMN("BLOCK", "block_id", R | WIDE, TABLE_ID, Bfcd__SharedRow, block_id),
+        COLUMN("SIZE", "n_bytes", R, TABLE_SIZE, Bfcd__SharedRow, n_bytes),
+        COLUMN("REQUESTED", "n_requested", R | WIDE, TABLE_SIZE, Bfcd__SharedRow, n_requested),
+        COLUMN("REFERENCES", "num_references", R, TABLE_NUMBER, Bfcd__SharedRow, num_references),
+        COLUMN("AGE", "age_ms", R, TABLE_DURATION, Bfcd__SharedRow, age_ms),
+        { "KEEP", "keep_ms", R, TABLE_DURATION, TABLE_MEMBER(Bfcd__SharedRow, keep_ms),
+          .instead = keep_instead, .json = keep_json },
+        { 0 },
+};
 
-                table_text(t, row->name);
-                table_text(t, row->tenant);
-                table_text(t, row->partition);
-                table_number(t, row->block_id);
-                table_size(t, row->n_bytes);
-                table_size(t, row->n_requested);
-                table_number(t, row->num_holders);
-                table_duration(t, row->age_ms);
-        }
+static void matching_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        const Bfcd__Whoami *w = row;
+        size_t n = 0;
+
+        for (size_t i = 0; i < w->n_matching_tenants && n < TABLE_TEXT_MAX; i++)
+                n += (size_t)snprintf(ret + n, TABLE_TEXT_MAX - n, "%s%s", i ? ", " : "",
+                                      w->matching_tenants[i]);
+        if (n >= TABLE_TEXT_MAX)
+                strcpy(ret + TABLE_TEXT_MAX - 4, "...");
+}
+
+static json_t *matching_json(const void *row)
+{
+        const Bfcd__Whoami *w = row;
+        json_t *ret = json_array();
+
+        for (size_t i = 0; i < w->n_matching_tenants; i++)
+                table_json_push(&ret, table_json_string(w->matching_tenants[i]));
+        return ret;
 }
 
 static const struct table_column whoami_columns[] = {
-        { "Tenant", TABLE_LEFT },           { "Session", TABLE_LEFT }, { "User id", TABLE_LEFT },
-        { "Group id", TABLE_LEFT },         { "Process", TABLE_LEFT }, { "Admin", TABLE_LEFT },
-        { "Matching tenants", TABLE_LEFT },
+        COLUMN("Tenant", "tenant", 0, TABLE_TEXT, Bfcd__Whoami, tenant),
+        COLUMN("Session", "session_id", 0, TABLE_NUMBER, Bfcd__Whoami, session_id),
+        COLUMN("User id", "uid", 0, TABLE_NUMBER, Bfcd__Whoami, uid),
+        COLUMN("Group id", "gid", 0, TABLE_NUMBER, Bfcd__Whoami, gid),
+        COLUMN("Process", "pid", 0, TABLE_NUMBER, Bfcd__Whoami, pid),
+        COLUMN("Admin", "admin", 0, TABLE_BOOL, Bfcd__Whoami, admin),
+        COLUMN("Monitor", "monitor", 0, TABLE_BOOL, Bfcd__Whoami, monitor),
+        { "Matching tenants", "matching_tenants", .type = TABLE_MADE, .text = matching_text,
+          .json = matching_json },
+        { 0 },
 };
-
-static void add_whoami(struct table *t, const struct list *l)
-{
-        const Bfcd__Whoami *w = l->whoami;
-        char *names = NULL;
-        size_t n_names;
-        FILE *joined = open_memstream(&names, &n_names);
-
-        for (size_t i = 0; joined && i < w->n_matching_tenants; i++)
-                fprintf(joined, "%s%s", i ? ", " : "", w->matching_tenants[i]);
-        if (joined)
-                fclose(joined);
-        table_text(t, w->tenant);
-        table_number(t, w->session_id);
-        table_number(t, w->uid);
-        table_number(t, w->gid);
-        table_number(t, w->pid);
-        table_text(t, w->admin ? "yes" : "no");
-        table_text(t, names);
-        free(names);
-}
-
-static const struct table_column status_columns[] = {
-        { "Version", TABLE_LEFT }, { "Protocol", TABLE_LEFT },    { "Process", TABLE_LEFT },
-        { "Uptime", TABLE_LEFT },  { "Tenants", TABLE_LEFT },     { "Sessions", TABLE_LEFT },
-        { "At most", TABLE_LEFT }, { "Quarantined", TABLE_LEFT }, { "Blocks", TABLE_LEFT },
-        { "Extents", TABLE_LEFT }, { "Allocated", TABLE_LEFT },   { "Resident", TABLE_LEFT },
-};
-
-static void add_status(struct table *t, const struct list *l)
-{
-        const Bfcd__Status *s = l->status;
-
-        table_text(t, s->version);
-        table_number(t, s->protocol_version);
-        table_number(t, s->pid);
-        table_duration(t, s->uptime_ms);
-        table_number(t, s->num_tenants);
-        table_number(t, s->num_sessions);
-        table_number(t, s->max_sessions);
-        table_number(t, s->num_quarantined);
-        table_number(t, s->num_blocks);
-        table_number(t, s->num_extents);
-        table_size(t, s->bytes_allocated);
-        table_size(t, s->bytes_resident);
-}
 
 #define UUID_BYTES 16u
-#define UUID_TEXT  48u
 
-/* As nvidia-smi writes it; "" where there is none. */
-static const char *uuid_text(const Bfcd__DeviceRow *row, char text[UUID_TEXT])
+void show_device_uuid(const void *device, char ret[static TABLE_TEXT_MAX])
 {
-        size_t n = 0;
+        const Bfcd__DeviceRow *row = device;
+        size_t n;
 
-        text[0] = '\0';
         if (row->uuid.len != UUID_BYTES)
-                return text;
-        n = (size_t)snprintf(text, UUID_TEXT, "%s", strncmp(row->id, "MIG-", 4) == 0 ? "MIG-" : "GPU-");
+                return;
+        n = (size_t)snprintf(ret, TABLE_TEXT_MAX, "%s", strncmp(row->id, "MIG-", 4) == 0 ? "MIG-" : "GPU-");
         for (size_t i = 0; i < UUID_BYTES; i++)
-                n += (size_t)snprintf(text + n, UUID_TEXT - n, "%s%02x",
+                n += (size_t)snprintf(ret + n, TABLE_TEXT_MAX - n, "%s%02x",
                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", row->uuid.data[i]);
-        return text;
+}
+
+static void reserved_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        text_percent(((const Bfcd__DeviceRow *)row)->bytes_reserved,
+                     ((const Bfcd__DeviceRow *)row)->bytes_total, ret);
+}
+
+static enum table_mark state_mark(const void *row)
+{
+        const char *state = ((const Bfcd__DeviceRow *)row)->state;
+
+        return strcmp(state, "ok") == 0     ? TABLE_PLAIN
+               : strcmp(state, "lost") == 0 ? TABLE_ALARM
+                                            : TABLE_WARNING;
+}
+
+static enum table_mark unreclaimed_mark(const void *row)
+{
+        return ((const Bfcd__DeviceRow *)row)->bytes_unreclaimed > 0 ? TABLE_ALARM : TABLE_PLAIN;
+}
+
+#define CALLS(key, member)                                                                                   \
+        {                                                                                                    \
+                NULL, key, 0, TABLE_NUMBER, TABLE_MEMBER(Bfcd__DeviceCalls, member)                          \
+        }
+static const struct table_column calls_columns[] = {
+        CALLS("num_calls", num_calls),
+        CALLS("num_failed", num_failed),
+        CALLS("total_ns", total_ns),
+        CALLS("longest_ns", longest_ns),
+        { 0 },
+};
+
+static json_t *makes_json(const void *row)
+{
+        const Bfcd__DeviceCalls *calls = ((const Bfcd__DeviceRow *)row)->makes;
+
+        return calls ? table_json(calls_columns, calls) : json_null();
+}
+
+static json_t *destroys_json(const void *row)
+{
+        const Bfcd__DeviceCalls *calls = ((const Bfcd__DeviceRow *)row)->destroys;
+
+        return calls ? table_json(calls_columns, calls) : json_null();
+}
+
+/* The mean of the calls that make an extent; "-": there was none, or this session is not told. */
+static void make_time_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        const Bfcd__DeviceCalls *calls = ((const Bfcd__DeviceRow *)row)->makes;
+
+        if (calls && calls->num_calls > 0)
+                text_time(calls->total_ns / calls->num_calls, ret);
+        else
+                strcpy(ret, "-");
+}
+
+static void failed_text(const void *row, char ret[static TABLE_TEXT_MAX])
+{
+        const Bfcd__DeviceRow *d = row;
+
+        if (d->makes && d->destroys)
+                snprintf(ret, TABLE_TEXT_MAX, "%llu",
+                         (unsigned long long)(d->makes->num_failed + d->destroys->num_failed));
+        else
+                strcpy(ret, "-");
 }
 
 static const struct table_column device_columns[] = {
-        { "DEVICE", TABLE_LEFT },
-        { "STATE", TABLE_LEFT },
-        { "RESERVED", TABLE_RIGHT },
-        { "PENDING", TABLE_RIGHT | TABLE_WIDE },
-        { "STANDBY", TABLE_RIGHT | TABLE_WIDE },
-        { "UNRECLAIMED", TABLE_RIGHT },
-        { "TOTAL", TABLE_RIGHT },
-        { "RESERVED%", TABLE_RIGHT },
-        { "NAME", TABLE_LEFT },
-        { "UUID", TABLE_LEFT | TABLE_WIDE },
+        COLUMN("DEVICE", "device", 0, TABLE_TEXT, Bfcd__DeviceRow, id),
+        { "STATE", "state", 0, TABLE_TEXT, TABLE_MEMBER(Bfcd__DeviceRow, state), .mark = state_mark },
+        COLUMN("RESERVED", "bytes_reserved", R, TABLE_SIZE, Bfcd__DeviceRow, bytes_reserved),
+        COLUMN("PENDING", "bytes_pending", R | WIDE, TABLE_SIZE, Bfcd__DeviceRow, bytes_pending),
+        COLUMN("STANDBY", "bytes_standby", R | WIDE, TABLE_SIZE, Bfcd__DeviceRow, bytes_standby),
+        { "UNRECLAIMED", "bytes_unreclaimed", R, TABLE_SIZE, TABLE_MEMBER(Bfcd__DeviceRow, bytes_unreclaimed),
+          .mark = unreclaimed_mark },
+        COLUMN("TOTAL", "bytes_total", R, TABLE_SIZE, Bfcd__DeviceRow, bytes_total),
+        { "RESERVED%", NULL, R, TABLE_MADE, .text = reserved_text },
+        { "MAKE-TIME", NULL, R | WIDE, TABLE_MADE, .text = make_time_text },
+        { "FAILED", NULL, R | WIDE, TABLE_MADE, .text = failed_text },
+        { .key = "makes", .json = makes_json },
+        { .key = "destroys", .json = destroys_json },
+        COLUMN("NAME", "name", 0, TABLE_TEXT, Bfcd__DeviceRow, name),
+        { "UUID", "uuid", WIDE | TABLE_NULL, TABLE_MADE, .text = show_device_uuid },
+        { 0 },
 };
 
-static int show_devices(FILE *out, const Bfcd__Status *s)
+static json_t *devices_json(const void *row)
 {
-        struct table *t;
-        int r = table_new(device_columns, N_ELEMENTS(device_columns), &t);
+        const Bfcd__Status *s = row;
 
-        if (r < 0)
-                return r;
-        for (size_t i = 0; i < s->n_devices; i++) {
-                const Bfcd__DeviceRow *row = s->devices[i];
-                char uuid[UUID_TEXT];
-
-                table_text(t, row->id);
-                table_text(t, row->state);
-                table_mark(t, strcmp(row->state, "ok") == 0     ? TABLE_PLAIN
-                              : strcmp(row->state, "lost") == 0 ? TABLE_ALARM
-                                                                : TABLE_WARNING);
-                table_size(t, row->bytes_reserved);
-                table_size(t, row->bytes_pending);
-                table_size(t, row->bytes_standby);
-                table_size(t, row->bytes_escaped);
-                table_mark(t, row->bytes_escaped > 0 ? TABLE_ALARM : TABLE_PLAIN);
-                table_size(t, row->bytes_total);
-                table_percent(t, row->bytes_reserved, row->bytes_total);
-                table_text(t, row->name);
-                table_text(t, uuid_text(row, uuid));
-        }
-        fputc('\n', out);
-        r = table_print(t, out);
-        table_free(t);
-        return r;
+        return table_json_rows(device_columns, (const void *const *)s->devices, s->n_devices);
 }
 
-/* ---- JSON ---------------------------------------------------------------- */
-
-json_t *show_string(const char *s)
+static void turn_text(const void *row, char ret[static TABLE_TEXT_MAX])
 {
-        char *valid = text_valid(s);
-        json_t *ret = valid ? json_string(valid) : NULL;
+        const Bfcd__Status *s = row;
+        char recent[TEXT_MAX];
 
-        free(valid);
-        return ret;
+        text_time(s->longest_turn_ns, ret);
+        snprintf(ret + strlen(ret), TABLE_TEXT_MAX - strlen(ret), "; recently %s",
+                 text_time(s->recent_longest_turn_ns, recent));
 }
 
-/* JSON's numbers are signed here, and no figure that is a size or a count comes
- * near the end of them. */
-static uint64_t signed_of(uint64_t n)
-{
-        return n > INT64_MAX ? INT64_MAX : n;
-}
+static const struct table_column status_columns[] = {
+        COLUMN("Version", "version", 0, TABLE_TEXT, Bfcd__Status, version),
+        COLUMN("Protocol", "protocol_version", 0, TABLE_NUMBER, Bfcd__Status, protocol_version),
+        COLUMN("Process", "pid", 0, TABLE_NUMBER, Bfcd__Status, pid),
+        COLUMN("Uptime", "uptime_ms", 0, TABLE_DURATION, Bfcd__Status, uptime_ms),
+        COLUMN("Tenants", "num_tenants", 0, TABLE_NUMBER, Bfcd__Status, num_tenants),
+        COLUMN("Sessions", "num_sessions", 0, TABLE_NUMBER, Bfcd__Status, num_sessions),
+        COLUMN("At most", "max_sessions", 0, TABLE_NUMBER, Bfcd__Status, max_sessions),
+        COLUMN("Quarantined", "num_quarantined", 0, TABLE_NUMBER, Bfcd__Status, num_quarantined),
+        COLUMN("Unresponsive", "num_unresponsive", 0, TABLE_NUMBER, Bfcd__Status, num_unresponsive),
+        COLUMN("Blocks", "num_blocks", 0, TABLE_NUMBER, Bfcd__Status, num_blocks),
+        COLUMN("Extents", "num_extents", 0, TABLE_NUMBER, Bfcd__Status, num_extents),
+        COLUMN("Allocated", "bytes_allocated", 0, TABLE_SIZE, Bfcd__Status, bytes_allocated),
+        COLUMN("Resident", "bytes_resident", 0, TABLE_SIZE, Bfcd__Status, bytes_resident),
+        { "Longest turn", NULL, 0, TABLE_MADE, .text = turn_text },
+        COLUMN(NULL, "longest_turn_ns", 0, TABLE_NUMBER, Bfcd__Status, longest_turn_ns),
+        COLUMN(NULL, "recent_longest_turn_ns", 0, TABLE_NUMBER, Bfcd__Status, recent_longest_turn_ns),
+        COLUMN("Lost log lines", "num_log_lines_lost", 0, TABLE_NUMBER, Bfcd__Status, num_log_lines_lost),
+        COLUMN("Lost records", "num_records_lost", 0, TABLE_NUMBER, Bfcd__Status, num_records_lost),
+        { .key = "devices", .json = devices_json },
+        { 0 },
+};
 
-static json_t *number(uint64_t n)
-{
-        return json_integer((json_int_t)signed_of(n));
-}
-
-static json_t *id(uint64_t n)
-{
-        char text[TEXT_MAX];
-
-        snprintf(text, sizeof(text), "%" PRIu64, n);
-        return json_string(text);
-}
-
-static void set(json_t **object, const char *key, json_t *value)
-{
-        if (!*object) {
-                json_decref(value);
-        } else if (json_object_set_new(*object, key, value) < 0) {
-                json_decref(*object);
-                *object = NULL;
-        }
-}
-
-static void push(json_t **array, json_t *value)
-{
-        if (!*array) {
-                json_decref(value);
-        } else if (json_array_append_new(*array, value) < 0) {
-                json_decref(*array);
-                *array = NULL;
-        }
-}
-
-static void set_figures(json_t **row, const Bfcd__Figures *figures)
-{
-        const Bfcd__Figures *f = figures_of(figures);
-        double share = f->bytes_free ? (double)f->bytes_fragmented / (double)f->bytes_free : 0;
-
-        set(row, "bytes_limit", number(f->bytes_limit));
-        set(row, "bytes_reserved", number(f->bytes_reserved));
-        set(row, "peak_bytes_reserved", number(f->peak_bytes_reserved));
-        set(row, "lifetime_peak_bytes_reserved", number(f->lifetime_peak_bytes_reserved));
-        set(row, "bytes_guaranteed", number(f->bytes_guaranteed));
-        set(row, "bytes_escaped", number(f->bytes_escaped));
-        set(row, "bytes_in_use", number(f->bytes_in_use));
-        set(row, "peak_bytes_in_use", number(f->peak_bytes_in_use));
-        set(row, "lifetime_peak_bytes_in_use", number(f->lifetime_peak_bytes_in_use));
-        set(row, "bytes_requested", number(f->bytes_requested));
-        set(row, "bytes_free", number(f->bytes_free));
-        set(row, "largest_free_block_bytes", number(f->largest_free_block_bytes));
-        set(row, "bytes_fragmented", number(f->bytes_fragmented));
-        set(row, "fragmentation", json_real(share));
-        set(row, "largest_alloc_size", number(f->largest_alloc_size));
-        set(row, "num_allocs", number(f->num_allocs));
-        set(row, "num_blocks", number(f->num_blocks));
-        set(row, "num_sessions", number(f->num_sessions));
-        set(row, "num_extents", number(f->num_extents));
-        set(row, "num_refusals", number(f->num_refusals));
-        set(row, "num_over_quota", number(f->num_over_quota));
-        set(row, "num_out_of_memory", number(f->num_out_of_memory));
-        set(row, "last_refusal_time_ms", number(f->last_refusal_time_ms));
-        set(row, "peak_bytes_in_use_time_ms", number(f->peak_bytes_in_use_time_ms));
-        set(row, "peak_bytes_reserved_time_ms", number(f->peak_bytes_reserved_time_ms));
-}
-
-/* The same by the names that other files know. */
-json_t *show_number(uint64_t n)
-{
-        return number(n);
-}
-
-json_t *show_id(uint64_t n)
-{
-        return id(n);
-}
-
-void show_set(json_t **object, const char *key, json_t *value)
-{
-        set(object, key, value);
-}
-
-void show_push(json_t **array, json_t *value)
-{
-        push(array, value);
-}
-
-void show_set_figures(json_t **row, const Bfcd__Figures *figures)
-{
-        set_figures(row, figures);
-}
-
-static json_t *json_tenants(const struct list *l)
-{
-        json_t *ret = json_array();
-
-        for (size_t i = 0; i < l->n_tenants; i++) {
-                json_t *row = json_object();
-
-                set(&row, "tenant", show_string(l->tenants[i]->tenant));
-                set(&row, "partition", show_string(l->tenants[i]->partition));
-                set(&row, "removed", json_boolean(l->tenants[i]->is_removed));
-                set(&row, "bytes_pending", number(l->tenants[i]->bytes_pending));
-                set(&row, "bytes_kept", number(l->tenants[i]->bytes_kept));
-                set(&row, "kept_ms", number(l->tenants[i]->kept_ms));
-                set_figures(&row, l->tenants[i]->figures);
-                /* Nobody keeps this peak for a partition. */
-                set(&row, "peak_bytes_requested",
-                    number(figures_of(l->tenants[i]->figures)->peak_bytes_requested));
-                push(&ret, row);
-        }
-        return ret;
-}
-
-static json_t *json_partitions(const struct list *l)
-{
-        json_t *ret = json_array();
-
-        for (size_t i = 0; i < l->n_partitions; i++) {
-                const Bfcd__PartitionRow *p = l->partitions[i];
-                json_t *row = json_object();
-
-                set(&row, "partition", show_string(p->name));
-                set(&row, "device", show_string(p->device));
-                set(&row, "growth", show_string(p->growth));
-                set(&row, "share", show_string(p->share));
-                set(&row, "clear_on_release", json_boolean(p->clears_on_release));
-                set(&row, "pages", show_string(pages_of(p)));
-                set(&row, "bytes_in_2mib_pages", number(p->bytes_in_2mib_pages));
-                set(&row, "bytes_in_4kib_pages", number(p->bytes_in_4kib_pages));
-                set(&row, "num_tenants", number(p->num_tenants));
-                set_figures(&row, p->figures);
-                push(&ret, row);
-        }
-        return ret;
-}
-
-static json_t *json_sessions(const struct list *l)
-{
-        json_t *ret = json_array();
-
-        for (size_t i = 0; i < l->n_sessions; i++) {
-                const Bfcd__SessionRow *s = l->sessions[i];
-                char text[PROCESS_TEXT_MAX];
-                json_t *row = json_object();
-
-                set(&row, "session_id", number(s->session_id));
-                set(&row, "tenant", show_string(s->tenant));
-                set(&row, "pid", number(s->pid));
-                set(&row, "uid", number(s->uid));
-                set(&row, "user", show_string(process_user(s->uid, text)));
-                set(&row, "unit", show_string(process_unit(s->pid, text)));
-                set(&row, "command", show_string(process_command(s->pid, text)));
-                set(&row, "name", show_string(s->name));
-                set(&row, "state", show_string(s->state));
-                set(&row, "age_ms", number(s->age_ms));
-                set(&row, "num_blocks", number(s->num_blocks));
-                set(&row, "bytes_in_use", number(s->bytes_in_use));
-                set(&row, "peak_bytes_in_use", number(s->peak_bytes_in_use));
-                set(&row, "client_bytes_reserved", number(s->client_bytes_reserved));
-                set(&row, "client_bytes_in_use", number(s->client_bytes_in_use));
-                set(&row, "client_bytes_idle", number(s->client_bytes_idle));
-                push(&ret, row);
-        }
-        return ret;
-}
-
-static json_t *json_shared(const struct list *l)
-{
-        json_t *ret = json_array();
-
-        for (size_t i = 0; i < l->n_shared; i++) {
-                const Bfcd__SharedRow *s = l->shared[i];
-                json_t *row = json_object();
-
-                set(&row, "name", show_string(s->name));
-                set(&row, "tenant", show_string(s->tenant));
-                set(&row, "partition", show_string(s->partition));
-                set(&row, "block_id", id(s->block_id));
-                set(&row, "n_bytes", number(s->n_bytes));
-                set(&row, "n_requested", number(s->n_requested));
-                set(&row, "num_holders", number(s->num_holders));
-                set(&row, "age_ms", number(s->age_ms));
-                push(&ret, row);
-        }
-        return ret;
-}
-
-static json_t *json_whoami(const struct list *l)
-{
-        const Bfcd__Whoami *w = l->whoami;
-        json_t *matching = json_array();
-        json_t *ret = json_object();
-
-        for (size_t i = 0; i < w->n_matching_tenants; i++)
-                push(&matching, show_string(w->matching_tenants[i]));
-        set(&ret, "tenant", show_string(w->tenant));
-        set(&ret, "session_id", number(w->session_id));
-        set(&ret, "uid", number(w->uid));
-        set(&ret, "gid", number(w->gid));
-        set(&ret, "pid", number(w->pid));
-        set(&ret, "admin", json_boolean(w->admin));
-        set(&ret, "matching_tenants", matching);
-        return ret;
-}
-
-static json_t *json_devices(const Bfcd__Status *s)
-{
-        json_t *ret = json_array();
-
-        for (size_t i = 0; i < s->n_devices; i++) {
-                const Bfcd__DeviceRow *d = s->devices[i];
-                json_t *row = json_object();
-                char uuid[UUID_TEXT];
-
-                uuid_text(d, uuid);
-                set(&row, "device", show_string(d->id));
-                set(&row, "state", show_string(d->state));
-                set(&row, "name", show_string(d->name));
-                set(&row, "uuid", uuid[0] ? json_string(uuid) : json_null());
-                set(&row, "bytes_total", number(d->bytes_total));
-                set(&row, "bytes_reserved", number(d->bytes_reserved));
-                set(&row, "bytes_pending", number(d->bytes_pending));
-                set(&row, "bytes_standby", number(d->bytes_standby));
-                set(&row, "bytes_escaped", number(d->bytes_escaped));
-                push(&ret, row);
-        }
-        return ret;
-}
-
-static json_t *json_status(const struct list *l)
-{
-        const Bfcd__Status *s = l->status;
-        json_t *ret = json_object();
-
-        set(&ret, "version", show_string(s->version));
-        set(&ret, "protocol_version", number(s->protocol_version));
-        set(&ret, "pid", number(s->pid));
-        set(&ret, "uptime_ms", number(s->uptime_ms));
-        set(&ret, "num_tenants", number(s->num_tenants));
-        set(&ret, "num_sessions", number(s->num_sessions));
-        set(&ret, "max_sessions", number(s->max_sessions));
-        set(&ret, "num_quarantined", number(s->num_quarantined));
-        set(&ret, "num_blocks", number(s->num_blocks));
-        set(&ret, "num_extents", number(s->num_extents));
-        set(&ret, "bytes_allocated", number(s->bytes_allocated));
-        set(&ret, "bytes_resident", number(s->bytes_resident));
-        set(&ret, "devices", json_devices(s));
-        return ret;
-}
-
-/* ---- both ---------------------------------------------------------------- */
+/* ---- lists ---------------------------------------------------------------- */
 
 static const struct view {
         const char *name;
         const struct table_column *columns;
-        size_t n_columns;
-        void (*add)(struct table *t, const struct list *l);
-        json_t *(*json)(const struct list *l);
-        bool upright; /* one row, shown as lines */
+        size_t rows, n_rows; /* where a list has them; n_rows 0: it is one row, shown as lines */
 } views[] = {
-#define VIEW(noun, columns, upright)                                                                         \
+#define ROWS(noun, columns)                                                                                  \
         {                                                                                                    \
-#noun, columns, N_ELEMENTS(columns), add_##noun, json_##noun, upright                        \
+#noun, columns, offsetof(struct list, noun), offsetof(struct list, n_##noun)                 \
         }
-        [BFCD__LIST__KIND__STATUS] = VIEW(status, status_columns, true),
-        [BFCD__LIST__KIND__PARTITIONS] = VIEW(partitions, partition_columns, false),
-        [BFCD__LIST__KIND__TENANTS] = VIEW(tenants, tenant_columns, false),
-        [BFCD__LIST__KIND__SESSIONS] = VIEW(sessions, session_columns, false),
-        [BFCD__LIST__KIND__SHARED] = VIEW(shared, shared_columns, false),
-        [BFCD__LIST__KIND__WHOAMI] = VIEW(whoami, whoami_columns, true),
-#undef VIEW
+        [BFCD__LIST__KIND__STATUS] = { "status", status_columns, offsetof(struct list, status), 0 },
+        [BFCD__LIST__KIND__PARTITIONS] = ROWS(partitions, partition_columns),
+        [BFCD__LIST__KIND__TENANTS] = ROWS(tenants, tenant_columns),
+        [BFCD__LIST__KIND__SESSIONS] = ROWS(sessions, session_columns),
+        [BFCD__LIST__KIND__SHARED] = ROWS(shared, shared_columns),
+        [BFCD__LIST__KIND__KEPT] = { "keep", kept_columns, offsetof(struct list, shared),
+                                     offsetof(struct list, n_shared) },
+        [BFCD__LIST__KIND__WHOAMI] = { "whoami", whoami_columns, offsetof(struct list, whoami), 0 },
+#undef ROWS
 };
+
+/* The rows, or the one row. */
+static const void *rows_of(const struct view *view, const struct list *l, size_t *ret_n_rows)
+{
+        const void *rows;
+
+        memcpy(&rows, (const char *)l + view->rows, sizeof(rows));
+        *ret_n_rows = view->n_rows ? *(const size_t *)((const char *)l + view->n_rows) : 1;
+        return rows;
+}
+
+const struct table_column *show_columns(Bfcd__List__Kind kind)
+{
+        return views[kind].columns;
+}
 
 int show_table(FILE *out, Bfcd__List__Kind kind, const struct list *l)
 {
         const struct view *view = &views[kind];
-        struct table *t;
-        int r = table_new(view->columns, view->n_columns, &t);
+        size_t n_rows;
+        const void *rows = rows_of(view, l, &n_rows);
+        int r = view->n_rows ? table_print(out, view->columns, rows, n_rows)
+                             : table_print_upright(out, view->columns, rows);
 
-        if (r < 0)
+        if (r < 0 || kind != BFCD__LIST__KIND__STATUS)
                 return r;
-        view->add(t, l);
-        r = view->upright ? table_print_upright(t, out) : table_print(t, out);
-        table_free(t);
-        if (r == 0 && kind == BFCD__LIST__KIND__STATUS)
-                r = show_devices(out, l->status);
-        return r;
+        fputc('\n', out);
+        return table_print(out, device_columns, (const void *const *)l->status->devices,
+                           l->status->n_devices);
+}
+
+json_t *show_json(Bfcd__List__Kind kind, const struct list *l)
+{
+        const struct view *view = &views[kind];
+        size_t n_rows;
+        const void *rows = rows_of(view, l, &n_rows);
+
+        return show_document(view->name, view->n_rows ? table_json_rows(view->columns, rows, n_rows)
+                                                      : table_json(view->columns, rows));
 }
 
 /* ---- blocks -------------------------------------------------------------- */
 
 #define BLOCKS_AT_ONCE 128u /* rows of the table that are kept for their widths */
 
-/* JSON of the last string: rows that follow each other often have the same. */
-struct last_string {
-        char *text, *json;
-};
-
 struct show_blocks {
         FILE *out;
-        struct last_string strings[4];
         struct table *table; /* NULL: JSON */
-        size_t n_kept, n_rows;
+        size_t n_rows;
 };
 
 int show_blocks_new(FILE *out, bool json, struct show_blocks **ret)
 {
         struct show_blocks *s = calloc(1, sizeof(*s));
-        int r = s && !json ? table_new(block_columns, N_ELEMENTS(block_columns), &s->table) : 0;
 
-        if (!s || r < 0) {
+        if (!s || (!json && table_new(block_columns, &s->table) < 0)) {
                 free(s);
                 return -ENOMEM;
         }
@@ -707,72 +581,33 @@ int show_blocks_new(FILE *out, bool json, struct show_blocks **ret)
 
 struct show_blocks *show_blocks_free(struct show_blocks *s)
 {
-        for (size_t i = 0; s && i < N_ELEMENTS(s->strings); i++) {
-                free(s->strings[i].text);
-                free(s->strings[i].json);
-        }
         if (s)
                 table_free(s->table);
         free(s);
         return NULL;
 }
 
-/* NULL when out of memory. */
-static const char *json_of(struct last_string *last, const char *s)
-{
-        json_t *string;
-
-        if (last->text && strcmp(last->text, s) == 0)
-                return last->json;
-        free(last->text);
-        free(last->json);
-        string = show_string(s);
-        last->text = strdup(s);
-        last->json = string ? json_dumps(string, JSON_ENCODE_ANY) : NULL;
-        json_decref(string);
-        return last->text ? last->json : NULL;
-}
-
-/* Written by hand: to build an object takes several times as long. */
-static int print_json_block(struct show_blocks *s, const Bfcd__BlockRow *b)
-{
-        const char *tenant = json_of(&s->strings[0], b->tenant);
-        const char *partition = json_of(&s->strings[1], b->partition);
-        const char *tag = json_of(&s->strings[2], b->tag);
-        const char *name = b->shared_name[0] ? json_of(&s->strings[3], b->shared_name) : "null";
-
-        if (!tenant || !partition || !tag || !name)
-                return -ENOMEM;
-        if (s->n_rows++ == 0)
-                fprintf(s->out, "{\n  \"schema\": %d,\n  \"blocks\": [\n", SHOW_SCHEMA);
-        else
-                fputs(",\n", s->out);
-        fprintf(s->out,
-                "    {\"block_id\": \"%" PRIu64 "\", \"session_id\": %" PRIu64
-                ", \"tenant\": %s, \"partition\": %s, \"region_id\": %" PRIu64 ", \"offset\": %" PRIu64
-                ", \"n_bytes\": %" PRIu64 ", \"n_requested\": %" PRIu64 ", \"age_ms\": %" PRIu64
-                ", \"tag\": %s, \"shared_name\": %s}",
-                b->block_id, signed_of(b->session_id), tenant, partition, signed_of(b->region_id),
-                signed_of(b->offset), signed_of(b->n_bytes), signed_of(b->n_requested), signed_of(b->age_ms),
-                tag, name);
-        return ferror(s->out) ? -EIO : 0;
-}
-
 int show_blocks_add(struct show_blocks *s, const Bfcd__BlockRow *row)
 {
-        if (!s->table)
-                return print_json_block(s, row);
-        add_block(s->table, row);
-        if (++s->n_kept < BLOCKS_AT_ONCE)
-                return 0;
-        s->n_kept = 0;
-        return table_print_part(s->table, s->out);
+        size_t n = s->n_rows++;
+        int r;
+
+        if (s->table) {
+                r = table_add(s->table, row);
+                return r == 0 && s->n_rows % BLOCKS_AT_ONCE == 0 ? table_flush(s->table, s->out) : r;
+        }
+        if (n == 0)
+                fprintf(s->out, "{\n  \"schema\": %d,\n  \"blocks\": [\n    ", SHOW_SCHEMA);
+        else
+                fputs(",\n    ", s->out);
+        table_json_line(s->out, block_columns, row);
+        return ferror(s->out) ? -EIO : 0;
 }
 
 int show_blocks_end(struct show_blocks *s)
 {
         if (s->table)
-                return table_print_part(s->table, s->out);
+                return table_flush(s->table, s->out);
         if (s->n_rows == 0)
                 fprintf(s->out, "{\n  \"schema\": %d,\n  \"blocks\": []\n}\n", SHOW_SCHEMA);
         else
@@ -782,18 +617,19 @@ int show_blocks_end(struct show_blocks *s)
 
 /* ---- documents ----------------------------------------------------------- */
 
+json_t *show_forget_json(const char *tenant, const char *name)
+{
+        return show_document("forget", json_pack("{s:o, s:o}", "tenant", table_json_string(tenant), "name",
+                                                 table_json_string(name)));
+}
+
 json_t *show_document(const char *name, json_t *value)
 {
         json_t *ret = json_object();
 
-        set(&ret, "schema", json_integer(SHOW_SCHEMA));
-        set(&ret, name, value);
+        table_json_set(&ret, "schema", json_integer(SHOW_SCHEMA));
+        table_json_set(&ret, name, value);
         return ret;
-}
-
-json_t *show_json(Bfcd__List__Kind kind, const struct list *l)
-{
-        return show_document(views[kind].name, views[kind].json(l));
 }
 
 int show_print(FILE *out, json_t *document)

@@ -1,41 +1,24 @@
-/* Tables for people: see table.h.
+/* Lists for people and for programs: see table.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Cells are finished texts in one array, row by row; widths are found when
- * printing. No cell is empty and no line ends in blanks, so that output can be compared and copied. */
+ * No cell is empty and no line ends in blanks, so that output can be compared and copied. Texts are escaped
+ * here: libsmartcols gets printable characters only, and its own escapes are off. */
 #include "ctl/table.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <libsmartcols/libsmartcols.h>
+#include <locale.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ctl/text.h"
 
-#define GAP       2  /* blanks between columns */
-#define MIN_TEXT  4  /* what is left of a text at least */
-#define MIN_SIZE  10 /* "1023.9 MiB" */
-#define MIN_TIME  7  /* "59m 59s" */
-#define MIN_SHARE 5  /* "100.0" */
-
-struct cell {
-        char *text;
-        size_t min_width;
-        enum table_mark mark;
-};
-
-struct table {
-        const struct table_column *columns;
-        size_t n_columns;
-        struct cell *cells;
-        size_t n_cells;
-        size_t n_allocated;
-        size_t *widths; /* of all that table_print_part() has printed; NULL: nothing */
-        bool out_of_memory;
-};
+#define MAX_COLUMNS 32
+#define GAP         "  " /* between columns */
 
 struct table_look table_look;
 
@@ -47,279 +30,410 @@ bool table_may_colour(int fd)
                strcmp(terminal, "dumb") != 0;
 }
 
-int table_new(const struct table_column *columns, size_t n_columns, struct table **ret)
-{
-        struct table *t = calloc(1, sizeof(*t));
+/* ---- values --------------------------------------------------------------- */
 
-        assert(n_columns > 0);
-        if (!t)
-                return -ENOMEM;
-        t->columns = columns;
-        t->n_columns = n_columns;
-        *ret = t;
-        return 0;
+bool table_is_end(const struct table_column *c)
+{
+        return !c->title && !c->key && c->type != TABLE_KEYS;
 }
 
-static void clear_cells(struct table *t)
+/* NULL: a struct of zeroes. */
+static const void *struct_of(const struct table_column *c, const void *row)
 {
-        for (size_t i = 0; i < t->n_cells; i++)
-                free(t->cells[i].text);
-        t->n_cells = 0;
+        const void *pointer;
+
+        if (c->via == 0)
+                return row;
+        memcpy(&pointer, (const char *)row + c->via, sizeof(pointer));
+        return pointer;
 }
 
-struct table *table_free(struct table *t)
+uint64_t table_number(const struct table_column *c, const void *row)
 {
-        if (!t)
-                return NULL;
-        clear_cells(t);
-        free(t->cells);
-        free(t->widths);
-        free(t);
-        return NULL;
+        const char *from = struct_of(c, row);
+        uint32_t narrow;
+        uint64_t wide;
+
+        if (!from)
+                return 0;
+        if (c->n_bytes == sizeof(narrow))
+                return memcpy(&narrow, from + c->offset, sizeof(narrow)), narrow;
+        return memcpy(&wide, from + c->offset, sizeof(wide)), wide;
 }
 
-/* Takes the text over. */
-static void add(struct table *t, size_t min_width, char *text)
+static const char *text_of(const struct table_column *c, const void *row, char buffer[static TABLE_TEXT_MAX])
 {
-        if (text && t->n_cells == t->n_allocated) {
-                size_t n = t->n_allocated ? t->n_allocated * 2 : 64;
-                struct cell *cells = reallocarray(t->cells, n, sizeof(*cells));
+        const char *from = struct_of(c, row), *text;
 
-                if (cells) {
-                        t->cells = cells;
-                        t->n_allocated = n;
-                }
+        if (c->type == TABLE_MADE) {
+                buffer[0] = '\0';
+                c->text(row, buffer);
+                return buffer;
         }
-        if (!text || t->n_cells == t->n_allocated) {
-                t->out_of_memory = true;
-                free(text);
-                return;
+        if (!from)
+                return "";
+        memcpy(&text, from + c->offset, sizeof(text));
+        return text;
+}
+
+/* ---- text ------------------------------------------------------------------ */
+
+/* Of "1023.9 MiB" and "59m 59s". */
+unsigned table_least_width(const struct table_column *c)
+{
+        return c->type == TABLE_SIZE ? 10 : c->type == TABLE_DURATION || c->type == TABLE_AGO ? 7 : 0;
+}
+
+bool table_is_number(const struct table_column *c)
+{
+        return c->type != TABLE_TEXT && c->type != TABLE_MADE && c->type != TABLE_KEYS;
+}
+
+char *table_number_cell(const struct table_column *c, uint64_t n)
+{
+        uint64_t now_ms = (uint64_t)time(NULL) * 1000;
+        char buffer[TABLE_TEXT_MAX];
+
+        switch (c->type) {
+        case TABLE_SIZE:
+                return strdup(text_size(n, buffer));
+        case TABLE_DURATION:
+                return strdup(text_duration(n, buffer));
+        case TABLE_AGO:
+                return strdup(n == 0 ? "-" : text_duration(now_ms > n ? now_ms - n : 0, buffer));
+        case TABLE_BOOL:
+                return strdup(n ? "yes" : "no");
+        default:
+                snprintf(buffer, sizeof(buffer), c->type == TABLE_HEX ? "0x%" PRIx64 : "%" PRIu64, n);
+                return strdup(buffer);
         }
-        t->cells[t->n_cells++] = (struct cell){ .text = text, .min_width = min_width };
 }
 
-void table_text(struct table *t, const char *s)
+char *table_cell(const struct table_column *c, const void *row)
 {
-        add(t, 0, text_escape(s && *s ? s : "-"));
+        const char *instead = c->instead ? c->instead(row) : NULL, *text;
+        char buffer[TABLE_TEXT_MAX];
+
+        if (instead)
+                return text_escape(instead);
+        if (table_is_number(c))
+                return table_number_cell(c, table_number(c, row));
+        text = text_of(c, row, buffer);
+        return text_escape(text && *text ? text : "-");
 }
 
-void table_number(struct table *t, uint64_t n)
+bool table_is_shown(const struct table_column *c, bool is_wide)
 {
-        char text[TEXT_MAX];
-
-        snprintf(text, sizeof(text), "%" PRIu64, n);
-        add(t, 0, strdup(text));
-}
-
-void table_hex(struct table *t, uint64_t n)
-{
-        char text[TEXT_MAX];
-
-        snprintf(text, sizeof(text), "0x%" PRIx64, n);
-        add(t, 0, strdup(text));
-}
-
-void table_size(struct table *t, uint64_t n_bytes)
-{
-        char text[TEXT_MAX];
-
-        add(t, MIN_SIZE, strdup(text_size(n_bytes, text)));
-}
-
-void table_duration(struct table *t, uint64_t ms)
-{
-        char text[TEXT_MAX];
-
-        add(t, MIN_TIME, strdup(text_duration(ms, text)));
-}
-
-void table_percent(struct table *t, uint64_t part, uint64_t whole)
-{
-        char text[TEXT_MAX];
-
-        add(t, MIN_SHARE, strdup(text_percent(part, whole, text)));
-}
-
-void table_mark(struct table *t, enum table_mark mark)
-{
-        if (!t->out_of_memory)
-                t->cells[t->n_cells - 1].mark = mark;
-}
-
-static size_t max(size_t a, size_t b)
-{
-        return a > b ? a : b;
+        return c->title && !(c->flags & (is_wide ? TABLE_NARROW : TABLE_WIDE));
 }
 
 static bool is_shown(const struct table_column *c)
 {
-        return !(c->flags & (table_look.is_wide ? TABLE_NARROW : TABLE_WIDE));
+        return table_is_shown(c, table_look.is_wide);
 }
 
-static size_t width_of(const struct table *t, size_t column)
-{
-        size_t width = text_columns(t->columns[column].title);
+struct table {
+        const struct table_column *columns;
+        struct libscols_table *lines;
+        bool has_titles; /* they are printed */
+};
 
-        for (size_t i = column; i < t->n_cells; i += t->n_columns)
-                width = max(width, max(t->cells[i].min_width, text_columns(t->cells[i].text)));
-        return width;
+struct table *table_free(struct table *t)
+{
+        if (t)
+                scols_unref_table(t->lines);
+        free(t);
+        return NULL;
 }
 
-/* The widest column of texts that can be cut; first those whose titles stay whole. NULL: there is none. */
-static size_t *find_widest(const struct table *t, size_t *widths, bool cuts_titles)
+static int add_columns(struct table *t)
 {
-        size_t *widest = NULL;
+        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
+                int flags = (c->flags & TABLE_RIGHT ? SCOLS_FL_RIGHT : SCOLS_FL_TRUNC) | SCOLS_FL_NOEXTREMES;
+                struct libscols_column *column;
 
-        for (size_t c = 0; c < t->n_columns; c++) {
-                size_t least = cuts_titles ? 0 : text_columns(t->columns[c].title);
-
-                if (is_shown(&t->columns[c]) && !(t->columns[c].flags & TABLE_RIGHT) &&
-                    widths[c] > max(least, MIN_TEXT) && (!widest || widths[c] > *widest))
-                        widest = &widths[c];
+                if (!is_shown(c))
+                        continue;
+                column = scols_table_new_column(t->lines, c->title, table_least_width(c), flags);
+                if (!column || scols_cell_set_color(scols_column_get_header(column), "\033[1m") < 0)
+                        return -ENOMEM;
         }
-        return widest;
+        return 0;
 }
 
-/* Takes from the widest text, one character at a time, until all fits. */
-static void fit(const struct table *t, size_t *widths)
+int table_new(const struct table_column *columns, struct table **ret)
 {
-        size_t sum = 0;
+        bool is_cut = table_look.is_cut && !table_look.is_wide;
+        struct table *t = calloc(1, sizeof(*t));
 
-        for (size_t c = 0; c < t->n_columns; c++)
-                sum += is_shown(&t->columns[c]) ? widths[c] + (sum ? GAP : 0) : 0;
-        for (; sum > TABLE_COLUMNS; sum--) {
-                size_t *widest = find_widest(t, widths, false);
-
-                widest = widest ? widest : find_widest(t, widths, true);
-                if (!widest)
-                        return;
-                --*widest;
+        if (!t)
+                return -ENOMEM;
+        t->columns = columns;
+        t->lines = scols_new_table();
+        if (!t->lines || scols_table_set_column_separator(t->lines, GAP) < 0 || add_columns(t) < 0) {
+                table_free(t);
+                return -ENOMEM;
         }
+        scols_table_enable_noencoding(t->lines, 1);
+        scols_table_enable_colors(t->lines, table_look.has_colour);
+        scols_table_set_termforce(t->lines, is_cut ? SCOLS_TERMFORCE_ALWAYS : SCOLS_TERMFORCE_NEVER);
+        scols_table_set_termwidth(t->lines, TABLE_COLUMNS);
+        *ret = t;
+        return 0;
 }
 
-/* How many bytes the first characters take. */
-static size_t bytes_of(const char *text, size_t n_characters)
+int table_add(struct table *t, const void *row)
 {
+        static const char *const colours[] = { [TABLE_WARNING] = "\033[33m", [TABLE_ALARM] = "\033[31m" };
+        struct libscols_line *line = scols_table_new_line(t->lines, NULL);
         size_t n = 0;
 
-        for (; text[n]; n++)
-                if (((unsigned char)text[n] & 0xc0) != 0x80 && n_characters-- == 0)
-                        break;
-        return n;
-}
+        if (!line)
+                return -ENOMEM;
+        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
+                enum table_mark mark = c->mark ? c->mark(row) : TABLE_PLAIN;
+                char *text;
 
-static const char *colour_of(const struct cell *cell)
-{
-        if (!table_look.has_colour)
-                return "";
-        if (!cell)
-                return "\033[1m";
-        return cell->mark == TABLE_ALARM ? "\033[31m" : cell->mark == TABLE_WARNING ? "\033[33m" : "";
-}
-
-/* cell: NULL: the title. */
-static void print_cell(const struct table *t, FILE *out, size_t column, size_t width, const struct cell *cell)
-{
-        const char *text = cell ? cell->text : t->columns[column].title, *colour = colour_of(cell);
-        size_t n = text_columns(text);
-        bool is_cut = n > width, is_right = t->columns[column].flags & TABLE_RIGHT;
-
-        n = is_cut ? width : n;
-        fprintf(out, "%*s%s%.*s%s%s", is_right ? (int)(width - n) : 0, "", colour,
-                (int)bytes_of(text, is_cut ? width - 1 : n), text, is_cut ? "+" : "",
-                *colour ? "\033[0m" : "");
-        for (size_t c = column + 1; !is_right && c < t->n_columns; c++)
-                if (is_shown(&t->columns[c])) {
-                        fprintf(out, "%*s", (int)(width - n), "");
-                        break;
-                }
-}
-
-/* Blanks stand before a cell, so that nothing stands after the last. */
-static void print_row(const struct table *t, FILE *out, const size_t *widths, const struct cell *row)
-{
-        int gap = 0;
-
-        for (size_t c = 0; c < t->n_columns; c++) {
-                if (!is_shown(&t->columns[c]))
+                if (!is_shown(c))
                         continue;
-                fprintf(out, "%*s", gap, "");
-                print_cell(t, out, c, widths[c], row ? &row[c] : NULL);
+                text = table_cell(c, row);
+                if (!text || scols_line_refer_data(line, n, text) < 0) {
+                        free(text);
+                        return -ENOMEM;
+                }
+                if (mark && scols_cell_set_color(scols_line_get_cell(line, n), colours[mark]) < 0)
+                        return -ENOMEM;
+                n++;
+        }
+        return 0;
+}
+
+/* libsmartcols prints nothing of a table without rows. */
+static void print_titles(const struct table *t, FILE *out)
+{
+        const char *gap = "";
+
+        for (const struct table_column *c = t->columns; !table_is_end(c); c++) {
+                if (!is_shown(c))
+                        continue;
+                fprintf(out, "%s%s%s%s", gap, table_look.has_colour ? "\033[1m" : "", c->title,
+                        table_look.has_colour ? "\033[0m" : "");
                 gap = GAP;
         }
         fputc('\n', out);
 }
 
-static void widen(const struct table *t, size_t *widths)
+/* Widths are those of UTF-8, whatever the user's locale. */
+static int print_lines(struct table *t)
 {
-        for (size_t c = 0; c < t->n_columns; c++)
-                widths[c] = max(widths[c], width_of(t, c));
-}
+        locale_t utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+        locale_t before = utf8 ? uselocale(utf8) : (locale_t)0;
+        int r = scols_print_table(t->lines);
 
-/* widths: before they are cut. */
-static void print_rows(const struct table *t, FILE *out, size_t *widths, bool has_titles)
-{
-        if (!table_look.is_wide)
-                fit(t, widths);
-        if (has_titles)
-                print_row(t, out, widths, NULL);
-        for (size_t i = 0; i < t->n_cells; i += t->n_columns)
-                print_row(t, out, widths, &t->cells[i]);
-}
-
-int table_print(const struct table *t, FILE *out)
-{
-        size_t *widths;
-
-        if (t->out_of_memory)
-                return -ENOMEM;
-        assert(t->n_cells % t->n_columns == 0);
-        widths = calloc(t->n_columns, sizeof(*widths));
-        if (!widths)
-                return -ENOMEM;
-        widen(t, widths);
-        print_rows(t, out, widths, true);
-        free(widths);
-        return ferror(out) ? -EIO : 0;
-}
-
-int table_print_part(struct table *t, FILE *out)
-{
-        bool is_first = !t->widths;
-        size_t *widths = calloc(t->n_columns, sizeof(*widths));
-
-        if (is_first)
-                t->widths = calloc(t->n_columns, sizeof(*t->widths));
-        if (t->out_of_memory || !widths || !t->widths) {
-                free(widths);
-                return -ENOMEM;
+        if (utf8) {
+                uselocale(before);
+                freelocale(utf8);
         }
-        assert(t->n_cells % t->n_columns == 0);
-        widen(t, t->widths);
-        memcpy(widths, t->widths, t->n_columns * sizeof(*widths));
-        print_rows(t, out, widths, is_first);
-        free(widths);
-        clear_cells(t);
-        return ferror(out) ? -EIO : 0;
+        return r;
 }
 
-int table_print_upright(const struct table *t, FILE *out)
+int table_flush(struct table *t, FILE *out)
+{
+        struct libscols_column *column;
+        int r = 0;
+
+        if (scols_table_get_nlines(t->lines) == 0) {
+                if (!t->has_titles)
+                        print_titles(t, out);
+        } else {
+                scols_table_set_stream(t->lines, out);
+                scols_table_enable_noheadings(t->lines, t->has_titles);
+                r = print_lines(t);
+                scols_table_remove_lines(t->lines);
+                for (size_t i = 0; (column = scols_table_get_column(t->lines, i)); i++)
+                        scols_column_set_whint(column, (double)scols_column_get_width(column));
+        }
+        t->has_titles = true;
+        return r < 0 ? r : ferror(out) ? -EIO : 0;
+}
+
+int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows)
+{
+        struct table *t;
+        int r = table_new(columns, &t);
+
+        if (r < 0)
+                return r;
+        for (size_t i = 0; r == 0 && i < n_rows; i++)
+                r = table_add(t, rows[i]);
+        if (r == 0)
+                r = table_flush(t, out);
+        table_free(t);
+        return r;
+}
+
+void table_print_pairs(FILE *out, const char *const titles[], char *const texts[], size_t n)
 {
         size_t width = 0;
 
-        if (t->out_of_memory)
-                return -ENOMEM;
-        assert(t->n_cells == t->n_columns);
-        for (size_t c = 0; c < t->n_columns; c++) {
-                size_t n = text_columns(t->columns[c].title);
+        for (size_t i = 0; i < n; i++)
+                width = strlen(titles[i]) > width ? strlen(titles[i]) : width;
+        for (size_t i = 0; i < n; i++)
+                fprintf(out, "%-*s%s%s\n", (int)width, titles[i], GAP, texts[i]);
+}
 
-                width = n > width ? n : width;
-        }
-        for (size_t c = 0; c < t->n_columns; c++) {
-                const char *title = t->columns[c].title;
+int table_print_upright(FILE *out, const struct table_column *columns, const void *row)
+{
+        const char *titles[MAX_COLUMNS];
+        char *texts[MAX_COLUMNS];
+        bool is_complete = true;
+        size_t n = 0;
 
-                fprintf(out, "%s%*s%s\n", title, (int)(width - text_columns(title)) + GAP, "",
-                        t->cells[c].text);
+        for (const struct table_column *c = columns; !table_is_end(c) && n < MAX_COLUMNS; c++) {
+                if (!is_shown(c))
+                        continue;
+                titles[n] = c->title;
+                texts[n] = table_cell(c, row);
+                is_complete = is_complete && texts[n];
+                n++;
         }
-        return ferror(out) ? -EIO : 0;
+        if (is_complete)
+                table_print_pairs(out, titles, texts, n);
+        while (n > 0)
+                free(texts[--n]);
+        return !is_complete ? -ENOMEM : ferror(out) ? -EIO : 0;
+}
+
+/* ---- JSON ------------------------------------------------------------------ */
+
+json_t *table_json_string(const char *s)
+{
+        char *valid = text_valid(s);
+        json_t *ret = valid ? json_string(valid) : NULL;
+
+        free(valid);
+        return ret;
+}
+
+json_t *table_json_number(uint64_t n)
+{
+        return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
+}
+
+void table_json_set(json_t **object, const char *key, json_t *value)
+{
+        if (!*object) {
+                json_decref(value);
+        } else if (json_object_set_new(*object, key, value) < 0) {
+                json_decref(*object);
+                *object = NULL;
+        }
+}
+
+void table_json_push(json_t **array, json_t *value)
+{
+        if (!*array) {
+                json_decref(value);
+        } else if (json_array_append_new(*array, value) < 0) {
+                json_decref(*array);
+                *array = NULL;
+        }
+}
+
+static json_t *json_value(const struct table_column *c, const void *row)
+{
+        char buffer[TABLE_TEXT_MAX];
+        const char *text;
+
+        if (c->json)
+                return c->json(row);
+        switch (c->type) {
+        case TABLE_TEXT:
+        case TABLE_MADE:
+                text = text_of(c, row, buffer);
+                return (c->flags & TABLE_NULL) && !(text && *text) ? json_null() : table_json_string(text);
+        case TABLE_BOOL:
+                return json_boolean(table_number(c, row));
+        case TABLE_ID:
+                snprintf(buffer, sizeof(buffer), "%" PRIu64, table_number(c, row));
+                return json_string(buffer);
+        default:
+                return table_json_number(table_number(c, row));
+        }
+}
+
+static void set_keys(json_t **object, const struct table_column *columns, const void *row)
+{
+        static const uint64_t zeroes[64];
+
+        for (const struct table_column *c = columns; !table_is_end(c); c++) {
+                const void *inner = c->type == TABLE_KEYS ? struct_of(c, row) : NULL;
+
+                if (c->type == TABLE_KEYS)
+                        set_keys(object, c->keys, inner ? inner : zeroes);
+                else if (c->key)
+                        table_json_set(object, c->key, json_value(c, row));
+        }
+}
+
+json_t *table_json(const struct table_column *columns, const void *row)
+{
+        json_t *ret = json_object();
+
+        set_keys(&ret, columns, row);
+        return ret;
+}
+
+json_t *table_json_rows(const struct table_column *columns, const void *const rows[], size_t n_rows)
+{
+        json_t *ret = json_array();
+
+        for (size_t i = 0; i < n_rows; i++)
+                table_json_push(&ret, table_json(columns, rows[i]));
+        return ret;
+}
+
+/* Most strings need no escapes. */
+void table_json_text(FILE *out, const char *s)
+{
+        json_t *string;
+        size_t n = 0;
+
+        while (s[n] >= ' ' && s[n] < 0x7f && s[n] != '"' && s[n] != '\\')
+                n++;
+        if (s[n] == '\0') {
+                fprintf(out, "\"%s\"", s);
+                return;
+        }
+        string = table_json_string(s);
+        json_dumpf(string, out, JSON_ENCODE_ANY);
+        json_decref(string);
+}
+
+void table_json_line(FILE *out, const struct table_column *columns, const void *row)
+{
+        const char *before = "{";
+
+        for (const struct table_column *c = columns; !table_is_end(c); c++) {
+                char buffer[TABLE_TEXT_MAX];
+                const char *text;
+                uint64_t n;
+
+                if (!c->key)
+                        continue;
+                fprintf(out, "%s\"%s\": ", before, c->key);
+                before = ", ";
+                if (c->type != TABLE_TEXT && c->type != TABLE_MADE) {
+                        n = table_number(c, row);
+                        fprintf(out, c->type == TABLE_ID ? "\"%" PRIu64 "\"" : "%" PRIu64,
+                                n > INT64_MAX && c->type != TABLE_ID ? INT64_MAX : n);
+                        continue;
+                }
+                text = text_of(c, row, buffer);
+                if ((c->flags & TABLE_NULL) && !(text && *text))
+                        fputs("null", out);
+                else
+                        table_json_text(out, text ? text : "");
+        }
+        fputc('}', out);
 }

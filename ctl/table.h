@@ -1,70 +1,123 @@
-/* Tables for people: a line of titles, then rows, columns aligned.
+/* Lists for people and for programs: one table of columns describes both the text and the JSON.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Cells are added from left to right, row after row, those of columns that are not shown too; every
- * row is full: n_cells % n_columns == 0 when it is printed. Sizes and durations have a least width, so
- * that columns stay where they are when a table is printed again. Unless all columns are asked for, a
- * table is TABLE_COLUMNS wide: texts are cut, with a '+' at the end, the widest first. Being out of memory while cells
- * are added is remembered and said by table_print(), so that filling a table
- * needs no checks. */
+ * A column describes the place of its value in a row, its format, its title in the table, and its key in
+ * the JSON. libsmartcols draws the tables. Sizes and durations have a minimum width, so that columns keep
+ * their places when a list is printed again. Less important columns are only in wide tables. On a
+ * terminal texts are cut to make a table TABLE_COLUMNS wide. */
 #ifndef BFC_CTL_TABLE_H
 #define BFC_CTL_TABLE_H
 
+#include <jansson.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#define TABLE_COLUMNS 80
-
-struct table;
+#define TABLE_COLUMNS  80
+#define TABLE_TEXT_MAX 256 /* of a text that is formatted for a column */
 
 enum {
         TABLE_LEFT = 0,
-        TABLE_RIGHT = 1,  /* figures are aligned by their last digit */
-        TABLE_WIDE = 2,   /* only where all columns are asked for */
-        TABLE_NARROW = 4, /* only where not: it stands for some of those */
+        TABLE_RIGHT = 1,  /* numbers are aligned by their last digit */
+        TABLE_WIDE = 2,   /* only if all columns are requested */
+        TABLE_NARROW = 4, /* only otherwise: it replaces some of those */
+        TABLE_NULL = 8,   /* null in the JSON where the text is empty */
+        TABLE_SUM = 16,   /* the sum of several rows has a meaning */
 };
+
+enum table_type {
+        TABLE_TEXT,
+        TABLE_NUMBER,
+        TABLE_SIZE,
+        TABLE_DURATION,
+        TABLE_AGO, /* a time in ms since 1970; 0: never */
+        TABLE_HEX, /* in the JSON a number */
+        TABLE_ID,  /* in the JSON text: few readers of JSON keep 64 bits of a number */
+        TABLE_BOOL,
+        TABLE_MADE, /* a text that the function `text` formats */
+        TABLE_KEYS, /* in the JSON the keys of `keys`; not in the table */
+};
+
+enum table_mark { TABLE_PLAIN, TABLE_WARNING, TABLE_ALARM };
 
 struct table_column {
-        const char *title;
+        const char *title; /* NULL: only in the JSON */
+        const char *key;   /* NULL: only in the table */
         unsigned flags;
+        enum table_type type;
+        size_t offset, n_bytes; /* of the value in its struct */
+        size_t via;             /* where in the row a pointer to that struct is; 0: it is the row */
+        const char *(*instead)(const void *row); /* a text instead of the value in the table, or NULL */
+        enum table_mark (*mark)(const void *row);
+        void (*text)(const void *row, char ret[static TABLE_TEXT_MAX]);
+        json_t *(*json)(const void *row); /* instead of the value in the JSON */
+        const struct table_column *keys;
 };
 
-/* How all tables of this program look. */
+#define TABLE_MEMBER(type, member) .offset = offsetof(type, member), .n_bytes = sizeof(((type *)NULL)->member)
+
+/* The appearance of all tables of this program. */
 struct table_look {
         bool is_wide;
+        bool is_cut; /* to TABLE_COLUMNS */
         bool has_colour;
 };
 extern struct table_look table_look;
 
-/* A terminal, and nothing in the environment that forbids colour. */
+/* True: a terminal, and the environment does not disable colour. */
 bool table_may_colour(int fd);
 
-enum table_mark { TABLE_PLAIN, TABLE_WARNING, TABLE_ALARM };
-
-/* columns must outlive the table. -ENOMEM. */
-int table_new(const struct table_column *columns, size_t n_columns, struct table **ret);
+/* A table that is printed in parts; columns end with one of zeroes. table_add() formats a row, and
+ * table_flush() prints the rows since the last call: later parts have no titles, and columns that are at
+ * least as wide. -ENOMEM, -EIO. */
+struct table;
+int table_new(const struct table_column *columns, struct table **ret);
+int table_add(struct table *t, const void *row);
+int table_flush(struct table *t, FILE *out);
 struct table *table_free(struct table *t);
 
-void table_text(struct table *t, const char *s); /* escaped here, so from anywhere */
-void table_number(struct table *t, uint64_t n);
-void table_hex(struct table *t, uint64_t n);
-void table_size(struct table *t, uint64_t n_bytes);
-void table_duration(struct table *t, uint64_t ms);
-void table_percent(struct table *t, uint64_t part, uint64_t whole);
+/* All at once. */
+int table_print(FILE *out, const struct table_column *columns, const void *const rows[], size_t n_rows);
 
-/* Colours the last cell that was added. */
-void table_mark(struct table *t, enum table_mark mark);
+/* One row as lines "TITLE  value". */
+int table_print_upright(FILE *out, const struct table_column *columns, const void *row);
 
-/* -ENOMEM: a cell is missing, nothing was printed. -EIO. */
-int table_print(const struct table *t, FILE *out);
+/* The same for texts. */
+void table_print_pairs(FILE *out, const char *const titles[], char *const texts[], size_t n);
 
-/* The same, and drops the rows. Only the first call prints the titles; later parts have columns that are at
- * least as wide. */
-int table_print_part(struct table *t, FILE *out);
+/* Single values, for programs that draw a table themselves. The array of columns ends at table_is_end(). A cell
+ * is printable text, the caller frees it; NULL when out of memory. table_number() is for columns that
+ * table_is_number(). */
+bool table_is_end(const struct table_column *c);
+bool table_is_shown(const struct table_column *c, bool is_wide);
+bool table_is_number(const struct table_column *c);
+unsigned table_least_width(const struct table_column *c);
+char *table_cell(const struct table_column *c, const void *row);
+uint64_t table_number(const struct table_column *c, const void *row);
+char *table_number_cell(const struct table_column *c, uint64_t n); /* a number in the column's format */
 
-/* The same cells as lines "TITLE  value", for a table of one row. */
-int table_print_upright(const struct table *t, FILE *out);
+/* NULL when out of memory. */
+json_t *table_json(const struct table_column *columns, const void *row);
+json_t *table_json_rows(const struct table_column *columns, const void *const rows[], size_t n_rows);
+
+/* The same object as one line, written directly: building it takes several times as long. Numbers and
+ * texts only. */
+void table_json_line(FILE *out, const struct table_column *columns, const void *row);
+
+/* A string from the daemon as JSON, whatever bytes it has. */
+json_t *table_json_string(const char *s);
+
+/* The same, written with its quotes. */
+void table_json_text(FILE *out, const char *s);
+
+/* JSON numbers are signed here; no size or count reaches their limit. */
+json_t *table_json_number(uint64_t n);
+
+/* Sets a key of an object, or adds to an array; takes the value over. A failure makes the whole NULL, so that
+ * filling one needs no checks. */
+void table_json_set(json_t **object, const char *key, json_t *value);
+void table_json_push(json_t **array, json_t *value);
 
 #endif

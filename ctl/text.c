@@ -8,6 +8,7 @@
  * 0 and bytes are looked at in order. */
 #include "ctl/text.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -44,7 +45,8 @@ static bool acts(uint32_t c)
 {
         return c < 0x20 || (c >= 0x7f && c < 0xa0) ||         /* C0, DEL, C1 */
                c == 0x061c || (c >= 0x200b && c <= 0x200f) || /* marks of direction, no width */
-               (c >= 0x2028 && c <= 0x202e) || (c >= 0x2060 && c <= 0x206f) || c == 0xfeff;
+               (c >= 0x2028 && c <= 0x202e) || (c >= 0x2060 && c <= 0x206f) || c == 0xfeff || c == 0xfffe ||
+               c == 0xffff; /* no characters of XML */
 }
 
 /* Writes the escape for a character (or a byte that is none) and returns its length. */
@@ -116,15 +118,6 @@ char *text_valid(const char *s)
         return ret;
 }
 
-size_t text_columns(const char *s)
-{
-        size_t n = 0;
-
-        for (; *s; s++)
-                n += ((unsigned char)*s & 0xc0) != 0x80;
-        return n;
-}
-
 const char *text_size(uint64_t n_bytes, char ret[static TEXT_MAX])
 {
         static const char *const units[] = { "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
@@ -159,6 +152,19 @@ const char *text_duration(uint64_t ms, char ret[static TEXT_MAX])
         return ret;
 }
 
+const char *text_time(uint64_t ns, char ret[static TEXT_MAX])
+{
+        uint64_t us = ns / 1000;
+
+        if (us >= 1000000)
+                return text_duration(us / 1000, ret);
+        if (us < 1000)
+                snprintf(ret, TEXT_MAX, "%" PRIu64 " us", us);
+        else
+                snprintf(ret, TEXT_MAX, "%" PRIu64 ".%" PRIu64 " ms", us / 1000, us % 1000 / 100);
+        return ret;
+}
+
 const char *text_percent(uint64_t part, uint64_t whole, char ret[static TEXT_MAX])
 {
         if (whole == 0)
@@ -166,4 +172,24 @@ const char *text_percent(uint64_t part, uint64_t whole, char ret[static TEXT_MAX
         else
                 snprintf(ret, TEXT_MAX, "%.1f", 100 * (double)part / (double)whole);
         return ret;
+}
+
+void text_xml(FILE *out, const char *text)
+{
+        for (; *text; text++) {
+                if (*text == '&' || *text == '<' || *text == '>' || *text == '"')
+                        fprintf(out, "&#%d;", *text);
+                else
+                        putc(*text, out);
+        }
+}
+
+/* ---- streams --------------------------------------------------------------- */
+
+int text_flush(FILE *out)
+{
+        errno = 0;
+        if (fflush(out) != 0)
+                return errno > 0 ? -errno : -EIO;
+        return ferror(out) ? -EIO : 0;
 }

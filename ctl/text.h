@@ -1,16 +1,15 @@
-/* Text for people and for JSON, made of figures and of strings that others
- * chose.
+/* Text for people and for JSON, made of numbers and of strings from clients.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A tenant's program names itself, so a name may hold anything, also what
- * moves a terminal's cursor. Nothing that came from the daemon reaches a
- * terminal except through text_escape(). */
+ * A client chooses its name, which may have any bytes, such as those that move a terminal's cursor. Strings
+ * from the daemon reach a terminal only through text_escape(). */
 #ifndef BFC_CTL_TEXT_H
 #define BFC_CTL_TEXT_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* Enough for every text_size(), text_duration() and text_percent(). */
 #define TEXT_MAX 32
@@ -22,12 +21,12 @@
  * frees it. */
 char *text_escape(const char *s);
 
+/* What text_escape() returned, as text or as an attribute's value of XML. */
+void text_xml(FILE *out, const char *text);
+
 /* The same string with every byte that is no UTF-8 replaced by U+FFFD: JSON
  * escapes the rest by itself. NULL when out of memory; the caller frees it. */
 char *text_valid(const char *s);
-
-/* How many columns of a terminal valid UTF-8 takes, a character being one. */
-size_t text_columns(const char *s);
 
 /* "0 B", "1023 B", "1.0 KiB", "512.0 MiB". */
 const char *text_size(uint64_t n_bytes, char ret[static TEXT_MAX]);
@@ -35,7 +34,13 @@ const char *text_size(uint64_t n_bytes, char ret[static TEXT_MAX]);
 /* "12.3 s", "4m 05s", "3h 20m", "2d 07h". */
 const char *text_duration(uint64_t ms, char ret[static TEXT_MAX]);
 
-/* "12.5" for a part of a whole; "-" where there is no whole. */
+/* "850 us", "12.3 ms", and from 1 s on as text_duration(). */
+const char *text_time(uint64_t ns, char ret[static TEXT_MAX]);
+
+/* "12.5" for a part of a whole; "-" if the whole is 0. */
 const char *text_percent(uint64_t part, uint64_t whole, char ret[static TEXT_MAX]);
+
+/* Flushes a stream. A negative errno of the last write, such as -ENOSPC; -EIO if only an earlier write failed. */
+int text_flush(FILE *out);
 
 #endif

@@ -2,19 +2,20 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * The parser is strict, because a trace that is silently misread gives figures
- * that are silently wrong: the header as it must be, four fields, digits only.
- * It forgives what editors and spreadsheets do to a file: CRLF, a byte order
- * mark, empty lines, no newline at the end. An incomplete last line is left out. */
+ * The parser is strict, because a misread trace gives wrong statistics: the exact header, four fields, digits
+ * only. It accepts what editors and spreadsheets do to a file: CRLF, a byte order mark, empty lines, no newline
+ * at the end. An incomplete last line is left out. */
 #include "ctl/trace.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define HEADER      "id,lower,upper,size"
+#define OTHERS      "(other)"
 #define MAX_BUFFERS (UINT32_MAX / 2)
 #define MAX_BYTES   ((uint64_t)INT64_MAX)
 #define END_DIGITS  19u /* a recording (client/recorder.c) writes `upper` so */
@@ -39,13 +40,22 @@ static int parse_number(const char *text, uint64_t *ret)
         return 0;
 }
 
-/* Cuts a line at its commas; false where it has not exactly four fields. */
-static bool split(char *line, char *fields[static 4])
+/* The columns of a file: the first four, and which of the others it has, by place. */
+enum column { COLUMN_TAG, COLUMN_PARTITION, COLUMN_TENANT, COLUMN_COUNT };
+#define MAX_FIELDS (4 + COLUMN_COUNT)
+
+struct columns {
+        size_t n;                /* fields of a line; 0: the header was not read yet */
+        size_t at[COLUMN_COUNT]; /* 0: it has none */
+};
+
+/* Cuts a line at its commas; false where it has not exactly so many fields. */
+static bool split(char *line, char *fields[static MAX_FIELDS], size_t n_fields)
 {
-        for (int i = 0; i < 4; i++) {
+        for (size_t i = 0; i < n_fields; i++) {
                 char *comma = strchr(line, ',');
 
-                if (!comma != (i == 3))
+                if (!comma != (i == n_fields - 1))
                         return false;
                 fields[i] = line;
                 if (comma) {
@@ -56,16 +66,111 @@ static bool split(char *line, char *fields[static 4])
         return true;
 }
 
+/* False: that is no header. */
+static bool read_header(const char *line, struct columns *ret)
+{
+        static const char *const names[COLUMN_COUNT] = { "tag", "partition", "tenant" };
+
+        if (strncmp(line, HEADER, sizeof(HEADER) - 1) != 0)
+                return false;
+        *ret = (struct columns){ .n = 4 };
+        for (line += sizeof(HEADER) - 1; *line; ret->n++) {
+                size_t n, i = 0;
+
+                if (*line++ != ',')
+                        return false;
+                n = strcspn(line, ",");
+                while (i < COLUMN_COUNT && (strlen(names[i]) != n || strncmp(names[i], line, n) != 0))
+                        i++;
+                if (i == COLUMN_COUNT || ret->at[i] != 0)
+                        return false;
+                ret->at[i] = ret->n;
+                line += n;
+        }
+        return true;
+}
+
+/* ---- labels -------------------------------------------------------------- */
+
+static int compare_labels(const void *a, const void *b)
+{
+        return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* Keys are places in a table that never moves, so a found place tells the number. */
+static bool find_label(const struct trace *t, const char *text, uint32_t *ret)
+{
+        char ***found = tfind(&text, &t->label_index, compare_labels);
+
+        if (found)
+                *ret = (uint32_t)(*found - t->labels);
+        return found;
+}
+
+static int add_label(struct trace *t, const char *text, uint32_t *ret)
+{
+        char **place = &t->labels[t->n_labels];
+
+        *place = strdup(text);
+        if (!*place || !tsearch(place, &t->label_index, compare_labels)) {
+                free(*place);
+                *place = NULL;
+                return -ENOMEM;
+        }
+        *ret = (uint32_t)t->n_labels++;
+        return 0;
+}
+
+int trace_label(struct trace *t, const char *text, size_t n_text, uint32_t *ret)
+{
+        char clean[TRACE_LABEL_MAX + 1];
+        size_t n = n_text < TRACE_LABEL_MAX ? n_text : TRACE_LABEL_MAX;
+
+        for (size_t i = 0; i < n; i++)
+                clean[i] = text[i] < ' ' || text[i] > '~' ? '?' : text[i];
+        clean[n] = '\0';
+        if (find_label(t, clean, ret))
+                return 0;
+        /* The last place is for all that are beyond. */
+        if (t->n_labels < TRACE_MAX_LABELS - 1)
+                return add_label(t, clean, ret);
+        return find_label(t, OTHERS, ret) ? 0 : add_label(t, OTHERS, ret);
+}
+
+/* "tenant/partition", or the one that there is. */
+static int read_track(struct trace *t, const struct columns *c, char *const fields[], uint32_t *ret)
+{
+        const char *partition = c->at[COLUMN_PARTITION] ? fields[c->at[COLUMN_PARTITION]] : "";
+        const char *tenant = c->at[COLUMN_TENANT] ? fields[c->at[COLUMN_TENANT]] : "";
+        char track[TRACE_LABEL_MAX + 1];
+
+        snprintf(track, sizeof(track), "%s%s%s", tenant, *tenant && *partition ? "/" : "", partition);
+        return trace_label(t, track, strlen(track), ret);
+}
+
+static int read_labels(struct trace *t, const struct columns *c, char *const fields[],
+                       struct trace_buffer *buffer)
+{
+        const char *tag = c->at[COLUMN_TAG] ? fields[c->at[COLUMN_TAG]] : "";
+        int r = c->n > 4 ? trace_label(t, tag, strlen(tag), &buffer->tag) : 0;
+
+        return r == 0 && c->n > 4 ? read_track(t, c, fields, &buffer->track) : r;
+}
+
+/* ---- lines --------------------------------------------------------------- */
+
 /* One buffer from one line. On failure *ret_why is the sentence's rest. */
-static int parse_line(char *line, struct trace_buffer *ret, const char **ret_why)
+static int parse_line(struct trace *t, const struct columns *c, char *line, struct trace_buffer *ret,
+                      const char **ret_why)
 {
         static const char *const wrong[] = { "lower is not a whole number", "upper is not a whole number",
                                              "size is not a whole number" };
         uint64_t numbers[3];
-        char *fields[4];
+        char *fields[MAX_FIELDS];
 
-        if (!split(line, fields)) {
-                *ret_why = "not four fields; a line is " HEADER;
+        if (!split(line, fields, c->n)) {
+                *ret_why = c->n == 4 ? "not four fields; a line is " HEADER
+                                     : "not as many fields as the first line";
                 return -EINVAL;
         }
         for (size_t i = 0; i < 3; i++) {
@@ -83,19 +188,22 @@ static int parse_line(char *line, struct trace_buffer *ret, const char **ret_why
         if (*ret_why)
                 return -EINVAL;
         *ret = (struct trace_buffer){ .lower = numbers[0], .upper = numbers[1], .n_bytes = numbers[2] };
-        return 0;
+        *ret_why = "out of memory";
+        return read_labels(t, c, fields, ret);
 }
 
-static int append(struct trace *t, size_t *n_allocated, const struct trace_buffer *buffer)
+int trace_add(struct trace *t, const struct trace_buffer *buffer)
 {
-        if (t->n_buffers == *n_allocated) {
-                size_t n = *n_allocated ? *n_allocated * 2 : 256;
+        if (t->n_buffers == MAX_BUFFERS)
+                return -E2BIG;
+        if (t->n_buffers == t->n_room) {
+                size_t n = t->n_room ? t->n_room * 2 : 256;
                 struct trace_buffer *buffers = reallocarray(t->buffers, n, sizeof(*buffers));
 
                 if (!buffers)
                         return -ENOMEM;
                 t->buffers = buffers;
-                *n_allocated = n;
+                t->n_room = n;
         }
         t->buffers[t->n_buffers++] = *buffer;
         return 0;
@@ -122,7 +230,7 @@ static bool chomp(char *line, size_t n)
 
 /* Whether a last line without a newline is the beginning of one: a field is missing. A line of a
  * recording is complete with its newline only, since its size could be cut as well. */
-static bool is_cut(const char *line)
+static bool is_cut(const char *line, size_t n_fields)
 {
         size_t n_commas = 0;
         const char *field = line;
@@ -131,11 +239,11 @@ static bool is_cut(const char *line)
         for (; (comma = strchr(field, ',')); field = comma + 1)
                 if (++n_commas == 3 && comma - field == END_DIGITS)
                         return true;
-        return n_commas < 3 || (n_commas == 3 && !*field);
+        return n_commas < n_fields - 1 || (n_commas == 3 && n_fields == 4 && !*field);
 }
 
-static int read_line(struct trace *t, char *line, size_t n, size_t number, size_t *n_allocated,
-                     bool *header_seen, const char **ret_why)
+static int read_line(struct trace *t, struct columns *c, char *line, size_t n, size_t number,
+                     const char **ret_why)
 {
         bool has_newline = n > 0 && line[n - 1] == '\n';
         struct trace_buffer buffer;
@@ -149,38 +257,36 @@ static int read_line(struct trace *t, char *line, size_t n, size_t number, size_
                 line += 3;
         if (!*line)
                 return 0;
-        if (!*header_seen) {
-                *header_seen = strcmp(line, HEADER) == 0;
+        if (c->n == 0) {
                 *ret_why = "the first line must be " HEADER;
-                return *header_seen ? 0 : -EINVAL;
+                return read_header(line, c) ? 0 : -EINVAL;
         }
-        if (!has_newline && is_cut(line)) {
+        if (!has_newline && is_cut(line, c->n)) {
                 t->cut_line = number;
                 return 0;
         }
-        r = parse_line(line, &buffer, ret_why);
+        r = parse_line(t, c, line, &buffer, ret_why);
         if (r < 0)
                 return r;
-        *ret_why = "too many buffers";
-        if (t->n_buffers == MAX_BUFFERS)
-                return -E2BIG;
         buffer.line = (uint32_t)number;
-        *ret_why = "out of memory";
-        return append(t, n_allocated, &buffer);
+        r = trace_add(t, &buffer);
+        *ret_why = r == -E2BIG ? "too many buffers" : "out of memory";
+        return r;
 }
 
 static int read_all(struct trace *t, FILE *in, const char *name, char **ret_error)
 {
+        struct columns columns = { 0 };
         const char *why = NULL;
         char *line = NULL;
-        size_t n_line = 0, n_allocated = 0, number = 0;
-        bool header_seen = false;
+        size_t n_line = 0, number = 0;
         ssize_t n;
         int r = 0;
 
         while (r == 0 && (n = getline(&line, &n_line, in)) >= 0)
-                r = read_line(t, line, (size_t)n, ++number, &n_allocated, &header_seen, &why);
+                r = read_line(t, &columns, line, (size_t)n, ++number, &why);
         free(line);
+        t->has_partitions = columns.at[COLUMN_PARTITION] != 0;
         if (r == 0 && ferror(in)) {
                 r = -EIO;
                 say(ret_error, name, 0, "the file cannot be read");
@@ -189,9 +295,9 @@ static int read_all(struct trace *t, FILE *in, const char *name, char **ret_erro
         } else if (t->n_buffers == 0) {
                 r = -EINVAL;
                 say(ret_error, name, 0,
-                    t->cut_line   ? "no complete buffers after the header"
-                    : header_seen ? "no buffers after the header"
-                                  : "the file is empty; a trace starts with " HEADER);
+                    t->cut_line      ? "no complete buffers after the header"
+                    : columns.n != 0 ? "no buffers after the header"
+                                     : "the file is empty; a trace starts with " HEADER);
         }
         /* Whatever is wrong with the file is one outcome to the caller. */
         return r == 0 || r == -ENOMEM || r == -EIO ? r : -EINVAL;
@@ -217,7 +323,7 @@ static int compare(const void *a, const void *b, void *userdata)
         return (x->buffer > y->buffer) - (x->buffer < y->buffer);
 }
 
-static int order(struct trace *t)
+int trace_order(struct trace *t)
 {
         t->events = calloc(t->n_buffers, 2 * sizeof(*t->events));
         if (!t->events)
@@ -229,9 +335,22 @@ static int order(struct trace *t)
         return 0;
 }
 
-int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error)
+struct trace *trace_new(void)
 {
         struct trace *t = calloc(1, sizeof(*t));
+        uint32_t none;
+
+        if (!t)
+                return NULL;
+        t->labels = calloc(TRACE_MAX_LABELS, sizeof(*t->labels));
+        if (!t->labels || trace_label(t, "", 0, &none) < 0)
+                return trace_free(t);
+        return t;
+}
+
+static int read_csv(FILE *in, const char *name, struct trace **ret, char **ret_error)
+{
+        struct trace *t = trace_new();
         int r;
 
         if (!t) {
@@ -239,7 +358,7 @@ int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error)
                 return -ENOMEM;
         }
         r = read_all(t, in, name, ret_error);
-        if (r == 0 && (r = order(t)) < 0)
+        if (r == 0 && (r = trace_order(t)) < 0)
                 say(ret_error, name, 0, "out of memory");
         if (r < 0) {
                 trace_free(t);
@@ -249,14 +368,61 @@ int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error)
         return 0;
 }
 
+int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error)
+{
+        int c = getc(in);
+
+        if (c == TRACE_PICKLE_BYTE)
+                return trace_read_torch(in, name, ret, ret_error);
+        if (c != EOF)
+                ungetc(c, in);
+        return read_csv(in, name, ret, ret_error);
+}
+
+static void leave_label(void *key)
+{
+        (void)key; /* a place in the table */
+}
+
 struct trace *trace_free(struct trace *t)
 {
         if (!t)
                 return NULL;
+        tdestroy(t->label_index, leave_label);
+        for (size_t i = 0; t->labels && i < t->n_labels; i++)
+                free(t->labels[i]);
+        free(t->labels);
         free(t->buffers);
         free(t->events);
         free(t);
         return NULL;
+}
+
+/* ---- partitions ---------------------------------------------------------- */
+
+const char *trace_partition(const struct trace *t, size_t buffer)
+{
+        const char *track = t->labels[t->buffers[buffer].track], *slash = strrchr(track, '/');
+
+        return slash ? slash + 1 : track;
+}
+
+int trace_keep_partition(struct trace *t, const char *partition)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < t->n_buffers; i++)
+                n += strcmp(trace_partition(t, i), partition) == 0;
+        if (n == 0)
+                return -ENOENT;
+        n = 0;
+        for (size_t i = 0; i < t->n_buffers; i++)
+                if (strcmp(trace_partition(t, i), partition) == 0)
+                        t->buffers[n++] = t->buffers[i];
+        t->n_buffers = n;
+        free(t->events);
+        t->events = NULL;
+        return trace_order(t);
 }
 
 /* ---- sizes --------------------------------------------------------------- */

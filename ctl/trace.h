@@ -1,14 +1,16 @@
-/* Traces: lifetimes of buffers, and the order in which they come and go.
+/* Traces: lifetimes of buffers, and the order of their allocations and frees.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A trace is a CSV file `id,lower,upper,size`: a buffer of `size` bytes lives
- * from time `lower` (inclusive) to `upper` (exclusive). At equal times, frees
- * come before allocations; ties keep the file's order. The id is for people and
- * need not be unique: a buffer is its line.
+ * A trace is a CSV file `id,lower,upper,size`: a buffer of `size` bytes is allocated from time `lower`
+ * (inclusive) to `upper` (exclusive). At equal times, frees come before allocations; ties keep the file's
+ * order. The id is a label and need not be unique: a buffer is identified by its line. The columns `tag`,
+ * `partition` and `tenant` may follow.
  *
- * A job can be killed while it records, so a trace may end in the middle of a line.
- * That line is left out, and the trace says which it was. */
+ * A job can be killed while it records, so a trace may end in the middle of a line. That line is left
+ * out, and the trace records its number.
+ *
+ * PyTorch's memory snapshots are read, too; see trace_torch.c. */
 #ifndef BFC_CTL_TRACE_H
 #define BFC_CTL_TRACE_H
 
@@ -22,7 +24,13 @@ struct trace_buffer {
         uint64_t upper;   /* > lower */
         uint64_t n_bytes; /* > 0 */
         uint32_t line;    /* in the file, from 1 */
+        uint32_t tag;     /* label; 0: none */
+        uint32_t track;   /* label: "tenant/partition", "partition", "cuda:0"; 0: none */
 };
+
+#define TRACE_NO_END     ((uint64_t)INT64_MAX) /* `upper` of a buffer that was never freed */
+#define TRACE_LABEL_MAX  63u                   /* bytes of a label; longer ones are cut */
+#define TRACE_MAX_LABELS 4096u                 /* what is beyond is "(other)" */
 
 struct trace_event {
         uint32_t buffer; /* index */
@@ -36,20 +44,43 @@ struct trace {
         struct trace_event *events;
         size_t n_events;
         size_t cut_line; /* the last line, which is incomplete and was left out; 0: there is none */
+        char **labels;   /* [0] is "" */
+        size_t n_labels;
+        bool has_partitions; /* the column */
+        size_t n_room;       /* for buffers */
+        void *label_index;   /* of labels, by text */
 };
 
 /* name: of the file, for errors. -EINVAL: the file is no trace, *ret_error says
  * "name:line: why"; -ENOMEM and -EIO come with a sentence as well. The caller
  * frees *ret_error. */
 int trace_read(FILE *in, const char *name, struct trace **ret, char **ret_error);
+
+/* The same of a snapshot, whose first byte was read: that of a pickle. */
+#define TRACE_PICKLE_BYTE 0x80
+int trace_read_torch(FILE *in, const char *name, struct trace **ret, char **ret_error);
+
+/* For readers: an empty trace; one more buffer; the number of a label, of printable ASCII only; and at the end
+ * the order of the events. -ENOMEM; -E2BIG: there are too many buffers. */
+struct trace *trace_new(void);
+int trace_add(struct trace *t, const struct trace_buffer *buffer);
+int trace_label(struct trace *t, const char *text, size_t n_text, uint32_t *ret);
+int trace_order(struct trace *t);
 struct trace *trace_free(struct trace *t);
 
 /* Multiplies every size, rounded up to a whole byte. -ERANGE, and the trace as
  * it was: a size would not fit. */
 int trace_scale(struct trace *t, double factor);
 
-/* The most bytes that live at once, each buffer rounded up to a multiple of
- * granule (1: as requested). Saturates. */
+/* The partition in the name of a buffer's track: what follows the tenant. */
+const char *trace_partition(const struct trace *t, size_t buffer);
+
+/* Leaves the buffers of one partition. -ENOENT, and the trace as it was: it has none there. -ENOMEM: the trace can only
+ * be freed. */
+int trace_keep_partition(struct trace *t, const char *partition);
+
+/* The largest sum of live bytes, with each buffer rounded up to a multiple of granule (1: as requested).
+ * Saturates. */
 uint64_t trace_peak(const struct trace *t, uint64_t granule);
 
 #endif

@@ -1,5 +1,5 @@
-/* The daemon's clocks: milliseconds since the machine started, sleep included, by
- * which it acts; and the time of day, milliseconds since 1970, which people are told.
+/* The daemon's clocks: milliseconds since the machine started, including sleep, for time-outs; and the
+ * time of day, milliseconds since 1970, for display.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_CLOCK_H
@@ -16,7 +16,7 @@ static inline uint64_t clock_ms(void)
         return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* To measure what something takes. */
+/* For measuring durations. */
 static inline uint64_t clock_ns(void)
 {
         struct timespec now;
@@ -31,6 +31,14 @@ static inline uint64_t clock_wall_ms(void)
 
         clock_gettime(CLOCK_REALTIME, &now);
         return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static inline uint64_t clock_wall_us(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_REALTIME, &now);
+        return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 #endif

@@ -58,6 +58,11 @@ void log_open(enum log_level level)
         to_journal = stderr_is_journal();
 }
 
+bool log_is_journal(void)
+{
+        return to_journal;
+}
+
 static const char *level_prefix(enum log_level level)
 {
         switch (level) {
@@ -81,6 +86,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* everything below */
 static char queue[QUEUE_BYTES];
 static size_t n_queued; /* whole lines, but for the first, of which a part may be written */
 static uint64_t n_lost; /* lines that found no room since the last one that did */
+static uint64_t n_lost_ever;
 
 /* How many bytes were taken; 0: none can be taken now. A log that cannot be written must not stop the daemon: its
  * lines count as taken. A pipe that can be written takes a line at once. */
@@ -152,11 +158,23 @@ static void write_line(const char *line, size_t n_bytes)
                 queue_note_lost();
         if (n_queued == 0 && n_lost == 0)
                 n_taken = write_now(line, n_bytes);
-        if (n_lost > 0 || n_bytes - n_taken > QUEUE_BYTES - n_queued)
+        if (n_lost > 0 || n_bytes - n_taken > QUEUE_BYTES - n_queued) {
                 n_lost++;
-        else
+                n_lost_ever++;
+        } else {
                 queue_add(line + n_taken, n_bytes - n_taken);
+        }
         pthread_mutex_unlock(&lock);
+}
+
+uint64_t log_count_lost(void)
+{
+        uint64_t ret;
+
+        pthread_mutex_lock(&lock);
+        ret = n_lost_ever;
+        pthread_mutex_unlock(&lock);
+        return ret;
 }
 
 bool log_flush(void)
@@ -197,6 +215,18 @@ void log_close(unsigned timeout_ms)
 
 /* ---- lines --------------------------------------------------------------- */
 
+static void clean(char *text, size_t n_bytes)
+{
+        for (size_t i = 0; i < n_bytes; i++)
+                if ((unsigned char)text[i] < ' ' || (unsigned char)text[i] > '~')
+                        text[i] = '?';
+}
+
+void log_clean(char *text)
+{
+        clean(text, strlen(text));
+}
+
 static void write_event(enum log_level level, uint64_t n_left_out, const char *format, va_list args)
         __attribute__((format(printf, 3, 0)));
 
@@ -218,9 +248,7 @@ static void write_event(enum log_level level, uint64_t n_left_out, const char *f
                 n = n_room - 1;
                 memcpy(line + n_prefix + n - 3, "...", 3);
         }
-        for (size_t i = n_prefix; i < n_prefix + n; i++)
-                if ((unsigned char)line[i] < ' ' || (unsigned char)line[i] > '~')
-                        line[i] = '?';
+        clean(line + n_prefix, n);
         n += n_prefix;
         if (n_left_out > 0)
                 n += (size_t)snprintf(line + n, LEFT_OUT_BYTES, " (%" PRIu64 " similar messages suppressed)",
@@ -251,7 +279,7 @@ bool log_limit_is_open(const struct log_limit *limit)
         return limit_is_open(limit, clock_ms());
 }
 
-/* A line is written. As long as such events go on, the time to the next line doubles. */
+/* A line is written. While such events continue, the time to the next line doubles. */
 static void limit_begin(struct log_limit *limit, uint64_t now_ms)
 {
         uint64_t interval_ms = limit->interval_ms * 2;
@@ -261,6 +289,19 @@ static void limit_begin(struct log_limit *limit, uint64_t now_ms)
         if (interval_ms > LIMIT_LONGEST_MS)
                 interval_ms = LIMIT_LONGEST_MS;
         *limit = (struct log_limit){ .last_ms = now_ms, .interval_ms = interval_ms };
+}
+
+bool log_limit_take(struct log_limit *limit, uint64_t *ret_n_left_out)
+{
+        uint64_t now_ms = clock_ms();
+
+        if (!limit_is_open(limit, now_ms)) {
+                limit->n_left_out++;
+                return false;
+        }
+        *ret_n_left_out = limit->n_left_out;
+        limit_begin(limit, now_ms);
+        return true;
 }
 
 void log_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
@@ -278,22 +319,6 @@ void log_limited(struct log_limit *limit, enum log_level level, const char *form
         write_event(level, limit->n_left_out, format, args);
         va_end(args);
         limit_begin(limit, now_ms);
-}
-
-bool log_limited_rest(struct log_limit *limit, enum log_level level, const char *format, ...)
-{
-        uint64_t now_ms = clock_ms();
-        va_list args;
-
-        if (limit->n_left_out == 0)
-                return false;
-        if (!limit_is_open(limit, now_ms))
-                return true;
-        va_start(args, format);
-        write_event(level, limit->n_left_out, format, args);
-        va_end(args);
-        limit_begin(limit, now_ms);
-        return false;
 }
 
 /* Without a record of users, which could be made to forget: so all users together have LOG_USERS lines a

@@ -1,4 +1,4 @@
-/* bfcd: options, the order of start and end, and the service manager's word.
+/* bfcd: options, the order of start and end, and the service manager.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -14,17 +14,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/broker.h"
-#include "daemon/config.h"
-#include "daemon/devices.h"
-#include "daemon/fd_reserve.h"
+#include "daemon/memory/broker.h"
+#include "daemon/config/config.h"
+#include "daemon/memory/devices.h"
+#include "daemon/net/fd_reserve.h"
 #include "daemon/log.h"
-#include "daemon/manager.h"
-#include "daemon/punch.h"
-#include "daemon/restore.h"
-#include "daemon/retire.h"
-#include "daemon/server.h"
-#include "daemon/trim.h"
+#include "daemon/handover/manager.h"
+#include "daemon/memory/punch.h"
+#include "daemon/record/records.h"
+#include "daemon/handover/restore.h"
+#include "daemon/admin/retire.h"
+#include "daemon/net/server.h"
+#include "daemon/session/shared.h"
+#include "daemon/admin/trim.h"
 #include "device/host_free.h"
 
 #define DEFAULT_CONFIG "/etc/bfcd/bfcd.yaml"
@@ -37,17 +39,18 @@ enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 /* EX_CONFIG: the service manager need n
 
 struct options {
         const char *config;
-        const char *socket;
-        const char *admin_socket;
+        struct config_paths sockets;
         const char *user; /* NULL: the service's */
         bool check;
+        bool has_file; /* --check had a file */
         bool strict;
         enum log_level log_level;
 };
 
 static void print_help(FILE *f)
 {
-        fputs("Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH] [--log-level LEVEL]\n"
+        fputs("Usage: bfcd [--config FILE] [--socket PATH] [--admin-socket PATH]\n"
+              "            [--monitor-socket PATH] [--log-level LEVEL]\n"
               "       bfcd --check [FILE] [--strict] [--user NAME]\n"
               "\n"
               "Allocates the memory of this machine's devices to the processes of tenants.\n"
@@ -55,6 +58,8 @@ static void print_help(FILE *f)
               "  -c, --config FILE    the configuration; default " DEFAULT_CONFIG "\n"
               "  --socket PATH        the client socket, instead of the configured one\n"
               "  --admin-socket PATH  the admin socket, instead of the configured one\n"
+              "  --monitor-socket PATH\n"
+              "                       the monitor socket, instead of the configured one\n"
               "  --log-level LEVEL    error, warning, notice, info (default), debug\n"
               "  --check [FILE]       report every error of the configuration and exit\n"
               "  --strict             with --check: fail on warnings, too\n"
@@ -65,7 +70,7 @@ static void print_help(FILE *f)
               f);
 }
 
-#define LOG_CLOSE_MS 1000u /* what is left of the log may take so long */
+#define LOG_CLOSE_MS 1000u /* to write the rest of the log */
 
 static int parse_level(const char *word, enum log_level *ret)
 {
@@ -87,13 +92,61 @@ static int parse_level(const char *word, enum log_level *ret)
         return -EINVAL;
 }
 
-/* 0; 1: printed what was asked for, end well; -EINVAL: said why. */
+/* 0; 1: the version or the help was printed; -EINVAL: reported. */
+static int take_option(int option, int argc, char **argv, struct options *ret)
+{
+        switch (option) {
+        case 'c':
+                ret->config = optarg;
+                return 0;
+        case 's':
+                ret->sockets.socket = optarg;
+                return 0;
+        case 'a':
+                ret->sockets.admin_socket = optarg;
+                return 0;
+        case 'm':
+                ret->sockets.monitor_socket = optarg;
+                return 0;
+        case 'k':
+                if (!optarg && optind < argc && argv[optind][0] != '-')
+                        optarg = argv[optind++];
+                ret->config = optarg ? optarg : ret->config;
+                ret->has_file |= optarg != NULL;
+                ret->check = true;
+                return 0;
+        case 't':
+                ret->strict = true;
+                return 0;
+        case 'u':
+                ret->user = optarg;
+                return 0;
+        case 'l':
+                if (parse_level(optarg, &ret->log_level) == 0)
+                        return 0;
+                fprintf(stderr, "bfcd: --log-level '%s': must be error, warning, notice, info or debug\n",
+                        optarg);
+                return -EINVAL;
+        case 'v':
+                printf("bfcd %s\n", BFCD_VERSION);
+                return 1;
+        case 'h':
+                print_help(stdout);
+                return 1;
+        default:
+                fprintf(stderr, "Try 'bfcd --help'.\n");
+                return -EINVAL;
+        }
+}
+
+/* The same. */
 static int parse_options(int argc, char **argv, struct options *ret)
 {
         static const struct option longs[] = {
                 { "config", required_argument, NULL, 'c' },
                 { "socket", required_argument, NULL, 's' },
                 { "admin-socket", required_argument, NULL, 'a' },
+                { "monitor-socket", required_argument, NULL, 'm' },
                 { "check", optional_argument, NULL, 'k' },
                 { "strict", no_argument, NULL, 't' },
                 { "user", required_argument, NULL, 'u' },
@@ -103,56 +156,16 @@ static int parse_options(int argc, char **argv, struct options *ret)
                 { NULL, 0, NULL, 0 },
         };
         static char name[] = "bfcd"; /* getopt begins its messages with it */
-        bool has_file = false;
-        int o;
+        int option, r = 0;
 
         if (argc > 0)
                 argv[0] = name;
         *ret = (struct options){ .config = DEFAULT_CONFIG, .log_level = LOG_LEVEL_INFO };
-        while ((o = getopt_long(argc, argv, "c:h", longs, NULL)) != -1) {
-                switch (o) {
-                case 'c':
-                        ret->config = optarg;
-                        break;
-                case 's':
-                        ret->socket = optarg;
-                        break;
-                case 'a':
-                        ret->admin_socket = optarg;
-                        break;
-                case 'k':
-                        if (!optarg && optind < argc && argv[optind][0] != '-')
-                                optarg = argv[optind++];
-                        ret->config = optarg ? optarg : ret->config;
-                        has_file |= optarg != NULL;
-                        ret->check = true;
-                        break;
-                case 't':
-                        ret->strict = true;
-                        break;
-                case 'u':
-                        ret->user = optarg;
-                        break;
-                case 'l':
-                        if (parse_level(optarg, &ret->log_level) < 0) {
-                                fprintf(stderr,
-                                        "bfcd: --log-level '%s': must be error, warning, notice, info or debug\n",
-                                        optarg);
-                                return -EINVAL;
-                        }
-                        break;
-                case 'v':
-                        printf("bfcd %s\n", BFCD_VERSION);
-                        return 1;
-                case 'h':
-                        print_help(stdout);
-                        return 1;
-                default:
-                        fprintf(stderr, "Try 'bfcd --help'.\n");
-                        return -EINVAL;
-                }
-        }
-        if (ret->check && !has_file && optind < argc) /* getopt puts what is no option last */
+        while (r == 0 && (option = getopt_long(argc, argv, "c:h", longs, NULL)) != -1)
+                r = take_option(option, argc, argv, ret);
+        if (r != 0)
+                return r;
+        if (ret->check && !ret->has_file && optind < argc) /* getopt puts what is no option last */
                 ret->config = argv[optind++];
         if (optind < argc) {
                 fprintf(stderr, "bfcd: '%s' is not an option; try 'bfcd --help'\n", argv[optind]);
@@ -170,10 +183,10 @@ static int parse_options(int argc, char **argv, struct options *ret)
         return 0;
 }
 
-/* Each extent and each session takes fds: as many as we may have, and a word if those are few. */
+/* Each extent and each session needs fds: sets the limit as high as possible, and warns if it is too low. */
 static void raise_fd_limit(const struct config *config)
 {
-        uint64_t n_wanted = broker_wants_fds(config), n_usable = fd_reserve_set();
+        uint64_t n_wanted = capacity_fds(config), n_usable = fd_reserve_set();
 
         if (n_usable < n_wanted)
                 log_warning("the limit on file descriptors is too low: %" PRIu64 " are available beside "
@@ -183,23 +196,38 @@ static void raise_fd_limit(const struct config *config)
                             n_usable, config->max_sessions, n_wanted);
 }
 
-static void on_ready(void)
+static void on_ready(const struct broker *b)
 {
-        log_info("bfcd %s is ready", BFCD_VERSION);
+        struct record r;
+
+        record_init(&r, RECORD_START);
+        record_add_text(&r, "version", BFCD_VERSION, SIZE_MAX);
+        record_add_number(&r, "sessions", b->sessions.n_clients);
+        record_add_number(&r, "suspended", b->suspended.n);
+        record_add_number(&r, "blocks", b->restored.n_blocks);
+        record_add_number(&r, "bytes", b->restored.n_bytes);
+        records_write(LOG_LEVEL_INFO, &r, "bfcd %s is ready", BFCD_VERSION);
 }
 
 static void on_unknown_fd(const char *name)
 {
-        log_warning("the service manager passed an unknown fd '%s'; the known names are 'client' and "
-                    "'admin'",
+        log_warning("the service manager passed an unknown fd '%s'; the known names are 'client', 'admin' "
+                    "and 'monitor'",
                     name);
 }
+
+static const struct upcalls upcalls = {
+        .retire = retire_extents,
+        .unmaps_soon = retire_unmaps_soon,
+        .trim = trim_ask,
+        .trim_excess = trim_excess,
+};
 
 /* manager: see server_listen(). */
 static int serve(const struct options *from, const struct config *config, struct devices *devices,
                  struct manager *manager, struct store *store, struct punch *punch)
 {
-        const struct reload_source source = { from->config, from->socket, from->admin_socket };
+        const struct reload_source source = { from->config, from->sockets };
         struct broker_options options = {
                 .config = config,
                 .store = store,
@@ -207,10 +235,7 @@ static int serve(const struct options *from, const struct config *config, struct
                 .devices = devices,
                 .notify = server_notify,
                 .wake = server_wake,
-                .retire = retire_extents,
-                .lets_go = retire_lets_go,
-                .trim = trim_ask,
-                .want_back = trim_want_back,
+                .upcalls = &upcalls,
         };
         struct server *server = NULL;
         struct broker *broker = NULL;
@@ -242,20 +267,21 @@ static int serve(const struct options *from, const struct config *config, struct
         }
         if (r < 0)
                 log_error("%s", sentence);
-        /* The broker's workers wake the server's loop: it goes last. */
+        /* The broker's workers wake the server's loop, so the server is freed last. */
         if (broker && store_keeps(store)) {
                 broker_prepare_leave(broker);
-                session_forget_all(broker);
+                restore_forget(broker);
                 broker_leave(broker);
         } else {
+                if (broker)
+                        shared_end_kept(broker);
                 broker_free(broker);
         }
         server_free(server);
         return r;
 }
 
-/* An exit status; whatever failed has been said. A GPU that is not there is no
- * error in the config: trying again may help. */
+/* An exit status; errors are printed. A missing GPU is no error in the config: a later start may succeed. */
 static int read_config(const struct options *options, struct devices *devices, struct config **ret)
 {
         const char *path = options->config;
@@ -266,7 +292,7 @@ static int read_config(const struct options *options, struct devices *devices, s
                 .group_limit_bytes = limit_bytes < UINT64_MAX ? limit_bytes : 0,
                 .userdata = devices,
                 .serves = !options->check,
-                .succeeds = store_brings_ledger(),
+                .succeeds = store_has_ledger(),
                 .is_strict = options->strict,
         };
         int r = config_load(path, &machine, stderr, ret);
@@ -280,7 +306,7 @@ static int read_config(const struct options *options, struct devices *devices, s
 
 /* The socket may also be the service manager's, so this is a warning. A folder that is not there is made by
  * the unit. */
-static bool can_bind(const char *user, const char *path)
+static bool can_create(const char *user, const char *what, const char *path)
 {
         const char *slash = strrchr(path, '/');
         char folder[PATH_MAX];
@@ -288,8 +314,8 @@ static bool can_bind(const char *user, const char *path)
         snprintf(folder, sizeof(folder), "%.*s", slash > path ? (int)(slash - path) : 1, path);
         if (access(folder, W_OK | X_OK) == 0 || errno != EACCES)
                 return true;
-        fprintf(stderr, "warning: user '%s' cannot create the socket %s: no write permission for %s\n", user,
-                path, folder);
+        fprintf(stderr, "warning: user '%s' cannot create the %s %s: no write permission for %s\n", user,
+                what, path, folder);
         return false;
 }
 
@@ -307,8 +333,11 @@ static int check_here(const struct options *options, const struct config *config
         r = config_try_files(options->config, stderr);
         if (r < 0 || !config)
                 return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
-        can = can_bind(user->pw_name, config->socket.path);
-        can = can_bind(user->pw_name, config->admin_socket.path) && can;
+        can = can_create(user->pw_name, "socket", config->socket.path);
+        can = can_create(user->pw_name, "socket", config->admin_socket.path) && can;
+        can = can_create(user->pw_name, "socket", config->monitor_socket.path) && can;
+        if (config->records.file)
+                can = can_create(user->pw_name, "file", config->records.file) && can;
         return can || !options->strict ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
@@ -360,13 +389,22 @@ static int start_punch(const struct config *config, struct host_punch *helper, s
 /* The command line's, also with --check. An exit status. */
 static int set_sockets(const struct options *options, struct config *config)
 {
-        int r = config_set_sockets(config, options->socket, options->admin_socket, stderr);
+        int r = config_set_sockets(config, &options->sockets, stderr);
 
         if (r == -EINVAL)
                 return EXIT_USAGE;
         if (r < 0)
                 log_error("the socket paths could not be stored: %s", strerror(-r));
         return r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+static int open_records(const struct config *config)
+{
+        int r = records_open(config->records.journal, config->records.file);
+
+        if (r < 0)
+                log_error("records could not be set up: %s", strerror(-r));
+        return r;
 }
 
 static int run(const struct options *options, struct config *config, struct devices *devices,
@@ -379,6 +417,10 @@ static int run(const struct options *options, struct config *config, struct devi
 
         if (r < 0) {
                 log_error("the connection to the service manager could not be set up: %s", strerror(-r));
+                return EXIT_FAILURE;
+        }
+        if (open_records(config) < 0) {
+                manager_free(manager);
                 return EXIT_FAILURE;
         }
         r = store_new(manager, &store);
@@ -418,7 +460,7 @@ int main(int argc, char **argv)
         if (r != 0)
                 return r < 0 ? EXIT_USAGE : EXIT_SUCCESS;
         log_open(options.log_level);
-        succeeds = store_brings_ledger();
+        succeeds = store_has_ledger();
         /* Before there are threads, a driver's among them. Where it fails now it is tried again later. */
         if (!options.check)
                 (void)host_punch_start(&helper);
@@ -437,6 +479,7 @@ int main(int argc, char **argv)
         config_free(config);
         devices_free(devices);
         host_punch_leave(&helper);
+        records_close(LOG_CLOSE_MS);
         log_close(LOG_CLOSE_MS);
         return status != EXIT_SUCCESS && succeeds ? fail_to_succeed() : status;
 }

@@ -1,4 +1,4 @@
-/* The smaller and the larger of two counts; and bytes for people.
+/* Arithmetic on counts of bytes, and their text.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFCD_NUMBER_H
@@ -15,6 +15,18 @@ static inline uint64_t min_u64(uint64_t a, uint64_t b)
 static inline uint64_t max_u64(uint64_t a, uint64_t b)
 {
         return a > b ? a : b;
+}
+
+/* Rounds up to a multiple of `unit`. */
+static inline uint64_t round_up_u64(uint64_t n, uint64_t unit)
+{
+        return (n + unit - 1) / unit * unit;
+}
+
+/* a - b, or 0 if b is larger. */
+static inline uint64_t excess_u64(uint64_t a, uint64_t b)
+{
+        return a > b ? a - b : 0;
 }
 
 struct number_text {
@@ -38,7 +50,7 @@ static inline const char *number_size(uint64_t n_bytes, struct number_text *t)
         return t->text;
 }
 
-/* It lasts until the block around it ends. */
+/* Valid until the end of the enclosing block. */
 #define NUMBER_SIZE(n_bytes) number_size(n_bytes, &(struct number_text){ { 0 } })
 
 #endif

@@ -9,8 +9,8 @@
 int host_range_new(uint64_t n_bytes, struct device_range **ret);
 int cuda_range_new(const struct device_view *view, uint64_t n_bytes, struct device_range **ret);
 int host_streams_new(struct device_streams **ret);
-/* Waits for what tests have given to streams of the host; else there is nothing. -EBUSY: one of
- * them is being captured. */
+/* Waits for the work of all streams of the host: there is some in tests only. -EBUSY: one of them is
+ * being captured. */
 int host_streams_finish(void);
 int cuda_streams_new(const struct device_view *view, struct device_streams **ret);
 

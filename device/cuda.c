@@ -1,28 +1,25 @@
-/* The daemon's end of a CUDA device: see device.h, and docs/cuda.md for what a
- * driver is taken to do.
+/* The daemon's side of a CUDA device: see device.h, and docs/cuda.md for the assumptions about drivers.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * An extent is an allocation of its own, in both ways of sharing, because what
- * one handle or one fd opens is all of an allocation. Fresh memory of a driver
- * holds anything, so it is zeroed before anybody else can know of it.
+ * An extent is a separate allocation in both share modes, because a handle or an fd opens a whole
+ * allocation. New memory of a driver has arbitrary contents, so it is zeroed before another process can
+ * open it.
  *
- * The driver does not say who still has an extent mapped. What it says is how
- * much of the device is free, so destroy() looks before and after, and memory
- * that does not show up is unreclaimed. Other processes take and free memory in
- * the same moments, above all by their contexts; wait_for_return() says what is
- * evidence nevertheless. A first look that is short is repeated for a while,
- * since memory may return late. All of a device's tenants wait meanwhile, so
- * there is a bound to it.
+ * The driver does not report who still has an extent mapped. It reports the free bytes of the device, so
+ * destroy() compares them before and after, and memory that does not become free is unreclaimed. Other
+ * processes allocate and free memory at the same time, mostly by their contexts; wait_for_return() says
+ * what still counts as evidence. A check without success is repeated for a while, since memory may return
+ * late. All tenants of the device wait meanwhile, so the time is bounded.
  *
- * One call at a time: two at once would disturb each other's look. A device that
- * was lost once stays lost, and is left alone until it is closed and opened again.
+ * Only one call at a time is made, because calls would disturb each other's check. A device that was lost
+ * stays lost, and is not called until it is closed and opened again.
  *
- * Closed, the primary context is given up. Memory that is shared by fds does not go with
- * it, so what a lost device did not let us release is released then.
+ * When the device is closed, the primary context is released. Memory that is shared by fds does not end
+ * with it, so memory that a lost device could not release is released then.
  *
- * Invariant: the primary context is retained while the device is open, and no call
- * leaves it current, or anything mapped. */
+ * Invariant: the primary context is retained while the device is open, and no call leaves it current, or
+ * anything mapped. */
 #include "device/device.h"
 
 #include <errno.h>
@@ -37,18 +34,18 @@
 #include "device/cuda_driver.h"
 #include "device/cuda_open.h"
 
-#define PIECE       (UINT64_C(2) << 20) /* in which a driver shares out legacy memory */
+#define PIECE       (UINT64_C(2) << 20) /* the unit in which a driver allocates legacy memory */
 #define LOOKS       7                   /* waiting 1, 2, 4, ... 32 ms before each but the first */
 #define LOOKS_SMALL 8                   /* 32 ms more before another one */
 #define MAX_CONTEXTS                                                                                         \
-        (UINT64_C(1) << 30)  /* others may take so much at a time; a context has 555 MiB at most */
-#define PATIENCE_MS     100  /* so much waiting in a period */
+        (UINT64_C(1) << 30)  /* the most that others may take at a time; a context has at most 555 MiB */
+#define TIMEOUT_MS      100  /* maximum waiting time in a period */
 #define PATIENCE_PERIOD 1000 /* ms */
 #define N_SHARES        2
 
 /* For memory that returns late. */
-struct patience {
-        bool gave_up;      /* until a look finds memory again */
+struct wait_budget {
+        bool gave_up;      /* until a check finds memory again */
         int64_t period_ms; /* when it began */
         int64_t waited_ms; /* in this period */
 };
@@ -56,14 +53,14 @@ struct patience {
 struct cuda_device {
         struct device device; /* first: a device is cast to it */
         struct cuda_context context;
-        struct device_facts facts; /* without what changes */
+        struct device_facts facts; /* without those that change */
         uint64_t granularity;
         bool shares_fds, shares_rdma;
-        bool shows_returns[N_SHARES]; /* memory given back is free at once, as seen when it was opened */
+        bool shows_returns[N_SHARES]; /* as seen at the opening: released memory is free at once */
         bool is_lost;
-        struct patience patience;
+        struct wait_budget wait_budget;
         uint64_t live_bytes; /* in extents; under one_call */
-        uint64_t *kept;      /* memory (fd) that was to be released when the device was lost already */
+        uint64_t *kept;      /* memory (fd) to be released, after the device was lost */
         size_t n_kept;
         char *id;
         pthread_mutex_t one_call;
@@ -119,7 +116,7 @@ static int zero(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
         return r < 0 ? r : note(d, cu->cuCtxSynchronize());
 }
 
-/* The handle opens exactly this memory, and no neighbour's? */
+/* The handle opens exactly this memory, without a neighbour's? */
 static int check_whole(struct cuda_device *d, CUdeviceptr at, uint64_t n_bytes)
 {
         CUdeviceptr base;
@@ -171,7 +168,7 @@ static CUmemAllocationProp fd_prop(const struct cuda_device *d)
         return prop;
 }
 
-/* Such memory has no address: it gets one for the moment. */
+/* Such memory has no address: it gets a temporary one. */
 static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
 {
         const CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, d->context.device },
@@ -189,7 +186,8 @@ static int zero_by_handle(struct cuda_device *d, CUmemGenericAllocationHandle ha
                 if (r == 0)
                         r = zero(d, at, n_bytes);
                 r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
-                if (r_unmap < 0) /* once more: a mapping that stays keeps memory that nobody is charged for */
+                if (r_unmap <
+                    0) /* once more: a remaining mapping keeps memory that is charged to no tenant */
                         r_unmap = note(d, cu->cuMemUnmap(at, n_bytes));
                 r = r < 0 ? r : r_unmap;
         }
@@ -205,7 +203,7 @@ static int export_fd(struct cuda_device *d, CUmemGenericAllocationHandle handle,
         result = d->context.cu->cuMemExportToShareableHandle(&fd, handle,
                                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
         if (result == CUDA_ERROR_OPERATING_SYSTEM)
-                return -EMFILE; /* what else would it ask the system for */
+                return -EMFILE; /* the driver would need a further fd */
         r = note(d, result);
         if (r < 0)
                 return r;
@@ -267,9 +265,9 @@ static int cuda_make(struct device *device, const struct device_supply *supply, 
         return r;
 }
 
-/* ---- adopting ------------------------------------------------------------- */
+/* ---- inheriting ----------------------------------------------------------- */
 
-/* On this device, as far as the driver says where it is. */
+/* True: on this device, as far as the driver reports it. */
 static int check_place(struct cuda_device *d, CUmemGenericAllocationHandle handle)
 {
         CUmemAllocationProp prop;
@@ -278,14 +276,14 @@ static int check_place(struct cuda_device *d, CUmemGenericAllocationHandle handl
         memset(&prop, 0, sizeof(prop));
         r = note(d, d->context.cu->cuMemGetAllocationPropertiesFromHandle(&prop, handle));
         if (r < 0)
-                return r == -ENODEV ? r : 0; /* it does not say */
+                return r == -ENODEV ? r : 0; /* it does not report it */
         return prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.location.id == d->context.device
                        ? 0
                        : -EPROTO;
 }
 
-/* A driver maps memory as a whole, and does not say how large it is: so it is mapped for the
- * moment, and never touched. */
+/* A driver maps memory only as a whole, and does not report its size: so it is mapped briefly, and never
+ * touched. */
 static int check_size(struct cuda_device *d, CUmemGenericAllocationHandle handle, uint64_t n_bytes)
 {
         const struct cuda_driver *cu = d->context.cu;
@@ -329,8 +327,8 @@ static int adopt_entered(struct cuda_device *d, int fd, uint64_t n_bytes, struct
         return 0;
 }
 
-/* The memory lives as long as an fd of it, wherever it is; imported as a client does it, its
- * handle is as good as the one of the process that made it. */
+/* The memory exists as long as an fd of it in any process. Imported as a client does it, its handle is
+ * equivalent to that of the process that made it. */
 static int cuda_adopt(struct device *device, int fd, uint64_t n_bytes, struct device_extent *ret)
 {
         struct cuda_device *d = (struct cuda_device *)device;
@@ -361,8 +359,8 @@ static int give_back_once(struct cuda_device *d, const struct device_extent *e)
                     e->share == DEVICE_SHARE_FD ? cu->cuMemRelease(e->native) : cu->cuMemFree_v2(e->native));
 }
 
-/* Tried twice: what is not given back now never is. What cannot be cleared is given back all the
- * same: this daemon gives it to no other tenant. */
+/* Tried twice: memory that is not released now never is. Memory that cannot be cleared is released
+ * nevertheless: this daemon gives it to no other tenant. */
 static int give_back(struct cuda_device *d, struct device_extent *e)
 {
         int r;
@@ -387,7 +385,7 @@ static int64_t now_ms(void)
 }
 
 /* false: not any more. */
-static bool wait_ms(struct patience *p, int64_t ms)
+static bool wait_ms(struct wait_budget *p, int64_t ms)
 {
         const struct timespec pause = { .tv_nsec = ms * 1000000L };
         int64_t now = now_ms();
@@ -396,21 +394,21 @@ static bool wait_ms(struct patience *p, int64_t ms)
                 p->period_ms = now;
                 p->waited_ms = 0;
         }
-        if (p->gave_up || ms > PATIENCE_MS - p->waited_ms)
+        if (p->gave_up || ms > TIMEOUT_MS - p->waited_ms)
                 return false;
         p->waited_ms += ms;
         nanosleep(&pause, NULL);
         return true;
 }
 
-/* An extent comes back whole or not at all. So it came back when the free bytes rose by half of it
- * above their lowest since before. Unreclaimed memory changes them by nothing. Where they did change,
- * but by too little, other processes were at work: that proves nothing of an extent that is no larger
- * than what they take, and it counts as returned. A larger one counts as unreclaimed.
+/* An extent is returned whole or not at all. It counts as returned when the free bytes have risen by half
+ * of it above their lowest value. Unreclaimed memory does not change them. If they changed by too little,
+ * other processes were active: that proves nothing about an extent that is not larger than what they may
+ * take, and it counts as returned. A larger one counts as unreclaimed.
  *
- * -EBUSY: unreclaimed. A client that keeps hundreds of extents must not hold up everybody's growth for
- * each of them. So once memory has not come back, the next looks do not wait until one finds its memory
- * at once, and the waiting in a period is bounded. The price: memory that returns late, after
+ * -EBUSY: unreclaimed. A client that keeps hundreds of extents must not delay all growth for each of
+ * them. So once memory was not returned, the next checks do not wait until one finds its memory at once,
+ * and the waiting time per period is bounded. As a consequence, memory that returns late, after
  * unreclaimed memory or after many late returns, counts as unreclaimed too. */
 static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64_t n_bytes)
 {
@@ -424,7 +422,7 @@ static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64
                 if (r == -ENODEV)
                         return r;
                 if (r == 0 && n_free >= lowest && n_free - lowest >= n_bytes / 2) {
-                        d->patience.gave_up = false;
+                        d->wait_budget.gave_up = false;
                         return 0;
                 }
                 if (r == 0)
@@ -433,10 +431,10 @@ static int wait_for_return(struct cuda_device *d, uint64_t n_free_before, uint64
                         lowest = n_free;
                 n_looks++;
         } while (n_looks < (is_small ? LOOKS_SMALL : LOOKS) &&
-                 wait_ms(&d->patience, INT64_C(1) << (n_looks < LOOKS ? n_looks - 1 : LOOKS - 2)));
+                 wait_ms(&d->wait_budget, INT64_C(1) << (n_looks < LOOKS ? n_looks - 1 : LOOKS - 2)));
         if (is_small && has_changed)
                 return 0;
-        d->patience.gave_up = true;
+        d->wait_budget.gave_up = true;
         return -EBUSY;
 }
 
@@ -462,7 +460,7 @@ static int cuda_destroy_locked(struct cuda_device *d, struct device_extent *e)
         return r;
 }
 
-/* Without memory for the note it is kept until the process ends. */
+/* Without memory to record it, it is kept until the process ends. */
 static void keep_for_close(struct cuda_device *d, uint64_t native)
 {
         uint64_t *kept = reallocarray(d->kept, d->n_kept + 1, sizeof(*kept));
@@ -514,8 +512,8 @@ static int cuda_facts(struct device *device, struct device_facts *ret)
         return r;
 }
 
-/* Not less than there is, so what is not known to be an extent's counts. */
-static int cuda_others(struct device *device, uint64_t *ret_bytes)
+/* An upper bound: memory that is not known to be an extent's counts. */
+static int cuda_foreign_bytes(struct device *device, uint64_t *ret_bytes)
 {
         struct cuda_device *d = (struct cuda_device *)device;
         uint64_t n_free, n_total;
@@ -528,14 +526,14 @@ static int cuda_others(struct device *device, uint64_t *ret_bytes)
                 leave(d);
         }
         if (r == 0 && n_total - n_free < d->live_bytes)
-                r = -EIO; /* such figures prove nothing */
+                r = -EIO; /* such values prove nothing */
         if (r == 0)
                 *ret_bytes = n_total - n_free - d->live_bytes;
         pthread_mutex_unlock(&d->one_call);
         return r;
 }
 
-/* The driver tells of what it does not know any more, which is what is hoped for. */
+/* The driver reports a handle that it does not know any more, as expected. */
 static void cuda_close(struct device *device)
 {
         struct cuda_device *d = (struct cuda_device *)device;
@@ -548,7 +546,7 @@ static void cuda_close(struct device *device)
         pthread_mutex_unlock(&d->one_call);
 }
 
-/* As a new one, of which it takes over everything: so nothing is left of what was. */
+/* Opened as a new device that replaces everything, so no old state is left. */
 static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_sentence)
 {
         struct cuda_device *d = (struct cuda_device *)device, *now;
@@ -569,7 +567,7 @@ static int cuda_open_again(struct device *device, char *ret_sentence, size_t n_s
         d->shares_fds = now->shares_fds;
         d->shares_rdma = now->shares_rdma;
         memcpy(d->shows_returns, now->shows_returns, sizeof(d->shows_returns));
-        d->patience = now->patience;
+        d->wait_budget = now->wait_budget;
         d->live_bytes = 0;
         __atomic_store_n(&d->is_lost, false, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&d->one_call);
@@ -598,21 +596,21 @@ static const struct device_ops cuda_ops = {
         .destroy = cuda_destroy,
         .adopt = cuda_adopt,
         .facts = cuda_facts,
-        .others = cuda_others,
+        .others = cuda_foreign_bytes,
         .close = cuda_close,
         .open = cuda_open_again,
 };
 
-/* Does what is given back show up as free at once? Where it does not, destroy()
- * cannot tell an escape, and does not try. A device without memory to try with
- * is taken to behave. One that promises RDMA and cannot keep it does without. */
+/* Is released memory free at once? If not, destroy() cannot detect unreclaimed memory, and does not try.
+ * A device without memory for the test is assumed to be correct. One that claims RDMA support but fails
+ * works without it. */
 static int try_share(struct cuda_device *d, enum device_share share)
 {
         struct device_extent e;
         int r;
 
-        for (int i = 0; i < 3; i++) { /* others may disturb the look */
-                d->patience = (struct patience){ .period_ms = now_ms() };
+        for (int i = 0; i < 3; i++) { /* others may disturb the check */
+                d->wait_budget = (struct wait_budget){ .period_ms = now_ms() };
                 r = cuda_make(&d->device, NULL, share, d->granularity, &e);
                 if (r == -ENOMEM)
                         return 0;
@@ -629,11 +627,11 @@ static int try_share(struct cuda_device *d, enum device_share share)
                         return r;
         }
         d->shows_returns[share] = false;
-        d->patience.gave_up = false;
+        d->wait_budget.gave_up = false;
         return 0;
 }
 
-/* Tried twice: one answer that failed is no "no". */
+/* Tried twice: one failed query is not conclusive. */
 static int attribute(const struct cuda_device *d, CUdevice_attribute which)
 {
         int value;

@@ -260,7 +260,7 @@ int cuda_context_enter(const struct cuda_context *c)
         if (is_forked_child())
                 return -ENODEV;
         r = cuda_driver_errno(c->cu->cuCtxPushCurrent_v2(c->context));
-        return r == -EINVAL ? -ENODEV : r; /* somebody reset the device */
+        return r == -EINVAL ? -ENODEV : r; /* the program reset the device */
 }
 
 void cuda_context_leave(const struct cuda_context *c)

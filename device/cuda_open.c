@@ -55,7 +55,7 @@ static int hex_digit(char c)
         return at ? (int)(at - digits) : -1;
 }
 
-/* 8-4-4-4-12 digits, and nothing behind them. */
+/* 8-4-4-4-12 digits, and nothing after them. */
 static bool read_uuid(const char *text, uint8_t ret[16])
 {
         uint8_t uuid[16];
@@ -107,7 +107,7 @@ static bool read_id(const char *text, struct cuda_id *ret)
 static int prepare(const struct cuda_id *id, const struct sentence *s)
 {
         static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-        static struct cuda_id first; /* what the environment was made for */
+        static struct cuda_id first; /* the id for which the environment was set */
         int r = 0;
 
         pthread_mutex_lock(&mutex);
@@ -155,7 +155,7 @@ static bool socket_answers(const char *path)
         }
         if (fd >= 0)
                 close(fd);
-        /* Another type, a full queue, no permission: but somebody is there. */
+        /* Another type, a full queue, no permission: but there is a reader or listener. */
         return error != ENOENT && error != ECONNREFUSED;
 }
 
@@ -197,7 +197,7 @@ static bool is_mps_process(int proc, const char *pid)
                fstatat(proc, pid, &st, 0) == 0 && is_trusted(&st);
 }
 
-/* 0: none is seen. A /proc that hides other users' processes shows none of root's. */
+/* 0: none is visible. A /proc that hides other users' processes shows none of root's. */
 static int find_mps_process(void)
 {
         DIR *proc = opendir("/proc");
@@ -279,7 +279,7 @@ static int refuse_modes(const struct cuda_driver *cu, CUdevice device, const str
                         s, -EBUSY,
                         "its compute mode is EXCLUSIVE_PROCESS, so no job could use it beside bfcd: set "
                         "it to DEFAULT (nvidia-smi -c 0)");
-        /* A driver that does not know the question has other signs. */
+        /* A driver that does not know the attribute has other signs. */
         if (cu->cuDeviceGetAttribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && mps)
                 return refuse(s, -EBUSY, "it is under MPS, and memory cannot be shared under MPS");
         return 0;

@@ -1,20 +1,17 @@
-/* The client's end of a CUDA device; see device.h.
+/* The client's side of a CUDA device; see device.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Extents that come as fds are mapped side by side into addresses that were
- * reserved once, so that blocks of a region stay contiguous however it grows. A
- * legacy handle opens wherever the driver wants: such a range is one extent.
+ * Extents that are shared by fd are mapped side by side into addresses that were reserved once, so blocks
+ * of a region stay contiguous when it grows. A legacy handle opens at an address of the driver's choice:
+ * such a range is one extent.
  *
- * The caller is somebody's program, with streams of its own at work and perhaps
- * one of them being captured into a graph. Our calls are of the kind that would
- * spoil a capture, so the thread tells the driver for their length that it knows
- * what it does (relaxed mode): none of them has to do with a stream. To wait for
- * a context spoils captures in any mode. So only finish() waits, and nothing
- * that maps or unmaps: no work touches what is unmapped, by the word of who calls.
+ * The caller is a program with its own streams, one of which may be being captured into a graph. Our
+ * calls could invalidate a capture, so the thread is in relaxed mode during them: none of them involves a
+ * stream. Waiting for a context invalidates captures in any mode. So only finish() waits, and nothing
+ * that maps or unmaps: the caller ensures that no work uses what is unmapped.
  *
- * Invariant: the list is what is mapped, all of it inside of the range, without
- * overlaps. */
+ * Invariant: the list has exactly the mappings, all inside the range, without overlaps. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,14 +36,14 @@ struct cuda_range {
         struct mapping *mappings;
         CUmemAccessDesc access[MAX_ACCESS_DESC]; /* this device, then its peers */
         size_t n_access;
-        bool stays; /* what is mapped, until the process ends */
+        bool stays; /* mappings stay until the process ends */
 };
 
 /* ---- calls --------------------------------------------------------------- */
 
-/* To wait for a context is not legal while one of its streams is captured. Of
- * streams that wait for the default stream that can be asked without harm; who
- * calls has asked the others that are known. */
+/* A context must not be waited for while one of its streams is captured. For streams that synchronize
+ * with the default stream this can be queried without harm; the caller has queried the others that are
+ * known. */
 static CUresult wait_for_current(const struct cuda_driver *cu)
 {
         CUstreamCaptureStatus status;
@@ -55,7 +52,7 @@ static CUresult wait_for_current(const struct cuda_driver *cu)
         return result == CUDA_SUCCESS ? cu->cuCtxSynchronize() : result;
 }
 
-/* -EBUSY: work of this process may still go on there. */
+/* -EBUSY: work of this process may still run there. */
 static int finish_peer(const struct cuda_driver *cu, CUdevice device)
 {
         struct cuda_context peer;
@@ -67,7 +64,7 @@ static int finish_peer(const struct cuda_driver *cu, CUdevice device)
                 return 0;
         result = cuda_context_open(cu, device, &peer);
         if (result == CUDA_SUCCESS) {
-                if (cuda_context_enter(&peer) == 0) { /* else it was reset, its work with it */
+                if (cuda_context_enter(&peer) == 0) { /* else it was reset, with its work */
                         result = wait_for_current(cu);
                         cuda_context_leave(&peer);
                 }
@@ -75,11 +72,11 @@ static int finish_peer(const struct cuda_driver *cu, CUdevice device)
         }
         return result == CUDA_SUCCESS || cuda_driver_broke_context(result) ||
                                cuda_driver_errno(result) == -ENODEV
-                       ? 0 /* none of its work goes on */
+                       ? 0 /* none of its work continues */
                        : -EBUSY;
 }
 
-/* Work on the memory may be queued on whichever device reaches it. */
+/* Work with the memory may be queued on any device that can access it. */
 static int finish_entered(const struct cuda_range *c)
 {
         const struct cuda_driver *cu = c->context.cu;
@@ -121,7 +118,7 @@ static bool overlaps(const struct mapping *m, uint64_t offset, uint64_t n_bytes)
         return m->offset < offset + n_bytes && offset < m->offset + m->n_bytes;
 }
 
-/* Old extents in the way go as a whole: the daemon has given them up. */
+/* Old extents at this place are unmapped as a whole: the daemon has released them. */
 static int clear_way(struct cuda_range *c, uint64_t offset, uint64_t n_bytes)
 {
         int r = 0;
@@ -135,19 +132,24 @@ static int clear_way(struct cuda_range *c, uint64_t offset, uint64_t n_bytes)
         return r;
 }
 
-/* A driver that knows no more peers lets at least the device itself in. */
-static CUresult set_access(struct cuda_range *c, CUdeviceptr at, uint64_t n_bytes)
+/* If the driver refuses peers, at least the device itself gets access. */
+static CUresult set_access(struct cuda_range *c, CUdeviceptr at, const struct device_extent *extent)
 {
-        CUresult r = c->context.cu->cuMemSetAccess(at, n_bytes, c->access, c->n_access);
+        CUmemAccessDesc access[MAX_ACCESS_DESC];
+        CUresult r;
 
+        memcpy(access, c->access, c->n_access * sizeof(access[0]));
+        for (size_t i = 0; extent->is_read_only && i < c->n_access; i++)
+                access[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+        r = c->context.cu->cuMemSetAccess(at, extent->n_bytes, access, c->n_access);
         if (r != CUDA_SUCCESS && c->n_access > 1 && cuda_driver_errno(r) != -ENODEV)
-                r = c->context.cu->cuMemSetAccess(at, n_bytes, c->access, 1);
+                r = c->context.cu->cuMemSetAccess(at, extent->n_bytes, access, 1);
         return r;
 }
 
-/* What a driver answers where it does not let this process have the memory is documented for few
- * causes. So a number that says nothing of the process's memory or of the device is a refusal. 999
- * says it of a lost device as well, which answers nothing else either. */
+/* Drivers document few of the errors for memory that a process may not open. So an error that does not
+ * concern the process's memory or the device counts as a refusal. 999 is also returned by a lost device,
+ * for every call. */
 static int open_errno(const struct cuda_driver *cu, CUresult result)
 {
         size_t n_free, n_total;
@@ -187,10 +189,10 @@ static int map_fd(struct cuda_range *c, uint64_t offset, const struct device_ext
         if (r == 0)
                 r = cuda_driver_errno(cu->cuMemMap(at, extent->n_bytes, 0, handle, 0));
         if (cu->cuMemRelease(handle) != CUDA_SUCCESS)
-                cu->cuMemRelease(handle); /* one that stays would keep the memory when all is unmapped */
+                cu->cuMemRelease(handle); /* a remaining handle would keep the memory after unmapping */
         if (r < 0)
                 return r;
-        r = open_errno(cu, set_access(c, at, extent->n_bytes));
+        r = open_errno(cu, set_access(c, at, extent));
         if (r < 0)
                 cu->cuMemUnmap(at, extent->n_bytes);
         return r;
@@ -243,7 +245,7 @@ static int cuda_range_map(struct device_range *r, uint64_t offset, const struct 
         if (error == 0) {
                 error = c->share == DEVICE_SHARE_FD ? map_fd(c, offset, extent) : map_handle(c, extent);
                 cuda_context_depart(&c->context, &mode);
-                if (error == -EINVAL) /* the place was right, so the extent is not */
+                if (error == -EINVAL) /* the place was correct, so the extent is not */
                         error = -EPROTO;
         }
         if (error < 0) {
@@ -276,7 +278,7 @@ static int cuda_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_
         return error;
 }
 
-/* Looks at nothing that map() and unmap() change: another thread may do these. */
+/* Uses nothing that map() and unmap() change: another thread may call these. */
 static int cuda_range_finish(struct device_range *r)
 {
         const struct cuda_range *c = (struct cuda_range *)r;
@@ -299,9 +301,9 @@ struct copy {
         const void *from; /* NULL: from it */
 };
 
-/* A copy waits for blocking streams, and the driver would spoil the capture of one:
- * so it is asked first. A driver returns from cuMemcpyHtoD while the last of it is
- * still on its way, in the default stream; hence the wait for that. */
+/* A copy waits for blocking streams, and the driver would invalidate the capture of one: so they are
+ * queried first. cuMemcpyHtoD may return before the last bytes have arrived, in the default stream; hence
+ * the wait for that. */
 static int copy_entered(const struct cuda_range *c, const struct copy *copy)
 {
         const struct cuda_driver *cu = c->context.cu;
@@ -317,7 +319,7 @@ static int copy_entered(const struct cuda_range *c, const struct copy *copy)
         return cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
 }
 
-/* Looks at nothing that map() and unmap() of other extents change. */
+/* Uses nothing that map() and unmap() of other extents change. */
 static int copy(struct device_range *r, const struct copy *copy)
 {
         const struct cuda_range *c = (struct cuda_range *)r;
@@ -370,7 +372,7 @@ static struct device_range *cuda_range_free(struct device_range *r)
         struct cuda_range *c = (struct cuda_range *)r;
 
         unmap_everything(c);
-        if (!c->mappings) /* the context's end would take it all away */
+        if (!c->mappings) /* the end of the context would unmap everything */
                 cuda_context_close(&c->context);
         for (struct mapping *m = c->mappings, *next; m; m = next) {
                 next = m->next;
@@ -397,8 +399,8 @@ static const struct device_range_ops cuda_range_ops = {
         .write = cuda_range_write,
 };
 
-/* Whichever device of this process can reach the memory may; by a handle the
- * driver sees to that itself. */
+/* All devices of this process that can reach the memory get access; for a handle the driver does that
+ * itself. */
 static void find_access(struct cuda_range *c)
 {
         const struct cuda_driver *cu = c->context.cu;

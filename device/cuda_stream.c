@@ -1,20 +1,18 @@
-/* Streams of a CUDA device, as the client's end sees them; see device.h.
+/* Streams of a CUDA device, on the client's side; see device.h.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A stream takes events of its own context only. That is the device's primary context
- * for the runtime API's streams; those of green contexts have others. A stream of
- * another device is none of ours and refused. As in cuda_range.c the thread is in relaxed capture mode
- * meanwhile, in which a driver lets events be made and asked beside a capture.
+ * A stream accepts only events of its own context. That is the device's primary context for the runtime
+ * API's streams; those of green contexts have others. A stream of another device is refused. As in
+ * cuda_range.c the thread is in relaxed capture mode meanwhile, in which a driver permits making and
+ * querying events during a capture.
  *
- * A stream that is being captured has no work: what it is given becomes a graph, which
- * runs later, or never. An event recorded there would become a part of the graph and could
- * never be asked (907). So the stream is asked first; where a capture begins between the
- * two, the query finds out.
+ * The work of a stream that is being captured becomes a graph, which runs later, or never. An event
+ * recorded there would become a part of the graph and could never be queried (907). So the stream is
+ * queried first; if a capture begins in between, the query of the event detects it.
  *
- * A stream that was destroyed is answered 400 or 709, and then its work may go on:
- * so 709 says nothing about the context here. One that is broken answers something
- * else, and one that is gone cannot be entered. */
+ * A destroyed stream returns 400 or 709 while its work may still run: so 709 says nothing about the
+ * context here. A broken context returns another error, and one that is gone cannot be entered. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -31,7 +29,7 @@ struct device_event {
         CUcontext context; /* in which it was made */
 };
 
-/* What nobody expects says nothing about the work, so it is no -EIO. */
+/* An unexpected error says nothing about the work, so it is not -EIO. */
 static int stream_errno(CUresult result)
 {
         int r = cuda_driver_broke_context(result) ? -EIO : cuda_driver_errno(result);
@@ -52,7 +50,7 @@ static CUstream handle_of(uintptr_t stream)
         return (CUstream)stream; /* NOLINT: it came as a pointer */
 }
 
-/* 906 for the default stream: a stream that waits for it is captured. */
+/* 906 for the default stream: a stream that synchronizes with it is captured. */
 static int is_captured(const struct cuda_streams *c, uintptr_t stream)
 {
         CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -65,7 +63,7 @@ static int is_captured(const struct cuda_streams *c, uintptr_t stream)
         return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* An event that was made in another context is of no use in this one. */
+/* An event of another context cannot be used in this one. */
 static int record_here(const struct cuda_streams *c, CUcontext context, uintptr_t stream,
                        struct device_event *event)
 {
@@ -169,7 +167,7 @@ static int cuda_streams_query(struct device_streams *d, struct device_event *eve
         return r;
 }
 
-/* In a context that is gone the event is gone too. */
+/* If the context is gone, so is the event. */
 static struct device_event *cuda_streams_forget(struct device_streams *d, struct device_event *event)
 {
         const struct cuda_streams *c = (struct cuda_streams *)d;

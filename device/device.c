@@ -8,12 +8,12 @@
 
 #include "device/backend.h"
 
-int device_lend(struct device *d, const struct device_extent *e)
+int device_lend(struct device *d, const struct device_extent *e, bool is_read_only)
 {
         int fd;
 
         if (d->ops->lend)
-                return d->ops->lend(d, e);
+                return d->ops->lend(d, e, is_read_only);
         fd = fcntl(e->fd, F_DUPFD_CLOEXEC, 3);
         return fd < 0 ? -errno : fd;
 }

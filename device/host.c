@@ -2,19 +2,15 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Everything that a process could do to a shared memfd besides reading and
- * writing is taken away by seals: it cannot shrink under another mapping
- * (SIGBUS), grow, or be sealed further. All pages are there from the start, so
- * writing to a block never meets a machine out of memory. Punching the whole
- * memfd takes the pages back from every mapping of it, also from one that hides
- * in a process nobody knows: a later read there finds fresh zeroes, never the
- * next tenant's bytes, because the next tenant gets another memfd.
+ * Seals forbid everything that a process could do to a shared memfd besides reading and writing: it
+ * cannot shrink under another mapping (SIGBUS), grow, or be sealed further. All pages are allocated from
+ * the start, so writing to a block never runs out of memory. Punching the whole memfd removes the pages
+ * from every mapping of it, also in unknown processes: a later read there finds zeroes, never the next
+ * tenant's bytes, because the next tenant gets another memfd.
  *
- * The client's end reserves a region's addresses with PROT_NONE and maps
- * extents over them with MAP_FIXED. Invariant: whatever lies between base and
- * base + n_bytes was mapped by this range. A forked child inherits all of it: a
- * range that it did not inherit would be a hole there, in which the next mapping
- * could be placed. */
+ * The client's side reserves a region's addresses with PROT_NONE and maps extents over them with
+ * MAP_FIXED. Invariant: all mappings between base and base + n_bytes belong to this range. A forked child
+ * inherits all of it, because a hole there could be used by the child's next mapping. */
 #include "device/device.h"
 
 #include <errno.h>
@@ -35,7 +31,7 @@
 #define HOST_GRANULARITY (UINT64_C(2) << 20)
 #define HOST_SEALS       (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
 
-/* ---- the daemon's end ---------------------------------------------------- */
+/* ---- the daemon's side --------------------------------------------------- */
 
 struct host_device {
         struct device device;
@@ -66,7 +62,7 @@ static int host_fill_and_seal(int fd, uint64_t n_bytes, const struct device_supp
         return fcntl(fd, F_ADD_SEALS, HOST_SEALS) < 0 ? -errno : 0;
 }
 
-/* The kernel keeps reserved pages for nothing else, and kills no process for want of them. */
+/* The kernel uses reserved pages for nothing else, and kills no process for lack of them. */
 static int host_begin(const struct device_supply *supply, uint64_t n_bytes)
 {
         if (supply->pages == DEVICE_PAGES_RESERVED)
@@ -89,7 +85,7 @@ static int host_make_extent(const struct device_supply *supply, uint64_t n_bytes
                 return fd;
         r = host_fill_and_seal(fd, n_bytes, supply, &huge_bytes);
         if (r < 0) {
-                close(fd); /* the only reference: the pages go with it */
+                close(fd); /* the only reference: this frees the pages */
                 return r == -EFBIG ? -ENOMEM : r;
         }
         *ret = (struct device_extent){ .fd = fd, .n_bytes = n_bytes, .huge_bytes = huge_bytes };
@@ -127,8 +123,8 @@ static int host_destroy(struct device *d, struct device_extent *e)
         return r;
 }
 
-/* A client may hold the lock of the inode, for which fstat() waits on some kernels. Seals and the
- * end of the file are read without it. */
+/* A client may hold the lock of the inode, for which fstat() waits on some kernels. Seals and the end of
+ * the file are read without it. */
 static int host_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_extent *ret)
 {
         int seals = fcntl(fd, F_GET_SEALS);
@@ -144,10 +140,16 @@ static int host_adopt(struct device *d, int fd, uint64_t n_bytes, struct device_
         return 0;
 }
 
-static int host_lend(struct device *d, const struct device_extent *e)
+/* memfd_lend() gives a duplicate where it cannot open the file again, and that has write access. */
+static int host_lend(struct device *d, const struct device_extent *e, bool is_read_only)
 {
+        int fd = memfd_lend(e->fd, is_read_only ? O_RDONLY : O_RDWR);
+
         (void)d;
-        return memfd_lend(e->fd, O_RDWR);
+        if (fd < 0 || !is_read_only || (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY)
+                return fd;
+        close(fd);
+        return -EACCES;
 }
 
 static bool host_is_alone(struct device *d, const struct device_extent *e)
@@ -191,7 +193,7 @@ int device_host_check(const struct device_supply *supply, uint64_t n_bytes, char
         return host_pages_check(supply, n_bytes, ret_clause, n_clause);
 }
 
-/* ---- the client's end ---------------------------------------------------- */
+/* ---- the client's side --------------------------------------------------- */
 
 struct host_range {
         struct device_range range; /* first: a range is cast to it */
@@ -213,8 +215,8 @@ static void *host_range_base(const struct device_range *r)
         return ((const struct host_range *)r)->base;
 }
 
-/* An fd that may be mapped: of the size announced, and sealed against becoming
- * smaller, which would kill this process at its next access. */
+/* Checks that the fd may be mapped: it has the announced size, and seals against shrinking, which would
+ * kill this process at its next access. */
 static int host_check_extent(int fd, uint64_t n_bytes)
 {
         struct stat st;
@@ -258,9 +260,10 @@ static int host_range_map(struct device_range *r, uint64_t offset, const struct 
         if (error < 0)
                 return error;
         at = (char *)h->base + offset;
-        if (mmap(at, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        if (mmap(at, n_bytes, extent->is_read_only ? PROT_READ : PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
                 error = errno == EACCES || errno == EPERM || errno == ENODEV ? -EPROTO : -ENOMEM;
-        /* A map that failed may have left a hole, which anyone could fall into. */
+        /* A failed map may have left a hole, in which another mapping could be placed. */
         if (error < 0)
                 host_reserve(at, n_bytes, MAP_FIXED, &at);
         return error;
@@ -274,7 +277,7 @@ static int host_range_unmap(struct device_range *r, uint64_t offset, uint64_t n_
         return host_range_has(h, offset, n_bytes) ? host_reserve(at, n_bytes, MAP_FIXED, &at) : -EINVAL;
 }
 
-/* Nobody but the processor works on host memory, outside of tests. */
+/* Only the processor uses host memory, except in tests. */
 static int host_range_finish(struct device_range *r)
 {
         (void)r;
@@ -328,7 +331,7 @@ int host_range_new(uint64_t n_bytes, struct device_range **ret)
         if (!h)
                 return -ENOMEM;
         *h = (struct host_range){ .range.ops = &host_range_ops, .n_bytes = n_bytes };
-        /* Pages of 2 MiB are mapped as such at multiples of that only. */
+        /* Pages of 2 MiB are mapped as such only at multiples of that. */
         h->base = host_pages_map(-1, n_bytes);
         r = h->base ? 0 : host_reserve(NULL, n_bytes, 0, &h->base);
         if (r < 0) {

@@ -1,12 +1,12 @@
-/* How much memory the machine and this process's control groups leave for host extents.
+/* How much memory the machine and this process's control groups have for host extents.
  *
- * The kernel promises shared memory that it does not have, and then kills a process: perhaps this
- * daemon, to whose control group the pages are charged. So it is asked first.
+ * The kernel promises shared memory that it does not have and then kills a process, possibly this daemon,
+ * to whose control group the pages are charged. So the room is checked first.
  *
- * Of control groups (version 2) the own one and all its parents count. The room of each is the
- * lower of memory.max and memory.high, less memory.current, and more by the page cache that the
- * kernel can drop at once (inactive_file in memory.stat). memory.high counts because a process
- * above it is slowed down until it hangs. Swap does not count: it may be full.
+ * Control groups (version 2): the own group and all its parents count. The room of each is the lower of
+ * memory.max and memory.high, minus memory.current, plus the page cache that the kernel can drop at once
+ * (inactive_file in memory.stat). memory.high counts because a process above it is slowed down until it
+ * hangs. Swap does not count: it may be full.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_DEVICE_HOST_FREE_H
@@ -17,35 +17,36 @@
 /* 0; -ENOMEM: the machine has no such memory; -ENOBUFS: a control group has no room for it. */
 int host_free_check(uint64_t n_bytes);
 
-/* From a text as /sys/devices/system/node/nodeN/meminfo has it. UINT64_MAX: not known. For tests, and the
- * next one. */
+/* Parses the text of /sys/devices/system/node/nodeN/meminfo. UINT64_MAX: unknown. Used by the next
+ * function and by tests. */
 uint64_t host_free_in_node(const char *meminfo);
 
-/* Whether one NUMA node has room, beside host_free_check(). What the kernel cannot tell is enough. */
+/* Checks the room of one NUMA node, in addition to host_free_check(). If the kernel does not report it,
+ * the check passes. */
 int host_free_check_node(uint32_t node, uint64_t n_bytes);
 
-/* Both checks (node NULL: only the first), and after 0 the bytes count as being made until host_free_end(),
- * so that threads which make memory side by side do not pass a limit together. What does not fit beside
- * memory that is being made waits for that. From any thread. */
+/* Both checks (node NULL: only the first). After 0, n_bytes count as being allocated until
+ * host_free_end(), so that concurrent threads do not exceed a limit together. A request that does not fit
+ * beside such memory waits for it. From any thread. */
 int host_free_begin(const uint32_t *node, uint64_t n_bytes);
 void host_free_end(uint64_t n_bytes);
 
-/* How many processes the kernel has killed for lack of memory since it started, in any control group
- * (oom_kill in /proc/vmstat); 0: not known. */
+/* The number of OOM kills since the kernel started, in any control group (oom_kill in /proc/vmstat); 0:
+ * unknown. */
 uint32_t host_free_oom_kills(void);
 
-/* So many bytes are left; UINT64_MAX: not known. */
+/* The bytes that are left; UINT64_MAX: unknown. */
 uint64_t host_free_bytes(void);
 
-/* The lowest limit of a control group and its parents; UINT64_MAX: there is none. of: a text as
- * /proc/self/cgroup has it; NULL: the own one. */
+/* The lowest limit of a control group and its parents; UINT64_MAX: none. of: the text of
+ * /proc/self/cgroup; NULL: the own one. */
 uint64_t host_free_limit(const char *of);
 
-/* The same of the groups in a folder as /sys/fs/cgroup is; own: a text as /proc/self/cgroup has
- * it. *ret_limit_bytes may be NULL. UINT64_MAX: no limit. For tests, and the above. */
+/* The room of the groups in a folder like /sys/fs/cgroup; own: the text of /proc/self/cgroup.
+ * *ret_limit_bytes may be NULL. UINT64_MAX: no limit. Used by the above and by tests. */
 uint64_t host_free_in_groups(const char *root, const char *own, uint64_t *ret_limit_bytes);
 
-/* What making n_bytes takes, with the kernel's own tables and something for the daemon itself. */
+/* The memory needed to make n_bytes, including page tables and a reserve for the daemon itself. */
 uint64_t host_free_needed(uint64_t n_bytes);
 
 #endif

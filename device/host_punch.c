@@ -1,9 +1,9 @@
 /* The helper process; see host_punch.h.
  *
- * It has one thread and takes no memory from malloc(), so that it can be forked from a process
+ * It has one thread and does not call malloc(), so that it can be forked from a process
  * with threads. It never punches itself: its children do, one for each lane that has work, and
  * each takes all that is queued in its lane when it is forked. A child sends the answers. If it
- * was killed, the helper answers for it that they are to be sent again.
+ * was killed, the helper answers that they must be sent again.
  *
  * An extent that has been punched is kept open by no process of the helper, however long the
  * lane is blocked: pages that a client writes into it again would stay with it. So a child has

@@ -1,4 +1,4 @@
-/* A thousand allocations, and a handful of requests to the daemon.
+/* A thousand allocations with a few requests to the daemon.
  * SPDX-License-Identifier: Apache-2.0
  * cc cache.c $(pkg-config --cflags --libs bfcclient) -o cache */
 #include <bfcclient.h>

@@ -1,4 +1,4 @@
-/* A block from bfcd, used and given back.
+/* Allocates a block from bfcd, uses it and frees it.
  * SPDX-License-Identifier: Apache-2.0
  * cc hello.c $(pkg-config --cflags --libs bfcclient) -o hello */
 #include <bfcclient.h>

@@ -1,4 +1,4 @@
-/* A client without a thread of its own, in a program's loop; it ends with its standard input.
+/* A client without a thread, in a program's event loop; it ends with its standard input.
  * SPDX-License-Identifier: Apache-2.0
  * cc poll.c $(pkg-config --cflags --libs bfcclient) -o poll */
 #include <bfcclient.h>
@@ -25,7 +25,7 @@ int main(void)
                 return failed("connect");
         fds[0] = (struct pollfd){ .fd = bfc_poll_fd(client), .events = POLLIN };
         fds[1] = (struct pollfd){ .fd = STDIN_FILENO, .events = POLLIN };
-        while (poll(fds, 2, r == -EBUSY ? 10 : -1) >= 0) { /* after a capture once more, soon */
+        while (poll(fds, 2, r == -EBUSY ? 10 : -1) >= 0) { /* after a capture try again soon */
                 if (fds[0].revents || r == -EBUSY)
                         r = bfc_poll(client);
                 if (r < 0 && r != -EBUSY)

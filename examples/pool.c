@@ -1,4 +1,4 @@
-/* A pool: one block, from which the pieces of a step are cut, and which is emptied at once.
+/* A pool: one block that is divided into pieces for a step and emptied as a whole.
  * SPDX-License-Identifier: Apache-2.0
  * cc pool.c $(pkg-config --cflags --libs bfcclient) -o pool */
 #include <bfcclient.h>
@@ -25,7 +25,7 @@ int main(void)
                         return failed("alloc");
                 if (bfc_write(client, a, &step, sizeof(step)) < 0)
                         return failed("write");
-                bfc_pool_reset(pool); /* a and b are nobody's now */
+                bfc_pool_reset(pool); /* a and b are invalid now */
         }
         if (bfc_pool_free(pool) < 0)
                 return failed("free");

@@ -1,5 +1,5 @@
-/* One copy of a model's weights for many processes of a tenant: the first one that comes
- * makes them, the others attach them.
+/* One copy of a model's weights for many processes of a tenant: the first process makes
+ * them, the others attach them.
  * SPDX-License-Identifier: Apache-2.0
  * cc weights.c $(pkg-config --cflags --libs bfcclient) -o weights */
 #include <bfcclient.h>
@@ -16,7 +16,7 @@ static int failed(const char *what)
         return 1;
 }
 
-/* What takes long: here a file would be read. Published last, so nobody sees half of them. */
+/* A real program would read a file. The block is published last, so no process sees it incomplete. */
 static int make_weights(bfc_client *client, void **ret)
 {
         static char bytes[N_BYTES];

@@ -2,55 +2,53 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A client is one process's session with the daemon. Every function may be
- * called from any thread; calls on one client run side by side. A client has one or
- * two threads of its own, which take no signals. Sizes are in bytes. Functions return 0 or
- * a negative errno:
+ * A client is one process's session with the daemon. Any thread may call any function; calls on one
+ * client run in parallel. A client has one or two threads, which block all signals. Sizes are in bytes.
+ * Functions return 0 or a negative errno:
  *
- *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block, more
- *                than an extent has where the block must lie in one)
- *   -EDQUOT      the tenant's own limit does not hold the request, or it has
- *                as many blocks or sessions as it may have (max_blocks,
- *                max_sessions; also the daemon's own max_sessions); the process has
- *                1,024 shared blocks (bfc_publish, bfc_attach), or 32 calls that wait
- *                for a name (bfc_attach)
+ *   -EINVAL      an argument is wrong (size 0, a pointer that is not a block, a size above that of
+ *                an extent for a block that must be in one)
+ *   -EDQUOT      the request exceeds the tenant's own limit, or the number of blocks or sessions is
+ *                reached (max_blocks, max_sessions; also the daemon's own max_sessions); the process
+ *                has 1,024 shared blocks (bfc_publish, bfc_attach), or 32 calls that wait for a name
+ *                (bfc_attach)
  *   -ENOMEM      the partition is full (or this process is out of memory)
- *   -EACCES      no tenant matches this user, or not the one asked for; or the
- *                socket's mode does not let it in
- *   -ENOENT      no such partition, or the tenant has no quota in it; no socket
- *                at that path; no shared block of that name (bfc_attach); no such
- *                GPU (bfc_partition_for_device)
+ *   -EACCES      no tenant matches this user, or the requested one does not; or the socket's mode
+ *                does not admit this user; the block is attached read-only (bfc_write)
+ *   -ENOENT      no such partition, or the tenant has no quota in it; no socket at that path; no
+ *                shared block of that name (bfc_attach, bfc_forget); no such GPU
+ *                (bfc_partition_for_device); no more partitions (bfc_partition_info)
  *   -EEXIST      the tenant has a shared block of that name (bfc_publish)
- *   -EINTR       a wait was interrupted (bfc_malloc_with, bfc_attach and bfc_attach_with with a wait_ms): a signal
- *                handler ran in the waiting thread, or cancel_fd is readable
- *   -ETIMEDOUT   nobody published the name in time (bfc_attach)
- *   -EMFILE      this process is at its limit of open files, so that memory could not be passed to it:
- *                raise RLIMIT_NOFILE (ulimit -n). The session goes on
- *   -ECONNREFUSED  nobody listens at that socket
+ *   -EINTR       a wait was interrupted (bfc_malloc_with, bfc_attach and bfc_attach_with with a
+ *                wait_ms): a signal handler ran in the waiting thread, or cancel_fd is readable
+ *   -ETIMEDOUT   no block with that name was published in time (bfc_attach)
+ *   -EMFILE      this process has reached its limit of open files, so memory could not be passed to
+ *                it: raise RLIMIT_NOFILE (ulimit -n). The session continues
+ *   -ECONNREFUSED  no daemon listens at that socket
  *   -ENAMETOOLONG  the socket's path is longer than 107 bytes
  *   -ENODEV      the device is lost, or this process does not see it
- *   -ENOTSUP     the driver does not open the memory for this process, as another user's or in a
- *                container; where the partition has "share: cuda-ipc", "share: fd" may help
- *                (bfc_malloc and its kind, bfc_attach)
- *   -EBUSY       an operator drains the device, for a reset or the like: later (bfc_malloc and
- *                its kind);
- *                a CUDA stream is being captured (bfc_detach, bfc_write, bfc_read,
- *                bfc_end_stream, bfc_poll; bfc_free and bfc_pool_free where it says so);
- *                another client is recording into that file (bfc_connect)
- *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read,
- *                bfc_malloc_async), or the driver failed to wait (bfc_free, bfc_detach,
- *                bfc_pool_free)
- *   -ECONNRESET  the daemon ended the session, or is gone and did not come back in time (struct
- *                bfc_options). The client's thread sees that by itself, and no cache serves anything
- *                after it; with BFC_NO_THREAD it is noticed when the daemon is next asked
- *   -EIDRM       an operator evicted the session; bfc_last_error() has the reason. Its blocks are lost
- *                to this process, and the client does not connect again by itself
- *   -EPROTO      the other end does not speak the protocol
+ *   -ENOTSUP     the driver does not open the memory in this process, for example for another user
+ *                or in a container; if the partition has "share: cuda-ipc", "share: fd" may help
+ *                (bfc_malloc and similar, bfc_attach); a partition with "share: cuda-ipc" has no
+ *                read-only access (bfc_attach_with)
+ *   -EBUSY       an operator drains the device, for a reset for example: try later (bfc_malloc and
+ *                similar);
+ *                a CUDA stream is being captured (bfc_detach, bfc_write, bfc_read, bfc_end_stream and
+ *                bfc_poll; bfc_free and bfc_pool_free where documented);
+ *                another client is recording into that file (bfc_connect);
+ *                the same extents are mapped read-only, or writable, by this client (BFC_ATTACH_READ_ONLY)
+ *   -EIO         this process's CUDA context is broken (bfc_write, bfc_read, bfc_malloc_async), or
+ *                the driver failed to wait (bfc_free, bfc_detach, bfc_pool_free)
+ *   -ECONNRESET  the daemon ended the session, or is gone and the session was not resumed in time
+ *                (struct bfc_options). The client's thread notices that by itself, and no cache serves
+ *                requests after it; with BFC_NO_THREAD the next request to the daemon notices it
+ *   -EIDRM       an operator evicted the session; bfc_last_error() has the reason. Its blocks are lost,
+ *                and the client does not reconnect
+ *   -EPROTO      the peer does not speak the protocol
  *   -ECHILD      the client belongs to the parent of this forked process
  *
- * bfc_connect() may also return other errnos of socket(2), connect(2) and open(2).
- * bfc_last_error() has the sentence with the figures. Outputs are touched only
- * when 0 is returned. */
+ * bfc_connect() may also return other errnos of socket(2), connect(2) and open(2). bfc_last_error() has a
+ * sentence with the details. Outputs are set only when 0 is returned. */
 #ifndef BFCCLIENT_H
 #define BFCCLIENT_H
 
@@ -64,14 +62,13 @@ extern "C" {
 
 typedef struct bfc_client bfc_client;
 
-/* How to connect. Zero-initialise, set `struct_size` to sizeof, fill what you
- * need; NULL means the environment's word (BFC_SOCKET, BFC_PARTITION,
- * BFC_TENANT), and then the default. */
+/* How to connect. Zero-initialise, set `struct_size` to sizeof, and fill what you need. NULL: the
+ * environment variable (BFC_SOCKET, BFC_PARTITION, BFC_TENANT), else the default. */
 struct bfc_options {
         size_t struct_size;
-        const char *socket;        /* path; default /run/bfcd/bfcd.sock */
+        const char *socket;        /* path; default /run/bfcd/client/bfcd.sock */
         const char *partition;     /* default: the first in which the tenant has a quota */
-        const char *tenant;        /* which tenant, where the user matches several */
+        const char *tenant;        /* which tenant, if the user matches several */
         const char *name;          /* what bfcctl shows; default: the program's name */
         uint64_t flags;            /* BFC_NO_THREAD, BFC_POLL, BFC_NO_CACHE, BFC_INHERIT */
         const char *trace;         /* file to record into, BFC_TRACE; default, and "": none */
@@ -81,80 +78,74 @@ struct bfc_options {
         uint32_t unused;           /* 0 */
 };
 
-/* A daemon that is started anew. Where it keeps its memory over that (bfcd(8)), the client comes back to
- * it by itself, and everything goes on: blocks, pointers, names, streams. Calls that ask the
- * daemon take as long as it is away; nothing else notices. bfc_client_stats.num_returns counts it.
- * return_ms is how long it is tried; after that, or where the daemon does not take the process back, the
- * session is over as without. */
+/* If the daemon is restarted and keeps its memory (bfcd(8)), the client resumes its session by itself.
+ * Blocks, pointers, names and streams stay valid, and calls that need the daemon take until it is back.
+ * bfc_client_stats.num_returns counts this. return_ms is the time-out; after it, or if the daemon
+ * refuses, the session ends. */
 
-/* Recording. The lifetimes of the client's blocks, with the sizes as they were asked for,
- * are written into `trace`, which bfc-replay reads. What is in the file is replaced. In
- * its name %p becomes the pid, %n a number that no other recording client of the process
- * has, and %% a percent sign. bfc_connect() fails where the file cannot be written (errnos
- * of open(2)), where its name has another % or is no regular file's (-EINVAL), and
- * where another client, of any process, is recording into it (-EBUSY). The file is
- * complete after bfc_disconnect() and after exit(3), where the blocks that were still held
- * end; a process that is killed leaves whole lines, of lives that were over. When writing
- * fails later, recording stops, all else goes on, and bfc_disconnect() leaves the reason
+/* Recording. The lifetimes of the client's blocks, with the requested sizes, are written into `trace`,
+ * which bfc-replay reads. An existing file is overwritten. In its name %p becomes the pid, %n a number
+ * that is unique among the recording clients of the process, and %% a percent sign. bfc_connect() fails
+ * if the file cannot be written (errnos of open(2)), if its name has another % or is no regular file's
+ * (-EINVAL), and if another client, of any process, is recording into it (-EBUSY). bfc_disconnect() and
+ * exit(3) end the remaining blocks in it. If the process is killed, the file has every completed call. If
+ * writing fails later, recording stops, everything else continues, and bfc_disconnect() leaves the reason
  * in bfc_last_error(). */
 
-/* Without the thread that answers the daemon's events. Then the daemon cannot
- * have memory of a GPU back from this client while it lives: where it needs such
- * memory, it ends the session. On the host device nothing is lost. */
+/* Without the thread that answers the daemon's events. Then the daemon cannot reclaim GPU memory from
+ * this client: if it needs such memory, it ends the session. On the host device the flag has no such
+ * effect. */
 #define BFC_NO_THREAD UINT64_C(1)
 
-/* Every bfc_malloc() and bfc_free() asks the daemon; BFC_CACHE=off in the environment does the
- * same. Otherwise what the daemon gave is kept and cut by the client: freed memory stays with it,
- * up to cache_idle_bytes (by default all of it), for the next bfc_malloc(), or until the
- * daemon asks for it because others need it. A request of at most half of cache_slab_bytes is
- * cut from a block of that size. With BFC_NO_THREAD there is no cache unless BFC_CACHE=on or one
- * of the sizes asks for one: the daemon cannot ask such a client. */
+/* Every bfc_malloc() and bfc_free() is a request to the daemon; BFC_CACHE=off in the environment does the
+ * same. Otherwise the client caches memory of the daemon and divides it: freed memory is kept, up to
+ * cache_idle_bytes (by default all of it), for the next bfc_malloc(), or until the daemon asks for it. A
+ * request of at most half of cache_slab_bytes is served from a slab of that size. With BFC_NO_THREAD
+ * there is no cache unless BFC_CACHE=on or one of the sizes is set, because the daemon cannot ask such a
+ * client. */
 #define BFC_NO_CACHE UINT64_C(2)
 
-/* Without the thread; the program itself calls bfc_poll(), whenever bfc_poll_fd() is readable:
- * then the daemon can have memory back as from any other. With BFC_NO_THREAD the same. */
+/* Without the thread; the program calls bfc_poll() whenever bfc_poll_fd() is readable, so the daemon can
+ * reclaim memory as usual. BFC_NO_THREAD may be set as well. */
 #define BFC_POLL UINT64_C(4)
 
 /* Forked children read and write the host blocks that this client has at the time of the fork, by the
- * parent's pointers; BFC_INHERIT=on in the environment does the same, also for bfc_default().
- * Library calls on the client stay -ECHILD in a child. When the parent frees a block, or calls
- * bfc_disconnect(), the library zeroes it, and children read zeros. They must not use it after that:
- * the memory belongs to the tenant again, and the tenant's next block there is seen by them, until
- * the daemon empties the memory for others. Memory that another tenant gets is never reached through
- * a child's mapping. Blocks in memory that was mapped after the fork are not the child's, and a
- * shared block (bfc_publish) is not zeroed while others may have it. Without the flag, and for all
- * else of the client's addresses, a child finds reserved addresses: a touch is a SIGSEGV. On a GPU the
- * flag changes nothing, since CUDA does not survive fork(). */
+ * parent's pointers; BFC_INHERIT=on in the environment does the same, also for bfc_default(). Library
+ * calls on the client still return -ECHILD in a child. When the parent frees a block, or calls
+ * bfc_disconnect(), the library zeroes it, and children read zeros. They must not use it after that: the
+ * memory belongs to the tenant again, and they see the tenant's next block there, until the daemon
+ * releases the memory. A child's mapping never gives access to another tenant's memory. The addresses of
+ * memory that is mapped after the fork are only reserved in the child, and a published block
+ * (bfc_publish) is not zeroed. Without the flag all of the client's addresses are only reserved in a
+ * child: an access raises SIGSEGV. On a GPU the flag has no effect, because CUDA does not survive fork(). */
 #define BFC_INHERIT UINT64_C(8)
 
-/* Connects and says hello. options may be NULL. The caller owns *ret_client and
- * ends it with bfc_disconnect(). */
+/* Connects to the daemon. options may be NULL. The caller owns *ret_client and ends it with
+ * bfc_disconnect(). */
 int bfc_connect(const struct bfc_options *options, bfc_client **ret_client);
 
-/* Gives everything back and ends the session; every pointer of this client is
- * invalid afterwards. No other thread may be inside a call. Takes NULL. In a
- * forked child it only forgets the client. */
+/* Frees everything and ends the session; every pointer of this client is invalid afterwards. No other
+ * thread may be inside a call. Takes NULL. In a forked child it only frees the client structure. */
 void bfc_disconnect(bfc_client *client);
 
-/* With BFC_POLL: does what the daemon has asked for unasked: memory that it takes back is
- * unmapped, idle memory is returned. Where the daemon is gone, comes back to it. Waits for the daemon's answers, and
- * otherwise for nothing. Call it within a tenth of a second: who does not answer a
- * request for idle memory in time (timeouts.reclaim of the daemon) is not waited for the next
- * time. From any thread, also beside other calls. -EBUSY: the driver refuses to unmap now, beside a
- * capture: call it again soon, whatever the fd says. -EINVAL: a client without BFC_POLL. */
+/* With BFC_POLL: handles the daemon's events: unmaps memory that the daemon reclaims, and returns idle
+ * memory. If the daemon was restarted, resumes the session. Waits only for the daemon's answers. Call it
+ * within a tenth of a second after the fd is readable: the daemon does not wait again for a client that
+ * misses timeouts.reclaim, until it answers. Any thread may call it, also beside other calls. -EBUSY: the
+ * driver refuses to unmap during a capture: call it again soon, whether the fd is readable or not.
+ * -EINVAL: a client without BFC_POLL. */
 int bfc_poll(bfc_client *client);
 
-/* The fd to wait on by poll(2) for POLLIN; the library's, valid until bfc_disconnect(). */
+/* The fd for poll(2) with POLLIN; it belongs to the library and is valid until bfc_disconnect(). */
 int bfc_poll_fd(const bfc_client *client);
 
-/* A block of at least n_bytes in the client's partition, aligned to 256 bytes.
- * On the host device the pointer is ordinary memory, shared with nobody outside
- * the tenant. On a GPU it is a device pointer, good for kernels and every call
- * of the CUDA runtime; this process must see that GPU. Its contents are not defined. The caller owns the block and gives
- * it back with bfc_free(). */
+/* A block of at least n_bytes in the client's partition, aligned to 256 bytes. On the host device the
+ * pointer is ordinary memory, accessible only to processes of the tenant. On a GPU it is a device
+ * pointer, valid for kernels and every call of the CUDA runtime; this process must see that GPU. The
+ * contents are undefined. The caller owns the block and frees it with bfc_free(). */
 int bfc_malloc(bfc_client *client, size_t n_bytes, void **ret_ptr);
 
-/* The same in a partition by name. NULL: the client's own. */
+/* The same in a named partition. NULL: the client's own. */
 int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, void **ret_ptr);
 
 /* The same with flags (0: none). */
@@ -163,252 +154,288 @@ int bfc_malloc_in(bfc_client *client, const char *partition, size_t n_bytes, voi
 int bfc_malloc_flags(bfc_client *client, const char *partition, size_t n_bytes, uint64_t flags,
                      void **ret_ptr);
 
-/* The same with more to say. Zero-initialise, set `struct_size` to sizeof, fill what you
- * need. */
+/* The same with options. Zero-initialise, set `struct_size` to sizeof, and fill what you need. */
 struct bfc_malloc_options {
         size_t struct_size;
         const char *partition; /* by name; NULL: the client's own */
         uint64_t flags;        /* BFC_ONE_EXTENT, BFC_WHOLE */
-        uint32_t wait_ms;      /* how long it may wait for room; 10 minutes at most count */
-        const char *tag;       /* what bfcctl shows of the block; at most 31 bytes, printable ASCII */
+        uint32_t wait_ms;      /* how long to wait for room; at most 10 minutes */
+        const char *tag;       /* a label that bfcctl shows; at most 31 bytes, printable ASCII */
         int cancel_fd;         /* interrupts a wait when it is readable; 0: none */
 };
 
-/* options: NULL for none. Where there is no room, and nobody gives any back at once, it waits for
- * as long as wait_ms says, and is served as soon as there is room, who has waited longer first;
- * then it is refused as without.
+/* options: NULL for none. If there is no room, the request waits up to wait_ms; the request that has
+ * waited longest is served first. After the wait it is refused as without.
  *
- * A signal handler that runs in the waiting thread interrupts the wait, with or without SA_RESTART: -EINTR.
- * The request has left the daemon's queue then, and nothing was allocated. A signal that comes just before
- * the wait begins interrupts nothing. cancel_fd closes that gap: the wait is interrupted as soon as the fd
- * is readable, also if it was so before. Use an eventfd to which the handler writes. The library
- * only polls it. Fd 0 cannot be used, and a negative number is -EINVAL. The wait for a daemon that is
- * being restarted (struct bfc_options) is interrupted alike; the session is resumed nevertheless. Calls without
- * a wait_ms are not interrupted.
+ * A signal handler that runs in the waiting thread interrupts the wait, with or without SA_RESTART:
+ * -EINTR. The request is then removed from the daemon's queue, and nothing is allocated. A signal that
+ * arrives just before the wait begins does not interrupt it. cancel_fd closes that gap: the wait is
+ * interrupted as soon as the fd is readable, also if it was readable before. Use an eventfd to which the
+ * handler writes. The library only polls it. Fd 0 cannot be used, and a negative number is -EINVAL. A
+ * wait for a daemon that is being restarted (struct bfc_options) is interrupted in the same way; the
+ * session is resumed nevertheless. Calls without a wait_ms are not interrupted.
  *
- * A block with a tag or a flag is the daemon's own, never cut
- * from what the client has. -EINVAL also for a tag that is too long. */
+ * A block with a tag or a flag is a block of the daemon, not a part of a slab. -EINVAL also for a tag
+ * that is too long. */
 int bfc_malloc_with(bfc_client *client, size_t n_bytes, const struct bfc_malloc_options *options,
                     void **ret_ptr);
 
-/* BFC_ONE_EXTENT: the whole block lies in one extent, one piece of memory that the
- * device shares as a whole. Some code fails on a buffer that spans several, NCCL and
- * RDMA's registration among it. In a partition with "share: cuda-ipc" every block
- * is in one extent. With "share: fd" the block can be as large as the largest extents of
- * this tenant: a 256th of its limit or up to twice that (with a limit of 4 GiB or less, up
- * to four times), and at least 2 MiB; -EINVAL for more, with
- * the figures in bfc_last_error(). It may cost a new extent where other blocks
- * would fill up what is left of several.
+/* BFC_ONE_EXTENT: the whole block is in one extent, the smallest memory that the device can share. NCCL,
+ * RDMA registration and other code fail on a buffer that spans several. In a partition with "share:
+ * cuda-ipc" every block is in one extent. With "share: fd" the block can be as large as the tenant's
+ * largest extent: a 256th of its limit or up to twice that (with a limit of 4 GiB or less, up to four
+ * times), and at least 2 MiB; -EINVAL for more, with the sizes in bfc_last_error(). It may need a new
+ * extent where other blocks would fit into the remaining space of several.
  *
- * BFC_WHOLE: the block is one of the daemon's own, never cut from what the client has: so it
- * can be shared by bfc_publish(). */
+ * BFC_WHOLE: the block is a block of the daemon, not a part of a slab, so that bfc_publish() can share
+ * it. */
 
-/* Gives a block back. ptr: as bfc_malloc() returned it; NULL does nothing.
- * -EINVAL for anything else, also for a second free. On a GPU it waits, as
- * cudaFree does, for all work that this process has given to the device.
+/* Frees a block. ptr: as bfc_malloc() returned it; NULL does nothing. -EINVAL for anything else, also for
+ * a second free. On a GPU it waits, as cudaFree does, for all work that this process has queued on the
+ * device.
  *
- * While a stream is being captured that would spoil the capture. So the client asks first: the default
- * stream, for all streams that wait for it, and each stream that was named in a call and has not
- * ended. Where one is captured the block is put aside: it is no block any more, and others get its
- * memory after the capture, when all work could be waited for (by bfc_trim(), or where memory is
- * short). A capture of any other stream is spoilt, as by cudaFree.
+ * Waiting would invalidate the capture of a stream. So the client first checks the default stream, which
+ * covers all streams that synchronize with it, and each stream that was named in a call and has not
+ * ended. If one is being captured the block is put aside: the pointer is invalid, and the memory is
+ * reused after the capture and all work (by bfc_trim(), or when memory is short). A capture of any other
+ * stream is invalidated, as by cudaFree.
  *
- * -EBUSY: a stream is being captured, and the block is shared, or there is no memory to put it
- * aside. -ENOMEM, -EIO: the driver fails to wait. In all three the block stays. */
+ * -EBUSY: a stream is being captured, and the block is shared, or there is no memory to put it aside.
+ * -ENOMEM, -EIO: the driver failed to wait. In all three cases the block stays allocated. */
 int bfc_free(bfc_client *client, void *ptr);
 
-/* Copies n_bytes between this process's memory and a block, on whatever device it
- * is: a GPU's memory the processor cannot touch. ptr: the block's begin or a place
- * inside of it; -EINVAL: not all of the bytes lie in one block of this client. Done
- * when it returns; on a GPU the copy waits for what cudaMemcpy waits for, and is
- * -EBUSY while a stream of that kind is being captured. The block must not be freed
- * meanwhile. 0 bytes do nothing. */
+/* Copies n_bytes between this process's memory and a block, on any device. ptr: the block's address or a
+ * place inside it; -EINVAL: not all of the bytes are in one block of this client. The copy is complete on
+ * return. On a GPU it waits as cudaMemcpy does, and fails with -EBUSY while a stream for which it would
+ * have to wait is being captured. Do not free the block meanwhile. 0 bytes do nothing. */
 int bfc_write(bfc_client *client, void *ptr, const void *src, size_t n_bytes);
 int bfc_read(bfc_client *client, void *dst, const void *ptr, size_t n_bytes);
 
-/* Shared blocks: one copy of something large, a model's weights for instance, for many
- * processes of a tenant. Who has the block publishes it under a name; the others attach it by
- * that name, and everybody reads and writes the same memory. The block lives until the last
- * process that has it lets go of it, be it by its end, and whoever published it first is no
- * more than one of them. It is charged to the tenant once, and is none of its sessions'
- * use by the daemon's count (bfcctl shared lists it; bfc_stats() of each process has it).
- * No other tenant can attach it or learn that it is there. When the contents are complete
- * processes must tell each other by themselves: publish after writing.
+/* Shared blocks: one copy of a large object, such as a model's weights, for many processes of a tenant.
+ * One process publishes a block under a name; others attach it by that name, and all read and write the
+ * same memory. The block is freed when the last process with a reference drops it or ends; the publisher
+ * is one of them. It is charged to the tenant once and is not part of any session's usage (bfcctl shared
+ * lists it; bfc_stats() of each process counts it). No other tenant can attach it or learn that it
+ * exists. Publish after writing: processes must synchronize later writes themselves.
  *
- * Names are the tenant's, in all its partitions: 1 to 63 bytes of printable ASCII. A name
- * is free again when its block is. */
+ * Names belong to the tenant, in all its partitions: 1 to 63 bytes of printable ASCII. A name is free
+ * again when its block is freed. */
 
-/* ptr: a block as bfc_malloc_flags() with BFC_WHOLE returned it, or any that the client did not
- * cut from a larger one. The process goes on using it, and lets go of it by bfc_detach() or
- * bfc_free(). -EEXIST: the tenant has a shared block of that name. -EINVAL: the name, or not such
- * a block, or it is shared already. -EDQUOT: the process has 1,024 shared blocks. */
+/* ptr: a block of bfc_malloc_flags() with BFC_WHOLE, or any block that is not a part of a larger one. The
+ * process continues to use it, and drops its reference by bfc_detach() or bfc_free(). -EEXIST: the tenant
+ * has a shared block of that name. -EINVAL: an invalid name, not such a block, or shared already.
+ * -EDQUOT: the process has 1,024 shared blocks. */
 int bfc_publish(bfc_client *client, void *ptr, const char *name);
 
-/* Attaches, or waits until somebody publishes the name, wait_ms at most (10 minutes; more counts as
- * that; 0: not at all). The pointer is good for all that a block's is, bfc_write() and
- * bfc_block_info() among it; it is not the same in other processes. Attached again in the same
- * process it is the same pointer, and is to be let go of once for each time. ret_n_bytes: as its
- * publisher asked for it; may be NULL. A signal interrupts the wait as that of bfc_malloc_with().
- * -ENOENT: there is no such name. -ETIMEDOUT: nor came
- * one in time. -EINVAL: the name. -EDQUOT: as in bfc_publish(), or too many sessions in that
+/* Options of bfc_publish_with(): zero-initialise them, set `struct_size` to sizeof, fill what you need. */
+#define BFC_KEEP_FOREVER UINT64_MAX
+struct bfc_publish_options {
+        size_t struct_size;
+        uint64_t keep_ms;        /* how long the block stays after its last reference; 0: not at all */
+        const void *metadata;    /* for processes that attach the block; NULL: none */
+        size_t n_metadata_bytes; /* at most 4,096 */
+};
+
+/* bfc_publish() with options (NULL: none). A kept block stays after its last reference: for keep_ms, or with
+ * BFC_KEEP_FOREVER until bfc_forget(). It survives the end of its publisher and restarts of the daemon (not
+ * with "share: cuda-ipc"). It stays charged to the tenant, and no request reclaims it. It is freed early if
+ * the tenant loses its quota or the device is drained. -EINVAL also: too much metadata. -EDQUOT also: the
+ * tenant has 256 shared blocks that are kept or have metadata. */
+int bfc_publish_with(bfc_client *client, void *ptr, const char *name,
+                     const struct bfc_publish_options *options);
+
+/* Attaches the block, or waits until the name is published, at most wait_ms (10 minutes at most; 0: does
+ * not wait). The pointer is valid for all calls on blocks, such as bfc_write() and bfc_block_info(); it
+ * differs between processes. A second attach in the same process returns the same pointer, and needs a
+ * second bfc_detach(). ret_n_bytes: the size that the publisher requested; may be NULL. A signal
+ * interrupts the wait as in bfc_malloc_with(). -ENOENT: there is no such name. -ETIMEDOUT: it was not
+ * published in time. -EINVAL: an invalid name. -EDQUOT: as bfc_publish(), or too many sessions in that
  * partition. -ENODEV: it is on a device that this process does not see, or that is lost. */
 int bfc_attach(bfc_client *client, const char *name, uint32_t wait_ms, void **ret_ptr, size_t *ret_n_bytes);
 
-/* bfc_attach() with options: zero-initialise them, set `struct_size` to sizeof, fill what you need. NULL: it
- * does not wait. -EINVAL, besides: cancel_fd is below 0. */
+/* bfc_attach() with options: zero-initialise, set `struct_size` to sizeof, and fill what you need. NULL:
+ * does not wait. -EINVAL also if cancel_fd is below 0. */
 struct bfc_attach_options {
         size_t struct_size;
         uint32_t wait_ms;
-        int cancel_fd; /* interrupts the wait when it is readable; 0: none; see bfc_malloc_with() */
+        int cancel_fd;  /* interrupts the wait when it is readable; 0: none; see bfc_malloc_with() */
+        uint64_t flags; /* BFC_ATTACH_READ_ONLY; programs built without this member have none */
 };
+
+/* BFC_ATTACH_READ_ONLY: this client gets no write access to the block. On the host the memory is mapped from a
+ * file descriptor without write access, so mprotect() cannot change that, and a process of another user than the
+ * daemon's cannot open it again for writing. On a GPU the library maps it without write access, and trusts this
+ * process. bfc_write() fails with -EACCES. Memory is shared in extents, which blocks have in common: while a client
+ * has a block read-only, a block in the same extents is refused with -EBUSY. So use a client of its own for
+ * blocks that are only read. -EBUSY: this client has, or had, write access to the same extents, as a publisher has.
+ * -ENOTSUP: the partition has "share: cuda-ipc". */
+#define BFC_ATTACH_READ_ONLY UINT64_C(1)
 int bfc_attach_with(bfc_client *client, const char *name, const struct bfc_attach_options *options,
                     void **ret_ptr, size_t *ret_n_bytes);
 
-/* Lets go of a shared block, once; bfc_free() does the same. The last time it waits for this
- * process's work on a GPU as bfc_free() does, and may fail as that: then it stays. NULL does nothing.
- * -EINVAL: not a shared block of this client. */
+/* Drops one reference to a shared block; bfc_free() does the same. For the last reference of this process
+ * it waits for the process's work on a GPU as bfc_free() does, and may fail like it: then the reference
+ * stays. NULL does nothing. -EINVAL: not a shared block of this client. */
 int bfc_detach(bfc_client *client, void *ptr);
+
+/* Copies the metadata of a shared block of this client, as much as the buffer holds; 4,096 bytes hold all.
+ * *ret_n_bytes: how much there is; 0: none. buffer: may be NULL if n_buffer_bytes is 0. -EINVAL: ptr is not a
+ * shared block of this client. */
+int bfc_shared_metadata(bfc_client *client, void *ptr, void *buffer, size_t n_buffer_bytes,
+                        size_t *ret_n_bytes);
+
+/* A shared block of the tenant. Later versions may add members at the end: struct_size tells. The texts are
+ * valid during the call of the function that gets it. */
+struct bfc_shared_info {
+        size_t struct_size;
+        const char *name;
+        const char *partition;
+        uint64_t n_bytes;        /* as its publisher asked for it */
+        uint64_t num_references; /* processes that have it */
+        uint64_t keep_ms;        /* as published, or 0 after bfc_forget() */
+        uint64_t left_ms;        /* without references: the remaining time; BFC_KEEP_FOREVER: no end */
+        uint64_t n_metadata_bytes;
+};
+typedef int (*bfc_shared_fn)(void *userdata, const struct bfc_shared_info *info);
+
+/* Calls fn for each shared block of the tenant, in no order. Asks the daemon in pages, so a block that is
+ * published or freed meanwhile may be missing. fn may call functions of the library. What fn returns ends the
+ * list and is returned, unless it is 0. */
+int bfc_list_shared(bfc_client *client, bfc_shared_fn fn, void *userdata);
+
+/* Ends the keeping of the tenant's block of this name: it is freed now if no process has it, else with its last
+ * reference. -ENOENT: there is no such block. */
+int bfc_forget(bfc_client *client, const char *name);
 
 /* ---- streams ----
  *
- * Memory in the order of a stream's work. What is freed on a stream is used again there at
- * once, because what the stream is given next comes behind; others get it when the work that
- * may touch it is done, and nobody waits. `stream` is a cudaStream_t, as a number; 0, 1 and 2
- * (CUDA's legacy default stream, and each thread's own) are streams too. It must be a stream of
- * the partition's device, in the primary context, which the runtime API uses. On the host device
- * it is any number, and no stream has work.
+ * Memory in the order of a stream's work. Memory freed on a stream is reused there at once, because later
+ * work of the stream runs after the free; it is reused elsewhere when the work that may access it is
+ * complete, and no call waits. `stream` is a cudaStream_t as a number; 0, 1 and 2 (CUDA's legacy default
+ * stream, and the per-thread one) are streams too. It must be a stream of the partition's device, in the
+ * primary context, which the runtime API uses. On the host device it is any number, and no stream has
+ * work.
  *
- * Ends. A stream that was named in any of these calls is to be ended by bfc_end_stream() before it is
- * destroyed. Until then the library may ask the driver about it at any time, and a driver may
- * answer for a destroyed stream with the end of the process. Where it answers with an error instead,
- * blocks that the stream used are free when all work of the process on that device could be waited
- * for, and not before. But once CUDA has given the handle to another stream, the library takes that one for
- * the first: then two streams may have the same memory at a time.
+ * End of streams. Call bfc_end_stream() before you destroy a stream that was named in any of these calls.
+ * Until then the library may query the driver about it at any time, and for a destroyed stream a driver
+ * may end the process. If it returns an error instead, blocks that the stream used are free when the
+ * library could wait for all work of the process on that device. But if CUDA has reused the handle, the
+ * library takes the new stream for the old one, and two streams may use the same memory at the same time.
  *
- * Captures. What a captured stream is given runs when the graph is launched: as often as that
- * may still be, its memory must not be freed. While a stream is captured no event is
- * recorded in it or asked, so what is freed then goes to others after the capture.
+ * Captures. Work captured from a stream runs at each launch of the graph: do not free its memory while
+ * the graph may be launched. During the capture no event is recorded or queried, so memory freed then is
+ * reused elsewhere after the capture.
  *
- * Failures. When the device is lost, or this process's context is broken, none of its
- * work goes on, and what it freed is free. */
+ * Failures. If the device is lost, or this process's context is broken, none of its work continues, and
+ * its freed memory is free. */
 
-/* A block of at least n_bytes for work in this stream; like a bfc_malloc() otherwise. Where there
- * is no room and other streams have freed what is not done yet, it waits for these, for 2 seconds
- * at most. -EINVAL also for what is no stream of the device. */
+/* A block of at least n_bytes for work in this stream; otherwise like bfc_malloc(). If there is no room
+ * and other streams have freed memory whose work is not complete, it waits for that work, at most 2
+ * seconds. -EINVAL also if it is no stream of the device. */
 int bfc_malloc_async(bfc_client *client, size_t n_bytes, uintptr_t stream, void **ret_ptr);
 int bfc_malloc_async_in(bfc_client *client, const char *partition, size_t n_bytes, uintptr_t stream,
                         void **ret_ptr);
 
-/* Gives a block back behind the work that the stream has been given by now; waits for nothing. ptr:
- * from bfc_malloc_async() or bfc_malloc(), not shared. The stream need not be the one that it was allocated on;
- * but all work with the block, in whatever stream, must be ordered before this point, or that
- * stream be told of by bfc_record_stream(). -EINVAL and -ENOMEM: the block stays. bfc_free()
- * takes such blocks too, and waits as ever. */
+/* Frees a block after the work that is queued on the stream so far; does not wait. ptr: from
+ * bfc_malloc_async() or bfc_malloc(), not shared. The stream may differ from the one of the allocation.
+ * All work with the block, in any stream, must be ordered before this point, or that stream be named by
+ * bfc_record_stream(). -EINVAL and -ENOMEM: the block stays allocated. bfc_free() accepts such blocks
+ * too, and waits as usual. */
 int bfc_free_async(bfc_client *client, void *ptr, uintptr_t stream);
 
-/* Work in this stream uses the block too, until it is freed: it is nobody's before the work that
- * this stream has been given by then is done. ptr: from bfc_malloc_async(). -EINVAL also for
- * stream 2 of a GPU. */
+/* Work in this stream uses the block too, until it is freed. After the free, its memory is not reused
+ * until the work queued on this stream at that time is complete. ptr: from bfc_malloc_async(). -EINVAL
+ * also for stream 2 of a GPU. */
 int bfc_record_stream(bfc_client *client, void *ptr, uintptr_t stream);
 
-/* To be called before a stream is destroyed that was named in one of these calls, when it has been given
- * its last work. The library does not touch the handle after this, and CUDA may give it to another
- * stream, of which nothing is known. Blocks that are left stay good, and are freed on other streams;
- * memory that the stream's work still uses is given to no other before that work is done. Waits for nothing.
- * -EBUSY: the stream is being captured. -ENOMEM: no event could be had. In both it has not ended. Streams
- * 0, 1 and 2 are never destroyed, and need no end. */
+/* Call it before you destroy a stream that was named in one of these calls, after its last work was
+ * queued. The library does not use the handle after this, and CUDA may reuse it. Remaining blocks stay
+ * valid and are freed on other streams; memory that the stream's work still uses is not reused before
+ * that work is complete. Does not wait. -EBUSY: the stream is being captured. -ENOMEM: no event could be
+ * created. In both cases it has not ended. Streams 0, 1 and 2 are never destroyed and need no end. */
 int bfc_end_stream(bfc_client *client, uintptr_t stream);
 
-/* What was allocated on one stream of a partition (NULL: the client's own). All are 0 for a
- * stream that nothing is known of; one that has had nothing for long may be forgotten.
- * `struct_size` as in bfc_options. */
+/* Statistics of one stream of a partition (NULL: the client's own). All are 0 for an unknown stream; one
+ * without memory for a long time may be forgotten. `struct_size` as in bfc_options. */
 struct bfc_stream_stats {
         size_t struct_size;
         uint64_t num_allocs;
         uint64_t num_frees;
         uint64_t bytes_in_use;
         uint64_t peak_bytes_in_use;
-        uint64_t bytes_reserved; /* that the stream holds: in use, free for its next work, or pending */
+        uint64_t bytes_reserved; /* in use, free for its next work, or pending */
         uint64_t peak_bytes_reserved;
-        uint64_t bytes_pending; /* freed, while another stream's work is not done */
+        uint64_t bytes_pending; /* freed, while another stream's work is not complete */
         uint64_t largest_alloc_size;
 };
 int bfc_stats_stream(bfc_client *client, const char *partition, uintptr_t stream,
                      struct bfc_stream_stats *ret);
 
-/* A pool: one block from which pieces are cut, and which is emptied at once. For the
- * temporaries of a step. */
+/* A pool: one block that is divided into pieces and emptied as a whole, for the temporary memory of a
+ * step. */
 typedef struct bfc_pool bfc_pool;
 
-/* A pool of n_bytes, rounded up to 256, in the client's partition: one block, so fails as
- * bfc_malloc() does. The caller owns *ret_pool and ends it with bfc_pool_free() before
- * bfc_disconnect(). */
+/* A pool of n_bytes, rounded up to 256, in the client's partition: one block, so it fails as bfc_malloc()
+ * does. The caller owns *ret_pool and ends it with bfc_pool_free() before bfc_disconnect(). */
 int bfc_pool_new(bfc_client *client, size_t n_bytes, bfc_pool **ret_pool);
 
-/* A piece of at least n_bytes, aligned to 256 bytes; it takes up whole 256 bytes. No
- * system call, no lock; any threads at the same time. The piece is the pool's: it is good
- * until bfc_pool_reset() or bfc_pool_free(), and bfc_free() does not know it. Contents are
- * not defined. -ENOMEM: the pool has no room for it. */
+/* A piece of at least n_bytes, rounded up and aligned to 256 bytes. No system call, no lock; any threads
+ * at the same time. The piece belongs to the pool and is valid until bfc_pool_reset() or bfc_pool_free();
+ * do not pass it to bfc_free(). The contents are undefined. -ENOMEM: the pool has no room for it. */
 int bfc_pool_alloc(bfc_pool *pool, size_t n_bytes, void **ret_ptr);
 
-/* Empties the pool: all pieces are invalid. No other thread may be inside a call on this
- * pool. It waits for nothing, on a GPU neither: the caller sees to it that work given to
- * the device with the old pieces is done before work with the new ones begins. On one
- * stream that is so by itself; between streams it takes an event or a wait. */
+/* Empties the pool: all pieces are invalid. No other thread may be inside a call on this pool. Does not
+ * wait, also on a GPU: the caller must ensure that work with the old pieces is complete before work with
+ * new ones begins. On one stream the order ensures that; between streams use an event or a wait. */
 int bfc_pool_reset(bfc_pool *pool);
 
-/* Gives the block back, as bfc_free() does: on a GPU it waits for all work of this process
- * there, but in a capture, and fails with -EBUSY, -ENOMEM or -EIO as it does; then the pool stays as it was.
- * After anything else the pool is gone. No other thread may be inside a call on this
- * pool. NULL does nothing. */
+/* Frees the block as bfc_free() does: on a GPU it waits for all work of this process there, except during
+ * a capture, and can fail with -EBUSY, -ENOMEM or -EIO; then the pool stays valid. After any other result
+ * the pool is gone. No other thread may be inside a call on this pool. NULL does nothing. */
 int bfc_pool_free(bfc_pool *pool);
 
-/* What this client itself has: bytes as TensorFlow's AllocatorStats names them.
- * `struct_size` as in bfc_options. */
+/* Statistics of this client, named as in TensorFlow's AllocatorStats. `struct_size` as in bfc_options. */
 struct bfc_client_stats {
         size_t struct_size;
         uint64_t num_allocs;
         uint64_t num_frees;
         uint64_t num_blocks;
-        uint64_t num_failures; /* bfc_malloc() that failed, for whatever reason */
+        uint64_t num_failures; /* failed calls of bfc_malloc(), for any reason */
         uint64_t bytes_in_use; /* block bytes, rounded up to 256 */
         uint64_t peak_bytes_in_use;
         uint64_t bytes_requested;
         uint64_t largest_alloc_size;
         uint64_t bytes_mapped;   /* of extents mapped in this process */
-        uint64_t bytes_reserved; /* held from the daemon: in use or idle */
+        uint64_t bytes_reserved; /* memory from the daemon: in use or idle */
         uint64_t peak_bytes_reserved;
         uint64_t bytes_idle;  /* == bytes_reserved - bytes_in_use */
         uint64_t num_calls;   /* requests to the daemon, of any kind */
-        uint64_t num_returns; /* to a daemon that was started anew */
+        uint64_t num_returns; /* resumptions of the session after a restart of the daemon */
 };
 int bfc_stats(bfc_client *client, struct bfc_client_stats *ret);
 
 /* The same for one partition (NULL: the client's own). Each peak is the partition's own: the sum of the
- * partitions' peaks may be more than the peak of bfc_stats(). num_calls and num_returns are those of
- * the whole client. -ENOENT: there is no such partition. */
+ * partitions' peaks may exceed the peak of bfc_stats(). num_calls and num_returns are those of the whole
+ * client. -ENOENT: there is no such partition. */
 int bfc_stats_in(bfc_client *client, const char *partition, struct bfc_client_stats *ret);
 
-/* The client's peaks, and those of its partitions and streams, become what is so now. */
+/* Resets the peaks of the client, its partitions and streams to the current values. */
 int bfc_reset_peaks(bfc_client *client);
 
-/* Gives idle memory back to the daemon: of what it gave and in which nothing lies, the
- * longest idle first, and then whole extents without a block of what is in use, until that is n_bytes
- * or there is no more. SIZE_MAX: all.
+/* Returns idle memory to the daemon: idle slabs, the longest idle first, and then whole extents without a
+ * block inside slabs in use, until n_bytes are returned or none is left. SIZE_MAX: all.
  *
- * Then the daemon releases extents of the tenant without a block to the device, as many bytes
- * in each partition. The call waits until they are back, 10 seconds at most. So after
- * bfc_trim(client, SIZE_MAX) only extents with live blocks are reserved. Extents stay that the
- * partition preallocates. On a GPU those stay that a session with BFC_NO_THREAD has mapped, or one that
- * does not answer. */
+ * The daemon then releases extents of the tenant without a block to the device, as many bytes in each
+ * partition. The call waits until that is done, at most 10 seconds. So after bfc_trim(client, SIZE_MAX)
+ * only extents with live blocks are reserved, except those that the partition preallocates, and on a GPU
+ * those that a session with BFC_NO_THREAD or an unresponsive one has mapped. */
 int bfc_trim(bfc_client *client, size_t n_bytes);
 
-/* What the client's tenant uses and may use in a partition (NULL: the client's
- * own), by the daemon's count: all sessions of the tenant together. Read from memory that the
- * daemon shares: no system call, no lock, some 20 ns. The figures are of one moment, and a change is
- * there before the call returns that made it, in whatever process. Where the page cannot be
- * had, or the daemon is at it again and again, the daemon is asked. After the daemon's end
- * -ECONNRESET; with BFC_NO_THREAD that is known only once another call failed. */
+/* Usage and limit of the client's tenant in a partition (NULL: the client's own), over all sessions of
+ * the tenant. Read from a page that the daemon shares: no system call, no lock, about 20 ns. The values
+ * are a consistent snapshot and include every change whose call has returned in any process. If the page
+ * is not available, or the daemon writes it again and again, the daemon is asked. After the daemon's end
+ * -ECONNRESET; with BFC_NO_THREAD only after another call has failed. */
 struct bfc_tenant_usage {
         size_t struct_size;
         uint64_t bytes_limit;    /* extents: the tenant's limit */
@@ -416,39 +443,40 @@ struct bfc_tenant_usage {
         uint64_t peak_bytes_reserved;
         uint64_t bytes_in_use; /* blocks */
         uint64_t peak_bytes_in_use;
-        uint64_t bytes_requested; /* blocks, as asked for */
+        uint64_t bytes_requested; /* blocks, as requested */
         uint64_t num_blocks;
         uint64_t num_sessions;
         uint64_t largest_free_block_bytes;
-        uint64_t lifetime_peak_bytes_in_use; /* no operator's reset erases it */
+        uint64_t lifetime_peak_bytes_in_use; /* not changed by resets */
         uint64_t lifetime_peak_bytes_reserved;
 };
 int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret);
 
-/* What this client can still get in a partition (NULL: the client's own), and the most that the tenant
- * may have there: its limit, or the partition's where that is lower. Asks the daemon. Free is a sum:
- *   - what is idle in this client's cache, but for memory that a stream keeps for itself;
+/* How much this client can still get in a partition (NULL: the client's own), and the most that the
+ * tenant may have there: its limit, or the partition's if that is lower. Asks the daemon. Free is the sum
+ * of:
+ *   - idle memory of this client's cache, except memory that a stream keeps for itself;
  *   - free space in the tenant's extents;
- *   - new extents, as far as both limits have room beside the other tenants' guarantees, after all
- *     that is on its way back has arrived, and without what waiting requests claim.
- * Blocks of free bytes together can be allocated, if no other process allocates. A single block can be that large
- * where the free space is contiguous, as it is for a client without blocks; else it may be refused
- * with less. A request can also get more, since it reclaims what other sessions and tenants hold
- * idle. 0 while the device is drained or lost. */
+ *   - new extents, as far as both limits have room beside the other tenants' guarantees, counting
+ *     memory that is being released as free, without what waiting requests claim.
+ *
+ * Blocks of that total size can be allocated if no other process allocates. A single block can be that
+ * large if the free space is contiguous, as it is for a client without blocks; otherwise it may be
+ * refused below that size. A request can also get more, since it reclaims idle memory of other sessions
+ * and tenants. 0 while the device is drained or lost. */
 int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free_bytes,
                      size_t *ret_total_bytes);
 
-/* How extents are shared, by struct bfc_block_info. */
-#define BFC_SHARE_FD       1u /* by an fd, which the library closes once it is mapped: there is none to have */
+/* How extents are shared, in struct bfc_block_info. */
+#define BFC_SHARE_FD       1u /* by an fd, which the library closes after mapping it */
 #define BFC_SHARE_CUDA_IPC 2u /* by a handle */
 
-/* Where a block lies, for code that shares it by itself: what another process of
- * the tenant opens by cudaIpcOpenMemHandle() with the handle is the whole extent,
- * and the block begins extent_offset behind what it gets. This process has it open
- * already. Never hand a handle to another tenant's process. */
+/* Where a block is, for code that shares it by other means: another process of the tenant opens the whole
+ * extent by cudaIpcOpenMemHandle() with the handle, and the block begins extent_offset after the start of
+ * that mapping. This process already has it open. Never pass a handle to another tenant's process. */
 struct bfc_block_info {
         size_t struct_size;
-        uint64_t block_id; /* the daemon's name for it */
+        uint64_t block_id; /* the daemon's identifier */
         uint64_t region_id;
         uint64_t offset;  /* in the region */
         uint64_t n_bytes; /* rounded up */
@@ -457,65 +485,86 @@ struct bfc_block_info {
         uint64_t extent_bytes;    /* of the extent in which the block begins */
         uint64_t extent_offset;   /* of the block in that extent */
         unsigned char handle[64]; /* the extent's cudaIpcMemHandle_t; zeros with BFC_SHARE_FD */
-        uint64_t block_offset;    /* in the daemon's block; it may go on in its neighbour */
-        void *base;               /* where the block begins; it has n_bytes */
-        const char *partition;    /* its name; valid until bfc_disconnect(), as the next */
-        const char *device;       /* as the daemon's configuration names it: "host", "cuda:0" */
+        uint64_t block_offset;    /* in the daemon's block; the block may continue in the next one */
+        void *base;               /* the address of the block, which has n_bytes */
+        const char *partition;    /* its name; valid until bfc_disconnect(), like the next */
+        const char *device;       /* as in the daemon's configuration: "host", "cuda:0" */
         int64_t device_ordinal;   /* the GPU's number in this process, as CUDA counts; -1: the host */
         char device_uuid[48];     /* "GPU-" and the UUID, as nvidia-smi prints it; of the host "host" */
 };
 
-/* ptr: any address inside of a block, of those that its n_bytes have; -EINVAL otherwise. The first
- * call with an address that is no block's begin makes an index of the client's blocks. From then on
- * such a call takes logarithmic time, and each bfc_malloc() and bfc_free() keeps the index. */
+/* ptr: any address inside a block; -EINVAL otherwise. The first call with an address other than a block's
+ * start builds an index of the client's blocks. From then on such a call takes logarithmic time, and each
+ * bfc_malloc() and bfc_free() maintains the index. */
 int bfc_block_info(bfc_client *client, const void *ptr, struct bfc_block_info *ret);
 
-/* The tenant that the daemon took this client for, and the partition that
- * bfc_malloc() uses. Valid until bfc_disconnect(). */
+/* The client's tenant, and the partition of bfc_malloc(). Valid until bfc_disconnect(). */
 const char *bfc_tenant(const bfc_client *client);
 const char *bfc_partition(const bfc_client *client);
 
-/* The partition on the GPU that this process knows as CUDA device `ordinal`, so
- * CUDA_VISIBLE_DEVICES counts: the first one, in the order of the tenant's
- * quotas. -ENOENT: there is no such GPU, or no such partition. The name is valid
- * until bfc_disconnect(); pass it to bfc_malloc_in(). */
+/* A partition in which the tenant has a quota. Zero-initialise it, and set `struct_size` to sizeof. */
+struct bfc_partition_info {
+        size_t struct_size;
+        const char *partition;  /* its name; like the next one valid until bfc_disconnect() */
+        const char *device;     /* as the daemon's configuration names it: "host", "cuda:0" */
+        int64_t device_ordinal; /* the GPU's CUDA device number in this process; -1: the host, or a GPU that
+                                 * this process does not see */
+        uint64_t share;         /* BFC_SHARE_FD, BFC_SHARE_CUDA_IPC */
+        char device_uuid[48];   /* "GPU-" and the UUID, as nvidia-smi prints it; "host" for the host */
+};
+
+/* index: from 0 on, in the order of the tenant's quotas. -ENOENT: there are no more partitions. */
+int bfc_partition_info(bfc_client *client, size_t index, struct bfc_partition_info *ret);
+
+/* The partition on the GPU that this process knows as CUDA device `ordinal` (CUDA_VISIBLE_DEVICES is
+ * respected): the first one, in the order of the tenant's quotas. -ENOENT: there is no such GPU, or no
+ * such partition. The name is valid until bfc_disconnect(); pass it to bfc_malloc_in(). */
 int bfc_partition_for_device(bfc_client *client, int ordinal, const char **ret_name);
 
-/* The client of the whole process, made from the environment at the first call, by whichever
- * thread is first. It is the library's: never bfc_disconnect() it; it ends with the process.
- * Fails as bfc_connect() does, and the next call tries again. A forked child gets one of its
- * own at its first call; the parent's is -ECHILD there. */
+/* The client of the whole process, made from the environment at the first call in any thread. It belongs
+ * to the library and ends with the process: never bfc_disconnect() it. Fails as bfc_connect() does, and
+ * the next call tries again. A forked child gets its own at its first call; the parent's returns -ECHILD
+ * there. */
 int bfc_default(bfc_client **ret_client);
 
 /* Allocators for PyTorch (torch.cuda.memory.CUDAPluggableAllocator) and CuPy
- * (cupy.cuda.memory.CFunctionAllocator), over bfc_default(), in the shapes that these load
- * by name; docs/frameworks.md shows how. Any thread.
+ * (cupy.cuda.memory.CFunctionAllocator), which load them by name; they use bfc_default().
+ * docs/frameworks.md shows how. Any thread.
  *
- * Memory comes from the partition on the GPU that this process knows as CUDA device
- * `device`, as bfc_partition_for_device() finds it; in a process that sees no GPU at all,
- * from the client's own partition. What fails returns NULL, also for a GPU on which the
- * tenant has no quota, and the sentence goes to stderr, once for each errno. 0 bytes are NULL.
+ * Memory comes from the partition on CUDA device `device` of this process, see
+ * bfc_partition_for_device(); in a process that sees no GPU at all, from the client's own partition. A
+ * failure returns NULL, also for a GPU on which the tenant has no quota, and prints a sentence to stderr,
+ * once for each errno. 0 bytes are NULL.
  *
- * PyTorch's are bfc_malloc_async() and bfc_free_async() on the stream that it names, so a tensor
- * that other streams use must be told of: by bfc_torch_record_stream(), which Tensor.record_stream()
- * calls where it was set. While that stream, or another one that was ever named, is being captured a free keeps the block until the process ends, because the graph may use
- * it each time that it is launched.
+ * PyTorch's are bfc_malloc_async() and bfc_free_async() on the stream that PyTorch passes. The use of a
+ * tensor in other streams must be declared by bfc_torch_record_stream(), which Tensor.record_stream()
+ * calls if it was set. While a stream that was named is being captured, a free keeps the block until the
+ * process ends, because the graph may use it at each launch. Call bfc_end_stream() before you destroy a
+ * stream; PyTorch's own streams are never destroyed.
  *
- * Streams that are destroyed are to be ended by bfc_end_stream() before, as ever; PyTorch's own never are.
+ * CuPy passes no stream: its free is a bfc_free(), which on a GPU waits for all work of this process
+ * there, and keeps the block during a known capture. NULL does nothing, and nothing is freed in a forked
+ * child that has allocated nothing itself. The size at a free and `param` are ignored.
  *
- * CuPy names no stream: its free is a bfc_free(), which on a GPU waits for all work of this process
- * there, and in a capture that is known of keeps the block too. NULL does nothing, and nothing is freed in a
- * forked child that has allocated nothing itself. The size at a free and `param` are not looked
- * at. */
+ * BFC_WAIT_MS: how many milliseconds an allocation waits for memory, as in bfc_malloc_with(). A signal
+ * interrupts the wait.
+ *
+ * The functions with _one_extent allocate with BFC_ONE_EXTENT, which NCCL needs. */
 struct CUstream_st;
 void *bfc_torch_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
+void *bfc_torch_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream);
 void bfc_torch_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream);
 void bfc_torch_record_stream(void *ptr, struct CUstream_st *stream);
+/* For a torch.cuda.MemPool, whose cache waits for all work with a block before it frees it: without the
+ * order of a stream, so freed memory is available to the tenant at once. */
+void *bfc_torch_pool_malloc(ssize_t n_bytes, int device, struct CUstream_st *stream);
+void *bfc_torch_pool_malloc_one_extent(ssize_t n_bytes, int device, struct CUstream_st *stream);
+void bfc_torch_pool_free(void *ptr, ssize_t n_bytes, int device, struct CUstream_st *stream);
 void *bfc_cupy_malloc(void *param, size_t n_bytes, int device);
 void bfc_cupy_free(void *param, void *ptr, int device);
 
-/* The sentence for the last failure in the calling thread, of any client; ""
- * when there was none. Valid until the thread's next call. */
+/* A sentence about the last failure in the calling thread, of any client; "" if there was none. Valid
+ * until the thread's next call. */
 const char *bfc_last_error(void);
 
 /* The library's version, as "1.2.3". */

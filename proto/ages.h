@@ -1,12 +1,12 @@
-/* Ages: how many bytes of live blocks there are of which age, in classes whose bounds double.
+/* Ages: the bytes of live blocks by age, in classes whose bounds double.
  *
- * A block that ages moves no counter: it is counted in a class, and a class moves into the next one as a
- * whole. Class c moves whenever the clock passes a multiple of 2^c ticks. So the class of a block
- * follows from the tick of its birth and the present one, and a free finds it. A block in class c > 0
- * was born 2^(c-1) to 2^(c+1)-2 ticks ago; the last class has no upper bound.
+ * Aging moves no counter per block: a block is counted in a class, and a whole class moves into the next
+ * one. Class c moves whenever the clock passes a multiple of 2^c ticks. So the class of a block follows
+ * from the tick of its allocation and the current one, and a free can compute it. A block in class c > 0
+ * was allocated 2^(c-1) to 2^(c+1)-2 ticks ago; the last class has no upper bound.
  *
- * Several counters of one client may be behind each other, and a block may be subtracted elsewhere than it
- * was added. Only the sum means something, when all were brought to the same tick. So counters wrap
+ * Counters of one client may be at different ticks, and a block may be subtracted in another counter than
+ * it was added to. Only the sum is meaningful, after all were advanced to the same tick. So counters wrap
  * around.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -21,11 +21,11 @@
 #define AGES_TICK_MS UINT64_C(256)
 
 struct ages {
-        uint64_t tick; /* to which it was brought; 0: it counts nothing yet */
+        uint64_t tick; /* to which it was advanced; 0: it counts nothing yet */
         uint64_t bytes[AGES_CLASSES];
 };
 
-/* CLOCK_MONOTONIC in ticks, never 0; some nanoseconds. */
+/* CLOCK_MONOTONIC in ticks, never 0; takes some nanoseconds. */
 static inline uint32_t ages_now(void)
 {
         struct timespec now;
@@ -34,7 +34,7 @@ static inline uint32_t ages_now(void)
         return (uint32_t)(((uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000) / AGES_TICK_MS) + 1;
 }
 
-/* The class that what is in class c at tick `from` is in at tick `to`. */
+/* The class at tick `to` of bytes that are in class c at tick `from`. */
 static inline unsigned ages_move(unsigned c, uint64_t from, uint64_t to)
 {
         uint64_t due = ((from >> c) + 1) << c;
@@ -46,7 +46,7 @@ static inline unsigned ages_move(unsigned c, uint64_t from, uint64_t to)
         return c;
 }
 
-/* Brings it to a tick. False: it is there, or beyond. */
+/* Advances to a tick. False: it is already there or later. */
 static inline bool ages_advance(struct ages *a, uint64_t tick)
 {
         if (tick <= a->tick)
@@ -63,8 +63,8 @@ static inline bool ages_advance(struct ages *a, uint64_t tick)
         return true;
 }
 
-/* Adds n_bytes, or takes them off (-n_bytes), of a block that was born at that tick. Returns its class.
- * *ret_moved: the others have changed, too. */
+/* Adds n_bytes (or subtracts: -n_bytes) of a block that was allocated at tick `born`. Returns its class.
+ * *ret_moved: other classes have changed, too. */
 static inline unsigned ages_count(struct ages *a, uint64_t born, uint64_t n_bytes, bool *ret_moved)
 {
         unsigned c;
@@ -75,7 +75,7 @@ static inline unsigned ages_count(struct ages *a, uint64_t born, uint64_t n_byte
         return c;
 }
 
-/* What is in the class is at least so old. */
+/* The minimum age of bytes in the class. */
 static inline uint64_t ages_least_ms(unsigned c)
 {
         return c == 0 ? 0 : ((UINT64_C(1) << (c - 1)) - 1) * AGES_TICK_MS;

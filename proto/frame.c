@@ -2,9 +2,9 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A reader has one buffer that holds a largest frame, so nothing is ever
- * allocated because of a length that the other end claims. A writer has one
- * buffer that grows with what waits and is given back when all is sent. Fds of
+ * A reader has one buffer of the largest frame's size, so no memory is allocated
+ * for a length that the peer claims. A writer has one buffer that grows with the
+ * queued bytes and is freed when all are sent. Fds of
  * a frame are a group, bound to the frame's first byte by its position in the
  * stream: a sendmsg() that carries a group starts at exactly that byte, so the
  * fds come in the order of their frames, with or before the frame's bytes.

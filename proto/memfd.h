@@ -32,7 +32,7 @@
 #define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
 #endif
 
-/* Sets mode and locks. For a memfd of a former process, too: what fails there is left as it was. */
+/* Sets mode and locks. Also for a memfd of a previous process; errors are ignored. */
 static inline void memfd_guard(int fd)
 {
         struct flock whole = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -60,9 +60,9 @@ static inline int memfd_make(const char *name)
         return memfd_make_of(name, 0);
 }
 
-/* A file description of its own for another process; flags: O_RDWR or O_RDONLY. The caller closes
- * it. Where it cannot be opened (no /proc; a memfd of a former process with another uid) the result
- * is a duplicate of fd. -EMFILE, -ENFILE, -ENOMEM. */
+/* Another file description, for another process; flags: O_RDWR or O_RDONLY. The caller closes it. If it
+ * cannot be opened (no /proc; a memfd of a previous process with another uid) the result is a duplicate
+ * of fd. -EMFILE, -ENFILE, -ENOMEM. */
 static inline int memfd_lend(int fd, int flags)
 {
         char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];
@@ -75,11 +75,10 @@ static inline int memfd_lend(int fd, int flags)
         return lent < 0 ? -errno : lent;
 }
 
-/* Whether every file description that others were lent is gone. A mapping keeps its description, and
- * so does an unread message. The kernel grants a write lease only where no other
- * description is counted; the maker's own is not counted. False also where that cannot be known:
- * no /proc, a memfd of a former process with another uid, leases disabled. The lease ends here,
- * because the next open() would wait for it. */
+/* True: every lent file description is closed. A mapping keeps its description open, and so does an
+ * unread message. The kernel grants a write lease only if no other description is counted; the maker's
+ * own is not counted. False also if that is unknown: no /proc, a memfd of a previous process with another
+ * uid, leases disabled. The lease is released at once, because the next open() would wait for it. */
 static inline bool memfd_is_alone(int fd)
 {
         char path[sizeof("/proc/self/fd/") + 3 * sizeof(int)];

@@ -30,7 +30,7 @@ static inline void relax(void)
 #endif
 }
 
-int pages_read(const struct pages_entry *e, uint64_t ret[PAGES_N_FIGURES])
+int pages_read(const struct pages_entry *e, uint64_t ret[PAGES_N_STATS])
 {
         for (unsigned i = 0; i < PAGES_TRIES; i++, relax())
                 if (pages_try_read(e, ret))
@@ -104,8 +104,7 @@ int pages_make(const char *name, size_t n_bytes, bool is_usage, void **ret_map, 
 
 /* ---- mapping -------------------------------------------------------------- */
 
-/* Without these seals its maker, or anybody to whom he gave it, could make it smaller, which
- * kills who reads it. */
+/* Without these seals another process with the fd could shrink it, which kills its readers. */
 static int check_memfd(int fd, int want_seals, size_t min_bytes, size_t *ret_n_bytes)
 {
         struct stat st;

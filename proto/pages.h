@@ -1,18 +1,15 @@
-/* Pages: figures that two processes read in each other's memory, without a word.
+/* Pages: statistics that one process writes and another reads in shared memory, without messages.
  *
- * The usage page is a tenant's: the daemon writes it and every client of the tenant may
- * read it. It has an entry for each of the tenant's quotas, in the order of
- * HelloReply.partitions. The client page is a session's: its client writes it and the daemon
- * reads it.
+ * The usage page belongs to a tenant: the daemon writes it and every client of the tenant may read it. It
+ * has an entry for each of the tenant's quotas, in the order of HelloReply.partitions. The client page
+ * belongs to a session: its client writes it and the daemon reads it.
  *
- * Both are memfds that the daemon makes and seals, so that neither end can make the other's
- * mapping fault or grow, and nobody but the daemon can write the usage page. Neither end
- * believes what stands in the other's page: figures are shown, and compared with what is
- * known; where something lies never depends on them.
+ * The daemon makes and seals both memfds, so neither side can make the other's mapping fault or grow, and
+ * only the daemon can write the usage page. Neither side trusts the other's page: values are shown and
+ * compared with known ones, but no address or offset depends on them.
  *
- * All words are 64 bits wide, in the machine's own order. Version 1; a reader that finds
- * another version leaves the page alone. Figures are only added, behind those there are, with
- * a larger entry_bytes.
+ * All words have 64 bits in the machine's byte order. Version 1; a reader ignores a page of another
+ * version. New statistics are only appended, with a larger entry_bytes.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_PROTO_PAGES_H
@@ -30,14 +27,14 @@
 #define PAGES_CLIENT_MAGIC   UINT64_C(0x646c656873636662) /* "bfcsheld" */
 #define PAGES_MAX_PARTITIONS 16u                          /* with an entry of their own in a client page */
 #define PAGES_MAX_PARKED     64u
-#define PAGES_AGES           (PAGES_MAX_PARTITIONS + 2u) /* as `held`, and those that may be parked */
-#define PAGES_SMALL          (PAGES_MAX_PARTITIONS + 1u) /* the latter's: with what is counted beside parked */
+#define PAGES_AGES           (PAGES_MAX_PARTITIONS + 2u) /* like `held`, and small blocks */
+#define PAGES_SMALL          (PAGES_MAX_PARTITIONS + 1u) /* the index of small blocks, which can be parked */
 #define PAGES_AGE_GRANULE    256u
 #define PAGES_MAX_BYTES      (UINT64_C(1) << 24)
-#define PAGES_TRIES          64u /* of a read; a few microseconds in all */
+#define PAGES_TRIES          64u /* of a read; a few microseconds in total */
 
-/* The figures of an entry, as Figures in bfcd.proto names them. */
-enum pages_figure {
+/* The statistics of an entry, with the names of Statistics in bfcd.proto. */
+enum pages_stat {
         PAGES_BYTES_LIMIT,
         PAGES_BYTES_RESERVED,
         PAGES_PEAK_BYTES_RESERVED,
@@ -49,45 +46,44 @@ enum pages_figure {
         PAGES_LARGEST_FREE_BLOCK_BYTES,
         PAGES_LIFETIME_PEAK_BYTES_IN_USE,
         PAGES_LIFETIME_PEAK_BYTES_RESERVED,
-        PAGES_N_FIGURES,
+        PAGES_N_STATS,
 };
-#define PAGES_ROOM 15u /* figures for which an entry has room */
+#define PAGES_ROOM 15u /* capacity of an entry */
 
-/* sequence is odd while the entry is being written, and for good once it is so no longer. */
+/* sequence is odd while the entry is being written, and permanently once it is closed. */
 struct pages_entry {
         _Alignas(128) _Atomic uint64_t sequence;
-        _Atomic uint64_t figures[PAGES_ROOM];
+        _Atomic uint64_t stats[PAGES_ROOM];
 };
 
 struct pages_usage {
-        uint64_t magic; /* the header is written before the page is given to anybody */
+        uint64_t magic; /* the header is complete before another process gets the page */
         uint64_t version;
         uint64_t n_entries;
         uint64_t entry_bytes;
         struct pages_entry entries[];
 };
 
-/* A client page. By its client's word, and each word for itself: what is read may be of several
- * moments. */
+/* The cache's statistics in a client page, as the client reports them. Each word is updated by itself: a
+ * reader may see values of different moments. */
 struct pages_held {
-        _Atomic uint64_t bytes_slabs; /* blocks of the daemon's that the client cuts */
-        _Atomic uint64_t bytes_cut;   /* what is cut out of them, parked or in use */
-        _Atomic uint64_t bytes_whole; /* blocks of the daemon's that its program has as they came */
-        _Atomic uint64_t
-                bytes_streams; /* of these and those cut: free for a stream's next work, or pending */
+        _Atomic uint64_t bytes_slabs;   /* slabs: blocks of the daemon that the client divides */
+        _Atomic uint64_t bytes_cut;     /* allocated in slabs, parked or in use */
+        _Atomic uint64_t bytes_whole;   /* blocks of the daemon that the program has undivided */
+        _Atomic uint64_t bytes_streams; /* of these two: free for a stream's next work, or pending */
 };
 
-/* The ages of blocks that the program has and to which it gave no tag (ages.h). While the counters move,
- * `begun` is ahead of `done`. 0: nothing is said. */
+/* The ages of the program's blocks without a tag (ages.h). During an update `begun` is ahead of `done`.
+ * 0: not reported. */
 struct pages_ages {
-        _Atomic uint64_t done; /* the tick to which they were brought */
+        _Atomic uint64_t done; /* the tick to which the counters are valid */
         _Atomic uint64_t bytes[AGES_CLASSES];
         _Atomic uint64_t begun;
 };
 
-/* Cut, and free for the next request of its size; and the ages of blocks that came or went here, in units
- * of 256 bytes modulo 2^32. Several places, each on a cache line of its own: threads that run side by side
- * write side by side. */
+/* Freed bytes that are parked for the next request of their size, and the ages of blocks that were
+ * allocated or freed here, in units of 256 bytes modulo 2^32. There are several places, each on its own
+ * cache lines, so that concurrent threads write to different ones. */
 struct pages_parked {
         _Alignas(128) _Atomic uint64_t n_bytes;
         _Atomic uint32_t done;
@@ -96,11 +92,11 @@ struct pages_parked {
 };
 
 struct pages_client {
-        _Atomic uint64_t magic; /* the client's last word of the header: before it nothing is said */
+        _Atomic uint64_t magic; /* written last: the header is valid from then on */
         _Atomic uint64_t version;
-        _Atomic uint64_t parked_partition;                /* of all that is parked */
+        _Atomic uint64_t parked_partition;                /* of all parked blocks */
         _Atomic uint64_t n_parked;                        /* places in use */
-        struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last: all further ones together */
+        struct pages_held held[PAGES_MAX_PARTITIONS + 1]; /* the last one: all further partitions together */
         struct pages_parked parked[PAGES_MAX_PARKED];
         struct pages_ages ages[PAGES_AGES];
 };
@@ -115,28 +111,28 @@ _Static_assert(sizeof(struct pages_held) == 32 && offsetof(struct pages_client, 
 
 /* ---- entries ------------------------------------------------------------- */
 
-/* One thread writes an entry. There is no fence, so that a race detector understands it: each figure is
- * released, so who sees one of a later write also sees that its sequence is odd, or
- * beyond. On x86 these are plain stores and loads. */
-static inline void pages_write(struct pages_entry *e, const uint64_t figures[PAGES_N_FIGURES])
+/* One thread writes an entry. There is no fence, which race detectors would not understand. Instead each
+ * value is stored with release semantics: a reader that sees a value of a later write also sees its odd
+ * or later sequence. On x86 these are plain stores and loads. */
+static inline void pages_write(struct pages_entry *e, const uint64_t stats[PAGES_N_STATS])
 {
         uint64_t sequence = atomic_load_explicit(&e->sequence, memory_order_relaxed);
 
         atomic_store_explicit(&e->sequence, sequence + 1, memory_order_relaxed);
-        for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
-                atomic_store_explicit(&e->figures[i], figures[i], memory_order_release);
+        for (unsigned i = 0; i < PAGES_N_STATS; i++)
+                atomic_store_explicit(&e->stats[i], stats[i], memory_order_release);
         atomic_store_explicit(&e->sequence, sequence + 2, memory_order_release);
 }
 
-/* Whether all of *ret is of one write. Fails while the writer is at it. */
-static inline bool pages_try_read(const struct pages_entry *e, uint64_t ret[PAGES_N_FIGURES])
+/* True: all of *ret is of one write. False: a write was in progress. */
+static inline bool pages_try_read(const struct pages_entry *e, uint64_t ret[PAGES_N_STATS])
 {
         uint64_t sequence = atomic_load_explicit(&e->sequence, memory_order_acquire);
 
         if (sequence & 1)
                 return false;
-        for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
-                ret[i] = atomic_load_explicit(&e->figures[i], memory_order_acquire);
+        for (unsigned i = 0; i < PAGES_N_STATS; i++)
+                ret[i] = atomic_load_explicit(&e->stats[i], memory_order_acquire);
         return atomic_load_explicit(&e->sequence, memory_order_relaxed) == sequence;
 }
 
@@ -175,26 +171,27 @@ static inline void pages_show_parked_ages(struct pages_parked *p, const struct a
         atomic_store_explicit(&p->done, (uint32_t)a->tick, memory_order_release);
 }
 
-/* -EAGAIN: the writer was at it each time, has stopped in the middle, or the entry is closed. */
-int pages_read(const struct pages_entry *e, uint64_t ret[PAGES_N_FIGURES]);
+/* -EAGAIN: each try met a write in progress, the writer stopped in the middle of one, or the entry is
+ * closed. */
+int pages_read(const struct pages_entry *e, uint64_t ret[PAGES_N_STATS]);
 
-/* From now on every read fails. */
+/* All later reads fail. */
 void pages_close(struct pages_entry *e);
 
 /* ---- making and mapping --------------------------------------------------- */
 
-/* What a usage page of so many entries takes, and a client page: whole pages. */
+/* Bytes of a usage page with n_entries entries, and of a client page, in whole memory pages. */
 size_t pages_usage_bytes(size_t n_entries);
 size_t pages_client_bytes(void);
 
-/* A guarded memfd (proto/memfd.h) of n_bytes, sealed against a change of its size, and mapped (the
- * caller's, by munmap()) unless ret_map is NULL. is_usage: mapped writable, and sealed against
- * every later writable mapping and every write; else mapped read-only. *ret_fd is the caller's;
- * other processes are given memfd_lend() of it. -EINVAL: this kernel has no such seals
- * (Linux 5.1 has). -EMFILE, -ENFILE, -ENOMEM. */
+/* Makes a guarded memfd (proto/memfd.h) of n_bytes, sealed against changes of its size. It is mapped (the
+ * caller unmaps it with munmap()) unless ret_map is NULL. is_usage: mapped writable, and sealed against
+ * every later write and writable mapping; else mapped read-only. The caller owns *ret_fd; give other
+ * processes memfd_lend() of it. -EINVAL: this kernel lacks such seals (Linux 5.1 has them). -EMFILE,
+ * -ENFILE, -ENOMEM. */
 int pages_make(const char *name, size_t n_bytes, bool is_usage, void **ret_map, int *ret_fd);
 
-/* A usage page as its reader has it. What the header said is copied once: the page may change. */
+/* A usage page as its reader sees it. The header is copied once, because the page may change. */
 struct pages_view {
         const struct pages_usage *page; /* NULL: none */
         size_t n_bytes;
@@ -211,10 +208,9 @@ static inline const struct pages_entry *pages_view_entry(const struct pages_view
                                                           i * v->entry_bytes);
 }
 
-/* Maps what another process made, if it is sealed as it must be and large enough: a usage page
- * read-only, a client page for reading and writing. A forked child inherits them. The fd
- * stays the caller's; the mapping is, by munmap(). -EPROTO: it is no such page. Other -errno of
- * mmap(2). */
+/* Maps a page that another process made, if it is sealed as required and large enough: a usage page
+ * read-only, a client page for reading and writing. Forked children inherit the mapping. The caller keeps
+ * the fd and unmaps with munmap(). -EPROTO: not such a page. Other -errno of mmap(2). */
 int pages_map_usage(int fd, struct pages_view *ret);
 int pages_map_client(int fd, struct pages_client **ret);
 

@@ -28,17 +28,31 @@ libprotobuf-c-dev     pc:libprotobuf-c
 protobuf-c-compiler   cmd:protoc-c
 libyaml-dev           pc:yaml-0.1
 libjansson-dev        pc:jansson
+libsmartcols-dev      pc:smartcols
+libmicrohttpd-dev     pc:libmicrohttpd
+libisal-dev           pc:libisal
+libncurses-dev        pc:ncursesw
+libsystemd-dev        pc:libsystemd
 '
 needs_test="$needs_build
 check                 pc:check
 scdoc                 cmd:scdoc
 jq                    cmd:jq
+tmux                  cmd:tmux
+python3-numpy         fn:has_python_modules
+python3-pytest        fn:has_python_modules
 "
-# Only .ci/run asks for these.
-needs_ci="$needs_test
-cppcheck              cmd:cppcheck
+needs_lint='
+python3               cmd:python3
 shellcheck            cmd:shellcheck
 clang-format          cmd:clang-format
+codespell             cmd:codespell
+'
+# Only .ci/run asks for these.
+needs_ci="$needs_test$needs_lint
+abigail-tools         cmd:abidw
+cppcheck              cmd:cppcheck
+prometheus            cmd:promtool
 clang                 cmd:clang
 libclang-rt-dev       fn:has_libfuzzer
 "
@@ -46,6 +60,9 @@ has_libfuzzer() {
         echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
                 clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null - >/dev/null 2>&1
 }
+
+# Of the system's Python: another one on PATH may lack them.
+has_python_modules() { /usr/bin/python3 -c 'import numpy, pytest' >/dev/null 2>&1; }
 
 is_present() {
         case $1 in

@@ -67,7 +67,7 @@ def main():
         paths = [os.path.join(folder, os.path.basename(u)) for u in units]
         status, said = run(analyze, "verify", "--man=no", "--recursive-errors=no", *paths)
         # Of other units of this machine it may have to say something, too.
-        ours = [line for line in said.splitlines() if re.search(r"bfcd[\w-]*\.(service|socket)", line)]
+        ours = [line for line in said.splitlines() if re.search(r"bfc[d-][\w-]*\.(service|socket)", line)]
         report(status == 0 and not ours, "systemd-analyze verify finds nothing", *ours)
 
         service = next(p for p in paths if p.endswith("/bfcd.service"))
@@ -85,17 +85,22 @@ def main():
                "NVIDIA's devices can be opened")
         # What a restart rests on: fds are kept, the daemon knows how many, and no limit ends it.
         values = {k: v for _, k, v in settings(text)}
-        kept = open(os.path.join(os.path.dirname(__file__), "..", "daemon", "store.c")).read()
+        kept = open(os.path.join(os.path.dirname(__file__), "..", "daemon", "handover", "store.c")).read()
         report(values.get("FileDescriptorStoreMax") == re.search(r"#define STORE_MAX +(\d+)u", kept)[1] and
                values.get("StartLimitIntervalSec") == "0" and values.get("Restart") == "always" and
                values.get("Environment") == "BFCD_FDSTORE=1", "fds are kept for a restart, as many as the daemon takes")
         # systemctl stop asks for one transaction per unit, so what one asks for must be the stop of all.
         together = {name: {unit for _, key, value in settings(open(os.path.join(folder, name)).read())
                            if key == "PartOf" for unit in value.split()}
-                    for name in ("bfcd.service", "bfcd.socket", "bfcd-admin.socket")}
-        sockets = {"bfcd.socket", "bfcd-admin.socket"}
+                    for name in ("bfcd.service", "bfcd.socket", "bfcd-admin.socket", "bfcd-monitor.socket")}
+        sockets = {"bfcd.socket", "bfcd-admin.socket", "bfcd-monitor.socket"}
         report(all(sockets - {name} <= units for name, units in together.items()),
-               "a stop of either socket stops all units", *(f"{n}: {u}" for n, u in together.items()))
+               "a stop of any socket stops all units", *(f"{n}: {u}" for n, u in together.items()))
+        for exporter in (p for p in paths if p.endswith("/bfc-exporter.service")):
+            status, said = run(analyze, "security", "--offline=yes", "--no-pager", exporter)
+            match = re.search(r"Overall exposure level for bfc-exporter\.service: ([\d.]+)", said)
+            report(status == 0 and match and float(match[1]) <= MAX_EXPOSURE,
+                   f"systemd-analyze security: bfc-exporter {match[1] if match else 'no figure'}, at most {MAX_EXPOSURE}")
         missing = list(undocumented(text))
         report(not missing, "every line of the service has its reason", *missing)
     print(f"1..{n_tests}")

@@ -62,7 +62,7 @@ static void drop(struct oracle *o, size_t at)
         memmove(o->segments + at, o->segments + at + 1, (o->n_segments - at) * sizeof(*o->segments));
 }
 
-/* Makes `offset` a border of segments, if it lies within one. */
+/* Makes `offset` a border of segments, if it is within one. */
 static void split_at(struct oracle *o, uint64_t offset)
 {
         for (size_t i = 0; i < o->n_segments; i++) {
@@ -77,7 +77,7 @@ static void split_at(struct oracle *o, uint64_t offset)
         }
 }
 
-/* The same, if what it lies within is unbacked. */
+/* The same, if that segment is unbacked. */
 static void split_hole_at(struct oracle *o, uint64_t offset)
 {
         for (size_t i = 0; i < o->n_segments; i++) {
@@ -383,7 +383,7 @@ int oracle_split(struct oracle *o, uint32_t id, uint64_t at, uint32_t high)
 /* ---- growth --------------------------------------------------------------------------- */
 
 /* The new bytes of a block at `range`; UINT64_MAX: it cannot lie there. Fills in the span
- * and how many extents it lies in. */
+ * and how many extents it spans. */
 static uint64_t cost(const struct oracle *o, struct bfc_range range, struct bfc_range *ret_span,
                      uint64_t *ret_touched)
 {

@@ -129,7 +129,7 @@ static int fake_others(struct device *d, uint64_t *ret_bytes)
 
         if (f->is_lost || f->is_closed)
                 return -ENODEV;
-        *ret_bytes = f->others_bytes;
+        *ret_bytes = f->foreign_bytes;
         return 0;
 }
 

@@ -28,7 +28,7 @@ struct fake_device {
         struct device_supply supply; /* of the last call */
         void (*on_make)(void);       /* called by each make before it does anything; NULL: nothing is */
         void (*on_destroy)(void);    /* the same */
-        uint64_t others_bytes;       /* what device_others() answers */
+        uint64_t foreign_bytes;      /* what device_foreign_bytes() answers */
         bool stays_lost;             /* once a call failed with -ENODEV, as a real one; set it at will */
         bool is_lost;
         struct device_facts facts; /* what it says of itself; its name is "fake" at first */

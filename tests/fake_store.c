@@ -120,7 +120,7 @@ size_t fake_store_n_extents(const struct store *s)
         return s->n_kept;
 }
 
-/* ---- what daemon/store.h says ---------------------------------------------- */
+/* ---- what daemon/handover/store.h says ---------------------------------------------- */
 
 bool store_keeps(const struct store *s)
 {

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/peer.h"
+#include "tests/checks.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,8 +13,8 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
-#include "daemon/report.h"
-#include "daemon/restore.h"
+#include "daemon/admin/report.h"
+#include "daemon/handover/restore.h"
 
 /* Works in fuzzers too, so no Check in here. */
 #define MUST(condition)                                                                                      \
@@ -29,16 +30,19 @@ struct broker *peer_broker(const char *config_text, struct config **ret_config)
         return peer_broker_on(config_text, NULL, NULL, ret_config);
 }
 
+static const struct upcalls upcalls = {
+        .retire = retire_extents,
+        .unmaps_soon = retire_unmaps_soon,
+        .trim = trim_ask,
+        .trim_excess = trim_excess,
+};
+
 static int try_broker(const char *config_text, const struct config_machine *machine, struct devices *devices,
                       struct store *store, struct config **ret_config, struct broker **ret)
 {
-        struct broker_options options = { .inline_workers = true,
-                                          .retire = retire_extents,
-                                          .lets_go = retire_lets_go,
-                                          .trim = trim_ask,
-                                          .want_back = trim_want_back,
-                                          .store = store,
-                                          .devices = devices };
+        struct broker_options options = {
+                .inline_workers = true, .upcalls = &upcalls, .store = store, .devices = devices
+        };
         char sentence[512];
 
         log_open(LOG_LEVEL_ERROR);
@@ -67,14 +71,14 @@ struct broker *peer_broker_kept(const char *config_text, struct devices *devices
 {
         struct broker *b = open_broker(config_text, NULL, devices, store, ret_config);
 
-        MUST(session_restore_all(b) == 0);
+        MUST(restore_sessions(b) == 0);
         return b;
 }
 
 void peer_broker_leave(struct broker *b, struct config *c)
 {
         broker_prepare_leave(b);
-        session_forget_all(b);
+        restore_forget(b);
         broker_leave(b);
         config_free(c);
 }
@@ -145,9 +149,9 @@ struct broker *peer_broker_sticky(const char *config_text, struct config **ret_c
 
 static void peer_hold(struct peer *p, uint64_t id, int fd)
 {
-        p->holds = realloc(p->holds, (p->n_holds + 1) * sizeof(*p->holds));
-        MUST(p->holds);
-        p->holds[p->n_holds++] = (struct peer_hold){ id, inode_of(fd) };
+        p->refs = realloc(p->refs, (p->n_refs + 1) * sizeof(*p->refs));
+        MUST(p->refs);
+        p->refs[p->n_refs++] = (struct peer_hold){ id, inode_of(fd) };
         holders_add(inode_of(fd));
 }
 
@@ -155,21 +159,21 @@ static size_t peer_find_hold(const struct peer *p, uint64_t id)
 {
         size_t i = 0;
 
-        while (i < p->n_holds && p->holds[i].id != id)
+        while (i < p->n_refs && p->refs[i].id != id)
                 i++;
         return i;
 }
 
 static void peer_let_go(struct peer *p, size_t i)
 {
-        MUST(holders_of(p->holds[i].inode));
-        --*holders_of(p->holds[i].inode);
-        p->holds[i] = p->holds[--p->n_holds];
+        MUST(holders_of(p->refs[i].inode));
+        --*holders_of(p->refs[i].inode);
+        p->refs[i] = p->refs[--p->n_refs];
 }
 
 static void peer_let_go_all(struct peer *p)
 {
-        while (p->n_holds > 0)
+        while (p->n_refs > 0)
                 peer_let_go(p, 0);
 }
 
@@ -181,14 +185,16 @@ struct broker *peer_broker_free(struct broker *b, struct config *c)
         const char *why = "";
 
         peer_settle(b);
+        shared_end_kept(b);
+        peer_settle(b);
         if (broker_check(b, &why) < 0) {
                 fprintf(stderr, "broker_check: %s\n", why);
                 abort();
         }
         ledger_count(b->ledger, &counts);
         MUST(counts.n_sessions == 0 && counts.n_blocks == 0 && counts.n_exports == 0);
-        MUST(counts.n_shared == 0 && counts.n_holds == 0 && shared_check(b, &why) == 0);
-        MUST(b->n_sessions == 0 && b->n_client_sessions == 0);
+        MUST(counts.n_shared == 0 && counts.n_refs == 0 && shared_check(b, &why) == 0);
+        MUST(b->sessions.n == 0 && b->sessions.n_clients == 0);
         for (size_t i = 0; i < b->n_tenants; i++)
                 MUST(b->tenants[i].n_sessions == 0 && b->tenants[i].n_quarantined == 0);
         for (size_t i = 0; i < b->n_partitions; i++)
@@ -209,19 +215,19 @@ void peer_settle(struct broker *b)
         }
 }
 
-/* Whoever gets a reply may compare it with the page. */
+/* A client may compare each reply with the page. */
 static void check_usage_pages(const struct broker *b)
 {
         for (size_t i = 0; i < b->n_tenants; i++) {
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         const struct quota *q = b->tenants[i].quotas[k];
-                        Bfcd__Figures f = BFCD__FIGURES__INIT;
-                        uint64_t page[PAGES_N_FIGURES];
+                        Bfcd__Statistics f = BFCD__STATISTICS__INIT;
+                        uint64_t page[PAGES_N_STATS];
 
-                        MUST(q->usage ==
+                        MUST(q->page ==
                              usage_page_entry(b->tenants[i].usage, (size_t)(q->partition - b->partitions)));
-                        MUST(pages_read(q->usage, page) == 0);
-                        report_quota_figures(q, &f);
+                        MUST(pages_read(q->page, page) == 0);
+                        report_quota_stats(q, &f);
                         MUST(page[PAGES_BYTES_LIMIT] == f.bytes_limit);
                         MUST(page[PAGES_BYTES_RESERVED] == f.bytes_reserved);
                         MUST(page[PAGES_PEAK_BYTES_RESERVED] == f.peak_bytes_reserved);
@@ -237,15 +243,12 @@ static void check_usage_pages(const struct broker *b)
         }
 }
 
-static void take_hello_fds(struct peer *p, uint64_t granted, const int *fds, size_t n_fds)
+static void take_hello_fds(struct peer *p, const Bfcd__HelloReply *hello, const int *fds, size_t n_fds)
 {
-        bool has_events = granted & BFCD__CAPABILITY__CAPABILITY_EVENTS;
-        bool has_pages = granted & BFCD__CAPABILITY__CAPABILITY_PAGES;
-
-        MUST(!has_events || p->wants_events);
-        MUST(!has_pages || p->wants_pages);
-        MUST(n_fds == (size_t)has_events + 2 * (size_t)has_pages);
-        for (size_t i = 0; has_pages && i < 2; i++) {
+        MUST(!hello->has_events || p->wants_events);
+        MUST(!hello->has_pages || p->wants_pages);
+        MUST(n_fds == (size_t)hello->has_events + 2 * (size_t)hello->has_pages);
+        for (size_t i = 0; hello->has_pages && i < 2; i++) {
                 p->page_fds[i] = fcntl(fds[n_fds - 2 + i], F_DUPFD_CLOEXEC, 0);
                 MUST(p->page_fds[i] >= 0);
         }
@@ -286,7 +289,7 @@ static int on_send(void *userdata, const Bfcd__Reply *reply, const int *fds, siz
         } else if (reply->body_case == BFCD__REPLY__BODY_HELLO) {
                 MUST(reply->hello->secret.len == sizeof(p->secret));
                 memcpy(p->secret, reply->hello->secret.data, sizeof(p->secret));
-                take_hello_fds(p, reply->hello->capabilities, fds, n_fds);
+                take_hello_fds(p, reply->hello, fds, n_fds);
         } else {
                 MUST(n_fds == 0);
         }
@@ -305,12 +308,12 @@ static int on_open_events(void *userdata, int *ret_fd)
 
 static void on_quota_changed(struct peer *p, const Bfcd__QuotaChanged *changed)
 {
-        MUST(p->wants_trims && changed->partition < PEER_MAX_PARTITIONS);
+        MUST(p->wants_events && changed->partition < PEER_MAX_PARTITIONS);
         p->n_limits_told++;
         p->limits_told[changed->partition] = changed->bytes_limit;
 }
 
-/* What lies in a range of a Trim is its sessions' own who answer, and something is of the one asked. */
+/* All blocks in a range of a Trim belong to sessions that answer, and at least one to the asked session. */
 static void check_trim_range(const struct peer *p, const struct quota *q, const Bfcd__TrimRange *range)
 {
         struct broker *b = p->session->broker;
@@ -327,9 +330,9 @@ static void check_trim_range(const struct peer *p, const struct quota *q, const 
                 if (place.region_id != range->region_id || place.offset >= range->offset + range->n_bytes ||
                     place.offset + block->n_bytes <= range->offset)
                         continue;
-                MUST(block->shared == LEDGER_NONE && b->sessions[block->session]);
-                share = session_share_of(b->sessions[block->session], q->index);
-                MUST(share && share->trim.is_listed && !share->trim.is_deaf);
+                MUST(block->shared == LEDGER_NONE && b->sessions.table[block->session]);
+                share = session_share_of(b->sessions.table[block->session], q->index);
+                MUST(share && share->trim.session && !recall_is_overdue(&share->trim.recall));
                 has_own = has_own || block->session == p->session->index;
         }
         MUST(has_own);
@@ -340,7 +343,7 @@ static void on_trim(struct peer *p, const Bfcd__Trim *trim)
 {
         struct peer_trim *t = &p->trims[p->n_trims];
 
-        MUST(p->wants_trims && p->n_trims < 16);
+        MUST(p->wants_events && p->n_trims < 16);
         MUST(trim->sequence == ++p->trim_sequence && trim->n_bytes > 0);
         MUST(trim->partition < p->session->n_shares);
         MUST(trim->n_ranges > 0 && trim->n_ranges <= TRIM_MAX_RANGES);
@@ -371,7 +374,7 @@ static void on_send_event(void *userdata, const Bfcd__Event *event)
                 return;
         }
         if (event->body_case == BFCD__EVENT__BODY_DRAINING) {
-                MUST(p->wants_drains && event->draining->partition < p->session->n_shares);
+                MUST(p->wants_events && event->draining->partition < p->session->n_shares);
                 p->n_drains_told++;
                 p->is_draining[event->draining->partition] = !event->draining->is_over;
                 return;
@@ -388,7 +391,7 @@ static void on_send_event(void *userdata, const Bfcd__Event *event)
         r->n_ids = retire->n_extent_ids;
         for (size_t i = 0; i < r->n_ids; i++) {
                 r->ids[i] = retire->extent_ids[i];
-                MUST(peer_find_hold(p, r->ids[i]) < p->n_holds);
+                MUST(peer_find_hold(p, r->ids[i]) < p->n_refs);
         }
         p->n_retires++;
         p->n_retired += r->n_ids;
@@ -402,29 +405,29 @@ static void on_abort(void *userdata, const char *why)
         p->aborted = true;
 }
 
-static void on_resume(void *userdata)
+static void on_ready(void *userdata)
 {
         (void)userdata; /* its turns are peer_deliver() */
 }
 
 static void peer_deliver(struct peer *p)
 {
-        while (!p->by_slices && p->session->is_delivering)
+        while (!p->by_slices && p->session->delivery.is_due)
                 session_deliver(p->session);
 }
 
-static void on_take_over(void *userdata, struct session *kept);
+static void on_inherit(void *userdata, struct session *kept);
 
 static const struct session_ops ops = {
-        .take_over = on_take_over,
+        .resume_kept = on_inherit,
         .send = on_send,
-        .resume = on_resume,
+        .ready = on_ready,
         .abort = on_abort,
         .open_events = on_open_events,
         .send_event = on_send_event,
 };
 
-static void on_take_over(void *userdata, struct session *kept)
+static void on_inherit(void *userdata, struct session *kept)
 {
         struct peer *p = userdata;
 
@@ -447,7 +450,7 @@ struct peer *peer_new(struct broker *b, uid_t uid, bool admin)
 
 struct peer *peer_drop(struct peer *p)
 {
-        free(p->holds);
+        free(p->refs);
         for (size_t i = 0; i < 2; i++)
                 if (p->page_fds[i] >= 0)
                         close(p->page_fds[i]);
@@ -475,17 +478,16 @@ struct peer *peer_free(struct peer *p)
 {
         if (!p)
                 return NULL;
-        if (p->session->state == SESSION_QUARANTINED ||
-            (p->session->state != SESSION_CLOSING && session_hang_up(p->session) > 0)) {
+        if (session_hang_up(p->session) > 0) {
                 peer_let_go_all(p);
                 session_close(p->session, "test");
         }
         while (session_reap(p->session, 3) == SESSION_MORE)
                 ;
-        session_let_go(p->session);
+        session_end_linger(p->session);
         MUST(session_reap(p->session, 1) == 0);
         session_free(p->session);
-        MUST(p->n_holds == 0);
+        MUST(p->n_refs == 0);
         return peer_drop(p);
 }
 
@@ -501,7 +503,8 @@ int peer_send(struct peer *p, Bfcd__Request *r, uint64_t *ret_id)
         result = session_handle(p->session, r, &why);
         MUST((result < 0) == (why != NULL));
         peer_deliver(p);
-        while (p->auto_ack && p->to_ack > p->session->acked_sequence && p->session->state == SESSION_LIVE)
+        while (p->auto_ack && p->to_ack > p->session->delivery.acked_sequence &&
+               p->session->state == SESSION_LIVE)
                 peer_ack(p, p->to_ack);
         return result;
 }
@@ -544,17 +547,12 @@ uint64_t peer_hello(struct peer *p, const char *tenant, const char *partition)
         uint64_t id;
 
         hello.version = 1;
-        hello.capabilities = (p->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
-                             (p->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0);
-        if (p->wants_trims)
-                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_TRIM;
-        if (p->wants_return)
-                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_RETURN;
+        hello.wants_events = p->wants_events;
+        hello.wants_pages = p->wants_pages;
+        hello.can_resume = p->wants_return;
         hello.session_id = p->return_id;
         if (p->return_id != 0)
                 hello.secret = (ProtobufCBinaryData){ sizeof(p->secret), p->secret };
-        if (p->wants_drains)
-                hello.capabilities |= BFCD__CAPABILITY__CAPABILITY_DRAIN;
         hello.name = (char *)(uintptr_t) "peer";
         hello.tenant = (char *)(uintptr_t)tenant;
         hello.partition = (char *)(uintptr_t)partition;
@@ -652,6 +650,50 @@ uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name)
         return id;
 }
 
+uint64_t peer_publish_kept(struct peer *p, uint64_t block_id, const char *name, uint64_t keep_ms,
+                           const void *metadata, size_t n_metadata_bytes)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Publish publish = BFCD__PUBLISH__INIT;
+        uint64_t id;
+
+        publish.block_id = block_id;
+        publish.name = (char *)(uintptr_t)name;
+        publish.keep_ms = keep_ms;
+        publish.metadata = (ProtobufCBinaryData){ n_metadata_bytes, (uint8_t *)(uintptr_t)metadata };
+        r.body_case = BFCD__REQUEST__BODY_PUBLISH;
+        r.publish = &publish;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+uint64_t peer_metadata(struct peer *p, uint64_t block_id)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Metadata metadata = BFCD__METADATA__INIT;
+        uint64_t id;
+
+        metadata.block_id = block_id;
+        r.body_case = BFCD__REQUEST__BODY_METADATA;
+        r.metadata = &metadata;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
+uint64_t peer_forget(struct peer *p, const char *tenant, const char *name)
+{
+        Bfcd__Request r = BFCD__REQUEST__INIT;
+        Bfcd__Forget forget = BFCD__FORGET__INIT;
+        uint64_t id;
+
+        forget.tenant = (char *)(uintptr_t)tenant;
+        forget.name = (char *)(uintptr_t)name;
+        r.body_case = BFCD__REQUEST__BODY_FORGET;
+        r.forget = &forget;
+        MUST(peer_send(p, &r, &id) == 0);
+        return id;
+}
+
 uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
@@ -725,6 +767,13 @@ int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes)
         return r;
 }
 
+void peer_trimmed_all(struct peer *p)
+{
+        while (p->n_trims > 0)
+                MUST(peer_trimmed(p, p->trims[0].sequence, 0) == 0);
+        peer_settle(p->session->broker);
+}
+
 void peer_retired_all(struct peer *p)
 {
         while (p->n_retires > 0)
@@ -759,7 +808,7 @@ int peer_ack_without(struct peer *p, uint64_t sequence, const uint64_t *lost, si
         r.ack = &ack;
         result = session_handle(p->session, &r, &why);
         for (size_t i = 0; result == 0 && i < n_lost; i++)
-                if (!peer_is_to_retire(p, lost[i]) && peer_find_hold(p, lost[i]) < p->n_holds)
+                if (!peer_is_to_retire(p, lost[i]) && peer_find_hold(p, lost[i]) < p->n_refs)
                         peer_let_go(p, peer_find_hold(p, lost[i]));
         peer_deliver(p);
         return result;

@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/broker.h"
-#include "daemon/session.h"
+#include "daemon/memory/broker.h"
+#include "daemon/session/session.h"
 #include "proto/bfcd.pb-c.h"
 
 #define PEER_MAX_REPLIES    4096
@@ -53,11 +53,9 @@ struct peer {
         bool wants_events;                         /* set before the hello */
         bool wants_pages;                          /* the same */
         int page_fds[2];                           /* usage, client; owned; -1: none came */
-        bool wants_trims;                          /* the same; with those */
         bool wants_return;                         /* the same */
-        uint64_t return_id;                        /* not 0: it comes back, as this session */
-        uint8_t secret[16];                        /* of its hello's reply; to come back with */
-        bool wants_drains;                         /* the same */
+        uint64_t return_id;                        /* not 0: it resumes this session */
+        uint8_t secret[16];                        /* of its hello's reply; to resume with */
         unsigned n_drains_told;                    /* Draining, of either kind */
         bool is_draining[PEER_MAX_PARTITIONS];     /* by the last of each partition */
         unsigned n_limits_told;                    /* QuotaChanged */
@@ -70,8 +68,8 @@ struct peer {
         size_t n_retires;
         size_t n_retired; /* extents, in all Retires so far */
         uint64_t retire_sequence;
-        struct peer_hold *holds; /* on a device that does not empty mappings */
-        size_t n_holds;
+        struct peer_hold *refs; /* on a device that does not empty mappings */
+        size_t n_refs;
 };
 
 /* A broker with inline workers from a config text; asserts that it works. */
@@ -100,7 +98,7 @@ void peer_exit(struct peer *p);
 /* Hangs up, lets the process exit, reaps all. */
 struct peer *peer_free(struct peer *p);
 
-/* Forgets its session, whoever has it. */
+/* Forgets its session. */
 struct peer *peer_drop(struct peer *p);
 
 /* Sends a request as it is (id set here unless it is set): session_handle()'s result. */
@@ -118,6 +116,10 @@ uint64_t peer_free_block(struct peer *p, uint64_t block_id);
 uint64_t peer_split(struct peer *p, uint64_t block_id, uint64_t n_bytes);
 uint64_t peer_publish(struct peer *p, uint64_t block_id, const char *name);
 uint64_t peer_attach(struct peer *p, const char *name, uint32_t wait_ms);
+uint64_t peer_publish_kept(struct peer *p, uint64_t block_id, const char *name, uint64_t keep_ms,
+                           const void *metadata, size_t n_metadata_bytes);
+uint64_t peer_metadata(struct peer *p, uint64_t block_id);
+uint64_t peer_forget(struct peer *p, const char *tenant, const char *name);
 uint64_t peer_goodbye(struct peer *p);
 int peer_ack(struct peer *p, uint64_t sequence);
 /* The same of a client that did not receive these extents. */
@@ -130,6 +132,7 @@ void peer_retired_all(struct peer *p);
 
 /* Says that so many bytes went back, whether they did or not. */
 int peer_trimmed(struct peer *p, uint64_t sequence, uint64_t n_bytes);
+void peer_trimmed_all(struct peer *p); /* has nothing idle */
 
 /* A Malloc that may wait. */
 uint64_t peer_malloc_wait(struct peer *p, uint32_t partition, uint64_t n_bytes, uint32_t wait_ms);

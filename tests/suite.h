@@ -26,8 +26,10 @@ static inline void suite_add_test(TCase *tcase, const TTest *test, int from, int
 }
 
 /* Seconds that a test may take. It only ends what hangs: a loaded machine is many times slower than a quiet
- * one. A case may have more, not less. */
+ * one. A program may have more, not less. */
+#ifndef SUITE_TIMEOUT
 #define SUITE_TIMEOUT 600.0
+#endif
 
 static inline void suite_set_timeout(TCase *tcase, double seconds)
 {
@@ -69,6 +71,77 @@ static inline int suite_count_fds(void)
         return n - 3; /* ".", "..", the folder itself */
 }
 
+/* ---- tests that register themselves ---- */
+
+/* One TCase. */
+struct suite_fixture {
+        const char *name;
+        void (*setup)(void), (*teardown)(void);
+        const char *file;
+        int line;
+        TCase *tcase;
+        struct suite_fixture *next;
+};
+
+struct suite_test {
+        TTest test;
+        struct suite_fixture *fixture; /* NULL: the last one above it */
+        int (*count)(void);
+        struct suite_test *next;
+};
+
+/* Of all files of a program, in the order of their definitions. */
+struct suite_test *suite_first_test __attribute__((weak));
+struct suite_test **suite_last_test __attribute__((weak));
+
+struct suite_fixture *suite_fixtures __attribute__((weak));
+
+static inline void suite_register(struct suite_test *t, struct suite_fixture *fixture)
+{
+        t->fixture = fixture;
+        if (!suite_last_test)
+                suite_last_test = &suite_first_test;
+        *suite_last_test = t;
+        suite_last_test = &t->next;
+}
+
+/* The tests below it run between these functions; either may be NULL. */
+#define FIXTURE(id, setup_function, teardown_function)                                                       \
+        static struct suite_fixture suite_fixture_##id = { .name = #id,                                      \
+                                                           .setup = setup_function,                          \
+                                                           .teardown = teardown_function,                    \
+                                                           .file = __FILE__,                                 \
+                                                           .line = __LINE__ };                               \
+        __attribute__((constructor)) static void suite_fixture_##id##_register(void)                         \
+        {                                                                                                    \
+                suite_fixture_##id.next = suite_fixtures;                                                    \
+                suite_fixtures = &suite_fixture_##id;                                                        \
+        }                                                                                                    \
+        struct suite_end_of_fixture
+
+#define SUITE_TEST(id, n_loops, its_fixture)                                                                 \
+        static void id##_fn(int _i);                                                                         \
+        static int id##_count(void)                                                                          \
+        {                                                                                                    \
+                return (int)(n_loops);                                                                       \
+        }                                                                                                    \
+        __attribute__((constructor)) static void id##_register(void)                                         \
+        {                                                                                                    \
+                static struct suite_test t = { .test = { #id, id##_fn, __FILE__, __LINE__ },                 \
+                                               .count = id##_count };                                        \
+                                                                                                             \
+                suite_register(&t, its_fixture);                                                             \
+        }                                                                                                    \
+        static void id##_fn(int _i __attribute__((unused)))
+
+/* TEST(name) { ... }: a test. It needs no entry in a list. The _OF forms take the fixture of that name in
+ * place of the last one above them. A loop test runs n times, with _i from 0 on. n is computed when the
+ * suite is made; 0 where a machine lacks something. */
+#define TEST(id)                     SUITE_TEST(id, 1, NULL)
+#define TEST_OF(fixture, id)         SUITE_TEST(id, 1, &suite_fixture_##fixture)
+#define LOOP_TEST(id, n)             SUITE_TEST(id, n, NULL)
+#define LOOP_TEST_OF(fixture, id, n) SUITE_TEST(id, n, &suite_fixture_##fixture)
+
 /* Runs the suite; the exit status for main(). */
 static inline int suite_run(Suite *suite)
 {
@@ -80,6 +153,51 @@ static inline int suite_run(Suite *suite)
         n_failed = srunner_ntests_failed(runner);
         srunner_free(runner);
         return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+/* By lines: compilers may run the constructors of a file in another order. NULL: there is none above. */
+static inline struct suite_fixture *suite_fixture_of(const struct suite_test *t)
+{
+        struct suite_fixture *last = t->fixture;
+
+        if (last)
+                return last;
+        for (struct suite_fixture *f = suite_fixtures; f; f = f->next)
+                if (strcmp(f->file, t->test.file) == 0 && f->line < t->test.line &&
+                    (!last || f->line > last->line))
+                        last = f;
+        return last;
+}
+
+/* A suite of all tests that are registered. timeout: seconds of each test. setup and teardown, which may be
+ * NULL, are those of the tests without a FIXTURE. */
+static inline Suite *suite_of_tests(const char *name, double timeout, void (*setup)(void),
+                                    void (*teardown)(void))
+{
+        static struct suite_fixture none;
+        Suite *suite = suite_create(name);
+
+        none = (struct suite_fixture){ .name = name, .setup = setup, .teardown = teardown };
+        for (struct suite_test *t = suite_first_test; t; t = t->next) {
+                struct suite_fixture *f = suite_fixture_of(t);
+
+                if (!f)
+                        f = &none;
+                if (!f->tcase) {
+                        f->tcase = tcase_create(f->name);
+                        tcase_set_timeout(f->tcase, timeout);
+                        tcase_add_checked_fixture(f->tcase, f->setup, f->teardown);
+                        suite_add_tcase(suite, f->tcase);
+                }
+                suite_add_test(f->tcase, &t->test, 0, t->count());
+        }
+        return suite;
+}
+
+/* Runs all tests that are registered; the exit status for main(). */
+static inline int suite_main(const char *name)
+{
+        return suite_run(suite_of_tests(name, 0, NULL, NULL));
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* Attaches a shared block of its own tenant again and again, and acknowledges none of its extents. One
- * session reads its replies, the other one does not even that.
+ * session reads its replies, the other one does not read.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -29,33 +29,23 @@ static void batch_fill(struct batch *b, const char *name)
         b->n_bytes = b->n_requests = 0;
         while (b->n_bytes + 128 < BATCH_BYTES) {
                 Bfcd__Request r = BFCD__REQUEST__INIT;
-                size_t n;
 
                 r.id = ++b->n_requests;
                 r.body_case = BFCD__REQUEST__BODY_ATTACH;
                 r.attach = &attach;
-                n = bfcd__request__pack(&r, b->bytes + b->n_bytes + 4);
-                for (unsigned i = 0; i < 4; i++)
-                        b->bytes[b->n_bytes + i] = (uint8_t)(n >> (8 * i));
-                b->n_bytes += n + 4;
+                b->n_bytes += raw_pack(&r, b->bytes + b->n_bytes);
         }
 }
 
 /* The largest block that it gets, shared under the name. */
 static void publish(struct raw *raw, const char *name)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__Publish body = BFCD__PUBLISH__INIT;
         uint64_t n_bytes = MOST_BYTES;
         Bfcd__Block block;
 
         while (raw_malloc(raw, 0, n_bytes, &block) < 0)
                 n_bytes = n_bytes > MIB ? n_bytes / 2 : MOST_BYTES;
-        body.block_id = block.block_id;
-        body.name = (char *)(uintptr_t)name;
-        r.body_case = BFCD__REQUEST__BODY_PUBLISH;
-        r.publish = &body;
-        if (raw_do(raw, &r) < 0) {
+        if (raw_publish(raw, block.block_id, name) < 0) {
                 fprintf(stderr, "attack 'acks': %s\n", raw_refusal());
                 exit(1);
         }

@@ -26,7 +26,7 @@ static void keep(struct kept *kept, const struct raw *raw)
         }
 }
 
-/* The first block's extents are given back for the third, where the limit has no room for all. */
+/* The first block's extents are released for the third, if the limit has no room for all. */
 static void have_some_destroyed(struct raw *raw, uint32_t partition)
 {
         Bfcd__Block blocks[3];

@@ -6,7 +6,7 @@
 
 #include "tests/attacks/attack.h"
 
-/* The session goes on as long as its socket is open. */
+/* The session lives as long as its socket is open. */
 static bool take_session(struct attack_stage *stage, const char *partition)
 {
         struct raw *raw;

@@ -18,14 +18,11 @@ static size_t put_frame(uint8_t *at)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Usage usage = BFCD__USAGE__INIT;
-        size_t n;
 
         r.id = 1;
         r.body_case = BFCD__REQUEST__BODY_USAGE;
         r.usage = &usage;
-        n = bfcd__request__pack(&r, at + 4);
-        memcpy(at, (uint8_t[4]){ (uint8_t)n }, 4);
-        return n + 4;
+        return raw_pack(&r, at);
 }
 
 /* False: the daemon hung up, or takes nothing. */

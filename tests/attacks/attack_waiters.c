@@ -43,9 +43,8 @@ static void send_waits(const struct raw *raw, struct attack_stage *stage)
                         r.body_case = BFCD__REQUEST__BODY_MALLOC;
                         r.malloc = &much;
                 }
-                n = bfcd__request__pack(&r, frame + 4);
-                memcpy(frame, (uint8_t[4]){ (uint8_t)n }, 4);
-                if (send(raw->fd, frame, n + 4, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+                n = raw_pack(&r, frame);
+                if (send(raw->fd, frame, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
                         return;
                 attack_count(stage, 1);
         }

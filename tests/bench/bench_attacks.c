@@ -10,19 +10,18 @@
 #include <bfcclient.h>
 
 #include <errno.h>
-#include <getopt.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/attacks/attack.h"
 #include "tests/bench/daemon.h"
+#include "tests/bench/options.h"
 
 #define BLOCK_BYTES 4000u
 #define GROWTH_MIB  16u
@@ -36,7 +35,7 @@ static struct {
         long ms;
 } o = { .ms = 3000 };
 
-struct figures {
+struct stats {
         uint64_t request_ns, growth_ns, stop_ns, start_ns; /* the longest; 0: none */
         uint64_t n_requests, n_growths, n_acts;
         unsigned n_refused;
@@ -46,7 +45,7 @@ struct figures {
 
 struct grower {
         const struct attack_stage *stage;
-        struct figures *f;
+        struct stats *f;
         _Atomic bool stop;
 };
 
@@ -117,7 +116,7 @@ static void *grow(void *arg)
 
 /* ---- one attack -------------------------------------------------------------- */
 
-static void work(bfc_client *victim, struct figures *f)
+static void work(bfc_client *victim, struct stats *f)
 {
         uint64_t until = now_ns() + (uint64_t)o.ms * 1000000;
 
@@ -125,19 +124,17 @@ static void work(bfc_client *victim, struct figures *f)
                 uint64_t begin = now_ns();
                 void *p;
 
-                if (bfc_malloc(victim, BLOCK_BYTES, &p) < 0)
-                        die("the victim's malloc", bfc_last_error());
+                p = bench_malloc(victim, BLOCK_BYTES);
                 longest(&f->request_ns, begin);
                 begin = now_ns();
-                if (bfc_free(victim, p) < 0)
-                        die("the victim's free", bfc_last_error());
+                bench_free(victim, p);
                 longest(&f->request_ns, begin);
                 f->n_requests += 2;
                 usleep(200);
         }
 }
 
-static void measure_service(struct attack_stage *stage, bfc_client *victim, struct figures *f)
+static void measure_service(struct attack_stage *stage, bfc_client *victim, struct stats *f)
 {
         struct grower g = { .stage = stage, .f = f };
         pthread_t thread;
@@ -149,7 +146,7 @@ static void measure_service(struct attack_stage *stage, bfc_client *victim, stru
         pthread_join(thread, NULL);
 }
 
-static void terminate(pid_t pid, struct figures *f)
+static void terminate(pid_t pid, struct stats *f)
 {
         uint64_t begin = now_ns();
 
@@ -163,35 +160,30 @@ static void terminate(pid_t pid, struct figures *f)
 }
 
 /* A successor beside the attack: from its start to its first block. */
-static void restart(struct attack_stage *stage, const char *config, struct figures *f)
+static void restart(struct attack_stage *stage, const char *config, struct stats *f)
 {
         uint64_t begin = now_ns();
         bfc_client *client;
-        void *p;
 
-        stage->daemon = daemon_start_with(o.bfcd, config, -1);
+        stage->daemon = daemon_start(o.bfcd, -1, "%s", config);
         client = client_start(stage->socket, "victim", BFC_NO_CACHE | BFC_NO_THREAD);
-        if (bfc_malloc(client, BLOCK_BYTES, &p) < 0)
-                die("the first malloc of the successor", bfc_last_error());
+        (void)bench_malloc(client, BLOCK_BYTES);
         longest(&f->start_ns, begin);
         bfc_disconnect(client);
 }
 
-static void measure(const struct attack *attack, const char *config, struct figures *f)
+static void measure(const struct attack *attack, const char *config, struct stats *f)
 {
-        char path[160], proc[64];
+        char proc[64];
         struct attack_stage *stage;
         struct attack_run run;
         bfc_client *victim;
         long slab = kib_of("/proc/meminfo", "Slab:");
-        void *held;
 
-        snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
-        if (!(stage = attack_stage_new(path, daemon_start_with(o.bfcd, config, -1))))
+        if (!(stage = attack_stage_new(socket_path, daemon_start(o.bfcd, -1, "%s", config))))
                 die("memory", strerror(errno));
-        victim = client_start(path, "victim", BFC_NO_CACHE | BFC_NO_THREAD);
-        if (bfc_malloc(victim, BLOCK_BYTES, &held) < 0) /* so that the victim's memory stays backed */
-                die("bfc_malloc", bfc_last_error());
+        victim = client_start(socket_path, "victim", BFC_NO_CACHE | BFC_NO_THREAD);
+        (void)bench_malloc(victim, BLOCK_BYTES); /* keeps the victim's memory backed */
         if (attack_start(attack, stage, &run) < 0)
                 die(attack->key, "cannot be started");
         for (int i = 0; i < UP_MS && atomic_load(&stage->n_up) < attack_n_processes(attack); i++)
@@ -204,51 +196,13 @@ static void measure(const struct attack *attack, const char *config, struct figu
         bfc_disconnect(victim);
         restart(stage, config, f);
         attack_stop(&run);
-        kill(stage->daemon, SIGTERM);
-        waitpid(stage->daemon, NULL, 0);
+        process_stop(stage->daemon, SIGTERM);
         f->slab_kib = kib_of("/proc/meminfo", "Slab:") - slab;
 }
 
 /* ---- the program --------------------------------------------------------------- */
 
-static _Noreturn void usage(FILE *f, int status)
-{
-        fprintf(f,
-                "Usage: bench-attacks --bfcd PROGRAM [--only ATTACK] [--ms N] [--max-ms F]\n"
-                "\n"
-                "What a victim feels beside each attack: its longest request, growth of another tenant,\n"
-                "SIGTERM to the daemon's end, start of a successor to its first block; milliseconds.\n"
-                "--ms: how long each attack runs (3000). Ends with 1 if a request or a growth took longer\n"
-                "than --max-ms, or was refused.\n");
-        exit(status);
-}
-
-static void parse(int argc, char **argv)
-{
-        static const struct option longs[] = {
-                { "bfcd", required_argument, NULL, 'd' }, { "only", required_argument, NULL, 'o' },
-                { "ms", required_argument, NULL, 'm' },   { "max-ms", required_argument, NULL, 'x' },
-                { "help", no_argument, NULL, 'h' },       { 0 },
-        };
-        int c;
-
-        while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
-                if (c == 'd')
-                        o.bfcd = optarg;
-                else if (c == 'o')
-                        o.only = optarg;
-                else if (c == 'm' && (o.ms = strtol(optarg, NULL, 10)) > 0)
-                        continue;
-                else if (c == 'x' && (o.max_ms = strtod(optarg, NULL)) > 0)
-                        continue;
-                else
-                        usage(c == 'h' ? stdout : stderr, c == 'h' ? EXIT_SUCCESS : 2);
-        }
-        if (!o.bfcd || optind < argc)
-                usage(stderr, 2);
-}
-
-static void print_row(const struct attack *attack, const struct figures *f)
+static void print_row(const struct attack *attack, const struct stats *f)
 {
         printf("%-16s %8.1f %8.1f %8.1f %8.1f %9llu %8llu %10llu %8ld %8ld  %u\n", attack->key,
                (double)f->request_ns / 1e6, (double)f->growth_ns / 1e6, (double)f->stop_ns / 1e6,
@@ -259,18 +213,29 @@ static void print_row(const struct attack *attack, const struct figures *f)
 
 int main(int argc, char **argv)
 {
-        char *config = attack_config();
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                { "only", .text = &o.only, .unit = "ATTACK", .help = "run this attack alone" },
+                { "ms", .count = &o.ms, .min = 1, .max = 1000000, .unit = "N",
+                  .help = "duration of each attack" },
+                { "max-ms", .number = &o.max_ms, .unit = "MS", .help = "limit of a request or a growth" },
+                { 0 },
+        };
+        char *config = need(attack_config());
         double worst = 0;
         unsigned n_refused = 0, n_run = 0;
 
-        parse(argc, argv);
+        options_parse(argc, argv,
+                      "Measures beside each attack: the victim's longest request, growth of another tenant,\n"
+                      "SIGTERM to the daemon's end, start of a successor to its first block; milliseconds.\n"
+                      "Ends with 1 if a request or a growth took longer than --max-ms, or was refused.",
+                      options);
+        options_require(o.bfcd, "--bfcd is missing");
         make_folder("bench-attacks");
-        if (!config || chmod(folder, 0755) < 0)
-                die(folder, strerror(errno));
         printf("%-16s %8s %8s %8s %8s %9s %8s %10s %8s %8s  %s\n", "attack", "request", "growth", "stop",
                "start", "requests", "growths", "acts", "MiB", "slab MiB", "refused");
         for (size_t i = 0; i < n_attacks; i++) {
-                struct figures f = { 0 };
+                struct stats f = { 0 };
                 uint64_t ns;
 
                 if (o.only && strcmp(o.only, attacks[i]->key) != 0)

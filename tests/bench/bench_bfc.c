@@ -1,25 +1,24 @@
 /* bench-bfc: what the allocator costs and wastes, on generated workloads and on
  * traces. Everything is measured in one process on one core, through bfc.h only.
  *
- * Speed: each workload is a script made beforehand; a run replays it on a new
- * instance, after a part that is not timed: what builds up the live blocks, or for
- * a trace, which begins and ends empty, a first replay. A trace is then replayed
- * again and again until there are operations enough. The mean is the processor time of the timed part over its steps, the
- * harness included; of several runs the median counts, and the best is shown. A second set of runs reads the
- * clock around every step (its own cost is taken off): p99 is over all samples;
+ * Speed: each workload is a script made beforehand, and each run replays it on a new
+ * instance. The first part is not timed: it builds up the live blocks, or replays a trace
+ * once. A trace begins and ends empty, and is replayed until there are operations enough.
+ * The mean is the processor time of the timed part over its steps, with the harness. The
+ * median of several runs counts, and the best is shown. A second set of runs reads the
+ * clock around every step, and subtracts the cost of that. p99 is over all samples;
  * "slowest" is the slowest single sample; "slowest, repeatable" first takes each
- * step's best of the runs, which are identical, and so leaves out what the
- * machine did meanwhile.
+ * step's best of the runs, which are identical. It leaves out what else the machine did.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "bfc/bfc.h"
+#include "tests/bench/options.h"
+#include "tests/bench/samples.h"
 #include "tests/bench/script.h"
 #include "tests/bfc_arena.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,17 +27,16 @@
 #include <x86intrin.h>
 #endif
 
-#define MIB (UINT64_C(1) << 20)
+#define MIB        (UINT64_C(1) << 20)
+#define MAX_TRACES 64
 
-struct options {
-        unsigned n_runs;
-        size_t n_timed;
-        uint32_t n_live_max;
-        const char *workload; /* how its name begins */
+static struct {
+        long n_runs, n_timed, n_live_max;
+        const char *workload; /* a prefix of its name */
         bool pack, grow, json;
-        char **traces;
+        const char *traces[MAX_TRACES];
         size_t n_traces;
-};
+} o = { .n_runs = 7, .n_timed = 1000000, .n_live_max = 1000000, .workload = "" };
 
 static void *need(void *p)
 {
@@ -48,14 +46,6 @@ static void *need(void *p)
 }
 
 /* ---- clocks ------------------------------------------------------------------- */
-
-static uint64_t now_ns(void)
-{
-        struct timespec t;
-
-        (void)clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
 
 /* Wall time, but for the times when something else had the core. */
 static uint64_t processor_ns(void)
@@ -73,19 +63,6 @@ static inline uint64_t ticks(void)
 #else
         return now_ns();
 #endif
-}
-
-static int by_double(const void *a, const void *b)
-{
-        double x = *(const double *)a, y = *(const double *)b;
-
-        return x < y ? -1 : x > y;
-}
-
-static double median(double *values, size_t n)
-{
-        qsort(values, n, sizeof(*values), by_double);
-        return n % 2 != 0 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
 /* ---- speed ------------------------------------------------------------------------ */
@@ -162,7 +139,7 @@ static double run_mean(const struct script *s, bfc_handle *handles, double *ret_
 
 #define N_BUCKETS 65536 /* of one tick; more than that is counted in the last one */
 
-struct samples {
+struct tick_samples {
         uint32_t *best;      /* per step, in ticks */
         uint64_t *histogram; /* of all samples, in ticks */
         uint64_t slowest;
@@ -170,7 +147,7 @@ struct samples {
         uint64_t clock_cost;
 };
 
-static void run_samples(const struct script *s, bfc_handle *handles, struct samples *t)
+static void run_samples(const struct script *s, bfc_handle *handles, struct tick_samples *t)
 {
         struct bfc *b = new_instance(s);
 
@@ -207,10 +184,10 @@ static uint64_t calibrate(double *ret_ns_per_tick)
         return cost;
 }
 
-static void measure_samples(const struct script *s, bfc_handle *handles, unsigned n_runs, struct speed *ret)
+static void measure_samples(const struct script *s, bfc_handle *handles, struct speed *ret)
 {
         size_t n_timed = s->n_steps - s->n_fill;
-        struct samples t = {
+        struct tick_samples t = {
                 .best = need(malloc(n_timed * sizeof(uint32_t))),
                 .histogram = need(calloc(N_BUCKETS, sizeof(uint64_t))),
         };
@@ -219,7 +196,7 @@ static void measure_samples(const struct script *s, bfc_handle *handles, unsigne
 
         memset(t.best, 0xff, n_timed * sizeof(uint32_t));
         t.clock_cost = calibrate(&ns_per_tick);
-        for (unsigned i = 0; i < n_runs; i++)
+        for (long i = 0; i < o.n_runs; i++)
                 run_samples(s, handles, &t);
         while (seen < t.n - t.n / 100)
                 seen += t.histogram[p99++];
@@ -232,27 +209,27 @@ static void measure_samples(const struct script *s, bfc_handle *handles, unsigne
         free(t.histogram);
 }
 
-static struct speed measure_speed(const struct script *s, unsigned n_runs)
+static struct speed measure_speed(const struct script *s)
 {
         bfc_handle *handles = need(calloc(s->n_slots, sizeof(*handles)));
-        double *means = need(calloc(n_runs, sizeof(*means)));
+        double *means = need(calloc((size_t)o.n_runs, sizeof(*means)));
         struct speed speed;
 
-        for (unsigned i = 0; i < n_runs; i++)
+        for (long i = 0; i < o.n_runs; i++)
                 means[i] = run_mean(s, handles, &speed.metadata_per_live);
-        speed.mean_ns = median(means, n_runs);
+        speed.mean_ns = quantile(means, (size_t)o.n_runs, 50);
         speed.best_ns = means[0];
-        measure_samples(s, handles, n_runs, &speed);
+        measure_samples(s, handles, &speed);
         free(means);
         free(handles);
         return speed;
 }
 
-static void speed_of(const struct script *s, const struct options *o, json_t *ret)
+static void speed_of(const struct script *s, json_t *ret)
 {
-        struct speed v = measure_speed(s, o->n_runs);
+        struct speed v = measure_speed(s);
 
-        if (!o->json)
+        if (!o.json)
                 printf("%-36s %9zu %8.1f %8.1f %8.0f %10.0f %10.0f %8.1f\n", s->name, s->n_live, v.mean_ns,
                        v.best_ns, v.p99_ns, v.slowest_ns, v.slowest_repeatable_ns, v.metadata_per_live);
         (void)json_array_append_new(ret, json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}",
@@ -288,7 +265,7 @@ static bool replays(const struct script *s, uint64_t capacity, bfc_handle *handl
 }
 
 /* The first capacity, in steps of a thousandth of the peak, at which nothing fails. */
-static void pack_of(const struct script *s, const struct options *o, json_t *ret)
+static void pack_of(const struct script *s, json_t *ret)
 {
         bfc_handle *handles = need(calloc(s->n_slots, sizeof(*handles)));
         unsigned k = 1000;
@@ -299,7 +276,7 @@ static void pack_of(const struct script *s, const struct options *o, json_t *ret
                 if (replays(s, capacity / BFC_GRANULE * BFC_GRANULE, handles))
                         break;
         }
-        if (!o->json)
+        if (!o.json)
                 printf("%-36s %14" PRIu64 " %8.3f\n", s->name, s->peak_live_bytes, (double)k / 1000);
         (void)json_array_append_new(ret, json_pack("{s:s, s:I, s:f}", "workload", s->name, "peak_live_bytes",
                                                    (json_int_t)s->peak_live_bytes, "capacity_over_peak_live",
@@ -355,7 +332,7 @@ static double per_1000(uint64_t n, const struct growth *g)
 
 /* Four replays: without a limit; without one, but giving back first; at the smallest limit; at
  * 5 % more. All counts of backings and releases are per 1,000 allocations. */
-static void grow_with(const struct script *s, uint64_t extent, const struct options *o, json_t *ret)
+static void grow_with(const struct script *s, uint64_t extent, json_t *ret)
 {
         bfc_handle *handles = need(calloc(s->n_slots, sizeof(*handles)));
         double peak = (double)s->peak_live_bytes;
@@ -370,7 +347,7 @@ static void grow_with(const struct script *s, uint64_t extent, const struct opti
                         break;
         }
         roomy = replay_growing(s, extent, (uint64_t)((double)limit * 1.05), false, handles);
-        if (!o->json)
+        if (!o.json)
                 printf("%-36s %4" PRIu64 " MiB %8.3f %8.3f %9.2f %8.3f %9.2f %9.2f %7" PRIu64 "\n", s->name,
                        extent / MIB, (double)lavish.peak_backed / peak, (double)thrifty.peak_backed / peak,
                        per_1000(thrifty.n_releases, &thrifty), (double)limit / peak,
@@ -390,169 +367,126 @@ static void grow_with(const struct script *s, uint64_t extent, const struct opti
         free(handles);
 }
 
-static void grow_of(const struct script *s, const struct options *o, json_t *ret)
+static void grow_of(const struct script *s, json_t *ret)
 {
         static const uint64_t extents[] = { 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB };
 
         for (size_t i = 0; i < sizeof(extents) / sizeof(extents[0]); i++)
-                grow_with(s, extents[i], o, ret);
+                grow_with(s, extents[i], ret);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
 
-typedef void (*measurement)(const struct script *s, const struct options *o, json_t *ret);
+typedef void (*measurement)(const struct script *s, json_t *ret);
 
-static bool is_wanted(const struct script *s, const struct options *o)
+static bool is_wanted(const struct script *s)
 {
-        return strncmp(s->name, o->workload, strlen(o->workload)) == 0;
+        return strncmp(s->name, o.workload, strlen(o.workload)) == 0;
 }
 
 /* Runs the traces, or the built-in workloads where no trace is given. */
-static int for_all(measurement measure, bool steady, const struct options *o, json_t *ret)
+static int for_all(measurement measure, bool steady, json_t *ret)
 {
         static void (*const makers[])(struct script *, uint32_t, size_t) = { script_fifo, script_lifo,
                                                                              script_random };
         static const uint32_t lives[] = { 64, 1000, 10000, 100000, 1000000 };
         struct script s;
 
-        for (size_t i = 0; i < o->n_traces; i++) {
-                int r = script_read_trace(&s, o->traces[i]);
+        for (size_t i = 0; i < o.n_traces; i++) {
+                int r = script_read_trace(&s, o.traces[i]);
 
                 if (r < 0)
                         return r;
-                measure(&s, o, ret);
+                measure(&s, ret);
                 script_done(&s);
         }
-        if (o->n_traces > 0)
+        if (o.n_traces > 0)
                 return 0;
         script_transformer(&s, steady ? 200 : 3);
-        if (is_wanted(&s, o))
-                measure(&s, o, ret);
+        if (is_wanted(&s))
+                measure(&s, ret);
         script_done(&s);
         for (size_t m = 0; m < 3; m++)
                 for (size_t i = 0; i < 5; i++) {
                         /* Capacity and growth are searched for; a thousand blocks tell enough. */
-                        if (lives[i] > o->n_live_max || (!steady && lives[i] != 1000))
+                        if (lives[i] > (uint32_t)o.n_live_max || (!steady && lives[i] != 1000))
                                 continue;
-                        makers[m](&s, lives[i], steady ? o->n_timed : 20000);
-                        if (is_wanted(&s, o))
-                                measure(&s, o, ret);
+                        makers[m](&s, lives[i], steady ? (size_t)o.n_timed : 20000);
+                        if (is_wanted(&s))
+                                measure(&s, ret);
                         script_done(&s);
                 }
         return 0;
 }
 
-static void usage(FILE *f)
-{
-        fputs("usage: bench-bfc [--trace FILE.csv]... [--workload NAME] [--pack] [--grow] [--json]\n"
-              "                 [--runs N] [--operations N] [--max-live N]\n"
-              "\n"
-              "  --trace FILE.csv  a trace (id,lower,upper,size) instead of the built-in workloads\n"
-              "  --workload NAME   only the built-in workloads whose names begin with NAME\n"
-              "  --pack            the smallest capacity over peak live that replays it, not the speed\n"
-              "  --grow            growth on demand with extents of 2, 4, 8, 16 and 64 MiB: peak backed over peak\n"
-              "                    live without a limit (thrifty: giving back what is wholly free before\n"
-              "                    backing more than ever before), the smallest limit over peak live\n"
-              "                    with backings per 1,000 allocations, releases at 5 % more\n"
-              "  --runs N          runs of each workload; the median counts (7)\n"
-              "  --operations N    timed operations of a built-in workload (1000000)\n"
-              "  --max-live N      leave out workloads with more live blocks (1000000)\n",
-              f);
-}
-
-static int parse(int argc, char **argv, struct options *o)
-{
-        static const struct option longs[] = {
-                { "trace", required_argument, NULL, 't' },
-                { "workload", required_argument, NULL, 'w' },
-                { "pack", no_argument, NULL, 'p' },
-                { "grow", no_argument, NULL, 'g' },
-                { "json", no_argument, NULL, 'j' },
-                { "runs", required_argument, NULL, 'r' },
-                { "operations", required_argument, NULL, 'o' },
-                { "max-live", required_argument, NULL, 'l' },
-                { "help", no_argument, NULL, 'h' },
-                { NULL, 0, NULL, 0 },
-        };
-        int c;
-
-        while ((c = getopt_long(argc, argv, "", longs, NULL)) >= 0)
-                switch (c) {
-                case 't':
-                        o->traces[o->n_traces++] = optarg;
-                        break;
-                case 'w':
-                        o->workload = optarg;
-                        break;
-                case 'p':
-                        o->pack = true;
-                        break;
-                case 'g':
-                        o->grow = true;
-                        break;
-                case 'j':
-                        o->json = true;
-                        break;
-                case 'r':
-                        o->n_runs = (unsigned)strtoul(optarg, NULL, 10);
-                        break;
-                case 'o':
-                        o->n_timed = strtoul(optarg, NULL, 10);
-                        break;
-                case 'l':
-                        o->n_live_max = (uint32_t)strtoul(optarg, NULL, 10);
-                        break;
-                case 'h':
-                        usage(stdout);
-                        exit(EXIT_SUCCESS);
-                default:
-                        return -EINVAL;
-                }
-        return optind == argc && o->n_runs > 0 && o->n_timed > 0 ? 0 : -EINVAL;
-}
-
-static int measure_part(const char *name, const char *heading, measurement measure, const struct options *o,
-                        json_t *root)
+static int measure_part(const char *name, const char *heading, measurement measure, json_t *root)
 {
         json_t *list = json_array();
 
-        if (!o->json)
+        if (!o.json)
                 puts(heading);
         (void)json_object_set_new(root, name, list);
-        return for_all(measure, measure == speed_of, o, list);
+        return for_all(measure, measure == speed_of, list);
+}
+
+static bool parse_trace(const char *path)
+{
+        if (o.n_traces == MAX_TRACES)
+                return false;
+        o.traces[o.n_traces++] = path;
+        return true;
+}
+
+static void parse(int argc, char **argv)
+{
+        const long max = 1000000000;
+        const struct bench_option options[] = {
+                { "trace", .parse = parse_trace, .unit = "FILE.csv",
+                  .help = "a trace (id,lower,upper,size) instead of the built-in workloads; may be repeated" },
+                { "workload", .text = &o.workload, .unit = "NAME",
+                  .help = "only workloads with this prefix" },
+                { "pack", .flag = &o.pack, .help = "the smallest capacity over peak live that replays it" },
+                { "grow", .flag = &o.grow,
+                  .help = "growth on demand with extents of 2, 4, 8, 16 and 64 MiB: peak backed over peak\n"
+                          "live without a limit (thrifty: what is wholly free is released before more is\n"
+                          "backed than ever before); the smallest limit over peak live with backings per\n"
+                          "1,000 allocations; releases at 5 % more" },
+                OPTION_JSON(&o.json),
+                { "runs", .count = &o.n_runs, .min = 1, .max = max, .unit = "N",
+                  .help = "runs of each workload" },
+                { "operations", .count = &o.n_timed, .min = 1, .max = max, .unit = "N",
+                  .help = "timed operations of a built-in workload" },
+                { "max-live", .count = &o.n_live_max, .min = 0, .max = max, .unit = "N",
+                  .help = "leave out workloads with more live blocks" },
+                { 0 },
+        };
+
+        options_parse(argc, argv, "Measures the allocator's speed, or with --pack and --grow its waste.",
+                      options);
 }
 
 int main(int argc, char **argv)
 {
-        struct options o = { .n_runs = 7, .n_timed = 1000000, .n_live_max = 1000000, .workload = "" };
         json_t *root = json_pack("{s:i}", "schema", 1);
-        int r;
+        int r = 0;
 
-        o.traces = need(calloc((size_t)argc, sizeof(*o.traces)));
-        r = parse(argc, argv, &o);
-        if (r < 0) {
-                usage(stderr);
-        } else {
-                if (o.pack)
-                        r = measure_part("pack",
-                                         "workload                             peak live bytes capacity",
-                                         pack_of, &o, root);
-                if (r == 0 && o.grow)
-                        r = measure_part(
-                                "grow",
-                                "workload                              extent   backed  thrifty  releases    limit"
-                                "  backings  releases regions",
-                                grow_of, &o, root);
-                if (r == 0 && !o.pack && !o.grow)
-                        r = measure_part(
-                                "speed",
-                                "workload                                  live    ns/op     best      p99"
-                                "    slowest repeatable metadata",
-                                speed_of, &o, root);
-                if (r == 0 && o.json)
-                        (void)json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(5));
-        }
+        parse(argc, argv);
+        if (o.pack)
+                r = measure_part("pack", "workload                             peak live bytes capacity",
+                                 pack_of, root);
+        if (r == 0 && o.grow)
+                r = measure_part(
+                        "grow",
+                        "workload                              extent   backed  thrifty  releases    limit"
+                        "  backings  releases regions",
+                        grow_of, root);
+        if (r == 0 && !o.pack && !o.grow)
+                r = measure_part("speed",
+                                 "workload                                  live    ns/op     best      p99"
+                                 "    slowest repeatable metadata",
+                                 speed_of, root);
+        if (r == 0 && o.json)
+                print_json(json_incref(root));
         json_decref(root);
-        free(o.traces);
         return r == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -4,27 +4,26 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * The three are asked in turn, batch by batch in one run, so that whatever the machine does
- * meanwhile meets all. A sample is the mean of a short run of pairs: a clock's reading is not
- * small beside one pair. Of several threads the samples hide what they cost each other, since a
- * thread that waits is rarely within one; so there the ratio is of the wall time of whole
- * batches, at the lower quartile: of those that the rest of the machine disturbed least. `held` blocks of mixed sizes live all the time, and each pair frees one of
- * its own that is as old as `lag` pairs. */
+ * meanwhile meets all. A sample is the mean of a short run of pairs, because
+ * reading the clock costs about as much as one pair. With several threads the samples hide what
+ * the threads cost each other, since a thread rarely waits within one. There the ratio is of the
+ * wall time of whole batches, at the lower quartile: the batches that the rest of the machine
+ * disturbed least. HELD_BLOCKS blocks of mixed sizes live all the time. Each pair frees a block
+ * that was allocated `lag` pairs before. */
 #include <bfcclient.h>
 
 #include <errno.h>
-#include <getopt.h>
-#include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/bench/client_trace.h"
 #include "tests/bench/daemon.h"
+#include "tests/bench/options.h"
 
 #define MAX_THREADS 64
 #define MAX_LAG     64
@@ -32,7 +31,7 @@
 #define RUN         20u /* pairs in a sample */
 #define HELD_BLOCKS 512
 
-struct options {
+static struct {
         const char *bfcd;
         long n_batches;
         long n_runs; /* in a batch; of what always asks the daemon one in 200 */
@@ -42,38 +41,27 @@ struct options {
         double max_ratio;         /* of the cache to the C library, one thread; 0: no matter */
         double max_threads_ratio; /* the same for several threads */
         const char *trace;
-        unsigned n_repeats;
-        unsigned limit_mib;
+        long n_repeats;
+        long limit_mib;   /* of the tenant of a trace; 0: twice the peak */
         bool cached_only; /* the daemon is not asked for each block */
         bool json;
-};
+} o = { .n_batches = 100, .n_runs = 1000, .n_threads = 8, .n_bytes = 4096, .n_repeats = 3 };
 
 enum { CACHE, LIBC, DAEMON, N_KINDS };
 static const char *const names[] = { "with the cache", "malloc and free", "without the cache" };
 static const char *const keys[] = { "cache", "libc", "daemon" };
 
-struct samples {
-        uint32_t *ns; /* per pair */
-        size_t n;
-        uint32_t median;
-        uint32_t p99;
-        double mean; /* waiting for the others' turns included */
+struct result {
+        struct samples pairs;
         double wall; /* of a batch, for a pair of any thread: the lower quartile */
 };
 
-static struct options o = {
-        .n_batches = 100, .n_runs = 1000, .n_threads = 8, .n_bytes = 4096, .n_repeats = 3
-};
 static bfc_client *clients[N_KINDS];
 
 static void *__attribute__((noinline)) get(int kind)
 {
-        void *p = NULL;
+        void *p = kind == LIBC ? malloc((size_t)o.n_bytes) : bench_malloc(clients[kind], (size_t)o.n_bytes);
 
-        if (kind == LIBC)
-                p = malloc((size_t)o.n_bytes);
-        else if (bfc_malloc(clients[kind], (size_t)o.n_bytes, &p) < 0)
-                die("bfc_malloc", bfc_last_error());
         __asm__ volatile("" : : "r"(p) : "memory"); /* or the compiler leaves the pair out */
         return p;
 }
@@ -82,13 +70,13 @@ static void __attribute__((noinline)) put(int kind, void *p)
 {
         if (kind == LIBC)
                 free(p);
-        else if (bfc_free(clients[kind], p) < 0)
-                die("bfc_free", bfc_last_error());
+        else
+                bench_free(clients[kind], p);
 }
 
 /* ---- runs ---------------------------------------------------------------- */
 
-static uint32_t run_once(int kind, void **lagging, unsigned *at)
+static uint64_t run_once(int kind, void **lagging, unsigned *at)
 {
         uint64_t begin = now_ns();
 
@@ -98,7 +86,7 @@ static uint32_t run_once(int kind, void **lagging, unsigned *at)
                 put(kind, *slot);
                 *slot = get(kind);
         }
-        return (uint32_t)((now_ns() - begin) / RUN);
+        return (now_ns() - begin) / RUN;
 }
 
 struct worker {
@@ -117,7 +105,7 @@ static void worker_batch(struct worker *w)
 {
         w->begin_ns = now_ns();
         for (long i = 0; i < w->n_runs; i++)
-                w->samples.ns[w->samples.n++] = run_once(w->kind, w->lagging, &w->at);
+                samples_add(&w->samples, run_once(w->kind, w->lagging, &w->at));
         w->end_ns = now_ns();
 }
 
@@ -155,60 +143,33 @@ static double batch_wall(const struct worker *workers, long n)
 
 static struct worker *workers_new(int kind, long n)
 {
-        struct worker *workers = calloc((size_t)n, sizeof(*workers));
+        struct worker *workers = need(calloc((size_t)n, sizeof(*workers)));
 
-        for (long i = 0; workers && i < n; i++) {
+        for (long i = 0; i < n; i++) {
                 workers[i].kind = kind;
                 workers[i].n_runs = kind == DAEMON ? (o.n_runs + 199) / 200 : o.n_runs;
-                workers[i].samples.ns =
-                        calloc((size_t)(workers[i].n_runs * (o.n_batches + 1)), sizeof(uint32_t));
-                if (!workers[i].samples.ns)
-                        die("memory", strerror(ENOMEM));
+                samples_new(&workers[i].samples, (size_t)(workers[i].n_runs * (o.n_batches + 1)));
         }
-        if (!workers)
-                die("memory", strerror(ENOMEM));
         return workers;
-}
-
-static int compare(const void *a, const void *b)
-{
-        uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-        return x < y ? -1 : x > y;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-        double x = *(const double *)a, y = *(const double *)b;
-
-        return x < y ? -1 : x > y;
 }
 
 /* All workers' samples together. */
 static struct samples workers_end(struct worker *workers, long n)
 {
-        struct samples all = { 0 };
-        uint32_t *ns;
+        struct samples all;
+        size_t n_samples = 0;
 
         for (long i = 0; i < n; i++)
-                all.n += workers[i].samples.n;
-        ns = calloc(all.n, sizeof(*ns));
-        if (!ns)
-                die("memory", strerror(ENOMEM));
-        all.n = 0;
+                n_samples += workers[i].samples.n;
+        samples_new(&all, n_samples);
         for (long i = 0; i < n; i++) {
-                memcpy(ns + all.n, workers[i].samples.ns, workers[i].samples.n * sizeof(*ns));
-                all.n += workers[i].samples.n;
+                for (size_t k = 0; k < workers[i].samples.n; k++)
+                        samples_add(&all, workers[i].samples.ns[k]);
                 for (unsigned k = 0; k <= MAX_LAG; k++)
                         put(workers[i].kind, workers[i].lagging[k]);
                 free(workers[i].samples.ns);
         }
-        qsort(ns, all.n, sizeof(*ns), compare);
-        all.median = ns[all.n / 2];
-        all.p99 = ns[all.n * 99 / 100];
-        for (size_t i = 0; i < all.n; i++)
-                all.mean += (double)ns[i] / (double)all.n;
-        free(ns);
+        samples_evaluate(&all);
         free(workers);
         return all;
 }
@@ -218,16 +179,14 @@ static int n_kinds(void)
         return o.cached_only ? DAEMON : N_KINDS;
 }
 
-static void measure(long n_threads, struct samples ret[N_KINDS])
+static void measure(long n_threads, struct result ret[N_KINDS])
 {
         struct worker *workers[N_KINDS];
         double *walls[N_KINDS];
 
         for (int k = 0; k < n_kinds(); k++) {
                 workers[k] = workers_new(k, n_threads);
-                walls[k] = calloc((size_t)o.n_batches, sizeof(double));
-                if (!walls[k])
-                        die("memory", strerror(ENOMEM));
+                walls[k] = need(calloc((size_t)o.n_batches, sizeof(double)));
         }
         for (long batch = -1; batch < o.n_batches; batch++)
                 for (int k = 0; k < n_kinds(); k++) {
@@ -236,145 +195,48 @@ static void measure(long n_threads, struct samples ret[N_KINDS])
                         else
                                 batch_threads(workers[k], n_threads);
                         for (long i = 0; batch < 0 && i < n_threads; i++)
-                                workers[k][i].samples.n = 0; /* that was to warm up */
+                                workers[k][i].samples.n = 0; /* the first batch only warms up */
                         if (batch >= 0)
                                 walls[k][batch] = batch_wall(workers[k], n_threads);
                 }
         for (int k = 0; k < n_kinds(); k++) {
-                ret[k] = workers_end(workers[k], n_threads);
-                qsort(walls[k], (size_t)o.n_batches, sizeof(double), compare_doubles);
-                ret[k].wall = walls[k][o.n_batches / 4];
+                ret[k].pairs = workers_end(workers[k], n_threads);
+                ret[k].wall = quantile(walls[k], (size_t)o.n_batches, 25);
                 free(walls[k]);
         }
 }
 
 /* ---- the report ----------------------------------------------------------- */
 
-static double ratio(const struct samples *s, long n_threads)
+static double ratio(const struct result *s, long n_threads)
 {
         if (n_threads > 1)
                 return s[LIBC].wall > 0 ? s[CACHE].wall / s[LIBC].wall : 0;
-        return s[LIBC].median > 0 ? (double)s[CACHE].median / s[LIBC].median : 0;
+        return s[LIBC].pairs.median > 0 ? (double)s[CACHE].pairs.median / s[LIBC].pairs.median : 0;
 }
 
-static void print_text(const char *title, const struct samples *s, long n_threads)
+static void print_text(const char *title, const struct result *s, long n_threads)
 {
         printf("%-24s %10s %10s %10s %10s   (ns for a malloc and a free of %ld bytes)\n", title, "median",
                "p99", "mean", "wall", o.n_bytes);
         for (int k = 0; k < n_kinds(); k++)
-                printf("  %-22s %10u %10u %10.0f %10.1f\n", names[k], s[k].median, s[k].p99, s[k].mean,
-                       s[k].wall);
+                printf("  %-22s %10u %10u %10.0f %10.1f\n", names[k], s[k].pairs.median, s[k].pairs.p99,
+                       s[k].pairs.mean, s[k].wall);
         printf("  %-22s %10.2f\n", "cache over malloc", ratio(s, n_threads));
 }
 
-static json_t *to_json(const struct samples *s, long n_threads)
+static json_t *to_json(const struct result *s, long n_threads)
 {
         json_t *j =
                 json_pack("{s:I, s:f}", "num_threads", (json_int_t)n_threads, "ratio", ratio(s, n_threads));
 
         for (int k = 0; k < n_kinds(); k++)
                 json_object_set_new(j, keys[k],
-                                    json_pack("{s:I, s:I, s:f, s:f}", "median_ns", (json_int_t)s[k].median,
-                                              "p99_ns", (json_int_t)s[k].p99, "mean_ns", s[k].mean, "wall_ns",
-                                              s[k].wall));
+                                    json_pack("{s:I, s:I, s:f, s:f}", "median_ns",
+                                              (json_int_t)s[k].pairs.median, "p99_ns",
+                                              (json_int_t)s[k].pairs.p99, "mean_ns", s[k].pairs.mean,
+                                              "wall_ns", s[k].wall));
         return j;
-}
-
-static _Noreturn void usage(FILE *f, int status)
-{
-        fprintf(f,
-                "Usage: bench-client --bfcd PROGRAM [--json] [--batches N] [--runs N] [--threads N]\n"
-                "                    [--bytes N] [--lag N] [--cached-only] [--max-ratio F]\n"
-                "                    [--max-threads-ratio F]\n"
-                "       bench-client --bfcd PROGRAM [--json] --trace FILE [--repeat N] [--limit SIZE]\n"
-                "\n"
-                "Times bfc_malloc and bfc_free with the client's cache and without, and malloc and\n"
-                "free, from one thread and from several; --cached-only leaves out the second. Ends with 1 if the cache takes more than\n"
-                "--max-ratio times what malloc takes in one thread, or --max-threads-ratio times\n"
-                "in several. With a trace: lives through it, and tells what the cache held and how\n"
-                "often the daemon was asked; --limit is the tenant's, in MiB or with the unit\n"
-                "GiB (138GiB), twice the trace's peak otherwise.\n");
-        exit(status);
-}
-
-static long to_number(const char *word, long min, long max)
-{
-        char *end;
-        long n = strtol(word, &end, 10);
-
-        if (*end || end == word || n < min || n > max)
-                die(word, "not a number that makes sense here");
-        return n;
-}
-
-/* A size in MiB, or with a unit. */
-static unsigned to_mib(const char *word)
-{
-        char *end;
-        long n = strtol(word, &end, 10), n_max = 1 << 20;
-
-        if (strcmp(end, "GiB") == 0 && n >= 0 && n <= n_max >> 10)
-                n <<= 10;
-        else if (*end && strcmp(end, "MiB") != 0)
-                n = 0;
-        if (n < 1 || n > n_max)
-                die(word, "no size such as 1470MiB or 138GiB");
-        return (unsigned)n;
-}
-
-static void parse(int argc, char **argv)
-{
-        static const struct option longs[] = {
-                { "bfcd", required_argument, NULL, 'd' },
-                { "json", no_argument, NULL, 'j' },
-                { "batches", required_argument, NULL, 'b' },
-                { "runs", required_argument, NULL, 'n' },
-                { "threads", required_argument, NULL, 't' },
-                { "bytes", required_argument, NULL, 's' },
-                { "lag", required_argument, NULL, 'l' },
-                { "cached-only", no_argument, NULL, 'c' },
-                { "help", no_argument, NULL, 'h' },
-                { "max-ratio", required_argument, NULL, 'r' },
-                { "max-threads-ratio", required_argument, NULL, 'R' },
-                { "trace", required_argument, NULL, 'f' },
-                { "repeat", required_argument, NULL, 'e' },
-                { "limit", required_argument, NULL, 'm' },
-                { 0 },
-        };
-        int c;
-
-        while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
-                if (c == 'd')
-                        o.bfcd = optarg;
-                else if (c == 'j')
-                        o.json = true;
-                else if (c == 'b')
-                        o.n_batches = to_number(optarg, 1, 100000);
-                else if (c == 'n')
-                        o.n_runs = to_number(optarg, 1, 100000);
-                else if (c == 't')
-                        o.n_threads = to_number(optarg, 1, MAX_THREADS);
-                else if (c == 's')
-                        o.n_bytes = to_number(optarg, 1, MAX_BYTES);
-                else if (c == 'l')
-                        o.lag = to_number(optarg, 0, MAX_LAG);
-                else if (c == 'c')
-                        o.cached_only = true;
-                else if (c == 'r')
-                        o.max_ratio = atof(optarg);
-                else if (c == 'R')
-                        o.max_threads_ratio = atof(optarg);
-                else if (c == 'f')
-                        o.trace = optarg;
-                else if (c == 'e')
-                        o.n_repeats = (unsigned)to_number(optarg, 1, 64);
-                else if (c == 'm')
-                        o.limit_mib = to_mib(optarg);
-                else
-                        usage(c == 'h' ? stdout : stderr, c == 'h' ? EXIT_SUCCESS : 2);
-        }
-        if (!o.bfcd || optind < argc)
-                usage(stderr, 2);
 }
 
 /* So that free space is in pieces, as in a job. */
@@ -383,11 +245,7 @@ static void hold(int kind, void **held)
         for (int i = 0; i < HELD_BLOCKS; i++) {
                 size_t n_bytes = (size_t)1 << (8 + i * 7919 % 9);
 
-                held[i] = NULL;
-                if (kind == LIBC)
-                        held[i] = malloc(n_bytes);
-                else if (bfc_malloc(clients[kind], n_bytes, &held[i]) < 0)
-                        die("bfc_malloc", bfc_last_error());
+                held[i] = kind == LIBC ? malloc(n_bytes) : bench_malloc(clients[kind], n_bytes);
         }
         for (int i = 0; i < HELD_BLOCKS; i += 3) {
                 put(kind, held[i]);
@@ -395,7 +253,56 @@ static void hold(int kind, void **held)
         }
 }
 
-/* For all blocks at once, of both clients. */
+/* A size in MiB, or with a unit. */
+static bool parse_limit(const char *word)
+{
+        char *end;
+        long n = strtol(word, &end, 10), n_max = 1 << 20;
+
+        if (strcmp(end, "GiB") == 0 && n >= 0 && n <= n_max >> 10)
+                n <<= 10;
+        else if (*end && strcmp(end, "MiB") != 0)
+                n = 0;
+        o.limit_mib = n;
+        return n >= 1 && n <= n_max;
+}
+
+static void parse(int argc, char **argv)
+{
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                OPTION_JSON(&o.json),
+                { "batches", .count = &o.n_batches, .min = 1, .max = 100000, .unit = "N", .help = "batches" },
+                { "runs", .count = &o.n_runs, .min = 1, .max = 100000, .unit = "N",
+                  .help = "samples per batch" },
+                { "threads", .count = &o.n_threads, .min = 1, .max = MAX_THREADS, .unit = "N",
+                  .help = "threads" },
+                { "bytes", .count = &o.n_bytes, .min = 1, .max = MAX_BYTES, .unit = "N",
+                  .help = "size of a block" },
+                { "lag", .count = &o.lag, .max = MAX_LAG, .unit = "N",
+                  .help = "age of a freed block, in pairs" },
+                { "cached-only", .flag = &o.cached_only, .help = "leave out the client without a cache" },
+                { "max-ratio", .number = &o.max_ratio, .unit = "F", .help = "limit of cache over malloc" },
+                { "max-threads-ratio", .number = &o.max_threads_ratio, .unit = "F",
+                  .help = "the same limit with several threads" },
+                { "trace", .text = &o.trace, .unit = "FILE", .help = "replay this trace instead" },
+                { "repeat", .count = &o.n_repeats, .min = 1, .max = 64, .unit = "N",
+                  .help = "replays of the trace" },
+                { "limit", .parse = parse_limit, .unit = "SIZE",
+                  .help = "the tenant's limit for a trace, in MiB or as 138GiB (twice the trace's peak)" },
+                { 0 },
+        };
+
+        options_parse(
+                argc, argv,
+                "Times bfc_malloc and bfc_free with the client's cache and without, and malloc and free,\n"
+                "from one thread and from several. Ends with 1 if a ratio is above its limit. With a\n"
+                "trace: reports what the cache held and how often it asked the daemon.",
+                options);
+        options_require(o.bfcd, "--bfcd is missing");
+}
+
+/* Enough for all blocks of both clients at once. */
 static unsigned limit_mib(void)
 {
         long n_mib = o.n_bytes / (1 << 20) + 1, n_blocks = 2 * o.n_threads * (o.lag + 1);
@@ -405,22 +312,20 @@ static unsigned limit_mib(void)
 
 int main(int argc, char **argv)
 {
-        struct samples one[N_KINDS], many[N_KINDS];
+        struct result one[N_KINDS], many[N_KINDS];
         static void *held[N_KINDS][HELD_BLOCKS];
-        char path[128];
         pid_t pid;
 
         parse(argc, argv);
         make_folder("bench-client");
         if (o.trace) {
-                client_trace(o.bfcd, o.trace, o.n_repeats, o.limit_mib, o.json);
+                client_trace(o.bfcd, o.trace, (unsigned)o.n_repeats, (unsigned)o.limit_mib, o.json);
                 return EXIT_SUCCESS;
         }
-        pid = daemon_start(o.bfcd, limit_mib(), -1);
-        snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
+        pid = daemon_start_simple(o.bfcd, limit_mib(), -1);
         setenv("BFC_CACHE", "on", 1);
-        clients[CACHE] = client_start(path, "bench-client", 0);
-        clients[DAEMON] = client_start(path, "bench-client", BFC_NO_CACHE);
+        clients[CACHE] = client_start(socket_path, "bench-client", 0);
+        clients[DAEMON] = client_start(socket_path, "bench-client", BFC_NO_CACHE);
         for (int k = 0; k < N_KINDS; k++)
                 hold(k, held[k]);
         measure(1, one);
@@ -430,16 +335,11 @@ int main(int argc, char **argv)
                         put(k, held[k][i]);
         bfc_disconnect(clients[CACHE]);
         bfc_disconnect(clients[DAEMON]);
-        kill(pid, SIGTERM);
-        waitpid(pid, NULL, 0);
+        process_stop(pid, SIGTERM);
         if (o.json) {
-                json_t *j =
-                        json_pack("{s:i, s:I, s:o, s:o}", "schema", 1, "block_bytes", (json_int_t)o.n_bytes,
-                                  "one_thread", to_json(one, 1), "threads", to_json(many, o.n_threads));
-
-                json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(4));
-                putchar('\n');
-                json_decref(j);
+                print_json(json_pack("{s:i, s:I, s:o, s:o}", "schema", 1, "block_bytes",
+                                     (json_int_t)o.n_bytes, "one_thread", to_json(one, 1), "threads",
+                                     to_json(many, o.n_threads)));
         } else {
                 char title[32];
 
@@ -447,8 +347,8 @@ int main(int argc, char **argv)
                 print_text("one thread", one, 1);
                 print_text(title, many, o.n_threads);
         }
-        if ((o.max_ratio > 0 && ratio(one, 1) > o.max_ratio) ||
-            (o.max_threads_ratio > 0 && ratio(many, o.n_threads) > o.max_threads_ratio))
-                return EXIT_FAILURE;
-        return EXIT_SUCCESS;
+        return (o.max_ratio > 0 && ratio(one, 1) > o.max_ratio) ||
+                               (o.max_threads_ratio > 0 && ratio(many, o.n_threads) > o.max_threads_ratio)
+                       ? EXIT_FAILURE
+                       : EXIT_SUCCESS;
 }

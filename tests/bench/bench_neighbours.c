@@ -1,10 +1,10 @@
-/* bench-neighbours: what the worst neighbours cost somebody else.
+/* bench-neighbours: what hostile neighbours cost another tenant.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
  * A victim mallocs and frees through the daemon, one request at a time. Beside it
- * are as many processes of another tenant, which are polite, or flood, die, hold
- * the line. Daemon and victim have one core, the neighbours the other. Phases are
+ * are as many processes of another tenant, which are polite, or flood, die, or stop
+ * reading. Daemon and victim have one core, the neighbours the other. Phases are
  * short and go to and fro between polite and hostile, so that whatever the
  * machine does meanwhile meets both; what counts is the victim's p99 beside a
  * hostile neighbour against that beside an equally busy polite one. In each phase
@@ -14,32 +14,28 @@
 #include <bfcclient.h>
 
 #include <errno.h>
-#include <getopt.h>
 #include <grp.h>
-#include <jansson.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/bench/daemon.h"
+#include "tests/bench/admin.h"
 #include "tests/bench/hostile.h"
+#include "tests/bench/options.h"
 #include "tests/bench/supply.h"
-#include "tests/integration/raw.h"
 
 #define BLOCK_BYTES    4000u
 #define MAX_NEIGHBOURS 64
 #define MAX_SAMPLES    (UINT32_C(4) << 20)
 #define NEIGHBOUR_UID  4242u /* for runs as root: no user of the victim's */
 #define RESERVE_MIB    32u
-#define SETTLE_MS      120000
 
 /* The neighbours may take all that the others' reserves leave. */
 static const char config_text[] =
@@ -65,61 +61,51 @@ static struct {
         long supply_mib;
 } o = { .supply_mib = 4096, .n_neighbours = 4, .n_rounds = 10, .phase_ms = 200, .core = 0, .other_core = 1 };
 
-struct samples {
-        uint32_t *ns;
-        size_t n;
+struct result {
+        struct samples requests;
         uint64_t n_acts; /* of the neighbours */
         uint64_t n_ms;
         unsigned n_refused; /* grants that the reserve promises */
         unsigned n_granted;
-        uint32_t median, p99, max;
 };
 
 static struct stage *stage;
+static struct raw *admin;
 static bfc_client *victim;
-static void *held[64]; /* so that the victim's memory stays backed */
 
 /* ---- one phase ------------------------------------------------------------- */
 
-static pid_t neighbour_start(const struct hostile *kind)
+static void neighbour(void *arg)
 {
-        pid_t parent = getpid(), pid = fork();
+        const struct hostile *kind = arg;
 
-        if (pid < 0)
-                die("fork", strerror(errno));
-        if (pid > 0)
-                return pid;
         pin(0, o.other_core);
         if (geteuid() == 0 && (setgroups(0, NULL) < 0 || setgid(NEIGHBOUR_UID) < 0 || setuid(NEIGHBOUR_UID)))
                 die("setuid", strerror(errno));
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* again: a change of the user clears it */
         signal(SIGCHLD, SIG_DFL);
-        if (getppid() == parent)
-                kind->act(stage);
-        _exit(0);
+        kind->act(stage);
 }
 
 static void victim_works(struct samples *s, uint64_t until_ns)
 {
         uint64_t begin, middle, end = now_ns();
 
-        while (end < until_ns && s->n + 2 <= MAX_SAMPLES) {
+        while (end < until_ns && s->n + 2 <= s->n_room) {
                 void *p;
 
                 begin = now_ns();
-                if (bfc_malloc(victim, BLOCK_BYTES, &p) < 0)
-                        die("the victim's malloc", bfc_last_error());
+                p = bench_malloc(victim, BLOCK_BYTES);
                 middle = now_ns();
-                if (bfc_free(victim, p) < 0)
-                        die("the victim's free", bfc_last_error());
+                bench_free(victim, p);
                 end = now_ns();
-                s->ns[s->n++] = (uint32_t)(middle - begin);
-                s->ns[s->n++] = (uint32_t)(end - middle);
+                samples_add(s, middle - begin);
+                samples_add(s, end - middle);
         }
 }
 
-/* From nothing to the reserve, which is promised whatever the neighbours hold. */
-static void grow(struct samples *s)
+/* From nothing to the reserve, which is guaranteed. */
+static void grow(struct result *s)
 {
         struct bfc_options options = { .struct_size = sizeof(options),
                                        .socket = stage->socket,
@@ -144,111 +130,64 @@ static void grow(struct samples *s)
         bfc_disconnect(client);
 }
 
-/* Until the daemon is done with the neighbours of the phase before. */
-static void settle(void)
-{
-        static struct raw *admin;
-        char path[160];
-
-        snprintf(path, sizeof(path), "%s/admin.sock", folder);
-        if (!admin && !(admin = raw_connect(path, NULL)))
-                die(path, "no session there");
-        for (int i = 0; i < SETTLE_MS; i++) {
-                Bfcd__Reply *reply;
-                uint64_t n_sessions, n_pending = 0;
-
-                if (raw_list(admin, BFCD__LIST__KIND__STATUS, 0, &reply) < 0)
-                        die("status", raw_refusal());
-                n_sessions = reply->list->status->num_sessions;
-                for (size_t k = 0; k < reply->list->status->n_devices; k++)
-                        n_pending += reply->list->status->devices[k]->bytes_pending;
-                bfcd__reply__free_unpacked(reply, NULL);
-                if (n_sessions == 1 && n_pending == 0)
-                        return;
-                (void)poll(NULL, 0, 1);
-        }
-        die("neighbours", "the daemon is not done with those of the last phase");
-}
-
-static void phase(const struct hostile *kind, struct samples *s)
+static void phase(const struct hostile *kind, struct result *s)
 {
         pid_t pids[MAX_NEIGHBOURS];
         uint64_t begin;
 
-        settle();
+        admin_wait_quiet(admin, 1);
         atomic_store(&stage->n_up, 0);
         for (long i = 0; i < o.n_neighbours; i++)
-                pids[i] = neighbour_start(kind);
+                pids[i] = process_start(neighbour, (void *)(uintptr_t)kind);
         while (atomic_load(&stage->n_up) < (uint64_t)o.n_neighbours)
                 (void)poll(NULL, 0, 1);
         (void)poll(NULL, 0, 20);
         atomic_store(&stage->n_acts, 0);
         begin = now_ns();
-        victim_works(s, begin + (uint64_t)o.phase_ms * 1000000);
+        victim_works(&s->requests, begin + (uint64_t)o.phase_ms * 1000000);
         s->n_acts += atomic_load(&stage->n_acts);
         s->n_ms += (now_ns() - begin) / 1000000;
         grow(s);
-        for (long i = 0; i < o.n_neighbours; i++)
-                kill(pids[i], SIGKILL);
-        for (long i = 0; i < o.n_neighbours; i++)
-                (void)waitpid(pids[i], NULL, 0);
+        processes_kill(pids, o.n_neighbours);
 }
 
-/* ---- figures --------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------- */
 
-static void samples_new(struct samples *s)
+static uint64_t acts_per_second(const struct result *s)
 {
-        *s = (struct samples){ .ns = malloc(MAX_SAMPLES * sizeof(*s->ns)) }; /* untouched: no memory */
-        if (!s->ns)
-                die("memory", strerror(ENOMEM));
+        return s->n_ms ? s->n_acts * 1000 / s->n_ms : 0;
 }
 
-static int compare(const void *a, const void *b)
+static json_t *to_json(const struct result *s)
 {
-        uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-        return x < y ? -1 : x > y;
+        return json_pack("{s:I, s:I, s:I, s:I, s:I}", "median_ns", (json_int_t)s->requests.median, "p99_ns",
+                         (json_int_t)s->requests.p99, "max_ns", (json_int_t)s->requests.max, "num_requests",
+                         (json_int_t)s->requests.n, "neighbours_acts_per_second",
+                         (json_int_t)acts_per_second(s));
 }
 
-static void evaluate(struct samples *s)
+static void print_row(const char *what, const struct result *s)
 {
-        qsort(s->ns, s->n, sizeof(*s->ns), compare);
-        if (s->n == 0)
-                return;
-        s->median = s->ns[s->n / 2];
-        s->p99 = s->ns[s->n * 99 / 100];
-        s->max = s->ns[s->n - 1];
-}
-
-static json_t *to_json(const struct samples *s)
-{
-        return json_pack("{s:I, s:I, s:I, s:I, s:I}", "median_ns", (json_int_t)s->median, "p99_ns",
-                         (json_int_t)s->p99, "max_ns", (json_int_t)s->max, "num_requests", (json_int_t)s->n,
-                         "neighbours_acts_per_second",
-                         (json_int_t)(s->n_ms ? s->n_acts * 1000 / s->n_ms : 0));
-}
-
-static void print_row(const char *what, const struct samples *s)
-{
-        printf("  %-26s %9.1f %9.1f %9.1f %10llu %12llu\n", what, s->median / 1e3, s->p99 / 1e3, s->max / 1e3,
-               (unsigned long long)s->n, (unsigned long long)(s->n_ms ? s->n_acts * 1000 / s->n_ms : 0));
+        printf("  %-26s %9.1f %9.1f %9.1f %10llu %12llu\n", what, s->requests.median / 1e3,
+               s->requests.p99 / 1e3, s->requests.max / 1e3, (unsigned long long)s->requests.n,
+               (unsigned long long)acts_per_second(s));
 }
 
 /* One kind of neighbour beside the polite one; the ratio. */
 static double measure(const struct hostile *kind, json_t *list, unsigned *n_refused)
 {
-        struct samples with_polite, with_hostile;
+        struct result with_polite = { 0 }, with_hostile = { 0 };
         double ratio;
 
-        samples_new(&with_polite);
-        samples_new(&with_hostile);
+        samples_new(&with_polite.requests, MAX_SAMPLES);
+        samples_new(&with_hostile.requests, MAX_SAMPLES);
         for (long i = 0; i < o.n_rounds; i++) {
                 phase(&polite, &with_polite);
                 phase(kind, &with_hostile);
         }
-        evaluate(&with_polite);
-        evaluate(&with_hostile);
-        ratio = with_polite.p99 ? (double)with_hostile.p99 / with_polite.p99 : 0;
+        samples_evaluate(&with_polite.requests);
+        samples_evaluate(&with_hostile.requests);
+        ratio = with_polite.requests.p99 ? (double)with_hostile.requests.p99 / with_polite.requests.p99 : 0;
         *n_refused += with_polite.n_refused + with_hostile.n_refused;
         if (o.json) {
                 json_array_append_new(list,
@@ -259,118 +198,75 @@ static double measure(const struct hostile *kind, json_t *list, unsigned *n_refu
                                                 (int)(with_polite.n_refused + with_hostile.n_refused)));
         } else {
                 printf("%s: ratio %.2f\n", kind->what, ratio);
-                print_row("beside the polite", &with_polite);
-                print_row("beside the hostile", &with_hostile);
+                print_row("beside polite ones", &with_polite);
+                print_row("beside hostile ones", &with_hostile);
                 fflush(stdout);
         }
-        free(with_polite.ns);
-        free(with_hostile.ns);
         return ratio;
 }
 
 /* ---- the program ----------------------------------------------------------- */
 
-static _Noreturn void usage(FILE *f, int status)
-{
-        fprintf(f,
-                "Usage: bench-neighbours --bfcd PROGRAM [--json] [--pin CORE,CORE | --pin none] [--rounds N]\n"
-                "                        [--phase-ms N] [--neighbours N] [--only KIND] [--max-ratio F]\n"
-                "                        [--supply-mib N] [--max-ms F] [--cuda]\n"
-                "\n"
-                "What hostile neighbours cost a victim, beside polite ones. Microseconds; acts are requests,\n"
-                "connections or deaths. Ends with 1 if a ratio of the p99s is above --max-ratio, or if\n"
-                "anybody was refused what its reserve promises.\n"
-                "The kinds 'grow' and 'release': how long 64 MiB take beside a growth or release of --supply-mib\n"
-                "(4096). Ends with 1 if a median is above --max-ms. --cuda: only these, on the GPU cuda:0.\n");
-        exit(status);
-}
-
-static long to_number(const char *word, long min, long max)
-{
-        char *end;
-        long n = strtol(word, &end, 10);
-
-        if (*end || end == word || n < min || n > max)
-                die(word, "not a number that makes sense here");
-        return n;
-}
-
-static void parse_pin(const char *word)
+static bool parse_pin(const char *word)
 {
         if (strcmp(word, "none") == 0)
                 o.core = o.other_core = -1;
-        else if (sscanf(word, "%d,%d", &o.core, &o.other_core) != 2 || o.core < 0 || o.other_core < 0)
-                die(word, "give two cores, as 0,1, or none");
+        else if (sscanf(word, "%d,%d", &o.core, &o.other_core) != 2)
+                return false;
+        else
+                return o.core >= 0 && o.other_core >= 0;
+        return true;
 }
 
 static void parse(int argc, char **argv)
 {
-        static const struct option longs[] = {
-                { "bfcd", required_argument, NULL, 'd' },
-                { "json", no_argument, NULL, 'j' },
-                { "pin", required_argument, NULL, 'p' },
-                { "rounds", required_argument, NULL, 'r' },
-                { "phase-ms", required_argument, NULL, 'm' },
-                { "neighbours", required_argument, NULL, 'n' },
-                { "only", required_argument, NULL, 'o' },
-                { "max-ratio", required_argument, NULL, 'x' },
-                { "supply-mib", required_argument, NULL, 's' },
-                { "max-ms", required_argument, NULL, 'M' },
-                { "cuda", no_argument, NULL, 'c' },
-                { "help", no_argument, NULL, 'h' },
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                OPTION_JSON(&o.json),
+                { "pin", .parse = parse_pin, .unit = "CORE,CORE",
+                  .help = "victim and daemon, neighbours; or none" },
+                { "rounds", .count = &o.n_rounds, .min = 1, .max = 100000, .unit = "N",
+                  .help = "phases of a kind" },
+                { "phase-ms", .count = &o.phase_ms, .min = 1, .max = 100000, .unit = "N",
+                  .help = "length of a phase" },
+                { "neighbours", .count = &o.n_neighbours, .min = 1, .max = MAX_NEIGHBOURS, .unit = "N",
+                  .help = "processes of the other tenant" },
+                { "only", .text = &o.only, .unit = "KIND", .help = "run this kind alone" },
+                { "max-ratio", .number = &o.max_ratio, .unit = "F",
+                  .help = "limit of the ratio of the p99s" },
+                { "supply-mib", .count = &o.supply_mib, .min = 2, .max = 1 << 20, .unit = "N",
+                  .help = "memory of the kinds grow and release" },
+                { "max-ms", .number = &o.max_ms, .unit = "MS",
+                  .help = "limit of the medians of grow and release" },
+                { "cuda", .flag = &o.is_cuda, .help = "only grow and release, on the GPU cuda:0" },
                 { 0 },
         };
-        int c;
 
         if (sysconf(_SC_NPROCESSORS_ONLN) < 2)
                 o.core = o.other_core = -1;
-        while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
-                if (c == 'd')
-                        o.bfcd = optarg;
-                else if (c == 'j')
-                        o.json = true;
-                else if (c == 'p')
-                        parse_pin(optarg);
-                else if (c == 'r')
-                        o.n_rounds = to_number(optarg, 1, 100000);
-                else if (c == 'm')
-                        o.phase_ms = to_number(optarg, 1, 100000);
-                else if (c == 'n')
-                        o.n_neighbours = to_number(optarg, 1, MAX_NEIGHBOURS);
-                else if (c == 'o')
-                        o.only = optarg;
-                else if (c == 's')
-                        o.supply_mib = to_number(optarg, 2, 1 << 20);
-                else if (c == 'M')
-                        o.max_ms = atof(optarg);
-                else if (c == 'c')
-                        o.is_cuda = true;
-                else if (c == 'x')
-                        o.max_ratio = atof(optarg);
-                else
-                        usage(c == 'h' ? stdout : stderr, c == 'h' ? EXIT_SUCCESS : 2);
-        }
-        if (!o.bfcd || optind < argc)
-                usage(stderr, 2);
+        options_parse(argc, argv,
+                      "Measures a victim's requests beside hostile neighbours and beside polite ones.\n"
+                      "Microseconds; acts are requests, connections or deaths. The kinds grow and release\n"
+                      "time 64 MiB of new memory beside a growth or release of --supply-mib. Ends with 1 if\n"
+                      "a limit is passed, or if memory was refused that a reserve promises.",
+                      options);
+        options_require(o.bfcd, "--bfcd is missing");
 }
 
-static pid_t set_the_stage(void)
+static pid_t set_up(void)
 {
         unsigned uid = (unsigned)geteuid();
-        char text[2048];
         pid_t pid;
 
-        stage = mmap(NULL, sizeof(*stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        if (stage == MAP_FAILED)
-                die("memory", strerror(errno));
-        snprintf(stage->socket, sizeof(stage->socket), "%s/bfcd.sock", folder);
-        snprintf(text, sizeof(text), config_text, uid, uid, uid, NEIGHBOUR_UID);
-        pid = daemon_start_with(o.bfcd, text, o.core);
-        victim = client_start(stage->socket, "victim", BFC_NO_CACHE | BFC_NO_THREAD);
+        stage = shared_memory(sizeof(*stage));
+        snprintf(stage->socket, sizeof(stage->socket), "%s", socket_path);
+        snprintf(stage->monitor_socket, sizeof(stage->monitor_socket), "%s/monitor.sock", folder);
+        pid = daemon_start(o.bfcd, o.core, config_text, uid, uid, uid, NEIGHBOUR_UID);
+        victim = client_start(socket_path, "victim", BFC_NO_CACHE | BFC_NO_THREAD);
+        admin = session_open(admin_path, NULL);
         pin(0, o.core);
-        for (size_t i = 0; i < sizeof(held) / sizeof(held[0]); i++)
-                if (bfc_malloc(victim, BLOCK_BYTES, &held[i]) < 0)
-                        die("bfc_malloc", bfc_last_error());
+        for (int i = 0; i < 64; i++) /* keeps the victim's memory backed */
+                (void)bench_malloc(victim, BLOCK_BYTES);
         return pid;
 }
 
@@ -379,14 +275,16 @@ static bool is_supply(const char *kind)
         return strcmp(kind, "grow") == 0 || strcmp(kind, "release") == 0;
 }
 
-/* All kinds but those of supply.h; the worst ratio. */
+/* All kinds but those of supply.h; the worst ratio, without that of `busy`, which no daemon can change. */
 static double measure_hostiles(json_t *list, unsigned *n_refused)
 {
-        pid_t pid = set_the_stage();
+        pid_t pid = set_up();
         double worst = 0;
 
         if (!o.json)
                 printf("  %-26s %9s %9s %9s %10s %12s\n", "", "median", "p99", "max", "requests", "acts/s");
+        if (!o.only || strcmp(o.only, busy.key) == 0)
+                (void)measure(&busy, list, n_refused);
         for (size_t i = 0; i < n_hostiles; i++) {
                 double ratio = !o.only || strcmp(o.only, hostiles[i].key) == 0
                                        ? measure(&hostiles[i], list, n_refused)
@@ -394,10 +292,9 @@ static double measure_hostiles(json_t *list, unsigned *n_refused)
 
                 worst = ratio > worst ? ratio : worst;
         }
-        settle();
+        admin_wait_quiet(admin, 1);
         bfc_disconnect(victim);
-        kill(pid, SIGTERM);
-        waitpid(pid, NULL, 0);
+        process_stop(pid, SIGTERM);
         return worst;
 }
 
@@ -409,8 +306,6 @@ int main(int argc, char **argv)
 
         parse(argc, argv);
         make_folder("bench-neighbours");
-        if (chmod(folder, 0755) < 0)
-                die(folder, strerror(errno));
         if (!o.is_cuda && (!o.only || !is_supply(o.only)))
                 worst = measure_hostiles(list, &n_refused);
         if (!o.only || is_supply(o.only))
@@ -418,16 +313,12 @@ int main(int argc, char **argv)
                         &(struct supply){ o.bfcd, o.n_rounds, o.supply_mib, o.is_cuda, o.json }, o.only,
                         supplies);
         if (o.json) {
-                json_t *root =
-                        json_pack("{s:i, s:i, s:b, s:f, s:i, s:o, s:o}", "schema", 1, "num_neighbours",
-                                  (int)o.n_neighbours, "pinned", o.core >= 0, "worst_ratio", worst,
-                                  "reserve_refusals", (int)n_refused, "neighbours", list, "supply", supplies);
-
-                json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(4));
-                putchar('\n');
-                json_decref(root);
+                print_json(json_pack("{s:i, s:i, s:b, s:f, s:i, s:o, s:o}", "schema", 1, "num_neighbours",
+                                     (int)o.n_neighbours, "pinned", o.core >= 0, "worst_ratio", worst,
+                                     "reserve_refusals", (int)n_refused, "neighbours", list, "supply",
+                                     supplies));
         } else {
-                printf("worst ratio %.2f; refused of what reserves promise: %u\n", worst, n_refused);
+                printf("worst ratio %.2f; refused requests within a reserve: %u\n", worst, n_refused);
                 json_decref(list);
                 json_decref(supplies);
         }

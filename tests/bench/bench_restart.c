@@ -2,17 +2,15 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Each session is a process, with the library. A few of them call all the time, the others
- * wait; and some are a bare connection, which takes next to no time to come back. The daemon is restarted by SIGTERM and by SIGKILL, in turn, under the stand-in for
- * the service manager, which starts the next one as soon as one has ended. What counts: from
- * the old daemon's last reply to the new one's first, to any of them; until each of the callers has what
- * it asked for; and until all sessions are back, which the daemon itself
- * counts. For an eighth, a quarter, half and all of the sessions. */
+ * Each session is a process with the library. A few of them call all the time, and the others
+ * wait. Some are a bare connection, which resumes in next to no time. The daemon is restarted by
+ * SIGTERM and by SIGKILL in turn, under the stand-in for the service manager. It starts the next
+ * daemon as soon as one has ended. Measured are the times from the old daemon's last reply to the
+ * new one's first; until each caller has been served; and until the daemon counts all sessions
+ * as live. For an eighth, a quarter, half and all of the sessions. */
 #include <bfcclient.h>
 
 #include <errno.h>
-#include <getopt.h>
-#include <jansson.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -20,14 +18,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/bench/daemon.h"
-#include "tests/integration/raw.h"
+#include "tests/bench/admin.h"
+#include "tests/bench/options.h"
 #include "tests/manager/stand_in.h"
 
 #define BLOCK_BYTES 256u
@@ -37,7 +32,7 @@
 #define MAX_ROUNDS  100
 #define N_STEPS     4
 #define SETTLE_MS   100
-#define PATIENCE_MS 600000
+#define TIMEOUT_MS  600000
 
 static struct {
         const char *bfcd;
@@ -68,29 +63,22 @@ struct step {
 
 static struct stage *stage;
 static struct stand_in *manager;
-static char socket_path[96], admin_path[96], notify_path[96], config_path[96];
 
 /* ---- sessions ---------------------------------------------------------------- */
 
 static void fill(bfc_client *client)
 {
-        void *p;
-
-        for (long i = 0; i < o.n_blocks / o.n_sessions; i++) {
-                if (bfc_malloc(client, BLOCK_BYTES, &p) < 0)
-                        die("a session's malloc", bfc_last_error());
-        }
+        for (long i = 0; i < o.n_blocks / o.n_sessions; i++)
+                (void)bench_malloc(client, BLOCK_BYTES);
 }
 
-/* The answer of another daemon than the one before: between the two lies the restart. */
+/* Notes the last answer before a restart and the first one after it. */
 static void note(bfc_client *client, struct caller *c)
 {
         static uint64_t done, num_returns;
-        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
         uint64_t now = now_ns();
+        struct bfc_client_stats stats = bench_stats(client);
 
-        if (bfc_stats(client, &stats) < 0)
-                die("a caller's figures", bfc_last_error());
         if (stats.num_returns != num_returns) {
                 atomic_store(&c->begin_ns, done);
                 atomic_store(&c->end_ns, now);
@@ -104,20 +92,18 @@ static _Noreturn void call(bfc_client *client, struct caller *c)
         void *p;
 
         for (;; (void)usleep(CALL_US)) {
-                if (bfc_malloc(client, BLOCK_BYTES, &p) < 0)
-                        die("a caller", bfc_last_error());
+                p = bench_malloc(client, BLOCK_BYTES);
                 note(client, c);
-                if (bfc_free(client, p) < 0)
-                        die("a caller", bfc_last_error());
+                bench_free(client, p);
                 note(client, c);
         }
 }
 
-/* Asks and asks; when it is hung up on it knocks again, and waits for the next daemon. */
+/* Asks all the time. After a hang-up it connects again, and waits for the next daemon. */
 static _Noreturn void probe(struct caller *c)
 {
         struct raw_held nothing = { 0 };
-        Bfcd__Figures figures;
+        Bfcd__Statistics stats;
         struct raw *raw = NULL, *next;
         uint64_t done = 0;
 
@@ -128,7 +114,7 @@ static _Noreturn void probe(struct caller *c)
                 die("a probe", raw_refusal());
         atomic_fetch_add(&stage->n_up, 1);
         for (;; (void)usleep(CALL_US)) {
-                if (raw_usage(raw, 0, &figures) == 0) {
+                if (raw_usage(raw, 0, &stats) == 0) {
                         done = now_ns();
                         continue;
                 }
@@ -148,8 +134,9 @@ static _Noreturn void probe(struct caller *c)
         }
 }
 
-static _Noreturn void live(long i)
+static void live(void *arg)
 {
+        long i = *(const long *)arg;
         bfc_client *client;
 
         if (i < N_PROBES)
@@ -166,48 +153,16 @@ static _Noreturn void live(long i)
 
 static void sessions_start(pid_t *pids, long from, long to)
 {
-        pid_t parent = getpid();
-
-        for (long i = from; i < to; i++) {
-                pids[i] = fork();
-                if (pids[i] < 0)
-                        die("fork", strerror(errno));
-                if (pids[i] > 0)
-                        continue;
-                prctl(PR_SET_PDEATHSIG, SIGKILL);
-                if (getppid() == parent)
-                        live(i);
-                _exit(0);
-        }
+        for (long i = from; i < to; i++)
+                pids[i] = process_start(live, &i);
         for (int i = 0; atomic_load(&stage->n_up) < to; i++) {
-                if (i == PATIENCE_MS / 10 || waitpid(-1, NULL, WNOHANG) > 0)
+                if (i == TIMEOUT_MS / 10 || waitpid(-1, NULL, WNOHANG) > 0)
                         die("sessions", "one is missing");
                 (void)poll(NULL, 0, 10);
         }
 }
 
 /* ---- a restart ------------------------------------------------------------------ */
-
-static struct raw *admin_open(void)
-{
-        struct raw *admin = raw_connect(admin_path, NULL);
-
-        if (!admin)
-                die(admin_path, "no session there");
-        return admin;
-}
-
-static Bfcd__Status status_of(struct raw *admin)
-{
-        Bfcd__Status status;
-        Bfcd__Reply *reply;
-
-        if (raw_list(admin, BFCD__LIST__KIND__STATUS, 0, &reply) < 0)
-                die("status", raw_refusal());
-        status = *reply->list->status;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return status;
-}
 
 static long n_callers(const struct step *step)
 {
@@ -234,8 +189,8 @@ static bool all_are_live(struct raw *admin, long n_sessions)
 
 static void rest(uint64_t since_ns)
 {
-        if (waitpid(-1, NULL, WNOHANG) > 0 || now_ns() - since_ns > (uint64_t)PATIENCE_MS * 1000000)
-                die("sessions", "some did not come back");
+        if (waitpid(-1, NULL, WNOHANG) > 0 || now_ns() - since_ns > (uint64_t)TIMEOUT_MS * 1000000)
+                die("sessions", "some were not resumed");
         (void)poll(NULL, 0, 2);
 }
 
@@ -252,16 +207,16 @@ static void await_callers(const struct step *step, uint64_t since_ns)
         }
 }
 
-/* Waits until the daemon counts nobody who is away. */
+/* Waits until no session is suspended. */
 static uint64_t await_all(long n_sessions)
 {
-        struct raw *admin = admin_open();
+        struct raw *admin = session_open(admin_path, NULL);
         uint64_t begin = now_ns();
 
         for (;;) {
-                Bfcd__Status s = status_of(admin);
+                struct admin_status s = admin_status(admin);
 
-                if (s.num_quarantined == 0 && all_are_live(admin, n_sessions))
+                if (s.n_quarantined == 0 && all_are_live(admin, n_sessions))
                         break;
                 rest(begin);
         }
@@ -281,7 +236,7 @@ static void restart_once(struct step *step, enum kind kind, long round)
         double(*ms)[MAX_ROUNDS] = step->ms[kind];
 
         begin = now_ns();
-        if (stand_in_restart(manager, kind == BY_TERM ? SIGTERM : SIGKILL, PATIENCE_MS) < 0)
+        if (stand_in_restart(manager, kind == BY_TERM ? SIGTERM : SIGKILL, TIMEOUT_MS) < 0)
                 die("the daemon", "is not ready again");
         ready = now_ns();
         back = await_all(step->n_sessions + N_PROBES);
@@ -305,23 +260,16 @@ static void restart_once(struct step *step, enum kind kind, long round)
         (void)poll(NULL, 0, SETTLE_MS);
 }
 
-/* ---- figures --------------------------------------------------------------------- */
+/* ---- results --------------------------------------------------------------------- */
 
-static int compare(const void *a, const void *b)
+static double median(const struct step *step, int kind, int what)
 {
-        double x = *(const double *)a, y = *(const double *)b;
-
-        return x < y ? -1 : x > y;
+        return quantile((double *)(uintptr_t)step->ms[kind][what], (size_t)o.n_rounds, 50);
 }
 
-static void steps_sort(struct step *steps)
+static double worst(const struct step *step, int kind, int what)
 {
-        for (int i = 0; i < N_STEPS; i++) {
-                for (int kind = 0; kind < N_KINDS; kind++) {
-                        for (int what = 0; what < N_WHATS; what++)
-                                qsort(steps[i].ms[kind][what], (size_t)o.n_rounds, sizeof(double), compare);
-                }
-        }
+        return quantile((double *)(uintptr_t)step->ms[kind][what], (size_t)o.n_rounds, 100);
 }
 
 static json_t *step_json(const struct step *step)
@@ -334,24 +282,20 @@ static json_t *step_json(const struct step *step)
 
                 for (int what = 0; what < N_WHATS; what++)
                         json_object_set_new(one, what_names[what],
-                                            json_pack("{s:f, s:f}", "median",
-                                                      step->ms[kind][what][o.n_rounds / 2], "max",
-                                                      step->ms[kind][what][o.n_rounds - 1]));
+                                            json_pack("{s:f, s:f}", "median", median(step, kind, what), "max",
+                                                      worst(step, kind, what)));
                 json_object_set_new(ret, kind_names[kind], one);
         }
         return ret;
 }
 
-static void print_json(const struct step *steps)
+static json_t *to_json(const struct step *steps)
 {
-        json_t *list = json_array(), *all;
+        json_t *list = json_array();
 
         for (int i = 0; i < N_STEPS; i++)
                 json_array_append_new(list, step_json(steps + i));
-        all = json_pack("{s:i, s:I, s:o}", "schema", 1, "rounds", (json_int_t)o.n_rounds, "steps", list);
-        json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(4));
-        putchar('\n');
-        json_decref(all);
+        return json_pack("{s:i, s:I, s:o}", "schema", 1, "rounds", (json_int_t)o.n_rounds, "steps", list);
 }
 
 static void print_table(const struct step *steps)
@@ -365,8 +309,8 @@ static void print_table(const struct step *steps)
                         printf("%9ld %8ld %8s", steps[i].n_sessions,
                                o.n_blocks / o.n_sessions * steps[i].n_sessions, kind_names[kind] + 3);
                         for (int what = 0; what < READY; what++)
-                                printf(" %8.1f %8.1f", steps[i].ms[kind][what][o.n_rounds / 2],
-                                       steps[i].ms[kind][what][o.n_rounds - 1]);
+                                printf(" %8.1f %8.1f", median(steps + i, kind, what),
+                                       worst(steps + i, kind, what));
                         putchar('\n');
                 }
         }
@@ -378,132 +322,80 @@ static bool is_good(const struct step *steps)
         bool good = true;
 
         for (int kind = 0; kind < N_KINDS; kind++) {
-                const double(*ms)[MAX_ROUNDS] = steps[N_STEPS - 1].ms[kind];
+                const struct step *last = steps + N_STEPS - 1;
 
-                good = good && (o.max_first_ms == 0 || ms[FIRST][o.n_rounds / 2] <= o.max_first_ms) &&
-                       (o.max_back_ms == 0 || ms[BACK][o.n_rounds / 2] <= o.max_back_ms);
+                good = good && (o.max_first_ms <= 0 || median(last, kind, FIRST) <= o.max_first_ms) &&
+                       (o.max_back_ms <= 0 || median(last, kind, BACK) <= o.max_back_ms);
         }
         return good;
 }
 
 /* ---- the program -------------------------------------------------------------------- */
 
-static long to_number(const char *word, long min, long max)
-{
-        char *end;
-        long n = strtol(word, &end, 10);
-
-        if (*end || end == word || n < min || n > max)
-                die(word, "not a number that makes sense here");
-        return n;
-}
-
-static _Noreturn void usage(int status)
-{
-        fprintf(status == 0 ? stdout : stderr,
-                "Usage: bench-restart --bfcd PROGRAM [--json] [--sessions N] [--blocks N] [--rounds N]\n"
-                "                     [--restart-ms N] [--max-first-ms MS] [--max-back-ms MS]\n");
-        exit(status);
-}
-
 static void parse(int argc, char **argv)
 {
-        static const struct option longs[] = {
-                { "bfcd", required_argument, NULL, 'd' },
-                { "json", no_argument, NULL, 'j' },
-                { "sessions", required_argument, NULL, 's' },
-                { "blocks", required_argument, NULL, 'b' },
-                { "rounds", required_argument, NULL, 'r' },
-                { "restart-ms", required_argument, NULL, 'w' },
-                { "max-first-ms", required_argument, NULL, 'f' },
-                { "max-back-ms", required_argument, NULL, 'm' },
-                { "help", no_argument, NULL, 'h' },
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                OPTION_JSON(&o.json),
+                { "sessions", .count = &o.n_sessions, .min = 8, .max = 4000, .unit = "N",
+                  .help = "sessions" },
+                { "blocks", .count = &o.n_blocks, .min = 8, .max = 4000000, .unit = "N",
+                  .help = "blocks of all" },
+                { "rounds", .count = &o.n_rounds, .min = 1, .max = MAX_ROUNDS, .unit = "N",
+                  .help = "restarts of each kind" },
+                { "restart-ms", .count = &o.restart_ms, .max = 10000, .unit = "N",
+                  .help = "pause before the next daemon" },
+                { "max-first-ms", .number = &o.max_first_ms, .unit = "MS",
+                  .help = "limit of first_reply_ms" },
+                { "max-back-ms", .number = &o.max_back_ms, .unit = "MS", .help = "limit of all_back_ms" },
                 { 0 },
         };
-        int c;
 
-        while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
-                if (c == 'd')
-                        o.bfcd = optarg;
-                else if (c == 'j')
-                        o.json = true;
-                else if (c == 's')
-                        o.n_sessions = to_number(optarg, 8, 4000);
-                else if (c == 'b')
-                        o.n_blocks = to_number(optarg, 8, 4000000);
-                else if (c == 'r')
-                        o.n_rounds = to_number(optarg, 1, MAX_ROUNDS);
-                else if (c == 'w')
-                        o.restart_ms = to_number(optarg, 0, 10000);
-                else if (c == 'f')
-                        o.max_first_ms = atof(optarg);
-                else if (c == 'm')
-                        o.max_back_ms = atof(optarg);
-                else
-                        usage(c == 'h' ? 0 : 2);
-        }
-        if (!o.bfcd || optind < argc)
-                usage(2);
+        options_parse(argc, argv, "Times restarts of a daemon with many sessions and blocks.", options);
+        options_require(o.bfcd, "--bfcd is missing");
 }
 
-static void write_config(void)
+static void set_up(void)
 {
         unsigned long mib = (unsigned long)o.n_blocks * BLOCK_BYTES / (1u << 20) + 64;
-        FILE *f = fopen(config_path, "we");
-
-        if (!f)
-                die(config_path, strerror(errno));
-        fprintf(f,
-                "socket: {path: %s, mode: \"0666\"}\n"
-                "admin_socket: {path: %s, mode: \"0600\"}\n"
-                "max_sessions: 5000\n"
-                "devices:\n"
-                "  - id: host\n"
-                "    size: %luMiB\n"
-                "    partitions: [{name: bench, limit: %luMiB}]\n"
-                "tenants:\n"
-                "  - name: crowd\n"
-                "    match: {uid: %u}\n"
-                "    quotas: [{partition: bench, limit: %luMiB, max_sessions: 4096, max_blocks: 4100000}]\n",
-                socket_path, admin_path, mib, mib, (unsigned)geteuid(), mib);
-        fclose(f);
-}
-
-static void set_the_stage(void)
-{
-        const char *argv[] = { o.bfcd, "--config", config_path, "--log-level", "warning", NULL };
+        char text[512], config[128], notify[128];
+        const char *argv[] = { o.bfcd, "--config", config, "--log-level", "warning", NULL };
         struct stand_in_options options = { .argv = argv,
                                             .socket = socket_path,
                                             .admin_socket = admin_path,
-                                            .notify = notify_path,
+                                            .notify = notify,
                                             .max_stored = 8192,
                                             .restart_ms = (unsigned)o.restart_ms };
 
         make_folder("bench-restart");
-        snprintf(socket_path, sizeof(socket_path), "%s/bfcd.sock", folder);
-        snprintf(admin_path, sizeof(admin_path), "%s/admin.sock", folder);
-        snprintf(notify_path, sizeof(notify_path), "%s/notify", folder);
-        snprintf(config_path, sizeof(config_path), "%s/bfcd.yaml", folder);
-        write_config();
-        stage = mmap(NULL, sizeof(*stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        if (stage == MAP_FAILED)
-                die("memory", strerror(errno));
-        if (stand_in_start(&options, &manager) < 0 || stand_in_wait_ready(manager, 1, PATIENCE_MS) < 0)
+        snprintf(notify, sizeof(notify), "%s/notify", folder);
+        snprintf(text, sizeof(text),
+                 "max_sessions: 5000\n"
+                 "devices:\n"
+                 "  - id: host\n"
+                 "    size: %luMiB\n"
+                 "    partitions: [{name: bench, limit: %luMiB}]\n"
+                 "tenants:\n"
+                 "  - name: crowd\n"
+                 "    match: {uid: %u}\n"
+                 "    quotas: [{partition: bench, limit: %luMiB, max_sessions: 4096, max_blocks: 4100000}]\n",
+                 mib, mib, (unsigned)geteuid(), mib);
+        write_config(text, config, sizeof(config));
+        stage = shared_memory(sizeof(*stage));
+        if (stand_in_start(&options, &manager) < 0 || stand_in_wait_ready(manager, 1, TIMEOUT_MS) < 0)
                 die(o.bfcd, "is not ready");
 }
 
 int main(int argc, char **argv)
 {
-        struct step *steps = calloc(N_STEPS, sizeof(*steps));
+        struct step *steps = need(calloc(N_STEPS, sizeof(*steps)));
         long n_there = 0;
         pid_t *pids;
         bool good;
 
         parse(argc, argv);
-        pids = calloc((size_t)o.n_sessions + N_PROBES, sizeof(*pids));
-        if (!pids || !steps)
-                die("memory", strerror(ENOMEM));
-        set_the_stage();
+        pids = need(calloc((size_t)o.n_sessions + N_PROBES, sizeof(*pids)));
+        set_up();
         for (int i = 0; i < N_STEPS; i++) {
                 steps[i].n_sessions = o.n_sessions >> (N_STEPS - 1 - i);
                 sessions_start(pids, n_there, steps[i].n_sessions + N_PROBES);
@@ -513,14 +405,10 @@ int main(int argc, char **argv)
                         restart_once(steps + i, BY_KILL, round);
                 }
         }
-        for (long i = 0; i < n_there; i++)
-                kill(pids[i], SIGKILL);
-        for (long i = 0; i < n_there; i++)
-                (void)waitpid(pids[i], NULL, 0);
+        processes_kill(pids, n_there);
         stand_in_end(manager);
-        steps_sort(steps);
         if (o.json)
-                print_json(steps);
+                print_json(to_json(steps));
         else
                 print_table(steps);
         good = is_good(steps);

@@ -7,56 +7,51 @@
  *
  *   first    the process has nothing mapped: the daemon sends it every extent
  *   again    it has the block, and attaches it once more
- *   mapped   it had let go of the block, and its extents are still mapped
+ *   mapped   it had detached the block, and its extents are still mapped
  *
  * At last all are killed by SIGKILL, the publisher first, and the time is measured from the last
  * kill to the moment at which the tenant uses nothing any more. */
 #include <bfcclient.h>
 
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/bench/daemon.h"
+#include "tests/bench/options.h"
 
 #define MAX_PROCESSES 256
 #define MAX_REPEAT    1000
-#define MIB           (UINT64_C(1) << 20)
 #define NAME          "weights"
 
 enum { FIRST, AGAIN, MAPPED, N_KINDS };
 static const char *const kinds[N_KINDS] = { "first", "again", "mapped" };
 
-struct options {
+static struct {
         const char *bfcd;
         long n_processes;
         long n_mib;
         long n_repeat;
         double max_ms; /* of the medians of `again` and `mapped`; 0: no bound */
         bool json;
-};
-static struct options o = { .n_processes = 16, .n_mib = 1024, .n_repeat = 50 };
+} o = { .n_processes = 16, .n_mib = 1024, .n_repeat = 50 };
 
-/* What the processes measured, in nanoseconds; all of them see it. */
+/* What the processes measured, in milliseconds, in memory that they share. */
 struct results {
-        uint64_t first[MAX_PROCESSES];
-        uint64_t again[MAX_PROCESSES * MAX_REPEAT];
-        uint64_t mapped[MAX_PROCESSES * MAX_REPEAT];
+        double first[MAX_PROCESSES];
+        double again[MAX_PROCESSES * MAX_REPEAT];
+        double mapped[MAX_PROCESSES * MAX_REPEAT];
 };
 static struct results *results;
 static int ready[2]; /* a pipe: a byte from each process that has come so far */
-static char path[128];
 
-static void *attach(bfc_client *client, uint64_t *ret_ns)
+static void *attach(bfc_client *client, double *ret_ms)
 {
         uint64_t begin = now_ns();
         size_t n_bytes = 0;
@@ -64,7 +59,7 @@ static void *attach(bfc_client *client, uint64_t *ret_ns)
 
         if (bfc_attach(client, NAME, 0, &p, &n_bytes) < 0)
                 die("bfc_attach", bfc_last_error());
-        *ret_ns = now_ns() - begin;
+        *ret_ms = ms_since(begin);
         if (n_bytes != (uint64_t)o.n_mib * MIB)
                 die("bfc_attach", "another size than was published");
         return p;
@@ -86,7 +81,7 @@ static void live(void)
 
 static void publisher(void)
 {
-        bfc_client *client = client_start(path, "publisher", 0);
+        bfc_client *client = client_start(socket_path, "publisher", 0);
         void *p = NULL;
 
         if (bfc_malloc_flags(client, NULL, (uint64_t)o.n_mib * MIB, BFC_WHOLE, &p) < 0)
@@ -99,7 +94,7 @@ static void publisher(void)
 
 static void attacher(long number)
 {
-        bfc_client *client = client_start(path, "attacher", 0);
+        bfc_client *client = client_start(socket_path, "attacher", 0);
         char *p = attach(client, &results->first[number]);
 
         if (p[0] != 42 || p[(uint64_t)o.n_mib * MIB - 1] != 42)
@@ -113,77 +108,57 @@ static void attacher(long number)
         live();
 }
 
-/* number -1: the publisher. */
+static void live_as(void *arg)
+{
+        long number = *(const long *)arg;
+
+        if (number == 0)
+                publisher();
+        else
+                attacher(number - 1);
+}
+
+/* number 0: the publisher. */
 static pid_t start(long number)
 {
-        pid_t pid = fork();
+        pid_t pid = process_start(live_as, &number);
         char byte;
 
-        if (pid < 0)
-                die("fork", strerror(errno));
-        if (pid == 0) {
-                prctl(PR_SET_PDEATHSIG, SIGKILL);
-                if (number < 0)
-                        publisher();
-                else
-                        attacher(number);
-        }
         if (read(ready[0], &byte, 1) != 1)
                 die("pipe", "a process ended");
         return pid;
 }
 
-static struct bfc_tenant_usage usage(bfc_client *client)
-{
-        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
-
-        if (bfc_usage(client, NULL, &u) < 0)
-                die("bfc_usage", bfc_last_error());
-        return u;
-}
-
-static uint64_t kill_all(bfc_client *client, const pid_t *pids, long n)
+/* Milliseconds from the last kill until the tenant uses nothing. */
+static double kill_all(bfc_client *client, const pid_t *pids, long n)
 {
         uint64_t begin;
 
-        for (long i = 0; i + 1 < n; i++) {
-                kill(pids[i], SIGKILL);
-                waitpid(pids[i], NULL, 0);
-        }
-        if (usage(client).bytes_in_use != (uint64_t)o.n_mib * MIB)
-                die("usage", "it is gone before its last holder is");
+        for (long i = 0; i + 1 < n; i++)
+                process_stop(pids[i], SIGKILL);
+        if (bench_usage(client).bytes_in_use != (uint64_t)o.n_mib * MIB)
+                die("usage", "the block was released before its last process ended");
         begin = now_ns();
         kill(pids[n - 1], SIGKILL);
-        while (usage(client).bytes_in_use > 0)
+        while (bench_usage(client).bytes_in_use > 0)
                 if (now_ns() - begin > UINT64_C(120000000000))
-                        die("usage", "it is still there after the last holder was killed");
+                        die("usage", "the block is still charged after the last process was killed");
         waitpid(pids[n - 1], NULL, 0);
-        return now_ns() - begin;
+        return ms_since(begin);
 }
 
 /* ---- printing ------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b)
-{
-        uint64_t x, y;
-
-        memcpy(&x, a, sizeof(x));
-        memcpy(&y, b, sizeof(y));
-        return x < y ? -1 : x > y;
-}
-
-struct figures {
+struct stats {
         double median_ms, p99_ms, max_ms;
 };
 
-static struct figures sum_up(uint64_t *ns, size_t n)
+static struct stats sum_up(double *ms, size_t n)
 {
-        qsort(ns, n, sizeof(*ns), compare);
-        return (struct figures){ (double)ns[n / 2] / 1e6, (double)ns[n * 99 / 100] / 1e6,
-                                 (double)ns[n - 1] / 1e6 };
+        return (struct stats){ quantile(ms, n, 50), quantile(ms, n, 99), quantile(ms, n, 100) };
 }
 
-static void print(const struct figures *f, const struct bfc_tenant_usage *u, double gone_ms)
+static void print(const struct stats *f, const struct bfc_tenant_usage *u, double gone_ms)
 {
         json_t *j;
 
@@ -194,7 +169,7 @@ static void print(const struct figures *f, const struct bfc_tenant_usage *u, dou
                 for (int k = 0; k < N_KINDS; k++)
                         printf("attach, %-6s  median %8.3f ms  p99 %8.3f ms  max %8.3f ms\n", kinds[k],
                                f[k].median_ms, f[k].p99_ms, f[k].max_ms);
-                printf("gone %.1f ms after the last was killed\n", gone_ms);
+                printf("released %.1f ms after the last was killed\n", gone_ms);
                 return;
         }
         j = json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:f}", "schema", 1, "processes",
@@ -206,89 +181,51 @@ static void print(const struct figures *f, const struct bfc_tenant_usage *u, dou
                 json_object_set_new(j, kinds[k],
                                     json_pack("{s:f, s:f, s:f}", "median_ms", f[k].median_ms, "p99_ms",
                                               f[k].p99_ms, "max_ms", f[k].max_ms));
-        json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(4));
-        putchar('\n');
-        json_decref(j);
-}
-
-/* ---- options ------------------------------------------------------------- */
-
-static _Noreturn void usage_text(FILE *f, int status)
-{
-        fprintf(f, "Usage: bench-shared --bfcd PROGRAM [--json] [--processes N] [--mib N] [--repeat N]\n"
-                   "                    [--max-ms F]\n"
-                   "\n"
-                   "Times attaches of a shared block by many processes, and its end when they are killed.\n"
-                   "Ends with 1 if attaches after the first take more than --max-ms, by the median.\n");
-        exit(status);
-}
-
-static long to_number(const char *word, long min, long max)
-{
-        char *end;
-        long n = strtol(word, &end, 10);
-
-        if (*end || end == word || n < min || n > max)
-                die(word, "not a number that makes sense here");
-        return n;
-}
-
-static void parse(int argc, char **argv)
-{
-        static const struct option longs[] = {
-                { "bfcd", required_argument, NULL, 'd' },   { "json", no_argument, NULL, 'j' },
-                { "mib", required_argument, NULL, 'm' },    { "processes", required_argument, NULL, 'p' },
-                { "help", no_argument, NULL, 'h' },         { "repeat", required_argument, NULL, 'n' },
-                { "max-ms", required_argument, NULL, 'x' }, { 0 },
-        };
-        int c;
-
-        while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
-                if (c == 'd')
-                        o.bfcd = optarg;
-                else if (c == 'j')
-                        o.json = true;
-                else if (c == 'm')
-                        o.n_mib = to_number(optarg, 1, 1 << 20);
-                else if (c == 'p')
-                        o.n_processes = to_number(optarg, 1, MAX_PROCESSES - 1);
-                else if (c == 'n')
-                        o.n_repeat = to_number(optarg, 1, MAX_REPEAT);
-                else if (c == 'x')
-                        o.max_ms = atof(optarg);
-                else
-                        usage_text(c == 'h' ? stdout : stderr, c == 'h' ? EXIT_SUCCESS : 2);
-        }
-        if (!o.bfcd || optind < argc)
-                usage_text(stderr, 2);
+        print_json(j);
 }
 
 int main(int argc, char **argv)
 {
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                OPTION_JSON(&o.json),
+                { "mib", .count = &o.n_mib, .min = 1, .max = 1 << 20, .unit = "N",
+                  .help = "size of the block" },
+                { "processes", .count = &o.n_processes, .min = 1, .max = MAX_PROCESSES - 1, .unit = "N",
+                  .help = "processes that attach" },
+                { "repeat", .count = &o.n_repeat, .min = 1, .max = MAX_REPEAT, .unit = "N",
+                  .help = "attaches of each process and kind" },
+                { "max-ms", .number = &o.max_ms, .unit = "MS",
+                  .help = "limit of the medians after the first" },
+                { 0 },
+        };
         static pid_t pids[MAX_PROCESSES];
-        struct figures f[N_KINDS];
+        struct stats f[N_KINDS];
         struct bfc_tenant_usage u;
         bfc_client *watcher;
         double gone_ms;
         pid_t daemon;
 
-        parse(argc, argv);
-        results = mmap(NULL, sizeof(*results), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        if (results == MAP_FAILED || pipe(ready) < 0)
-                die("memory", strerror(errno));
+        options_parse(
+                argc, argv,
+                "Times attaches of a shared block by many processes, and its release when they are killed.\n"
+                "Ends with 1 if attaches after the first take more than --max-ms, by the median.",
+                options);
+        options_require(o.bfcd, "--bfcd is missing");
         make_folder("bench-shared");
-        daemon = daemon_start(o.bfcd, (unsigned)(o.n_mib + o.n_mib / 8 + 8), -1);
-        snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
-        watcher = client_start(path, "watcher", BFC_NO_CACHE);
+        results = shared_memory(sizeof(*results));
+        if (pipe(ready) < 0)
+                die("pipe", strerror(errno));
+        daemon = daemon_start_simple(o.bfcd, (unsigned)(o.n_mib + o.n_mib / 8 + 8), -1);
+        watcher = client_start(socket_path, "watcher", BFC_NO_CACHE);
         for (long i = 0; i <= o.n_processes; i++)
-                pids[i] = start(i - 1);
-        u = usage(watcher);
+                pids[i] = start(i);
+        u = bench_usage(watcher);
         if (u.bytes_in_use != (uint64_t)o.n_mib * MIB || u.num_blocks != 1)
                 die("usage", "not charged once");
-        gone_ms = (double)kill_all(watcher, pids, o.n_processes + 1) / 1e6;
+        gone_ms = kill_all(watcher, pids, o.n_processes + 1);
         bfc_disconnect(watcher);
-        kill(daemon, SIGTERM);
-        waitpid(daemon, NULL, 0);
+        process_stop(daemon, SIGTERM);
         f[FIRST] = sum_up(results->first, (size_t)o.n_processes);
         f[AGAIN] = sum_up(results->again, (size_t)(o.n_processes * o.n_repeat));
         f[MAPPED] = sum_up(results->mapped, (size_t)(o.n_processes * o.n_repeat));

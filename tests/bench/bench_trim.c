@@ -1,11 +1,11 @@
-/* bench-trim: how long a request takes for which another process has to give back what lies idle in
+/* bench-trim: how long a request takes for which another process has to release what is idle in
  * its cache, or what it freed in the order of a stream whose work is done; while that process sleeps,
  * and while its only thread is busy. How often such a request is refused, which on a machine
  * with nothing else to do is never.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * No new memory is made: what comes back is what the request gets. So it is the way from the
+ * No new memory is made: the request receives the released memory. So the time is the way from the
  * request to the daemon, to the other client's thread, its frees, its answer, and back. One that is
  * refused is made again, and waits; its time is of both. */
 #include <bfcclient.h>
@@ -18,13 +18,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/bench/daemon.h"
+#include "tests/bench/options.h"
 
-#define MIB         (UINT64_C(1) << 20)
 #define LIMIT_MIB   64u
 #define SLABS       32u
 #define SLAB_BYTES  (2 * MIB - 4096)
@@ -48,9 +47,17 @@ struct result { /* in memory that processes share */
         double ms[]; /* sorted */
 };
 
-static char path[128];
+static struct {
+        const char *bfcd;
+        const char *share; /* of a GPU's memory; NULL: host memory */
+        long n_runs;
+        double max_ms; /* 0: any */
+        bool is_strict;
+        bool json;
+} o = { .n_runs = 100 };
+static struct result *result;
 
-/* ---- the one that has ---------------------------------------------------- */
+/* ---- the process with memory ---------------------------------------------------- */
 
 /* In the default stream, which has nothing to do. */
 static void fill(bfc_client *client, bool is_async)
@@ -68,11 +75,11 @@ static void fill(bfc_client *client, bool is_async)
                         die("bfc_free", bfc_last_error());
 }
 
-/* A byte: fill the cache again, and say so. No more bytes: the end. */
-static void have(int in, int out, const struct mode *mode)
+/* Fills the cache again for each byte, and answers with a byte. Ends with the pipe. */
+static void hold(int in, int out, const struct mode *mode)
 {
         struct pollfd p = { .fd = in, .events = POLLIN };
-        bfc_client *client = client_start(path, "has", 0);
+        bfc_client *client = client_start(socket_path, "has", 0);
         char word;
 
         while (read(in, &word, 1) == 1) {
@@ -87,17 +94,10 @@ static void have(int in, int out, const struct mode *mode)
         _exit(0);
 }
 
-/* ---- the one that needs --------------------------------------------------- */
+/* ---- the process that needs it --------------------------------------------------- */
 
-static int compare(const void *a, const void *b)
-{
-        double x = *(const double *)a, y = *(const double *)b;
-
-        return (x > y) - (x < y);
-}
-
-/* Not at once, where it is refused; then on a machine that is busy a time-out may have passed. */
-static void need(bfc_client *client, struct result *result, double *ret_ms)
+/* A request that is refused is made again, and waits: on a busy machine a time-out may have passed. */
+static void request(bfc_client *client, double *ret_ms)
 {
         struct bfc_malloc_options how = { .struct_size = sizeof(how) };
         uint64_t began = now_ns();
@@ -111,13 +111,14 @@ static void need(bfc_client *client, struct result *result, double *ret_ms)
         }
         if (r < 0)
                 die("bfc_malloc", bfc_last_error());
-        *ret_ms = (double)(now_ns() - began) / 1e6;
-        if (bfc_free(client, p) < 0)
-                die("bfc_free", bfc_last_error());
+        *ret_ms = ms_since(began);
+        bench_free(client, p);
 }
 
-static void measure(const struct mode *mode, size_t n_runs, struct result *result)
+/* In a process of its own: a child of a process that used a GPU cannot use one. */
+static void measure(void *arg)
 {
+        const struct mode *mode = arg;
         int to[2], from[2];
         bfc_client *client;
         char word = 'x';
@@ -127,148 +128,86 @@ static void measure(const struct mode *mode, size_t n_runs, struct result *resul
                 die("fork", strerror(errno));
         if (pid == 0) {
                 close(to[1]);
-                have(to[0], from[1], mode);
+                hold(to[0], from[1], mode);
         }
         close(to[0]);
         close(from[1]);
         result->n_refused = 0;
-        client = client_start(path, "needs", BFC_NO_CACHE);
-        for (size_t i = 0; i < n_runs; i++) {
+        client = client_start(socket_path, "needs", BFC_NO_CACHE);
+        for (long i = 0; i < o.n_runs; i++) {
                 if (write(to[1], &word, 1) != 1 || read(from[0], &word, 1) != 1)
                         die("the other process", "it is gone");
-                need(client, result, &result->ms[i]);
+                request(client, &result->ms[i]);
         }
         bfc_disconnect(client);
         close(to[1]);
         close(from[0]);
         waitpid(pid, NULL, 0);
-        qsort(result->ms, n_runs, sizeof(result->ms[0]), compare);
-}
-
-/* In a process of its own: who was forked by one that used a GPU can use none. */
-static void measure_apart(const struct mode *mode, size_t n_runs, struct result *result)
-{
-        pid_t pid = fork();
-        int status = 0;
-
-        if (pid < 0)
-                die("fork", strerror(errno));
-        if (pid == 0) {
-                measure(mode, n_runs, result);
-                _exit(0);
-        }
-        if (waitpid(pid, &status, 0) < 0 || status != 0)
-                die(mode->name, "the measurement failed");
 }
 
 /* ---- the rest ------------------------------------------------------------- */
 
-/* share: NULL for the host, or how a GPU's memory is shared. */
-static pid_t start(const char *bfcd, const char *share)
+/* False: it was slower than the limit, or refused. */
+static bool report(const struct mode *mode, json_t *all)
 {
-        char rest[600];
-
-        snprintf(rest, sizeof(rest),
-                 "devices:\n"
-                 "  - id: %s\n%s"
-                 "    partitions:\n"
-                 "      - {name: bench, limit: %uMiB, growth: on-demand, share: %s}\n"
-                 "tenants:\n"
-                 "  - name: bench\n"
-                 "    match: {uid: [%u]}\n"
-                 "    quotas: [{partition: bench, limit: %uMiB}]\n",
-                 share ? "cuda:0" : "host", share ? "" : "    size: 64MiB\n", LIMIT_MIB, share ? share : "fd",
-                 (unsigned)geteuid(), LIMIT_MIB);
-        return daemon_start_with(bfcd, rest, -1);
-}
-
-struct options {
-        const char *bfcd;
-        const char *share;
-        long n_runs;
-        long max_ms; /* 0: any */
-        bool is_strict;
-        bool json;
-};
-
-static long number(const char *word)
-{
-        char *end;
-        long n = strtol(word, &end, 10);
-
-        if (end == word || *end || n < 1 || n > 100000)
-                die(word, "not a number that makes sense here");
-        return n;
-}
-
-static struct options parse(int argc, char **argv)
-{
-        struct options o = { .n_runs = 100 };
-
-        for (int i = 1; i < argc; i++) {
-                if (strcmp(argv[i], "--json") == 0)
-                        o.json = true;
-                else if (strcmp(argv[i], "--no-refusals") == 0)
-                        o.is_strict = true;
-                else if (i + 1 < argc && strcmp(argv[i], "--bfcd") == 0)
-                        o.bfcd = argv[++i];
-                else if (i + 1 < argc && strcmp(argv[i], "--cuda") == 0)
-                        o.share = argv[++i];
-                else if (i + 1 < argc && strcmp(argv[i], "--runs") == 0)
-                        o.n_runs = number(argv[++i]);
-                else if (i + 1 < argc && strcmp(argv[i], "--max-ms") == 0)
-                        o.max_ms = number(argv[++i]);
-                else
-                        die(argv[i], "usage: bench-trim --bfcd PATH [--cuda fd|cuda-ipc] [--runs N] "
-                                     "[--max-ms N] [--no-refusals] [--json]");
-        }
-        if (!o.bfcd)
-                die("bench-trim", "--bfcd PATH is needed");
-        return o;
-}
-
-/* False: it was slower than it may be, or refused. */
-static bool tell(const struct options *o, const struct mode *mode, const struct result *result, json_t *all)
-{
-        size_t n = (size_t)o->n_runs;
-        double median = result->ms[n / 2], p95 = result->ms[n * 95 / 100], max = result->ms[n - 1];
+        size_t n = (size_t)o.n_runs;
+        double median = quantile(result->ms, n, 50), p95 = quantile(result->ms, n, 95);
+        double max = quantile(result->ms, n, 100);
 
         json_object_set_new(all, mode->name,
                             json_pack("{s:f, s:f, s:f, s:I}", "median_ms", median, "p95_ms", p95, "max_ms",
                                       max, "refused", (json_int_t)result->n_refused));
-        if (!o->json)
+        if (!o.json)
                 printf("the other %-17s median %7.3f ms, 95 %% within %7.3f ms, at most %7.3f ms, refused %zu of "
                        "%zu\n",
                        mode->name, median, p95, max, result->n_refused, n);
-        return (o->max_ms == 0 || p95 <= (double)o->max_ms) && !(o->is_strict && result->n_refused > 0);
+        return (o.max_ms <= 0 || p95 <= o.max_ms) && !(o.is_strict && result->n_refused > 0);
+}
+
+static pid_t start(void)
+{
+        return daemon_start(o.bfcd, -1,
+                            "devices:\n"
+                            "  - id: %s\n%s"
+                            "    partitions:\n"
+                            "      - {name: bench, limit: %uMiB, growth: on-demand, share: %s}\n"
+                            "tenants:\n"
+                            "  - name: bench\n"
+                            "    match: {uid: [%u]}\n"
+                            "    quotas: [{partition: bench, limit: %uMiB}]\n",
+                            o.share ? "cuda:0" : "host", o.share ? "" : "    size: 64MiB\n", LIMIT_MIB,
+                            o.share ? o.share : "fd", (unsigned)geteuid(), LIMIT_MIB);
 }
 
 int main(int argc, char **argv)
 {
-        struct options o = parse(argc, argv);
-        size_t n_bytes = sizeof(struct result) + (size_t)o.n_runs * sizeof(double);
-        struct result *result =
-                mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                OPTION_JSON(&o.json),
+                { "cuda", .text = &o.share, .unit = "SHARE", .help = "use cuda:0, shared by fd or cuda-ipc" },
+                { "runs", .count = &o.n_runs, .min = 1, .max = 100000, .unit = "N",
+                  .help = "requests per mode" },
+                { "max-ms", .number = &o.max_ms, .unit = "MS", .help = "limit of the 95th percentile" },
+                { "no-refusals", .flag = &o.is_strict, .help = "fail if a request was refused" },
+                { 0 },
+        };
         json_t *all = json_object();
         bool good = true;
         pid_t daemon_pid;
 
-        if (result == MAP_FAILED)
-                die("bench-trim", "out of memory");
+        options_parse(argc, argv, "Times requests for memory that another process has to release first.",
+                      options);
+        options_require(o.bfcd, "--bfcd is missing");
         make_folder("bench-trim");
-        snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
-        daemon_pid = start(o.bfcd, o.share);
+        result = shared_memory(sizeof(*result) + (size_t)o.n_runs * sizeof(double));
+        daemon_pid = start();
         for (size_t i = 0; i < N_MODES; i++) {
-                measure_apart(&modes[i], (size_t)o.n_runs, result);
-                good = tell(&o, &modes[i], result, all) && good;
+                process_run(modes[i].name, measure, (void *)(uintptr_t)&modes[i]);
+                good = report(&modes[i], all) && good;
         }
-        kill(daemon_pid, SIGTERM);
-        waitpid(daemon_pid, NULL, 0);
-        if (o.json) {
-                json_dumpf(all, stdout, JSON_INDENT(2));
-                putchar('\n');
-        }
+        process_stop(daemon_pid, SIGTERM);
+        if (o.json)
+                print_json(json_incref(all));
         json_decref(all);
-        munmap(result, n_bytes);
         return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,85 +1,49 @@
-/* bench-usage: what bfc_usage() costs, and whether it ever says what never was so.
+/* bench-usage: what bfc_usage() costs, and whether it ever returns inconsistent statistics.
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * Two other processes write while this one reads. One takes and gives blocks of one size
- * through the daemon, as fast as that goes: at every moment bytes_in_use is num_blocks times that
- * size. The other writes a page of its own without a pause, all figures of it multiples of
- * one number: there a reader is at it in the middle of a write nearly every time, so one that
- * believes what it must not is found out within milliseconds. */
+ * Two other processes write while this one reads. One allocates and frees blocks of one size
+ * through the daemon as fast as possible: at every moment bytes_in_use is num_blocks times that
+ * size. The other writes a page of its own without a pause, and all its statistics are multiples
+ * of one number. A reader meets that page in the middle of a write nearly every time, so a torn
+ * read is found within milliseconds. */
 #include <bfcclient.h>
 
 #include <errno.h>
-#include <getopt.h>
-#include <jansson.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "proto/pages.h"
 #include "tests/bench/daemon.h"
+#include "tests/bench/options.h"
 
 #define RUN         1000u /* reads in a sample: a clock's reading is not small beside one */
 #define BLOCK_BYTES 4096u
 #define MAX_HELD    256u
 
-struct options {
+static struct {
         const char *bfcd;
         long n_samples;
         double seconds; /* of each of the two checks */
         double max_ns;
         bool json;
-};
-
-static struct options o = { .n_samples = 2000, .seconds = 3 };
-
-static pid_t start(void (*run)(void *), void *arg)
-{
-        pid_t pid = fork();
-
-        if (pid < 0)
-                die("fork", strerror(errno));
-        if (pid > 0)
-                return pid;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        run(arg);
-        _exit(0);
-}
-
-static void stop(pid_t pid, int signal_number)
-{
-        kill(pid, signal_number);
-        waitpid(pid, NULL, 0);
-}
+} o = { .n_samples = 2000, .seconds = 3 };
 
 /* ---- how long ------------------------------------------------------------ */
 
 struct cost {
-        uint32_t median_ns;
-        uint32_t p99_ns;
+        struct samples reads;
         uint64_t n_calls; /* requests to the daemon among the reads */
 };
 
-static int compare(const void *a, const void *b)
-{
-        uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-        return x < y ? -1 : x > y;
-}
-
 static uint64_t n_calls(bfc_client *client)
 {
-        struct bfc_client_stats s = { .struct_size = sizeof(s) };
-
-        if (bfc_stats(client, &s) < 0)
-                die("bfc_stats", bfc_last_error());
-        return s.num_calls;
+        return bench_stats(client).num_calls;
 }
 
 static void read_usage(bfc_client *client, struct bfc_tenant_usage *ret)
@@ -92,24 +56,19 @@ static void read_usage(bfc_client *client, struct bfc_tenant_usage *ret)
 
 static struct cost measure(bfc_client *client)
 {
-        uint32_t *ns = calloc((size_t)o.n_samples, sizeof(*ns));
-        struct bfc_tenant_usage usage;
         struct cost cost = { .n_calls = n_calls(client) };
+        struct bfc_tenant_usage usage;
 
-        if (!ns)
-                die("memory", strerror(ENOMEM));
+        samples_new(&cost.reads, (size_t)o.n_samples);
         for (long i = 0; i < o.n_samples; i++) {
                 uint64_t begin = now_ns();
 
                 for (unsigned k = 0; k < RUN; k++)
                         read_usage(client, &usage);
-                ns[i] = (uint32_t)((now_ns() - begin) / RUN);
+                samples_add(&cost.reads, (now_ns() - begin) / RUN);
         }
-        qsort(ns, (size_t)o.n_samples, sizeof(*ns), compare);
-        cost.median_ns = ns[o.n_samples / 2];
-        cost.p99_ns = ns[o.n_samples * 99 / 100];
+        samples_evaluate(&cost.reads);
         cost.n_calls = n_calls(client) - cost.n_calls;
-        free(ns);
         return cost;
 }
 
@@ -122,6 +81,14 @@ struct check {
         uint64_t n_wrong;
 };
 
+/* For o.seconds, and on until a write was seen: a busy machine may not run the writer for long. */
+static bool goes_on(uint64_t begin, const struct check *c)
+{
+        double seconds = (double)(now_ns() - begin) / 1e9;
+
+        return seconds < o.seconds || (c->n_changes < 2 && seconds < o.seconds + 600);
+}
+
 static void run_allocator(void *arg)
 {
         bfc_client *client = client_start(arg, "bench-usage-writer", BFC_NO_CACHE);
@@ -130,23 +97,19 @@ static void run_allocator(void *arg)
         for (uint32_t i = 1;; i = i * 1664525u + 1013904223u) {
                 void **slot = &held[(i >> 16) % MAX_HELD];
 
-                if (*slot) {
-                        if (bfc_free(client, *slot) < 0)
-                                die("bfc_free", bfc_last_error());
-                        *slot = NULL;
-                } else if (bfc_malloc(client, BLOCK_BYTES, slot) < 0) {
-                        die("bfc_malloc", bfc_last_error());
-                }
+                if (*slot)
+                        bench_free(client, *slot);
+                *slot = *slot ? NULL : bench_malloc(client, BLOCK_BYTES);
         }
 }
 
 static struct check check_usage(bfc_client *client)
 {
-        uint64_t end = now_ns() + (uint64_t)(o.seconds * 1e9), calls = n_calls(client), last = UINT64_MAX;
+        uint64_t begin = now_ns(), calls = n_calls(client), last = UINT64_MAX;
         struct check c = { 0 };
         struct bfc_tenant_usage u;
 
-        while (now_ns() < end) {
+        while (goes_on(begin, &c)) {
                 for (unsigned i = 0; i < RUN; i++, c.n_reads++) {
                         read_usage(client, &u);
                         c.n_wrong += u.bytes_in_use != u.num_blocks * BLOCK_BYTES ||
@@ -165,26 +128,26 @@ static struct check check_usage(bfc_client *client)
 static void run_writer(void *arg)
 {
         struct pages_entry *e = arg;
-        uint64_t figures[PAGES_N_FIGURES];
+        uint64_t stats[PAGES_N_STATS];
 
         for (uint64_t n = 1;; n++) {
-                for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
-                        figures[i] = n * (i + 1);
-                pages_write(e, figures);
+                for (unsigned i = 0; i < PAGES_N_STATS; i++)
+                        stats[i] = n * (i + 1);
+                pages_write(e, stats);
         }
 }
 
-static bool is_one_state(const uint64_t *figures)
+static bool is_one_state(const uint64_t *stats)
 {
-        for (unsigned i = 1; i < PAGES_N_FIGURES; i++)
-                if (figures[i] != figures[0] * (i + 1))
+        for (unsigned i = 1; i < PAGES_N_STATS; i++)
+                if (stats[i] != stats[0] * (i + 1))
                         return false;
         return true;
 }
 
 static struct check check_page(void)
 {
-        uint64_t end, last = 0, figures[PAGES_N_FIGURES];
+        uint64_t begin, last = 0, stats[PAGES_N_STATS];
         struct pages_entry *e;
         struct check c = { 0 };
         void *map;
@@ -194,21 +157,21 @@ static struct check check_page(void)
         if (r < 0)
                 die("a page", strerror(-r));
         e = ((struct pages_usage *)map)->entries;
-        pid = start(run_writer, e);
-        end = now_ns() + (uint64_t)(o.seconds * 1e9);
-        while (now_ns() < end) {
+        pid = process_start(run_writer, e);
+        begin = now_ns();
+        while (goes_on(begin, &c)) {
                 for (unsigned i = 0; i < RUN; i++) {
-                        if (pages_read(e, figures) < 0) {
+                        if (pages_read(e, stats) < 0) {
                                 c.n_busy++;
                                 continue;
                         }
                         c.n_reads++;
-                        c.n_wrong += !is_one_state(figures);
-                        c.n_changes += figures[0] != last;
-                        last = figures[0];
+                        c.n_wrong += !is_one_state(stats);
+                        c.n_changes += stats[0] != last;
+                        last = stats[0];
                 }
         }
-        stop(pid, SIGKILL);
+        process_stop(pid, SIGKILL);
         munmap(map, pages_usage_bytes(1));
         close(fd);
         return c;
@@ -223,22 +186,22 @@ struct results {
 
 static void print_text(const struct results *r)
 {
-        printf("bfc_usage(), nobody else is there    %4u ns   p99 %4u ns   asked the daemon %llu times\n",
-               r->idle.median_ns, r->idle.p99_ns, (unsigned long long)r->idle.n_calls);
+        printf("bfc_usage(), without other processes %4u ns   p99 %4u ns   asked the daemon %llu times\n",
+               r->idle.reads.median, r->idle.reads.p99, (unsigned long long)r->idle.n_calls);
         printf("  while a process allocates          %4u ns   p99 %4u ns   asked the daemon %llu times\n",
-               r->busy.median_ns, r->busy.p99_ns, (unsigned long long)r->busy.n_calls);
+               r->busy.reads.median, r->busy.reads.p99, (unsigned long long)r->busy.n_calls);
         printf("against an allocating process: %llu reads, %llu changes seen, %llu wrong\n",
                (unsigned long long)r->usage.n_reads, (unsigned long long)r->usage.n_changes,
                (unsigned long long)r->usage.n_wrong);
-        printf("against a writer that never rests: %llu reads, %llu changes seen, %llu given up, %llu wrong\n",
+        printf("against a writer without pauses: %llu reads, %llu changes seen, %llu given up, %llu wrong\n",
                (unsigned long long)r->page.n_reads, (unsigned long long)r->page.n_changes,
                (unsigned long long)r->page.n_busy, (unsigned long long)r->page.n_wrong);
 }
 
 static json_t *cost_json(const struct cost *c)
 {
-        return json_pack("{s:I, s:I, s:I}", "median_ns", (json_int_t)c->median_ns, "p99_ns",
-                         (json_int_t)c->p99_ns, "num_calls", (json_int_t)c->n_calls);
+        return json_pack("{s:I, s:I, s:I}", "median_ns", (json_int_t)c->reads.median, "p99_ns",
+                         (json_int_t)c->reads.p99, "num_calls", (json_int_t)c->n_calls);
 }
 
 static json_t *check_json(const struct check *c)
@@ -248,96 +211,50 @@ static json_t *check_json(const struct check *c)
                          (json_int_t)c->n_wrong);
 }
 
-static void print_json(const struct results *r)
-{
-        json_t *root = json_pack("{s:i, s:o, s:o, s:o, s:o}", "schema", 1, "idle", cost_json(&r->idle),
-                                 "busy", cost_json(&r->busy), "usage_check", check_json(&r->usage),
-                                 "page_check", check_json(&r->page));
-
-        json_dumpf(root, stdout, JSON_INDENT(2));
-        putchar('\n');
-        json_decref(root);
-}
-
-static _Noreturn void usage(FILE *f, int status)
-{
-        fprintf(f, "Usage: bench-usage --bfcd PROGRAM [--json] [--samples N] [--seconds F] [--max-ns F]\n"
-                   "\n"
-                   "Times bfc_usage() in samples of 1000 and reads against writers in other processes\n"
-                   "for so many seconds each. Ends with 1 if a figure was wrong, if no write was seen, if\n"
-                   "the daemon was asked while nobody wrote, or if a read takes longer than --max-ns.\n");
-        exit(status);
-}
-
-static void parse(int argc, char **argv)
-{
-        static const struct option longs[] = {
-                { "bfcd", required_argument, NULL, 'd' },
-                { "json", no_argument, NULL, 'j' },
-                { "samples", required_argument, NULL, 's' },
-                { "seconds", required_argument, NULL, 't' },
-                { "max-ns", required_argument, NULL, 'm' },
-                { "help", no_argument, NULL, 'h' },
-                { 0 },
-        };
-        int c;
-
-        while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
-                switch (c) {
-                case 'd':
-                        o.bfcd = optarg;
-                        break;
-                case 'j':
-                        o.json = true;
-                        break;
-                case 's':
-                        o.n_samples = atol(optarg);
-                        break;
-                case 't':
-                        o.seconds = atof(optarg);
-                        break;
-                case 'm':
-                        o.max_ns = atof(optarg);
-                        break;
-                case 'h':
-                        usage(stdout, EXIT_SUCCESS);
-                default:
-                        usage(stderr, 2);
-                }
-        }
-        if (!o.bfcd || optind < argc || o.n_samples < 1 || !(o.seconds > 0))
-                usage(stderr, 2);
-}
-
 static bool is_good(const struct results *r)
 {
         return r->usage.n_wrong == 0 && r->page.n_wrong == 0 && r->usage.n_changes > 1 &&
                r->page.n_changes > 1 && r->idle.n_calls == 0 &&
-               (o.max_ns <= 0 || (r->idle.median_ns <= o.max_ns && r->busy.median_ns <= o.max_ns));
+               (o.max_ns <= 0 || (r->idle.reads.median <= o.max_ns && r->busy.reads.median <= o.max_ns));
 }
 
 int main(int argc, char **argv)
 {
+        const struct bench_option options[] = {
+                OPTION_BFCD(&o.bfcd),
+                OPTION_JSON(&o.json),
+                { "samples", .count = &o.n_samples, .min = 1, .max = 100000000, .unit = "N",
+                  .help = "of 1000 reads" },
+                { "seconds", .number = &o.seconds, .unit = "S",
+                  .help = "duration of each of the two checks" },
+                { "max-ns", .number = &o.max_ns, .unit = "NS", .help = "limit of the median of a read" },
+                { 0 },
+        };
         struct results r;
-        char path[128];
         pid_t daemon_pid, writer;
         bfc_client *client;
 
-        parse(argc, argv);
+        options_parse(argc, argv,
+                      "Times bfc_usage() and reads against writers in other processes. Ends with 1 if a\n"
+                      "statistic was wrong, if no write was seen, if the daemon was asked while nothing was\n"
+                      "written, or if a read takes longer than --max-ns.",
+                      options);
+        options_require(o.bfcd && o.seconds > 0, "--bfcd is missing, or --seconds is 0");
         make_folder("bench-usage");
-        snprintf(path, sizeof(path), "%s/bfcd.sock", folder);
-        daemon_pid = daemon_start(o.bfcd, 64, -1);
-        client = client_start(path, "bench-usage", BFC_NO_CACHE);
+        daemon_pid = daemon_start_simple(o.bfcd, 64, -1);
+        client = client_start(socket_path, "bench-usage", BFC_NO_CACHE);
         r.idle = measure(client);
         r.page = check_page();
-        writer = start(run_allocator, path);
+        writer = process_start(run_allocator, socket_path);
         r.usage = check_usage(client);
         r.busy = measure(client);
-        stop(writer, SIGKILL);
+        process_stop(writer, SIGKILL);
         bfc_disconnect(client);
-        stop(daemon_pid, SIGTERM);
+        process_stop(daemon_pid, SIGTERM);
         if (o.json)
-                print_json(&r);
+                print_json(json_pack("{s:i, s:o, s:o, s:o, s:o}", "schema", 1, "idle", cost_json(&r.idle),
+                                     "busy", cost_json(&r.busy), "usage_check", check_json(&r.usage),
+                                     "page_check", check_json(&r.page)));
         else
                 print_text(&r);
         return is_good(&r) ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -1,4 +1,4 @@
-/* A trace through the client's cache: what is held for what lives, and who had to be asked;
+/* A trace through the client's cache: what the cache holds for what is allocated, and how often it asks the daemon;
  * see client_trace.h.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -12,12 +12,10 @@
 #include <bfcclient.h>
 
 #include <errno.h>
-#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "tests/bench/daemon.h"
 #include "tests/bench/script.h"
@@ -33,15 +31,6 @@ struct result {
         uint64_t calls[MAX_REPEATS];
 };
 
-static struct bfc_client_stats stats(bfc_client *client)
-{
-        struct bfc_client_stats s = { .struct_size = sizeof(s) };
-
-        if (bfc_stats(client, &s) < 0)
-                die("bfc_stats", bfc_last_error());
-        return s;
-}
-
 static void live(bfc_client *client, const struct script *script, void **blocks)
 {
         for (size_t i = 0; i < script->n_steps; i++) {
@@ -54,33 +43,30 @@ static void live(bfc_client *client, const struct script *script, void **blocks)
         }
 }
 
-static struct result measure(const char *socket, const struct script *script, unsigned n_repeats)
+static struct result measure(const struct script *script, unsigned n_repeats)
 {
         struct bfc_options o = { .struct_size = sizeof(o),
-                                 .socket = socket,
+                                 .socket = socket_path,
                                  .name = "bench-client",
                                  .cache_idle_bytes = UINT64_MAX };
-        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
         struct result ret = { .requests = script->n_steps, .n_repeats = n_repeats };
         void **blocks = calloc(script->n_slots, sizeof(*blocks));
         bfc_client *client = NULL;
         struct bfc_client_stats s;
 
-        bfc_disconnect(client_start(socket, "bench-client", 0)); /* it is up */
+        bfc_disconnect(client_start(socket_path, "bench-client", 0)); /* waits for the daemon */
         if (!blocks || bfc_connect(&o, &client) < 0)
                 die("bfc_connect", bfc_last_error());
         for (unsigned i = 0; i < n_repeats; i++) {
-                uint64_t n_calls = stats(client).num_calls;
+                uint64_t n_calls = bench_stats(client).num_calls;
 
                 live(client, script, blocks);
-                ret.calls[i] = stats(client).num_calls - n_calls;
+                ret.calls[i] = bench_stats(client).num_calls - n_calls;
         }
-        s = stats(client);
-        if (bfc_usage(client, NULL, &usage) < 0)
-                die("bfc_usage", bfc_last_error());
+        s = bench_stats(client);
         ret.live = s.peak_bytes_in_use;
         ret.held = s.peak_bytes_reserved;
-        ret.extents = usage.peak_bytes_reserved;
+        ret.extents = bench_usage(client).peak_bytes_reserved;
         bfc_disconnect(client);
         free(blocks);
         return ret;
@@ -91,21 +77,17 @@ static double over_live(const struct result *r, uint64_t n_bytes)
         return r->live > 0 ? (double)n_bytes / (double)r->live : 0;
 }
 
-static void print_json(const char *path, const struct result *r)
+static json_t *to_json(const char *path, const struct result *r)
 {
         json_t *calls = json_array();
 
         for (unsigned i = 0; i < r->n_repeats; i++)
                 json_array_append_new(calls, json_integer((json_int_t)r->calls[i]));
-        json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:I, s:f, s:f, s:I, s:o}", "schema", 1, "trace", path,
-                              "peak_live_bytes", (json_int_t)r->live, "peak_held_bytes", (json_int_t)r->held,
-                              "peak_extent_bytes", (json_int_t)r->extents, "held_over_live",
-                              over_live(r, r->held), "extents_over_live", over_live(r, r->extents),
-                              "requests", (json_int_t)r->requests, "calls", calls);
-
-        json_dumpf(j, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(4));
-        putchar('\n');
-        json_decref(j);
+        return json_pack("{s:i, s:s, s:I, s:I, s:I, s:f, s:f, s:I, s:o}", "schema", 1, "trace", path,
+                         "peak_live_bytes", (json_int_t)r->live, "peak_held_bytes", (json_int_t)r->held,
+                         "peak_extent_bytes", (json_int_t)r->extents, "held_over_live", over_live(r, r->held),
+                         "extents_over_live", over_live(r, r->extents), "requests", (json_int_t)r->requests,
+                         "calls", calls);
 }
 
 static void print_text(const char *path, const struct result *r)
@@ -125,20 +107,17 @@ void client_trace(const char *bfcd, const char *path, unsigned n_repeats, unsign
 {
         struct script script = { .n_slots = 0 };
         struct result r;
-        char socket[128];
         pid_t pid;
 
         if (script_read_trace(&script, path) < 0)
                 exit(EXIT_FAILURE);
         if (limit_mib == 0)
                 limit_mib = 2 * (unsigned)(script.peak_live_bytes >> 20) + 4;
-        pid = daemon_start(bfcd, limit_mib, -1);
-        snprintf(socket, sizeof(socket), "%s/bfcd.sock", folder);
-        r = measure(socket, &script, n_repeats < MAX_REPEATS ? n_repeats : MAX_REPEATS);
-        kill(pid, SIGTERM);
-        waitpid(pid, NULL, 0);
+        pid = daemon_start_simple(bfcd, limit_mib, -1);
+        r = measure(&script, n_repeats < MAX_REPEATS ? n_repeats : MAX_REPEATS);
+        process_stop(pid, SIGTERM);
         if (json)
-                print_json(path, &r);
+                print_json(to_json(path, &r));
         else
                 print_text(path, &r);
         script_done(&script);

@@ -6,7 +6,7 @@
 
 #include <stdbool.h>
 
-/* Lives through a trace so many times, with a daemon of its own whose limit is limit_mib (0: twice
+/* Replays a trace n_repeats times, with a daemon of its own whose limit is limit_mib (0: twice
  * what lives at most), and reports. */
 void client_trace(const char *bfcd, const char *path, unsigned n_repeats, unsigned limit_mib, bool json);
 

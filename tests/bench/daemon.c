@@ -1,4 +1,4 @@
-/* What benches of a running daemon share; see daemon.h.
+/* What the benches of a running daemon share; see daemon.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/bench/daemon.h"
@@ -7,15 +7,17 @@
 #include <ftw.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-char folder[64];
+char folder[64], socket_path[96], admin_path[96];
 static char gpu_folder[64];
 static const char *program_name = "bench";
 static pid_t folder_owner; /* not a forked child */
@@ -24,6 +26,13 @@ _Noreturn void die(const char *what, const char *why)
 {
         fprintf(stderr, "%s: %s: %s\n", program_name, what, why);
         exit(EXIT_FAILURE);
+}
+
+void *need(void *memory)
+{
+        if (!memory || memory == MAP_FAILED)
+                die("memory", strerror(ENOMEM));
+        return memory;
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
@@ -46,23 +55,17 @@ void make_folder(const char *program)
 {
         program_name = program;
         snprintf(folder, sizeof(folder), "/tmp/%s-XXXXXX", program);
-        if (!mkdtemp(folder))
-                die(folder, strerror(errno));
-        /* A pretended GPU of its own: other programs may have one at the same time. */
+        /* The fake GPU's memory is separate: other programs may have one at the same time. */
         snprintf(gpu_folder, sizeof(gpu_folder), "/dev/shm/%s-XXXXXX", program);
+        if (!mkdtemp(folder) || chmod(folder, 0755) < 0)
+                die(folder, strerror(errno));
         if (!mkdtemp(gpu_folder))
                 die(gpu_folder, strerror(errno));
         setenv("FAKE_CUDA_STATE", gpu_folder, 1);
+        snprintf(socket_path, sizeof(socket_path), "%s/bfcd.sock", folder);
+        snprintf(admin_path, sizeof(admin_path), "%s/admin.sock", folder);
         folder_owner = getpid();
         atexit(remove_folder);
-}
-
-uint64_t now_ns(void)
-{
-        struct timespec t;
-
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 void pin(pid_t pid, int core)
@@ -77,33 +80,81 @@ void pin(pid_t pid, int core)
                 fprintf(stderr, "%s: pinning to core %d: %s\n", program_name, core, strerror(errno));
 }
 
-static void write_config(const char *path, unsigned limit_mib)
+void *shared_memory(size_t n_bytes)
 {
-        FILE *f = fopen(path, "we");
+        return need(mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+}
 
+/* ---- processes ------------------------------------------------------------- */
+
+pid_t process_start(void (*run)(void *), void *arg)
+{
+        pid_t parent = getpid(), pid = fork();
+
+        if (pid < 0)
+                die("fork", strerror(errno));
+        if (pid > 0)
+                return pid;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() == parent)
+                run(arg);
+        _exit(0);
+}
+
+void process_stop(pid_t pid, int signal_number)
+{
+        kill(pid, signal_number);
+        waitpid(pid, NULL, 0);
+}
+
+void processes_kill(const pid_t *pids, long n)
+{
+        for (long i = 0; i < n; i++)
+                kill(pids[i], SIGKILL);
+        for (long i = 0; i < n; i++)
+                (void)waitpid(pids[i], NULL, 0);
+}
+
+void process_run(const char *what, void (*run)(void *), void *arg)
+{
+        pid_t pid = process_start(run, arg);
+        int status = 0;
+
+        if (waitpid(pid, &status, 0) < 0 || status != 0)
+                die(what, "the measurement failed");
+}
+
+/* ---- daemons --------------------------------------------------------------- */
+
+void write_config(const char *text, char *ret_path, size_t n_bytes)
+{
+        FILE *f;
+
+        snprintf(ret_path, n_bytes, "%s/bfcd.yaml", folder);
+        f = fopen(ret_path, "we");
         if (!f)
-                die(path, strerror(errno));
+                die(ret_path, strerror(errno));
         fprintf(f,
-                "socket: {path: %s/bfcd.sock, mode: \"0600\"}\n"
-                "admin_socket: {path: %s/admin.sock, mode: \"0600\"}\n"
-                "devices:\n"
-                "  - id: host\n"
-                "    size: %uMiB\n"
-                "    partitions:\n"
-                "      - {name: bench, limit: %uMiB, growth: on-demand, share: fd}\n"
-                "tenants:\n"
-                "  - name: bench\n"
-                "    match: {uid: [%u]}\n"
-                "    quotas:\n"
-                "      - {partition: bench, limit: %uMiB}\n",
-                folder, folder, limit_mib, limit_mib, (unsigned)geteuid(), limit_mib);
+                "socket: {path: %s, mode: \"0666\"}\n"
+                "admin_socket: {path: %s, mode: \"0600\"}\n"
+                "monitor_socket: {mode: \"0666\"}\n%s",
+                socket_path, admin_path, text);
         fclose(f);
 }
 
-static pid_t daemon_run(const char *bfcd, const char *config, int core)
+pid_t daemon_start(const char *bfcd, int core, const char *format, ...)
 {
-        pid_t pid = fork();
+        char *text, config[128];
+        va_list args;
+        pid_t pid;
 
+        va_start(args, format);
+        if (vasprintf(&text, format, args) < 0)
+                die("memory", strerror(ENOMEM));
+        va_end(args);
+        write_config(text, config, sizeof(config));
+        free(text);
+        pid = fork();
         if (pid < 0)
                 die("fork", strerror(errno));
         if (pid == 0) {
@@ -115,31 +166,22 @@ static pid_t daemon_run(const char *bfcd, const char *config, int core)
         return pid;
 }
 
-pid_t daemon_start(const char *bfcd, unsigned limit_mib, int core)
+pid_t daemon_start_simple(const char *bfcd, unsigned limit_mib, int core)
 {
-        char config[128];
-
-        snprintf(config, sizeof(config), "%s/bfcd.yaml", folder);
-        write_config(config, limit_mib);
-        return daemon_run(bfcd, config, core);
+        return daemon_start(bfcd, core,
+                            "devices:\n"
+                            "  - id: host\n"
+                            "    size: %uMiB\n"
+                            "    partitions:\n"
+                            "      - {name: bench, limit: %uMiB, growth: on-demand, share: fd}\n"
+                            "tenants:\n"
+                            "  - name: bench\n"
+                            "    match: {uid: [%u]}\n"
+                            "    quotas: [{partition: bench, limit: %uMiB}]\n",
+                            limit_mib, limit_mib, (unsigned)geteuid(), limit_mib);
 }
 
-pid_t daemon_start_with(const char *bfcd, const char *rest, int core)
-{
-        char config[128];
-        FILE *f;
-
-        snprintf(config, sizeof(config), "%s/bfcd.yaml", folder);
-        f = fopen(config, "we");
-        if (!f)
-                die(config, strerror(errno));
-        fprintf(f,
-                "socket: {path: %s/bfcd.sock, mode: \"0666\"}\n"
-                "admin_socket: {path: %s/admin.sock, mode: \"0600\"}\n%s",
-                folder, folder, rest);
-        fclose(f);
-        return daemon_run(bfcd, config, core);
-}
+/* ---- clients --------------------------------------------------------------- */
 
 bfc_client *client_start(const char *path, const char *name, uint64_t flags)
 {
@@ -158,4 +200,37 @@ bfc_client *client_start(const char *path, const char *name, uint64_t flags)
         if (r < 0)
                 die("bfc_connect", bfc_last_error());
         return client;
+}
+
+void *bench_malloc(bfc_client *client, size_t n_bytes)
+{
+        void *p = NULL;
+
+        if (bfc_malloc(client, n_bytes, &p) < 0)
+                die("bfc_malloc", bfc_last_error());
+        return p;
+}
+
+void bench_free(bfc_client *client, void *p)
+{
+        if (bfc_free(client, p) < 0)
+                die("bfc_free", bfc_last_error());
+}
+
+struct bfc_tenant_usage bench_usage(bfc_client *client)
+{
+        struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
+
+        if (bfc_usage(client, NULL, &u) < 0)
+                die("bfc_usage", bfc_last_error());
+        return u;
+}
+
+struct bfc_client_stats bench_stats(bfc_client *client)
+{
+        struct bfc_client_stats s = { .struct_size = sizeof(s) };
+
+        if (bfc_stats(client, &s) < 0)
+                die("bfc_stats", bfc_last_error());
+        return s;
 }

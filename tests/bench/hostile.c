@@ -1,6 +1,5 @@
-/* Neighbours; see hostile.h. Each is a process that goes on until it is killed.
- * None parses what it need not: their core shall go into asking, not into
- * understanding.
+/* Neighbours; see hostile.h. Each is a process that runs until it is killed.
+ * None parses more than it needs: its core is for sending requests.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/bench/hostile.h"
@@ -22,13 +21,13 @@
 #include "tests/bench/daemon.h"
 #include "tests/integration/raw.h"
 
-#define N_SESSIONS    8u    /* of those who keep some */
+#define N_SESSIONS    8u    /* of neighbours that keep sessions open */
 #define BATCH_BYTES   8192u /* of requests in one write */
 #define N_WAITERS     40u   /* sessions, each with */
 #define N_WAITS       64u   /* requests that wait */
 #define WAIT_MS       100u
 #define WAIT_BYTES    (UINT64_C(1) << 21)
-#define DEATH_HOLDS   16u     /* blocks of those who die */
+#define DEATH_REFS    16u     /* blocks of a process that dies */
 #define LONG_MS       2000000 /* longer than any run */
 #define DEATHS_MS     10      /* between two deaths: a hundred a second */
 #define HALF_FRAME    600u
@@ -49,8 +48,8 @@ static void wait_ms(int ms)
         (void)poll(NULL, 0, ms);
 }
 
-/* Those who may be turned away try again. */
-static struct raw *come_in(const struct stage *s)
+/* Tries again until the daemon accepts it. */
+static struct raw *connect_session(const struct stage *s)
 {
         struct raw *raw;
 
@@ -66,17 +65,7 @@ struct batch {
         size_t n_bytes, n_requests;
 };
 
-static size_t put_request(Bfcd__Request *r, uint8_t *at)
-{
-        size_t n = bfcd__request__get_packed_size(r);
-
-        for (int i = 0; i < 4; i++)
-                at[i] = (uint8_t)(n >> (8 * i));
-        (void)bfcd__request__pack(r, at + 4);
-        return n + 4;
-}
-
-/* As many as fit: figures, frees of nothing, mallocs that cannot be granted. */
+/* As many as fit: statistics, frees of nothing, mallocs that cannot be granted. */
 static void batch_of_requests(struct batch *b)
 {
         Bfcd__Usage usage = BFCD__USAGE__INIT;
@@ -99,7 +88,7 @@ static void batch_of_requests(struct batch *b)
                         r.body_case = BFCD__REQUEST__BODY_MALLOC;
                         r.malloc = &much;
                 }
-                b->n_bytes += put_request(&r, b->bytes + b->n_bytes);
+                b->n_bytes += raw_pack(&r, b->bytes + b->n_bytes);
         }
 }
 
@@ -117,15 +106,52 @@ static void batch_of_lists(struct batch *b)
                 list.kind = kinds[r.id % 3];
                 r.body_case = BFCD__REQUEST__BODY_LIST;
                 r.list = &list;
-                b->n_bytes += put_request(&r, b->bytes + b->n_bytes);
+                b->n_bytes += raw_pack(&r, b->bytes + b->n_bytes);
         }
 }
 
+/* All that a monitor may ask for. */
+static void batch_of_monitor(struct batch *b)
+{
+        static const Bfcd__List__Kind kinds[] = { BFCD__LIST__KIND__STATUS,  BFCD__LIST__KIND__PARTITIONS,
+                                                  BFCD__LIST__KIND__TENANTS, BFCD__LIST__KIND__SESSIONS,
+                                                  BFCD__LIST__KIND__BLOCKS,  BFCD__LIST__KIND__GRANTS };
+        const size_t n_kinds = sizeof(kinds) / sizeof(kinds[0]);
+        Bfcd__List list = BFCD__LIST__INIT;
+        Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
+
+        b->n_bytes = b->n_requests = 0;
+        while (b->n_bytes + 64 < BATCH_BYTES) {
+                Bfcd__Request r = BFCD__REQUEST__INIT;
+
+                r.id = ++b->n_requests;
+                r.body_case = BFCD__REQUEST__BODY_EXPLAIN;
+                r.explain = &explain;
+                if (r.id % (n_kinds + 1) < n_kinds) {
+                        list.kind = kinds[r.id % (n_kinds + 1)];
+                        r.body_case = BFCD__REQUEST__BODY_LIST;
+                        r.list = &list;
+                }
+                b->n_bytes += raw_pack(&r, b->bytes + b->n_bytes);
+        }
+}
+
+/* Tries again until the daemon accepts it. */
+static struct raw *connect_monitor(const struct stage *s)
+{
+        struct raw *raw;
+
+        while (!(raw = raw_connect(s->monitor_socket, NULL)))
+                wait_ms(1);
+        return raw;
+}
+
 /* Sends the batch for ever, and reads, without a look, what comes. */
-static _Noreturn void pour(struct stage *s, const struct batch *b)
+static _Noreturn void pour(struct stage *s, const struct batch *b,
+                           struct raw *(*connect_again)(const struct stage *s))
 {
         static uint8_t drain[1 << 16];
-        struct raw *raw = come_in(s);
+        struct raw *raw = connect_again(s);
         size_t at = 0;
 
         is_up(s);
@@ -142,13 +168,13 @@ static _Noreturn void pour(struct stage *s, const struct batch *b)
                         count(s, at == 0 ? b->n_requests : 0);
                 } else if (errno != EAGAIN) {
                         raw_close(raw);
-                        raw = come_in(s);
+                        raw = connect_again(s);
                         at = 0;
                 }
         }
 }
 
-/* Sends without reading until the daemon takes no more. True: it still holds the line. */
+/* Sends without reading until the daemon takes no more. True: the connection is still open. */
 static bool stuff(struct stage *s, struct raw *raw, const struct batch *b)
 {
         for (;;) {
@@ -187,7 +213,7 @@ static void act_pour(struct stage *s)
         static struct batch b;
 
         batch_of_requests(&b);
-        pour(s, &b);
+        pour(s, &b, connect_session);
 }
 
 static void act_lists(struct stage *s)
@@ -195,10 +221,18 @@ static void act_lists(struct stage *s)
         static struct batch b;
 
         batch_of_lists(&b);
-        pour(s, &b);
+        pour(s, &b, connect_session);
 }
 
-/* Floods without reading, again and again: who is stuck begins anew. */
+static void act_monitor(struct stage *s)
+{
+        static struct batch b;
+
+        batch_of_monitor(&b);
+        pour(s, &b, connect_monitor);
+}
+
+/* Floods without reading; connects again when the daemon takes no more. */
 static void act_flood(struct stage *s)
 {
         static struct batch b;
@@ -206,29 +240,29 @@ static void act_flood(struct stage *s)
         batch_of_requests(&b);
         is_up(s);
         for (;;) {
-                struct raw *raw = come_in(s);
+                struct raw *raw = connect_session(s);
 
                 (void)stuff(s, raw, &b);
                 raw_close(raw);
         }
 }
 
-/* Sessions that are full of replies which nobody reads, for good. */
-static void act_deaf(struct stage *s)
+/* Sessions full of replies that are never read. */
+static void act_unread(struct stage *s)
 {
         static struct batch b;
         struct raw *raws[N_SESSIONS];
 
         batch_of_lists(&b);
         for (size_t i = 0; i < N_SESSIONS; i++)
-                raws[i] = come_in(s);
+                raws[i] = connect_session(s);
         is_up(s);
         for (;;) {
                 for (size_t i = 0; i < N_SESSIONS; i++) {
                         if (stuff(s, raws[i], &b))
                                 continue;
                         raw_close(raws[i]);
-                        raws[i] = come_in(s);
+                        raws[i] = connect_session(s);
                 }
                 wait_ms(1);
         }
@@ -262,7 +296,7 @@ static void act_garbage(struct stage *s)
                 if (i % 4 == 0)
                         ((uint8_t *)bytes)[2] = ((uint8_t *)bytes)[3] = 0; /* a length that can be */
                 if (i % 2)
-                        raw = come_in(s);
+                        raw = connect_session(s);
                 else if (raw_open(s->socket, &raw) < 0)
                         continue;
                 (void)send(raw->fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -276,7 +310,7 @@ static void act_garbage(struct stage *s)
 static void act_half(struct stage *s)
 {
         uint8_t half[HALF_FRAME] = { 0, 0, 1, 0 }; /* of 65,536 bytes */
-        struct raw *silent[N_SESSIONS / 2], *raw = come_in(s);
+        struct raw *silent[N_SESSIONS / 2], *raw = connect_session(s);
         uint64_t n = 0;
 
         for (size_t i = 0; i < N_SESSIONS / 2; i++) {
@@ -291,7 +325,7 @@ static void act_half(struct stage *s)
                         continue;
                 }
                 raw_close(raw);
-                raw = come_in(s);
+                raw = connect_session(s);
                 (void)raw_send_bytes(raw, half, 4);
                 n = 0;
         }
@@ -299,10 +333,10 @@ static void act_half(struct stage *s)
 
 static void hold_blocks(const struct stage *s, int pipe_fd)
 {
-        struct raw *raw = come_in(s);
+        struct raw *raw = connect_session(s);
         Bfcd__Block block;
 
-        for (unsigned i = 0; i < DEATH_HOLDS; i++)
+        for (unsigned i = 0; i < DEATH_REFS; i++)
                 (void)raw_malloc(raw, 0, (i % 4 + 1) << 16, &block);
         (void)!write(pipe_fd, "u", 1);
         wait_ms(LONG_MS);
@@ -344,14 +378,14 @@ static void act_deaths(struct stage *s)
         }
 }
 
-/* Thousands of Mallocs that wait for memory which nobody gives back, as many as may wait for each
- * session; those that are refused come again. */
+/* Thousands of Mallocs that wait for memory that is never released, as many as may wait for each
+ * session; refused ones are sent again. */
 static void act_waits(struct stage *s)
 {
         static struct raw *raws[N_WAITERS];
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Malloc much = BFCD__MALLOC__INIT;
-        struct raw *holder = come_in(s);
+        struct raw *holder = connect_session(s);
         Bfcd__Block block;
         Bfcd__Reply *reply;
 
@@ -362,7 +396,7 @@ static void act_waits(struct stage *s)
         while (raw_malloc(holder, 0, WAIT_BYTES, &block) == 0)
                 ;
         for (size_t i = 0; i < N_WAITERS; i++)
-                raws[i] = come_in(s);
+                raws[i] = connect_session(s);
         is_up(s);
         for (;;) {
                 for (size_t i = 0; i < N_WAITERS * N_WAITS; i++)
@@ -380,7 +414,7 @@ static void act_waits(struct stage *s)
 static void act_stopped(struct stage *s)
 {
         static struct batch b;
-        struct raw *raw = come_in(s);
+        struct raw *raw = connect_session(s);
         Bfcd__Block block;
 
         batch_of_requests(&b);
@@ -392,15 +426,25 @@ static void act_stopped(struct stage *s)
         wait_ms(LONG_MS);
 }
 
+/* No client of the daemon at all: what busy processors alone cost. */
+static void act_busy(struct stage *s)
+{
+        is_up(s);
+        for (;;)
+                count(s, 1);
+}
+
 const struct hostile polite = { "polite", "polite", act_polite };
+const struct hostile busy = { "busy", "busy without the daemon", act_busy };
 
 const struct hostile hostiles[] = {
         { "flood", "floods, reads nothing", act_flood },
         { "pour", "pours requests", act_pour },
         { "lists", "pours lists", act_lists },
+        { "monitor", "monitors, pouring lists", act_monitor },
         { "storm", "connects, disconnects", act_storm },
         { "garbage", "sends garbage", act_garbage },
-        { "deaf", "stops reading", act_deaf },
+        { "unread", "stops reading", act_unread },
         { "half", "holds half a frame", act_half },
         { "deaths", "dies by kill -9", act_deaths },
         { "waits", "waits, with thousands", act_waits },

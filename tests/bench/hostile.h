@@ -1,4 +1,4 @@
-/* Neighbours for bench-neighbours: one that is polite, and those that are not.
+/* Neighbours for bench-neighbours: a polite one, hostile ones, and monitors that ask without a pause.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_BENCH_HOSTILE_H
@@ -13,6 +13,7 @@
 /* Shared with the children. */
 struct stage {
         char socket[128];
+        char monitor_socket[128];
         _Atomic uint64_t n_acts; /* requests, connections or deaths, by kind */
         _Atomic uint64_t n_up;   /* neighbours that have begun */
 };
@@ -24,6 +25,7 @@ struct hostile {
 };
 
 extern const struct hostile polite;
+extern const struct hostile busy; /* keeps a processor busy and sends nothing */
 extern const struct hostile hostiles[];
 extern const size_t n_hostiles;
 

@@ -139,7 +139,7 @@ struct model {
         uint64_t d, n_layers, n_heads, n_ff, vocabulary, batch, length;
 };
 
-/* Slots count up; what is freed gives its slot to nobody, as an id in a trace. */
+/* Slots count up; a freed slot is not used again, like an id in a trace. */
 static uint32_t make(struct script *s, uint64_t n_floats)
 {
         add(s, s->n_slots, n_floats * 4);

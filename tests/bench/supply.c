@@ -11,18 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/bench/daemon.h"
-#include "tests/integration/raw.h"
+#include "tests/bench/admin.h"
 
-#define MIB        (UINT64_C(1) << 20)
 #define VICTIM_MIB 64
 #define MAX_ROUNDS 1000
-#define SETTLE_MS  120000
 
 static const char config_text[] =
         "timeouts: {quarantine: 1s}\n"
@@ -43,64 +38,24 @@ struct result {
         size_t n_busy; /* the neighbour was not done when the victim had its memory */
 };
 
-static char socket_path[128];
 static _Atomic int *step; /* of the neighbour */
 static struct raw *admin;
-
-static struct raw *come_in(const char *tenant)
-{
-        struct raw *raw = raw_connect(socket_path, tenant);
-
-        if (!raw)
-                die(tenant, "no session");
-        return raw;
-}
-
-static void go_away(struct raw *raw)
-{
-        if (raw_goodbye(raw) < 0)
-                die("goodbye", raw_refusal());
-        raw_close(raw);
-}
-
-static uint64_t pending_bytes(uint64_t *ret_sessions)
-{
-        Bfcd__Reply *reply;
-        uint64_t n_bytes = 0;
-
-        if (raw_list(admin, BFCD__LIST__KIND__STATUS, 0, &reply) < 0)
-                die("status", raw_refusal());
-        *ret_sessions = reply->list->status->num_sessions;
-        for (size_t i = 0; i < reply->list->status->n_devices; i++)
-                n_bytes += reply->list->status->devices[i]->bytes_pending;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return n_bytes;
-}
-
-static void settle(void)
-{
-        uint64_t n_sessions;
-
-        for (int i = 0; i < SETTLE_MS; i++) {
-                if (pending_bytes(&n_sessions) == 0 && n_sessions == 0)
-                        return;
-                (void)poll(NULL, 0, 1);
-        }
-        die("neighbour", "the daemon is not done with the last one");
-}
 
 /* Milliseconds from a Malloc to its grant; the session ends at once. */
 static double ask(void)
 {
-        struct raw *raw = come_in("victim");
-        uint64_t begin = now_ns(), n_ns;
+        struct raw *raw = session_open(socket_path, "victim");
+        uint64_t begin = now_ns();
+        double ms;
         Bfcd__Block block;
 
         if (raw_malloc(raw, 0, VICTIM_MIB * MIB, &block) < 0)
                 die("the victim's malloc", raw_refusal());
-        n_ns = now_ns() - begin;
-        go_away(raw);
-        return (double)n_ns / 1e6;
+        ms = ms_since(begin);
+        if (raw_goodbye(raw) < 0)
+                die("goodbye", raw_refusal());
+        raw_close(raw);
+        return ms;
 }
 
 static void wait_for(int at_least)
@@ -109,65 +64,55 @@ static void wait_for(int at_least)
                 (void)poll(NULL, 0, 1);
 }
 
-static void neighbour(bool grows, uint64_t n_bytes)
+struct neighbour {
+        bool grows;
+        uint64_t n_bytes;
+};
+
+static void neighbour(void *arg)
 {
-        struct raw *raw = come_in("big");
+        const struct neighbour *n = arg;
+        struct raw *raw = session_open(socket_path, "big");
         Bfcd__Block block;
 
         for (int i = 0; i < 2; i++) {
-                if (grows == (i == 0)) {
+                if (n->grows == (i == 0)) {
                         atomic_store(step, STEP_READY);
                         wait_for(STEP_GO);
                 }
-                if (i == 0 && raw_malloc(raw, 0, n_bytes, &block) < 0)
+                if (i == 0 && raw_malloc(raw, 0, n->n_bytes, &block) < 0)
                         die("the neighbour's malloc", raw_refusal());
-                if (i == 0 && grows)
+                if (i == 0 && n->grows)
                         atomic_store(step, STEP_DONE);
         }
-        raw_close(raw); /* and its end: all at once, as a job's */
+        raw_close(raw); /* the end of the job releases all at once */
 }
 
 /* One round: whether the neighbour was still busy at the end. */
 static bool round_of(const struct supply *o, bool grows, double *ret_ms)
 {
-        uint64_t n_bytes = (uint64_t)o->n_mib * MIB, n_sessions = 1, n_pending = 0;
-        pid_t parent = getpid(), pid;
+        struct neighbour n = { grows, (uint64_t)o->n_mib * MIB };
+        struct admin_status s = { .n_sessions = 1 };
+        pid_t pid;
 
-        settle();
+        admin_wait_quiet(admin, 0);
         atomic_store(step, STEP_START);
-        pid = fork();
-        if (pid < 0)
-                die("fork", strerror(errno));
-        if (pid == 0) {
-                prctl(PR_SET_PDEATHSIG, SIGKILL);
-                if (getppid() == parent)
-                        neighbour(grows, n_bytes);
-                _exit(0);
-        }
+        pid = process_start(neighbour, &n);
         wait_for(STEP_READY);
         atomic_store(step, STEP_GO);
-        while (n_pending == 0 && n_sessions > 0 && atomic_load(step) != STEP_DONE)
-                n_pending = pending_bytes(&n_sessions);
+        while (s.bytes_pending == 0 && s.n_sessions > 0 && atomic_load(step) != STEP_DONE)
+                s = admin_status(admin);
         *ret_ms = ask();
-        n_pending = pending_bytes(&n_sessions);
+        s = admin_status(admin);
         (void)waitpid(pid, NULL, 0);
-        return n_pending > VICTIM_MIB * MIB;
-}
-
-static int compare(const void *a, const void *b)
-{
-        double x = *(const double *)a, y = *(const double *)b;
-
-        return x < y ? -1 : x > y;
+        return s.bytes_pending > VICTIM_MIB * MIB;
 }
 
 static double evaluate(const struct supply *o, const char *key, struct result *r, double alone_ms,
                        json_t *list)
 {
-        double median;
+        double median = quantile(r->ms, r->n, 50);
 
-        qsort(r->ms, r->n, sizeof(r->ms[0]), compare);
-        median = r->ms[r->n / 2];
         if (o->is_json)
                 json_array_append_new(list, json_pack("{s:s, s:i, s:f, s:f, s:f, s:i, s:i}", "neighbour", key,
                                                       "neighbour_mib", (int)o->n_mib, "alone_ms", alone_ms,
@@ -185,13 +130,12 @@ static double measure(const struct supply *o, const char *key, json_t *list)
         struct result alone = { .n = 0 }, beside = { .n = 0 };
 
         for (long i = 0; i < o->n_rounds && i < MAX_ROUNDS; i++) {
-                settle();
+                admin_wait_quiet(admin, 0);
                 alone.ms[alone.n++] = ask();
                 beside.n_busy += round_of(o, strcmp(key, "grow") == 0, &beside.ms[beside.n]);
                 beside.n++;
         }
-        qsort(alone.ms, alone.n, sizeof(alone.ms[0]), compare);
-        return evaluate(o, key, &beside, alone.ms[alone.n / 2], list);
+        return evaluate(o, key, &beside, quantile(alone.ms, alone.n, 50), list);
 }
 
 /* The victim's limit, of which its extents follow, is a quarter of the neighbour's. */
@@ -199,14 +143,12 @@ static pid_t start(const struct supply *o)
 {
         unsigned uid = (unsigned)geteuid();
         long victim_mib = o->n_mib / 4 > 2 * VICTIM_MIB ? o->n_mib / 4 : 2 * VICTIM_MIB;
-        char text[1024], size[64];
+        char size[64];
         pid_t pid;
 
-        snprintf(socket_path, sizeof(socket_path), "%s/bfcd.sock", folder);
         snprintf(size, sizeof(size), "    size: %ldMiB\n", o->n_mib + 4 * VICTIM_MIB);
-        snprintf(text, sizeof(text), config_text, o->is_cuda ? "cuda:0" : "host", o->is_cuda ? "" : size,
-                 o->n_mib + 4 * VICTIM_MIB, uid, victim_mib, uid, o->n_mib);
-        pid = daemon_start_with(o->bfcd, text, -1);
+        pid = daemon_start(o->bfcd, -1, config_text, o->is_cuda ? "cuda:0" : "host", o->is_cuda ? "" : size,
+                           o->n_mib + 4 * VICTIM_MIB, uid, victim_mib, uid, o->n_mib);
         bfc_disconnect(client_start(socket_path, "victim", BFC_NO_CACHE | BFC_NO_THREAD));
         return pid;
 }
@@ -215,23 +157,16 @@ double supply_measure(const struct supply *o, const char *only, json_t *list)
 {
         static const char *const keys[] = { "grow", "release" };
         pid_t pid = start(o);
-        char path[160];
         double worst = 0;
 
-        snprintf(path, sizeof(path), "%s/admin.sock", folder);
-        step = mmap(NULL, sizeof(*step), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        if (step == MAP_FAILED)
-                die("memory", strerror(errno));
-        admin = raw_connect(path, NULL);
-        if (!admin)
-                die(path, "no session there");
+        step = shared_memory(sizeof(*step));
+        admin = session_open(admin_path, NULL);
         for (size_t i = 0; i < 2; i++) {
                 double ms = !only || strcmp(only, keys[i]) == 0 ? measure(o, keys[i], list) : 0;
 
                 worst = ms > worst ? ms : worst;
         }
         raw_close(admin);
-        kill(pid, SIGTERM);
-        waitpid(pid, NULL, 0);
+        process_stop(pid, SIGTERM);
         return worst;
 }

@@ -1,5 +1,5 @@
 /* The kinds `grow` and `release` of bench-neighbours: how long a tenant waits for 64 MiB of new memory beside another
- * one that grows by much at once, or gives much back.
+ * one that grows by much at once, or releases much.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_BENCH_SUPPLY_H
@@ -11,7 +11,7 @@
 struct supply {
         const char *bfcd;
         long n_rounds;
-        long n_mib;   /* that the neighbour makes or gives back */
+        long n_mib;   /* that the neighbour allocates or releases */
         bool is_cuda; /* cuda:0 and fds, else the host */
         bool is_json;
 };

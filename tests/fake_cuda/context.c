@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  *
  * A device has one primary context, counted by cuDevicePrimaryCtxRetain; other
- * contexts are not modelled, for nobody here makes one. Its last release takes
+ * contexts are not modelled, because no caller makes one. Its last release takes
  * all that lived in it: streams, events, cuMemAlloc's memory and opened handles,
  * but not cuMemCreate's. It may cost memory of the device
  * (FAKE_CUDA_CONTEXT_BYTES), as real ones do. An error that broke a context

@@ -163,7 +163,7 @@ enum fake_range_kind {
         RANGE_ALLOC = 1,
         RANGE_IPC = 2,
         RANGE_RESERVED = 4,
-        RANGE_MAPPED = 8, /* lies within a RANGE_RESERVED */
+        RANGE_MAPPED = 8, /* within a RANGE_RESERVED */
 };
 #define RANGE_MEMORY (RANGE_ALLOC | RANGE_IPC | RANGE_MAPPED)
 

@@ -250,12 +250,14 @@ static __attribute__((noinline)) void use_stack(void)
 CUresult fake_enter(enum fake_function f)
 {
         uint64_t n, n_total;
+        pid_t by;
         CUresult r;
 
         fake_setup();
         use_stack();
+        by = __atomic_load_n(&initialised_by, __ATOMIC_ACQUIRE);
         /* What a fork()ed child inherits of the driver is of no use to it. */
-        if (__atomic_load_n(&initialised_by, __ATOMIC_ACQUIRE) != 0 && initialised_by != getpid()) {
+        if (by != 0 && by != getpid()) {
                 if (fake.forked_dies)
                         fake_die("%s in a forked child", fake_functions[f].symbol);
                 return works_before_init(f) && f != FN_cuInit ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
@@ -264,7 +266,7 @@ CUresult fake_enter(enum fake_function f)
         r = apply_rules(f, n, n_total);
         if (r != CUDA_SUCCESS)
                 return r;
-        if (__atomic_load_n(&initialised_by, __ATOMIC_ACQUIRE) == 0 && !works_before_init(f))
+        if (by == 0 && !works_before_init(f))
                 return CUDA_ERROR_NOT_INITIALIZED;
         return fake_call_is_unsafe(f) ? fake_capture_allows_unsafe() : CUDA_SUCCESS;
 }

@@ -174,7 +174,7 @@ static int folder_lock(void)
         return fd;
 }
 
-/* With the folder locked: unlinks an object that nobody uses. */
+/* With the folder locked: unlinks an object that no process uses. */
 static bool object_reap(const char *path)
 {
         int fd = open_anyway(path, O_RDONLY | O_CLOEXEC);

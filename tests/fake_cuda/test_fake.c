@@ -21,7 +21,7 @@
 static char folder[64];
 static int n_fds_before;
 
-static void setup(void)
+void fake_setup(void)
 {
         snprintf(folder, sizeof(folder), "/dev/shm/fake-cuda-test-XXXXXX");
         ck_assert_ptr_nonnull(mkdtemp(folder));
@@ -49,7 +49,7 @@ static int count_objects(void)
 }
 
 /* Nothing is left: no fd, and no file for what was given back. */
-static void teardown(void)
+void fake_teardown(void)
 {
         char path[128];
 
@@ -63,6 +63,8 @@ static void teardown(void)
         unlink(path);
         ck_assert_int_eq(rmdir(folder), 0);
 }
+
+FIXTURE(fake, fake_setup, fake_teardown);
 
 CUcontext start(void)
 {
@@ -80,7 +82,7 @@ void stop(void)
 
 /* ---- capacity ------------------------------------------------------------ */
 
-START_TEST(capacity_is_the_machines_not_the_processs)
+TEST(capacity_is_shared_by_processes)
 {
         struct peer_message m = { .op = PEER_START };
         struct peer p;
@@ -99,10 +101,9 @@ START_TEST(capacity_is_the_machines_not_the_processs)
         OK(cu.cuMemFree_v2(at));
         stop();
 }
-END_TEST
 
-/* The fd of a killed process waits in a socket that nobody has read. */
-START_TEST(an_fd_on_its_way_holds_its_bytes)
+/* The fd of a killed process is queued in a socket that was not read. */
+TEST(fd_in_a_socket_keeps_its_bytes)
 {
         struct peer_message m = { .op = PEER_START };
         _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = { 0 };
@@ -136,9 +137,8 @@ START_TEST(an_fd_on_its_way_holds_its_bytes)
         ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
         stop();
 }
-END_TEST
 
-START_TEST(a_context_costs_memory)
+TEST(a_context_costs_memory)
 {
         struct peer_message m = { .op = PEER_START };
         CUcontext c;
@@ -156,11 +156,10 @@ START_TEST(a_context_costs_memory)
         ck_assert_uint_eq(gpu_n_free(), 40 * MIB);
         stop();
 }
-END_TEST
 
 /* ---- the environment ----------------------------------------------------- */
 
-START_TEST(visible_devices_are_a_choice_and_an_order)
+TEST(visible_devices_are_a_choice_and_an_order)
 {
         CUuuid uuid;
         size_t n_bytes;
@@ -178,18 +177,16 @@ START_TEST(visible_devices_are_a_choice_and_an_order)
         ck_assert_int_eq(uuid.bytes[15], 1);
         stop();
 }
-END_TEST
 
-START_TEST(no_visible_device_is_no_device)
+TEST(no_visible_device_is_no_device)
 {
         CUcontext c;
 
         setenv("CUDA_VISIBLE_DEVICES", "", 1);
         IS(CUDA_ERROR_NO_DEVICE, gpu_start(0, &c));
 }
-END_TEST
 
-START_TEST(attributes_and_functions_can_be_taken_away)
+TEST(attributes_and_functions_can_be_taken_away)
 {
         CUmemGenericAllocationHandle handle;
         CUmemAllocationProp prop = gpu_prop(0);
@@ -209,11 +206,10 @@ START_TEST(attributes_and_functions_can_be_taken_away)
         ck_assert_ptr_null(p);
         stop();
 }
-END_TEST
 
 /* ---- what would be a crash elsewhere -------------------------------------- */
 
-START_TEST(work_whose_memory_is_gone_breaks_the_context)
+TEST(work_on_unmapped_memory_breaks_the_context)
 {
         struct gpu_mapping mapping;
         CUstream s;
@@ -228,10 +224,9 @@ START_TEST(work_whose_memory_is_gone_breaks_the_context)
         IS(CUDA_ERROR_ILLEGAL_ADDRESS, cu.cuStreamQuery(s));
         stop();
 }
-END_TEST
 
 /* More than is known of drivers: a library that relaxes itself is safe with either. */
-START_TEST(memory_calls_spoil_a_capture)
+TEST(memory_calls_invalidate_a_capture)
 {
         CUdeviceptr at = 0;
         CUgraph graph;
@@ -250,10 +245,9 @@ START_TEST(memory_calls_spoil_a_capture)
         OK(cu.cuStreamDestroy_v2(s));
         stop();
 }
-END_TEST
 
 /* Undefined for a driver: so what is tested must not depend on one answer. */
-START_TEST(destroyed_streams)
+LOOP_TEST(destroyed_streams, 2)
 {
         static const char *const answers[] = { "400", "709" };
         const CUresult expected[] = { CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_CONTEXT_IS_DESTROYED };
@@ -273,10 +267,9 @@ START_TEST(destroyed_streams)
         OK(cu.cuStreamDestroy_v2(next));
         stop();
 }
-END_TEST
 
 /* In a child, before this process has a driver. */
-START_TEST(a_destroyed_stream_ends_the_process)
+TEST(a_destroyed_stream_ends_the_process)
 {
         int end = 0;
         CUstream s;
@@ -296,9 +289,8 @@ START_TEST(a_destroyed_stream_ends_the_process)
         ck_assert(waitpid(pid, &end, 0) == pid);
         ck_assert(WIFSIGNALED(end) && WTERMSIG(end) == SIGABRT);
 }
-END_TEST
 
-START_TEST(the_host_cannot_touch_what_no_device_may)
+TEST(host_access_follows_device_access)
 {
         CUmemAllocationProp prop = gpu_prop(0);
         CUmemGenericAllocationHandle handle;
@@ -321,7 +313,6 @@ START_TEST(the_host_cannot_touch_what_no_device_may)
         ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
         stop();
 }
-END_TEST
 
 static bool is_over; /* atomic */
 
@@ -341,7 +332,7 @@ static void *allocate_and_free(void *userdata)
 
 /* What another thread does at the moment of a fork() does not stay with the child: neither the lock of the
  * machine's memory, for which all processes would wait, nor an fd of an allocation, which would stay charged. */
-START_TEST(a_forked_child_keeps_nothing)
+TEST(forked_child_inherits_nothing)
 {
         pid_t pids[64], parent = getpid();
         pthread_t thread;
@@ -369,30 +360,10 @@ START_TEST(a_forked_child_keeps_nothing)
         }
         stop();
 }
-END_TEST
 
 int main(int argc, char **argv)
 {
-        Suite *s = suite_create("fake_cuda");
-        TCase *t = tcase_create("fake");
-
         if (argc > 1 && strcmp(argv[1], "--peer") == 0)
                 return peer_main(argc, argv);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_set_timeout(t, 120);
-        add_fault_tests(t);
-        tcase_add_test(t, capacity_is_the_machines_not_the_processs);
-        tcase_add_test(t, an_fd_on_its_way_holds_its_bytes);
-        tcase_add_test(t, a_context_costs_memory);
-        tcase_add_test(t, visible_devices_are_a_choice_and_an_order);
-        tcase_add_test(t, no_visible_device_is_no_device);
-        tcase_add_test(t, attributes_and_functions_can_be_taken_away);
-        tcase_add_test(t, work_whose_memory_is_gone_breaks_the_context);
-        tcase_add_test(t, memory_calls_spoil_a_capture);
-        tcase_add_loop_test(t, destroyed_streams, 0, 2);
-        tcase_add_test(t, a_destroyed_stream_ends_the_process);
-        tcase_add_test(t, the_host_cannot_touch_what_no_device_may);
-        tcase_add_test(t, a_forked_child_keeps_nothing);
-        suite_add_tcase(s, t);
-        return suite_run(s);
+        return suite_main("fake_cuda");
 }

@@ -15,6 +15,7 @@
 void in_folder(const char *name, char ret[static 128]); /* of the case's own state folder */
 CUcontext start(void);                                  /* device 0, current */
 void stop(void);
-void add_fault_tests(TCase *t); /* test_faults.c */
+void fake_setup(void);
+void fake_teardown(void);
 
 #endif

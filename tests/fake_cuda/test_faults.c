@@ -11,9 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
+FIXTURE(faults, fake_setup, fake_teardown);
+
 /* ---- faults -------------------------------------------------------------- */
 
-START_TEST(the_nth_call_fails_and_no_other)
+TEST(the_nth_call_fails_and_no_other)
 {
         CUdeviceptr p[3];
 
@@ -27,9 +29,8 @@ START_TEST(the_nth_call_fails_and_no_other)
         OK(cu.cuMemFree_v2(p[2]));
         stop();
 }
-END_TEST
 
-START_TEST(from_the_nth_call_on)
+TEST(from_the_nth_call_on)
 {
         size_t n;
 
@@ -40,9 +41,8 @@ START_TEST(from_the_nth_call_on)
         IS(CUDA_ERROR_NOT_PERMITTED, cu.cuMemGetInfo_v2(&n, &n));
         stop();
 }
-END_TEST
 
-START_TEST(a_sticky_error_breaks_the_context)
+TEST(a_sticky_error_breaks_the_context)
 {
         CUdeviceptr p, q;
 
@@ -55,9 +55,8 @@ START_TEST(a_sticky_error_breaks_the_context)
         IS(CUDA_ERROR_LAUNCH_FAILED, cu.cuMemFree_v2(p));
         stop(); /* its end takes the memory along */
 }
-END_TEST
 
-START_TEST(a_device_is_lost_after_some_calls)
+TEST(a_device_is_lost_after_some_calls)
 {
         CUmemGenericAllocationHandle handle;
         CUmemAllocationProp prop = gpu_prop(0);
@@ -79,9 +78,8 @@ START_TEST(a_device_is_lost_after_some_calls)
         OK(cu.cuDevicePrimaryCtxRelease_v2(1));
         stop();
 }
-END_TEST
 
-START_TEST(a_device_is_lost_to_all_processes)
+TEST(a_device_is_lost_to_all_processes)
 {
         struct peer_message m = { .op = PEER_START };
         struct peer p;
@@ -108,9 +106,8 @@ START_TEST(a_device_is_lost_to_all_processes)
         start();
         stop();
 }
-END_TEST
 
-START_TEST(a_call_hangs_for_a_while)
+TEST(a_call_hangs_for_a_while)
 {
         struct timespec before, after;
         CUdeviceptr p;
@@ -125,19 +122,17 @@ START_TEST(a_call_hangs_for_a_while)
                          299);
         stop();
 }
-END_TEST
 
-START_TEST(no_driver_at_all)
+TEST(no_driver_at_all)
 {
         CUcontext c;
 
         setenv("FAKE_CUDA_FAULT", "cuInit:*:34", 1);
         IS(CUDA_ERROR_STUB_LIBRARY, gpu_start(0, &c));
 }
-END_TEST
 
 /* A misspelt fault must not pass for none. */
-START_TEST(mistakes_are_told)
+TEST(invalid_settings_are_reported)
 {
         static const char *const wrong[] = {
                 "cuMemAlok:1",  "cuMemAlloc", "cuMemAlloc:x", "hang:cuMemFree:1", "lost:7:1",
@@ -161,7 +156,6 @@ START_TEST(mistakes_are_told)
                 ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "%s was taken", wrong[i]);
         }
 }
-END_TEST
 
 /* ---- every call may fail: what a caller's test does with it ---------------- */
 
@@ -214,7 +208,7 @@ static int life_with_fault(const char *fault)
         return WEXITSTATUS(status);
 }
 
-START_TEST(every_call_can_be_made_to_fail)
+TEST(every_call_can_be_made_to_fail)
 {
         unsigned int n_total, n_failed = 0;
         char path[128], fault[64];
@@ -238,9 +232,8 @@ START_TEST(every_call_can_be_made_to_fail)
         ck_assert_uint_eq(gpu_n_free(), 64 * MIB);
         stop();
 }
-END_TEST
 
-START_TEST(counts_survive_a_kill)
+TEST(counts_survive_a_kill)
 {
         char path[128];
         pid_t pid;
@@ -257,19 +250,4 @@ START_TEST(counts_survive_a_kill)
         }
         ck_assert_int_eq(waitpid(pid, &n, 0), pid);
         ck_assert_uint_eq(count_of(path, "cuDeviceGetCount"), 5);
-}
-END_TEST
-
-void add_fault_tests(TCase *t)
-{
-        tcase_add_test(t, the_nth_call_fails_and_no_other);
-        tcase_add_test(t, from_the_nth_call_on);
-        tcase_add_test(t, a_sticky_error_breaks_the_context);
-        tcase_add_test(t, a_device_is_lost_after_some_calls);
-        tcase_add_test(t, a_device_is_lost_to_all_processes);
-        tcase_add_test(t, a_call_hangs_for_a_while);
-        tcase_add_test(t, no_driver_at_all);
-        tcase_add_test(t, mistakes_are_told);
-        tcase_add_test(t, every_call_can_be_made_to_fail);
-        tcase_add_test(t, counts_survive_a_kill);
 }

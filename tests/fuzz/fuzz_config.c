@@ -2,7 +2,7 @@
 /* Any text as a config. What is refused must say why, each message on a line
  * with a place; what is accepted must keep its promises and survive being
  * written out and read again. */
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Clients that come back to a daemon that was started anew, and say anything: who they are,
+/* Clients that resume at a restarted daemon with arbitrary claims: which session they are,
  * what they hold, in whatever order, twice, with what is another's. After each statement every
  * invariant holds, and at the end nothing is left.
  *
@@ -7,10 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/restore.h"
+#include "daemon/handover/resume.h"
 #include "proto/message.h"
 #include "tests/fake_store.h"
 #include "tests/peer.h"
+#include "tests/checks.h"
 
 #define N_BEFORE 3u /* sessions of the daemon before */
 #define N_PEERS  4u
@@ -74,7 +75,7 @@ static int say_hello(struct peer *p, struct input *in)
 {
         uint64_t how = take(in);
 
-        if (p->session->n_hellos == SESSION_MAX_HELLOS)
+        if (p->session->hello.n == SESSION_MAX_HELLOS)
                 return -1;
         if (p->session->state != SESSION_NEW)
                 return 0;
@@ -93,7 +94,7 @@ static int hold(struct peer *p, struct input *in)
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Held held = BFCD__HELD__INIT;
 
-        if (p->session->state == SESSION_NEW || p->session->state == SESSION_CLOSING)
+        if (p->session->state == SESSION_NEW || session_is_closing(p->session))
                 return 0;
         for (size_t i = 0; i < how % N_IDS; i++) {
                 uint64_t id = take(in);
@@ -128,7 +129,7 @@ static int hold_all(struct peer *p)
         struct ledger *l = p->session->broker->ledger;
         uint32_t i;
 
-        if (p->session->state != SESSION_RETURNING || session_is_settling(p->session))
+        if (p->session->state != SESSION_LISTING)
                 return 0;
         i = ledger_session_at(l, p->session->index)->links.first_export;
         for (; i != LEDGER_NONE && held.n_extent_ids < 64; i = ledger_export_at(l, i)->links.next_of_session)
@@ -166,8 +167,8 @@ static int act(struct broker *b, struct peer *p, struct input *in)
 {
         const char *why;
 
-        if (session_is_settling(p->session)) /* its connection reads nothing then */
-                return homecoming_settle(p->session, 1 + take(in) % 2, &why) < 0 ? -1 : 0;
+        if (p->session->state == SESSION_RESUMING) /* its connection reads nothing then */
+                return resume_step(p->session, 1 + take(in) % 2, &why) < 0 ? -1 : 0;
         switch (take(in) % 6) {
         case 0:
         case 1:
@@ -186,7 +187,7 @@ static int act(struct broker *b, struct peer *p, struct input *in)
 /* Its connection is gone: what came back is awaited again, and no peer has it. */
 static struct peer *hang_up(struct peer *p)
 {
-        if (p->session->state != SESSION_RETURNING)
+        if (p->session->state != SESSION_LISTING && p->session->state != SESSION_RESUMING)
                 return peer_free(p);
         (void)session_hang_up(p->session);
         return peer_drop(p);
@@ -210,18 +211,18 @@ static void check(const struct broker *b)
         must(trim_check(b, &why), why);
 }
 
-/* Those whom nobody came back for. */
-static void end_awaited(struct broker *b)
+/* Sessions that no client resumed. */
+static void end_suspended(struct broker *b)
 {
-        for (size_t i = 0; i < b->n_session_slots; i++) {
-                struct session *s = b->sessions[i];
+        for (size_t i = 0; i < b->sessions.n_slots; i++) {
+                struct session *s = b->sessions.table[i];
 
                 if (!s)
                         continue;
                 session_close(s, "test");
                 while (session_reap(s, 3) == SESSION_MORE)
                         ;
-                session_let_go(s);
+                session_end_linger(s);
                 (void)session_reap(s, 1);
                 session_free(s);
         }
@@ -248,7 +249,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
                         *p = peer_new(b, (uid_t)(who >> 4) % 3, false);
                         (*p)->auto_ack = true;
                         (*p)->wants_events = who & 8;
-                        (*p)->wants_trims = who & 8;
                 }
                 if (act(b, *p, &in) < 0 || (*p)->n_replies > PEER_MAX_REPLIES / 2)
                         *p = hang_up(*p);
@@ -256,7 +256,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
         }
         for (size_t i = 0; i < N_PEERS; i++)
                 peers[i] = peers[i] ? hang_up(peers[i]) : NULL;
-        end_awaited(b);
+        end_suspended(b);
         peer_broker_free(b, config);
         fake_store_free(store);
         return 0;

@@ -12,6 +12,7 @@
 #include "daemon/clock.h"
 #include "proto/message.h"
 #include "tests/peer.h"
+#include "tests/checks.h"
 
 #define N_PEERS     4
 #define STICKY      0x80 /* in the first byte: a device that cannot empty mappings */
@@ -89,21 +90,29 @@ static void ask_for_block(struct peer *p, struct input *in)
         (void)peer_malloc_flags(p, partition % 3, n, flags);
 }
 
-/* Publishes, attaches, or lets the time of those who wait pass. */
+/* Publishes, attaches, or lets waiting requests time out. */
 static void share(struct broker *b, struct peer *p, uint64_t how, struct input *in)
 {
         static const char *const names[] = { "a", "b", "c", "", "\x7f" };
         const char *name = names[how / 4 % 5];
 
-        if (how % 4 == 3)
+        if (how % 4 == 3) {
                 shared_tick(b, clock_ms() + take(in, 1) * 100);
-        else if (p->session->state != SESSION_LIVE)
+                shared_expire_kept(b, clock_ms() + how * 10);
+        } else if (p->session->state != SESSION_LIVE)
                 return;
         else if (how % 4 == 0) {
-                uint64_t generation = take(in, 1);
+                uint64_t generation = take(in, 1), block = generation << 32 | take(in, 1);
 
-                (void)peer_publish(p, generation << 32 | take(in, 1), name);
-        } else if (p->session->n_requests < SESSION_MAX_PENDING)
+                if (how < 32)
+                        (void)peer_publish(p, block, name);
+                else
+                        (void)peer_publish_kept(p, block, name, (how - 32) * 10, "xy", how % 3);
+        } else if (how % 4 == 1 && how >= 48)
+                (void)peer_forget(p, "", name);
+        else if (how % 4 == 1 && how >= 32)
+                (void)peer_metadata(p, take(in, 1) << 32 | take(in, 1));
+        else if (p->session->requests.n < SESSION_MAX_PENDING)
                 (void)peer_attach(p, name, (uint32_t)take(in, 1) * 50);
 }
 
@@ -128,13 +137,13 @@ static int act(struct broker *b, struct peer *p, struct message_arena *arena, st
                 return peer_ack(p, take(in, 1));
         case 4:
                 if (generation >= ANSWER_FROM)
-                        retire_tick(b, clock_ms() + b->config->release_timeout_ms);
+                        recall_tick(b, clock_ms() + b->config->release_timeout_ms);
                 broker_poll(b);
                 broker_turn(b);
                 shared_turn(b);
                 return p->aborted ? -1 : 0;
         case 5:
-                if (p->session->n_hellos == SESSION_MAX_HELLOS)
+                if (p->session->hello.n == SESSION_MAX_HELLOS)
                         return -1;
                 if (p->session->state == SESSION_NEW)
                         (void)peer_hello(p, "", take(in, 1) % 2 ? "q" : "");
@@ -169,7 +178,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_data)
                         (*p)->auto_ack = who & 4;
                         (*p)->wants_events = who & EVENTS;
                 }
-                if (act(b, *p, arena, &in) < 0 || (*p)->session->state == SESSION_CLOSING ||
+                if (act(b, *p, arena, &in) < 0 || session_is_closing((*p)->session) ||
                     (*p)->n_replies > PEER_MAX_REPLIES / 2)
                         *p = peer_free(*p);
                 if (broker_check(b, &why) < 0 || retire_check(b, &why) < 0 || shared_check(b, &why) < 0) {

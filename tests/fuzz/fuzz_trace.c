@@ -10,9 +10,9 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes);
 
-static void must(bool holds)
+static void must(bool refs)
 {
-        if (!holds)
+        if (!refs)
                 abort();
 }
 

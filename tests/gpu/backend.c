@@ -1,4 +1,4 @@
-/* bfcd's own CUDA device, on whatever driver there is: what tests/unit/test_cuda.c
+/* bfcd's own CUDA device, on any driver: what tests/unit/test_cuda.c
  * asserts on the fake, as far as it holds for any GPU.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -31,7 +31,7 @@ static struct process job_on(const struct message *facts, enum device_share shar
         return p;
 }
 
-START_TEST(it_describes_itself)
+TEST(it_describes_itself)
 {
         struct process owner = owner_start(), job = process_start();
         struct message facts = facts_of(&owner), m = { .fd = -1 };
@@ -44,9 +44,8 @@ START_TEST(it_describes_itself)
         ck_assert_int_eq(process_end(&job), 0);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(two_jobs_share_an_extent)
+LOOP_TEST(two_jobs_share_an_extent, N_SHARES)
 {
         const enum device_share share = (enum device_share)_i;
         struct process owner = owner_start(), a, b;
@@ -72,10 +71,9 @@ START_TEST(two_jobs_share_an_extent)
         job_end(&a);
         owner_end(&owner);
 }
-END_TEST
 
 /* One job's bytes are nothing to the next. */
-START_TEST(zeroed_each_time)
+LOOP_TEST(zeroed_each_time, N_SHARES)
 {
         const enum device_share share = (enum device_share)_i;
         struct process owner = owner_start(), job;
@@ -94,9 +92,8 @@ START_TEST(zeroed_each_time)
         job_end(&job);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(extents_side_by_side)
+TEST(extents_side_by_side)
 {
         struct process owner = owner_start(), job;
         struct message facts = facts_of(&owner), e[2];
@@ -118,10 +115,9 @@ START_TEST(extents_side_by_side)
         job_end(&job);
         owner_end(&owner);
 }
-END_TEST
 
 /* The copies that a client's bfc_write() and bfc_read() are. */
-START_TEST(copies_in_and_out)
+LOOP_TEST(copies_in_and_out, N_SHARES)
 {
         const enum device_share share = (enum device_share)_i;
         struct process owner = owner_start(), a, b;
@@ -147,10 +143,9 @@ START_TEST(copies_in_and_out)
         ck_assert_int_eq(destroy(&owner, &e), 0);
         owner_end(&owner);
 }
-END_TEST
 
 /* By an fd only: what a driver does to a handle's openers is not documented. */
-START_TEST(an_escape_is_noticed)
+TEST(unreclaimed_memory_is_detected)
 {
         struct process owner = owner_start(), fugitive = process_start();
         struct message e, m;
@@ -164,11 +159,10 @@ START_TEST(an_escape_is_noticed)
         (void)n_free(&owner); /* the fake clears away at a look */
         owner_end(&owner);
 }
-END_TEST
 
 /* A daemon that ends or is killed, and its successor, twice; the second has nothing that the
  * first one made. */
-START_TEST(a_successor_adopts_it)
+TEST(a_successor_adopts_it)
 {
         struct process owners[3] = { owner_start(), process_start(), process_start() }, job;
         struct message facts = facts_of(&owners[0]), e, next;
@@ -193,9 +187,8 @@ START_TEST(a_successor_adopts_it)
         ck_assert_int_eq(destroy(&owners[2], &e), 0);
         owner_end(&owners[2]);
 }
-END_TEST
 
-START_TEST(what_is_no_such_extent)
+TEST(invalid_extents_are_refused)
 {
         struct process owner = owner_start(), by_fd, by_handle;
         struct message facts = facts_of(&owner), fd, handle, wrong;
@@ -220,9 +213,8 @@ START_TEST(what_is_no_such_extent)
         job_end(&by_fd);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(a_forked_child_has_nothing)
+LOOP_TEST(a_forked_child_has_nothing, N_SHARES)
 {
         struct process owner = owner_start();
         struct message e;
@@ -234,11 +226,10 @@ START_TEST(a_forked_child_has_nothing)
         ck_assert_int_eq(destroy(&owner, &e), 0);
         owner_end(&owner);
 }
-END_TEST
 
-/* A capture of the caller's goes on, whatever is mapped or copied meanwhile; i: the
+/* A capture of the caller's continues while memory is mapped and copied; i: the
  * stream's flags, 0 is a blocking one. */
-START_TEST(a_capture_goes_on)
+LOOP_TEST(a_capture_continues, 2)
 {
         uint64_t n_other = 0;
         struct process owner = owner_start(), job;
@@ -261,7 +252,6 @@ START_TEST(a_capture_goes_on)
         job_end(&job);
         owner_end(&owner);
 }
-END_TEST
 
 /* Asked in a child: Check's forks must begin without a driver. */
 static bool has_device(void)
@@ -285,8 +275,6 @@ static bool has_device(void)
 
 int main(void)
 {
-        Suite *s;
-        TCase *t;
         int status;
 
         unsetenv("CUDA_VISIBLE_DEVICES"); /* so that cuda:0 is a job's device 0 */
@@ -296,22 +284,7 @@ int main(void)
                 gpu_machine_remove();
                 return EXIT_SUCCESS;
         }
-        s = suite_create("backend");
-        t = tcase_create("backend");
-        tcase_add_checked_fixture(t, case_setup, case_teardown);
-        tcase_set_timeout(t, 120);
-        tcase_add_test(t, it_describes_itself);
-        tcase_add_loop_test(t, two_jobs_share_an_extent, 0, N_SHARES);
-        tcase_add_loop_test(t, zeroed_each_time, 0, N_SHARES);
-        tcase_add_loop_test(t, copies_in_and_out, 0, N_SHARES);
-        tcase_add_test(t, extents_side_by_side);
-        tcase_add_test(t, an_escape_is_noticed);
-        tcase_add_test(t, a_successor_adopts_it);
-        tcase_add_test(t, what_is_no_such_extent);
-        tcase_add_loop_test(t, a_forked_child_has_nothing, 0, N_SHARES);
-        tcase_add_loop_test(t, a_capture_goes_on, 0, 2);
-        suite_add_tcase(s, t);
-        status = suite_run(s);
+        status = suite_run(suite_of_tests("backend", 0, case_setup, case_teardown));
         gpu_machine_remove();
         return status;
 }

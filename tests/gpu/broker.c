@@ -1,4 +1,4 @@
-/* The whole product, on whatever driver there is: a real bfcd with two partitions on
+/* The whole product, on any driver: a real bfcd with two partitions on
  * cuda:0, one for each way of sharing, and jobs of two tenants.
  *
  * SPDX-License-Identifier: Apache-2.0
@@ -79,7 +79,7 @@ static void give(struct process *p, unsigned int slot)
 
 /* By the extent's handle, in a process that has nothing of bfcd but what the job
  * told it. */
-START_TEST(a_kernel_writes_what_another_process_reads_by_handle)
+TEST(a_kernel_writes_what_another_process_reads_by_handle)
 {
         struct process job = job_start("red"), other = job_start(NULL);
         const uint32_t n_words = 3 * MIB / 4 - 5;
@@ -101,10 +101,9 @@ START_TEST(a_kernel_writes_what_another_process_reads_by_handle)
         job_end(&other);
         job_end(&job);
 }
-END_TEST
 
 /* Another session of the tenant has a block in the same extent, and so the extent. */
-START_TEST(a_kernel_writes_what_another_session_reads)
+LOOP_TEST(a_kernel_writes_what_another_session_reads, N_PARTITIONS)
 {
         const char *partition = partitions[_i];
         struct process job = job_start("red"), other = job_start("red");
@@ -124,11 +123,10 @@ START_TEST(a_kernel_writes_what_another_session_reads)
         job_end(&other);
         job_end(&job);
 }
-END_TEST
 
 /* ---- a job's memory ------------------------------------------------------ */
 
-START_TEST(pointers_work_without_another_call)
+LOOP_TEST(pointers_work_without_another_call, N_PARTITIONS)
 {
         const char *partition = partitions[_i];
         struct process job = job_start("red");
@@ -153,10 +151,9 @@ START_TEST(pointers_work_without_another_call)
         give(&job, 1);
         job_end(&job);
 }
-END_TEST
 
 /* The region grew by an extent, and then by another: one address range. */
-START_TEST(a_block_over_two_extents)
+TEST(a_block_over_two_extents)
 {
         struct process job = job_start("red");
         struct bfc_block_info info = { 0 };
@@ -179,9 +176,8 @@ START_TEST(a_block_over_two_extents)
         ck_assert_msg(spans, "no block lay over two extents");
         job_end(&job);
 }
-END_TEST
 
-START_TEST(limits_hold)
+LOOP_TEST(limits_are_enforced, N_PARTITIONS)
 {
         const char *partition = partitions[_i];
         struct process job = job_start("red");
@@ -189,23 +185,22 @@ START_TEST(limits_hold)
 
         ck_assert_int_eq(job_malloc(&job, 0, partition, LIMIT_RED + 1), -EDQUOT);
         ck_assert_ptr_nonnull(strstr(job_sentence(), "limit"));
-        ck_assert(has_figures(job_sentence()));
+        ck_assert(has_stats(job_sentence()));
         take(&job, 0, partition, LIMIT_RED - 32 * MIB);
         ck_assert_int_eq(job_malloc(&job, 1, partition, 48 * MIB), -EDQUOT);
         take(&job, 1, partition, 16 * MIB);
         info = job_info(&job, 1);
         ck_assert_uint_eq(info.n_requested, 16 * MIB);
-        ck_assert_uint_le(rig_figures(rig, "red", partition).bytes_reserved, LIMIT_RED);
+        ck_assert_uint_le(rig_stats(rig, "red", partition).bytes_reserved, LIMIT_RED);
         give(&job, 0);
         take(&job, 0, partition, LIMIT_RED - 32 * MIB);
         job_end(&job);
 }
-END_TEST
 
 /* ---- giving back --------------------------------------------------------- */
 
 /* What an idle job had goes to another tenant, and nothing of its bytes. */
-START_TEST(an_idle_job_lets_go)
+LOOP_TEST(an_idle_job_unmaps, N_PARTITIONS)
 {
         const char *partition = partitions[_i];
         struct process idle = job_start("red"), job;
@@ -218,8 +213,8 @@ START_TEST(an_idle_job_lets_go)
         job = job_start("blue");
         take(&job, 0, partition, 192 * MIB);
         ck_assert_uint_eq(job_count_other(&job, 0, 0, 0, 192 * MIB), 0);
-        ck_assert_uint_le(rig_figures(rig, "red", partition).bytes_reserved, 64 * MIB);
-        ck_assert_uint_eq(rig_figures(rig, "red", partition).bytes_escaped, 0);
+        ck_assert_uint_le(rig_stats(rig, "red", partition).bytes_reserved, 64 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "red", partition).bytes_unreclaimed, 0);
         ck_assert_uint_eq(job_count_other(&idle, 0, 0, 0xdd, 4096), 0); /* what it uses it keeps */
         job_end(&job);
         take(&idle, 1, partition, 192 * MIB); /* its own old bytes may be there */
@@ -227,14 +222,13 @@ START_TEST(an_idle_job_lets_go)
         ck_assert_uint_eq(job_count_other(&idle, 0, 0, 0xdd, 4096), 0);
         job_end(&idle);
 }
-END_TEST
 
 static bool is_about(uint64_t n, uint64_t expected)
 {
         return n + TOLERANCE >= expected && n <= expected + TOLERANCE;
 }
 
-START_TEST(a_killed_jobs_memory_returns)
+LOOP_TEST(a_killed_jobs_memory_returns, N_PARTITIONS)
 {
         const char *partition = partitions[_i];
         struct process watcher = job_start(NULL), job;
@@ -251,11 +245,10 @@ START_TEST(a_killed_jobs_memory_returns)
                       (unsigned long long)n_free);
         job_end(&watcher);
 }
-END_TEST
 
 /* ---- which device -------------------------------------------------------- */
 
-START_TEST(a_device_has_its_partition)
+TEST(a_device_has_its_partition)
 {
         struct process red = job_start("red"), blue = job_start_seeing("0", "blue"), blind;
         char name[64] = "";
@@ -274,7 +267,6 @@ START_TEST(a_device_has_its_partition)
         job_end(&blue);
         job_end(&red);
 }
-END_TEST
 
 /* ---- programs ------------------------------------------------------------ */
 
@@ -288,7 +280,7 @@ static char *must_run(const char *const *argv)
         return out;
 }
 
-START_TEST(bfcctl_tells_of_it)
+TEST(bfcctl_lists_the_device)
 {
         const char *status[] = { program_bfcctl(), "--socket", rig->admin_socket, "status", NULL };
         const char *tenants[] = { program_bfcctl(), "--socket", rig->admin_socket, "tenants", NULL };
@@ -304,9 +296,8 @@ START_TEST(bfcctl_tells_of_it)
         free(out);
         job_end(&job);
 }
-END_TEST
 
-START_TEST(bfcd_checks_the_config)
+TEST(bfcd_checks_the_config)
 {
         const char *check[] = { program_bfcd(), "--check", rig->config_path, NULL };
         char *out, *err;
@@ -316,11 +307,10 @@ START_TEST(bfcd_checks_the_config)
         free(out);
         free(err);
 }
-END_TEST
 
 /* Traces of buffers, each written and checked before it is freed, by several
  * processes. */
-START_TEST(replay_finds_what_it_wrote)
+LOOP_TEST(replay_verifies_its_contents, N_PARTITIONS)
 {
         const char *generate[] = { program_replay(), "--generate", "random", NULL };
         char path[128], *csv = must_run(generate), *out;
@@ -339,7 +329,6 @@ START_TEST(replay_finds_what_it_wrote)
         free(out);
         free(csv);
 }
-END_TEST
 
 /* ---- main ---------------------------------------------------------------- */
 
@@ -380,29 +369,8 @@ static void use_beside(const char *variable, const char *name)
                 setenv(variable, path, 1);
 }
 
-static TCase *cases(void)
-{
-        TCase *t = tcase_create("broker");
-
-        tcase_set_timeout(t, 180);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, a_kernel_writes_what_another_process_reads_by_handle);
-        tcase_add_loop_test(t, a_kernel_writes_what_another_session_reads, 0, N_PARTITIONS);
-        tcase_add_loop_test(t, pointers_work_without_another_call, 0, N_PARTITIONS);
-        tcase_add_test(t, a_block_over_two_extents);
-        tcase_add_loop_test(t, limits_hold, 0, N_PARTITIONS);
-        tcase_add_loop_test(t, an_idle_job_lets_go, 0, N_PARTITIONS);
-        tcase_add_loop_test(t, a_killed_jobs_memory_returns, 0, N_PARTITIONS);
-        tcase_add_test(t, a_device_has_its_partition);
-        tcase_add_test(t, bfcctl_tells_of_it);
-        tcase_add_test(t, bfcd_checks_the_config);
-        tcase_add_loop_test(t, replay_finds_what_it_wrote, 0, N_PARTITIONS);
-        return t;
-}
-
 int main(void)
 {
-        Suite *suite;
         int driver;
 
         unsetenv("CUDA_VISIBLE_DEVICES"); /* so that cuda:0 is a job's device 0 */
@@ -417,7 +385,5 @@ int main(void)
         if (driver == NONE)
                 return EXIT_SUCCESS;
         is_fake = driver == FAKE;
-        suite = suite_create("broker");
-        suite_add_tcase(suite, cases());
-        return harness_main(suite);
+        return harness_main(suite_of_tests("broker", 0, setup, teardown));
 }

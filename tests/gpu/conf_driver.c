@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-START_TEST(nothing_works_before_init)
+TEST(nothing_works_before_init)
 {
         const char *why;
         size_t n_bytes;
@@ -27,9 +27,10 @@ START_TEST(nothing_works_before_init)
         OK(cu.cuDeviceGetCount(&n));
         ck_assert_int_ge(n, 1);
 }
-END_TEST
 
-START_TEST(a_forked_child_has_no_driver)
+FIXTURE(driver, conformance_setup, conformance_teardown);
+
+TEST(a_forked_child_has_no_driver)
 {
         int status;
         pid_t pid = fork();
@@ -46,9 +47,8 @@ START_TEST(a_forked_child_has_no_driver)
         ck_assert_int_eq(status, 0);
         OK(cu.cuCtxSynchronize()); /* and the parent's is whole */
 }
-END_TEST
 
-START_TEST(functions_by_name_and_version)
+TEST(functions_by_name_and_version)
 {
         CUdriverProcAddressQueryResult status;
         void *p = &p;
@@ -69,9 +69,8 @@ START_TEST(functions_by_name_and_version)
         OK(cu.cuDriverGetVersion(&version));
         IS(CUDA_ERROR_INVALID_VALUE, cu.cuGetProcAddress_v2("cuInit", &p, version + 1000, 0, &status));
 }
-END_TEST
 
-START_TEST(errors_have_names)
+TEST(errors_have_names)
 {
         const char *text = NULL;
 
@@ -81,9 +80,8 @@ START_TEST(errors_have_names)
         ck_assert_str_eq(text, "out of memory");
         IS(CUDA_ERROR_INVALID_VALUE, cu.cuGetErrorName((CUresult)123456, &text));
 }
-END_TEST
 
-START_TEST(devices_describe_themselves)
+TEST(devices_describe_themselves)
 {
         static const CUuuid none;
         char name[128] = "", pci[16] = "";
@@ -107,9 +105,8 @@ START_TEST(devices_describe_themselves)
         ck_assert_int_eq(gpu_attribute(device, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING), 1);
         IS(CUDA_ERROR_INVALID_VALUE, cu.cuDeviceGetAttribute(&n, (CUdevice_attribute)9999, device));
 }
-END_TEST
 
-START_TEST(a_primary_context_is_counted)
+TEST(a_primary_context_is_counted)
 {
         unsigned int flags;
         CUcontext again;
@@ -130,7 +127,6 @@ START_TEST(a_primary_context_is_counted)
         OK(cu.cuCtxSetCurrent(context));
         OK(cu.cuCtxSynchronize());
 }
-END_TEST
 
 static void *in_another_thread(void *data)
 {
@@ -150,7 +146,7 @@ static void *in_another_thread(void *data)
         return NULL;
 }
 
-START_TEST(each_thread_has_its_own_current_context)
+TEST(each_thread_has_its_own_current_context)
 {
         pthread_t thread;
 
@@ -158,9 +154,8 @@ START_TEST(each_thread_has_its_own_current_context)
         pthread_join(thread, NULL);
         OK(cu.cuCtxSynchronize());
 }
-END_TEST
 
-START_TEST(current_contexts_are_a_stack)
+TEST(current_contexts_are_a_stack)
 {
         CUcontext c = NULL;
 
@@ -179,9 +174,8 @@ START_TEST(current_contexts_are_a_stack)
         ck_assert_ptr_null(c);
         OK(cu.cuCtxSetCurrent(context));
 }
-END_TEST
 
-START_TEST(two_devices_are_two)
+LOOP_TEST(two_devices_are_two, machine.has_two_devices)
 {
         CUuuid a, b;
         CUcontext other;
@@ -197,7 +191,6 @@ START_TEST(two_devices_are_two)
         OK(cu.cuDeviceCanAccessPeer(&can, 0, 0));
         ck_assert_int_eq(can, 0);
 }
-END_TEST
 
 /* The least that threads of bfcd and its library have: what each of them calls. */
 static void *call_what_they_call(void *ret)
@@ -225,7 +218,7 @@ static void *call_what_they_call(void *ret)
         return NULL;
 }
 
-START_TEST(calls_fit_into_a_stack_of_8_mib)
+TEST(calls_fit_into_a_stack_of_8_mib)
 {
         pthread_attr_t attr;
         pthread_t thread;
@@ -237,26 +230,4 @@ START_TEST(calls_fit_into_a_stack_of_8_mib)
         ck_assert_int_eq(pthread_join(thread, NULL), 0);
         pthread_attr_destroy(&attr);
         ck_assert(ok);
-}
-END_TEST
-
-void conformance_driver(Suite *s, const struct conformance_machine *m)
-{
-        TCase *before = tcase_create("before"), *after = tcase_create("driver");
-
-        tcase_add_test(before, nothing_works_before_init);
-        suite_add_tcase(s, before);
-        tcase_add_checked_fixture(after, conformance_setup, conformance_teardown);
-        tcase_set_timeout(after, 60);
-        tcase_add_test(after, a_forked_child_has_no_driver);
-        tcase_add_test(after, functions_by_name_and_version);
-        tcase_add_test(after, errors_have_names);
-        tcase_add_test(after, devices_describe_themselves);
-        tcase_add_test(after, a_primary_context_is_counted);
-        tcase_add_test(after, each_thread_has_its_own_current_context);
-        tcase_add_test(after, current_contexts_are_a_stack);
-        tcase_add_test(after, calls_fit_into_a_stack_of_8_mib);
-        if (m->has_two_devices)
-                tcase_add_test(after, two_devices_are_two);
-        suite_add_tcase(s, after);
 }

@@ -20,6 +20,8 @@ static void teardown(void)
         conformance_teardown();
 }
 
+FIXTURE(ipc, setup, teardown);
+
 static uint64_t peer_open(const CUipcMemHandle *handle)
 {
         struct peer_message m = { .op = PEER_OPEN, .handle = *handle };
@@ -59,7 +61,7 @@ static uint64_t peer_export(size_t n_bytes, unsigned char value, CUipcMemHandle 
         return at;
 }
 
-START_TEST(both_see_the_same_bytes)
+TEST(two_processes_share_memory_by_handle)
 {
         CUipcMemHandle handle;
         CUdeviceptr p;
@@ -80,9 +82,8 @@ START_TEST(both_see_the_same_bytes)
         ck_assert_uint_eq(gpu_count_other(p + MIB, 2, MIB), 0); /* the exporter's is untouched */
         OK(cu.cuMemFree_v2(p));
 }
-END_TEST
 
-START_TEST(a_handle_of_any_address_opens_the_base)
+TEST(a_handle_of_any_address_opens_the_base)
 {
         CUipcMemHandle of_base, of_inside;
         CUdeviceptr p;
@@ -100,9 +101,8 @@ START_TEST(a_handle_of_any_address_opens_the_base)
         peer_close(at);
         OK(cu.cuMemFree_v2(p));
 }
-END_TEST
 
-START_TEST(opened_twice_is_one_mapping_with_a_count)
+TEST(opened_twice_is_one_mapping_with_a_count)
 {
         CUipcMemHandle handle;
         struct peer_message m = { .op = PEER_CLOSE };
@@ -121,9 +121,8 @@ START_TEST(opened_twice_is_one_mapping_with_a_count)
         REFUSED(peer_call(&peer, &m, -1, NULL));
         OK(cu.cuMemFree_v2(p));
 }
-END_TEST
 
-START_TEST(the_exporter_cannot_open_its_own)
+TEST(the_exporter_cannot_open_its_own_handle)
 {
         CUipcMemHandle handle;
         CUdeviceptr p, again;
@@ -134,9 +133,8 @@ START_TEST(the_exporter_cannot_open_its_own)
            cu.cuIpcOpenMemHandle_v2(&again, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
         OK(cu.cuMemFree_v2(p));
 }
-END_TEST
 
-START_TEST(what_cannot_be_opened)
+TEST(invalid_handles_are_refused)
 {
         CUipcMemHandle handle, garbage;
         CUdeviceptr p;
@@ -149,9 +147,8 @@ START_TEST(what_cannot_be_opened)
         REFUSED(cu.cuIpcCloseMemHandle(4096));
         OK(cu.cuCtxSynchronize());
 }
-END_TEST
 
-START_TEST(an_opened_pointer_cannot_be_freed)
+TEST(an_opened_pointer_cannot_be_freed)
 {
         CUipcMemHandle handle;
         CUdeviceptr p;
@@ -163,9 +160,8 @@ START_TEST(an_opened_pointer_cannot_be_freed)
         OK(cu.cuIpcCloseMemHandle(p));
         REFUSED(cu.cuIpcCloseMemHandle(p));
 }
-END_TEST
 
-START_TEST(vmm_memory_has_no_legacy_handle)
+LOOP_TEST(vmm_memory_has_no_legacy_handle, machine.has_vmm)
 {
         struct gpu_mapping mapping;
         CUipcMemHandle handle;
@@ -174,11 +170,10 @@ START_TEST(vmm_memory_has_no_legacy_handle)
         IS(CUDA_ERROR_INVALID_VALUE, cu.cuIpcGetMemHandle(&handle, mapping.at));
         OK(gpu_unmap(&mapping));
 }
-END_TEST
 
 /* ---- documented as undefined: what the fake makes of it -------------------- */
 
-START_TEST(fake_memory_outlives_the_exporters_free)
+LOOP_TEST(fake_memory_outlives_the_exporters_free, machine.is_fake)
 {
         struct peer_message m = { .op = PEER_FREE };
         CUipcMemHandle handle;
@@ -195,9 +190,8 @@ START_TEST(fake_memory_outlives_the_exporters_free)
         OK(cu.cuIpcCloseMemHandle(p));
         ck_assert_uint_eq(gpu_n_free(), n_free);
 }
-END_TEST
 
-START_TEST(fake_memory_outlives_the_exporters_death)
+LOOP_TEST(fake_memory_outlives_the_exporters_death, machine.is_fake)
 {
         size_t n_free = gpu_n_free();
         CUipcMemHandle handle;
@@ -213,9 +207,8 @@ START_TEST(fake_memory_outlives_the_exporters_death)
         OK(cu.cuIpcCloseMemHandle(p));
         ck_assert_uint_eq(gpu_n_free(), n_free);
 }
-END_TEST
 
-START_TEST(fake_stale_mapping_is_in_the_way)
+LOOP_TEST(fake_stale_mappings_prevent_an_open, machine.is_fake)
 {
         struct peer_message m = { .op = PEER_FREE };
         CUipcMemHandle before, after;
@@ -235,10 +228,9 @@ START_TEST(fake_stale_mapping_is_in_the_way)
         ck_assert_uint_eq(gpu_count_other(new, 2, 4 * MIB), 0);
         OK(cu.cuIpcCloseMemHandle(new));
 }
-END_TEST
 
 /* A refusal is the answer to one call: no error stays. */
-START_TEST(a_refused_handle_breaks_nothing)
+TEST(a_refused_handle_breaks_nothing)
 {
         CUipcMemHandle nothing;
         CUdeviceptr at;
@@ -250,28 +242,4 @@ START_TEST(a_refused_handle_breaks_nothing)
         REFUSED(cu.cuIpcCloseMemHandle(at)); /* it was not opened */
         OK(cu.cuMemsetD8_v2(at, 1, 2 * MIB));
         OK(cu.cuMemFree_v2(at));
-}
-END_TEST
-
-void conformance_ipc(Suite *s, const struct conformance_machine *m)
-{
-        TCase *t = tcase_create("ipc");
-
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_set_timeout(t, 60);
-        tcase_add_test(t, both_see_the_same_bytes);
-        tcase_add_test(t, a_handle_of_any_address_opens_the_base);
-        tcase_add_test(t, opened_twice_is_one_mapping_with_a_count);
-        tcase_add_test(t, the_exporter_cannot_open_its_own);
-        tcase_add_test(t, what_cannot_be_opened);
-        tcase_add_test(t, an_opened_pointer_cannot_be_freed);
-        if (m->has_vmm)
-                tcase_add_test(t, vmm_memory_has_no_legacy_handle);
-        if (m->is_fake) {
-                tcase_add_test(t, fake_memory_outlives_the_exporters_free);
-                tcase_add_test(t, fake_memory_outlives_the_exporters_death);
-                tcase_add_test(t, fake_stale_mapping_is_in_the_way);
-        }
-        tcase_add_test(t, a_refused_handle_breaks_nothing);
-        suite_add_tcase(s, t);
 }

@@ -1,4 +1,4 @@
-/* Conformance: cuMemAlloc, what is said of a pointer, copies; a kernel.
+/* Conformance: cuMemAlloc, attributes of a pointer, copies; a kernel.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/conformance.h"
@@ -7,7 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-START_TEST(alloc_and_free)
+FIXTURE(memory, conformance_setup, conformance_teardown);
+
+TEST(alloc_and_free)
 {
         size_t n_free = gpu_n_free();
         CUdeviceptr p = 0;
@@ -23,9 +25,8 @@ START_TEST(alloc_and_free)
         OK(cu.cuMemFree_v2(0));
         ck_assert_uint_ge(gpu_n_free() + 4 * MIB, n_free);
 }
-END_TEST
 
-START_TEST(more_than_there_is_is_out_of_memory)
+TEST(too_large_an_allocation_is_out_of_memory)
 {
         size_t n_free, n_total;
         CUdeviceptr p;
@@ -36,9 +37,8 @@ START_TEST(more_than_there_is_is_out_of_memory)
         OK(cu.cuMemAlloc_v2(&p, MIB)); /* no error sticks */
         OK(cu.cuMemFree_v2(p));
 }
-END_TEST
 
-START_TEST(a_pointer_knows_its_allocation)
+TEST(a_pointer_knows_its_allocation)
 {
         CUdeviceptr p, base = 0, start = 0;
         unsigned int type = 0;
@@ -59,9 +59,8 @@ START_TEST(a_pointer_knows_its_allocation)
         REFUSED(cu.cuMemGetAddressRange_v2(&base, &n_bytes, p));
         REFUSED(cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p));
 }
-END_TEST
 
-START_TEST(copies_and_fills)
+TEST(copies_and_fills)
 {
         unsigned char there[4096], back[4096];
         CUdeviceptr p;
@@ -81,10 +80,9 @@ START_TEST(copies_and_fills)
         REFUSED(cu.cuMemsetD8_v2(p, 0, 16));
         OK(cu.cuCtxSynchronize()); /* refused, not broken */
 }
-END_TEST
 
-/* Nobody promises what fresh memory holds; the fake makes the worst of it. */
-START_TEST(fresh_memory_is_not_clear)
+/* The contents of fresh memory are undefined; the fake fills it with a pattern. */
+LOOP_TEST(fresh_memory_is_not_clear, machine.is_fake)
 {
         CUdeviceptr p;
 
@@ -92,9 +90,8 @@ START_TEST(fresh_memory_is_not_clear)
         ck_assert_uint_eq(gpu_count_other(p, 0xab, 2 * MIB), 0);
         OK(cu.cuMemFree_v2(p));
 }
-END_TEST
 
-START_TEST(a_context_takes_its_memory_along)
+TEST(destroying_a_context_frees_its_memory)
 {
         CUdeviceptr p;
 
@@ -104,9 +101,8 @@ START_TEST(a_context_takes_its_memory_along)
         OK(cu.cuCtxSetCurrent(context));
         REFUSED(cu.cuMemFree_v2(p));
 }
-END_TEST
 
-START_TEST(a_kernel_writes_what_another_process_reads)
+LOOP_TEST(a_kernel_writes_what_another_process_reads, machine.has_kernels)
 {
         unsigned int n = 1 << 20, value = 0x61616161;
         struct peer p = conformance_peer();
@@ -130,7 +126,6 @@ START_TEST(a_kernel_writes_what_another_process_reads)
         OK(cu.cuModuleUnload(module));
         OK(cu.cuMemFree_v2(at));
 }
-END_TEST
 
 /* A peer with a setting of the fake's, which is read when its driver starts. */
 static struct peer peer_with(const char *name, const char *value)
@@ -151,7 +146,7 @@ static void wait_for_free(size_t n_bytes)
 }
 
 /* What no broker can charge, and what its looks at the free bytes must bear. */
-START_TEST(a_context_costs_memory)
+TEST(a_context_costs_memory)
 {
         size_t n_free = gpu_n_free();
         struct peer p = peer_with("FAKE_CUDA_CONTEXT_BYTES", "8MiB");
@@ -160,9 +155,8 @@ START_TEST(a_context_costs_memory)
         peer_end(&p);
         wait_for_free(n_free - 4 * MIB);
 }
-END_TEST
 
-START_TEST(what_others_take_shows)
+TEST(free_memory_shows_other_processes)
 {
         struct peer p = conformance_peer();
         struct peer_message m = { .op = PEER_ALLOC, .a = 64 * MIB };
@@ -175,7 +169,6 @@ START_TEST(what_others_take_shows)
         wait_for_free(n_free - 4 * MIB);
         peer_end(&p);
 }
-END_TEST
 
 static size_t peer_n_free(struct peer *p)
 {
@@ -186,7 +179,7 @@ static size_t peer_n_free(struct peer *p)
 }
 
 /* At once or late; the fake's peer is one that is late. */
-START_TEST(what_is_freed_shows_in_the_end)
+TEST(freed_memory_is_available_again)
 {
         struct peer p = peer_with("FAKE_CUDA_FREE_LATE_MS", "30");
         struct peer_message m = { .op = PEER_ALLOC, .a = 64 * MIB };
@@ -200,26 +193,4 @@ START_TEST(what_is_freed_shows_in_the_end)
                 usleep(10000);
         ck_assert_uint_ge(peer_n_free(&p) + 4 * MIB, n_free);
         peer_end(&p);
-}
-END_TEST
-
-void conformance_memory(Suite *s, const struct conformance_machine *m)
-{
-        TCase *t = tcase_create("memory");
-
-        tcase_add_checked_fixture(t, conformance_setup, conformance_teardown);
-        tcase_set_timeout(t, 60);
-        tcase_add_test(t, alloc_and_free);
-        tcase_add_test(t, more_than_there_is_is_out_of_memory);
-        tcase_add_test(t, a_pointer_knows_its_allocation);
-        tcase_add_test(t, copies_and_fills);
-        tcase_add_test(t, a_context_takes_its_memory_along);
-        tcase_add_test(t, a_context_costs_memory);
-        tcase_add_test(t, what_others_take_shows);
-        tcase_add_test(t, what_is_freed_shows_in_the_end);
-        if (m->is_fake)
-                tcase_add_test(t, fresh_memory_is_not_clear);
-        if (m->has_kernels)
-                tcase_add_test(t, a_kernel_writes_what_another_process_reads);
-        suite_add_tcase(s, t);
 }

@@ -28,12 +28,14 @@ static void teardown(void)
         conformance_teardown();
 }
 
+FIXTURE(stream, setup, teardown);
+
 static void not_ready_yet(CUresult r)
 {
         ck_assert_msg(r == CUDA_ERROR_NOT_READY || (!is_fake && r == CUDA_SUCCESS), "%s", gpu_error(r));
 }
 
-START_TEST(work_is_done_later_and_in_order)
+TEST(work_runs_asynchronously_and_in_order)
 {
         unsigned char first[16], second[16];
 
@@ -48,9 +50,8 @@ START_TEST(work_is_done_later_and_in_order)
         ck_assert_int_eq(second[15], 2);
         OK(cu.cuStreamQuery(b));
 }
-END_TEST
 
-START_TEST(an_event_is_a_point_in_a_stream)
+TEST(an_event_is_a_point_in_a_stream)
 {
         CUevent event;
 
@@ -68,9 +69,8 @@ START_TEST(an_event_is_a_point_in_a_stream)
         OK(cu.cuEventDestroy_v2(event)); /* while it is pending */
         OK(cu.cuStreamSynchronize(a));
 }
-END_TEST
 
-START_TEST(a_stream_waits_for_anothers_event)
+TEST(a_stream_waits_for_anothers_event)
 {
         unsigned char byte = 0;
         CUevent event;
@@ -85,9 +85,8 @@ START_TEST(a_stream_waits_for_anothers_event)
         ck_assert_int_eq(byte, 6);
         OK(cu.cuEventDestroy_v2(event));
 }
-END_TEST
 
-START_TEST(the_default_stream_waits_for_blocking_ones)
+TEST(the_default_stream_waits_for_blocking_ones)
 {
         unsigned char byte = 0;
         CUstream blocking;
@@ -98,9 +97,8 @@ START_TEST(the_default_stream_waits_for_blocking_ones)
         ck_assert_int_eq(byte, 7);
         OK(cu.cuStreamDestroy_v2(blocking));
 }
-END_TEST
 
-START_TEST(free_waits_for_the_work_that_uses_it)
+TEST(free_waits_for_the_work_that_uses_it)
 {
         CUdeviceptr p;
 
@@ -110,14 +108,13 @@ START_TEST(free_waits_for_the_work_that_uses_it)
         OK(cu.cuMemFree_v2(p));
         OK(cu.cuCtxSynchronize());
 }
-END_TEST
 
 static void note(void *data)
 {
         __atomic_add_fetch((int *)data, 1, __ATOMIC_RELAXED);
 }
 
-START_TEST(a_host_function_is_called_in_turn)
+TEST(a_host_function_is_called_in_turn)
 {
         int n = 0;
 
@@ -127,9 +124,8 @@ START_TEST(a_host_function_is_called_in_turn)
         OK(cu.cuStreamSynchronize(a));
         ck_assert_int_eq(__atomic_load_n(&n, __ATOMIC_RELAXED), 2);
 }
-END_TEST
 
-START_TEST(destroyed_streams_finish_their_work)
+TEST(destroyed_streams_finish_their_work)
 {
         CUstream s;
         int n = 0;
@@ -142,7 +138,6 @@ START_TEST(destroyed_streams_finish_their_work)
                 usleep(10000);
         ck_assert_int_eq(__atomic_load_n(&n, __ATOMIC_RELAXED), 1);
 }
-END_TEST
 
 static void wait_for_flag(void *data)
 {
@@ -150,8 +145,8 @@ static void wait_for_flag(void *data)
                 usleep(10000);
 }
 
-/* The work goes on, and an event that was recorded in it still tells of it. */
-START_TEST(destroying_a_stream_waits_for_nothing)
+/* The work continues, and an event that was recorded in it still reports it. */
+TEST(destroying_a_stream_waits_for_nothing)
 {
         CUevent event;
         CUstream s;
@@ -171,7 +166,6 @@ START_TEST(destroying_a_stream_waits_for_nothing)
         OK(cu.cuEventQuery(event));
         OK(cu.cuEventDestroy_v2(event));
 }
-END_TEST
 
 /* ---- capture ------------------------------------------------------------- */
 
@@ -183,7 +177,7 @@ static void expect_capture(CUstream s, CUstreamCaptureStatus expected)
         ck_assert_int_eq((int)status, (int)expected);
 }
 
-START_TEST(a_captured_stream_does_nothing_yet)
+TEST(a_captured_stream_does_nothing_yet)
 {
         unsigned char byte = 0;
         CUgraph graph = NULL;
@@ -200,9 +194,8 @@ START_TEST(a_captured_stream_does_nothing_yet)
         OK(cu.cuMemcpyDtoH_v2(&byte, memory, 1));
         ck_assert_int_eq(byte, 9);
 }
-END_TEST
 
-START_TEST(global_capture_forbids_unsafe_calls)
+TEST(global_capture_forbids_unsafe_calls)
 {
         CUgraph graph = NULL;
         CUdeviceptr p;
@@ -221,9 +214,8 @@ START_TEST(global_capture_forbids_unsafe_calls)
         OK(cu.cuEventSynchronize(event));
         OK(cu.cuEventDestroy_v2(event));
 }
-END_TEST
 
-START_TEST(a_relaxed_thread_may_do_more)
+TEST(relaxed_capture_allows_unsafe_calls)
 {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         CUgraph graph = NULL;
@@ -239,10 +231,9 @@ START_TEST(a_relaxed_thread_may_do_more)
         OK(cu.cuGraphDestroy(graph));
         OK(cu.cuMemFree_v2(p));
 }
-END_TEST
 
 /* Of any stream of it, by whichever thread. */
-START_TEST(to_wait_for_the_context_spoils_a_capture)
+LOOP_TEST(synchronizing_the_context_invalidates_a_capture, 2)
 {
         const CUstreamCaptureMode modes[] = { CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED };
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -256,10 +247,9 @@ START_TEST(to_wait_for_the_context_spoils_a_capture)
         OK(cu.cuCtxSynchronize());
         OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
 }
-END_TEST
 
 /* What a process does to map an extent, and to unmap it. */
-START_TEST(a_relaxed_thread_may_map_and_unmap)
+LOOP_TEST(a_relaxed_thread_may_map_and_unmap, machine.has_vmm)
 {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         struct gpu_mapping m;
@@ -273,10 +263,9 @@ START_TEST(a_relaxed_thread_may_map_and_unmap)
         OK(cu.cuStreamEndCapture(a, &graph));
         OK(cu.cuGraphDestroy(graph));
 }
-END_TEST
 
 /* Nor by a relaxed thread. */
-START_TEST(the_default_stream_spoils_blocking_captures)
+TEST(the_default_stream_invalidates_blocking_captures)
 {
         CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         CUgraph graph = NULL;
@@ -290,10 +279,9 @@ START_TEST(the_default_stream_spoils_blocking_captures)
         OK(cu.cuThreadExchangeStreamCaptureMode(&mode));
         OK(cu.cuStreamDestroy_v2(blocking));
 }
-END_TEST
 
 /* What a library may ask about streams that it does not know. */
-START_TEST(the_default_stream_tells_of_blocking_captures)
+TEST(the_default_stream_reports_blocking_captures)
 {
         CUstreamCaptureStatus status;
         CUgraph graph = NULL;
@@ -309,9 +297,8 @@ START_TEST(the_default_stream_tells_of_blocking_captures)
         expect_capture(CU_STREAM_LEGACY, CU_STREAM_CAPTURE_STATUS_NONE);
         OK(cu.cuStreamDestroy_v2(blocking));
 }
-END_TEST
 
-START_TEST(a_captured_event_cannot_be_asked)
+TEST(a_captured_event_cannot_be_queried)
 {
         CUgraph graph = NULL;
         CUevent event;
@@ -326,9 +313,8 @@ START_TEST(a_captured_event_cannot_be_asked)
                 cu.cuGraphDestroy(graph);
         OK(cu.cuEventDestroy_v2(event));
 }
-END_TEST
 
-START_TEST(a_captured_stream_cannot_be_waited_for)
+TEST(a_captured_stream_cannot_be_synchronized)
 {
         CUgraph graph = NULL;
 
@@ -336,32 +322,4 @@ START_TEST(a_captured_stream_cannot_be_waited_for)
         IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cu.cuStreamSynchronize(a));
         REFUSED(cu.cuStreamEndCapture(a, &graph));
         OK(cu.cuStreamSynchronize(a));
-}
-END_TEST
-
-void conformance_stream(Suite *s, const struct conformance_machine *m)
-{
-        TCase *t = tcase_create("stream");
-
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_set_timeout(t, 60);
-        tcase_add_test(t, work_is_done_later_and_in_order);
-        tcase_add_test(t, an_event_is_a_point_in_a_stream);
-        tcase_add_test(t, a_stream_waits_for_anothers_event);
-        tcase_add_test(t, the_default_stream_waits_for_blocking_ones);
-        tcase_add_test(t, free_waits_for_the_work_that_uses_it);
-        tcase_add_test(t, a_host_function_is_called_in_turn);
-        tcase_add_test(t, destroyed_streams_finish_their_work);
-        tcase_add_test(t, destroying_a_stream_waits_for_nothing);
-        tcase_add_test(t, a_captured_stream_does_nothing_yet);
-        tcase_add_test(t, global_capture_forbids_unsafe_calls);
-        tcase_add_test(t, a_relaxed_thread_may_do_more);
-        tcase_add_loop_test(t, to_wait_for_the_context_spoils_a_capture, 0, 2);
-        if (m->has_vmm)
-                tcase_add_test(t, a_relaxed_thread_may_map_and_unmap);
-        tcase_add_test(t, the_default_stream_spoils_blocking_captures);
-        tcase_add_test(t, the_default_stream_tells_of_blocking_captures);
-        tcase_add_test(t, a_captured_event_cannot_be_asked);
-        tcase_add_test(t, a_captured_stream_cannot_be_waited_for);
-        suite_add_tcase(s, t);
 }

@@ -18,7 +18,9 @@ static void setup(void)
         OK(cu.cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 }
 
-START_TEST(sizes_are_multiples_of_the_granularity)
+FIXTURE(vmm, setup, conformance_teardown);
+
+LOOP_TEST(sizes_are_multiples_of_the_granularity, machine.has_vmm)
 {
         CUmemGenericAllocationHandle handle;
         CUmemAllocationProp wrong = prop;
@@ -40,9 +42,8 @@ START_TEST(sizes_are_multiples_of_the_granularity)
         ck_assert_int_eq(wrong.location.id, device);
         OK(cu.cuMemRelease(handle));
 }
-END_TEST
 
-START_TEST(no_access_before_it_is_set)
+LOOP_TEST(no_access_before_it_is_set, machine.has_vmm)
 {
         CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, device },
                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
@@ -73,9 +74,8 @@ START_TEST(no_access_before_it_is_set)
         OK(cu.cuMemAddressFree(at, 2 * granularity));
         OK(cu.cuMemRelease(handle));
 }
-END_TEST
 
-START_TEST(maps_are_whole_and_do_not_overlap)
+LOOP_TEST(maps_are_whole_and_do_not_overlap, machine.has_vmm)
 {
         CUmemGenericAllocationHandle handle;
         CUdeviceptr at;
@@ -92,10 +92,9 @@ START_TEST(maps_are_whole_and_do_not_overlap)
         OK(cu.cuMemAddressFree(at, 4 * granularity));
         OK(cu.cuMemRelease(handle));
 }
-END_TEST
 
 /* What a region rests on: pieces made one by one, side by side, are one range. */
-START_TEST(pieces_side_by_side_are_one_range)
+LOOP_TEST(adjacent_maps_are_one_range, machine.has_vmm)
 {
         CUmemAccessDesc access = { .location = { CU_MEM_LOCATION_TYPE_DEVICE, device },
                                    .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
@@ -114,9 +113,8 @@ START_TEST(pieces_side_by_side_are_one_range)
         OK(cu.cuMemUnmap(at, 2 * granularity));
         OK(cu.cuMemAddressFree(at, 2 * granularity));
 }
-END_TEST
 
-START_TEST(a_handle_from_an_address)
+LOOP_TEST(a_handle_from_an_address, machine.has_vmm)
 {
         CUmemGenericAllocationHandle handle;
         struct gpu_mapping mapping;
@@ -127,7 +125,6 @@ START_TEST(a_handle_from_an_address)
         OK(gpu_unmap(&mapping));
         REFUSED(cu.cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)mapping.at));
 }
-END_TEST
 
 static uint64_t peer_count_other(struct peer *p, uint64_t at, unsigned char value, size_t n_bytes)
 {
@@ -137,7 +134,7 @@ static uint64_t peer_count_other(struct peer *p, uint64_t at, unsigned char valu
         return m.a;
 }
 
-START_TEST(an_fd_shares_it_with_another_process)
+LOOP_TEST(an_fd_shares_it_with_another_process, machine.has_vmm)
 {
         struct peer p = conformance_peer();
         struct peer_message m = { .op = PEER_IMPORT, .a = 2 * granularity };
@@ -162,10 +159,9 @@ START_TEST(an_fd_shares_it_with_another_process)
                           0); /* the peer's mapping keeps it */
         peer_end(&p);
 }
-END_TEST
 
 /* What a restart without loss rests on. */
-START_TEST(an_fd_keeps_the_memory_of_a_killed_process)
+LOOP_TEST(an_fd_keeps_the_memory_of_a_killed_process, machine.has_vmm)
 {
         struct peer p = conformance_peer();
         struct peer_message m = { .op = PEER_CREATE, .a = 4 * granularity };
@@ -190,10 +186,9 @@ START_TEST(an_fd_keeps_the_memory_of_a_killed_process)
         close(fd);
         OK(gpu_unmap(&mapping));
 }
-END_TEST
 
 /* It is opened by the driver alone: nothing may look into it. It can be imported again and again. */
-START_TEST(an_fd_is_no_regular_file)
+LOOP_TEST(an_fd_is_no_regular_file, machine.has_vmm)
 {
         CUmemGenericAllocationHandle handle;
         struct peer_message m = { .op = PEER_CREATE, .a = 2 * granularity };
@@ -226,9 +221,8 @@ START_TEST(an_fd_is_no_regular_file)
         }
         close(fd);
 }
-END_TEST
 
-START_TEST(memory_returns_with_the_last_that_holds_it)
+LOOP_TEST(memory_is_freed_with_its_last_reference, machine.has_vmm)
 {
         CUmemGenericAllocationHandle imported;
         size_t n_free = gpu_n_free(),
@@ -247,9 +241,8 @@ START_TEST(memory_returns_with_the_last_that_holds_it)
         OK(cu.cuMemRelease(imported));
         ck_assert_uint_ge(gpu_n_free() + 4 * MIB, n_free);
 }
-END_TEST
 
-START_TEST(only_what_was_asked_for_can_be_exported)
+LOOP_TEST(only_exportable_memory_can_be_exported, machine.has_vmm)
 {
         CUmemAllocationProp private_prop = prop;
         CUmemGenericAllocationHandle handle;
@@ -261,26 +254,4 @@ START_TEST(only_what_was_asked_for_can_be_exported)
         OK(cu.cuMemRelease(handle));
         REFUSED(cu.cuMemImportFromShareableHandle(&handle, (void *)0,
                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
-}
-END_TEST
-
-void conformance_vmm(Suite *s, const struct conformance_machine *m)
-{
-        TCase *t = tcase_create("vmm");
-
-        if (!m->has_vmm)
-                return;
-        tcase_add_checked_fixture(t, setup, conformance_teardown);
-        tcase_set_timeout(t, 60);
-        tcase_add_test(t, sizes_are_multiples_of_the_granularity);
-        tcase_add_test(t, no_access_before_it_is_set);
-        tcase_add_test(t, maps_are_whole_and_do_not_overlap);
-        tcase_add_test(t, pieces_side_by_side_are_one_range);
-        tcase_add_test(t, a_handle_from_an_address);
-        tcase_add_test(t, an_fd_shares_it_with_another_process);
-        tcase_add_test(t, an_fd_keeps_the_memory_of_a_killed_process);
-        tcase_add_test(t, an_fd_is_no_regular_file);
-        tcase_add_test(t, memory_returns_with_the_last_that_holds_it);
-        tcase_add_test(t, only_what_was_asked_for_can_be_exported);
-        suite_add_tcase(s, t);
 }

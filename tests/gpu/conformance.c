@@ -19,6 +19,7 @@
 CUdevice device;
 CUcontext context;
 bool is_fake;
+struct conformance_machine machine;
 static size_t n_free_before;
 static int n_fds_before;
 
@@ -111,9 +112,7 @@ static void look_by_child(struct conformance_machine *ret, char *why, size_t n_w
 
 int main(int argc, char **argv)
 {
-        struct conformance_machine machine;
         char why[256];
-        Suite *s;
         int status;
 
         if (argc > 1 && strcmp(argv[1], "--peer") == 0)
@@ -132,13 +131,7 @@ int main(int argc, char **argv)
         if (!machine.is_fake)
                 puts("# left out: what only the fake promises");
         fflush(stdout);
-        s = suite_create("conformance");
-        conformance_driver(s, &machine);
-        conformance_memory(s, &machine);
-        conformance_ipc(s, &machine);
-        conformance_vmm(s, &machine);
-        conformance_stream(s, &machine);
-        status = suite_run(s);
+        status = suite_main("conformance");
         gpu_machine_remove();
         return status;
 }

@@ -29,12 +29,7 @@ void conformance_teardown(void);
 struct conformance_machine {
         bool has_device, has_vmm, has_kernels, has_two_devices, is_fake;
 };
-
-void conformance_driver(Suite *s, const struct conformance_machine *m);
-void conformance_memory(Suite *s, const struct conformance_machine *m);
-void conformance_ipc(Suite *s, const struct conformance_machine *m);
-void conformance_vmm(Suite *s, const struct conformance_machine *m);
-void conformance_stream(Suite *s, const struct conformance_machine *m);
+extern struct conformance_machine machine;
 
 /* A peer that has started on device 0. */
 struct peer conformance_peer(void);

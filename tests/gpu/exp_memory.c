@@ -271,7 +271,7 @@ static void fresh_vmm(void)
         say_close(']');
 }
 
-/* How long until cuMemGetInfo shows memory that was given back; -1: not within
+/* How long until cuMemGetInfo shows released memory; -1: not within
  * a second. */
 static double us_until_free(size_t n_free)
 {
@@ -389,7 +389,7 @@ const struct experiment memory_experiments[] = {
         { "latency-info", "cuMemGetInfo", latency_info },
         { "context-memory", "what a context takes", context_memory },
         { "context-memory-kernel", "and what its first kernel adds", context_memory_kernel },
-        { "returned-at-once", "when memory given back shows as free", returned_at_once },
+        { "returned-at-once", "when released memory shows as free", returned_at_once },
         { "released-beside-jobs-small", "do starting jobs hide that 2 MiB have returned", released_small },
         { "released-beside-jobs-large", "and 512 MiB", released_large },
         { "fresh-alloc", "is cuMemAlloc's memory zero: first, and after a free or a death", fresh_alloc },

@@ -98,7 +98,7 @@ static void fd_survives(bool is_killed)
         else
                 peer_end(&p);
         sleep(is_quick ? 0 : 1);
-        next = start_peer((uid_t)-1, 0); /* nobody here has a context meanwhile */
+        next = start_peer((uid_t)-1, 0); /* no process here has a context meanwhile */
         m = (struct peer_message){ .op = PEER_IMPORT, .a = SIZE };
         say_error("import", peer_call(&next, &m, fd, NULL));
         if (m.result == CUDA_SUCCESS) {

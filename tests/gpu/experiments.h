@@ -9,7 +9,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-/* What a case found, in the order in which it was said. */
+/* What a case found, in the order of the reports. */
 void say_error(const char *name, CUresult r); /* "SUCCESS" or the error's name */
 void say_number(const char *name, double value);
 void say_flag(const char *name, bool value);

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/peer.h"
+#include "tests/fd_message.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,47 +16,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-/* ---- messages with an fd ------------------------------------------------- */
-
-static int send_message(int to, const struct peer_message *m, int fd)
-{
-        struct iovec iov = { .iov_base = (void *)(uintptr_t)m, .iov_len = sizeof(*m) };
-        _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = { 0 };
-        struct msghdr header = { .msg_iov = &iov, .msg_iovlen = 1 };
-
-        if (fd >= 0) {
-                struct cmsghdr *c = (struct cmsghdr *)control;
-
-                header.msg_control = control;
-                header.msg_controllen = sizeof(control);
-                c->cmsg_level = SOL_SOCKET;
-                c->cmsg_type = SCM_RIGHTS;
-                c->cmsg_len = CMSG_LEN(sizeof(int));
-                memcpy(CMSG_DATA(c), &fd, sizeof(fd));
-        }
-        return sendmsg(to, &header, MSG_NOSIGNAL) == (ssize_t)sizeof(*m) ? 0 : -1;
-}
-
-static int receive_message(int from, struct peer_message *ret, int *ret_fd)
-{
-        struct iovec iov = { .iov_base = ret, .iov_len = sizeof(*ret) };
-        _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = { 0 };
-        struct msghdr header = {
-                .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)
-        };
-        struct cmsghdr *c;
-        ssize_t n;
-
-        do {
-                n = recvmsg(from, &header, MSG_CMSG_CLOEXEC);
-        } while (n < 0 && errno == EINTR);
-        *ret_fd = -1;
-        c = CMSG_FIRSTHDR(&header);
-        if (c && c->cmsg_type == SCM_RIGHTS)
-                memcpy(ret_fd, CMSG_DATA(c), sizeof(int));
-        return n == (ssize_t)sizeof(*ret) ? 0 : -1;
-}
 
 /* ---- the caller's end ---------------------------------------------------- */
 
@@ -123,7 +83,8 @@ CUresult peer_call(struct peer *p, struct peer_message *m, int fd, int *ret_fd)
 {
         int got = -1;
 
-        if (send_message(p->fd, m, fd) < 0 || receive_message(p->fd, m, &got) < 0)
+        if (fd_message_send(p->fd, m, sizeof(*m), &fd, fd >= 0, 0) < 0 ||
+            fd_message_receive(p->fd, m, sizeof(*m), &got) < 0)
                 m->result = CUDA_ERROR_UNKNOWN;
         if (ret_fd)
                 *ret_fd = got;
@@ -225,7 +186,7 @@ static CUresult do_spin(const struct peer_message *m)
         return r;
 }
 
-/* Holds what a fork() inherits, and not the socket: nobody shall wait for it. */
+/* Holds what a fork() inherits, and not the socket, so that no process waits for it. */
 static CUresult do_fork(struct peer_message *m)
 {
         pid_t pid = fork();
@@ -298,12 +259,12 @@ int peer_main(int argc, char *const argv[])
         int fd, answer_fd;
 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        while (receive_message(to, &m, &fd) == 0) {
+        while (fd_message_receive(to, &m, sizeof(m), &fd) == 0) {
                 bool is_last = m.op == PEER_EXIT;
 
                 answer_fd = -1;
                 m.result = do_request(&m, fd, &answer_fd);
-                if (send_message(to, &m, answer_fd) < 0)
+                if (fd_message_send(to, &m, sizeof(m), &answer_fd, answer_fd >= 0, 0) < 0)
                         return 1;
                 if (answer_fd >= 0)
                         close(answer_fd);

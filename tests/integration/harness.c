@@ -5,7 +5,6 @@
  * main() prints the log in it and removes it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -229,6 +228,14 @@ pid_t child_start(void (*function)(void *), void *arg)
         return child_start_as(getuid(), getgid(), function, arg);
 }
 
+pid_t child_start_until(struct gate *gate, void (*function)(void *), void *arg)
+{
+        pid_t pid = child_start(function, arg);
+
+        ck_assert(gate_wait(gate, SETTLE_MS));
+        return pid;
+}
+
 static int exit_code(int status)
 {
         return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -241,6 +248,15 @@ void child_join(pid_t pid)
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_msg(exit_code(status) == 0, "a child ended with status %d; see its message on stderr",
                       exit_code(status));
+}
+
+void child_stop(pid_t pid)
+{
+        int status = 0;
+
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        ck_assert_int_eq(waitpid(pid, &status, WUNTRACED), pid);
+        ck_assert(WIFSTOPPED(status));
 }
 
 void child_kill(pid_t pid)
@@ -261,12 +277,6 @@ struct gate gate_new(void)
         return gate;
 }
 
-void gate_free(struct gate *gate)
-{
-        close(gate->fds[0]);
-        close(gate->fds[1]);
-}
-
 void gate_open(struct gate *gate)
 {
         (void)!write(gate->fds[1], "g", 1);
@@ -278,6 +288,12 @@ bool gate_wait(struct gate *gate, int timeout_ms)
         char c;
 
         return poll(&poll_fd, 1, timeout_ms) == 1 && read(gate->fds[0], &c, 1) == 1;
+}
+
+void gate_meet(struct gate *open, struct gate *wait)
+{
+        gate_open(open);
+        REQUIRE(gate_wait(wait, SETTLE_MS), "the other process is not ready in time");
 }
 
 void *shared_memory(size_t n_bytes)
@@ -362,6 +378,7 @@ struct rig *rig_folder(void)
         ck_assert_int_eq(chmod(rig->folder, 0755), 0);
         snprintf(rig->socket, sizeof(rig->socket), "%s/bfcd.sock", rig->folder);
         snprintf(rig->admin_socket, sizeof(rig->admin_socket), "%s/admin.sock", rig->folder);
+        snprintf(rig->monitor_socket, sizeof(rig->monitor_socket), "%s/monitor.sock", rig->folder);
         snprintf(rig->config_path, sizeof(rig->config_path), "%s/bfcd.yaml", rig->folder);
         snprintf(rig->log_path, sizeof(rig->log_path), "%s/log", rig->folder);
         /* The pretended machine's memory: gone with the folder. */
@@ -374,6 +391,11 @@ struct rig *rig_folder(void)
 }
 
 pid_t rig_spawn_daemon(const struct rig *rig)
+{
+        return rig_spawn_daemon_with(rig, NULL, NULL);
+}
+
+pid_t rig_spawn_daemon_with(const struct rig *rig, void (*prepare)(void *), void *arg)
 {
         pid_t parent = getpid(), pid;
         int log, null;
@@ -392,6 +414,8 @@ pid_t rig_spawn_daemon(const struct rig *rig)
         if (rig->max_fds > 0)
                 setrlimit(RLIMIT_NOFILE, &(struct rlimit){ rig->max_fds, rig->max_fds });
         unsetenv("JOURNAL_STREAM"); /* levels as words, which the check of the log reads */
+        if (prepare)
+                prepare(arg);
         execl(program_bfcd(), "bfcd", "--config", rig->config_path, (char *)NULL);
         dprintf(STDERR_FILENO, "error: %s: %s\n", program_bfcd(), strerror(errno));
         _exit(127);
@@ -516,12 +540,12 @@ static uint64_t charged_on_demand(struct rig *rig)
         for (size_t i = 0; i < tenants->list->n_tenants; i++) {
                 const Bfcd__TenantRow *row = tenants->list->tenants[i];
 
-                charged += row->figures->bytes_in_use + row->figures->bytes_requested;
+                charged += row->stats->bytes_in_use + row->stats->bytes_requested;
                 for (size_t j = 0; j < partitions->list->n_partitions; j++) {
                         const Bfcd__PartitionRow *p = partitions->list->partitions[j];
 
                         if (strcmp(p->name, row->partition) == 0 && strcmp(p->growth, "on-demand") == 0)
-                                charged += row->figures->bytes_reserved - row->figures->bytes_escaped;
+                                charged += row->stats->bytes_reserved - row->stats->bytes_unreclaimed;
                 }
         }
         bfcd__reply__free_unpacked(partitions, NULL);
@@ -529,14 +553,14 @@ static uint64_t charged_on_demand(struct rig *rig)
         return charged;
 }
 
-static uint64_t count_escaped(struct rig *rig)
+static uint64_t count_unreclaimed(struct rig *rig)
 {
         uint64_t n_bytes = 0;
         Bfcd__Reply *tenants;
 
         ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__TENANTS, 0, &tenants), 0);
         for (size_t i = 0; i < tenants->list->n_tenants; i++)
-                n_bytes += tenants->list->tenants[i]->figures->bytes_escaped;
+                n_bytes += tenants->list->tenants[i]->stats->bytes_unreclaimed;
         bfcd__reply__free_unpacked(tenants, NULL);
         return n_bytes;
 }
@@ -559,8 +583,9 @@ void rig_assert_empty(struct rig *rig)
         ck_assert_uint_eq(n.n_quarantined, 0);
         ck_assert_uint_eq(n.n_extents, rig->n_extents);
         ck_assert_uint_eq(n.bytes_pending, 0);
-        (void)WAIT_FOR(count_escaped(rig) <= rig->escaped_bytes, SETTLE_MS); /* some may be back by now */
-        ck_assert_uint_le(count_escaped(rig), rig->escaped_bytes);
+        (void)WAIT_FOR(count_unreclaimed(rig) <= rig->unreclaimed_bytes,
+                       SETTLE_MS); /* some may be back by now */
+        ck_assert_uint_le(count_unreclaimed(rig), rig->unreclaimed_bytes);
         ck_assert_uint_eq(charged_on_demand(rig), 0);
         if (rig->n_fds > 0 && !WAIT_FOR((n_fds = count_fds(rig->pid, NULL)) == rig->n_fds, SETTLE_MS)) {
                 (void)count_fds(rig->pid, stderr);
@@ -583,6 +608,7 @@ void rig_terminate(struct rig *rig)
         ck_assert_msg(exit_code(status) == 0, "the daemon ended with status %d", exit_code(status));
         ck_assert_msg(access(rig->socket, F_OK) < 0, "the daemon left its socket behind");
         ck_assert_msg(access(rig->admin_socket, F_OK) < 0, "the daemon left its admin socket behind");
+        ck_assert_msg(access(rig->monitor_socket, F_OK) < 0, "the daemon left its monitor socket behind");
         rig_assert_clean_log(rig);
 }
 
@@ -603,7 +629,7 @@ void rig_stop(struct rig *rig)
 
 /* ---- what the daemon says ------------------------------------------------- */
 
-bool raw_figures(struct raw *raw, const char *tenant, const char *partition, Bfcd__Figures *ret)
+bool raw_stats(struct raw *raw, const char *tenant, const char *partition, Bfcd__Statistics *ret)
 {
         uint64_t cursor = 0;
         bool found = false;
@@ -618,7 +644,7 @@ bool raw_figures(struct raw *raw, const char *tenant, const char *partition, Bfc
 
                         if (strcmp(row->tenant, tenant) != 0 || strcmp(row->partition, partition) != 0)
                                 continue;
-                        *ret = *row->figures;
+                        *ret = *row->stats;
                         ret->base.n_unknown_fields = 0;
                         ret->base.unknown_fields = NULL;
                         found = true;
@@ -629,20 +655,20 @@ bool raw_figures(struct raw *raw, const char *tenant, const char *partition, Bfc
         return found;
 }
 
-Bfcd__Figures rig_figures(struct rig *rig, const char *tenant, const char *partition)
+Bfcd__Statistics rig_stats(struct rig *rig, const char *tenant, const char *partition)
 {
-        Bfcd__Figures figures = BFCD__FIGURES__INIT;
+        Bfcd__Statistics stats = BFCD__STATISTICS__INIT;
 
-        ck_assert_msg(raw_figures(rig->admin, tenant, partition, &figures), "no row for tenant %s in %s",
-                      tenant, partition);
-        return figures;
+        ck_assert_msg(raw_stats(rig->admin, tenant, partition, &stats), "no row for tenant %s in %s", tenant,
+                      partition);
+        return stats;
 }
 
 uint64_t rig_charge(struct rig *rig, const char *tenant, const char *partition)
 {
-        Bfcd__Figures figures = rig_figures(rig, tenant, partition);
+        Bfcd__Statistics stats = rig_stats(rig, tenant, partition);
 
-        return figures.bytes_reserved + figures.bytes_in_use;
+        return stats.bytes_reserved + stats.bytes_in_use;
 }
 
 static uint64_t count_tenants_sessions(struct rig *rig)
@@ -682,111 +708,6 @@ struct rig_counts rig_count(struct rig *rig)
         return counts;
 }
 
-/* ---- clients -------------------------------------------------------------- */
-
-#define CHILD_FLAGS (CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD)
-
-static int client_connect(const char *socket, const char *tenant, const char *partition, uint64_t flags,
-                          bfc_client **ret)
-{
-        struct bfc_options options = {
-                .struct_size = sizeof(options),
-                .socket = socket,
-                .partition = partition,
-                .tenant = tenant,
-                .flags = flags,
-        };
-
-        return bfc_connect(&options, ret);
-}
-
-bfc_client *client_open(const struct rig *rig, const char *tenant, const char *partition)
-{
-        bfc_client *client = NULL;
-
-        ck_assert_ok(client_connect(rig->socket, tenant, partition, 0, &client));
-        ck_assert_ptr_nonnull(client);
-        return client;
-}
-
-bfc_client *child_client_open(const char *socket, const char *tenant)
-{
-        bfc_client *client = NULL;
-
-        REQUIRE(client_connect(socket, tenant, NULL, CHILD_FLAGS, &client) == 0, "%s", bfc_last_error());
-        return client;
-}
-
-int client_refused(const struct rig *rig, const char *tenant, const char *partition)
-{
-        bfc_client *client = NULL;
-        int r = client_connect(rig->socket, tenant, partition, 0, &client);
-
-        if (r == 0)
-                bfc_disconnect(client);
-        return r < 0 && !client ? r : -1;
-}
-
-struct bfc_tenant_usage client_usage(bfc_client *client, const char *partition)
-{
-        struct bfc_tenant_usage usage = { .struct_size = sizeof(usage) };
-
-        ck_assert_ok(bfc_usage(client, partition, &usage));
-        return usage;
-}
-
-uint64_t rounded(uint64_t n_bytes)
-{
-        return (n_bytes + GRANULE - 1) / GRANULE * GRANULE;
-}
-
-bool has_figures(const char *sentence)
-{
-        for (; *sentence; sentence++) {
-                if (isdigit((unsigned char)*sentence))
-                        return true;
-        }
-        return false;
-}
-
-static uint64_t pattern_word(uint64_t seed, uint64_t i)
-{
-        uint64_t x = (seed + 1) * UINT64_C(0x9e3779b97f4a7c15) + i * UINT64_C(0xd1342543de82ef95);
-
-        return x ^ (x >> 29);
-}
-
-void pattern_write(void *ptr, size_t n_bytes, uint64_t seed)
-{
-        uint8_t *p = ptr;
-        uint64_t word;
-
-        for (size_t at = 0; at < n_bytes; at += sizeof(word)) {
-                word = pattern_word(seed, at);
-                memcpy(p + at, &word, n_bytes - at < sizeof(word) ? n_bytes - at : sizeof(word));
-        }
-}
-
-bool pattern_holds(const void *ptr, size_t n_bytes, uint64_t seed)
-{
-        const uint8_t *p = ptr;
-        uint64_t word;
-
-        for (size_t at = 0; at < n_bytes; at += sizeof(word)) {
-                word = pattern_word(seed, at);
-                if (memcmp(p + at, &word, n_bytes - at < sizeof(word) ? n_bytes - at : sizeof(word)) != 0)
-                        return false;
-        }
-        return true;
-}
-
-bool all_bytes_are(const void *ptr, size_t n_bytes, uint8_t value)
-{
-        const uint8_t *p = ptr;
-
-        return n_bytes == 0 || (p[0] == value && memcmp(p, p + 1, n_bytes - 1) == 0);
-}
-
 /* ---- main ----------------------------------------------------------------- */
 
 bool is_root(void)
@@ -800,23 +721,6 @@ double test_seconds(double fallback)
         double seconds = text ? strtod(text, NULL) : 0;
 
         return seconds > 0 ? seconds : fallback;
-}
-
-Suite *harness_suite_of(const char *name, const TTest *const *tests, double timeout)
-{
-        Suite *suite = suite_create(name);
-        TCase *tcase = tcase_create(name);
-
-        tcase_set_timeout(tcase, timeout);
-        for (; *tests; tests++)
-                tcase_add_test(tcase, *tests);
-        suite_add_tcase(suite, tcase);
-        return suite;
-}
-
-Suite *harness_suite(const char *name, const TTest *const *tests)
-{
-        return harness_suite_of(name, tests, TEST_TIMEOUT);
 }
 
 /* Says what the daemons of failed tests logged. */
@@ -841,15 +745,13 @@ static void print_leftover_logs(void)
 
 int harness_main(Suite *suite)
 {
-        /* What tests count is what the daemon sees: they turn it on where they mean it. */
-        setenv("BFC_CACHE", "off", 1);
-        static const char *const variables[] = { "BFC_SOCKET", "BFC_ADMIN_SOCKET", "BFC_PARTITION",
-                                                 "BFC_TENANT" };
+        static const char *const variables[] = { "BFC_SOCKET", "BFC_ADMIN_SOCKET", "BFC_MONITOR_SOCKET",
+                                                 "BFC_PARTITION", "BFC_TENANT" };
         int status;
 
         for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
                 unsetenv(variables[i]);
-        setenv("BFC_CACHE", "off", 1); /* the daemon's figures are compared byte by byte */
+        setenv("BFC_CACHE", "off", 1); /* the tests compare the daemon's statistics byte by byte */
         strcpy(base_folder, "/tmp/bfcd-rig-XXXXXX");
         strcpy(base_memory, "/dev/shm/bfcd-rig-XXXXXX");
         if (!mkdtemp(base_folder) || chmod(base_folder, 0755) < 0 || !mkdtemp(base_memory) ||

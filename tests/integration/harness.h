@@ -1,9 +1,9 @@
-/* A rig: one real bfcd in a folder of its own, and what looks at it from outside.
+/* A rig: one real bfcd in a folder of its own, and functions that observe it from outside.
  *
  * A test starts a rig with the interesting part of a config, drives it with
- * clients, and stops it. Stopping is where every test ends alike: nobody is
- * left, nothing is charged, no fd more is open than at the start, SIGTERM ends
- * it with status 0, and nothing that looks like an error was logged.
+ * clients, and stops it. Stopping asserts the same in every test: no
+ * session is left, nothing is charged, no fd more is open than at the start,
+ * SIGTERM ends the daemon with status 0, and no error was logged.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef BFC_TESTS_HARNESS_H
@@ -19,12 +19,13 @@
 #include <unistd.h>
 
 #include "proto/bfcd.pb-c.h"
+#include "tests/suite.h"
 #include "tests/integration/raw.h"
 
 #define KIB          (UINT64_C(1) << 10)
 #define MIB          (UINT64_C(1) << 20)
 #define GRANULE      256u   /* blocks are rounded up to it */
-#define SETTLE_MS    120000 /* what must be true "in the end" is true by then, on a slow machine too */
+#define SETTLE_MS    120000 /* the limit of a wait for a condition, for a slow machine */
 #define OTHER_UID    4242u  /* users without a passwd entry, for runs as root */
 #define ANOTHER_UID  4243u
 #define TEST_TIMEOUT 600.0
@@ -40,7 +41,7 @@
         })
 int64_t clock_ms(void);
 
-/* Asserts, and says the client's sentence when it fails. */
+/* Asserts; a failure prints the client's error message. */
 #define ck_assert_ok(call)                                                                                   \
         do {                                                                                                 \
                 int ck_r_ = (call);                                                                          \
@@ -49,8 +50,8 @@ int64_t clock_ms(void);
 
 /* ---- rigs ----------------------------------------------------------------- */
 
-/* Where all memory comes from, by BFC_TEST_DEVICE. Tests say what they expect of
- * any; where devices differ by nature they ask here. */
+/* Where all memory comes from, by BFC_TEST_DEVICE. Tests hold on any
+ * device; where devices differ they use this. */
 enum rig_device { ON_HOST, ON_CUDA_IPC, ON_CUDA_FD };
 enum rig_device rig_device(void);
 const char *rig_device_id(void); /* in the config and in lists */
@@ -73,30 +74,31 @@ struct rig {
         char folder[64];
         char socket[96];
         char admin_socket[96];
+        char monitor_socket[96]; /* where the config does not say */
         char config_path[96];
         char log_path[96];
         char memory[96]; /* folder of the machine that the fake driver pretends */
         pid_t pid;
-        unsigned max_fds;       /* as configured; 0: as it is */
-        struct raw *admin;      /* our one session on the admin socket */
-        unsigned n_fds;         /* the daemon's, with that session; 0: not looked at */
-        uint64_t n_extents;     /* at the start: those made in advance */
-        uint64_t stuck_bytes;   /* that the test keeps from being destroyed: they stay pending */
-        uint64_t escaped_bytes; /* that the test made a device not take back: they stay charged */
-        const char *forgiven;   /* log lines with this in them are no failure */
+        unsigned max_fds;           /* as configured; 0: as it is */
+        struct raw *admin;          /* our one session on the admin socket */
+        unsigned n_fds;             /* the daemon's, with that session; 0: not looked at */
+        uint64_t n_extents;         /* at the start: standby and preallocated ones */
+        uint64_t stuck_bytes;       /* that the test keeps from being destroyed: they stay pending */
+        uint64_t unreclaimed_bytes; /* that the test made a device not take back: they stay charged */
+        const char *forgiven;       /* log lines with this in them are no failure */
 };
 
 /* Starts a daemon and waits until it answers and has made what it makes in advance. */
 struct rig *rig_start(const struct rig_config *config);
 
-/* Asserts that nobody is left and nothing is held, stops the daemon, asserts
- * that it ended well, removes the folder. */
+/* Asserts that no session and no charge is left, stops the daemon, asserts
+ * that it ended with status 0, removes the folder. */
 void rig_stop(struct rig *rig);
 
 /* The assertions of rig_stop() on the running daemon. */
 void rig_assert_empty(struct rig *rig);
 
-/* Nothing that looks like an error was logged. */
+/* No error was logged. */
 void rig_assert_clean_log(const struct rig *rig);
 
 /* SIGTERM, status 0, sockets gone, a clean log; for tests with live clients. */
@@ -115,6 +117,8 @@ void rig_write_config(struct rig *rig, const char *text);
 
 /* Forks and starts BFCD with the config, stderr to log_path; no waiting. */
 pid_t rig_spawn_daemon(const struct rig *rig);
+/* The same; prepare(arg) is called in the new process before it becomes the daemon. */
+pid_t rig_spawn_daemon_with(const struct rig *rig, void (*prepare)(void *), void *arg);
 bool rig_answers(const struct rig *rig);
 
 /* Our session on the admin socket of a daemon that has just been started, once it has made
@@ -128,13 +132,13 @@ char *rig_log(const struct rig *rig);
 /* A whole file as a string; NULL when it cannot be read. */
 char *file_text(const char *path);
 
-/* ---- what the daemon says ------------------------------------------------- */
+/* ---- lists of the daemon -------------------------------------------------- */
 
 /* A tenant's row in a partition, over the admin socket; asserts that it exists. */
-Bfcd__Figures rig_figures(struct rig *rig, const char *tenant, const char *partition);
+Bfcd__Statistics rig_stats(struct rig *rig, const char *tenant, const char *partition);
 
 /* The same by any session that may list it; false: no such row. */
-bool raw_figures(struct raw *raw, const char *tenant, const char *partition, Bfcd__Figures *ret);
+bool raw_stats(struct raw *raw, const char *tenant, const char *partition, Bfcd__Statistics *ret);
 
 /* What a tenant holds: bytes of extents and of blocks together, so 0 is nothing. */
 uint64_t rig_charge(struct rig *rig, const char *tenant, const char *partition);
@@ -175,8 +179,8 @@ struct bfc_tenant_usage client_usage(bfc_client *client, const char *partition);
 /* A block's size as it is counted. */
 uint64_t rounded(uint64_t n_bytes);
 
-/* A sentence with figures: not empty, with a digit in it. */
-bool has_figures(const char *sentence);
+/* A sentence with numbers: not empty, with a digit in it. */
+bool has_stats(const char *sentence);
 
 /* Fills a block so that each byte depends on its place and the seed; says
  * whether it still is as filled. */
@@ -197,24 +201,29 @@ bool all_bytes_are(const void *ptr, size_t n_bytes, uint8_t value);
                 }                                                                                            \
         } while (0)
 
-/* Runs function(arg) in a child that ends with status 0 after it, and dies with
- * the test. */
-pid_t child_start(void (*function)(void *), void *arg);
-/* The same as another user; only for root. */
-pid_t child_start_as(uid_t uid, gid_t gid, void (*function)(void *), void *arg);
-/* Waits for it; asserts that it ended with status 0. */
-void child_join(pid_t pid);
-/* SIGKILL and wait; asserts that it had not ended by itself. */
-void child_kill(pid_t pid);
-
-/* One process tells another that it has come somewhere. Made before the fork. */
+/* One process signals another. Made before the fork; ends with the process of the test. */
 struct gate {
         int fds[2];
 };
 struct gate gate_new(void);
-void gate_free(struct gate *gate);
 void gate_open(struct gate *gate);
 bool gate_wait(struct gate *gate, int timeout_ms); /* false: not in time */
+/* In children: opens the one and waits for the other. */
+void gate_meet(struct gate *open, struct gate *wait);
+
+/* Runs function(arg) in a child that ends with status 0 after it, and dies with
+ * the test. */
+pid_t child_start(void (*function)(void *), void *arg);
+/* The same, and waits until it has opened the gate. */
+pid_t child_start_until(struct gate *gate, void (*function)(void *), void *arg);
+/* The same as child_start() as another user; only for root. */
+pid_t child_start_as(uid_t uid, gid_t gid, void (*function)(void *), void *arg);
+/* Waits for it; asserts that it ended with status 0. */
+void child_join(pid_t pid);
+/* SIGSTOP, and waits until all of its threads have stopped; SIGCONT continues it. Also for the daemon. */
+void child_stop(pid_t pid);
+/* SIGKILL and wait; asserts that it had not ended by itself. */
+void child_kill(pid_t pid);
 
 /* Memory that children share with the test, zeroed; munmap()ed by process end. */
 void *shared_memory(size_t n_bytes);
@@ -238,12 +247,12 @@ bool is_root(void);
 /* Seconds that the long tests take: BFC_TEST_SECONDS, else the default. */
 double test_seconds(double fallback);
 
-/* A suite of the tests up to NULL, with a time-out that suits a slow machine. */
-Suite *harness_suite(const char *name, const TTest *const *tests);
-Suite *harness_suite_of(const char *name, const TTest *const *tests, double timeout); /* seconds, each */
-
 /* main() of every program here: a folder for all rigs, the suite, the logs of
  * the daemons whose tests failed. */
 int harness_main(Suite *suite);
+
+/* The same with the tests of the file. timeout: seconds, each. setup: before each; may be NULL. */
+#define harness_cases_with(name, timeout, setup) harness_main(suite_of_tests(name, timeout, setup, NULL))
+#define harness_cases(name)                      harness_cases_with(name, TEST_TIMEOUT, NULL)
 
 #endif

@@ -9,7 +9,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "daemon/ledger.h"
+#include "daemon/ledger/ledger.h"
+#include "tests/checks.h"
 
 #define READY_MS SETTLE_MS
 
@@ -110,7 +111,7 @@ static void assert_empty_ledger(struct kept *k)
         ck_assert_uint_eq(n.n_exports, 0);
         ck_assert_uint_eq(n.n_blocks, 0);
         ck_assert_uint_eq(n.n_shared, 0);
-        ck_assert_uint_eq(n.n_holds, 0);
+        ck_assert_uint_eq(n.n_refs, 0);
         ck_assert_uint_eq(n.n_extents, k->rig->n_extents);
         ledger_free(ledger);
 }
@@ -174,7 +175,7 @@ struct raw *kept_raw(struct kept *k, const char *tenant)
         struct raw *raw = raw_opened(k);
 
         ck_assert_msg(raw_hello(raw, tenant, NULL) == 0, "%s", raw_refusal());
-        ck_assert_msg(raw->capabilities & BFCD__CAPABILITY__CAPABILITY_RETURN, "it may not come back");
+        ck_assert_msg(raw->can_resume, "the session cannot be resumed");
         return raw;
 }
 
@@ -224,7 +225,7 @@ static void put_tenants(FILE *out, const Bfcd__ListReply *list)
 {
         for (size_t i = 0; i < list->n_tenants; i++) {
                 const Bfcd__TenantRow *t = list->tenants[i];
-                const Bfcd__Figures *f = t->figures;
+                const Bfcd__Statistics *f = t->stats;
 
                 fprintf(out,
                         "%s in %s: limit %" PRIu64 " reserved %" PRIu64 " in use %" PRIu64
@@ -242,7 +243,7 @@ static void put_tenants(FILE *out, const Bfcd__ListReply *list)
 static void put_partitions(FILE *out, const Bfcd__ListReply *list)
 {
         for (size_t i = 0; i < list->n_partitions; i++) {
-                const Bfcd__Figures *f = list->partitions[i]->figures;
+                const Bfcd__Statistics *f = list->partitions[i]->stats;
 
                 fprintf(out, "%s: ever %" PRIu64 " %" PRIu64 " refused %" PRIu64 " %" PRIu64 "\n",
                         list->partitions[i]->name, f->lifetime_peak_bytes_in_use,
@@ -286,7 +287,7 @@ static void put_shared(FILE *out, const Bfcd__ListReply *list)
                         "%s of %s in %s: %" PRIu64 ", %" PRIu64 " bytes for %" PRIu64 ", had by %" PRIu64
                         "\n",
                         s->name, s->tenant, s->partition, s->block_id, s->n_bytes, s->n_requested,
-                        s->num_holders);
+                        s->num_references);
         }
 }
 

@@ -1,6 +1,6 @@
 /* A rig whose daemon is kept by the stand-in for the service manager: it is restarted and
- * killed, and clients go on. It ends as every rig does, with nobody left and nothing
- * charged; and with nothing in the ledger, and nothing stored but the ledger and what
+ * killed, and clients go on. It ends as every rig does, with no session and no charge
+ * left; and with nothing in the ledger, and nothing stored but the ledger and what
  * partitions have in advance.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -33,7 +33,7 @@ void kept_back(struct kept *k);
 /* Waits for a daemon that is ready, also where several fail before it. */
 void kept_ready(struct kept *k);
 
-/* Waits until nobody is left, asserts all that is said above, and ends it. */
+/* Waits until no session is left, asserts all of the above, and ends it. */
 void kept_stop(struct kept *k);
 void kept_discard(struct kept *k);
 
@@ -43,13 +43,13 @@ unsigned kept_count_logged(const struct kept *k, const char *part); /* lines */
 
 /* ---- sessions by hand ---------------------------------------------------------- */
 
-/* A session that may come back, with events; asserts. */
+/* A session that can be resumed, with events; asserts. */
 struct raw *kept_raw(struct kept *k, const char *tenant);
 
-/* Another connection, as the session of `from`, which is left open. What raw_hello() says. */
+/* Another connection that resumes the session of `from`, which stays open. The result of raw_hello(). */
 int kept_raw_try(struct kept *k, const struct raw *from, struct raw **ret);
 
-/* The same, of a session whose return is good: closes `from`. What it has is still to be said. */
+/* The same, where it succeeds: closes `from`. The list of its blocks is still to be sent. */
 struct raw *kept_raw_back(struct kept *k, struct raw *from);
 
 /* It still has these blocks, and all extents that `raw_extents` was given; asserts. */

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/integration/lingering.h"
+#include "tests/fd_message.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -80,18 +81,5 @@ void lingering_free(struct lingering *l)
 
 int fd_send(int socket, const void *bytes, size_t n_bytes, int fd, int flags)
 {
-        union {
-                struct cmsghdr header;
-                char bytes[CMSG_SPACE(sizeof(int))];
-        } control = { .bytes = { 0 } };
-        struct iovec iov = { .iov_base = (void *)(uintptr_t)bytes, .iov_len = n_bytes };
-        struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
-
-        control.header = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)),
-                                           .cmsg_level = SOL_SOCKET,
-                                           .cmsg_type = SCM_RIGHTS };
-        memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
-        message.msg_control = control.bytes;
-        message.msg_controllen = sizeof(control.bytes);
-        return sendmsg(socket, &message, flags | MSG_NOSIGNAL) < 0 ? -errno : 0;
+        return fd_message_send(socket, bytes, n_bytes, &fd, 1, flags);
 }

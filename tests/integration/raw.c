@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "tests/integration/raw.h"
+#include "tests/fd_message.h"
 
 static __thread char refusal_text[1024];
 
@@ -145,24 +146,18 @@ int raw_send(struct raw *raw, Bfcd__Request *request)
         return r;
 }
 
+size_t raw_pack(const Bfcd__Request *request, uint8_t *ret_frame)
+{
+        size_t n_bytes = bfcd__request__pack(request, ret_frame + 4);
+
+        for (int i = 0; i < 4; i++)
+                ret_frame[i] = (uint8_t)(n_bytes >> (8 * i));
+        return n_bytes + 4;
+}
+
 int raw_send_fds(struct raw *raw, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds)
 {
-        union {
-                char bytes[CMSG_SPACE(sizeof(int) * 253)];
-                struct cmsghdr align;
-        } control;
-        struct iovec iov = { .iov_base = (void *)(uintptr_t)bytes, .iov_len = n_bytes };
-        struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes };
-        struct cmsghdr *c;
-
-        message.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
-        memset(&control, 0, sizeof(control));
-        c = CMSG_FIRSTHDR(&message);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
-        memcpy(CMSG_DATA(c), fds, sizeof(int) * n_fds);
-        return sendmsg(raw->fd, &message, MSG_NOSIGNAL) == (ssize_t)n_bytes ? 0 : -errno;
+        return fd_message_send(raw->fd, bytes, n_bytes, fds, n_fds, 0);
 }
 
 /* ---- replies in ----------------------------------------------------------- */
@@ -355,10 +350,10 @@ int raw_do(struct raw *raw, Bfcd__Request *request)
 }
 
 /* In this order, and no others. */
-static int take_hello_fds(struct raw *raw, uint64_t granted)
+static int take_hello_fds(struct raw *raw, const Bfcd__HelloReply *hello)
 {
-        size_t n_events = (granted & BFCD__CAPABILITY__CAPABILITY_EVENTS) != 0;
-        size_t n_pages = granted & BFCD__CAPABILITY__CAPABILITY_PAGES ? 2 : 0;
+        size_t n_events = hello->has_events ? 1 : 0;
+        size_t n_pages = hello->has_pages ? 2 : 0;
 
         if (raw->n_fds != n_events + n_pages)
                 return -EPROTO;
@@ -378,11 +373,9 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         int r;
 
         hello.version = 1;
-        hello.capabilities = (raw->wants_events ? BFCD__CAPABILITY__CAPABILITY_EVENTS : 0) |
-                             (raw->wants_pages ? BFCD__CAPABILITY__CAPABILITY_PAGES : 0) |
-                             (raw->wants_trim ? BFCD__CAPABILITY__CAPABILITY_TRIM : 0) |
-                             (raw->wants_drain ? BFCD__CAPABILITY__CAPABILITY_DRAIN : 0) |
-                             (raw->wants_return ? BFCD__CAPABILITY__CAPABILITY_RETURN : 0);
+        hello.wants_events = raw->wants_events;
+        hello.wants_pages = raw->wants_pages;
+        hello.can_resume = raw->wants_return;
         if (raw->comes_back) {
                 hello.session_id = raw->session_id;
                 hello.secret = (ProtobufCBinaryData){ sizeof(raw->secret), raw->secret };
@@ -397,8 +390,8 @@ int raw_hello(struct raw *raw, const char *tenant, const char *partition)
         r = call_expecting(raw, &request, BFCD__REPLY__BODY_HELLO, &reply);
         if (r < 0)
                 return r;
-        r = take_hello_fds(raw, reply->hello->capabilities);
-        raw->capabilities = reply->hello->capabilities;
+        r = take_hello_fds(raw, reply->hello);
+        raw->can_resume = reply->hello->can_resume;
         raw->session_id = reply->hello->session_id;
         if (reply->hello->secret.len == sizeof(raw->secret))
                 memcpy(raw->secret, reply->hello->secret.data, sizeof(raw->secret));
@@ -468,7 +461,19 @@ int raw_free(struct raw *raw, uint64_t block_id)
         return raw_do(raw, &request);
 }
 
-int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Figures *ret)
+int raw_publish(struct raw *raw, uint64_t block_id, const char *name)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Publish body = BFCD__PUBLISH__INIT;
+
+        body.block_id = block_id;
+        body.name = (char *)(uintptr_t)name;
+        request.body_case = BFCD__REQUEST__BODY_PUBLISH;
+        request.publish = &body;
+        return raw_do(raw, &request);
+}
+
+int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Statistics *ret)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Usage body = BFCD__USAGE__INIT;
@@ -481,11 +486,11 @@ int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Figures *ret)
         r = call_expecting(raw, &request, BFCD__REPLY__BODY_USAGE, &reply);
         if (r < 0)
                 return r;
-        if (!reply->usage->figures) {
+        if (!reply->usage->stats) {
                 bfcd__reply__free_unpacked(reply, NULL);
                 return -EPROTO;
         }
-        *ret = *reply->usage->figures;
+        *ret = *reply->usage->stats;
         ret->base.n_unknown_fields = 0;
         ret->base.unknown_fields = NULL;
         bfcd__reply__free_unpacked(reply, NULL);

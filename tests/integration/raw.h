@@ -39,14 +39,12 @@ struct raw {
         uint64_t next_id;
         uint64_t last_sequence; /* of the Extents messages */
         bool wants_events;      /* set before the hello */
-        bool wants_trim;        /* the same; with wants_events */
-        bool wants_drain;       /* the same */
         int events_fd;          /* -1: none */
         bool wants_pages;       /* set before the hello */
         int page_fds[2];        /* usage, client; -1: none */
         bool wants_return;      /* set before the hello; with wants_events */
-        uint64_t capabilities;  /* granted by the hello */
-        uint64_t session_id;    /* told by the hello; or, where comes_back is set before it, told to it */
+        bool can_resume;        /* by the reply to the hello */
+        uint64_t session_id;    /* from the reply to the hello, or, if comes_back is set, for the hello */
         uint8_t secret[16];     /* the same */
         bool comes_back;
         struct raw_extent *extents;
@@ -57,7 +55,7 @@ struct raw {
         uint8_t buffer[2 * (RAW_MAX_PAYLOAD + 4)];
 };
 
-/* Connects, without a word. */
+/* Connects, and sends nothing. */
 int raw_open(const char *path, struct raw **ret);
 struct raw *raw_close(struct raw *raw);
 
@@ -69,6 +67,8 @@ int raw_send_bytes(struct raw *raw, const void *bytes, size_t n_bytes);
 int raw_send_frame(struct raw *raw, const void *payload, size_t n_bytes);
 /* Fills in the id when it is 0. */
 int raw_send(struct raw *raw, Bfcd__Request *request);
+/* A frame with its length, as bytes: the number of them. */
+size_t raw_pack(const Bfcd__Request *request, uint8_t *ret_frame);
 /* The bytes with fds beside them. */
 int raw_send_fds(struct raw *raw, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds);
 
@@ -90,7 +90,7 @@ int raw_call(struct raw *raw, Bfcd__Request *request, Bfcd__Reply **ret);
 /* These return 0, the refusal as -error, or -EIO when the call itself failed.
  * The refusal's sentence is kept in raw_refusal(). */
 int raw_hello(struct raw *raw, const char *tenant, const char *partition);
-/* What a session that came back still has; a violation is RAW_HUNG_UP. */
+/* What a resumed session still has; a violation is RAW_HUNG_UP. */
 struct raw_held {
         const uint64_t *extent_ids, *block_ids, *shared_ids;
         size_t n_extents, n_blocks, n_shared;
@@ -100,7 +100,8 @@ struct raw_held {
 int raw_held(struct raw *raw, const struct raw_held *held);
 int raw_malloc(struct raw *raw, uint32_t partition, uint64_t n_bytes, Bfcd__Block *ret);
 int raw_free(struct raw *raw, uint64_t block_id);
-int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Figures *ret);
+int raw_publish(struct raw *raw, uint64_t block_id, const char *name);
+int raw_usage(struct raw *raw, uint32_t partition, Bfcd__Statistics *ret);
 int raw_goodbye(struct raw *raw);
 /* One page of a list; free *ret with bfcd__reply__free_unpacked(). */
 int raw_list(struct raw *raw, Bfcd__List__Kind kind, uint64_t cursor, Bfcd__Reply **ret);

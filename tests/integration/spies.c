@@ -13,14 +13,14 @@
 
 #include "device/device.h"
 
-#define N_BLOCKS    4
-#define MAX_BYTES   (4 * MIB) /* of each */
-#define N_PASSES    8         /* over all, on the host, for each session */
-#define AT_EASE_US  2000      /* between two passes of an accomplice: the tenants are to go on */
-#define ALONE_US    30000     /* that an accomplice has for itself before the next thief */
-#define PATIENCE_MS SETTLE_MS
+#define N_BLOCKS   4
+#define MAX_BYTES  (4 * MIB) /* of each */
+#define N_PASSES   8         /* over all, on the host, for each session */
+#define AT_EASE_US 2000      /* between two passes of an accomplice, so that the tenants can work */
+#define ALONE_US   30000     /* that an accomplice has for itself before the next thief */
+#define TIMEOUT_MS SETTLE_MS
 
-/* What is mapped of extents that were given once, whoever has their memory now. */
+/* What is mapped of former extents, whichever tenant has their memory now. */
 struct loot {
         struct {
                 char *ptr;
@@ -63,7 +63,7 @@ static void keep_by_handle(struct spies *spies, struct loot *loot, const uint8_t
         keep(spies, loot, device_range_base(range), n_bytes);
 }
 
-/* Reads all that it has; then writes its own stamp over it, which nobody may find. */
+/* Reads all that it has; then writes its own stamp over it, which no other tenant may find. */
 static void look(struct spies *spies, const struct loot *loot)
 {
         const uint64_t mine = stamp_word(STAMP_SPIES);
@@ -100,7 +100,7 @@ static void must_be_killed(pid_t pid)
 
 /* ---- on the host -------------------------------------------------------------- */
 
-/* A child that has all mappings and the socket of its parent's session, and goes on when that
+/* A child that has all mappings and the socket of its parent's session, and continues when that
  * has ended. */
 static pid_t accomplice_start(struct spies *spies, const struct loot *loot)
 {
@@ -142,7 +142,7 @@ static void spy_on_host(void *arg)
 
 /* ---- on a GPU ----------------------------------------------------------------- */
 
-/* Until it is killed; not for ever, for nobody does that where the test was killed. */
+/* Until it is killed. Not for ever: no process kills it where the test was killed. */
 static void look_on(struct spies *spies, struct haul *haul, const struct loot *loot)
 {
         int64_t end_ms = clock_ms() + (int64_t)TEST_TIMEOUT * 1000;
@@ -165,7 +165,7 @@ static pid_t handle_opener_start(struct spies *spies, struct haul *haul)
         if (pid > 0)
                 return pid;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        REQUIRE(WAIT_FOR(atomic_load(&haul->n_kept) >= 0, PATIENCE_MS), "the thief says nothing");
+        REQUIRE(WAIT_FOR(atomic_load(&haul->n_kept) >= 0, TIMEOUT_MS), "the thief says nothing");
         for (int i = 0; i < atomic_load(&haul->n_kept); i++)
                 keep_by_handle(spies, &loot, haul->extents[i].handle, haul->extents[i].n_bytes);
         look_on(spies, haul, &loot);
@@ -189,7 +189,7 @@ static void heir_start(struct spies *spies, struct haul *haul, struct raw *raw)
         atomic_store(&haul->child, pid);
 }
 
-/* One session, in a process of its own: while that lives nothing of it comes back. */
+/* One session, in a process of its own: while that process lives its memory is not released. */
 static void steal(struct spies *spies, struct haul *haul, unsigned short random[3])
 {
         struct raw *raw = take_some(spies, random);
@@ -204,7 +204,7 @@ static void steal(struct spies *spies, struct haul *haul, unsigned short random[
         if (raw && rig_device() == ON_CUDA_FD)
                 heir_start(spies, haul, raw);
         if (raw)
-                REQUIRE(WAIT_FOR(atomic_load(&haul->is_seen), PATIENCE_MS), "nobody is there to hand it to");
+                REQUIRE(WAIT_FOR(atomic_load(&haul->is_seen), TIMEOUT_MS), "no accomplice is there");
         if (!raw || nrand48(random) % 4 == 0)
                 _exit(0);
         if (nrand48(random) % 4 == 0)
@@ -213,7 +213,7 @@ static void steal(struct spies *spies, struct haul *haul, unsigned short random[
         _exit(0);
 }
 
-/* Its accomplice, who goes on; -1: none. */
+/* Its accomplice, which goes on; -1: none. */
 static pid_t steal_once(struct spies *spies, struct haul *haul, unsigned short random[3])
 {
         pid_t thief, accomplice = -1;
@@ -283,6 +283,6 @@ void spies_join(struct spies *spies, pid_t pid, struct rig *rig)
                 return;
         rig->forgiven = "unreclaimed"; /* logged where it was kept for a second */
         ck_assert_uint_gt(spies->n_kept, 0);
-        ck_assert_msg(WAIT_FOR(rig_figures(rig, "green", "train").bytes_escaped == 0, SETTLE_MS),
+        ck_assert_msg(WAIT_FOR(rig_stats(rig, "green", "train").bytes_unreclaimed == 0, SETTLE_MS),
                       "unreclaimed memory is still charged after the last reference is gone");
 }

@@ -1,8 +1,8 @@
-/* Spies: processes of a tenant named green who keep what they were given, by fd, mapping, handle and
+/* Spies: processes of a tenant named green that keep what they were given, by fd, mapping, handle and
  * child, when their session is over, and look for what other tenants write there, and write over it.
  *
- * On the host the memory was taken out of their mappings. From a GPU's nobody can be shut out: there it
- * has escaped, and nobody gets it while a spy's accomplice lives.
+ * On the host the memory was taken out of their mappings. Access to a GPU's cannot be revoked: there it
+ * is unreclaimed, and no tenant receives it while a spy's accomplice lives.
  *
  * What tenants write is a stamp that nothing else looks like, on granules.
  *
@@ -55,7 +55,7 @@ pid_t spies_start(struct spies *spies, const char *socket);
 bool spies_are_done(const struct spies *spies);
 
 /* Ends them, and waits for that; asserts that they had much to look at, and found nothing; on a GPU, that
- * what had escaped is nobody's debt any more. */
+ * unreclaimed memory is charged to no tenant any more. */
 void spies_join(struct spies *spies, pid_t pid, struct rig *rig);
 
 #endif

@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define READ_MS       500
 #define GENEROUS_MS   SETTLE_MS
@@ -22,9 +22,7 @@
 
 static const struct rig_config hasty = {
         .top = "timeouts: {quarantine: 200ms, read: 500ms}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 64MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 64MiB"),
 };
 
 static int ask_for_list(struct raw *raw)
@@ -42,25 +40,15 @@ static int ask_for_list(struct raw *raw)
  * have ended before the last request is sent. */
 static struct raw *glutton(struct rig *rig)
 {
-        struct raw *raw = raw_connect(rig->socket, "red");
+        struct raw *raw = session_open(rig->socket, "red");
         Bfcd__Block block;
 
-        ck_assert_ptr_nonnull(raw);
         for (unsigned i = 0; i < 200; i++)
                 ck_assert_int_eq(raw_malloc(raw, 0, 256, &block), 0);
         for (unsigned i = 0; i < LIST_REQUESTS; i++)
                 if (ask_for_list(raw) != 0)
                         break;
         return raw;
-}
-
-static bool log_has(const struct rig *rig, const char *words)
-{
-        char *log = rig_log(rig);
-        bool found = log && strstr(log, words);
-
-        free(log);
-        return found;
 }
 
 static void stop_after_end(struct rig *rig)
@@ -74,19 +62,18 @@ static void stop_after_end(struct rig *rig)
         }
 }
 
-START_TEST(who_reads_nothing_is_ended)
+TEST(a_session_that_reads_nothing_is_disconnected)
 {
         struct rig *rig = rig_start(&hasty);
         struct raw *raw = glutton(rig);
         struct rig_counts counts;
 
-        ck_assert_msg(WAIT_FOR(log_has(rig, "the client did not read its replies"), READ_MS + SETTLE_MS),
+        ck_assert_msg(WAIT_FOR(rig_logged(rig, "the client did not read its replies"), READ_MS + SETTLE_MS),
                       "it still has its session");
         ck_assert(WAIT_FOR((counts = rig_count(rig), counts.n_sessions == counts.n_quarantined), SETTLE_MS));
         raw_close(raw);
         stop_after_end(rig);
 }
-END_TEST
 
 /* Takes a little now and then, for much longer than it may take nothing. -1: the session ended. */
 static int read_slowly(struct raw *raw, int64_t *ret_longest_ms)
@@ -115,7 +102,7 @@ static int read_slowly(struct raw *raw, int64_t *ret_longest_ms)
 
 /* Slow is not dead: all replies come. On a loaded machine this process may pause for longer than a session
  * may; then its end is right, and it tries again with more time. */
-START_TEST(who_reads_slowly_is_served)
+TEST(a_session_that_reads_slowly_is_served)
 {
         static const char *const times[] = { "500ms", "2s", "10s", "60s" };
         int64_t limits[] = { 500, 2000, 10000, 60000 }, longest_ms, start;
@@ -145,7 +132,6 @@ START_TEST(who_reads_slowly_is_served)
         }
         ck_assert_int_eq(r, 0);
 }
-END_TEST
 
 /* A stopped process does no harm to itself as long as its socket holds its replies. */
 static void ask_and_stop(void *arg)
@@ -169,7 +155,7 @@ static void ask_and_stop(void *arg)
         raw_close(raw);
 }
 
-START_TEST(who_is_stopped_goes_on)
+TEST(a_stopped_client_continues)
 {
         struct rig *rig = rig_start(&hasty);
         pid_t pid = child_start(ask_and_stop, rig->socket);
@@ -182,7 +168,6 @@ START_TEST(who_is_stopped_goes_on)
         child_join(pid);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- accept ---------------------------------------------------------------- */
 
@@ -206,7 +191,7 @@ static void storm(void *arg)
 
 /* Other users connect and disconnect as fast as they can, and each hello of a member is answered meanwhile.
  * How long that takes is measured by bench-neighbours. */
-START_TEST(hellos_pass_a_flood_of_connections)
+TEST(hellos_pass_a_flood_of_connections)
 {
         struct rig *rig = rig_start(&hasty);
         struct flood flood = { rig->socket, shared_memory(sizeof(*flood.n_connects)) };
@@ -222,24 +207,14 @@ START_TEST(hellos_pass_a_flood_of_connections)
                 ck_assert(WAIT_FOR(atomic_load(flood.n_connects) > before, GENEROUS_MS));
                 raw = raw_connect(rig->socket, "red");
                 ck_assert_msg(raw, "hello %u: %s", i, raw_refusal());
-                ck_assert_int_eq(raw_goodbye(raw), 0);
-                raw_close(raw);
+                session_end(raw);
         }
         for (unsigned i = 0; i < N_FLOODERS; i++)
                 child_kill(pids[i]);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                who_reads_nothing_is_ended,
-                who_reads_slowly_is_served,
-                who_is_stopped_goes_on,
-                hellos_pass_a_flood_of_connections,
-                NULL,
-        };
-
-        return harness_main(harness_suite("admission", tests));
+        return harness_cases("admission");
 }

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "tests/attacks/attack.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define N_ROUNDS     50u
 #define N_GROWTHS    3u
@@ -27,16 +27,12 @@ static const struct rig_config shared_machine = {
                       "      - {name: b, limit: 160MiB, growth: on-demand}\n"
                       "      - {name: c, limit: 160MiB, growth: on-demand}\n"
                       "      - {name: d, limit: 160MiB, growth: on-demand}\n",
-        .tenants = "  - name: victim\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: a, limit: 16MiB, reserve: 16MiB}]\n"
-                   "  - name: grower\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: a, limit: 16MiB, reserve: 16MiB}]\n"
-                   "  - name: " ATTACKER "\n"
-                   "    match: {uid: [@UID@, @OTHER@]}\n"
-                   "    quotas: [{partition: a, limit: 128MiB}, {partition: b, limit: 128MiB},\n"
-                   "             {partition: c, limit: 128MiB}, {partition: d, limit: 128MiB}]\n",
+        .tenants = TENANT("victim", "@UID@", "a, limit: 16MiB, reserve: 16MiB") TENANT(
+                "grower", "@UID@",
+                "a, limit: 16MiB, reserve: 16MiB") "  - name: " ATTACKER "\n"
+                                                   "    match: {uid: [@UID@, @OTHER@]}\n"
+                                                   "    quotas: [{partition: a, limit: 128MiB}, {partition: b, limit: 128MiB},\n"
+                                                   "             {partition: c, limit: 128MiB}, {partition: d, limit: 128MiB}]\n",
 };
 
 static void victim_works(bfc_client *victim, unsigned n_rounds)
@@ -70,7 +66,7 @@ static bool is_empty(struct rig *rig)
                now.n_quarantined == 0;
 }
 
-START_TEST(victim_is_served)
+LOOP_TEST(a_victim_beside_an_attack_is_served, (int)n_attacks)
 {
         const struct attack *attack = attacks[_i];
         struct rig *rig = rig_start(&shared_machine);
@@ -99,15 +95,8 @@ START_TEST(victim_is_served)
         ck_assert_msg(WAIT_FOR(is_empty(rig), GENEROUS_MS), "%s: something is left", attack->key);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("attacks");
-        TCase *tc = tcase_create("each");
-
-        tcase_set_timeout(tc, 3 * TEST_TIMEOUT);
-        tcase_add_loop_test(tc, victim_is_served, 0, (int)n_attacks);
-        suite_add_tcase(suite, tc);
-        return harness_main(suite);
+        return harness_cases_with("attacks", 3 * TEST_TIMEOUT, NULL);
 }

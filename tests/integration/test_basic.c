@@ -4,10 +4,12 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/suite.h"
 
 static const struct rig_config one_tenant; /* all defaults */
@@ -26,14 +28,6 @@ static const struct rig_config two_by_two = {
                    "      - {partition: serve, limit: 16MiB}\n",
 };
 
-static struct bfc_client_stats stats_of(bfc_client *client)
-{
-        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
-
-        ck_assert_ok(bfc_stats(client, &stats));
-        return stats;
-}
-
 static struct bfc_block_info info_of(bfc_client *client, const void *ptr)
 {
         struct bfc_block_info info = { .struct_size = sizeof(info) };
@@ -48,7 +42,7 @@ static const size_t sizes[] = { 1,       255,         256,     257,           40
                                 2 * MIB, 2 * MIB + 1, 3 * MIB, 10 * MIB + 77, 8 * GRANULE, 4 * MIB - 256 };
 #define N_SIZES (sizeof(sizes) / sizeof(sizes[0]))
 
-START_TEST(blocks_of_many_sizes)
+TEST(blocks_of_many_sizes)
 {
         struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -83,7 +77,7 @@ START_TEST(blocks_of_many_sizes)
         ck_assert_uint_eq(usage.num_sessions, 1);
         ck_assert_uint_ge(usage.bytes_reserved, in_use);
         ck_assert_uint_le(usage.bytes_reserved, usage.bytes_limit);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, in_use);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, in_use);
         for (size_t i = 0; i < N_SIZES; i++) /* out of order */
                 ck_assert_ok(bfc_free(client, blocks[(i * 5) % N_SIZES]));
         usage = client_usage(client, NULL);
@@ -94,9 +88,8 @@ START_TEST(blocks_of_many_sizes)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(statistics_of_a_client)
+TEST(statistics_of_a_client)
 {
         struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -112,7 +105,7 @@ START_TEST(statistics_of_a_client)
         ck_assert_int_eq(bfc_malloc(client, 100 * MIB, &no), -EDQUOT);
         ck_assert_ptr_null(no);
         ck_assert_ok(bfc_free(client, a));
-        stats = stats_of(client);
+        stats = client_stats(client);
         ck_assert_uint_eq(stats.num_allocs, 2);
         ck_assert_uint_eq(stats.num_frees, 1);
         ck_assert_uint_eq(stats.num_blocks, 1);
@@ -136,9 +129,8 @@ START_TEST(statistics_of_a_client)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(wrong_arguments)
+TEST(wrong_arguments)
 {
         struct rig *rig = rig_start(&one_tenant);
         struct bfc_options nowhere = { .struct_size = sizeof(nowhere), .socket = "/nowhere/bfcd.sock" };
@@ -166,9 +158,8 @@ START_TEST(wrong_arguments)
         bfc_disconnect(NULL);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(the_environment_says_where)
+TEST(the_environment_names_socket_partition_and_tenant)
 {
         struct rig *rig = rig_start(&two_by_two);
         bfc_client *client;
@@ -181,15 +172,14 @@ START_TEST(the_environment_says_where)
         ck_assert_str_eq(bfc_tenant(client), "red");
         ck_assert_str_eq(bfc_partition(client), "serve");
         ck_assert_ok(bfc_malloc(client, 5 * MIB, &p));
-        ck_assert_uint_eq(rig_figures(rig, "red", "serve").bytes_in_use, 5 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "red", "serve").bytes_in_use, 5 * MIB);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- several -------------------------------------------------------------- */
 
-START_TEST(partitions_are_apart)
+TEST(partitions_are_separate)
 {
         struct rig *rig = rig_start(&two_by_two);
         bfc_client *client = client_open(rig, "red", NULL);
@@ -212,9 +202,8 @@ START_TEST(partitions_are_apart)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(clients_of_a_tenant_share_its_quota)
+TEST(clients_of_a_tenant_share_its_quota)
 {
         struct rig *rig = rig_start(&two_by_two);
         bfc_client *a = client_open(rig, "red", "train"), *b = client_open(rig, "red", "train");
@@ -233,12 +222,12 @@ START_TEST(clients_of_a_tenant_share_its_quota)
         ck_assert_uint_eq(client_usage(b, NULL).bytes_in_use, 40 * MIB);
         ck_assert_uint_eq(client_usage(b, NULL).num_sessions, 2);
         ck_assert_uint_eq(client_usage(other, NULL).bytes_in_use, 10 * MIB);
-        ck_assert_uint_eq(stats_of(b).bytes_in_use, 10 * MIB);
+        ck_assert_uint_eq(client_stats(b).bytes_in_use, 10 * MIB);
         ck_assert_int_eq(bfc_malloc(b, 10 * MIB, &no), -EDQUOT);
         ck_assert_int_eq(bfc_free(b, of_a), -EINVAL);
         ck_assert(pattern_holds(of_a, 30 * MIB, 1));
         ck_assert(pattern_holds(of_b, 10 * MIB, 2));
-        bfc_disconnect(a); /* with a block in its hands */
+        bfc_disconnect(a); /* with a live block */
         ck_assert(WAIT_FOR(client_usage(b, NULL).bytes_in_use == 10 * MIB, SETTLE_MS));
         ck_assert(pattern_holds(of_b, 10 * MIB, 2));
         ck_assert(pattern_holds(of_other, 10 * MIB, 3));
@@ -246,7 +235,6 @@ START_TEST(clients_of_a_tenant_share_its_quota)
         bfc_disconnect(other);
         rig_stop(rig);
 }
-END_TEST
 
 struct thread {
         pthread_t id;
@@ -287,7 +275,7 @@ static void *live_at_random(void *arg)
         return NULL;
 }
 
-START_TEST(threads_share_a_client)
+TEST(threads_share_a_client)
 {
         struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -303,14 +291,13 @@ START_TEST(threads_share_a_client)
                 ck_assert_msg(!threads[i].problem, "thread %u: %s", i, threads[i].problem);
         }
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 0);
-        ck_assert_uint_eq(stats_of(client).num_blocks, 0);
+        ck_assert_uint_eq(client_stats(client).num_blocks, 0);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* More live blocks than a page of a list or one extent could hold. */
-START_TEST(ten_thousand_blocks)
+TEST(ten_thousand_blocks)
 {
         static void *blocks[10000];
         struct rig *rig = rig_start(&one_tenant);
@@ -320,8 +307,8 @@ START_TEST(ten_thousand_blocks)
                 ck_assert_ok(bfc_malloc(client, 1024, blocks + i));
                 memcpy(blocks[i], &i, sizeof(i));
         }
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 10000);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 10000 * 1024);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 10000);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 10000 * 1024);
         for (size_t i = 0; i < 10000; i++) {
                 ck_assert_int_eq(memcmp(blocks[i], &i, sizeof(i)), 0);
                 if (i % 2 == 0)
@@ -330,7 +317,6 @@ START_TEST(ten_thousand_blocks)
         bfc_disconnect(client); /* the rest goes with it */
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- what a client costs -------------------------------------------------- */
 
@@ -346,7 +332,7 @@ static size_t count_mapped_extents(void)
         return n;
 }
 
-START_TEST(a_client_takes_two_fds_and_leaves_nothing)
+TEST(a_client_uses_two_fds_and_closes_them)
 {
         struct rig *rig = rig_start(&one_tenant);
         int before = 0;
@@ -370,18 +356,15 @@ START_TEST(a_client_takes_two_fds_and_leaves_nothing)
         }
         rig_stop(rig);
 }
-END_TEST
 
 /* A block in more extents than one message or the window of unacknowledged ones
  * holds (64). */
-START_TEST(a_block_of_very_many_extents)
+TEST(a_block_of_very_many_extents)
 {
         static const struct rig_config config = {
                 .size = "512MiB",
                 .partitions = "      - {name: train, limit: 512MiB, growth: on-demand}\n",
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 512MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 512MiB"),
         };
         struct rig *rig = rig_start(&config);
         bfc_client *a = client_open(rig, NULL, NULL), *b = client_open(rig, NULL, NULL);
@@ -390,7 +373,7 @@ START_TEST(a_block_of_very_many_extents)
 
         ck_assert_ok(bfc_malloc(a, n_bytes, (void **)&p));
         if (rig_device() != ON_CUDA_IPC) /* there it is one */
-                ck_assert_uint_gt(rig_figures(rig, "red", "train").num_extents, 2 * 64);
+                ck_assert_uint_gt(rig_stats(rig, "red", "train").num_extents, 2 * 64);
         for (size_t at = 0; at < n_bytes; at += 64 * KIB)
                 p[at] = (char)(at >> 16);
         p[n_bytes - 1] = 'z';
@@ -407,11 +390,10 @@ START_TEST(a_block_of_very_many_extents)
         bfc_disconnect(b);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- growth --------------------------------------------------------------- */
 
-START_TEST(on_demand_grows_by_extents)
+TEST(on_demand_grows_by_extents)
 {
         struct rig *rig = rig_start(&one_tenant);
         size_t n_bytes = rig_device() == ON_CUDA_IPC ? 16 * MIB : 10 * MIB; /* smaller ones share there */
@@ -419,14 +401,14 @@ START_TEST(on_demand_grows_by_extents)
         uint64_t before = 0;
         void *p[4];
 
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 0);
         client = client_open(rig, NULL, NULL);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 0);
         for (size_t i = 0; i < 4; i++) {
-                Bfcd__Figures f;
+                Bfcd__Statistics f;
 
                 ck_assert_ok(bfc_malloc(client, n_bytes, p + i));
-                f = rig_figures(rig, "red", "train");
+                f = rig_stats(rig, "red", "train");
                 ck_assert_uint_gt(f.bytes_reserved, before);
                 ck_assert_uint_eq(f.bytes_reserved % (2 * MIB), 0);
                 ck_assert_uint_ge(f.bytes_reserved, f.bytes_in_use);
@@ -434,29 +416,24 @@ START_TEST(on_demand_grows_by_extents)
                 ck_assert_uint_eq(f.bytes_free, f.bytes_reserved - f.bytes_in_use);
                 before = f.bytes_reserved;
         }
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").peak_bytes_reserved, before);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").peak_bytes_reserved, before);
         bfc_disconnect(client);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert_uint_eq(rig_count(rig).n_extents, 0);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(preallocated_is_there_at_once_and_stays)
+TEST(preallocated_memory_is_reserved_from_the_start)
 {
         static const struct rig_config config = {
                 .partitions = "      - {name: train, limit: 64MiB, growth: preallocate}\n",
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 24MiB}]\n"
-                           "  - name: blue\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 40MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 24MiB")
+                        TENANT("blue", "@UID@", "train, limit: 40MiB"),
         };
         struct rig *rig = rig_start(&config);
 
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 24 * MIB);
-        ck_assert_uint_eq(rig_figures(rig, "blue", "train").bytes_reserved, 40 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 24 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "blue", "train").bytes_reserved, 40 * MIB);
         ck_assert_uint_gt(rig->n_extents, 0);
         for (unsigned i = 0; i < 3; i++) {
                 bfc_client *client = client_open(rig, "red", NULL);
@@ -466,17 +443,16 @@ START_TEST(preallocated_is_there_at_once_and_stays)
                 pattern_write(p, 24 * MIB, i);
                 ck_assert(pattern_holds(p, 24 * MIB, i));
                 ck_assert_int_eq(bfc_malloc(client, 1, &no), -EDQUOT);
-                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 24 * MIB);
+                ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 24 * MIB);
                 bfc_disconnect(client);
-                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use == 0, SETTLE_MS));
-                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved == 24 * MIB, SETTLE_MS));
+                ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_in_use == 0, SETTLE_MS));
+                ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_reserved == 24 * MIB, SETTLE_MS));
         }
         rig_stop(rig);
 }
-END_TEST
 
 /* The whole limit in one block, and again in pieces: nothing is lost to either. */
-START_TEST(the_limit_can_be_used_up_again_and_again)
+TEST(the_limit_can_be_used_up_again_and_again)
 {
         struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -495,7 +471,6 @@ START_TEST(the_limit_can_be_used_up_again_and_again)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- what is left to get --------------------------------------------------- */
 
@@ -565,7 +540,7 @@ static void assert_room(struct rig *rig)
         bfc_disconnect(red);
 }
 
-START_TEST(what_can_still_be_had)
+TEST(available_memory_is_reported)
 {
         struct rig *rig = rig_start(&with_reserve);
         size_t n;
@@ -576,9 +551,8 @@ START_TEST(what_can_still_be_had)
         ck_assert_int_eq(bfc_mem_get_info(NULL, NULL, &n, &n), -EINVAL);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(interior_pointers_are_known)
+TEST(interior_pointers_are_known)
 {
         struct rig *rig = rig_start(&one_tenant);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -607,28 +581,23 @@ START_TEST(interior_pointers_are_known)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
+
+/* Also while the daemon ends: it still removes its sockets. */
+TEST(further_sigterms_do_not_kill)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        siginfo_t info = { 0 };
+
+        rig->admin = raw_close(rig->admin);
+        do {
+                ck_assert_int_eq(kill(rig->pid, SIGTERM), 0);
+                ck_assert_int_eq(waitid(P_PID, (id_t)rig->pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
+        } while (info.si_pid == 0);
+        rig_terminate(rig);
+        rig_discard(rig);
+}
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                blocks_of_many_sizes,
-                statistics_of_a_client,
-                wrong_arguments,
-                the_environment_says_where,
-                partitions_are_apart,
-                clients_of_a_tenant_share_its_quota,
-                threads_share_a_client,
-                ten_thousand_blocks,
-                a_client_takes_two_fds_and_leaves_nothing,
-                a_block_of_very_many_extents,
-                on_demand_grows_by_extents,
-                preallocated_is_there_at_once_and_stays,
-                the_limit_can_be_used_up_again_and_again,
-                what_can_still_be_had,
-                interior_pointers_are_known,
-                NULL,
-        };
-
-        return harness_main(harness_suite("basic", tests));
+        return harness_cases("basic");
 }

@@ -1,4 +1,4 @@
-/* The client's cache against a real daemon: what it holds is charged, and comes back where it
+/* The client's cache against a real daemon: its contents are charged, and released where it
  * must.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -8,21 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define LIMIT (64 * MIB) /* red's in train */
 
 static void cache_on(void)
 {
         setenv("BFC_CACHE", "on", 1);
-}
-
-static struct bfc_client_stats stats(bfc_client *client)
-{
-        struct bfc_client_stats s = { .struct_size = sizeof(s) };
-
-        REQUIRE(bfc_stats(client, &s) == 0, "%s", bfc_last_error());
-        return s;
 }
 
 /* In pieces of n_bytes, so that they are slabs of their own; then frees them all. */
@@ -36,42 +28,31 @@ static void fill_cache(bfc_client *client, unsigned n, size_t n_bytes)
                 REQUIRE(bfc_free(client, p[i]) == 0, "%s", bfc_last_error());
 }
 
-static bfc_client *open_with(const char *socket, uint64_t idle_bytes)
-{
-        struct bfc_options o = { .struct_size = sizeof(o), .socket = socket, .cache_idle_bytes = idle_bytes };
-        bfc_client *client = NULL;
-
-        REQUIRE(bfc_connect(&o, &client) == 0, "%s", bfc_last_error());
-        return client;
-}
-
 /* ---- free extents before new ones ------------------------------------------- */
 
 /* Free space that is too small for later requests is given back, although nothing is refused. With cuda-ipc
  * a slab in use cannot be split. */
-START_TEST(surplus_goes_before_growth)
+TEST(free_extents_are_released_before_growth)
 {
         if (rig_device() == ON_CUDA_IPC)
                 return;
 
         struct rig *rig = rig_start(&(struct rig_config){
                 .partitions = "      - {name: train, limit: 256MiB, growth: on-demand}\n",
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 256MiB}]\n" });
+                .tenants = TENANT("red", "@UID@", "train, limit: 256MiB") });
         bfc_client *client;
         struct bfc_client_stats s;
         void *small[40], *large[10];
 
         cache_on();
-        client = open_with(rig->socket, UINT64_MAX);
+        client = child_client_with(.socket = rig->socket, .cache_idle_bytes = UINT64_MAX);
         for (int i = 0; i < 40; i++)
                 ck_assert_ok(bfc_malloc(client, 4 * MIB, &small[i]));
         for (int i = 0; i < 40; i += 2)
                 ck_assert_ok(bfc_free(client, small[i]));
         for (int i = 0; i < 10; i++)
                 ck_assert_ok(bfc_malloc(client, 8 * MIB, &large[i]));
-        s = stats(client);
+        s = client_stats(client);
         ck_assert_uint_eq(s.bytes_in_use, 160 * MIB);
         ck_assert_uint_eq(s.peak_bytes_in_use, 160 * MIB);
         ck_assert_uint_le(s.peak_bytes_reserved, (160 + 32) * MIB);
@@ -82,7 +63,6 @@ START_TEST(surplus_goes_before_growth)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- two partitions ---------------------------------------------------------- */
 
@@ -117,15 +97,13 @@ static void expect_statistics(const char *cache)
         struct rig *rig = rig_start(&(struct rig_config){
                 .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
                               "      - {name: infer, limit: 64MiB, growth: on-demand}\n",
-                .tenants =
-                        "  - name: red\n"
-                        "    match: {uid: [@UID@]}\n"
-                        "    quotas: [{partition: train, limit: 32MiB}, {partition: infer, limit: 32MiB}]\n" });
+                .tenants = TENANT_OF("red", "@UID@",
+                                     "{partition: train, limit: 32MiB}, {partition: infer, limit: 32MiB}") });
         struct bfc_client_stats s = { .struct_size = sizeof(s) };
         pthread_t threads[N_CLIMBERS];
 
         setenv("BFC_CACHE", cache, 1);
-        climbers_client = open_with(rig->socket, UINT64_MAX);
+        climbers_client = child_client_with(.socket = rig->socket, .cache_idle_bytes = UINT64_MAX);
         pthread_barrier_init(&climbers, NULL, N_CLIMBERS);
         for (uintptr_t i = 0; i < N_CLIMBERS; i++)
                 ck_assert_int_eq(pthread_create(&threads[i], NULL, climb, (void *)i), 0);
@@ -139,28 +117,26 @@ static void expect_statistics(const char *cache)
                 ck_assert_uint_eq(s.num_allocs, n_calls);
                 ck_assert_uint_eq(s.num_frees, n_calls);
         }
-        s = stats(climbers_client);
+        s = client_stats(climbers_client);
         ck_assert_uint_eq(s.peak_bytes_in_use, 2 * sum);
         ck_assert_uint_eq(s.num_allocs, 2 * n_calls);
         bfc_disconnect(climbers_client);
         rig_stop(rig);
 }
 
-START_TEST(statistics_of_two_partitions)
+TEST(statistics_of_two_partitions)
 {
         expect_statistics("on");
 }
-END_TEST
 
-START_TEST(statistics_of_two_partitions_without_a_cache)
+TEST(statistics_of_two_partitions_without_a_cache)
 {
         expect_statistics("off");
 }
-END_TEST
 
 /* ---- one process ----------------------------------------------------------- */
 
-START_TEST(idle_memory_is_charged_and_trimmed)
+TEST(idle_memory_is_charged_and_trimmed)
 {
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
         bfc_client *client;
@@ -168,32 +144,31 @@ START_TEST(idle_memory_is_charged_and_trimmed)
         void *p = NULL;
 
         cache_on();
-        client = open_with(rig->socket, UINT64_MAX);
+        client = child_client_with(.socket = rig->socket, .cache_idle_bytes = UINT64_MAX);
         fill_cache(client, 10, 3 * MIB);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 30 * MIB);
-        ck_assert_uint_eq(stats(client).bytes_idle, 30 * MIB);
-        n_calls = stats(client).num_calls;
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 30 * MIB);
+        ck_assert_uint_eq(client_stats(client).bytes_idle, 30 * MIB);
+        n_calls = client_stats(client).num_calls;
         fill_cache(client, 10, 3 * MIB);
-        ck_assert_uint_eq(stats(client).num_calls, n_calls);
+        ck_assert_uint_eq(client_stats(client).num_calls, n_calls);
         /* Neighbours merge: one block over all ten. */
         ck_assert_ok(bfc_malloc(client, 30 * MIB, &p));
-        ck_assert_uint_eq(stats(client).num_calls, n_calls);
+        ck_assert_uint_eq(client_stats(client).num_calls, n_calls);
         ck_assert_ok(bfc_free(client, p));
         ck_assert_ok(bfc_trim(client, 10 * MIB));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 18 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 18 * MIB);
         ck_assert_ok(bfc_trim(client, SIZE_MAX));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 0);
         /* Up to the limit as without a cache, and not beyond. */
         ck_assert_ok(bfc_malloc(client, LIMIT - 2 * MIB, &p));
         fill_cache(client, 2, MIB);
         ck_assert_int_eq(bfc_malloc(client, 3 * MIB, &(void *){ NULL }), -EDQUOT);
-        ck_assert(has_figures(bfc_last_error()));
+        ck_assert(has_stats(bfc_last_error()));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* Blocks of many sizes, on streams too, and frees them but for two small ones. */
 static void work_and_keep(bfc_client *client, void *ret_kept[2])
@@ -231,20 +206,20 @@ static void assert_nothing_stays(const struct bfc_options *options, struct rig *
         work_and_keep(client, kept);
         ck_assert_ok(bfc_trim(client, SIZE_MAX));
         if (unmaps) { /* those of two slabs, each of which may cross an extent boundary */
-                ck_assert_uint_le(rig_figures(rig, "red", "train").num_extents, 4);
+                ck_assert_uint_le(rig_stats(rig, "red", "train").num_extents, 4);
                 ck_assert_ok(bfc_usage(client, NULL, &usage));
-                ck_assert_uint_eq(usage.bytes_reserved, rig_figures(rig, "red", "train").bytes_reserved);
+                ck_assert_uint_eq(usage.bytes_reserved, rig_stats(rig, "red", "train").bytes_reserved);
         }
         ck_assert_ok(bfc_free(client, kept[0]));
         ck_assert_ok(bfc_free(client, kept[1]));
         ck_assert_ok(bfc_trim(client, SIZE_MAX));
         if (unmaps)
-                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+                ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 0);
         bfc_disconnect(other);
         bfc_disconnect(client);
 }
 
-START_TEST(after_a_trim_only_live_blocks_are_reserved)
+TEST(after_a_trim_only_live_blocks_are_reserved)
 {
         static const uint64_t flags[] = { 0, BFC_NO_CACHE, BFC_POLL, BFC_NO_THREAD };
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
@@ -257,28 +232,26 @@ START_TEST(after_a_trim_only_live_blocks_are_reserved)
         }
         rig_stop(rig);
 }
-END_TEST
 
 /* Only as much is released as was asked for, in whole extents. */
-START_TEST(a_trim_of_some_keeps_the_rest)
+TEST(a_trim_of_some_keeps_the_rest)
 {
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
         bfc_client *client;
         uint64_t before, after;
 
         cache_on();
-        client = open_with(rig->socket, UINT64_MAX);
+        client = child_client_with(.socket = rig->socket, .cache_idle_bytes = UINT64_MAX);
         fill_cache(client, 10, 3 * MIB);
-        before = rig_figures(rig, "red", "train").bytes_reserved;
+        before = rig_stats(rig, "red", "train").bytes_reserved;
         ck_assert_ok(bfc_trim(client, 9 * MIB));
-        after = rig_figures(rig, "red", "train").bytes_reserved;
+        after = rig_stats(rig, "red", "train").bytes_reserved;
         if (rig_device() != ON_CUDA_IPC) /* there it is all one extent */
                 ck_assert_uint_lt(after, before);
         ck_assert_uint_ge(after, 30 * MIB - 9 * MIB);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- processes -------------------------------------------------------------- */
 
@@ -291,18 +264,17 @@ struct pair {
 static void refused_and_gives_back(void *arg)
 {
         struct pair *pair = arg;
-        bfc_client *client = open_with(pair->socket, UINT64_MAX);
+        bfc_client *client = child_client_with(.socket = pair->socket, .cache_idle_bytes = UINT64_MAX);
         struct bfc_client_stats s;
         void *kept, *p;
 
         REQUIRE(bfc_malloc(client, 1 * MIB + 1, &kept) == 0, "%s", bfc_last_error());
         fill_cache(client, 10, 4 * MIB);
-        gate_open(&pair->first);
-        REQUIRE(gate_wait(&pair->second, SETTLE_MS), "not in time");
+        gate_meet(&pair->first, &pair->second);
         /* The other process lies right behind our memory now. */
         REQUIRE(bfc_malloc(client, 45 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 4096, 7);
-        s = stats(client);
+        s = client_stats(client);
         REQUIRE(s.num_failures == 0, "%s", bfc_last_error());
         REQUIRE(s.bytes_reserved <= LIMIT - 8 * MIB, "%llu", (unsigned long long)s.bytes_reserved);
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
@@ -310,7 +282,7 @@ static void refused_and_gives_back(void *arg)
 }
 
 /* Over the tenant's limit only because of what lies idle here. */
-START_TEST(over_the_quota_idle_memory_goes_back)
+TEST(over_the_quota_idle_memory_is_released)
 {
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
         struct pair pair = { .first = gate_new(), .second = gate_new() };
@@ -324,27 +296,21 @@ START_TEST(over_the_quota_idle_memory_goes_back)
         }
         cache_on();
         strcpy(pair.socket, rig->socket);
-        pid = child_start(refused_and_gives_back, &pair);
-        ck_assert(gate_wait(&pair.first, SETTLE_MS));
-        other = open_with(rig->socket, UINT64_MAX);
+        pid = child_start_until(&pair.first, refused_and_gives_back, &pair);
+        other = child_client_with(.socket = rig->socket, .cache_idle_bytes = UINT64_MAX);
         ck_assert_ok(bfc_malloc(other, 8 * MIB, &p));
         gate_open(&pair.second);
         child_join(pid);
         ck_assert_ok(bfc_free(other, p));
         bfc_disconnect(other);
-        gate_free(&pair.first);
-        gate_free(&pair.second);
         rig_stop(rig);
 }
-END_TEST
 
 /* The middle of a slab would take two Splits, and the new block is one more. */
-START_TEST(no_split_that_max_blocks_makes_useless)
+TEST(max_blocks_prevents_useless_splits)
 {
         static const struct rig_config config = {
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 64MiB, max_blocks: 3}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 64MiB, max_blocks: 3"),
         };
         struct rig *rig = rig_start(&config);
         bfc_client *client;
@@ -355,7 +321,7 @@ START_TEST(no_split_that_max_blocks_makes_useless)
                 return;
         }
         cache_on();
-        client = open_with(rig->socket, UINT64_MAX);
+        client = child_client_with(.socket = rig->socket, .cache_idle_bytes = UINT64_MAX);
         ck_assert_ok(bfc_malloc(client, 40 * MIB, &all));
         ck_assert_ok(bfc_free(client, all));
         ck_assert_ok(bfc_malloc(client, 1000, &first));
@@ -363,25 +329,24 @@ START_TEST(no_split_that_max_blocks_makes_useless)
         ck_assert_ok(bfc_malloc(client, 1000, &last));
         ck_assert_ok(bfc_free(client, middle));
         ck_assert_ok(bfc_malloc_flags(client, NULL, 1 * MIB, BFC_WHOLE, &whole));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 2);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 2);
         ck_assert_int_eq(bfc_malloc_flags(client, NULL, 50 * MIB, BFC_WHOLE, &large), -EDQUOT);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 2);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 2);
         ck_assert_ok(bfc_free(client, whole));
         ck_assert_ok(
                 bfc_malloc_flags(client, NULL, 50 * MIB, BFC_WHOLE, &large)); /* now there is room for both */
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_blocks, 3);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_blocks, 3);
         ck_assert_ok(bfc_free(client, large));
         ck_assert_ok(bfc_free(client, first));
         ck_assert_ok(bfc_free(client, last));
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 static void hold_idle(void *arg)
 {
         struct pair *pair = arg;
-        bfc_client *client = open_with(pair->socket, 0);
+        bfc_client *client = child_client_with(.socket = pair->socket, .cache_idle_bytes = 0);
 
         fill_cache(client, 28, 2 * MIB);
         gate_open(&pair->first);
@@ -389,8 +354,8 @@ static void hold_idle(void *arg)
         bfc_disconnect(client);
 }
 
-/* All of the limit lies idle in one process, and comes back when another needs it. */
-START_TEST(an_idle_process_gives_back)
+/* All of the limit is idle in one process, and released when another needs it. */
+TEST(an_idle_process_releases_its_cache)
 {
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
         struct pair pair = { .first = gate_new(), .second = gate_new() };
@@ -400,23 +365,19 @@ START_TEST(an_idle_process_gives_back)
 
         cache_on();
         strcpy(pair.socket, rig->socket);
-        pid = child_start(hold_idle, &pair);
-        ck_assert(gate_wait(&pair.first, SETTLE_MS));
+        pid = child_start_until(&pair.first, hold_idle, &pair);
         if (CHILDREN_HAVE_EVENTS)
-                ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_in_use, 28 * 2 * MIB);
-        other = open_with(rig->socket, 0);
+                ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_in_use, 28 * 2 * MIB);
+        other = child_client_with(.socket = rig->socket, .cache_idle_bytes = 0);
         for (int i = 0; i < (CHILDREN_HAVE_EVENTS ? 15 : 8); i++)
                 ck_assert_ok(bfc_malloc(other, 4 * MIB, &p));
         gate_open(&pair.second);
         child_join(pid);
         bfc_disconnect(other);
-        gate_free(&pair.first);
-        gate_free(&pair.second);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(a_killed_client_returns_its_cache)
+TEST(a_killed_clients_cache_is_released)
 {
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
         struct pair pair = { .first = gate_new(), .second = gate_new() };
@@ -424,22 +385,18 @@ START_TEST(a_killed_client_returns_its_cache)
 
         cache_on();
         strcpy(pair.socket, rig->socket);
-        pid = child_start(hold_idle, &pair);
-        ck_assert(gate_wait(&pair.first, SETTLE_MS));
+        pid = child_start_until(&pair.first, hold_idle, &pair);
         ck_assert_uint_gt(rig_charge(rig, "red", "train"), 0);
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
-        gate_free(&pair.first);
-        gate_free(&pair.second);
         rig_stop(rig);
 }
-END_TEST
 
 /* Random sizes in several processes of one tenant that together want more than there is. */
 static void live(void *arg)
 {
         struct pair *pair = arg;
-        bfc_client *client = open_with(pair->socket, 4 * MIB);
+        bfc_client *client = child_client_with(.socket = pair->socket, .cache_idle_bytes = 4 * MIB);
         void *p[64] = { NULL };
         size_t n[64];
         unsigned seed = (unsigned)getpid() * 7919u, n_granted = 0;
@@ -466,7 +423,7 @@ static void live(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(processes_under_pressure)
+TEST(processes_under_pressure)
 {
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
         struct pair pair = { .first = gate_new(), .second = gate_new() };
@@ -478,15 +435,12 @@ START_TEST(processes_under_pressure)
                 pids[i] = child_start(live, &pair);
         for (int i = 0; i < 4; i++)
                 child_join(pids[i]);
-        gate_free(&pair.first);
-        gate_free(&pair.second);
         rig_stop(rig);
 }
-END_TEST
 
 /* A job that repeats itself asks the daemon for nothing from the second time on, and holds little
  * more than it uses. */
-START_TEST(a_repeated_trace)
+TEST(a_repeated_trace)
 {
         struct rig *rig = rig_start(&(struct rig_config){
                 .size = "512MiB",
@@ -519,25 +473,8 @@ START_TEST(a_repeated_trace)
         free(err);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                statistics_of_two_partitions,
-                statistics_of_two_partitions_without_a_cache,
-                surplus_goes_before_growth,
-                idle_memory_is_charged_and_trimmed,
-                after_a_trim_only_live_blocks_are_reserved,
-                a_trim_of_some_keeps_the_rest,
-                over_the_quota_idle_memory_goes_back,
-                no_split_that_max_blocks_makes_useless,
-                an_idle_process_gives_back,
-                a_killed_client_returns_its_cache,
-                processes_under_pressure,
-                a_repeated_trace,
-                NULL,
-        };
-
-        return harness_main(harness_suite("cache", tests));
+        return harness_cases("cache");
 }

@@ -5,15 +5,13 @@
  *
  * The fake driver spoils a capture wherever a driver may, and answers for a destroyed stream
  * what drivers were seen to answer: 400, 709, or the end of the process. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#include "device/cuda_api.h"
-#include "tests/integration/harness.h"
+#include "tests/gpu/driver.h"
+#include "tests/integration/tools.h"
 #include "tests/integration/raw.h"
 
 static const struct rig_config two_tenants = {
@@ -25,52 +23,39 @@ static const struct rig_config two_tenants = {
 
 /* ---- the driver, as a job has it ------------------------------------------ */
 
-#define F(symbol, base, version, arguments) static CUresult(*p_##symbol) arguments;
-#include "device/cuda_functions.h"
-#undef F
-
 /* The same context as the library's. */
-static void load_driver(void)
+static void enter_context(void)
 {
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         CUcontext context;
-        CUdevice device;
 
-        REQUIRE(library, "%s", dlerror());
-#define F(symbol, base, version, arguments) *(void **)&p_##symbol = dlsym(library, #symbol);
-#include "device/cuda_functions.h"
-#undef F
-        REQUIRE(p_cuInit(0) == CUDA_SUCCESS && p_cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
-                        p_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
-                        p_cuCtxSetCurrent(context) == CUDA_SUCCESS,
-                "no driver");
+        REQUIRE(gpu_start(0, &context) == CUDA_SUCCESS, "no driver");
 }
 
 static CUstream stream_new(unsigned flags)
 {
         CUstream s = NULL;
 
-        REQUIRE(p_cuStreamCreate(&s, flags) == CUDA_SUCCESS, "no stream");
+        REQUIRE(cu.cuStreamCreate(&s, flags) == CUDA_SUCCESS, "no stream");
         return s;
 }
 
 static void stream_destroy(CUstream s)
 {
-        REQUIRE(p_cuStreamDestroy_v2(s) == CUDA_SUCCESS, "the stream cannot be destroyed");
+        REQUIRE(cu.cuStreamDestroy_v2(s) == CUDA_SUCCESS, "the stream cannot be destroyed");
 }
 
 static void begin_capture(CUstream s)
 {
-        REQUIRE(p_cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS, "no capture");
+        REQUIRE(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS, "no capture");
 }
 
 static void end_capture(CUstream s)
 {
         CUgraph graph = NULL;
-        CUresult r = p_cuStreamEndCapture(s, &graph);
+        CUresult r = cu.cuStreamEndCapture(s, &graph);
 
         REQUIRE(r == CUDA_SUCCESS, "the capture was spoilt: %d", (int)r);
-        p_cuGraphDestroy(graph);
+        cu.cuGraphDestroy(graph);
 }
 
 /* Work that ends when it is told to, or by itself after a minute. */
@@ -89,7 +74,7 @@ static void work_run(void *data)
 
 static void work_put(CUstream s, struct work *w)
 {
-        REQUIRE(p_cuLaunchHostFunc(s, work_run, w) == CUDA_SUCCESS, "no work");
+        REQUIRE(cu.cuLaunchHostFunc(s, work_run, w) == CUDA_SUCCESS, "no work");
 }
 
 static void work_end(struct work *w)
@@ -133,7 +118,7 @@ static void capture_and_wait(void *arg)
         CUstream stream;
         void *p, *q;
 
-        load_driver();
+        enter_context();
         stream = stream_new(s->flags);
         REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
         if (s->is_known) {
@@ -143,8 +128,7 @@ static void capture_and_wait(void *arg)
         }
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         begin_capture(stream);
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "the test did not tell us to go on");
+        gate_meet(&s->up, &s->go);
         end_capture(stream);
         REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_end_stream(client, number(stream)) == 0, "%s", bfc_last_error());
@@ -152,7 +136,7 @@ static void capture_and_wait(void *arg)
 }
 
 /* One job's capture is none of another one's allocation, and the other way round. */
-START_TEST(a_capture_survives_a_retire)
+LOOP_TEST(a_capture_survives_a_retire, 4)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = shared_memory(sizeof(*s));
@@ -162,25 +146,18 @@ START_TEST(a_capture_survives_a_retire)
 
         *s = (struct scene){ rig->socket, _i % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT, _i >= 2,
                              gate_new(), gate_new() };
-        pid = child_start(capture_and_wait, s);
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        blue = raw_connect(rig->socket, "blue");
-        ck_assert_ptr_nonnull(blue);
+        pid = child_start_until(&s->up, capture_and_wait, s);
+        blue = session_open(rig->socket, "blue");
         ck_assert_int_eq(raw_malloc(blue, 0, 18 * MIB, &block), 0);
-        ck_assert_int_eq(raw_goodbye(blue), 0);
-        raw_close(blue);
+        session_end(blue);
         gate_open(&s->go);
         child_join(pid);
-        gate_free(&s->up);
-        gate_free(&s->go);
-        munmap(s, sizeof(*s));
         rig_stop(rig);
 }
-END_TEST
 
-/* The block is put aside, and everybody's after the capture. _i: a stream that waits for the default
+/* The block is put aside, and available to all after the capture. _i: a stream that waits for the default
  * stream and that the library knows nothing of; or one that does not, and that it was told of. */
-START_TEST(a_capture_survives_a_free)
+LOOP_TEST(a_capture_survives_a_free, 2)
 {
         struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = client_open(rig, "red", NULL);
@@ -189,7 +166,7 @@ START_TEST(a_capture_survives_a_free)
         void *p, *q, *r;
         CUstream s;
 
-        load_driver();
+        enter_context();
         s = stream_new(_i == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
         ck_assert_ok(bfc_malloc(client, MIB, &p));
         ck_assert_ok(bfc_pool_new(client, MIB, &pool));
@@ -212,7 +189,6 @@ START_TEST(a_capture_survives_a_free)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* Its memory stays mapped until the process ends, because the capture forbids to wait for work. */
 static void disconnect_in_a_capture(void *socket)
@@ -221,23 +197,22 @@ static void disconnect_in_a_capture(void *socket)
         CUstream s;
         void *p;
 
-        load_driver();
+        enter_context();
         s = stream_new(CU_STREAM_NON_BLOCKING);
         REQUIRE(bfc_malloc_async(client, MIB, number(s), &p) == 0, "%s", bfc_last_error());
         begin_capture(s);
         bfc_disconnect(client);
-        REQUIRE(p_cuMemsetD8Async((CUdeviceptr)p, 1, MIB, s) == CUDA_SUCCESS, "it is not mapped any more");
+        REQUIRE(cu.cuMemsetD8Async((CUdeviceptr)p, 1, MIB, s) == CUDA_SUCCESS, "it is not mapped any more");
         end_capture(s);
 }
 
-START_TEST(a_capture_survives_a_disconnect)
+TEST(a_capture_survives_a_disconnect)
 {
         struct rig *rig = rig_start(&two_tenants);
 
         child_join(child_start(disconnect_in_a_capture, rig->socket));
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- destroyed streams -------------------------------------------------------- */
 
@@ -249,7 +224,7 @@ static bfc_client *start_with_answer(struct rig *rig, int i)
 
         setenv("FAKE_CUDA_DESTROYED_STREAM", answers[i], 1);
         client = client_open(rig, "red", NULL);
-        load_driver();
+        enter_context();
         return client;
 }
 
@@ -265,9 +240,9 @@ static bool is_given_again(bfc_client *client, CUstream s, const void *place)
         return ret;
 }
 
-/* Nothing is asked of a stream that has ended, whatever it was used for, and what a new one with its
+/* Nothing is asked of a stream that has ended, for any former use, and what a new one with its
  * number is given is not what the old one works with. */
-START_TEST(streams_that_were_ended)
+LOOP_TEST(ended_streams_release_their_blocks, 3)
 {
         struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = start_with_answer(rig, _i);
@@ -307,7 +282,6 @@ START_TEST(streams_that_were_ended)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 static void *end_later(void *arg)
 {
@@ -317,7 +291,7 @@ static void *end_later(void *arg)
 }
 
 /* A stream that was only destroyed: its work counts all the same. */
-START_TEST(streams_that_were_not_ended)
+LOOP_TEST(streams_that_were_not_ended_keep_their_blocks, 2)
 {
         struct rig *rig = rig_start(&two_tenants);
         bfc_client *client = start_with_answer(rig, _i);
@@ -349,19 +323,8 @@ START_TEST(streams_that_were_not_ended)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("captures");
-        TCase *t = tcase_create("captures");
-
-        tcase_set_timeout(t, TEST_TIMEOUT);
-        tcase_add_loop_test(t, a_capture_survives_a_retire, 0, 4);
-        tcase_add_loop_test(t, a_capture_survives_a_free, 0, 2);
-        tcase_add_test(t, a_capture_survives_a_disconnect);
-        tcase_add_loop_test(t, streams_that_were_ended, 0, 3);
-        tcase_add_loop_test(t, streams_that_were_not_ended, 0, 2);
-        suite_add_tcase(suite, t);
-        return harness_main(suite);
+        return harness_cases("captures");
 }

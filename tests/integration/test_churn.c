@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/integration/spies.h"
 
 #define N_PROCESSES  6
@@ -22,41 +22,27 @@
 #define EXTENT_BYTES (2 * MIB) /* of these limits, with fds */
 #define STAMP_STRIDE 512       /* a stamp stands at the start of each such piece */
 
-/* Two tenants that overcommit one partition, so that memory goes to and fro. */
+/* Two tenants that overcommit one partition, so that memory moves between them. */
 static const struct rig_config contested = {
         .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 48MiB, reserve: 8MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 48MiB, reserve: 8MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 48MiB, reserve: 8MiB")
+                TENANT("blue", "@UID@", "train, limit: 48MiB, reserve: 8MiB"),
 };
 
-/* And one of a third tenant who is no friend of theirs. */
+/* And one of a third tenant. */
 static const struct rig_config spied_on = {
         .top = "timeouts: {quarantine: 50ms}\n",
         .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 48MiB, reserve: 8MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 48MiB, reserve: 8MiB}]\n"
-                   "  - name: green\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 24MiB, reserve: 4MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 48MiB, reserve: 8MiB")
+                TENANT("blue", "@UID@", "train, limit: 48MiB, reserve: 8MiB")
+                        TENANT("green", "@UID@", "train, limit: 24MiB, reserve: 4MiB"),
 };
 
-/* Extents of a preallocated partition stay, blocks in them come and go. */
+/* Extents of a preallocated partition stay, blocks in them are allocated and freed. */
 static const struct rig_config preallocated = {
         .partitions = "      - {name: train, limit: 64MiB, growth: preallocate}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 32MiB") TENANT("blue", "@UID@", "train, limit: 32MiB"),
 };
 
 /* What a piece of a block begins with. */
@@ -64,7 +50,7 @@ struct stamp {
         uint64_t tenant; /* its stamp_word(): nothing else looks like it */
         uint64_t writer; /* process, block and place */
 };
-struct crowd {
+struct totals {
         char socket[96];
         atomic_bool is_over;
         atomic_uint next_number;
@@ -74,7 +60,7 @@ struct crowd {
 };
 
 struct member {
-        struct crowd *crowd;
+        struct totals *totals;
         bfc_client *client;
         unsigned short random[3];
         unsigned number;
@@ -114,7 +100,7 @@ static void require_no_foreign_stamp(const struct member *m, const char *ptr, si
         }
 }
 
-static void give_back(struct member *m, size_t i)
+static void release_block(struct member *m, size_t i)
 {
         for (size_t at = 0; at + sizeof(struct stamp) <= m->blocks[i].n_bytes; at += STAMP_STRIDE) {
                 struct stamp stamp = stamp_of(m, m->blocks[i].serial, at);
@@ -144,7 +130,7 @@ static bool lies_in_one_extent(bfc_client *client, const void *ptr)
                info.extent_offset + info.n_bytes <= info.extent_bytes;
 }
 
-static void take(struct member *m)
+static void allocate_block(struct member *m)
 {
         size_t n_bytes = some_size(m);
         uint64_t flags = n_bytes <= EXTENT_BYTES && nrand48(m->random) % 2 ? BFC_ONE_EXTENT : 0;
@@ -153,9 +139,9 @@ static void take(struct member *m)
 
         if (r < 0) {
                 REQUIRE(r == -EDQUOT || r == -ENOMEM, "malloc: %d (%s)", r, bfc_last_error());
-                atomic_fetch_add(&m->crowd->n_refusals, 1);
+                atomic_fetch_add(&m->totals->n_refusals, 1);
                 for (unsigned i = 0; i < 3 && m->n_blocks > 0; i++)
-                        give_back(m, (size_t)nrand48(m->random) % m->n_blocks);
+                        release_block(m, (size_t)nrand48(m->random) % m->n_blocks);
                 return;
         }
         REQUIRE(flags == 0 || lies_in_one_extent(m->client, ptr), "%zu bytes span extents", n_bytes);
@@ -164,7 +150,7 @@ static void take(struct member *m)
         m->blocks[m->n_blocks].ptr = ptr;
         m->blocks[m->n_blocks].n_bytes = n_bytes;
         m->blocks[m->n_blocks++].serial = m->n_taken;
-        atomic_fetch_add(&m->crowd->n_allocs, 1);
+        atomic_fetch_add(&m->totals->n_allocs, 1);
 }
 
 /* Now and then a session ends, with all that it holds. */
@@ -172,31 +158,31 @@ static void reconnect(struct member *m)
 {
         bfc_disconnect(m->client);
         m->n_blocks = 0;
-        m->client = child_client_open(m->crowd->socket, m->tenant ? "blue" : "red");
-        atomic_fetch_add(&m->crowd->n_reconnects, 1);
+        m->client = child_client_open(m->totals->socket, m->tenant ? "blue" : "red");
+        atomic_fetch_add(&m->totals->n_reconnects, 1);
 }
 
 static void churn(void *arg)
 {
         static struct member m;
 
-        m.crowd = arg;
-        m.number = atomic_fetch_add(&m.crowd->next_number, 1);
+        m.totals = arg;
+        m.number = atomic_fetch_add(&m.totals->next_number, 1);
         m.tenant = m.number % 2;
         m.random[0] = (unsigned short)(m.number + 17);
-        m.client = child_client_open(m.crowd->socket, m.tenant ? "blue" : "red");
-        while (!atomic_load(&m.crowd->is_over)) {
+        m.client = child_client_open(m.totals->socket, m.tenant ? "blue" : "red");
+        while (!atomic_load(&m.totals->is_over)) {
                 long what = nrand48(m.random) % 100;
 
                 if (what == 0)
                         reconnect(&m);
                 else if (m.n_blocks == MAX_BLOCKS || (m.n_blocks > 0 && what < 48))
-                        give_back(&m, (size_t)nrand48(m.random) % m.n_blocks);
+                        release_block(&m, (size_t)nrand48(m.random) % m.n_blocks);
                 else
-                        take(&m);
+                        allocate_block(&m);
         }
         while (m.n_blocks > 0)
-                give_back(&m, 0);
+                release_block(&m, 0);
         bfc_disconnect(m.client);
 }
 
@@ -205,55 +191,52 @@ static void churn(void *arg)
 static void assert_churns(const struct rig_config *config, double seconds, bool with_spies)
 {
         struct rig *rig = rig_start(config);
-        struct crowd *crowd = shared_memory(sizeof(*crowd));
+        struct totals *totals = shared_memory(sizeof(*totals));
         struct spies *spies = shared_memory(sizeof(*spies));
         int64_t end_ms = clock_ms() + (int64_t)(seconds * 1000);
         pid_t pids[N_PROCESSES], spy_pid = 0;
 
-        strcpy(crowd->socket, rig->socket);
+        strcpy(totals->socket, rig->socket);
         for (unsigned i = 0; i < N_PROCESSES; i++)
-                pids[i] = child_start(churn, crowd);
+                pids[i] = child_start(churn, totals);
         if (with_spies)
                 spy_pid = spies_start(spies, rig->socket);
-        ck_assert(WAIT_FOR(clock_ms() >= end_ms && crowd->n_allocs > 100 && crowd->n_refusals > 0 &&
-                                   crowd->n_reconnects > 0 && (!with_spies || spies_are_done(spies)),
+        ck_assert(WAIT_FOR(clock_ms() >= end_ms && totals->n_allocs > 100 && totals->n_refusals > 0 &&
+                                   totals->n_reconnects > 0 && (!with_spies || spies_are_done(spies)),
                            4 * SETTLE_MS));
-        atomic_store(&crowd->is_over, true);
+        atomic_store(&totals->is_over, true);
         for (unsigned i = 0; i < N_PROCESSES; i++)
                 child_join(pids[i]);
         if (with_spies)
                 spies_join(spies, spy_pid, rig);
-        printf("# %llu mallocs, %llu refusals, %llu sessions\n", (unsigned long long)crowd->n_allocs,
-               (unsigned long long)crowd->n_refusals, (unsigned long long)crowd->n_reconnects);
+        printf("# %llu mallocs, %llu refusals, %llu sessions\n", (unsigned long long)totals->n_allocs,
+               (unsigned long long)totals->n_refusals, (unsigned long long)totals->n_reconnects);
         rig_stop(rig);
 }
 
-START_TEST(memory_goes_to_and_fro)
+TEST(extents_move_between_tenants)
 {
         assert_churns(&contested, test_seconds(5) * 0.4, false);
 }
-END_TEST
 
-START_TEST(blocks_come_and_go_in_what_stays)
+TEST(blocks_are_reused_within_reserved_extents)
 {
         assert_churns(&preallocated, test_seconds(5) * 0.3, false);
 }
-END_TEST
 
-/* Under load, no byte of a tenant's is readable by another, before or after, with accomplices who
+/* Under load, no byte of a tenant's is readable by another, before or after, with accomplices that
  * keep fds, mappings and children. */
-START_TEST(spies_read_nothing)
+TEST(kept_mappings_reveal_no_other_tenants_bytes)
 {
         assert_churns(&spied_on, test_seconds(5) * 0.4, true);
 }
-END_TEST
 
 /* ---- holes ----------------------------------------------------------------- */
 
 /* Blocks that stay, scattered over extents of their own, leave an eighth of the
  * limit. That eighth is served in one piece all the same, wherever its extents
  * have to be taken from, and the blocks that stay are not touched by the moves. */
-START_TEST(scattered_blocks_cost_only_their_extents)
+TEST(scattered_blocks_map_only_their_extents)
 {
         enum { N_PINS = 28, N_ROUNDS = 40 };
         static const struct rig_config config; /* 64 MiB: 32 extents */
@@ -287,13 +270,12 @@ START_TEST(scattered_blocks_cost_only_their_extents)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- one extent ------------------------------------------------------------ */
 
-/* Among blocks that lie where they like, those that must lie in one extent do, and up to the
+/* Blocks with BFC_ONE_EXTENT are in one extent, others anywhere, and up to the
  * last byte of the limit. */
-START_TEST(some_lie_in_one_extent)
+TEST(one_extent_blocks_do_not_cross_extents)
 {
         enum { N_BLOCKS = 80, N_ROUNDS = 4000 };
         static const struct rig_config config; /* 64 MiB */
@@ -346,11 +328,10 @@ START_TEST(some_lie_in_one_extent)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* More than an extent has: refused with what would be right, but where an extent is as large as
  * its block. */
-START_TEST(more_than_an_extent_has)
+TEST(a_block_larger_than_an_extent_is_refused)
 {
         static const struct rig_config config; /* 64 MiB */
         struct rig *rig = rig_start(&config);
@@ -373,7 +354,6 @@ START_TEST(more_than_an_extent_has)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- whose memory it is ---------------------------------------------------- */
 
@@ -461,8 +441,8 @@ static void assert_lies_in(const struct inodes *extents, const void *ptr, size_t
 
 /* Two clients of a tenant outlive the extents that they were given: what comes
  * later at the same addresses must be mapped over them, or each would go on
- * writing to memory that nobody is charged for and nobody else sees. */
-START_TEST(successors_are_mapped_over_what_is_gone)
+ * writing to memory that no tenant is charged for and no other tenant sees. */
+TEST(new_extents_are_mapped_over_released_ones)
 {
         enum { N_BLOCKS = 6, N_ROUNDS = 400 };
         static const struct rig_config config; /* 64 MiB */
@@ -504,20 +484,8 @@ START_TEST(successors_are_mapped_over_what_is_gone)
         bfc_disconnect(clients[1]);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                memory_goes_to_and_fro,
-                blocks_come_and_go_in_what_stays,
-                spies_read_nothing,
-                scattered_blocks_cost_only_their_extents,
-                some_lie_in_one_extent,
-                more_than_an_extent_has,
-                successors_are_mapped_over_what_is_gone,
-                NULL,
-        };
-
-        return harness_main(harness_suite("churn", tests));
+        return harness_cases("churn");
 }

@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 
 #include "tests/attacks/attack.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define GENEROUS_MS SETTLE_MS
 #define MEMBERS_GID 4343u
@@ -29,15 +29,14 @@ static const struct rig_config crowded = {
         .top = "max_sessions: 40\ntimeouts: {quarantine: 1s}\n",
         .partitions = "      - {name: a, limit: 32MiB}\n      - {name: b, limit: 32MiB}\n"
                       "      - {name: c, limit: 32MiB}\n      - {name: d, limit: 32MiB}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@], gid: [4343]}\n"
-                   "    quotas: [{partition: a, limit: 16MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: a, limit: 16MiB}]\n"
-                   "  - name: " ATTACKER "\n"
-                   "    match: {uid: [@UID@, @OTHER@]}\n"
-                   "    quotas: [{partition: a}, {partition: b}, {partition: c}, {partition: d}]\n",
+        .tenants =
+                "  - name: red\n"
+                "    match: {uid: [@UID@], gid: [4343]}\n"
+                "    quotas: [{partition: a, limit: 16MiB}]\n" TENANT(
+                        "blue", "@UID@",
+                        "a, limit: 16MiB") "  - name: " ATTACKER "\n"
+                                           "    match: {uid: [@UID@, @OTHER@]}\n"
+                                           "    quotas: [{partition: a}, {partition: b}, {partition: c}, {partition: d}]\n",
 };
 
 static const struct attack *find_attack(const char *key)
@@ -111,7 +110,7 @@ static bool lacks_root(void)
 /* ---- sessions --------------------------------------------------------------- */
 
 /* Three tenants: each is sure of 13 of 40 places, and one alone has 14, in however many partitions. */
-START_TEST(one_tenant_does_not_take_all_sessions)
+TEST(one_tenant_cannot_use_all_sessions)
 {
         enum { SHARE = PLACES / 3, N_TAKEN = PLACES - 2 * SHARE };
         struct raw *others[2 * SHARE];
@@ -129,9 +128,8 @@ START_TEST(one_tenant_does_not_take_all_sessions)
                 raw_close(others[i]);
         scene_end(&s);
 }
-END_TEST
 
-START_TEST(a_tenant_has_a_bound_of_its_own)
+TEST(a_tenants_session_limit_is_separate)
 {
         static const struct rig_config config = {
                 .partitions = "      - {name: a, limit: 32MiB}\n      - {name: b, limit: 32MiB}\n"
@@ -151,7 +149,6 @@ START_TEST(a_tenant_has_a_bound_of_its_own)
         ck_assert_uint_eq(atomic_load(&s.stage->n_acts), 5);
         scene_end(&s);
 }
-END_TEST
 
 /* ---- connections without a hello -------------------------------------------- */
 
@@ -175,8 +172,7 @@ static void be_silent_and_speak(void *arg)
                 start_ms = clock_ms();
                 REQUIRE(raw_open(m->socket, &raw) == 0, "connect");
                 if (i == 0) {
-                        gate_open(&m->is_there);
-                        REQUIRE(gate_wait(&m->may_speak, SETTLE_MS), "time is up");
+                        gate_meet(&m->is_there, &m->may_speak);
                 }
                 if (raw_hello(raw, "red", NULL) == 0)
                         break;
@@ -215,30 +211,24 @@ static void unnamed_users_hold_no_member_out(const char *key)
         gate_open(&member.may_speak);
         child_join(pid);
         scene_end(&s);
-        gate_free(&member.is_there);
-        gate_free(&member.may_speak);
 }
 
-START_TEST(eight_users_hold_no_member_out)
+TEST(eight_users_cannot_block_a_tenant)
 {
         if (!lacks_root())
                 unnamed_users_hold_no_member_out("silent");
 }
-END_TEST
 
-START_TEST(seventy_users_hold_no_member_out)
+TEST(seventy_users_cannot_block_a_tenant)
 {
         if (!lacks_root())
                 unnamed_users_hold_no_member_out("many-silent");
 }
-END_TEST
 
 /* ---- groups ------------------------------------------------------------------ */
 
 static const struct rig_config no_groups = {
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 16MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 16MiB"),
 };
 
 static void be_refused_three_times(void *arg)
@@ -274,8 +264,8 @@ static uint64_t groups_asked_for(struct scene *s, void (*act)(void *))
         return atomic_load(s->n_groups) - before;
 }
 
-/* Once for a connection, whatever it does; not at all where no tenant has groups. */
-START_TEST(groups_are_asked_for_once)
+/* Once for each connection; not at all if no tenant has groups. */
+TEST(supplementary_groups_are_read_once)
 {
         struct scene s;
 
@@ -288,7 +278,6 @@ START_TEST(groups_are_asked_for_once)
         ck_assert_uint_eq(groups_asked_for(&s, work_and_ask), 1);
         scene_end(&s);
 }
-END_TEST
 
 static void with_many_groups(void (*act)(void *), void *arg)
 {
@@ -312,7 +301,7 @@ static void be_refused_in_many_groups(void *arg)
 }
 
 /* So many are counted when it connects, and read when its hello comes: one by which it matches is found. */
-START_TEST(many_groups_are_read_once)
+TEST(many_groups_are_read_once)
 {
         struct scene s;
 
@@ -323,7 +312,6 @@ START_TEST(many_groups_are_read_once)
         ck_assert_uint_eq(groups_asked_for(&s, work_in_many_groups), 2);
         scene_end(&s);
 }
-END_TEST
 
 /* ---- the log ----------------------------------------------------------------- */
 
@@ -336,17 +324,8 @@ static size_t count_lines(const char *text, const char *words)
         return n;
 }
 
-static bool log_has(const struct rig *rig, const char *words)
-{
-        char *log = rig_log(rig);
-        bool found = log && strstr(log, words);
-
-        free(log);
-        return found;
-}
-
 /* However many a tenant provokes, there is a line a second of each kind; and it hides no other tenant's. */
-START_TEST(a_tenant_does_not_fill_the_log)
+TEST(log_lines_of_a_tenant_are_limited)
 {
         static const char *const kinds[] = { "disconnected:", "refused: ", ": refused (",
                                              "end of the quarantine" };
@@ -358,15 +337,14 @@ START_TEST(a_tenant_does_not_fill_the_log)
 
         scene_begin(&s, &crowded);
         scene_attack(&s, "logs", N_PROVOKED);
-        victim = raw_connect(s.rig->socket, "blue");
-        ck_assert_ptr_nonnull(victim);
+        victim = session_open(s.rig->socket, "blue");
         ck_assert_int_eq(raw_send_bytes(victim, "\xff\xff\xff\xff", 4), 0);
         ck_assert_int_eq(raw_wait_hang_up(victim, GENEROUS_MS), 0);
         snprintf(words, sizeof(words), "session %llu (0: no hello yet",
                  (unsigned long long)victim->session_id);
         raw_close(victim);
-        ck_assert(WAIT_FOR(log_has(s.rig, words), GENEROUS_MS));
-        ck_assert(WAIT_FOR(log_has(s.rig, "similar messages suppressed)"), GENEROUS_MS));
+        ck_assert(WAIT_FOR(rig_logged(s.rig, words), GENEROUS_MS));
+        ck_assert(WAIT_FOR(rig_logged(s.rig, "similar messages suppressed)"), GENEROUS_MS));
         attack_stop(&s.run);
         ck_assert(WAIT_FOR(rig_count(s.rig).n_sessions == 0, GENEROUS_MS));
         log = rig_log(s.rig);
@@ -380,7 +358,6 @@ START_TEST(a_tenant_does_not_fill_the_log)
         free(log);
         scene_end(&s);
 }
-END_TEST
 
 /* ---- polls ------------------------------------------------------------------ */
 
@@ -399,7 +376,7 @@ static void ask_often(struct raw *raw, unsigned n_requests)
 }
 
 /* The kernel says of all of them that something came, again and again until each has had its turns. */
-START_TEST(busy_connections_stay_in_the_poll)
+TEST(busy_connections_stay_in_the_poll)
 {
         enum { N = 8, N_REQUESTS = 64 };
         struct raw *sessions[N];
@@ -413,7 +390,7 @@ START_TEST(busy_connections_stay_in_the_poll)
         }
         before = atomic_load(&s.n_groups[1]);
         ck_assert_uint_gt(before, 0);
-        ck_assert_int_eq(kill(s.rig->pid, SIGSTOP), 0);
+        child_stop(s.rig->pid);
         for (unsigned i = 0; i < N; i++)
                 ask_often(sessions[i], N_REQUESTS);
         ck_assert_int_eq(kill(s.rig->pid, SIGCONT), 0);
@@ -429,21 +406,8 @@ START_TEST(busy_connections_stay_in_the_poll)
                 raw_close(sessions[i]);
         scene_end(&s);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                one_tenant_does_not_take_all_sessions,
-                a_tenant_has_a_bound_of_its_own,
-                eight_users_hold_no_member_out,
-                seventy_users_hold_no_member_out,
-                groups_are_asked_for_once,
-                many_groups_are_read_once,
-                a_tenant_does_not_fill_the_log,
-                busy_connections_stay_in_the_poll,
-                NULL,
-        };
-
-        return harness_main(harness_suite("crowds", tests));
+        return harness_cases("crowds");
 }

@@ -13,19 +13,15 @@
 #include <sys/wait.h>
 
 #include "tests/gpu/driver.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define DEVICE (64 * MIB)
 
 static const struct rig_config config = {
         .size = "64MiB",
         .partitions = "      - {name: train, limit: 48MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 32MiB") TENANT("blue", "@UID@", "train, limit: 32MiB"),
 };
 
 /* ---- the fake's books ----------------------------------------------------- */
@@ -78,7 +74,7 @@ static void use(void *p, size_t n_bytes, uint64_t seed)
         REQUIRE(pattern_holds(p, GRANULE, seed) && pattern_holds(end, GRANULE, seed + 1), "bytes were lost");
 }
 
-/* Takes and gives back until it has met growth, reuse and release. Whatever fails
+/* Allocates and frees until it has met growth, reuse and release. Whatever fails
  * is refused properly. */
 static void live(void *arg)
 {
@@ -129,21 +125,21 @@ static struct life life_new(const struct rig *rig)
  * take back stay charged as escaped. */
 static void assert_books_balance(struct rig *rig)
 {
-        uint64_t escaped = 0;
+        uint64_t unreclaimed = 0;
 
         (void)WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_count(rig).n_extents == 0, SETTLE_MS);
         ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
         ck_assert_uint_eq(rig_count(rig).n_blocks, 0);
         ck_assert_uint_eq(rig_count(rig).bytes_pending, 0);
         for (unsigned i = 0; i < 2; i++) {
-                Bfcd__Figures figures = rig_figures(rig, i == 0 ? "red" : "blue", "train");
+                Bfcd__Statistics stats = rig_stats(rig, i == 0 ? "red" : "blue", "train");
 
-                ck_assert_uint_eq(figures.bytes_in_use, 0);
-                ck_assert_uint_eq(figures.bytes_reserved, figures.bytes_escaped);
-                escaped += figures.bytes_escaped;
+                ck_assert_uint_eq(stats.bytes_in_use, 0);
+                ck_assert_uint_eq(stats.bytes_reserved, stats.bytes_unreclaimed);
+                unreclaimed += stats.bytes_unreclaimed;
         }
-        ck_assert_uint_eq(bytes_taken(), escaped);
-        rig->escaped_bytes = escaped;
+        ck_assert_uint_eq(bytes_taken(), unreclaimed);
+        rig->unreclaimed_bytes = unreclaimed;
 }
 
 /* Starts a daemon whose Nth call fails; NULL: it found that it cannot serve, and
@@ -179,7 +175,7 @@ static struct rig *start_with_fault(unsigned n, const char *counts)
         }
         rig->admin = raw_connect(rig->admin_socket, NULL);
         ck_assert_ptr_nonnull(rig->admin);
-        rig->forgiven = "error:"; /* a driver that fails is worth a word */
+        rig->forgiven = "error:"; /* a failing driver is logged */
         return rig;
 }
 
@@ -188,7 +184,7 @@ static void run_life(struct life *life)
         child_join(child_start(live, life));
 }
 
-START_TEST(every_call_of_the_daemon_fails_once)
+TEST(every_call_of_the_daemon_fails_once)
 {
         unsigned n_calls, n_served = 0;
         struct rig *rig;
@@ -223,9 +219,8 @@ START_TEST(every_call_of_the_daemon_fails_once)
         ck_assert_uint_gt(n_served, n_calls / 4);
         fprintf(stderr, "# %u calls of the daemon, %u after its start\n", n_calls, n_served);
 }
-END_TEST
 
-START_TEST(every_call_of_the_client_fails_once)
+TEST(every_call_of_the_client_fails_once)
 {
         unsigned n_calls;
         char counts[128], fault[32];
@@ -249,20 +244,9 @@ START_TEST(every_call_of_the_client_fails_once)
         fprintf(stderr, "# %u calls of the client\n", n_calls);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                every_call_of_the_daemon_fails_once,
-                every_call_of_the_client_fails_once,
-                NULL,
-        };
-
-        if (rig_device() == ON_HOST) {
-                printf("1..0 # SKIP for CUDA devices only\n");
-                return 0;
-        }
-        setenv("FAKE_CUDA_POISON_BYTES", "4096", 1); /* hundreds of lives */
-        return harness_main(harness_suite_of("cuda_faults", tests, 6 * TEST_TIMEOUT));
+        setenv("FAKE_CUDA_POISON_BYTES", "4096", 1); /* hundreds of allocations are poisoned */
+        return harness_cases_with("cuda_faults", 6 * TEST_TIMEOUT, NULL);
 }

@@ -1,5 +1,5 @@
 /* Ends of clients: by kill -9, by goodbye, by a hang-up of a process that lives
- * on, by fork. What a dead one held comes back; what a living one may still
+ * on, by fork. What a dead one held is released; what a living one may still
  * touch stays charged until it is gone or its time is up.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -13,7 +13,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define BACK_MS SETTLE_MS /* a dead client's charges are back by then */
 
@@ -23,7 +23,7 @@ static const struct rig_config hasty = { .top = "timeouts: {quarantine: 1s}\n" }
 struct life {
         char socket[96];
         struct gate up;    /* the child holds what it wanted */
-        struct gate done;  /* the test lets it go on */
+        struct gate done;  /* the test has finished */
         int error;         /* that work_on() is told in the end */
         const char *words; /* in its sentence */
 };
@@ -34,12 +34,6 @@ static struct life life_new(const struct rig *rig)
 
         strcpy(life.socket, rig->socket);
         return life;
-}
-
-static void life_free(struct life *life)
-{
-        gate_free(&life->up);
-        gate_free(&life->done);
 }
 
 static void take_some(bfc_client *client)
@@ -65,25 +59,22 @@ static void hold_and_wait(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(a_killed_client_returns_everything)
+TEST(a_killed_client_returns_everything)
 {
         struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
-        pid_t pid = child_start(hold_and_wait, &life);
+        pid_t pid = child_start_until(&life.up, hold_and_wait, &life);
 
-        ck_assert(gate_wait(&life.up, SETTLE_MS));
-        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_in_use, 10 * MIB);
+        ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_in_use, 10 * MIB);
         ck_assert_uint_eq(rig_count(rig).n_sessions, 1);
         child_kill(pid);
         ck_assert_msg(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS), "still charged: %llu bytes",
                       (unsigned long long)rig_charge(rig, "red", "train"));
         ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").peak_bytes_in_use,
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").peak_bytes_in_use,
                           10 * MIB + 9 * GRANULE); /* the first block is exactly 1 MiB */
-        life_free(&life);
         rig_stop(rig);
 }
-END_TEST
 
 static void live_for_ever(void *arg)
 {
@@ -115,7 +106,7 @@ static void live_for_ever(void *arg)
         }
 }
 
-/* A process of its own: whoever has used CUDA has no children who can. */
+/* A process of its own: children of a process that used CUDA cannot use it. */
 static void kill_a_hundred(void *arg)
 {
         unsigned short random[3] = { 1, 2, 3 };
@@ -135,15 +126,11 @@ static void kill_a_hundred(void *arg)
                 child_kill(pids[i]);
 }
 
-START_TEST(a_hundred_kills_at_random)
+TEST(a_hundred_kills_at_random)
 {
         static const struct rig_config config = {
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 64MiB}]\n"
-                           "  - name: blue\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 64MiB")
+                        TENANT("blue", "@UID@", "train, limit: 16MiB"),
         };
         struct rig *rig = rig_start(&config);
         pid_t killer = child_start(kill_a_hundred, rig->socket);
@@ -167,7 +154,6 @@ START_TEST(a_hundred_kills_at_random)
         bfc_disconnect(survivor);
         rig_stop(rig);
 }
-END_TEST
 
 /* A forked child keeps the parent's socket open: only the parent's own end tells. */
 static void leave_a_child_behind(void *arg)
@@ -184,26 +170,23 @@ static void leave_a_child_behind(void *arg)
         pause();
 }
 
-START_TEST(a_death_is_noticed_without_a_hang_up)
+TEST(a_death_is_detected_without_a_hang_up)
 {
         struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
-        pid_t pid = child_start(leave_a_child_behind, &life);
+        pid_t pid = child_start_until(&life.up, leave_a_child_behind, &life);
 
-        ck_assert(gate_wait(&life.up, SETTLE_MS));
         ck_assert_uint_ge(rig_charge(rig, "red", "train"), 20 * MIB);
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
         ck_assert_uint_eq(rig_count(rig).n_sessions, 0);
         gate_open(&life.done);
-        life_free(&life);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- leaving -------------------------------------------------------------- */
 
-START_TEST(goodbye_releases_at_once)
+TEST(goodbye_releases_at_once)
 {
         struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -216,9 +199,8 @@ START_TEST(goodbye_releases_at_once)
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
         rig_stop(rig);
 }
-END_TEST
 
-/* Hangs up without a word and lives on until it is let go. */
+/* Hangs up without a goodbye and lives on until it is told to end. */
 static void hang_up_and_wait(void *arg)
 {
         struct life *life = arg;
@@ -227,34 +209,31 @@ static void hang_up_and_wait(void *arg)
 
         REQUIRE(raw, "no connection");
         REQUIRE(raw_malloc(raw, 0, 10 * MIB, &block) == 0, "%s", raw_refusal());
-        close(raw->fd); /* the extents stay in this process's hands */
+        close(raw->fd); /* this process keeps the extents */
         raw->fd = -1;
         gate_open(&life->up);
         gate_wait(&life->done, SETTLE_MS);
 }
 
-START_TEST(a_hang_up_is_no_death)
+TEST(a_hang_up_is_no_death)
 {
         struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
-        pid_t pid = child_start(hang_up_and_wait, &life);
+        pid_t pid = child_start_until(&life.up, hang_up_and_wait, &life);
 
-        ck_assert(gate_wait(&life.up, SETTLE_MS));
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, BACK_MS));
         usleep(500000);
-        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 10 * MIB);
+        ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 10 * MIB);
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
         gate_open(&life.done);
         child_join(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
-        life_free(&life);
         rig_stop(rig);
 }
-END_TEST
 
-/* A GPU's memory cannot be taken from who may have it mapped: there only the exit ends it. */
-START_TEST(quarantine_ends)
+/* A GPU's memory cannot be taken from a process that has it mapped: only the exit releases it. */
+TEST(quarantine_ends)
 {
         struct rig *rig = rig_start(&hasty);
         struct life life = life_new(rig);
@@ -262,7 +241,7 @@ START_TEST(quarantine_ends)
         bool by_time = rig_device() == ON_HOST;
         char *log;
 
-        rig->forgiven = "quarantine"; /* may be logged loudly */
+        rig->forgiven = "quarantine"; /* may be logged as an error */
         ck_assert(gate_wait(&life.up, SETTLE_MS));
         if (by_time) {
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
@@ -271,20 +250,17 @@ START_TEST(quarantine_ends)
                 usleep(2500000);
                 ck_assert_uint_ge(rig_charge(rig, "red", "train"), 10 * MIB);
                 ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
-                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_escaped, 0);
+                ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_unreclaimed, 0);
         }
         log = rig_log(rig);
-        ck_assert_ptr_nonnull(strstr(log, by_time ? "its memory is released" : "until the process exits"));
-        free(log);
+        text_has(log, by_time ? "its memory is released" : "until the process exits");
         gate_open(&life.done);
         child_join(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, BACK_MS));
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
-        life_free(&life);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- exec ----------------------------------------------------------------- */
 
@@ -306,13 +282,12 @@ static void hold_and_exec(void *arg)
 }
 
 /* The mappings went with the old process image. Of a GPU's memory nothing proves that. */
-START_TEST(another_program_holds_nothing)
+TEST(exec_releases_all_references)
 {
         struct rig *rig = rig_start(&endless);
         struct life life = life_new(rig);
-        pid_t pid = child_start(hold_and_exec, &life);
+        pid_t pid = child_start_until(&life.up, hold_and_exec, &life);
 
-        ck_assert(gate_wait(&life.up, SETTLE_MS));
         if (rig_device() == ON_HOST) {
                 ck_assert_msg(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 60000),
                               "still charged: %llu bytes",
@@ -325,14 +300,12 @@ START_TEST(another_program_holds_nothing)
         }
         child_kill(pid); /* it lived until now */
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, BACK_MS));
-        life_free(&life);
         rig_stop(rig);
 }
-END_TEST
 
 /* The kernel sends SIGIO to the holder of a lease when another process opens the file just then; root may do that,
  * to look into /proc/PID/fd for instance. */
-START_TEST(a_broken_lease_ends_nothing)
+TEST(a_broken_lease_ends_no_session)
 {
         struct rig *rig = rig_start(&patient);
 
@@ -340,7 +313,6 @@ START_TEST(a_broken_lease_ends_nothing)
         bfc_disconnect(client_open(rig, "red", NULL));
         rig_stop(rig);
 }
-END_TEST
 
 /* The child keeps one mapping and nothing else: no fd of an extent and none of the session's sockets. */
 static void leave_a_mapping_behind(void *arg)
@@ -371,33 +343,29 @@ static void leave_a_mapping_behind(void *arg)
         become_another_program();
 }
 
-START_TEST(a_child_that_keeps_a_mapping_keeps_the_charge)
+TEST(a_childs_mapping_keeps_the_charge)
 {
         struct rig *rig = rig_start(&endless);
         struct life life = life_new(rig);
         pid_t pid;
 
         if (rig_device() != ON_HOST) {
-                life_free(&life);
                 rig_stop(rig);
                 return;
         }
-        pid = child_start(leave_a_mapping_behind, &life);
-        ck_assert(gate_wait(&life.up, SETTLE_MS));
+        pid = child_start_until(&life.up, leave_a_mapping_behind, &life);
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
         usleep(1500000); /* several looks */
-        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 10 * MIB);
+        ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 10 * MIB);
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 1);
         gate_open(&life.done);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, 60000));
         child_kill(pid);
-        life_free(&life);
         rig_stop(rig);
 }
-END_TEST
 
 /* A client that held nothing has nothing to be quarantined for. */
-START_TEST(a_hang_up_with_empty_hands)
+TEST(a_hang_up_without_extents_is_no_quarantine)
 {
         struct rig *rig = rig_start(&patient);
         struct raw *raw = raw_connect(rig->socket, NULL), *silent = NULL;
@@ -410,11 +378,10 @@ START_TEST(a_hang_up_with_empty_hands)
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && rig_count(rig).n_quarantined == 0, BACK_MS));
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- fork ----------------------------------------------------------------- */
 
-START_TEST(a_forked_child_is_nobody)
+TEST(a_forked_child_has_no_session)
 {
         struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -463,10 +430,9 @@ START_TEST(a_forked_child_is_nobody)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* The parent's memory is not in the child at all: a stray write hits nothing. */
-START_TEST(a_forked_child_cannot_touch_the_parents_blocks)
+TEST(a_forked_child_cannot_touch_the_parents_blocks)
 {
         struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -489,30 +455,26 @@ START_TEST(a_forked_child_cannot_touch_the_parents_blocks)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* A program that the job starts gets neither the session nor the memory. */
-START_TEST(nothing_is_inherited_by_a_started_program)
+TEST(exec_inherits_no_fd)
 {
         static const char *const list_fds[] = { "/bin/ls", "-l", "/proc/self/fd", NULL };
         struct rig *rig = rig_start(&patient);
         bfc_client *client = client_open(rig, NULL, NULL);
-        struct raw *raw = raw_connect(rig->socket, NULL);
+        struct raw *raw = session_open(rig->socket, NULL);
         char *out;
         void *p;
 
-        ck_assert_ptr_nonnull(raw);
         ck_assert_ok(bfc_malloc(client, 4 * MIB, &p));
         ck_assert_int_eq(program_run(list_fds, &out, NULL), 0);
         ck_assert_msg(!strstr(out, "socket:"), "a socket is inherited:\n%s", out);
         ck_assert_msg(!strstr(out, "bfcd"), "memory is inherited:\n%s", out);
         free(out);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- the other end --------------------------------------------------------- */
 
@@ -532,8 +494,7 @@ static void work_on(void *arg)
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_malloc(client, 200, &p) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
-        gate_open(&life->up);
-        REQUIRE(gate_wait(&life->done, SETTLE_MS), "the test did not end this process");
+        gate_meet(&life->up, &life->done);
         for (deadline = clock_ms() + SETTLE_MS; r == 0 && clock_ms() < deadline;) {
                 r = bfc_malloc(client, 200, &p);
                 if (r == 0)
@@ -569,7 +530,7 @@ static void evict_all(struct rig *rig)
 }
 
 /* A job whose session is over is told so, also when its cache could serve it for ever. */
-START_TEST(an_evicted_job_is_told)
+LOOP_TEST(an_evicted_job_is_told, CHILDREN_HAVE_EVENTS)
 {
         struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
@@ -583,12 +544,10 @@ START_TEST(an_evicted_job_is_told)
         evict_all(rig);
         gate_open(&life.done);
         child_join(pid);
-        life_free(&life);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(a_job_of_a_killed_daemon_is_told)
+LOOP_TEST(a_job_of_a_killed_daemon_is_told, CHILDREN_HAVE_EVENTS)
 {
         struct rig *rig = rig_start(&patient);
         struct life life = life_new(rig);
@@ -597,26 +556,22 @@ START_TEST(a_job_of_a_killed_daemon_is_told)
 
         life.error = -ECONNRESET;
         life.words = "ended the session";
-        pid = child_start(work_on, &life);
-        ck_assert(gate_wait(&life.up, SETTLE_MS));
+        pid = child_start_until(&life.up, work_on, &life);
         ck_assert_int_eq(kill(rig->pid, SIGKILL), 0);
         ck_assert_int_eq(waitpid(rig->pid, &status, 0), rig->pid);
         gate_open(&life.done);
         child_join(pid);
-        life_free(&life);
         rig_discard(rig);
 }
-END_TEST
 
-/* Who is gone when his answers are written has hung up, and violated nothing. */
-START_TEST(gone_before_the_answer)
+/* A client that is gone when its answers are written has hung up, and violated nothing. */
+TEST(a_client_that_disconnects_before_the_answer)
 {
         struct rig *rig = rig_start(&patient);
-        struct raw *raw = raw_connect(rig->socket, NULL);
+        struct raw *raw = session_open(rig->socket, NULL);
         char *log;
 
-        ck_assert_ptr_nonnull(raw);
-        ck_assert_int_eq(kill(rig->pid, SIGSTOP), 0);
+        child_stop(rig->pid);
         for (int i = 0; i < 4; i++) {
                 Bfcd__Request request = BFCD__REQUEST__INIT;
                 Bfcd__Usage usage = BFCD__USAGE__INIT;
@@ -633,31 +588,8 @@ START_TEST(gone_before_the_answer)
         free(log);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                a_killed_client_returns_everything,
-                a_hundred_kills_at_random,
-                a_death_is_noticed_without_a_hang_up,
-                goodbye_releases_at_once,
-                a_hang_up_is_no_death,
-                quarantine_ends,
-                another_program_holds_nothing,
-                a_broken_lease_ends_nothing,
-                a_child_that_keeps_a_mapping_keeps_the_charge,
-                a_hang_up_with_empty_hands,
-                a_forked_child_is_nobody,
-                a_forked_child_cannot_touch_the_parents_blocks,
-                nothing_is_inherited_by_a_started_program,
-#if CHILDREN_HAVE_EVENTS
-                an_evicted_job_is_told,
-                a_job_of_a_killed_daemon_is_told,
-#endif
-                gone_before_the_answer,
-                NULL,
-        };
-
-        return harness_main(harness_suite("death", tests));
+        return harness_cases("death");
 }

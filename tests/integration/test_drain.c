@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/load.h"
+#include "tests/integration/tools.h"
 
 #define TIMED_OUT   3          /* exit status: what was asked for is under way */
 #define EARLY_BYTES (16 * MIB) /* made in advance */
@@ -20,51 +21,18 @@ static const struct rig_config config = {
         .tenants = "  - name: red\n"
                    "    match: {uid: @UID@}\n"
                    "    quotas: [{partition: train, limit: 64MiB, reserve: 16MiB},\n"
-                   "             {partition: early, limit: 16MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 64MiB}]\n",
+                   "             {partition: early, limit: 16MiB}]\n" TENANT("blue", "@UID@",
+                                                                             "train, limit: 64MiB"),
 };
-
-#define WORDS(...) ((const char *const[5]){ __VA_ARGS__ })
-
-static int ctl(const struct rig *rig, const char *const words[5], char **ret_out, char **ret_err)
-{
-        const char *argv[9] = { program_bfcctl(), "--socket", rig->admin_socket };
-
-        for (size_t i = 0; i < 5 && words[i]; i++)
-                argv[3 + i] = words[i];
-        return program_run(argv, ret_out, ret_err);
-}
-
-static void must_ctl(const struct rig *rig, const char *const words[5], const char *part)
-{
-        char *out, *err;
-        int status = ctl(rig, words, &out, &err);
-
-        ck_assert_msg(status == 0 && strstr(out, part), "%s: %d: %s%s", words[0], status, out, err);
-        free(out);
-        free(err);
-}
-
-static void must_not_ctl(const struct rig *rig, const char *const words[5], int expected, const char *part)
-{
-        char *out, *err;
-        int status = ctl(rig, words, &out, &err);
-
-        ck_assert_msg(status == expected && strstr(err, part), "%s: %d: %s%s", words[0], status, out, err);
-        free(out);
-        free(err);
-}
 
 static void must_drain(const struct rig *rig)
 {
-        must_ctl(rig, WORDS("drain", rig_device_id(), "--wait", "120"), "is drained.");
+        ctl_says(rig, WORDS("drain", rig_device_id(), "--wait", "120"), "is drained.");
 }
 
 static void must_resume(const struct rig *rig)
 {
-        must_ctl(rig, WORDS("resume", rig_device_id()), "is resumed.");
+        ctl_says(rig, WORDS("resume", rig_device_id()), "is resumed.");
 }
 
 static void state_of(const struct rig *rig, char ret[32], uint64_t *ret_reserved)
@@ -93,7 +61,7 @@ static bool only_has(struct rig *rig, const char *tenant)
         char state[32];
 
         state_of(rig, state, &n_bytes);
-        return n_bytes == rig_figures(rig, tenant, "train").bytes_reserved;
+        return n_bytes == rig_stats(rig, tenant, "train").bytes_reserved;
 }
 
 /* Primary contexts on the machine that the fake driver pretends. */
@@ -116,7 +84,7 @@ static unsigned count_contexts(const struct rig *rig)
 
 /* ---- what operators do ------------------------------------------------------ */
 
-START_TEST(an_idle_device)
+TEST(drain_and_resume_an_idle_device)
 {
         struct rig *rig;
         uint64_t n_bytes;
@@ -138,8 +106,8 @@ START_TEST(an_idle_device)
         ck_assert_uint_eq(n_bytes, 0);
         ck_assert_uint_eq(count_contexts(rig), 0); /* the driver has nothing of ours any more */
         ck_assert_uint_eq(rig_count(rig).n_extents, 0);
-        must_ctl(rig, WORDS("status"), "drained");
-        must_ctl(rig, WORDS("drain", rig_device_id()), "is drained.");
+        ctl_says(rig, WORDS("status"), "drained");
+        ctl_says(rig, WORDS("drain", rig_device_id()), "is drained.");
         must_resume(rig);
         ck_assert_uint_eq(count_contexts(rig), n_contexts);
         state_of(rig, state, &n_bytes);
@@ -153,10 +121,9 @@ START_TEST(an_idle_device)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
-/* The job keeps its session, and what it frees or has idle goes back without its doing. */
-START_TEST(a_job_that_holds_something)
+/* The job keeps its session, and what it frees or has idle is released by its client thread. */
+TEST(drain_waits_for_a_job)
 {
         struct rig *rig = rig_start(&config);
         void *held, *idle, *none = NULL;
@@ -170,19 +137,20 @@ START_TEST(a_job_that_holds_something)
         pattern_write(held, 3 * MIB, 2);
         ck_assert_ok(bfc_malloc(client, 9 * MIB, &idle));
         ck_assert_ok(bfc_free(client, idle));
-        ck_assert_int_eq(ctl(rig, WORDS("drain", rig_device_id(), "--wait=1"), &out, &err), TIMED_OUT);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("drain", rig_device_id(), "--wait=1"), &out, &err),
+                         TIMED_OUT);
         snprintf(pid, sizeof(pid), " %d ", (int)getpid());
         ck_assert_msg(strstr(out, "is draining; still in use: ") && strstr(out, pid) && strstr(out, "red "),
                       "%s", out);
         ck_assert_msg(strstr(err, "is not drained yet"), "%s", err);
         free(out);
         free(err);
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use <= 4 * MIB, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_in_use <= 4 * MIB, SETTLE_MS));
         ck_assert_int_eq(bfc_malloc(client, 20 * MIB, &none), -EBUSY);
         ck_assert_msg(strstr(bfc_last_error(), "is draining or drained"), "%s", bfc_last_error());
         ck_assert(pattern_holds(held, 3 * MIB, 2));
         ck_assert(is_in_state(rig, "draining"));
-        must_ctl(rig, WORDS("explain", "train"), "Tenant red");
+        ctl_says(rig, WORDS("explain", "train"), "Tenant red");
         ck_assert_ok(bfc_free(client, held));
         must_drain(rig);
         ck_assert_int_eq(bfc_malloc_in(client, "early", MIB, &none), -EBUSY);
@@ -195,9 +163,8 @@ START_TEST(a_job_that_holds_something)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(in_json)
+TEST(drain_and_resume_in_json)
 {
         struct rig *rig = rig_start(&config);
         bfc_client *client = client_open(rig, "blue", NULL);
@@ -206,9 +173,9 @@ START_TEST(in_json)
         void *p;
 
         ck_assert_ok(bfc_malloc(client, MIB, &p));
-        must_ctl(rig, WORDS("drain", rig_device_id()), "drain");
+        ctl_says(rig, WORDS("drain", rig_device_id()), "drain");
         ck_assert(WAIT_FOR(only_has(rig, "blue"), SETTLE_MS)); /* what has no holder is gone */
-        ck_assert_int_eq(ctl(rig, WORDS("--json", "drain", rig_device_id()), &out, NULL), 0);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("--json", "drain", rig_device_id()), &out, NULL), 0);
         document = json_loads(out, JSON_REJECT_DUPLICATES, NULL);
         ck_assert_msg(document != NULL, "%s", out);
         drain = json_object_get(document, "drain");
@@ -220,22 +187,20 @@ START_TEST(in_json)
         ck_assert_int_eq(json_integer_value(json_object_get(holder, "pid")), getpid());
         json_decref(document);
         free(out);
-        must_ctl(rig, WORDS("--json", "resume", rig_device_id()), "\"resume\"");
+        ctl_says(rig, WORDS("--json", "resume", rig_device_id()), "\"resume\"");
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(what_is_refused)
+TEST(invalid_drains_are_refused)
 {
         struct rig *rig = rig_start(&config);
-        struct raw *raw = raw_connect(rig->socket, NULL);
+        struct raw *raw = session_open(rig->socket, NULL);
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Drain drain = BFCD__DRAIN__INIT;
         Bfcd__Resume resume = BFCD__RESUME__INIT;
         char sentence[96];
 
-        ck_assert_ptr_nonnull(raw);
         drain.device = resume.device = (char *)(uintptr_t)rig_device_id();
         request.body_case = BFCD__REQUEST__BODY_DRAIN;
         request.drain = &drain;
@@ -248,20 +213,19 @@ START_TEST(what_is_refused)
         raw_close(raw);
         snprintf(sentence, sizeof(sentence), "there is no device 'gpu0'; the devices are: '%s'",
                  rig_device_id());
-        must_not_ctl(rig, WORDS("drain", "gpu0"), 1, sentence);
-        must_not_ctl(rig, WORDS("resume", "gpu0"), 1, sentence);
-        must_not_ctl(rig, WORDS("resume", rig_device_id()), 1, "is not drained: it is ok");
-        must_not_ctl(rig, WORDS("drain"), 2, "bfcctl drain DEVICE");
-        must_not_ctl(rig, WORDS("resume"), 2, "bfcctl resume DEVICE");
-        must_not_ctl(rig, WORDS("drain", "--wait", "3x", "host"), 2, "a number of seconds");
-        must_not_ctl(rig, WORDS("drain", "--wait=-1", "host"), 2, "a number of seconds");
-        must_not_ctl(rig, WORDS("status", "--wait"), 2, "--wait is not valid for");
+        ctl_refuses(rig, WORDS("drain", "gpu0"), 1, sentence);
+        ctl_refuses(rig, WORDS("resume", "gpu0"), 1, sentence);
+        ctl_refuses(rig, WORDS("resume", rig_device_id()), 1, "is not drained: it is ok");
+        ctl_refuses(rig, WORDS("drain"), 2, "bfcctl drain DEVICE");
+        ctl_refuses(rig, WORDS("resume"), 2, "bfcctl resume DEVICE");
+        ctl_refuses(rig, WORDS("drain", "--wait", "3x", "host"), 2, "a number of seconds");
+        ctl_refuses(rig, WORDS("drain", "--wait=-1", "host"), 2, "a number of seconds");
+        ctl_refuses(rig, WORDS("status", "--wait"), 2, "--wait is not valid for");
         ck_assert(is_in_state(rig, "ok"));
         rig_stop(rig);
 }
-END_TEST
 
-/* ---- who is told ------------------------------------------------------------ */
+/* ---- events ---------------------------------------------------------------- */
 
 static void assert_told(struct raw *raw, uint32_t n_partitions, bool is_over)
 {
@@ -276,24 +240,22 @@ static void assert_told(struct raw *raw, uint32_t n_partitions, bool is_over)
         }
 }
 
-static struct raw *open_raw(const struct rig *rig, bool wants_drain)
+static struct raw *open_raw(const struct rig *rig, bool wants_events)
 {
         struct raw *raw;
 
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
-        raw->wants_events = true;
-        raw->wants_drain = wants_drain;
+        raw->wants_events = wants_events;
         ck_assert_int_eq(raw_hello(raw, "red", NULL), 0);
         return raw;
 }
 
-/* Those who know the event, before and after; who comes in while it is drained, too. */
-START_TEST(sessions_are_told)
+/* Sessions that started before the drain and during it. One without an events socket is told nothing. */
+TEST(sessions_are_told)
 {
         struct rig *rig = rig_start(&config);
         struct raw *raw = open_raw(rig, true), *old = open_raw(rig, false), *late;
         bfc_client *client;
-        Bfcd__Event *event;
         void *p;
 
         must_drain(rig);
@@ -305,7 +267,6 @@ START_TEST(sessions_are_told)
         must_resume(rig);
         assert_told(raw, 2, true);
         assert_told(late, 2, true);
-        ck_assert_int_eq(raw_event(old, 50, &event), RAW_TIMEOUT);
         ck_assert_ok(bfc_malloc(client, MIB, &p));
         bfc_disconnect(client);
         raw_close(raw);
@@ -313,20 +274,16 @@ START_TEST(sessions_are_told)
         raw_close(late);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- beside other things ----------------------------------------------------- */
 
 static void reload(struct rig *rig, const struct rig_config *next)
 {
-        char *text = rig_config_text(rig, next);
-
-        rig_write_config(rig, text);
-        free(text);
-        must_ctl(rig, WORDS("reload"), "");
+        rig_rewrite_config(rig, next);
+        ctl_says(rig, WORDS("reload"), "");
 }
 
-START_TEST(a_reload_while_it_is_drained)
+TEST(a_reload_of_a_drained_device)
 {
         static const struct rig_config next = {
                 .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
@@ -334,10 +291,8 @@ START_TEST(a_reload_while_it_is_drained)
                 .tenants = "  - name: red\n"
                            "    match: {uid: @UID@}\n"
                            "    quotas: [{partition: train, limit: 32MiB},\n"
-                           "             {partition: early, limit: 16MiB}]\n"
-                           "  - name: green\n"
-                           "    match: {uid: @UID@}\n"
-                           "    quotas: [{partition: train, limit: 32MiB}]\n",
+                           "             {partition: early, limit: 16MiB}]\n" TENANT("green", "@UID@",
+                                                                                     "train, limit: 32MiB"),
         };
         struct rig *rig = rig_start(&config);
         bfc_client *client, *blue = client_open(rig, "blue", NULL);
@@ -355,10 +310,9 @@ START_TEST(a_reload_while_it_is_drained)
         bfc_disconnect(blue);
         rig_stop(rig);
 }
-END_TEST
 
-/* 0: while somebody holds a block. 1: drained. */
-START_TEST(sigterm_while_it_drains)
+/* 0: while a client has a block. 1: drained. */
+LOOP_TEST(sigterm_while_it_drains, 2)
 {
         struct rig *rig = rig_start(&config);
         bfc_client *client = client_open(rig, "red", NULL);
@@ -366,13 +320,12 @@ START_TEST(sigterm_while_it_drains)
 
         if (_i == 0)
                 ck_assert_ok(bfc_malloc(client, MIB, &p));
-        must_ctl(rig, WORDS("drain", rig_device_id()), _i == 0 ? "is draining" : "Device ");
+        ctl_says(rig, WORDS("drain", rig_device_id()), _i == 0 ? "is draining" : "Device ");
         ck_assert(WAIT_FOR(is_in_state(rig, _i == 0 ? "draining" : "drained"), SETTLE_MS));
         rig_terminate(rig);
         bfc_disconnect(client);
         rig_discard(rig);
 }
-END_TEST
 
 struct scene {
         char socket[96];
@@ -391,7 +344,7 @@ static void hold(void *arg)
 }
 
 /* Its process dies, and so it is drained; two operators wait for that. */
-START_TEST(a_job_that_is_killed)
+TEST(a_job_that_is_killed)
 {
         struct rig *rig = rig_start(&config);
         struct scene *s = shared_memory(sizeof(*s));
@@ -400,89 +353,26 @@ START_TEST(a_job_that_is_killed)
 
         strcpy(s->socket, rig->socket);
         s->up = gate_new();
-        job = child_start(hold, s);
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        ck_assert_int_eq(ctl(rig, WORDS("drain", "--wait", "0", rig_device_id()), &out, NULL), TIMED_OUT);
-        ck_assert_msg(strstr(out, "blue"), "%s", out);
-        free(out);
+        job = child_start_until(&s->up, hold, s);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("drain", "--wait", "0", rig_device_id()), &out, NULL),
+                         TIMED_OUT);
+        text_has(out, "blue");
         child_kill(job);
         must_drain(rig);
         must_drain(rig);
-        gate_free(&s->up);
         must_resume(rig);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- under load --------------------------------------------------------------- */
 
-#define N_WORKERS 4
-#define N_HELD    12
-
-struct load {
-        char socket[96];
-        _Atomic bool over;
-        _Atomic uint64_t n_allocs, n_busy;
-        atomic_uint next_number;
-};
-
-static void give_back(bfc_client *client, void **held, const size_t *sizes, size_t i)
-{
-        if (!held[i])
-                return;
-        REQUIRE(pattern_holds(held[i], sizes[i], i), "a block is not as it was");
-        REQUIRE(bfc_free(client, held[i]) == 0, "%s", bfc_last_error());
-        held[i] = NULL;
-}
-
-/* Takes and gives; where its device is drained it gives all back, and waits for better days. */
-static void work(void *arg)
-{
-        struct load *l = arg;
-        unsigned number = atomic_fetch_add(&l->next_number, 1);
-        unsigned short random[3] = { (unsigned short)(number + 1), 30, 7 };
-        bfc_client *client = child_client_open(l->socket, number % 2 ? "red" : "blue");
-        void *held[N_HELD] = { NULL };
-        size_t sizes[N_HELD];
-
-        while (!l->over) {
-                size_t at = (size_t)nrand48(random) % N_HELD;
-                int r;
-
-                if (held[at]) {
-                        give_back(client, held, sizes, at);
-                        continue;
-                }
-                sizes[at] = 1 + (size_t)nrand48(random) % (nrand48(random) % 8 ? 64 * KIB : 4 * MIB);
-                r = bfc_malloc(client, sizes[at], &held[at]);
-                REQUIRE(r == 0 || r == -EDQUOT || r == -ENOMEM || r == -EBUSY, "%d: %s", r, bfc_last_error());
-                if (r == 0) {
-                        pattern_write(held[at], sizes[at], at);
-                        l->n_allocs++;
-                }
-                for (size_t i = 0; r == -EBUSY && i < N_HELD; i++)
-                        give_back(client, held, sizes, i);
-                if (r == -EBUSY) {
-                        l->n_busy++;
-                        usleep(1000);
-                }
-        }
-        for (size_t i = 0; i < N_HELD; i++)
-                give_back(client, held, sizes, i);
-        bfc_disconnect(client);
-}
-
-START_TEST(again_and_again_under_load)
+TEST(repeated_drains_under_load)
 {
         struct rig *rig = rig_start(&config);
-        struct load *l = shared_memory(sizeof(*l));
         double until = (double)clock_ms() + 1000 * test_seconds(2);
-        pid_t workers[N_WORKERS];
+        struct load *l = load_start(rig, 4, -EBUSY, 0);
         unsigned n_rounds = 0;
 
-        strcpy(l->socket, rig->socket);
-        for (unsigned i = 0; i < N_WORKERS; i++)
-                workers[i] = child_start(work, l);
         while ((double)clock_ms() < until) {
                 uint64_t n_allocs = l->n_allocs;
 
@@ -492,28 +382,14 @@ START_TEST(again_and_again_under_load)
                 must_resume(rig);
                 n_rounds++;
         }
-        l->over = true;
-        for (unsigned i = 0; i < N_WORKERS; i++)
-                child_join(workers[i]);
+        load_end(l);
         printf("# %u drains; %llu blocks, %llu refusals\n", n_rounds, (unsigned long long)l->n_allocs,
-               (unsigned long long)l->n_busy);
+               (unsigned long long)l->n_others);
         ck_assert_uint_gt(n_rounds, 0);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                an_idle_device,       a_job_that_holds_something, in_json,
-                what_is_refused,      sessions_are_told,          a_reload_while_it_is_drained,
-                a_job_that_is_killed, again_and_again_under_load, NULL
-        };
-        Suite *suite = harness_suite("drain", tests);
-        TCase *t = tcase_create("sigterm");
-
-        tcase_set_timeout(t, TEST_TIMEOUT);
-        tcase_add_loop_test(t, sigterm_while_it_drains, 0, 2);
-        suite_add_tcase(suite, t);
-        return harness_main(suite);
+        return harness_cases("drain");
 }

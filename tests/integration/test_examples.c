@@ -6,13 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 static const struct rig_config one_tenant = {
         .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 32MiB"),
 };
 
 /* Standard output, the caller's. */
@@ -30,7 +28,7 @@ static char *run_example(const char *name)
         return out;
 }
 
-START_TEST(examples_run)
+TEST(examples_run)
 {
         static const char *const quiet[] = { "default", "poll", "pool" };
         struct rig *rig = rig_start(&one_tenant);
@@ -52,15 +50,13 @@ START_TEST(examples_run)
         ck_assert_int_eq(sscanf(out, "1000 allocations, %llu requests", &n), 1);
         ck_assert_uint_lt(n, 10);
         free(out);
-        out = run_example("figures");
+        out = run_example("stats");
         ck_assert_msg(strncmp(out, "this process: 1024 bytes in use, ", 33) == 0, "%s", out);
         ck_assert_ptr_nonnull(strstr(out, "\nred in train: "));
-        ck_assert_ptr_nonnull(strstr(out, "\nthe block: 1024 bytes at "));
-        free(out);
+        text_has(out, "\nthe block: 1024 bytes at ");
         unsetenv("BFC_SOCKET");
         rig_stop(rig);
 }
-END_TEST
 
 /* $1: the source; $2: the build folder; $3: a folder for the program; then options of pkg-config. */
 #define LINK                                                                                                 \
@@ -91,7 +87,7 @@ static bool can_link(void)
 }
 
 /* A program is compiled against the build folder by pkg-config, with either library. */
-START_TEST(a_program_links_by_pkg_config)
+TEST(a_program_links_by_pkg_config)
 {
         struct rig *rig;
         char *out;
@@ -112,10 +108,9 @@ START_TEST(a_program_links_by_pkg_config)
         unsetenv("BFC_SOCKET");
         rig_stop(rig);
 }
-END_TEST
 
 /* Only the names that the shared library exports can clash with those of a program. */
-START_TEST(the_static_library_has_public_names_only)
+TEST(the_static_library_has_public_names_only)
 {
         char *names, *listed;
 
@@ -132,12 +127,8 @@ START_TEST(the_static_library_has_public_names_only)
         free(names);
         free(listed);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { examples_run, a_program_links_by_pkg_config,
-                                       the_static_library_has_public_names_only, NULL };
-
-        return harness_main(harness_suite("examples", tests));
+        return harness_cases("examples");
 }

@@ -1,69 +1,23 @@
-/* Who has the memory: refusals, the log, bfcctl explain and bfcctl leaks, with real
+/* Which tenants have the memory: refusals, the log, bfcctl explain and bfcctl leaks, with real
  * processes.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <jansson.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/json.h"
 
 enum { REFUSED = 1, USAGE = 2 }; /* exit statuses */
 
 static const struct rig_config two_tenants = {
         .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 80MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 80MiB}]\n",
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 80MiB") TENANT("blue", "@UID@", "train, limit: 80MiB"),
 };
-
-static int ctl(const char *socket, const char *const words[6], char **ret_out, char **ret_err)
-{
-        const char *argv[10] = { program_bfcctl(), "--socket", socket };
-
-        for (size_t i = 0; i < 6 && words[i]; i++)
-                argv[3 + i] = words[i];
-        return program_run(argv, ret_out, ret_err);
-}
-
-#define WORDS(...) ((const char *const[6]){ __VA_ARGS__ })
-
-/* The array that the command prints; the caller releases it. */
-static json_t *ctl_rows(const char *socket, const char *const words[6])
-{
-        char *out, *err;
-        json_t *document, *rows;
-        int status = ctl(socket, words, &out, &err);
-
-        ck_assert_msg(status == 0, "bfcctl %s: status %d: %s", words[1], status, err);
-        document = json_loads(out, JSON_REJECT_DUPLICATES, NULL);
-        ck_assert_ptr_nonnull(document);
-        rows = json_incref(json_object_get(document, words[1]));
-        ck_assert_msg(json_is_array(rows), "no \"%s\" in: %s", words[1], out);
-        json_decref(document);
-        free(out);
-        free(err);
-        return rows;
-}
-
-static json_int_t number_of(const json_t *object, const char *key)
-{
-        ck_assert_msg(json_is_integer(json_object_get(object, key)), "\"%s\" is no number", key);
-        return json_integer_value(json_object_get(object, key));
-}
-
-static const char *string_of(const json_t *object, const char *key)
-{
-        ck_assert_msg(json_is_string(json_object_get(object, key)), "\"%s\" is no string", key);
-        return json_string_value(json_object_get(object, key));
-}
 
 /* A process that holds 20 MiB with a tag until it is told to end. */
 struct holder {
@@ -101,16 +55,13 @@ static void hold_begin(struct holder *h, const struct rig *rig)
         h->rig = rig;
         h->has = gate_new();
         h->may_end = gate_new();
-        h->pid = child_start(hold, h);
-        ck_assert(gate_wait(&h->has, SETTLE_MS));
+        h->pid = child_start_until(&h->has, hold, h);
 }
 
 static void hold_end(struct holder *h)
 {
         gate_open(&h->may_end);
         child_join(h->pid);
-        gate_free(&h->has);
-        gate_free(&h->may_end);
 }
 
 static void must_say(const char *sentence, const char *words)
@@ -124,7 +75,7 @@ static void must_not_say(const char *sentence, const char *words)
 }
 
 /* The tenant is told of its own and of others' sum; the log has all names. */
-START_TEST(refusals_name_holders)
+TEST(refusals_name_holders)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct holder mine = { .tenant = "red", .name = "mine", .n_blocks = 2, .n_bytes = 2 * MIB },
@@ -155,7 +106,6 @@ START_TEST(refusals_name_holders)
         hold_end(&theirs);
         rig_stop(rig);
 }
-END_TEST
 
 /* The row of a tenant; NULL tenant: the partition's. */
 static json_t *row_of(json_t *rows, const char *tenant)
@@ -170,7 +120,7 @@ static json_t *row_of(json_t *rows, const char *tenant)
         return NULL;
 }
 
-START_TEST(explain_on_both_sockets)
+TEST(explain_on_both_sockets)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct holder mine = { .tenant = "red", .name = "mine", .n_blocks = 3, .n_bytes = 2 * MIB },
@@ -181,7 +131,7 @@ START_TEST(explain_on_both_sockets)
 
         hold_begin(&mine, rig);
         hold_begin(&theirs, rig);
-        rows = ctl_rows(rig->admin_socket, WORDS("--json", "explain"));
+        rows = ctl_json(rig->admin_socket, WORDS("--json", "explain"));
         ck_assert_uint_eq(json_array_size(rows), 3);
         row = row_of(rows, "red");
         ck_assert_int_eq(number_of(row, "bytes_in_use"), 6 << 20);
@@ -213,7 +163,7 @@ START_TEST(explain_on_both_sockets)
         must_not_say(out, "blue");
         must_not_say(out, "theirs");
         free(out);
-        rows = ctl_rows(rig->socket, WORDS("--json", "explain"));
+        rows = ctl_json(rig->socket, WORDS("--json", "explain"));
         ck_assert_int_eq(number_of(row_of(rows, NULL), "bytes_in_use"), 6 << 20);
         ck_assert_int_ge(number_of(row_of(rows, NULL), "bytes_reserved"), 26 << 20);
         json_decref(rows);
@@ -227,9 +177,8 @@ START_TEST(explain_on_both_sockets)
         hold_end(&theirs);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(leaks_by_all_there_is)
+TEST(leaks_by_each_key)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct holder weights = { .tenant = "red",
@@ -249,7 +198,7 @@ START_TEST(leaks_by_all_there_is)
         hold_begin(&weights, rig);
         hold_begin(&other, rig);
         hold_begin(&theirs, rig);
-        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks"));
+        rows = ctl_json(rig->admin_socket, WORDS("--json", "leaks"));
         ck_assert_uint_eq(json_array_size(rows), 2);
         row = json_array_get(rows, 0);
         ck_assert_str_eq(string_of(row, "tag"), "weights");
@@ -258,15 +207,15 @@ START_TEST(leaks_by_all_there_is)
         ck_assert_int_eq(number_of(row, "bytes_requested"), 150 * 1000 + (2 << 20));
         ck_assert_str_eq(string_of(json_array_get(rows, 1), "tag"), "");
         json_decref(rows);
-        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--by", "session", "--tenant", "red"));
+        rows = ctl_json(rig->admin_socket, WORDS("--json", "leaks", "--by", "session", "--tenant", "red"));
         ck_assert_uint_eq(json_array_size(rows), 2);
         ck_assert_int_eq(number_of(json_array_get(rows, 0), "pid"), other.pid);
         ck_assert_str_eq(string_of(json_array_get(rows, 1), "name"), "one");
         json_decref(rows);
-        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--by", "block"));
+        rows = ctl_json(rig->admin_socket, WORDS("--json", "leaks", "--by", "block"));
         ck_assert_uint_eq(json_array_size(rows), 153);
         json_decref(rows);
-        rows = ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--older", "1d"));
+        rows = ctl_json(rig->admin_socket, WORDS("--json", "leaks", "--older", "1d"));
         ck_assert_uint_eq(json_array_size(rows), 0);
         json_decref(rows);
         setenv("BFC_TENANT", "blue", 1);
@@ -288,7 +237,6 @@ START_TEST(leaks_by_all_there_is)
         hold_end(&theirs);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- leaks beside caches ----------------------------------------------------------- */
 
@@ -338,7 +286,7 @@ static void run_cached_job(void *arg)
 static bool only_the_leak_is_old(const struct rig *rig, pid_t leaking)
 {
         json_t *rows =
-                ctl_rows(rig->admin_socket, WORDS("--json", "leaks", "--by", "session", "--older", "1s"));
+                ctl_json(rig->admin_socket, WORDS("--json", "leaks", "--by", "session", "--older", "1s"));
         json_t *row = json_array_get(rows, 0);
         bool is = json_array_size(rows) == 1 && number_of(row, "pid") == leaking &&
                   number_of(row, "bytes_in_use") >= N_LEAKED * 10000 &&
@@ -350,8 +298,8 @@ static bool only_the_leak_is_old(const struct rig *rig, pid_t leaking)
 
 static bool slabs_are_old(const struct rig *rig, pid_t churning)
 {
-        json_t *sessions = ctl_rows(rig->admin_socket, WORDS("--json", "sessions")),
-               *blocks = ctl_rows(rig->admin_socket, WORDS("--json", "blocks"));
+        json_t *sessions = ctl_json(rig->admin_socket, WORDS("--json", "sessions")),
+               *blocks = ctl_json(rig->admin_socket, WORDS("--json", "blocks"));
         json_int_t id = 0, sum = 0;
 
         for (size_t i = 0; i < json_array_size(sessions); i++)
@@ -368,7 +316,7 @@ static bool slabs_are_old(const struct rig *rig, pid_t churning)
         return sum > N_LEAKED * 10240 + N_LIVE * 1024;
 }
 
-START_TEST(a_leak_is_before_a_healthy_cache)
+TEST(leaks_are_listed_before_caches)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct cached_job *healthy = shared_memory(sizeof(*healthy)), *leak = shared_memory(sizeof(*leak));
@@ -385,13 +333,8 @@ START_TEST(a_leak_is_before_a_healthy_cache)
         child_kill(leaking);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { refusals_name_holders, explain_on_both_sockets, leaks_by_all_there_is,
-                                       a_leak_is_before_a_healthy_cache, NULL };
-
-        setenv("BFC_CACHE", "off", 1); /* the daemon's blocks, not slabs */
-        return harness_main(harness_suite("explain", tests));
+        return harness_cases("explain");
 }

@@ -1,11 +1,11 @@
-/* An extent's next life: whoever kept an fd, a mapping or a child of a former
+/* An extent's next use: a process that kept an fd, a mapping or a child of a former
  * owner reads nothing of what the next tenant writes, and changes none of it.
  * And what a tenant gets for the first time is zero.
  *
  * The accomplice has no session. It got the fds over a socketpair or by fork,
  * and looks at them, forwards and backwards, after the owner has gone.
  *
- * From a GPU's memory nobody can be shut out. There the next tenant does not get
+ * Access to a GPU's memory cannot be revoked. There the next tenant does not get
  * it at all, for as long as the daemon lives: it has escaped, and stays charged
  * to the tenant that let it.
  *
@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 
 #include "device/device.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define PARTITION   (32 * MIB)
 #define OWNERS      0x0e /* what the first owner writes */
@@ -32,12 +32,8 @@
 
 static const struct rig_config one_partition = {
         .partitions = "      - {name: train, limit: 32MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 32MiB") TENANT("blue", "@UID@", "train, limit: 32MiB"),
         .top = "timeouts: {quarantine: 60m}\n",
 };
 
@@ -152,7 +148,7 @@ static void kept_deface(const struct kept *kept)
         }
 }
 
-/* Neither may it make the memory come back by its own means. */
+/* Nor can it restore the memory itself. */
 static void kept_misuse(const struct kept *kept)
 {
         for (size_t i = 0; i < kept->n; i++) {
@@ -166,7 +162,7 @@ static void kept_misuse(const struct kept *kept)
 
 struct play {
         char socket[96];
-        bool by_fork;         /* the accomplice is the owner's child, not a stranger with fds */
+        bool by_fork;         /* the accomplice is the owner's child, not an unrelated process with fds */
         bool says_goodbye;    /* the owner leaves in peace, or is killed */
         int pair[2];          /* owner to accomplice */
         struct gate has_all;  /* accomplice: I keep everything */
@@ -213,7 +209,7 @@ static void hand_over(int socket, const struct kept *kept)
         shutdown(socket, SHUT_WR);
 }
 
-static void take_over(int socket, struct kept *ret_kept)
+static void resume_kept(int socket, struct kept *ret_kept)
 {
         union {
                 char bytes[CMSG_SPACE(sizeof(int))];
@@ -243,14 +239,12 @@ static void spy(struct play *play, const struct kept *kept)
         signal(SIGSEGV, on_fault);
         signal(SIGBUS, on_fault);
         REQUIRE(kept_shows(kept, OWNERS), "the spy's eyes are no good");
-        gate_open(&play->has_all);
-        REQUIRE(gate_wait(&play->look_now, SETTLE_MS), "the test did not open the gate");
+        gate_meet(&play->has_all, &play->look_now);
         REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable");
         REQUIRE(rig_device() != ON_HOST || !kept_shows(kept, OWNERS), "the pages were not given back");
         kept_deface(kept);
         kept_misuse(kept);
-        gate_open(&play->looked);
-        REQUIRE(gate_wait(&play->finish, SETTLE_MS), "the test did not open the gate");
+        gate_meet(&play->looked, &play->finish);
         REQUIRE(!kept_shows(kept, SECRET), "the next tenant's bytes are readable, in the end");
         gate_open(&play->looked);
 }
@@ -261,7 +255,7 @@ static void be_accomplice(void *arg)
         struct kept kept = { 0 };
 
         close(play->pair[0]);
-        take_over(play->pair[1], &kept);
+        resume_kept(play->pair[1], &kept);
         spy(play, &kept);
 }
 
@@ -314,11 +308,11 @@ static void assert_untouched(const struct next *next)
                 ck_assert_msg(all_bytes_are(next->blocks[i], MIB, SECRET), "block %zu was changed", i);
 }
 
-/* On a GPU: the accomplice has it all, so nobody else has any of it. */
-static void assert_escape(struct rig *rig, struct play *play, bool says_goodbye, pid_t owner)
+/* On a GPU: the accomplice has all of it mapped, so no other process receives any of it. */
+static void assert_unreclaimed(struct rig *rig, struct play *play, bool says_goodbye, pid_t owner)
 {
         bfc_client *client;
-        Bfcd__Figures figures;
+        Bfcd__Statistics stats;
         void *p;
 
         ck_assert(gate_wait(&play->has_all, SETTLE_MS));
@@ -326,15 +320,15 @@ static void assert_escape(struct rig *rig, struct play *play, bool says_goodbye,
                 gate_open(&play->has_all); /* the owner waits for it, too */
         else
                 child_kill(owner);
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_escaped == PARTITION, SETTLE_MS));
-        figures = rig_figures(rig, "red", "train");
-        ck_assert_uint_eq(figures.bytes_reserved, PARTITION);
-        ck_assert_uint_eq(figures.bytes_in_use, 0);
-        rig->escaped_bytes = PARTITION;
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_unreclaimed == PARTITION, SETTLE_MS));
+        stats = rig_stats(rig, "red", "train");
+        ck_assert_uint_eq(stats.bytes_reserved, PARTITION);
+        ck_assert_uint_eq(stats.bytes_in_use, 0);
+        rig->unreclaimed_bytes = PARTITION;
         rig->forgiven = "unreclaimed";
         client = client_open(rig, "blue", NULL);
         ck_assert_int_eq(bfc_malloc(client, 4096, &p), -ENOMEM);
-        ck_assert(has_figures(bfc_last_error()));
+        ck_assert(has_stats(bfc_last_error()));
         bfc_disconnect(client);
         gate_open(&play->look_now);
         ck_assert_msg(gate_wait(&play->looked, SETTLE_MS), "the accomplice's message is on stderr");
@@ -362,16 +356,15 @@ static void assert_next_life(bool by_fork, bool says_goodbye)
         close(play.pair[1]);
 
         if (rig_device() != ON_HOST) {
-                assert_escape(rig, &play, says_goodbye, owner);
+                assert_unreclaimed(rig, &play, says_goodbye, owner);
                 goto ended;
         }
-        if (says_goodbye) { /* only the goodbye lets go: the owner lives on */
-                ck_assert(
-                        WAIT_FOR(rig_figures(rig, "red", "train").peak_bytes_in_use == PARTITION, SETTLE_MS));
+        if (says_goodbye) { /* the goodbye alone releases: the owner lives on */
+                ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").peak_bytes_in_use == PARTITION, SETTLE_MS));
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         } else {
                 ck_assert(gate_wait(&play.has_all, SETTLE_MS));
-                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, PARTITION);
+                ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, PARTITION);
                 child_kill(owner);
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         }
@@ -380,7 +373,7 @@ static void assert_next_life(bool by_fork, bool says_goodbye)
         ck_assert_msg(gate_wait(&play.looked, SETTLE_MS),
                       "the accomplice saw something; its message is on stderr");
         assert_untouched(&next);
-        memset(next.blocks[0], SECRET, MIB); /* once more, over whatever it did */
+        memset(next.blocks[0], SECRET, MIB); /* once more, over what the accomplice wrote */
         gate_open(&play.finish);
         ck_assert_msg(gate_wait(&play.looked, SETTLE_MS), "the accomplice saw something in the end");
         assert_untouched(&next);
@@ -390,57 +383,48 @@ ended:
                 child_join(accomplice);
         if (says_goodbye)
                 child_kill(owner);
-        gate_free(&play.has_all);
-        gate_free(&play.look_now);
-        gate_free(&play.looked);
-        gate_free(&play.finish);
         rig_stop(rig);
 }
 
-START_TEST(fds_passed_on_owner_killed)
+TEST(fds_passed_on_owner_killed)
 {
         assert_next_life(false, false);
 }
-END_TEST
 
-START_TEST(fds_passed_on_owner_said_goodbye)
+TEST(fds_passed_on_owner_said_goodbye)
 {
         assert_next_life(false, true);
 }
-END_TEST
 
-START_TEST(fds_inherited_owner_killed)
+TEST(fds_inherited_owner_killed)
 {
         if (rig_device() == ON_CUDA_IPC)
                 return; /* what is opened by a handle no child inherits */
         assert_next_life(true, false);
 }
-END_TEST
 
-START_TEST(fds_inherited_owner_said_goodbye)
+TEST(fds_inherited_owner_said_goodbye)
 {
         if (rig_device() == ON_CUDA_IPC)
                 return;
         assert_next_life(true, true);
 }
-END_TEST
 
-/* ---- what an extent lets one do -------------------------------------------- */
+/* ---- rights on an extent -------------------------------------------- */
 
 /* A client cannot shrink, grow or freeze what it shares with its tenant and the
  * daemon (a shrunk one would be a SIGBUS for the others). */
-START_TEST(extents_are_sealed)
+TEST(extents_are_sealed)
 {
         if (rig_device() != ON_HOST)
                 return; /* a GPU's are no files: there is nothing to cut or to seal */
 
         struct rig *rig = rig_start(&one_partition);
-        struct raw *raw = raw_connect(rig->socket, "red");
+        struct raw *raw = session_open(rig->socket, "red");
         Bfcd__Block block;
         uint8_t *p;
         int fd;
 
-        ck_assert_ptr_nonnull(raw);
         ck_assert_int_eq(raw_malloc(raw, 0, 1 * MIB, &block), 0);
         ck_assert_ptr_nonnull(raw_find(raw, block.region_id, block.offset));
         fd = raw_find(raw, block.region_id, block.offset)->fd;
@@ -452,24 +436,21 @@ START_TEST(extents_are_sealed)
         ck_assert(p != MAP_FAILED);
         p[0] = 1;
         munmap(p, 4096);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         rig_stop(rig);
 }
-END_TEST
 
 /* Two sessions of a tenant see each other's extents, and one tenant's ids never
  * turn up with another. */
-START_TEST(extents_stay_with_their_tenant)
+TEST(extents_stay_with_their_tenant)
 {
         struct rig *rig = rig_start(&one_partition);
         uint64_t last_id = 0, newest_id = 0;
 
         for (unsigned round = 0; round < 6; round++) {
-                struct raw *raw = raw_connect(rig->socket, round % 2 ? "red" : "blue");
+                struct raw *raw = session_open(rig->socket, round % 2 ? "red" : "blue");
                 Bfcd__Block block;
 
-                ck_assert_ptr_nonnull(raw);
                 while (raw_malloc(raw, 0, 4 * MIB, &block) == 0)
                         ;
                 ck_assert_uint_gt(raw->n_extents, 0);
@@ -479,13 +460,11 @@ START_TEST(extents_stay_with_their_tenant)
                                 newest_id = raw->extents[i].id;
                 }
                 last_id = newest_id;
-                ck_assert_int_eq(raw_goodbye(raw), 0);
-                raw_close(raw);
+                session_end(raw);
                 ck_assert(WAIT_FOR(rig_count(rig).n_extents == 0, SETTLE_MS));
         }
         rig_stop(rig);
 }
-END_TEST
 
 struct siblings {
         char socket[96];
@@ -511,7 +490,7 @@ static void read_siblings_block(void *arg)
 }
 
 /* Processes of a tenant share extents: small blocks of two live in one. */
-START_TEST(a_tenants_processes_share_extents)
+TEST(a_tenants_processes_share_extents)
 {
         struct rig *rig = rig_start(&one_partition);
         struct siblings siblings = { .has_written = gate_new() };
@@ -526,13 +505,11 @@ START_TEST(a_tenants_processes_share_extents)
         memset(p, OWNERS, 4096);
         gate_open(&siblings.has_written);
         child_join(pid);
-        gate_free(&siblings.has_written);
         ck_assert(all_bytes_are(p, 4096, OWNERS));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_extents, 1);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_extents, 1);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- memory in a destroyed extent ------------------------------------------------ */
 
@@ -567,7 +544,7 @@ static void write_all(const struct raw *raw)
 }
 
 /* It is found, logged, charged, and taken back again. */
-START_TEST(refilled_extents_are_found)
+TEST(refilled_extents_are_found)
 {
         Bfcd__Block block;
         bfc_client *blue;
@@ -585,37 +562,24 @@ START_TEST(refilled_extents_are_found)
         ck_assert_int_eq(raw_malloc(raw, 0, PARTITION / 2, &block), 0);
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
         ck_assert_ok(bfc_malloc(blue, PARTITION * 3 / 4, &p)); /* which red has to make room for */
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved <= PARTITION / 4, REFILL_MS));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_reserved <= PARTITION / 4, REFILL_MS));
         ck_assert_uint_gt(n_emptied(raw), 0);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_escaped, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_unreclaimed, 0);
         rig->forgiven = "writes into released extents";
 
-        ck_assert(WAIT_FOR((write_all(raw), rig_figures(rig, "red", "train").bytes_escaped > 0), REFILL_MS));
+        ck_assert(
+                WAIT_FOR((write_all(raw), rig_stats(rig, "red", "train").bytes_unreclaimed > 0), REFILL_MS));
         log = rig_log(rig);
-        ck_assert_ptr_nonnull(strstr(log, "tenant 'red' writes into released extents"));
-        free(log);
+        text_has(log, "tenant 'red' writes into released extents");
         ck_assert(WAIT_FOR(n_emptied(raw) > 0, REFILL_MS));
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_escaped == 0, REFILL_MS));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_unreclaimed == 0, REFILL_MS));
         raw_goodbye(raw);
         raw_close(raw);
         bfc_disconnect(blue);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                fds_passed_on_owner_killed,
-                fds_passed_on_owner_said_goodbye,
-                fds_inherited_owner_killed,
-                fds_inherited_owner_said_goodbye,
-                extents_are_sealed,
-                extents_stay_with_their_tenant,
-                a_tenants_processes_share_extents,
-                refilled_extents_are_found,
-                NULL,
-        };
-
-        return harness_main(harness_suite("extent life", tests));
+        return harness_cases("extent life");
 }

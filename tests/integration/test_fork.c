@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/suite.h"
 
 #define N_BLOCKS 3u
@@ -32,24 +32,9 @@ static const struct rig_config one_tenant;
 /* What one of them has must be taken from the other. */
 static const struct rig_config two_tenants = {
         .partitions = "      - {name: train, limit: 32MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n",
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 32MiB") TENANT("blue", "@UID@", "train, limit: 32MiB"),
 };
-
-static bfc_client *open_as(const char *socket, const char *tenant, uint64_t flags)
-{
-        struct bfc_options o = {
-                .struct_size = sizeof(o), .socket = socket, .tenant = tenant, .flags = flags
-        };
-        bfc_client *client = NULL;
-
-        REQUIRE(bfc_connect(&o, &client) == 0, "%s", bfc_last_error());
-        return client;
-}
 
 /* A child of the caller that dies with it, and has a minute for all that it does: 0 in the child. */
 static pid_t fork_child(void)
@@ -173,7 +158,7 @@ static void look_at_addresses(void *arg)
 
 static struct blocks blocks_new(const char *socket, const char *tenant, uint64_t flags)
 {
-        struct blocks b = { .client = open_as(socket, tenant, flags) };
+        struct blocks b = { .client = child_client_with(.socket = socket, .tenant = tenant, .flags = flags) };
         void *p;
 
         for (unsigned i = 0; i < N_BLOCKS; i++) {
@@ -195,14 +180,13 @@ static void nothing_lands_there(void *arg)
         bfc_disconnect(b.client);
 }
 
-START_TEST(no_mapping_of_a_child_in_a_block)
+TEST(children_inherit_no_mapping)
 {
         struct rig *rig = rig_start(&one_tenant);
 
         child_join(child_start(nothing_lands_there, rig->socket));
         rig_stop(rig);
 }
-END_TEST
 
 static void call_everything(void *arg)
 {
@@ -247,7 +231,7 @@ static void call_everything(void *arg)
         REQUIRE(strstr(bfc_last_error(), "bfc_connect") && strstr(bfc_last_error(), "BFC_INHERIT"), "%s",
                 bfc_last_error());
         bfc_disconnect(c);
-        bfc_disconnect(open_as(getenv("BFC_SOCKET"), NULL, 0));
+        bfc_disconnect(child_client_with(.socket = getenv("BFC_SOCKET")));
         REQUIRE(bfc_default(&c) == 0 && bfc_usage(c, NULL, &usage) == 0, "%s", bfc_last_error());
 }
 
@@ -264,7 +248,7 @@ static void calls_in_children(void *arg)
         bfc_disconnect(b.client);
 }
 
-START_TEST(every_call_in_a_child_says_what_to_do)
+LOOP_TEST(every_call_in_a_child_fails_with_advice, 4)
 {
         static uint64_t flags[] = { 0, BFC_INHERIT, BFC_NO_CACHE, BFC_POLL };
         struct rig *rig = rig_start(&one_tenant);
@@ -273,7 +257,6 @@ START_TEST(every_call_in_a_child_says_what_to_do)
         child_join(child_start(calls_in_children, &flags[_i]));
         rig_stop(rig);
 }
-END_TEST
 
 /* The parent's sockets are closed in the child: a copy would keep them open beyond the parent's end. */
 static void count_sockets(void *arg)
@@ -298,14 +281,13 @@ static void count_sockets(void *arg)
         bfc_disconnect(b.client);
 }
 
-START_TEST(a_child_keeps_no_socket)
+TEST(a_child_keeps_no_socket)
 {
         struct rig *rig = rig_start(&one_tenant);
 
         child_join(child_start(count_sockets, rig->socket));
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- beside threads ------------------------------------------------------------ */
 
@@ -338,13 +320,13 @@ static void child_beside_threads(void *arg)
         bfc_disconnect(b->client);
         if (!CHILDREN_HAVE_EVENTS)
                 return;
-        b->client = open_as(getenv("BFC_SOCKET"), NULL, BFC_NO_THREAD);
+        b->client = child_client_with(.socket = getenv("BFC_SOCKET"), .flags = BFC_NO_THREAD);
         REQUIRE(rig_device() != ON_HOST || bfc_malloc(b->client, 300, &p) == 0, "%s", bfc_last_error());
 }
 
 static void fork_beside_threads(void *arg)
 {
-        struct busy b = { .client = open_as(arg, NULL, 0) };
+        struct busy b = { .client = child_client_with(.socket = arg) };
         pthread_t threads[3];
 
         for (int i = 0; i < 3; i++)
@@ -357,7 +339,7 @@ static void fork_beside_threads(void *arg)
         bfc_disconnect(b.client);
 }
 
-START_TEST(children_beside_busy_threads)
+TEST(children_beside_busy_threads)
 {
         struct rig *rig = rig_start(&one_tenant);
 
@@ -365,7 +347,6 @@ START_TEST(children_beside_busy_threads)
         child_join(child_start(fork_beside_threads, rig->socket));
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- BFC_INHERIT ----------------------------------------------------------------- */
 
@@ -426,7 +407,7 @@ static void parent_of_family(void *arg)
                 bfc_disconnect(b.client);
 }
 
-START_TEST(children_share_blocks_until_they_are_freed)
+LOOP_TEST(children_share_blocks_until_they_are_freed, 2 * N_WAYS)
 {
         struct rig *rig;
         struct family f = { .way = _i % N_WAYS, .flags = _i < N_WAYS ? 0 : BFC_NO_CACHE };
@@ -438,11 +419,8 @@ START_TEST(children_share_blocks_until_they_are_freed)
         f.looked = gate_new();
         f.freed = gate_new();
         child_join(child_start(parent_of_family, &f));
-        gate_free(&f.looked);
-        gate_free(&f.freed);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- two tenants ------------------------------------------------------------------ */
 
@@ -477,8 +455,7 @@ static void spy(struct watch *w, uint64_t *words)
 {
         prctl(PR_SET_PDEATHSIG, 0); /* it outlives its parent; the test ends it */
         prctl(PR_SET_NAME, "fork-spy");
-        gate_open(&w->up);
-        REQUIRE(gate_wait(&w->go, LIMIT_MS), "blue");
+        gate_meet(&w->up, &w->go);
         REQUIRE(count_others(words, 0) == 0, "bytes of a tenant");
         fill(words, STAMP + 2);
         gate_open(&w->checked);
@@ -487,7 +464,7 @@ static void spy(struct watch *w, uint64_t *words)
 static void red_with_a_child(void *arg)
 {
         struct watch *w = arg;
-        bfc_client *client = open_as(w->socket, "red", BFC_INHERIT);
+        bfc_client *client = child_client_with(.socket = w->socket, .tenant = "red", .flags = BFC_INHERIT);
         void *p;
         pid_t pid;
 
@@ -508,8 +485,8 @@ static void red_with_a_child(void *arg)
         bfc_disconnect(client);
 }
 
-/* Blue needs what red had. A parent that was killed is gone for the daemon, whatever its child has mapped. */
-START_TEST(no_other_tenants_bytes_in_a_child)
+/* Blue needs red's memory. The session of a killed parent ends, also if its child has blocks mapped. */
+LOOP_TEST(a_child_sees_no_other_tenants_bytes, 2)
 {
         struct watch *w;
         struct rig *rig;
@@ -552,13 +529,8 @@ START_TEST(no_other_tenants_bytes_in_a_child)
         if (!w->is_killed)
                 child_join(pid);
         bfc_disconnect(blue);
-        gate_free(&w->up);
-        gate_free(&w->freed);
-        gate_free(&w->go);
-        gate_free(&w->checked);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- a pre-forking server ---------------------------------------------------------- */
 
@@ -599,7 +571,7 @@ static void worker_new(struct server *s, unsigned i, const unsigned char *model)
 static void be_server(void *arg)
 {
         struct server *s = arg;
-        bfc_client *client = open_as(s->socket, NULL, BFC_INHERIT);
+        bfc_client *client = child_client_with(.socket = s->socket, .flags = BFC_INHERIT);
         void *model;
 
         REQUIRE(bfc_malloc(client, MODEL_BYTES, &model) == 0, "%s", bfc_last_error());
@@ -616,8 +588,7 @@ static void be_server(void *arg)
         }
         REQUIRE(gate_wait(&s->free_it, LIMIT_MS), "free_it");
         REQUIRE(bfc_free(client, model) == 0, "%s", bfc_last_error());
-        gate_open(&s->freed);
-        REQUIRE(gate_wait(&s->end, LIMIT_MS), "end");
+        gate_meet(&s->freed, &s->end);
         for (unsigned i = 0; i < SERVERS; i++) {
                 kill(atomic_load(&s->workers[i]), SIGKILL);
                 wait_for(atomic_load(&s->workers[i]));
@@ -656,7 +627,7 @@ static void ask_workers(const struct sockaddr_un *address, const unsigned char *
         }
 }
 
-START_TEST(a_pre_forking_server)
+TEST(a_pre_forking_server)
 {
         unsigned char *want;
         struct sockaddr_un address;
@@ -688,18 +659,15 @@ START_TEST(a_pre_forking_server)
         ask_workers(&address, NULL);
         gate_open(&s->end);
         child_join(pid);
-        for (struct gate *g = &s->up; g <= &s->end; g++)
-                gate_free(g);
         close(s->listener);
         unlink(address.sun_path);
         free(want);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- Python -------------------------------------------------------------------------- */
 
-START_TEST(pythons_multiprocessing)
+LOOP_TEST(pythons_multiprocessing, 2)
 {
         static const char *const modes[] = { "default", "inherit" };
         const char *const argv[] = { "/usr/bin/env", "python3", getenv("BFC_POOL_PY"), modes[_i], NULL };
@@ -722,18 +690,8 @@ START_TEST(pythons_multiprocessing)
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, LIMIT_MS));
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- unloading and exit ---------------------------------------------------------------- */
-
-static bool has_logged(struct rig *rig, const char *words)
-{
-        char *log = rig_log(rig);
-        bool found = log && strstr(log, words);
-
-        free(log);
-        return found;
-}
 
 struct host {
         pid_t pid;
@@ -762,7 +720,7 @@ static struct host host_start(const char *program, const char *plugin)
 }
 
 /* The client's thread outlives the plugin: it answers a trim, and the session ends with a goodbye. */
-START_TEST(a_plugin_is_unloaded)
+TEST(a_plugin_is_unloaded)
 {
         const char *program = getenv("BFC_FORK_HOST"), *plugin = getenv("BFC_FORK_PLUGIN");
         struct rig *rig;
@@ -779,25 +737,22 @@ START_TEST(a_plugin_is_unloaded)
         ck_assert_str_eq(text, "unloaded\n");
         ck_assert_uint_eq(rig_count(rig).n_sessions, 1);
         if (rig_charge(rig, "red", "train") > 0) { /* the trim is answered by that process */
-                const char *const argv[] = { program_bfcctl(), "--socket", rig->admin_socket,
-                                             "trim",           "red",      NULL };
 
-                status = program_run(argv, &out, &err);
+                status = ctl(rig->admin_socket, WORDS("trim", "red"), &out, &err);
                 ck_assert_msg(status == 0 && strncmp(out, "1 sessions asked", 16) == 0, "%d: %s%s", status,
                               out, err);
                 free(out);
                 free(err);
-                ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use == 0, LIMIT_MS));
+                ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_in_use == 0, LIMIT_MS));
         }
         ck_assert_int_eq(waitpid(h.pid, &status, WNOHANG), 0);
         close(h.to);
         ck_assert_int_eq(waitpid(h.pid, &status, 0), h.pid);
         ck_assert_int_eq(status, 0);
         close(h.from);
-        ck_assert(WAIT_FOR(has_logged(rig, "ended (goodbye at exit)"), LIMIT_MS));
+        ck_assert(WAIT_FOR(rig_logged(rig, "ended (goodbye at exit)"), LIMIT_MS));
         rig_stop(rig);
 }
-END_TEST
 
 static void *wait_in_a_call(void *client)
 {
@@ -845,19 +800,18 @@ static void use_and_exit(void *arg)
         exit(0);
 }
 
-START_TEST(an_exit_is_a_goodbye)
+LOOP_TEST(an_exit_is_a_goodbye, 3)
 {
         struct rig *rig = rig_start(&one_tenant);
         int how = _i;
 
         setenv("BFC_SOCKET", rig->socket, 1);
         child_join(child_start(use_and_exit, &how));
-        ck_assert(WAIT_FOR(has_logged(rig, "ended (goodbye at exit)"), LIMIT_MS));
-        ck_assert(!has_logged(rig, "quarantine"));
+        ck_assert(WAIT_FOR(rig_logged(rig, "ended (goodbye at exit)"), LIMIT_MS));
+        ck_assert(!rig_logged(rig, "quarantine"));
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, LIMIT_MS));
         rig_stop(rig);
 }
-END_TEST
 
 static void setup(void)
 {
@@ -867,21 +821,5 @@ static void setup(void)
 
 int main(void)
 {
-        Suite *suite = suite_create("fork");
-        TCase *t = tcase_create("fork");
-
-        tcase_set_timeout(t, 180);
-        tcase_add_checked_fixture(t, setup, NULL);
-        tcase_add_test(t, no_mapping_of_a_child_in_a_block);
-        tcase_add_loop_test(t, every_call_in_a_child_says_what_to_do, 0, 4);
-        tcase_add_test(t, a_child_keeps_no_socket);
-        tcase_add_test(t, children_beside_busy_threads);
-        tcase_add_loop_test(t, children_share_blocks_until_they_are_freed, 0, 2 * N_WAYS);
-        tcase_add_loop_test(t, no_other_tenants_bytes_in_a_child, 0, 2);
-        tcase_add_test(t, a_pre_forking_server);
-        tcase_add_loop_test(t, pythons_multiprocessing, 0, 2);
-        tcase_add_test(t, a_plugin_is_unloaded);
-        tcase_add_loop_test(t, an_exit_is_a_goodbye, 0, 3);
-        suite_add_tcase(suite, t);
-        return harness_main(suite);
+        return harness_cases_with("fork", TEST_TIMEOUT, setup);
 }

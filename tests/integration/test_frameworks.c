@@ -13,8 +13,9 @@
 #include <string.h>
 #include <sys/types.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 /* As in the frameworks' sources; cudaStream_t as in the CUDA runtime's header. */
 typedef struct CUstream_st *cudaStream_t;
@@ -26,6 +27,9 @@ typedef void (*cupy_free_fn)(void *, void *, int);
 
 static torch_malloc_fn torch_malloc;
 static torch_free_fn torch_free;
+static torch_malloc_fn torch_pool_malloc;
+static torch_free_fn torch_pool_free;
+static torch_malloc_fn torch_malloc_one_extent, torch_pool_malloc_one_extent;
 static torch_record_stream_fn torch_record_stream;
 static cupy_malloc_fn cupy_malloc;
 static cupy_free_fn cupy_free;
@@ -40,10 +44,15 @@ static void load(void)
         REQUIRE(library, "%s", dlerror());
         *(void **)&torch_malloc = dlsym(library, "bfc_torch_malloc");
         *(void **)&torch_free = dlsym(library, "bfc_torch_free");
+        *(void **)&torch_pool_malloc = dlsym(library, "bfc_torch_pool_malloc");
+        *(void **)&torch_pool_free = dlsym(library, "bfc_torch_pool_free");
+        *(void **)&torch_malloc_one_extent = dlsym(library, "bfc_torch_malloc_one_extent");
+        *(void **)&torch_pool_malloc_one_extent = dlsym(library, "bfc_torch_pool_malloc_one_extent");
         *(void **)&torch_record_stream = dlsym(library, "bfc_torch_record_stream");
         *(void **)&cupy_malloc = dlsym(library, "bfc_cupy_malloc");
         *(void **)&cupy_free = dlsym(library, "bfc_cupy_free");
-        REQUIRE(torch_malloc && torch_free && torch_record_stream && cupy_malloc && cupy_free,
+        REQUIRE(torch_malloc && torch_free && torch_pool_malloc && torch_pool_free && torch_record_stream &&
+                        torch_malloc_one_extent && torch_pool_malloc_one_extent && cupy_malloc && cupy_free,
                 "a symbol is missing");
 }
 
@@ -63,12 +72,9 @@ static struct rig *start(void)
                                       "    headroom: 32MiB\n"
                                       "    partitions:\n"
                                       "      - {name: other, limit: 100%}\n",
-                        .tenants = "  - name: red\n"
-                                   "    match: {uid: @UID@}\n"
-                                   "    quotas: [{partition: train, limit: 64MiB}, {partition: other}]\n"
-                                   "  - name: one-gpu\n"
-                                   "    match: {uid: @UID@}\n"
-                                   "    quotas: [{partition: train}]\n",
+                        .tenants = TENANT_OF("red", "@UID@",
+                                             "{partition: train, limit: 64MiB}, {partition: other}")
+                                TENANT("one-gpu", "@UID@", "train"),
                 };
         }
         rig = rig_start(&config);
@@ -171,14 +177,13 @@ static void allocate_with_both(void *arg)
         cupy_free(&param, NULL, 0);
 }
 
-START_TEST(both_frameworks)
+TEST(allocators_of_both_frameworks)
 {
         struct rig *rig = start();
 
         run_silent(allocate_with_both, NULL);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- failing -------------------------------------------------------------- */
 
@@ -231,7 +236,7 @@ static void ask_for_a_foreign_gpu(void *arg)
         REQUIRE(in_use(NULL) == 0, "something was given");
 }
 
-START_TEST(failures_are_said_once)
+TEST(failures_are_reported_once)
 {
         struct rig *rig = start();
 
@@ -242,7 +247,6 @@ START_TEST(failures_are_said_once)
         run_saying(ask_for_a_foreign_gpu, NULL, "has no quota in a partition on CUDA device");
         rig_stop(rig);
 }
-END_TEST
 
 static void begin_without_a_daemon(void *socket)
 {
@@ -259,14 +263,13 @@ static void begin_without_a_daemon(void *socket)
         torch_free(p, 1, 0, NULL);
 }
 
-START_TEST(a_daemon_that_comes_later)
+TEST(a_daemon_that_starts_later_is_found)
 {
         struct rig *rig = start();
 
         run_saying(begin_without_a_daemon, rig->socket, "/nowhere/bfcd.sock");
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- the client of the process --------------------------------------------- */
 
@@ -302,14 +305,13 @@ static void many_threads_ask(void *arg)
         REQUIRE(usage.num_sessions == 1, "%llu sessions", (unsigned long long)usage.num_sessions);
 }
 
-START_TEST(one_client_for_all_threads)
+TEST(one_client_for_all_threads)
 {
         struct rig *rig = start();
 
         run_silent(many_threads_ask, NULL);
         rig_stop(rig);
 }
-END_TEST
 
 /* CUDA itself works in no child of a process that used it. */
 static void fork_and_go_on(void *arg)
@@ -345,22 +347,183 @@ static void fork_and_go_on(void *arg)
         REQUIRE(WAIT_FOR(in_use_after_look(NULL) == 0, SETTLE_MS), "after the fork");
 }
 
-START_TEST(a_child_gets_its_own)
+TEST(a_forked_child_connects_itself)
 {
         struct rig *rig = start();
 
         run_silent(fork_and_go_on, NULL);
         rig_stop(rig);
 }
-END_TEST
+
+/* Freed memory is idle at once, whatever the stream. */
+static void use_pool_functions(void *arg)
+{
+        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
+        bfc_client *client;
+        void *p, *q;
+
+        (void)arg;
+        load();
+        quiet();
+        p = torch_pool_malloc(4 << 20, 0, NULL);
+        q = torch_pool_malloc(1000, 0, NULL);
+        REQUIRE(p && q && p != q, "NULL");
+        REQUIRE(bfc_default(&client) == 0 && bfc_stats(client, &stats) == 0, "%s", bfc_last_error());
+        REQUIRE(stats.bytes_in_use == (4 << 20) + 1024, "%llu in use",
+                (unsigned long long)stats.bytes_in_use);
+        torch_pool_free(p, 4 << 20, 0, NULL);
+        torch_pool_free(q, 1000, 0, NULL);
+        REQUIRE(bfc_stats(client, &stats) == 0 && stats.bytes_in_use == 0 && stats.num_frees == 2, "in use");
+        REQUIRE(!torch_pool_malloc(0, 0, NULL), "0 bytes");
+        REQUIRE(!torch_pool_malloc(-1, 0, NULL), "-1 bytes");
+}
+
+TEST(functions_of_a_pool)
+{
+        struct rig *rig = start();
+
+        run_saying(use_pool_functions, NULL, "bfc_torch_pool_malloc: the size is negative: -1 bytes");
+        rig_stop(rig);
+}
+
+/* ---- BFC_WAIT_MS ------------------------------------------------------------- */
+
+#define TIMEOUT_MS "600000" /* longer than a test may take */
+
+struct holder {
+        bfc_client *client;
+        void *block;
+        pthread_t thread;
+};
+
+static void hold_most(struct holder *h)
+{
+        REQUIRE(bfc_connect(NULL, &h->client) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(h->client, 60 * MIB, &h->block) == 0, "%s", bfc_last_error());
+}
+
+static void *free_soon(void *arg)
+{
+        struct holder *h = arg;
+
+        usleep(100000); /* so that the request is likely to wait by then */
+        REQUIRE(bfc_free(h->client, h->block) == 0, "%s", bfc_last_error());
+        return NULL;
+}
+
+static void release_soon(struct holder *h)
+{
+        REQUIRE(pthread_create(&h->thread, NULL, free_soon, h) == 0, "a thread");
+}
+
+static void release_end(struct holder *h)
+{
+        pthread_join(h->thread, NULL);
+        bfc_disconnect(h->client);
+}
+
+static void wait_for_room(void *arg)
+{
+        struct holder h;
+        void *p;
+
+        (void)arg;
+        setenv("BFC_WAIT_MS", TIMEOUT_MS, 1);
+        quiet();
+        load();
+        hold_most(&h);
+        release_soon(&h);
+        p = torch_malloc(32 * (ssize_t)MIB, 0, NULL);
+        REQUIRE(p, "it did not wait: %s", bfc_last_error());
+        release_end(&h);
+        torch_free(p, 32 * (ssize_t)MIB, 0, NULL);
+}
+
+static void wait_in_a_pool(void *arg)
+{
+        struct holder h;
+        void *p;
+
+        (void)arg;
+        setenv("BFC_WAIT_MS", TIMEOUT_MS, 1);
+        quiet();
+        load();
+        hold_most(&h);
+        release_soon(&h);
+        p = torch_pool_malloc(33 * (ssize_t)MIB, 0, NULL);
+        REQUIRE(p, "it did not wait: %s", bfc_last_error());
+        release_end(&h);
+        torch_pool_free(p, 33 * (ssize_t)MIB, 0, NULL);
+}
+
+static void wait_by_a_word(void *arg)
+{
+        (void)arg;
+        setenv("BFC_WAIT_MS", "long", 1);
+        quiet();
+        load();
+        REQUIRE(!torch_malloc(1, 0, NULL) && !torch_pool_malloc(1, 0, NULL), "it is no number");
+}
+
+TEST(allocations_wait_as_the_environment_says)
+{
+        struct rig *rig = start();
+
+        run_silent(wait_for_room, NULL);
+        run_silent(wait_in_a_pool, NULL);
+        run_saying(wait_by_a_word, NULL, "BFC_WAIT_MS is \"long\": it must be a number from 0 to");
+        rig_stop(rig);
+}
+
+/* ---- one extent ----------------------------------------------------------------- */
+
+static void require_one_extent(void *p)
+{
+        struct bfc_block_info info = { .struct_size = sizeof(info) };
+        bfc_client *client;
+
+        REQUIRE(p && bfc_default(&client) == 0 && bfc_block_info(client, p, &info) == 0, "%s",
+                bfc_last_error());
+        REQUIRE(info.extent_offset + info.n_bytes <= info.extent_bytes,
+                "%llu bytes at %llu of an extent of %llu", (unsigned long long)info.n_bytes,
+                (unsigned long long)info.extent_offset, (unsigned long long)info.extent_bytes);
+}
+
+/* Free memory begins in the middle of an extent: without the flag a block begins there, and spans two. */
+static void allocate_in_one_extent(void *arg)
+{
+        void *p, *q, *r;
+
+        (void)arg;
+        setenv("BFC_CACHE", "off", 1);
+        quiet();
+        load();
+        p = cupy_malloc(NULL, MIB, 0);
+        r = cupy_malloc(NULL, 5 * MIB, 0);
+        q = cupy_malloc(NULL, 2 * MIB, 0);
+        REQUIRE(p && r && q, "%s", bfc_last_error());
+        cupy_free(NULL, r, 0);
+        cupy_free(NULL, q, 0);
+        q = torch_malloc_one_extent(2 * (ssize_t)MIB, 0, NULL);
+        require_one_extent(q);
+        torch_record_stream(q, (cudaStream_t)(uintptr_t)1);
+        torch_free(q, 2 * (ssize_t)MIB, 0, NULL);
+        q = torch_pool_malloc_one_extent(2 * (ssize_t)MIB, 0, NULL);
+        require_one_extent(q);
+        torch_pool_free(q, 2 * (ssize_t)MIB, 0, NULL);
+        cupy_free(NULL, p, 0);
+        REQUIRE(WAIT_FOR(in_use_after_look(NULL) == 0, SETTLE_MS), "freed");
+}
+
+TEST(memory_in_one_extent)
+{
+        struct rig *rig = start();
+
+        run_silent(allocate_in_one_extent, NULL);
+        rig_stop(rig);
+}
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                both_frameworks,           failures_are_said_once,
-                a_daemon_that_comes_later, one_client_for_all_threads,
-                a_child_gets_its_own,      NULL,
-        };
-
-        return harness_main(harness_suite("frameworks", tests));
+        return harness_cases("frameworks");
 }

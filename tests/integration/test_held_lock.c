@@ -11,18 +11,15 @@
 
 #include "tests/held_lock.h"
 #include "tests/integration/kept.h"
+#include "tests/integration/tools.h"
 
 #define LONG_MS 60000
 #define EXTENT  (2 * MIB)
 
 static const struct rig_config two_tenants = {
         .top = "timeouts: {quarantine: 100ms}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 64MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 64MiB}]\n",
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 64MiB") TENANT("blue", "@UID@", "train, limit: 64MiB"),
 };
 
 struct holder {
@@ -80,23 +77,18 @@ static void holder_end(struct holder *h)
 {
         gate_open(&h->go);
         child_join(h->pid);
-        gate_free(&h->held);
-        gate_free(&h->go);
-        gate_free(&h->done);
         free(h);
 }
 
-/* It grows, and gives back what it grew by. */
+/* It grows and shrinks by the same amount. */
 static void assert_grows(struct rig *rig)
 {
-        struct raw *raw = raw_connect(rig->socket, "blue");
+        struct raw *raw = session_open(rig->socket, "blue");
         Bfcd__Block block;
 
-        ck_assert_ptr_nonnull(raw);
         ck_assert_msg(raw_malloc(raw, 0, 3 * EXTENT, &block) == 0, "%s", raw_refusal());
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         ck_assert(WAIT_FOR(rig_charge(rig, "blue", "train") == 0, LONG_MS));
 }
 
@@ -110,7 +102,7 @@ static bool can_hold(void)
 
 static const int signals[] = { SIGTERM, SIGKILL };
 
-START_TEST(others_do_not_wait)
+LOOP_TEST(a_held_lock_delays_no_other_client, 2)
 {
         struct holder *h;
         struct kept *k;
@@ -130,11 +122,10 @@ START_TEST(others_do_not_wait)
         ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, LONG_MS));
         kept_stop(k);
 }
-END_TEST
 
 /* No service manager keeps anything for a successor: the memory is emptied all the same, after the
  * daemon. */
-START_TEST(the_last_daemon_does_not_wait)
+TEST(a_held_lock_delays_no_successor)
 {
         struct holder *h;
         struct rig *rig;
@@ -149,7 +140,6 @@ START_TEST(the_last_daemon_does_not_wait)
         holder_end(h); /* which looks whether it is empty */
         rig_discard(rig);
 }
-END_TEST
 
 /* The process of that name whose parent is the daemon; 0: there is none. */
 static pid_t find_helper(pid_t daemon)
@@ -173,7 +163,7 @@ static pid_t find_helper(pid_t daemon)
         return found;
 }
 
-START_TEST(a_helper_that_is_killed_is_replaced)
+TEST(a_helper_that_is_killed_is_replaced)
 {
         struct holder *h;
         struct kept *k;
@@ -194,20 +184,15 @@ START_TEST(a_helper_that_is_killed_is_replaced)
         ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, LONG_MS));
         kept_stop(k);
 }
-END_TEST
 
 /* The partition is full with what cannot be destroyed: a neighbour is refused, in time. */
-START_TEST(what_does_not_come_is_not_waited_for)
+TEST(a_missing_reply_is_not_waited_for)
 {
         static const struct rig_config full = {
                 .top = "timeouts: {quarantine: 100ms, reclaim: 60m}\n",
                 .partitions = "      - {name: train, limit: 6MiB, growth: on-demand}\n",
-                .tenants = "  - name: red\n"
-                           "    match: {uid: @UID@}\n"
-                           "    quotas: [{partition: train, limit: 6MiB}]\n"
-                           "  - name: blue\n"
-                           "    match: {uid: @UID@}\n"
-                           "    quotas: [{partition: train, limit: 6MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 6MiB")
+                        TENANT("blue", "@UID@", "train, limit: 6MiB"),
         };
         struct holder *h;
         struct raw *raw;
@@ -218,8 +203,7 @@ START_TEST(what_does_not_come_is_not_waited_for)
                 return;
         rig = rig_start(&full);
         h = holder_start(rig);
-        raw = raw_connect(rig->socket, "blue");
-        ck_assert_ptr_nonnull(raw);
+        raw = session_open(rig->socket, "blue");
         ck_assert_int_eq(raw_malloc(raw, 0, 3 * EXTENT, &block), -ENOMEM);
         ck_assert_msg(raw_malloc(raw, 0, 2 * EXTENT, &block) == 0, "%s", raw_refusal());
         raw_close(raw);
@@ -227,10 +211,9 @@ START_TEST(what_does_not_come_is_not_waited_for)
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));
         rig_stop(rig);
 }
-END_TEST
 
 /* bfcctl says what the drain waits for. */
-START_TEST(a_drain_says_what_it_waits_for)
+TEST(a_drain_names_what_it_waits_for)
 {
         struct holder *h;
         struct rig *rig;
@@ -241,34 +224,18 @@ START_TEST(a_drain_says_what_it_waits_for)
         rig = rig_start(&two_tenants);
         h = holder_start(rig);
         {
-                const char *drain[] = {
-                        program_bfcctl(), "--socket", rig->admin_socket, "drain", "host", NULL
-                };
-                const char *resume[] = { program_bfcctl(), "--socket", rig->admin_socket,
-                                         "resume",         "host",     NULL };
 
-                ck_assert_int_eq(program_run(drain, &out, NULL), 0);
+                ck_assert_int_eq(ctl(rig->admin_socket, WORDS("drain", "host"), &out, NULL), 0);
                 ck_assert_msg(strstr(out, "(being released)") && strstr(out, "red"), "%s", out);
                 free(out);
                 holder_end(h);
                 ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, LONG_MS));
-                ck_assert_int_eq(program_run(resume, NULL, NULL), 0);
+                ck_assert_int_eq(ctl(rig->admin_socket, WORDS("resume", "host"), NULL, NULL), 0);
         }
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("held_lock");
-        TCase *t = tcase_create("held_lock");
-
-        tcase_set_timeout(t, 3 * TEST_TIMEOUT);
-        tcase_add_loop_test(t, others_do_not_wait, 0, 2);
-        tcase_add_test(t, the_last_daemon_does_not_wait);
-        tcase_add_test(t, a_helper_that_is_killed_is_replaced);
-        tcase_add_test(t, what_does_not_come_is_not_waited_for);
-        tcase_add_test(t, a_drain_says_what_it_waits_for);
-        suite_add_tcase(suite, t);
-        return harness_main(suite);
+        return harness_cases_with("held_lock", 3 * TEST_TIMEOUT, NULL);
 }

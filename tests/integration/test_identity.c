@@ -1,4 +1,4 @@
-/* Who is who: tenants by the kernel's word, what each may see, and how many may
+/* Identity: tenants by peer credentials, what each may see, and how many may
  * come. Tests of other users need root and say so where they are left out.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define SOME_GID  4343u
 #define OTHER_GID 4344u
@@ -16,20 +16,15 @@
 static const struct rig_config several = {
         .partitions = "      - {name: train, limit: 128MiB, growth: on-demand}\n"
                       "      - {name: serve, limit: 64MiB, growth: on-demand}\n",
-        .tenants = "  - name: white\n"
-                   "    match: {uid: [@OTHER@]}\n"
-                   "    quotas: [{partition: train, limit: 16MiB}]\n"
-                   "  - name: red\n"
-                   "    match: {uid: [@ANOTHER@, @UID@]}\n"
-                   "    quotas: [{partition: train, limit: 32MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: serve, limit: 16MiB}, {partition: train, limit: 16MiB}]\n",
+        .tenants = TENANT("white", "@OTHER@", "train, limit: 16MiB")
+                TENANT("red", "@ANOTHER@, @UID@", "train, limit: 32MiB")
+                        TENANT_OF("blue", "@UID@",
+                                  "{partition: serve, limit: 16MiB}, {partition: train, limit: 16MiB}"),
 };
 
 /* ---- which tenant --------------------------------------------------------- */
 
-START_TEST(the_first_match_or_the_chosen_one)
+TEST(the_first_match_or_the_chosen_one)
 {
         struct rig *rig = rig_start(&several);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -47,7 +42,6 @@ START_TEST(the_first_match_or_the_chosen_one)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* The control group that counts, as a test may read it; "" if there is none. */
 static void own_cgroup(char *ret, size_t n_ret)
@@ -63,7 +57,7 @@ static void own_cgroup(char *ret, size_t n_ret)
 }
 
 /* Where this process runs narrows, however well the user matches. */
-START_TEST(control_groups_narrow)
+TEST(control_groups_restrict_matches)
 {
         char cgroup[1024], tenants[4096];
         const struct rig_config config = { .tenants = tenants };
@@ -92,9 +86,8 @@ START_TEST(control_groups_narrow)
         ck_assert_int_eq(client_refused(rig, "other", NULL), -EACCES);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(nobody_becomes_what_does_not_match)
+TEST(a_tenant_that_does_not_match_is_refused)
 {
         struct rig *rig = rig_start(&several);
 
@@ -104,36 +97,31 @@ START_TEST(nobody_becomes_what_does_not_match)
         ck_assert_int_eq(client_refused(rig, "red", "serve"), -ENOENT); /* no quota there */
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(an_unmatched_user_is_told_what_would_match)
+TEST(an_unmatched_user_is_told_the_rules)
 {
         static const struct rig_config config = {
-                .tenants = "  - name: white\n"
-                           "    match: {uid: [@OTHER@]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+                .tenants = TENANT("white", "@OTHER@", "train, limit: 16MiB"),
         };
         struct rig *rig = rig_start(&config);
         char own_uid[16];
 
         snprintf(own_uid, sizeof(own_uid), "%u", (unsigned)getuid());
         ck_assert_int_eq(client_refused(rig, NULL, NULL), -EACCES);
-        ck_assert_msg(strstr(bfc_last_error(), own_uid), "it does not say who asked: %s", bfc_last_error());
+        ck_assert_msg(strstr(bfc_last_error(), own_uid), "the sentence does not name the user: %s",
+                      bfc_last_error());
         ck_assert_msg(strstr(bfc_last_error(), "4242") || strstr(bfc_last_error(), "white"),
                       "it does not say what would match: %s", bfc_last_error());
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(the_default_tenant_takes_everybody_else)
+TEST(the_default_tenant_matches_other_users)
 {
         static const struct rig_config config = {
                 .top = "default_tenant: guests\n",
-                .tenants = "  - name: white\n"
-                           "    match: {uid: [@OTHER@]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB}]\n"
-                           "  - name: guests\n"
-                           "    quotas: [{partition: train, limit: 4MiB}]\n",
+                .tenants = TENANT("white", "@OTHER@",
+                                  "train, limit: 16MiB") "  - name: guests\n"
+                                                         "    quotas: [{partition: train, limit: 4MiB}]\n",
         };
         struct rig *rig = rig_start(&config);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -145,7 +133,6 @@ START_TEST(the_default_tenant_takes_everybody_else)
         ck_assert_int_eq(client_refused(rig, "white", NULL), -EACCES);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- other users ---------------------------------------------------------- */
 
@@ -170,7 +157,7 @@ static void visit(void *arg)
         r = bfc_connect(&options, &client);
         if (!v->tenant) {
                 REQUIRE(r == -EACCES, "connect: %d", r);
-                REQUIRE(has_figures(bfc_last_error()), "the refusal says only: %s", bfc_last_error());
+                REQUIRE(has_stats(bfc_last_error()), "the refusal says only: %s", bfc_last_error());
                 return;
         }
         REQUIRE(r == 0, "connect as %s: %s", v->tenant, bfc_last_error());
@@ -180,15 +167,13 @@ static void visit(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(other_users_by_uid_and_group)
+TEST(other_users_by_uid_and_group)
 {
         static const struct rig_config config = {
-                .tenants = "  - name: by-uid\n"
-                           "    match: {uid: [@OTHER@]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB}]\n"
-                           "  - name: by-gid\n"
-                           "    match: {gid: [4343]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+                .tenants = TENANT("by-uid", "@OTHER@",
+                                  "train, limit: 16MiB") "  - name: by-gid\n"
+                                                         "    match: {gid: [4343]}\n"
+                                                         "    quotas: [{partition: train, limit: 16MiB}]\n",
         };
         static const struct {
                 uid_t uid;
@@ -219,7 +204,6 @@ START_TEST(other_users_by_uid_and_group)
         }
         rig_stop(rig);
 }
-END_TEST
 
 static void knock_at_the_admin_socket(void *arg)
 {
@@ -229,7 +213,7 @@ static void knock_at_the_admin_socket(void *arg)
         REQUIRE(r == -EACCES, "connecting to the admin socket: %d", r);
 }
 
-START_TEST(the_admin_socket_is_closed_to_others)
+TEST(the_admin_socket_refuses_other_users)
 {
         struct rig *rig;
 
@@ -241,20 +225,18 @@ START_TEST(the_admin_socket_is_closed_to_others)
         child_join(child_start_as(OTHER_UID, OTHER_UID, knock_at_the_admin_socket, rig->admin_socket));
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- what one sees -------------------------------------------------------- */
 
-START_TEST(admin_requests_need_the_admin_socket)
+TEST(admin_requests_need_the_admin_socket)
 {
         struct rig *rig = rig_start(&several);
-        struct raw *raw = raw_connect(rig->socket, "red");
+        struct raw *raw = session_open(rig->socket, "red");
         Bfcd__Request reset = BFCD__REQUEST__INIT, show = BFCD__REQUEST__INIT;
         Bfcd__ResetPeaks reset_body = BFCD__RESET_PEAKS__INIT;
         Bfcd__ShowConfig show_body = BFCD__SHOW_CONFIG__INIT;
         Bfcd__Block block;
 
-        ck_assert_ptr_nonnull(raw);
         reset.body_case = BFCD__REQUEST__BODY_RESET_PEAKS;
         reset.reset_peaks = &reset_body;
         show.body_case = BFCD__REQUEST__BODY_SHOW_CONFIG;
@@ -262,12 +244,10 @@ START_TEST(admin_requests_need_the_admin_socket)
         ck_assert_int_eq(raw_do(raw, &reset), -EACCES);
         ck_assert_int_eq(raw_do(raw, &show), -EACCES);
         ck_assert_str_ne(raw_refusal(), "");
-        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &block), 0); /* refused, not thrown out */
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        ck_assert_int_eq(raw_malloc(raw, 0, 4096, &block), 0); /* refused, not disconnected */
+        session_end(raw);
         rig_stop(rig);
 }
-END_TEST
 
 struct seen {
         size_t n_rows;
@@ -295,7 +275,7 @@ static struct seen look(struct raw *raw, Bfcd__List__Kind kind)
         return seen;
 }
 
-START_TEST(a_tenant_sees_itself_an_admin_all)
+TEST(lists_are_restricted_to_the_tenant)
 {
         struct rig *rig = rig_start(&several);
         struct raw *red = raw_connect(rig->socket, "red"), *blue = raw_connect(rig->socket, "blue");
@@ -340,35 +320,31 @@ START_TEST(a_tenant_sees_itself_an_admin_all)
         raw_close(blue);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(whoami_tells_the_truth)
+TEST(whoami_names_user_and_tenant)
 {
         struct rig *rig = rig_start(&several);
-        struct raw *raw = raw_connect(rig->socket, "blue");
-        const Bfcd__Whoami *who;
+        struct raw *raw = session_open(rig->socket, "blue");
+        const Bfcd__Whoami *user;
         Bfcd__Reply *page;
 
-        ck_assert_ptr_nonnull(raw);
         ck_assert_int_eq(raw_list(raw, BFCD__LIST__KIND__WHOAMI, 0, &page), 0);
-        who = page->list->whoami;
-        ck_assert_ptr_nonnull(who);
-        ck_assert_str_eq(who->tenant, "blue");
-        ck_assert_uint_eq(who->uid, getuid());
-        ck_assert_uint_eq(who->gid, getgid());
-        ck_assert_uint_eq(who->pid, (uint64_t)getpid());
-        ck_assert(!who->admin);
-        ck_assert_uint_eq(who->n_matching_tenants, 2);
+        user = page->list->whoami;
+        ck_assert_ptr_nonnull(user);
+        ck_assert_str_eq(user->tenant, "blue");
+        ck_assert_uint_eq(user->uid, getuid());
+        ck_assert_uint_eq(user->gid, getgid());
+        ck_assert_uint_eq(user->pid, (uint64_t)getpid());
+        ck_assert(!user->admin);
+        ck_assert_uint_eq(user->n_matching_tenants, 2);
         bfcd__reply__free_unpacked(page, NULL);
         ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__WHOAMI, 0, &page), 0);
         ck_assert(page->list->whoami->admin);
         ck_assert_str_eq(page->list->whoami->tenant, "");
         bfcd__reply__free_unpacked(page, NULL);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- how many ------------------------------------------------------------- */
 
@@ -377,7 +353,7 @@ static bool refuses_one_more(struct rig *rig, const char *tenant)
         int r = client_refused(rig, tenant, NULL);
 
         ck_assert_msg(r == -EDQUOT || r == -EUSERS || r == -EAGAIN, "one session too many: %d", r);
-        ck_assert_msg(has_figures(bfc_last_error()), "the refusal says only: %s", bfc_last_error());
+        ck_assert_msg(has_stats(bfc_last_error()), "the refusal says only: %s", bfc_last_error());
         return true;
 }
 
@@ -386,20 +362,15 @@ static bool admits(struct rig *rig, const char *tenant)
         struct raw *raw = raw_connect(rig->socket, tenant);
 
         if (raw)
-                ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+                session_end(raw);
         return raw != NULL;
 }
 
-START_TEST(sessions_of_a_tenant_are_limited)
+TEST(sessions_of_a_tenant_are_limited)
 {
         static const struct rig_config config = {
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB, max_sessions: 2}]\n"
-                           "  - name: blue\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 16MiB, max_sessions: 2")
+                        TENANT("blue", "@UID@", "train, limit: 16MiB"),
         };
         struct rig *rig = rig_start(&config);
         bfc_client *a = client_open(rig, "red", NULL), *b = client_open(rig, "red", NULL);
@@ -411,9 +382,8 @@ START_TEST(sessions_of_a_tenant_are_limited)
         bfc_disconnect(b);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(sessions_of_the_daemon_are_limited)
+TEST(sessions_of_the_daemon_are_limited)
 {
         static const struct rig_config config = { .top = "max_sessions: 4\n" };
         struct rig *rig = rig_start(&config);
@@ -433,14 +403,11 @@ START_TEST(sessions_of_the_daemon_are_limited)
                 bfc_disconnect(clients[--n]);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(blocks_of_a_tenant_are_limited)
+TEST(blocks_of_a_tenant_are_limited)
 {
         static const struct rig_config config = {
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 16MiB, max_blocks: 10}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 16MiB, max_blocks: 10"),
         };
         struct rig *rig = rig_start(&config);
         bfc_client *a = client_open(rig, NULL, NULL), *b = client_open(rig, NULL, NULL);
@@ -449,7 +416,7 @@ START_TEST(blocks_of_a_tenant_are_limited)
         for (unsigned i = 0; i < 10; i++)
                 ck_assert_ok(bfc_malloc(i % 2 ? a : b, 256, &p));
         ck_assert_int_eq(bfc_malloc(a, 256, &no), -EDQUOT);
-        ck_assert(has_figures(bfc_last_error()));
+        ck_assert(has_stats(bfc_last_error()));
         ck_assert_ptr_nonnull(strstr(bfc_last_error(), "block"));
         ck_assert_int_eq(bfc_malloc(b, 256, &no), -EDQUOT);
         ck_assert_ok(bfc_free(a, p));
@@ -458,19 +425,8 @@ START_TEST(blocks_of_a_tenant_are_limited)
         bfc_disconnect(b);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                the_first_match_or_the_chosen_one,       control_groups_narrow,
-                nobody_becomes_what_does_not_match,      an_unmatched_user_is_told_what_would_match,
-                the_default_tenant_takes_everybody_else, other_users_by_uid_and_group,
-                the_admin_socket_is_closed_to_others,    admin_requests_need_the_admin_socket,
-                a_tenant_sees_itself_an_admin_all,       whoami_tells_the_truth,
-                sessions_of_a_tenant_are_limited,        sessions_of_the_daemon_are_limited,
-                blocks_of_a_tenant_are_limited,          NULL,
-        };
-
-        return harness_main(harness_suite("identity", tests));
+        return harness_cases("identity");
 }

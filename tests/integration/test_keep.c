@@ -5,9 +5,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "tests/integration/kept.h"
+#include "tests/integration/tools.h"
 
 #define JOB_BYTES (24 * MIB) /* with cuda-ipc from 16 MiB on a block has an extent of its own */
 #define MAX_IDS   64u
@@ -57,7 +57,7 @@ static struct job *job_new(const struct rig *rig, uint64_t n_bytes)
         return job;
 }
 
-/* It ends without a word, as a job that is killed. */
+/* It ends without a goodbye, as a job that is killed. */
 static void job_run(void *arg)
 {
         struct job *job = arg;
@@ -72,13 +72,13 @@ static void job_run(void *arg)
         qsort(job->ids, job->n_ids, sizeof(job->ids[0]), compare_ids);
         if (!job->hangs_up)
                 return;
-        close(raw->fd); /* its extents stay in this process's hands */
+        close(raw->fd); /* this process keeps the extents */
         raw->fd = -1;
         gate_open(&job->up);
         gate_wait(&job->done, SETTLE_MS);
 }
 
-/* A job begins and ends; nothing is on its way any more. */
+/* A job begins and ends; all of its memory has been released or kept. */
 static void run(struct rig *rig, struct job *job)
 {
         uint64_t n_before = rig_count(rig).n_sessions;
@@ -93,11 +93,6 @@ static void assert_same_extents(const struct job *a, const struct job *b)
         ck_assert_uint_gt(a->n_ids, 0);
         ck_assert_uint_eq(a->n_ids, b->n_ids);
         ck_assert_int_eq(memcmp(a->ids, b->ids, a->n_ids * sizeof(a->ids[0])), 0);
-}
-
-static void job_free(struct job *job)
-{
-        munmap(job, sizeof(*job));
 }
 
 /* ---- what the daemon says ------------------------------------------------- */
@@ -117,40 +112,19 @@ static uint64_t red_kept(struct rig *rig)
 
 static uint64_t red_reserved(struct rig *rig)
 {
-        return rig_figures(rig, "red", "train").bytes_reserved;
-}
-
-/* What it printed is the caller's. */
-static char *ctl(struct rig *rig, const char *command, const char *argument, const char *option)
-{
-        const char *argv[] = { program_bfcctl(), "--socket", rig->admin_socket, command, argument,
-                               option,           NULL };
-        char *out = NULL, *err = NULL;
-        int status = program_run(argv, &out, &err);
-
-        ck_assert_msg(status == 0, "bfcctl %s: %d: %s", command, status, err);
-        free(err);
-        return out;
+        return rig_stats(rig, "red", "train").bytes_reserved;
 }
 
 static void trim(struct rig *rig)
 {
-        free(ctl(rig, "trim", "red", NULL));
+        ctl_says(rig, WORDS("trim", "red"), "");
         ck_assert(WAIT_FOR(red_reserved(rig) == 0, SETTLE_MS));
         ck_assert_uint_eq(red_kept(rig), 0);
 }
 
-static void write_config(struct rig *rig, const struct rig_config *config)
-{
-        char *text = rig_config_text(rig, config);
-
-        rig_write_config(rig, text);
-        free(text);
-}
-
 /* ---- the tests ------------------------------------------------------------ */
 
-START_TEST(the_next_job_has_the_same_extents)
+TEST(kept_extents_are_reused)
 {
         struct rig *rig = rig_start(&keeps);
         struct job *first = job_new(rig, JOB_BYTES), *second = job_new(rig, JOB_BYTES);
@@ -165,13 +139,10 @@ START_TEST(the_next_job_has_the_same_extents)
         run(rig, second);
         ck_assert_uint_gt(second->ids[0], first->ids[first->n_ids - 1]); /* these are new */
         trim(rig);
-        job_free(first);
-        job_free(second);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(no_more_is_kept_than_the_config_says)
+TEST(kept_memory_is_limited_by_the_config)
 {
         struct rig *rig = rig_start(&keeps_little);
         struct job *first = job_new(rig, JOB_BYTES), *second = job_new(rig, 8 * MIB);
@@ -183,13 +154,10 @@ START_TEST(no_more_is_kept_than_the_config_says)
         run(rig, second);
         ck_assert_int_eq(memcmp(first->ids, second->ids, second->n_ids * sizeof(first->ids[0])), 0);
         trim(rig);
-        job_free(first);
-        job_free(second);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(another_tenant_has_it_at_once)
+TEST(another_tenant_reclaims_kept_memory)
 {
         struct rig *rig = rig_start(&keeps);
         struct job *job = job_new(rig, 48 * MIB);
@@ -198,22 +166,18 @@ START_TEST(another_tenant_has_it_at_once)
 
         run(rig, job);
         ck_assert_uint_eq(red_kept(rig), 48 * MIB);
-        blue = raw_connect(rig->socket, "blue");
-        ck_assert_ptr_nonnull(blue);
+        blue = session_open(rig->socket, "blue");
         ck_assert_msg(raw_malloc(blue, 0, 48 * MIB, &block) == 0, "%s", raw_refusal());
         ck_assert_uint_le(red_reserved(rig), 16 * MIB);
         ck_assert_uint_eq(red_kept(rig), red_reserved(rig));
         for (size_t i = 0; i < blue->n_extents; i++)
                 ck_assert_uint_gt(blue->extents[i].id, job->ids[job->n_ids - 1]); /* never handed on */
-        ck_assert_int_eq(raw_goodbye(blue), 0);
-        raw_close(blue);
+        session_end(blue);
         trim(rig);
-        job_free(job);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(time_passes)
+TEST(kept_memory_expires)
 {
         struct rig *rig = rig_start(&keeps_shortly);
         struct job *job = job_new(rig, JOB_BYTES);
@@ -222,62 +186,56 @@ START_TEST(time_passes)
                 child_join(child_start(job_run, job));
                 ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0 && red_reserved(rig) == 0, SETTLE_MS));
         }
-        job_free(job);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(a_drain_has_it_back)
+TEST(a_drain_releases_the_memory)
 {
         struct rig *rig = rig_start(&keeps);
         struct job *job = job_new(rig, JOB_BYTES);
 
         run(rig, job);
         ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
-        free(ctl(rig, "drain", rig_device_id(), "--wait"));
+        ctl_says(rig, WORDS("drain", rig_device_id(), "--wait"), "");
         ck_assert_uint_eq(red_reserved(rig), 0);
-        free(ctl(rig, "resume", rig_device_id(), NULL));
+        ctl_says(rig, WORDS("resume", rig_device_id()), "");
         run(rig, job);
         ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
         trim(rig);
-        job_free(job);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(a_reload_changes_it)
+TEST(a_reload_changes_the_size)
 {
         struct rig *rig = rig_start(&keeps);
         struct job *job = job_new(rig, JOB_BYTES);
         char *said;
 
         run(rig, job);
-        write_config(rig, &keeps_little);
-        said = ctl(rig, "reload", "--dry-run", NULL);
-        ck_assert_ptr_nonnull(
-                strstr(said, "tenant 'red' in partition 'train': keep is 8MiB for 3600000ms\n"));
+        rig_rewrite_config(rig, &keeps_little);
+        said = ctl_text(rig, WORDS("reload", "--dry-run"));
+        ck_assert_ptr_nonnull(strstr(
+                said,
+                "tenant 'red' in partition 'train': keep is 8MiB for 3600000ms, was 64MiB for 3600000ms\n"));
         ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
         free(said);
-        free(ctl(rig, "reload", NULL, NULL));
+        ctl_says(rig, WORDS("reload"), "");
         ck_assert(WAIT_FOR(red_reserved(rig) == (rig_device() == ON_CUDA_IPC ? JOB_BYTES : 8 * MIB),
                            SETTLE_MS));
-        write_config(rig, &keeps_nothing);
-        said = ctl(rig, "reload", NULL, NULL);
-        ck_assert_ptr_nonnull(strstr(said, "tenant 'red' in partition 'train': keep is removed\n"));
-        free(said);
+        rig_rewrite_config(rig, &keeps_nothing);
+        ctl_says(rig, WORDS("reload"),
+                 "tenant 'red' in partition 'train': keep is none, was 8MiB for 3600000ms\n");
         ck_assert(WAIT_FOR(red_reserved(rig) == 0, SETTLE_MS));
-        write_config(rig, &keeps);
-        free(ctl(rig, "reload", NULL, NULL));
+        rig_rewrite_config(rig, &keeps);
+        ctl_says(rig, WORDS("reload"), "");
         run(rig, job);
         ck_assert_uint_eq(red_kept(rig), JOB_BYTES);
         trim(rig);
-        job_free(job);
         rig_stop(rig);
 }
-END_TEST
 
 /* A session that hung up may still write into its extents: they are kept when its process has ended. */
-START_TEST(nothing_of_a_quarantined_session_is_kept)
+TEST(a_quarantined_sessions_extents_are_not_kept)
 {
         struct rig *rig = rig_start(&keeps_for_restart);
         struct job *late = job_new(rig, 16 * MIB), *job = job_new(rig, 16 * MIB);
@@ -286,8 +244,7 @@ START_TEST(nothing_of_a_quarantined_session_is_kept)
         late->hangs_up = true;
         late->up = gate_new();
         late->done = gate_new();
-        pid = child_start(job_run, late);
-        ck_assert(gate_wait(&late->up, SETTLE_MS));
+        pid = child_start_until(&late->up, job_run, late);
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
         ck_assert_uint_eq(red_kept(rig), 0);
         run(rig, job);
@@ -302,16 +259,11 @@ START_TEST(nothing_of_a_quarantined_session_is_kept)
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
         ck_assert_uint_eq(red_kept(rig), 32 * MIB);
         trim(rig);
-        gate_free(&late->up);
-        gate_free(&late->done);
-        job_free(late);
-        job_free(job);
         rig_stop(rig);
 }
-END_TEST
 
 /* The time begins again with the daemon. */
-START_TEST(a_restart)
+LOOP_TEST(the_memory_after_a_restart, 2)
 {
         static const int signals[] = { SIGTERM, SIGKILL };
         struct kept *k;
@@ -327,29 +279,13 @@ START_TEST(a_restart)
         ck_assert_uint_eq(red_kept(k->rig), JOB_BYTES);
         run(k->rig, next);
         assert_same_extents(first, next);
-        write_config(k->rig, &keeps_nothing);
+        rig_rewrite_config(k->rig, &keeps_nothing);
         kept_restart(k, signals[_i]);
         ck_assert(WAIT_FOR(red_reserved(k->rig) == 0, SETTLE_MS));
-        job_free(first);
-        job_free(next);
         kept_stop(k);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("keep");
-        TCase *tc = tcase_create("keep");
-
-        tcase_set_timeout(tc, TEST_TIMEOUT);
-        tcase_add_test(tc, the_next_job_has_the_same_extents);
-        tcase_add_test(tc, no_more_is_kept_than_the_config_says);
-        tcase_add_test(tc, another_tenant_has_it_at_once);
-        tcase_add_test(tc, time_passes);
-        tcase_add_test(tc, a_drain_has_it_back);
-        tcase_add_test(tc, a_reload_changes_it);
-        tcase_add_test(tc, nothing_of_a_quarantined_session_is_kept);
-        tcase_add_loop_test(tc, a_restart, 0, 2);
-        suite_add_tcase(suite, tc);
-        return harness_main(suite);
+        return harness_cases("keep");
 }

@@ -11,11 +11,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/random.h"
 
 #define N_CLIENTS   64u
@@ -23,7 +22,7 @@
 #define MAX_LIFE_US 4000u /* most die in the middle of something */
 #define BURST       16u   /* requests, then a pause */
 #define PAUSE_US    200000u
-#define LONG_LIFE   16u   /* one in so many lives longer */
+#define LONG_LIFE   16u   /* one in LONG_LIFE lives longer */
 #define GROWN_BYTES 4096u /* what a C library's own tables may differ by */
 #define N_ROUNDS    5u
 
@@ -32,18 +31,13 @@ static const struct rig_config three_tenants = {
         .size = "128MiB",
         .partitions = "      - {name: train, limit: 96MiB, growth: on-demand}\n"
                       "      - {name: warm, limit: 16MiB, growth: preallocate}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 64MiB}, {partition: warm, limit: 8MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 64MiB, reserve: 16MiB}]\n"
-                   "  - name: survivor\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 16MiB, reserve: 16MiB}]\n",
+        .tenants =
+                TENANT_OF("red", "@UID@", "{partition: train, limit: 64MiB}, {partition: warm, limit: 8MiB}")
+                        TENANT("blue", "@UID@", "train, limit: 64MiB, reserve: 16MiB")
+                                TENANT("survivor", "@UID@", "train, limit: 16MiB, reserve: 16MiB"),
 };
 
-struct crowd {
+struct totals {
         char socket[96];
         uint64_t seed;
         unsigned n_kills;
@@ -63,10 +57,10 @@ static uint64_t number_from(const char *variable, uint64_t fallback)
 
 /* In the short runs of slow builds the daemon may have no place for the next of a row of
  * clients whose dead it is still reaping. */
-static bfc_client *come_in(const struct crowd *crowd, const char *tenant)
+static bfc_client *connect_client(const struct totals *totals, const char *tenant)
 {
         struct bfc_options options = { .struct_size = sizeof(options),
-                                       .socket = crowd->socket,
+                                       .socket = totals->socket,
                                        .tenant = tenant,
                                        .flags = CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD };
         bfc_client *client = NULL;
@@ -78,9 +72,9 @@ static bfc_client *come_in(const struct crowd *crowd, const char *tenant)
         return client;
 }
 
-static void live(struct crowd *crowd, uint64_t random)
+static void run_client(struct totals *totals, uint64_t random)
 {
-        bfc_client *client = come_in(crowd, random_next(&random) % 2 ? "red" : "blue");
+        bfc_client *client = connect_client(totals, random_next(&random) % 2 ? "red" : "blue");
         void *blocks[N_BLOCKS] = { NULL };
 
         for (unsigned n = 0;; n++) {
@@ -103,16 +97,16 @@ static void live(struct crowd *crowd, uint64_t random)
                         continue;
                 }
                 *(volatile char *)blocks[at] = 1;
-                atomic_fetch_add(&crowd->n_allocs, 1);
+                atomic_fetch_add(&totals->n_allocs, 1);
                 if (random_next(&random) % 64 == 0) { /* some die between two sessions */
                         bfc_disconnect(client);
-                        client = come_in(crowd, "red");
+                        client = connect_client(totals, "red");
                         memset(blocks, 0, sizeof(blocks));
                 }
         }
 }
 
-static pid_t life_start(struct crowd *crowd, uint64_t random)
+static pid_t client_start_process(struct totals *totals, uint64_t random)
 {
         pid_t parent = getpid(), pid = fork();
 
@@ -121,20 +115,20 @@ static pid_t life_start(struct crowd *crowd, uint64_t random)
                 return pid;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() == parent)
-                live(crowd, random);
+                run_client(totals, random);
         _exit(0);
 }
 
 static void kill_many(void *arg)
 {
-        struct crowd *crowd = arg;
-        uint64_t random = crowd->seed;
+        struct totals *totals = arg;
+        uint64_t random = totals->seed;
         pid_t pids[N_CLIENTS];
         int status;
 
         for (unsigned i = 0; i < N_CLIENTS; i++)
-                pids[i] = life_start(crowd, random_next(&random));
-        for (unsigned i = 0; i < crowd->n_kills; i++) {
+                pids[i] = client_start_process(totals, random_next(&random));
+        for (unsigned i = 0; i < totals->n_kills; i++) {
                 unsigned at = (unsigned)(random_next(&random) % N_CLIENTS);
                 uint64_t life_us = random_next(&random) % MAX_LIFE_US;
 
@@ -142,8 +136,8 @@ static void kill_many(void *arg)
                 kill(pids[at], SIGKILL);
                 REQUIRE(waitpid(pids[at], &status, 0) == pids[at] && WIFSIGNALED(status),
                         "client %u ended by itself: %x", at, (unsigned)status);
-                pids[at] = life_start(crowd, random_next(&random));
-                atomic_fetch_add(&crowd->n_done, 1);
+                pids[at] = client_start_process(totals, random_next(&random));
+                atomic_fetch_add(&totals->n_done, 1);
         }
         for (unsigned i = 0; i < N_CLIENTS; i++) {
                 kill(pids[i], SIGKILL);
@@ -158,22 +152,22 @@ static bool is_back(struct rig *rig, struct rig_counts *ret)
         *ret = rig_count(rig);
         return ret->n_sessions == 1 && ret->n_blocks == 1 && ret->n_quarantined == 0 &&
                ret->bytes_pending == 0 && rig_charge(rig, "red", "train") == 0 &&
-               rig_charge(rig, "blue", "train") == 0 && rig_figures(rig, "red", "warm").bytes_in_use == 0;
+               rig_charge(rig, "blue", "train") == 0 && rig_stats(rig, "red", "warm").bytes_in_use == 0;
 }
 
-/* So many kills, beside a survivor who goes on; then what the daemon has for itself. */
+/* n_kills kills beside a survivor; then the bytes that the daemon uses itself. */
 static uint64_t kill_round(struct rig *rig, struct raw *survivor, unsigned n_kills, uint64_t seed)
 {
-        struct crowd *crowd = shared_memory(sizeof(*crowd));
+        struct totals *totals = shared_memory(sizeof(*totals));
         struct rig_counts n;
         int status = 0;
         unsigned n_calls = 0;
         pid_t killer;
 
-        strcpy(crowd->socket, rig->socket);
-        crowd->seed = seed;
-        crowd->n_kills = n_kills;
-        killer = child_start(kill_many, crowd);
+        strcpy(totals->socket, rig->socket);
+        totals->seed = seed;
+        totals->n_kills = n_kills;
+        killer = child_start(kill_many, totals);
         while (waitpid(killer, &status, WNOHANG) == 0) {
                 Bfcd__Block block;
 
@@ -184,33 +178,31 @@ static uint64_t kill_round(struct rig *rig, struct raw *survivor, unsigned n_kil
         }
         ck_assert_int_eq(status, 0);
         ck_assert_uint_gt(n_calls, 0);
-        ck_assert_uint_eq(crowd->n_done, n_kills);
+        ck_assert_uint_eq(totals->n_done, n_kills);
         ck_assert_msg(WAIT_FOR(is_back(rig, &n), 4 * SETTLE_MS),
                       "after %u kills: %llu sessions, %llu blocks, %llu extents, %llu quarantined", n_kills,
                       (unsigned long long)n.n_sessions, (unsigned long long)n.n_blocks,
                       (unsigned long long)n.n_extents, (unsigned long long)n.n_quarantined);
         printf("# %u kills: %llu allocations, the survivor called %u times; the daemon has allocated %llu bytes, "
                "%llu are resident\n",
-               n_kills, (unsigned long long)crowd->n_allocs, n_calls, (unsigned long long)n.bytes_allocated,
+               n_kills, (unsigned long long)totals->n_allocs, n_calls, (unsigned long long)n.bytes_allocated,
                (unsigned long long)n.bytes_resident);
         fflush(stdout);
-        munmap(crowd, sizeof(*crowd));
         return n.bytes_allocated;
 }
 
-START_TEST(kills_at_random)
+TEST(kills_at_random)
 {
         unsigned n_kills = (unsigned)number_from("BFC_TEST_KILLS", 100);
         uint64_t seed = number_from("BFC_TEST_SEED", 1), before, after;
-        struct raw *survivor; /* no client: whose process uses CUDA has no children who can */
+        struct raw *survivor; /* no client: children of a process that uses CUDA cannot use it */
         struct rig *rig;
         Bfcd__Block kept;
 
         setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", 1); /* what lies there counts as in use */
         rig = rig_start(&three_tenants);
         unsetenv("GLIBC_TUNABLES");
-        survivor = raw_connect(rig->socket, "survivor");
-        ck_assert_ptr_nonnull(survivor);
+        survivor = session_open(rig->socket, "survivor");
 
         printf("# seed %llu\n", (unsigned long long)seed);
         ck_assert_int_eq(raw_malloc(survivor, 0, 8 * MIB, &kept), 0);
@@ -226,15 +218,11 @@ START_TEST(kills_at_random)
                               (unsigned long long)before, (unsigned long long)after);
                 before = after;
         }
-        ck_assert_int_eq(raw_goodbye(survivor), 0);
-        raw_close(survivor);
+        session_end(survivor);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { kills_at_random, NULL };
-
-        return harness_main(harness_suite_of("kills", tests, 1800));
+        return harness_cases_with("kills", 1800, NULL);
 }

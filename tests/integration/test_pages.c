@@ -16,19 +16,16 @@
 #include <unistd.h>
 
 #include "proto/pages.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 static const struct rig_config config = {
         .top = "timeouts: {quarantine: 500ms}\n",
         .partitions = "      - {name: train, limit: 128MiB, growth: on-demand}\n"
                       "      - {name: infer, limit: 64MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 64MiB, max_sessions: 300},"
-                   " {partition: infer, limit: 32MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 64MiB}]\n",
+        .tenants = TENANT_OF(
+                "red", "@UID@",
+                "{partition: train, limit: 64MiB, max_sessions: 300}, {partition: infer, limit: 32MiB}")
+                TENANT("blue", "@UID@", "train, limit: 64MiB"),
 };
 
 static uint64_t n_calls(bfc_client *client)
@@ -41,15 +38,8 @@ static uint64_t n_calls(bfc_client *client)
 
 static bfc_client *open_cached(const struct rig *rig, const char *tenant)
 {
-        struct bfc_options o = { .struct_size = sizeof(o),
-                                 .socket = rig->socket,
-                                 .tenant = tenant,
-                                 .cache_idle_bytes = UINT64_MAX };
-        bfc_client *client = NULL;
-
         setenv("BFC_CACHE", "on", 1);
-        ck_assert_ok(bfc_connect(&o, &client));
-        return client;
+        return client_with(.socket = rig->socket, .tenant = tenant, .cache_idle_bytes = UINT64_MAX);
 }
 
 static struct raw *open_raw(const struct rig *rig, bool wants_pages)
@@ -62,7 +52,7 @@ static struct raw *open_raw(const struct rig *rig, bool wants_pages)
         return raw;
 }
 
-/* The row of red's only session of that name, by the daemon's word. */
+/* The row of red's only session of that name, as the daemon lists it. */
 static bool find_session(struct rig *rig, const char *name, Bfcd__SessionRow *ret)
 {
         Bfcd__Reply *reply;
@@ -81,13 +71,13 @@ static bool find_session(struct rig *rig, const char *name, Bfcd__SessionRow *re
 
 /* ---- what a tenant uses ---------------------------------------------------- */
 
-START_TEST(what_others_do_is_seen)
+TEST(the_page_shows_other_clients)
 {
         struct rig *rig = rig_start(&config);
         bfc_client *a = client_open(rig, "red", NULL), *b = client_open(rig, "red", NULL),
                    *blue = client_open(rig, "blue", NULL);
         struct bfc_tenant_usage u, asked;
-        Bfcd__Figures f;
+        Bfcd__Statistics f;
         uint64_t calls;
         void *p, *q;
 
@@ -109,7 +99,7 @@ START_TEST(what_others_do_is_seen)
         ck_assert_uint_eq(n_calls(a), calls);
 
         asked = client_usage(b, NULL);
-        f = rig_figures(rig, "red", "train");
+        f = rig_stats(rig, "red", "train");
         ck_assert_mem_eq(&u, &asked, sizeof(u));
         ck_assert_uint_eq(u.bytes_limit, f.bytes_limit);
         ck_assert_uint_eq(u.bytes_reserved, f.bytes_reserved);
@@ -122,7 +112,6 @@ START_TEST(what_others_do_is_seen)
         bfc_disconnect(blue);
         rig_stop(rig);
 }
-END_TEST
 
 struct job {
         const char *socket;
@@ -140,7 +129,7 @@ static void hold_until_killed(void *arg)
         pause();
 }
 
-START_TEST(a_death_is_seen)
+TEST(the_page_shows_a_death)
 {
         struct rig *rig = rig_start(&config);
         struct job job = { rig->socket, gate_new() };
@@ -154,14 +143,12 @@ START_TEST(a_death_is_seen)
         ck_assert(WAIT_FOR(client_usage(client, NULL).bytes_in_use == 0 &&
                                    client_usage(client, NULL).num_sessions == 1,
                            SETTLE_MS));
-        gate_free(&job.ready);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* Of a session that hung up and whose process lives, all stays as it was. */
-START_TEST(quarantine_is_seen)
+TEST(the_page_shows_quarantine)
 {
         struct rig *rig = rig_start(&config);
         bfc_client *client = client_open(rig, "red", NULL);
@@ -185,9 +172,8 @@ START_TEST(quarantine_is_seen)
                 rig_discard(rig);
         }
 }
-END_TEST
 
-START_TEST(the_daemons_end_is_seen)
+TEST(the_page_shows_the_daemons_end)
 {
         struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
         struct rig *rig = rig_start(&config);
@@ -199,16 +185,14 @@ START_TEST(the_daemons_end_is_seen)
         bfc_disconnect(client);
         rig_discard(rig);
 }
-END_TEST
 
 /* ---- what clients say ------------------------------------------------------- */
 
-START_TEST(what_a_client_says_is_shown)
+TEST(client_statistics_are_listed)
 {
         struct rig *rig = rig_start(&config);
         bfc_client *client = open_cached(rig, "red");
         struct raw *older = open_raw(rig, false);
-        const char *const words[] = { program_bfcctl(), "--socket", rig->admin_socket, "sessions", NULL };
         Bfcd__Block block;
         Bfcd__SessionRow row;
         char *out;
@@ -230,16 +214,13 @@ START_TEST(what_a_client_says_is_shown)
         ck_assert(find_session(rig, "raw", &row));
         ck_assert_uint_eq(row.bytes_in_use, MIB);
         ck_assert_uint_eq(row.client_bytes_reserved, 0);
-        ck_assert_int_eq(program_run(words, &out, NULL), 0);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("sessions"), &out, NULL), 0);
         ck_assert_ptr_nonnull(strstr(out, "IDLE"));
-        ck_assert_ptr_nonnull(strstr(out, "4.0 MiB"));
-        free(out);
+        text_has(out, "4.0 MiB");
         bfc_disconnect(client);
-        ck_assert_int_eq(raw_goodbye(older), 0);
-        raw_close(older);
+        session_end(older);
         rig_stop(rig);
 }
-END_TEST
 
 static void write_garbage(int fd, unsigned short random[3])
 {
@@ -253,7 +234,7 @@ static void write_garbage(int fd, unsigned short random[3])
 }
 
 /* It tries all that an fd allows, while an operator looks. */
-START_TEST(hostile_clients)
+TEST(invalid_client_pages_are_ignored)
 {
         struct rig *rig = rig_start(&config);
         struct raw *raw = open_raw(rig, true);
@@ -287,13 +268,11 @@ START_TEST(hostile_clients)
         }
         ck_assert_ok(bfc_malloc(client, MIB, &p));
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 3 * MIB);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, MIB);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* In a child: many mappings, which are filled while others punch holes into them. */
 static void punch_for_ever(int fd, pid_t parent)
@@ -338,7 +317,7 @@ static bool daemon_maps(const struct rig *rig, const char *name)
 
 /* The daemon reads the page without mapping it, so it never waits for what the file's mappings wait
  * for. How long one read takes is not looked at: the machine may be busy. */
-START_TEST(holes_from_many_mappings)
+TEST(holes_from_many_mappings)
 {
         struct rig *rig = rig_start(&config);
         struct raw *raw = open_raw(rig, true);
@@ -365,17 +344,15 @@ START_TEST(holes_from_many_mappings)
                 kill(children[i], SIGKILL);
                 waitpid(children[i], NULL, 0);
         }
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- fds -------------------------------------------------------------------- */
 
 /* rig_stop() finds each fd that the daemon did not have at the start. */
-START_TEST(hundreds_of_sessions)
+TEST(hundreds_of_sessions)
 {
         enum { N = 200 };
         struct rig *rig = rig_start(&config);
@@ -392,10 +369,9 @@ START_TEST(hundreds_of_sessions)
         }
         rig_stop(rig);
 }
-END_TEST
 
 /* Of the youngest class, as a client says it; settled: no counter is being moved. */
-static void say_ages(int fd, uint64_t n_bytes, bool is_settled)
+static void say_ages(int fd, uint64_t n_bytes, bool is_stable)
 {
         size_t n = pages_client_bytes();
         struct pages_client *page = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -405,13 +381,13 @@ static void say_ages(int fd, uint64_t n_bytes, bool is_settled)
         atomic_store(&page->version, PAGES_VERSION);
         atomic_store(&page->ages[0].bytes[0], n_bytes);
         atomic_store(&page->ages[0].done, n_bytes > 0 ? ages_now() : 0);
-        atomic_store(&page->ages[0].begun, is_settled ? atomic_load(&page->ages[0].done) : 1);
+        atomic_store(&page->ages[0].begun, is_stable ? atomic_load(&page->ages[0].done) : 1);
         munmap(page, n);
 }
 
 /* Pages that say nothing, or are never settled, make no row; yet each costs the loop some calls. So one request
  * looks at a bounded number of them, and the pages of the list go on until the last session. */
-START_TEST(ages_of_many_silent_sessions)
+TEST(ages_of_many_silent_sessions)
 {
         enum { N = 100 };
         struct rig *rig = rig_start(&config);
@@ -438,13 +414,10 @@ START_TEST(ages_of_many_silent_sessions)
         } while (cursor != 0);
         ck_assert_uint_eq(n_rows, 1);
         ck_assert_uint_ge(n_replies, 4);
-        for (size_t i = 0; i < N; i++) {
-                ck_assert_int_eq(raw_goodbye(sessions[i]), 0);
-                raw_close(sessions[i]);
-        }
+        for (size_t i = 0; i < N; i++)
+                session_end(sessions[i]);
         rig_stop(rig);
 }
-END_TEST
 
 static struct raw *say_hello_and_read_nothing(const struct rig *rig)
 {
@@ -454,7 +427,7 @@ static struct raw *say_hello_and_read_nothing(const struct rig *rig)
 
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
         hello.version = 1;
-        hello.capabilities = BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        hello.wants_events = hello.wants_pages = true;
         hello.tenant = (char *)(uintptr_t) "red";
         request.body_case = BFCD__REQUEST__BODY_HELLO;
         request.hello = &hello;
@@ -462,8 +435,8 @@ static struct raw *say_hello_and_read_nothing(const struct rig *rig)
         return raw;
 }
 
-/* What is in flight is not let go of before it is out of the socket, or that is gone. */
-START_TEST(pages_that_nobody_reads)
+/* A page in flight is released only when it is out of the socket, or the socket is closed. */
+TEST(unread_pages_cost_nothing)
 {
         enum { N = 40 };
         struct rig *rig = rig_start(&config);
@@ -481,17 +454,16 @@ START_TEST(pages_that_nobody_reads)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* A session takes two fds of the daemon, and its pages three more until they are sent: where
  * these are not to be had, it goes without. */
-START_TEST(few_fds)
+TEST(a_client_with_few_fds)
 {
         enum { N = 32 };
         struct rig_config few = config;
         struct raw *sessions[N];
         bool has_pages = true;
-        Bfcd__Figures f;
+        Bfcd__Statistics f;
         struct rig *rig;
         size_t n = 0;
 
@@ -509,22 +481,8 @@ START_TEST(few_fds)
                 raw_close(sessions[--n]);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { what_others_do_is_seen,
-                                       a_death_is_seen,
-                                       quarantine_is_seen,
-                                       the_daemons_end_is_seen,
-                                       what_a_client_says_is_shown,
-                                       hostile_clients,
-                                       holes_from_many_mappings,
-                                       hundreds_of_sessions,
-                                       ages_of_many_silent_sessions,
-                                       pages_that_nobody_reads,
-                                       few_fds,
-                                       NULL };
-
-        return harness_main(harness_suite("pages", tests));
+        return harness_cases("pages");
 }

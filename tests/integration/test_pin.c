@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define SEALS_OF_OLD (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
 /* Headers may not have these. */
@@ -26,17 +26,6 @@
 #define PEERPIDFD   77      /* Linux 6.5 */
 
 static const struct rig_config plain;
-
-static void add_request(Bfcd__Request *r, uint8_t *frame, size_t *n)
-{
-        size_t n_payload = bfcd__request__get_packed_size(r);
-
-        frame[*n] = (uint8_t)n_payload;
-        frame[*n + 1] = (uint8_t)(n_payload >> 8);
-        frame[*n + 2] = frame[*n + 3] = 0;
-        bfcd__request__pack(r, frame + *n + 4);
-        *n += 4 + n_payload;
-}
 
 /* A hello and a malloc in one piece. */
 static size_t hello_and_malloc(uint8_t *frame)
@@ -50,36 +39,12 @@ static size_t hello_and_malloc(uint8_t *frame)
         r.id = 1;
         r.body_case = BFCD__REQUEST__BODY_HELLO;
         r.hello = &hello;
-        add_request(&r, frame, &n);
+        n += raw_pack(&r, frame + n);
         m.n_bytes = 1000;
         r.id = 2;
         r.body_case = BFCD__REQUEST__BODY_MALLOC;
         r.malloc = &m;
-        add_request(&r, frame, &n);
-        return n;
-}
-
-static bool has_logged(const struct rig *rig, const char *words)
-{
-        char *log = rig_log(rig);
-        bool has = strstr(log, words);
-
-        free(log);
-        return has;
-}
-
-static unsigned n_fds_of(pid_t pid)
-{
-        char path[64];
-        unsigned n = 0;
-        DIR *dir;
-
-        snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-        dir = opendir(path);
-        ck_assert_ptr_nonnull(dir);
-        while (readdir(dir))
-                n++;
-        closedir(dir);
+        n += raw_pack(&r, frame + n);
         return n;
 }
 
@@ -90,7 +55,7 @@ static bool is_unread(const struct raw *raw)
         return ioctl(raw->fd, SIOCOUTQ, &n_bytes) == 0 && n_bytes > 0;
 }
 
-START_TEST(clients_work)
+TEST(clients_work)
 {
         struct rig *rig = rig_start(&plain);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -104,7 +69,6 @@ START_TEST(clients_work)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 static void hold_some(void *arg)
 {
@@ -116,57 +80,77 @@ static void hold_some(void *arg)
         pause();
 }
 
-START_TEST(death_is_seen)
+TEST(a_clients_death_is_detected)
 {
         struct rig *rig = rig_start(&plain);
         pid_t pid = child_start(hold_some, rig);
 
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_in_use == 8 * MIB, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_in_use == 8 * MIB, SETTLE_MS));
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         rig_stop(rig);
 }
-END_TEST
 
 /* What comes when the daemon has looked already shows it, however much of it. */
-START_TEST(all_at_once_but_later)
+TEST(hello_and_request_in_one_write_after_accept)
 {
         struct rig *rig = rig_start(&plain);
-        unsigned n_fds = n_fds_of(rig->pid);
+        unsigned n_fds = process_count_fds(rig->pid);
         uint8_t frame[256];
         Bfcd__Reply *reply;
         struct raw *raw;
 
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
-        ck_assert(WAIT_FOR(n_fds_of(rig->pid) == n_fds + 2, SETTLE_MS)); /* the socket and the pidfd */
+        ck_assert(
+                WAIT_FOR(process_count_fds(rig->pid) == n_fds + 2, SETTLE_MS)); /* the socket and the pidfd */
         ck_assert_int_eq(raw_send_bytes(raw, frame, hello_and_malloc(frame)), 0);
         for (unsigned i = 0; i < 2; i++) {
                 ck_assert_int_eq(raw_receive(raw, RAW_TIMEOUT_MS, &reply), 0);
                 ck_assert_uint_eq(reply->id, i + 1);
                 bfcd__reply__free_unpacked(reply, NULL);
         }
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(all_at_once_and_before)
+static bool is_told_old(void)
+{
+        const char *kernel = getenv("BFC_TEST_KERNEL");
+
+        return kernel && strcmp(kernel, "6.1") == 0;
+}
+
+/* By what the daemon is told, or by the kernel that runs. */
+static bool is_before_6_5(void)
+{
+        int pair[2], pidfd = -1;
+        socklen_t n = sizeof(pidfd);
+
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+                abort();
+        (void)getsockopt(pair[0], SOL_SOCKET, PEERPIDFD, &pidfd, &n);
+        close(pair[0]);
+        close(pair[1]);
+        if (pidfd >= 0)
+                close(pidfd);
+        return is_told_old() || pidfd < 0;
+}
+
+LOOP_TEST(hello_and_request_before_accept_disconnect, is_before_6_5())
 {
         struct rig *rig = rig_start(&plain);
         uint8_t frame[256];
         struct raw *raw;
 
-        kill(rig->pid, SIGSTOP);
+        child_stop(rig->pid);
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
         ck_assert_int_eq(raw_send_bytes(raw, frame, hello_and_malloc(frame)), 0);
         kill(rig->pid, SIGCONT);
         ck_assert_int_eq(raw_wait_hang_up(raw, RAW_TIMEOUT_MS), 0);
-        ck_assert(WAIT_FOR(has_logged(rig, "did not wait for the reply to its hello"), SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_logged(rig, "did not wait for the reply to its hello"), SETTLE_MS));
         raw_close(raw);
         rig_stop(rig);
 }
-END_TEST
 
 static void say_hello(void *arg)
 {
@@ -175,7 +159,7 @@ static void say_hello(void *arg)
         REQUIRE(raw_hello(raw, NULL, NULL) < 0, "it was believed");
 }
 
-/* Before the daemon looked, or after: who has not connected is not heard. */
+/* Before the daemon looked, or after: a process that did not connect is not authenticated. */
 static void assert_only_who_connected(bool before)
 {
         struct rig *rig = rig_start(&plain);
@@ -183,7 +167,7 @@ static void assert_only_who_connected(bool before)
         pid_t pid;
 
         if (before)
-                kill(rig->pid, SIGSTOP);
+                child_stop(rig->pid);
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
         pid = child_start(say_hello, raw);
         if (before) {
@@ -192,19 +176,18 @@ static void assert_only_who_connected(bool before)
         }
         child_join(pid);
         ck_assert_int_eq(raw_wait_hang_up(raw, RAW_TIMEOUT_MS), 0);
-        ck_assert(WAIT_FOR(has_logged(rig, "a process other than the one that connected"), SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_logged(rig, "a process other than the one that connected"), SETTLE_MS));
         raw_close(raw);
         rig_stop(rig);
 }
 
-START_TEST(only_who_connected)
+LOOP_TEST(only_the_connecting_process_is_authenticated, is_before_6_5() ? 2 : 0)
 {
         assert_only_who_connected(_i != 0);
 }
-END_TEST
 
-/* Also after the hello: nobody has shown it yet. */
-START_TEST(only_who_said_hello)
+/* Also after the hello: no process has shown its identity yet. */
+LOOP_TEST(only_the_process_of_the_hello_is_authenticated, is_before_6_5())
 {
         struct rig *rig = rig_start(&plain);
         uint8_t frame[256];
@@ -213,7 +196,7 @@ START_TEST(only_who_said_hello)
         size_t n_hello;
         pid_t pid;
 
-        kill(rig->pid, SIGSTOP);
+        child_stop(rig->pid);
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
         (void)hello_and_malloc(frame);
         n_hello = 4 + (size_t)frame[0];
@@ -227,15 +210,14 @@ START_TEST(only_who_said_hello)
                 _exit(raw_send_bytes(raw, frame + n_hello, hello_and_malloc(frame) - n_hello) == 0 ? 0 : 99);
         child_join(pid);
         ck_assert_int_eq(raw_wait_hang_up(raw, RAW_TIMEOUT_MS), 0);
-        ck_assert(WAIT_FOR(has_logged(rig, "a process other than the one that connected"), SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_logged(rig, "a process other than the one that connected"), SETTLE_MS));
         ck_assert_uint_eq(rig_charge(rig, "red", "train"), 0);
         raw_close(raw);
         rig_stop(rig);
 }
-END_TEST
 
-/* The one that connected is gone when the daemon looks, and somebody has its socket. */
-START_TEST(nobody_is_there)
+/* The connecting process has ended when the daemon looks, and another one has its socket. */
+TEST(a_dead_peer_is_not_authenticated)
 {
         struct rig *rig = rig_start(&plain);
         struct raw *raw = NULL;
@@ -244,7 +226,7 @@ START_TEST(nobody_is_there)
         pid_t pid;
 
         ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-        kill(rig->pid, SIGSTOP);
+        child_stop(rig->pid);
         pid = fork();
         if (pid == 0) {
                 struct raw wire = { .fd = pair[1] };
@@ -275,17 +257,16 @@ START_TEST(nobody_is_there)
         close(pair[1]);
         rig_stop(rig);
 }
-END_TEST
 
 /* Where the kernel pins the process, it may send more than its hello at once. */
-START_TEST(all_at_once_of_a_known_process)
+LOOP_TEST(hello_and_request_before_accept_are_served, !is_before_6_5())
 {
         struct rig *rig = rig_start(&plain);
         uint8_t frame[256];
         Bfcd__Reply *reply;
         struct raw *raw;
 
-        kill(rig->pid, SIGSTOP);
+        child_stop(rig->pid);
         ck_assert_int_eq(raw_open(rig->socket, &raw), 0);
         ck_assert_int_eq(raw_send_bytes(raw, frame, hello_and_malloc(frame)), 0);
         kill(rig->pid, SIGCONT);
@@ -294,33 +275,8 @@ START_TEST(all_at_once_of_a_known_process)
                 ck_assert_uint_eq(reply->id, i + 1);
                 bfcd__reply__free_unpacked(reply, NULL);
         }
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         rig_stop(rig);
-}
-END_TEST
-
-static bool is_told_old(void)
-{
-        const char *kernel = getenv("BFC_TEST_KERNEL");
-
-        return kernel && strcmp(kernel, "6.1") == 0;
-}
-
-/* By what the daemon is told, or by the kernel that runs. */
-static bool is_before_6_5(void)
-{
-        int pair[2], pidfd = -1;
-        socklen_t n = sizeof(pidfd);
-
-        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-                abort();
-        (void)getsockopt(pair[0], SOL_SOCKET, PEERPIDFD, &pidfd, &n);
-        close(pair[0]);
-        close(pair[1]);
-        if (pidfd >= 0)
-                close(pidfd);
-        return is_told_old() || pidfd < 0;
 }
 
 static bool is_before_6_3(void)
@@ -333,46 +289,23 @@ static bool is_before_6_3(void)
 }
 
 /* Since Linux 6.3 a memfd can be made such that it can never be executed. */
-START_TEST(extents_are_sealed_as_the_kernel_can)
+TEST(extents_are_sealed_as_the_kernel_can)
 {
         struct rig *rig = rig_start(&plain);
-        struct raw *raw = raw_connect(rig->socket, NULL);
+        struct raw *raw = session_open(rig->socket, NULL);
         Bfcd__Block block;
         int seals;
 
-        ck_assert_ptr_nonnull(raw);
         ck_assert_int_eq(raw_malloc(raw, 0, 1000, &block), 0);
         ck_assert_uint_eq(raw->n_extents, 1);
         seals = fcntl(raw->extents[0].fd, F_GET_SEALS);
         ck_assert_int_eq(seals & SEALS_OF_OLD, SEALS_OF_OLD);
         ck_assert_int_eq((seals & SEAL_EXEC) != 0, !is_before_6_3());
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                clients_work,
-                death_is_seen,
-                all_at_once_but_later,
-                nobody_is_there,
-                extents_are_sealed_as_the_kernel_can,
-                NULL,
-        };
-        const TTest *const before_6_5[] = { all_at_once_and_before, only_who_said_hello, NULL };
-        const TTest *const since_6_5[] = { all_at_once_of_a_known_process, NULL };
-        Suite *suite = harness_suite("pin", tests);
-        TCase *tc = tcase_create("by version");
-        bool is_old = is_before_6_5();
-
-        tcase_set_timeout(tc, TEST_TIMEOUT);
-        for (const TTest *const *t = is_old ? before_6_5 : since_6_5; *t; t++)
-                tcase_add_test(tc, *t);
-        if (is_old)
-                tcase_add_loop_test(tc, only_who_connected, 0, 2);
-        suite_add_tcase(suite, tc);
-        return harness_main(suite);
+        return harness_cases("pin");
 }

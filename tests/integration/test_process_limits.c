@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 /* ---- limits of the process --------------------------------------------------- */
 
@@ -60,15 +60,13 @@ static void live_in_little_space(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(too_little_address_space_refuses_a_request)
+TEST(too_little_address_space_refuses_a_request)
 {
         static const struct rig_config config = {
                 .partitions = "      - {name: train, limit: 128MiB}\n"
                               "      - {name: small, limit: 8MiB}\n",
-                .tenants =
-                        "  - name: red\n"
-                        "    match: {uid: [@UID@]}\n"
-                        "    quotas: [{partition: train, limit: 64MiB}, {partition: small, limit: 4MiB}]\n",
+                .tenants = TENANT_OF("red", "@UID@",
+                                     "{partition: train, limit: 64MiB}, {partition: small, limit: 4MiB}"),
         };
         struct rig *rig;
 
@@ -80,7 +78,6 @@ START_TEST(too_little_address_space_refuses_a_request)
         child_join(child_start(live_in_little_space, rig->socket));
         rig_stop(rig);
 }
-END_TEST
 
 /* No fd has a number any more, until release_fds(). */
 static void take_all_fds(struct rlimit *ret_before)
@@ -134,13 +131,11 @@ static void live_without_fds(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(too_few_fds_refuse_a_request)
+TEST(too_few_fds_refuse_a_request)
 {
         static const struct rig_config config = {
                 .partitions = "      - {name: train, limit: 128MiB}\n",
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 96MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 96MiB"),
         };
         struct rig *rig;
 
@@ -149,10 +144,9 @@ START_TEST(too_few_fds_refuse_a_request)
         rig = rig_start(&config);
         child_join(child_start(live_without_fds, rig->socket));
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
         rig_stop(rig);
 }
-END_TEST
 
 /* Nor is there a session: the hello's fds were not received. */
 static void connect_without_fds(void *arg)
@@ -175,24 +169,15 @@ static void connect_without_fds(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(too_few_fds_for_a_session)
+TEST(too_few_fds_for_a_session)
 {
         struct rig *rig = rig_start(&(struct rig_config){ 0 });
 
         child_join(child_start(connect_without_fds, rig->socket));
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- what can never be granted ------------------------------------------------- */
-
-static struct bfc_client_stats stats_of(bfc_client *client)
-{
-        struct bfc_client_stats stats = { .struct_size = sizeof(stats) };
-
-        ck_assert_ok(bfc_stats(client, &stats));
-        return stats;
-}
 
 static void keep_idle(bfc_client *client, uint64_t n_bytes)
 {
@@ -200,34 +185,30 @@ static void keep_idle(bfc_client *client, uint64_t n_bytes)
 
         ck_assert_ok(bfc_malloc(client, n_bytes, &p));
         ck_assert_ok(bfc_free(client, p));
-        ck_assert_uint_ge(stats_of(client).bytes_idle, n_bytes);
+        ck_assert_uint_ge(client_stats(client).bytes_idle, n_bytes);
 }
 
 static void assert_refused_for_nothing(struct rig *rig, bfc_client *client, bfc_client *other,
                                        uint64_t n_bytes, int error)
 {
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = 600000 };
-        uint64_t n_idle = stats_of(client).bytes_idle, n_others = stats_of(other).bytes_idle;
-        uint64_t n_refusals = rig_figures(rig, "red", "train").num_refusals;
+        uint64_t n_idle = client_stats(client).bytes_idle, n_others = client_stats(other).bytes_idle;
+        uint64_t n_refusals = rig_stats(rig, "red", "train").num_refusals;
         void *p;
 
         ck_assert_int_eq(bfc_malloc(client, n_bytes, &p), error);
-        ck_assert_msg(has_figures(bfc_last_error()), "%s", bfc_last_error());
+        ck_assert_msg(has_stats(bfc_last_error()), "%s", bfc_last_error());
         ck_assert_int_eq(bfc_malloc_with(client, n_bytes, &how, &p), error);
-        ck_assert_uint_eq(stats_of(client).bytes_idle, n_idle);
-        ck_assert_uint_eq(stats_of(other).bytes_idle, n_others);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_refusals, n_refusals + 2);
+        ck_assert_uint_eq(client_stats(client).bytes_idle, n_idle);
+        ck_assert_uint_eq(client_stats(other).bytes_idle, n_others);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, n_refusals + 2);
 }
 
-START_TEST(the_impossible_empties_no_cache)
+TEST(an_impossible_request_keeps_the_cache)
 {
         static const struct rig_config config = {
-                .tenants = "  - name: red\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 96MiB}]\n"
-                           "  - name: blue\n"
-                           "    match: {uid: [@UID@]}\n"
-                           "    quotas: [{partition: train, limit: 64MiB, reserve: 64MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 96MiB")
+                        TENANT("blue", "@UID@", "train, limit: 64MiB, reserve: 64MiB"),
         };
         struct rig *rig = rig_start(&config);
         bfc_client *client, *other;
@@ -244,17 +225,8 @@ START_TEST(the_impossible_empties_no_cache)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                too_little_address_space_refuses_a_request,
-                too_few_fds_refuse_a_request,
-                too_few_fds_for_a_session,
-                the_impossible_empties_no_cache,
-                NULL,
-        };
-
-        return harness_main(harness_suite("process_limits", tests));
+        return harness_cases("process_limits");
 }

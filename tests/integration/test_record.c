@@ -3,7 +3,6 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <jansson.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -11,9 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/json.h"
 #include "tests/random.h"
 
 enum { N_THREADS = 4, N_HELD = 24, N_ROUNDS = 150 };
@@ -21,9 +21,7 @@ enum { N_THREADS = 4, N_HELD = 24, N_ROUNDS = 150 };
 static const struct rig_config roomy = {
         .size = "256MiB",
         .partitions = "      - {name: train, limit: 256MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 192MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 192MiB"),
 };
 
 /* ---- a job ------------------------------------------------------------------ */
@@ -41,7 +39,7 @@ static size_t random_size(uint64_t *state)
 }
 
 /* Random frees and mallocs with a few held; then all threads take more at the same time and
- * free nothing, so that the peak is there and no matter of who was a moment faster; then
+ * free nothing, so that the peak is there and does not depend on timing; then
  * random frees again, down to a few that are never freed. */
 static void *work(void *userdata)
 {
@@ -105,26 +103,6 @@ static void run_job(void *userdata)
 
 /* ---- looking ------------------------------------------------------------------ */
 
-/* Peaks by `bfcctl --json tenants`, which forgets them afterwards. */
-static uint64_t take_peak(const struct rig *rig)
-{
-        const char *show[] = { program_bfcctl(), "--socket", rig->admin_socket, "--json", "tenants", NULL };
-        const char *reset[] = { program_bfcctl(), "--socket", rig->admin_socket, "reset-peaks", NULL };
-        json_t *document, *row;
-        uint64_t peak;
-        char *out;
-
-        ck_assert_int_eq(program_run(show, &out, NULL), 0);
-        document = json_loads(out, 0, NULL);
-        row = json_array_get(json_object_get(document, "tenants"), 0);
-        ck_assert_str_eq(json_string_value(json_object_get(row, "tenant")), "red");
-        peak = (uint64_t)json_integer_value(json_object_get(row, "peak_bytes_in_use"));
-        json_decref(document);
-        free(out);
-        ck_assert_int_eq(program_run(reset, NULL, NULL), 0);
-        return peak;
-}
-
 /* Returns how many buffers there were. */
 static uint64_t replay(const struct rig *rig, const char *path)
 {
@@ -173,17 +151,15 @@ static void record_and_replay(bool by_exit)
         rig_stop(rig);
 }
 
-START_TEST(peaks_of_a_job_and_its_replay)
+TEST(peaks_of_a_job_and_its_replay)
 {
         record_and_replay(false);
 }
-END_TEST
 
-START_TEST(a_job_that_exits)
+TEST(a_job_that_exits)
 {
         record_and_replay(true);
 }
-END_TEST
 
 /* ---- by option, several clients, and what cannot be written ---------------------- */
 
@@ -196,7 +172,7 @@ static int open_with(const struct rig *rig, const char *trace, bfc_client **ret)
         return bfc_connect(&options, ret);
 }
 
-START_TEST(the_option_and_several_clients)
+TEST(the_option_and_several_clients)
 {
         struct rig *rig = rig_start(&roomy);
         char path[128], name[160], wanted[160], *text;
@@ -227,17 +203,16 @@ START_TEST(the_option_and_several_clients)
         bfc_disconnect(c);
         snprintf(wanted, sizeof(wanted), "%s/%d.csv", rig->folder, (int)getpid());
         text = file_text(wanted);
-        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,0000000000000000002,1000\n");
+        ck_assert_str_eq(text, "id,lower,upper,size,partition,tag\n1,1,0000000000000000002,1000,train,\n");
         free(text);
         text = file_text(path); /* a pool is one block */
-        ck_assert_str_eq(text, "id,lower,upper,size\n1,1,0000000000000000002,5000\n");
+        ck_assert_str_eq(text, "id,lower,upper,size,partition,tag\n1,1,0000000000000000002,5000,train,\n");
         free(text);
         unsetenv("BFC_TRACE");
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(what_cannot_be_written)
+TEST(traces_that_cannot_be_written)
 {
         struct rig *rig = rig_start(&roomy);
         bfc_client *client = NULL;
@@ -252,7 +227,107 @@ START_TEST(what_cannot_be_written)
         unsetenv("BFC_TRACE");
         rig_stop(rig);
 }
-END_TEST
+
+/* ---- partitions and tags ----------------------------------------------------------- */
+
+static const struct rig_config two_partitions = {
+        .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
+                      "      - {name: serve, limit: 64MiB, growth: on-demand}\n",
+        .tenants = TENANT_OF("red", "@UID@", "{partition: train}, {partition: serve}"),
+};
+
+/* What bfc-replay prints; it succeeds. */
+static char *replay_text(const char *const *words)
+{
+        char *out, *err;
+
+        ck_assert_msg(program_run(words, &out, &err) == 0, "%s", err);
+        free(err);
+        return out;
+}
+
+/* The job is killed after this. */
+static void run_two_partitions(void *userdata)
+{
+        const struct rig *rig = userdata;
+        struct bfc_malloc_options weights = { .struct_size = sizeof(weights), .tag = "weights" },
+                                  kv = { .struct_size = sizeof(kv), .tag = "kv", .partition = "serve" };
+        bfc_client *client = child_client_open(rig->socket, NULL);
+        void *p[5];
+
+        REQUIRE(bfc_malloc_with(client, 9 * MIB, &weights, &p[0]) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_with(client, 5 * MIB, &kv, &p[1]) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc_in(client, "serve", 2000, &p[2]) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(client, 3000, &p[3]) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_free(client, p[3]) == 0, "%s", bfc_last_error());
+        REQUIRE(bfc_malloc(client, 3000, &p[3]) == 0, "%s", bfc_last_error()); /* from the cache */
+        REQUIRE(bfc_malloc_async_in(client, "serve", 4000, 0, &p[4]) == 0, "%s", bfc_last_error());
+        kill(getpid(), SIGKILL);
+}
+
+TEST(partitions_and_tags_survive_a_kill)
+{
+        struct rig *rig = rig_start(&two_partitions);
+        char path[128], *text;
+        int status;
+        pid_t pid;
+
+        path_in(rig, "job.csv", path);
+        pid = child_start(run_two_partitions, rig);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        unsetenv("BFC_TRACE");
+        text = file_text(path);
+        ck_assert_str_eq(text, "id,lower,upper,size,partition,tag\n"
+                               "1,1,9223372036854775807,9437184,train,weights\n"
+                               "2,2,9223372036854775807,5242880,serve,kv\n"
+                               "3,3,9223372036854775807,2000,serve,\n"
+                               "4,4,0000000000000000005,3000,train,\n"
+                               "6,6,9223372036854775807,3000,train,\n"
+                               "7,7,9223372036854775807,4000,serve,\n");
+        free(text);
+        /* One track for each partition, and the tags at the peak. */
+        text = replay_text(WORDS(program_replay(), "--timeline", "-", path));
+        ck_assert_ptr_nonnull(strstr(text, "\"process_name\",\"args\":{\"name\":\"train\"}"));
+        ck_assert_ptr_nonnull(strstr(text, "\"process_name\",\"args\":{\"name\":\"serve\"}"));
+        ck_assert_ptr_nonnull(strstr(text, "\"name\":\"serve: kv\",\"args\":{\"bytes\":5242880}"));
+        text_has(text, "\"name\":\"train\",\"args\":{\"bytes\":9440184}");
+        text_has(replay_text(WORDS(program_replay(), "--plot", "-", path)), "kv: 5.0 MiB in 1 block");
+        text_has(replay_text(WORDS(program_replay(), "--plan", "--json", "--partition", "serve", path)),
+                 "\"peak_live_bytes\": 5248880");
+        ck_assert_uint_eq(replay(rig, path), 6);
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_charge(rig, "red", "serve") == 0, SETTLE_MS));
+        rig_stop(rig);
+}
+
+/* Also where the client serves a request without its lock. */
+TEST(partition_of_blocks_that_are_used_again)
+{
+        enum { N = 200 };
+        struct rig *rig = rig_start(&two_partitions);
+        bfc_client *client;
+        unsigned n = 0;
+        char path[128], *text;
+        void *p;
+
+        path_in(rig, "job.csv", path);
+        setenv("BFC_CACHE", "on", 1);
+        client = client_open(rig, "red", "serve");
+        for (unsigned i = 0; i < N; i++) {
+                ck_assert_ok(bfc_malloc(client, 3000, &p));
+                ck_assert_ok(bfc_free(client, p));
+        }
+        bfc_disconnect(client);
+        setenv("BFC_CACHE", "off", 1);
+        unsetenv("BFC_TRACE");
+        text = file_text(path);
+        for (const char *at = text; (at = strstr(at, ",3000,serve,\n")); at++)
+                n++;
+        ck_assert_uint_eq(n, N);
+        free(text);
+        rig_stop(rig);
+}
 
 /* ---- killed jobs ------------------------------------------------------------------ */
 
@@ -352,7 +427,7 @@ static void check_trace(const char *path, struct doomed *d)
         free(text);
 }
 
-START_TEST(killed_jobs)
+TEST(killed_jobs)
 {
         struct rig *rig = rig_start(&roomy);
         struct doomed *d = shared_memory(sizeof(*d));
@@ -375,14 +450,8 @@ START_TEST(killed_jobs)
         ck_assert_uint_ge(replay(rig, path), sum_given(d));
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                peaks_of_a_job_and_its_replay, a_job_that_exits, the_option_and_several_clients,
-                what_cannot_be_written,        killed_jobs,      NULL,
-        };
-
-        return harness_main(harness_suite("recording", tests));
+        return harness_cases("recording");
 }

@@ -7,14 +7,13 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
-#include <jansson.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/json.h"
 
 enum { REFUSED = 1, USAGE = 2 }; /* exit statuses */
 
@@ -24,12 +23,8 @@ enum { REFUSED = 1, USAGE = 2 }; /* exit statuses */
 static const struct rig_config roomy = {
         .size = "512MiB",
         .partitions = "      - {name: train, limit: 512MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 256MiB}]\n"
-                   "  - name: small\n"
-                   "    match: {uid: [@UID@]}\n"
-                   "    quotas: [{partition: train, limit: 4MiB}]\n",
+        .tenants =
+                TENANT("red", "@UID@", "train, limit: 256MiB") TENANT("small", "@UID@", "train, limit: 4MiB"),
 };
 
 /* ---- a trace, read by the test itself --------------------------------------- */
@@ -139,7 +134,7 @@ static void replay_free(struct replay *run)
         free(run->err);
 }
 
-static uint64_t number_of(const struct replay *run, const char *key)
+static uint64_t count_of(const struct replay *run, const char *key)
 {
         const json_t *value = json_object_get(run->json, key);
 
@@ -150,29 +145,9 @@ static uint64_t number_of(const struct replay *run, const char *key)
 static void assert_fine(const struct replay *run, const char *path)
 {
         ck_assert_msg(run->status == 0, "%s: status %d: %s", path, run->status, run->err);
-        ck_assert_uint_eq(number_of(run, "corruptions"), 0);
-        ck_assert_uint_eq(number_of(run, "blocks_left"), 0);
-        ck_assert_uint_eq(number_of(run, "failures"), 0);
-}
-
-/* Peaks by `bfcctl --json tenants`, which forgets them afterwards. */
-static uint64_t take_peak(const struct rig *rig)
-{
-        const char *show[] = { program_bfcctl(), "--socket", rig->admin_socket, "--json", "tenants", NULL };
-        const char *reset[] = { program_bfcctl(), "--socket", rig->admin_socket, "reset-peaks", NULL };
-        json_t *document, *row;
-        uint64_t peak;
-        char *out;
-
-        ck_assert_int_eq(program_run(show, &out, NULL), 0);
-        document = json_loads(out, 0, NULL);
-        row = json_array_get(json_object_get(document, "tenants"), 0);
-        ck_assert_str_eq(json_string_value(json_object_get(row, "tenant")), "red");
-        peak = (uint64_t)json_integer_value(json_object_get(row, "peak_bytes_in_use"));
-        json_decref(document);
-        free(out);
-        ck_assert_int_eq(program_run(reset, NULL, NULL), 0);
-        return peak;
+        ck_assert_uint_eq(count_of(run, "corruptions"), 0);
+        ck_assert_uint_eq(count_of(run, "blocks_left"), 0);
+        ck_assert_uint_eq(count_of(run, "failures"), 0);
 }
 
 /* One job with the peaks compared, then four side by side. */
@@ -186,10 +161,10 @@ static void assert_replays(struct rig *rig, const char *path)
 
         assert_fine(&run, name);
         peak = peak_of(&steps, scale, GRANULE);
-        ck_assert_uint_eq(number_of(&run, "allocations"), steps.n / 2);
-        ck_assert_uint_eq(number_of(&run, "frees"), steps.n / 2);
-        ck_assert_uint_eq(number_of(&run, "peak_block_bytes"), peak);
-        ck_assert_uint_eq(number_of(&run, "trace_peak_block_bytes"), peak);
+        ck_assert_uint_eq(count_of(&run, "allocations"), steps.n / 2);
+        ck_assert_uint_eq(count_of(&run, "frees"), steps.n / 2);
+        ck_assert_uint_eq(count_of(&run, "peak_block_bytes"), peak);
+        ck_assert_uint_eq(count_of(&run, "trace_peak_block_bytes"), peak);
         ck_assert_uint_eq(take_peak(rig), peak); /* to the byte */
         printf("# %s times %.4g: %zu buffers, peak %llu, %.1f us an operation\n", name, scale, steps.n / 2,
                (unsigned long long)peak,
@@ -199,7 +174,7 @@ static void assert_replays(struct rig *rig, const char *path)
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
 }
 
-START_TEST(generated_traces)
+TEST(generated_traces)
 {
         static const char *const generators[] = { "transformer", "random" };
         struct rig *rig = rig_start(&roomy);
@@ -212,9 +187,8 @@ START_TEST(generated_traces)
         }
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(four_jobs_side_by_side)
+TEST(four_jobs_side_by_side)
 {
         struct rig *rig = rig_start(&roomy);
         struct steps steps;
@@ -230,19 +204,18 @@ START_TEST(four_jobs_side_by_side)
         scale = (double)SCALED_PEAK / 3 / (double)live;
         run = replay(rig, "red", path, "4", scale < 1 ? scale : 1);
         assert_fine(&run, "four jobs");
-        ck_assert_uint_eq(number_of(&run, "allocations"), steps.n / 2 * 4);
+        ck_assert_uint_eq(count_of(&run, "allocations"), steps.n / 2 * 4);
         ck_assert_uint_eq(json_array_size(json_object_get(run.json, "per_job")), 4);
-        ck_assert_uint_ge(number_of(&run, "peak_block_bytes"),
+        ck_assert_uint_ge(count_of(&run, "peak_block_bytes"),
                           peak_of(&steps, scale < 1 ? scale : 1, GRANULE));
         ck_assert_uint_le(take_peak(rig), 4 * peak_of(&steps, scale < 1 ? scale : 1, GRANULE));
         replay_free(&run);
         free(steps.all);
         rig_stop(rig);
 }
-END_TEST
 
-/* A quota that is too small: it says so, and goes on to the end. */
-START_TEST(a_job_runs_into_its_quota)
+/* A quota that is too small is reported, and the replay continues to the end. */
+TEST(a_job_runs_into_its_quota)
 {
         struct rig *rig = rig_start(&roomy);
         struct replay run;
@@ -252,18 +225,17 @@ START_TEST(a_job_runs_into_its_quota)
         make_trace(path, "transformer");
         run = replay(rig, "small", path, "2", 1);
         ck_assert_int_eq(run.status, REFUSED);
-        ck_assert_uint_gt(number_of(&run, "failures"), 0);
-        ck_assert_uint_eq(number_of(&run, "corruptions"), 0);
-        ck_assert_uint_eq(number_of(&run, "blocks_left"), 0);
+        ck_assert_uint_gt(count_of(&run, "failures"), 0);
+        ck_assert_uint_eq(count_of(&run, "corruptions"), 0);
+        ck_assert_uint_eq(count_of(&run, "blocks_left"), 0);
         ck_assert_ptr_nonnull(strstr(run.err, "refused"));
         ck_assert_ptr_nonnull(strstr(run.err, "limit"));
-        ck_assert(has_figures(run.err));
+        ck_assert(has_stats(run.err));
         replay_free(&run);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(traces_of_a_folder)
+TEST(traces_of_a_folder)
 {
         const char *folder_path = getenv("BFC_TRACES");
         struct dirent *entry;
@@ -293,9 +265,8 @@ START_TEST(traces_of_a_folder)
         ck_assert_msg(n_traces > 0, "BFC_TRACES=%s holds no *.csv", folder_path);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(wrong_usage_and_wrong_traces)
+TEST(wrong_usage_and_wrong_traces)
 {
         struct rig *rig = rig_start(&roomy);
         struct replay run;
@@ -321,10 +292,9 @@ START_TEST(wrong_usage_and_wrong_traces)
         replay_free(&run);
         rig_stop(rig);
 }
-END_TEST
 
 /* SIGTERM in the middle: jobs give everything back and leave. */
-START_TEST(a_replay_is_stopped)
+TEST(a_replay_is_stopped)
 {
         struct rig *rig = rig_start(&roomy);
         char path[128];
@@ -341,7 +311,7 @@ START_TEST(a_replay_is_stopped)
                       "3", "--repeat", "1000000", "--scale", "0.01", path, (char *)NULL);
                 _exit(127);
         }
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").num_blocks > 10, SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").num_blocks > 10, SETTLE_MS));
         kill(pid, SIGTERM);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert(WIFEXITED(status));
@@ -349,19 +319,8 @@ START_TEST(a_replay_is_stopped)
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                generated_traces,
-                four_jobs_side_by_side,
-                a_job_runs_into_its_quota,
-                traces_of_a_folder,
-                wrong_usage_and_wrong_traces,
-                a_replay_is_stopped,
-                NULL,
-        };
-
-        return harness_main(harness_suite("bfc-replay", tests));
+        return harness_cases("bfc-replay");
 }

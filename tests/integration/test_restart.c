@@ -1,5 +1,5 @@
-/* The daemon is restarted and killed, and clients go on: every kind of block with its
- * contents, all figures, and every call afterwards; clients that are late, that died
+/* The daemon is restarted and killed, and clients continue: every kind of block with its
+ * contents, all statistics, and every call afterwards; clients that are late, that died
  * meanwhile, or whose requests were under way; and a config that is another one then.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 
 #include "tests/integration/kept.h"
+#include "tests/integration/tools.h"
 
 #define STREAM   ((uintptr_t)0) /* the one that every device has */
 #define N_SMALL  40u
@@ -19,37 +20,15 @@
 
 static const struct rig_config two_tenants = {
         .top = "timeouts: {quarantine: 100ms}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 64MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 32MiB, reserve: 4MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 64MiB")
+                TENANT("blue", "@UID@", "train, limit: 32MiB, reserve: 4MiB"),
 };
+
+#define KEEPS_MEMORY (rig_device() != ON_CUDA_IPC) /* its clients lose all blocks with the daemon */
 
 static int signals[] = { SIGTERM, SIGKILL };
 
 /* ---- blocks of all kinds ------------------------------------------------------- */
-
-static void put_pattern(bfc_client *client, void *p, size_t n_bytes, uint64_t seed)
-{
-        char *bytes = malloc(n_bytes);
-
-        pattern_write(bytes, n_bytes, seed);
-        REQUIRE(bfc_write(client, p, bytes, n_bytes) == 0, "%s", bfc_last_error());
-        free(bytes);
-}
-
-static bool has_pattern(bfc_client *client, const void *p, size_t n_bytes, uint64_t seed)
-{
-        char *bytes = malloc(n_bytes);
-        bool is_good;
-
-        REQUIRE(bfc_read(client, bytes, p, n_bytes) == 0, "%s", bfc_last_error());
-        is_good = pattern_holds(bytes, n_bytes, seed);
-        free(bytes);
-        return is_good;
-}
 
 struct blocks {
         void *small[N_SMALL], *whole, *one, *tagged, *async, *published, *attached;
@@ -62,20 +41,20 @@ static void blocks_make(bfc_client *client, struct blocks *b)
 
         for (unsigned i = 0; i < N_SMALL; i++) {
                 ck_assert_ok(bfc_malloc(client, 100 + 1000 * i, b->small + i));
-                put_pattern(client, b->small[i], 100 + 1000 * i, i);
+                block_fill(client, b->small[i], 100 + 1000 * i, i);
         }
         ck_assert_ok(bfc_malloc(client, 3 * MIB, &gone)); /* holes */
         ck_assert_ok(bfc_malloc_flags(client, NULL, 5 * MIB, BFC_WHOLE, &b->whole));
         ck_assert_ok(bfc_malloc_flags(client, NULL, EXTENT, BFC_ONE_EXTENT, &b->one));
         ck_assert_ok(bfc_malloc_with(client, 12345, &tagged, &b->tagged));
         ck_assert_ok(bfc_malloc_async(client, MIB, STREAM, &b->async));
-        put_pattern(client, b->whole, 5 * MIB, 101);
-        put_pattern(client, b->one, EXTENT, 102);
-        put_pattern(client, b->tagged, 12345, 103);
-        put_pattern(client, b->async, MIB, 104);
+        block_fill(client, b->whole, 5 * MIB, 101);
+        block_fill(client, b->one, EXTENT, 102);
+        block_fill(client, b->tagged, 12345, 103);
+        block_fill(client, b->async, MIB, 104);
         ck_assert_ok(bfc_free(client, gone));
         ck_assert_ok(bfc_malloc_flags(client, NULL, MIB, BFC_WHOLE, &b->published));
-        put_pattern(client, b->published, MIB, 105);
+        block_fill(client, b->published, MIB, 105);
         ck_assert_ok(bfc_publish(client, b->published, "ours"));
         ck_assert_ok(bfc_attach(client, "theirs", BACK_MS, &b->attached, NULL));
 }
@@ -83,13 +62,13 @@ static void blocks_make(bfc_client *client, struct blocks *b)
 static void blocks_assert(bfc_client *client, const struct blocks *b)
 {
         for (unsigned i = 0; i < N_SMALL; i++)
-                ck_assert_msg(has_pattern(client, b->small[i], 100 + 1000 * i, i), "block %u", i);
-        ck_assert(has_pattern(client, b->whole, 5 * MIB, 101));
-        ck_assert(has_pattern(client, b->one, EXTENT, 102));
-        ck_assert(has_pattern(client, b->tagged, 12345, 103));
-        ck_assert(has_pattern(client, b->async, MIB, 104));
-        ck_assert(has_pattern(client, b->published, MIB, 105));
-        ck_assert(has_pattern(client, b->attached, MIB, 201));
+                ck_assert_msg(block_has(client, b->small[i], 100 + 1000 * i, i), "block %u", i);
+        ck_assert(block_has(client, b->whole, 5 * MIB, 101));
+        ck_assert(block_has(client, b->one, EXTENT, 102));
+        ck_assert(block_has(client, b->tagged, 12345, 103));
+        ck_assert(block_has(client, b->async, MIB, 104));
+        ck_assert(block_has(client, b->published, MIB, 105));
+        ck_assert(block_has(client, b->attached, MIB, 201));
 }
 
 static void blocks_free(bfc_client *client, struct blocks *b)
@@ -107,18 +86,17 @@ static void blocks_free(bfc_client *client, struct blocks *b)
 /* Each call once more, by the daemon that has taken over. */
 static void all_calls_go_on(struct kept *k, bfc_client *client)
 {
-        const char *reload[] = { program_bfcctl(), "--socket", k->rig->admin_socket, "reload", NULL };
         size_t n_bytes = 0;
         void *p, *again, *large;
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 300000, BFC_WHOLE, &p));
-        put_pattern(client, p, 300000, 9);
+        block_fill(client, p, 300000, 9);
         ck_assert_ok(bfc_publish(client, p, "new"));
         ck_assert_ok(bfc_attach(client, "new", 0, &again, &n_bytes));
         ck_assert_ptr_eq(p, again);
         ck_assert_uint_eq(n_bytes, 300000);
         ck_assert_ok(bfc_detach(client, p));
-        ck_assert(has_pattern(client, p, 300000, 9));
+        ck_assert(block_has(client, p, 300000, 9));
         ck_assert_ok(bfc_detach(client, p));
         ck_assert_ok(bfc_malloc_flags(client, NULL, 20 * MIB, BFC_WHOLE, &large)); /* it grows */
         ck_assert_ok(bfc_free(client, large));
@@ -126,7 +104,7 @@ static void all_calls_go_on(struct kept *k, bfc_client *client)
         ck_assert_ok(bfc_malloc_async(client, MIB, STREAM, &p));
         ck_assert_ok(bfc_free_async(client, p, STREAM));
         ck_assert_ok(bfc_trim(client, SIZE_MAX));
-        ck_assert_int_eq(program_run(reload, NULL, NULL), 0);
+        ck_assert_int_eq(ctl(k->rig->admin_socket, WORDS("reload"), NULL, NULL), 0);
 }
 
 struct partner {
@@ -142,16 +120,15 @@ static void share(void *arg)
         void *theirs, *ours, *again;
 
         REQUIRE(bfc_malloc_flags(client, NULL, MIB, BFC_WHOLE, &theirs) == 0, "%s", bfc_last_error());
-        put_pattern(client, theirs, MIB, 201);
+        block_fill(client, theirs, MIB, 201);
         REQUIRE(bfc_publish(client, theirs, "theirs") == 0, "%s", bfc_last_error());
         REQUIRE(bfc_attach(client, "ours", BACK_MS, &ours, NULL) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_attach(client, "ours", 0, &again, NULL) == 0 && ours == again, "%s", bfc_last_error());
-        gate_open(&partner->up);
-        REQUIRE(gate_wait(&partner->go, SETTLE_MS), "not in time");
-        REQUIRE(has_pattern(client, ours, MIB, 105), "another content");
+        gate_meet(&partner->up, &partner->go);
+        REQUIRE(block_has(client, ours, MIB, 105), "another content");
         REQUIRE(bfc_detach(client, ours) == 0, "%s", bfc_last_error());
-        REQUIRE(has_pattern(client, ours, MIB, 105), "another content");
-        REQUIRE(has_pattern(client, theirs, MIB, 201), "another content");
+        REQUIRE(block_has(client, ours, MIB, 105), "another content");
+        REQUIRE(block_has(client, theirs, MIB, 201), "another content");
         REQUIRE(bfc_detach(client, ours) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_detach(client, theirs) == 0, "%s", bfc_last_error());
         bfc_disconnect(client);
@@ -167,7 +144,7 @@ static void assert_same_usage(const struct bfc_tenant_usage *a, const struct bfc
 
 /* Tenants as `bfcctl tenants` lists them, sessions, blocks with their ids and places, shared
  * blocks: all is as it was, without the client having done anything. */
-START_TEST(everything_goes_on)
+LOOP_TEST(a_restart_preserves_all_blocks, KEEPS_MEMORY * 4)
 {
         int signal = signals[_i % 2];
         struct partner partner = { .up = gate_new(), .go = gate_new() };
@@ -204,14 +181,11 @@ START_TEST(everything_goes_on)
         blocks_assert(client, &b);
         blocks_free(client, &b);
         bfc_disconnect(client);
-        gate_free(&partner.up);
-        gate_free(&partner.go);
         kept_stop(k);
 }
-END_TEST
 
-/* Those who have no thread come back with their next call. */
-START_TEST(without_a_thread_they_come_back_too)
+/* Clients without a thread resume with their next call. */
+LOOP_TEST(clients_without_a_thread_resume, KEEPS_MEMORY * 4)
 {
         static const uint64_t flags[] = { BFC_NO_THREAD, BFC_POLL };
         struct kept *k = kept_start(&two_tenants);
@@ -224,14 +198,14 @@ START_TEST(without_a_thread_they_come_back_too)
 
         ck_assert_ok(bfc_connect(&options, &client));
         ck_assert_ok(bfc_malloc(client, 3 * MIB, &p));
-        put_pattern(client, p, 3 * MIB, 1);
+        block_fill(client, p, 3 * MIB, 1);
         kept_restart(k, signals[_i % 2]);
-        ck_assert(has_pattern(client, p, 3 * MIB, 1)); /* no call of the daemon's */
+        ck_assert(block_has(client, p, 3 * MIB, 1)); /* no call of the daemon's */
         ck_assert_ok(bfc_malloc(client, 4 * MIB, &other));
-        ck_assert_uint_eq(rig_figures(k->rig, "red", "train").bytes_in_use, 7 * MIB);
+        ck_assert_uint_eq(rig_stats(k->rig, "red", "train").bytes_in_use, 7 * MIB);
         kept_restart(k, signals[_i % 2]);
         ck_assert_ok(bfc_free(client, other));
-        ck_assert(has_pattern(client, p, 3 * MIB, 1));
+        ck_assert(block_has(client, p, 3 * MIB, 1));
         if (flags[_i / 2] == BFC_POLL)
                 ck_assert_ok(bfc_poll(client));
         kept_restart(k, signals[_i % 2]);
@@ -239,11 +213,10 @@ START_TEST(without_a_thread_they_come_back_too)
         bfc_disconnect(client);
         kept_stop(k);
 }
-END_TEST
 
 /* A client that may resume its session is told why it ended, and does not try to resume it: neither by its thread,
  * nor by a call, nor by bfc_poll(). */
-START_TEST(an_evicted_client_does_not_resume)
+LOOP_TEST(an_evicted_client_does_not_resume, KEEPS_MEMORY * 3)
 {
         static const uint64_t flags[] = { 0, BFC_NO_THREAD, BFC_POLL };
         struct kept *k = kept_start(&two_tenants);
@@ -253,8 +226,6 @@ START_TEST(an_evicted_client_does_not_resume)
         char number[24] = "";
         const char *evict[] = { program_bfcctl(), "--socket", k->rig->admin_socket, "evict",
                                 number,           "--reason", "maintenance",        NULL };
-        const char *bad[] = { program_bfcctl(), "--socket", k->rig->admin_socket, "evict",
-                              number,           "--reason", "two\nlines",         NULL };
         bfc_client *client = NULL, *fresh;
         Bfcd__Reply *reply;
         void *p, *whole, *shared, *more;
@@ -270,7 +241,8 @@ START_TEST(an_evicted_client_does_not_resume)
                         snprintf(number, sizeof(number), "%llu",
                                  (unsigned long long)reply->list->sessions[i]->session_id);
         bfcd__reply__free_unpacked(reply, NULL);
-        ck_assert_int_eq(program_run(bad, NULL, NULL), 1);
+        ck_assert_int_eq(
+                ctl(k->rig->admin_socket, WORDS("evict", number, "--reason", "two\nlines"), NULL, NULL), 1);
         ck_assert(kept_all_are(k, "live", 1));
         k->rig->forgiven = "evict";
         ck_assert_int_eq(program_run(evict, NULL, NULL), 0);
@@ -293,7 +265,6 @@ START_TEST(an_evicted_client_does_not_resume)
         bfc_disconnect(client);
         kept_discard(k);
 }
-END_TEST
 
 /* ---- clients that are late, or never come --------------------------------------- */
 
@@ -310,12 +281,6 @@ static struct life life_new(const struct kept *k)
         return life;
 }
 
-static void life_free(struct life *life)
-{
-        gate_free(&life->up);
-        gate_free(&life->go);
-}
-
 static void hold(void *arg)
 {
         struct life *life = arg;
@@ -324,14 +289,13 @@ static void hold(void *arg)
 
         for (unsigned i = 0; i < 8; i++) {
                 REQUIRE(bfc_malloc(client, MIB + i, blocks + i) == 0, "%s", bfc_last_error());
-                put_pattern(client, blocks[i], MIB + i, i);
+                block_fill(client, blocks[i], MIB + i, i);
         }
         REQUIRE(bfc_malloc_flags(client, NULL, MIB, BFC_WHOLE, &more) == 0, "%s", bfc_last_error());
         REQUIRE(bfc_publish(client, more, "held") == 0, "%s", bfc_last_error());
-        gate_open(&life->up);
-        REQUIRE(gate_wait(&life->go, SETTLE_MS), "not in time");
+        gate_meet(&life->up, &life->go);
         for (unsigned i = 0; i < 8; i++) {
-                REQUIRE(has_pattern(client, blocks[i], MIB + i, i), "block %u", i);
+                REQUIRE(block_has(client, blocks[i], MIB + i, i), "block %u", i);
                 REQUIRE(bfc_free(client, blocks[i]) == 0, "%s", bfc_last_error());
         }
         REQUIRE(bfc_malloc(client, MIB, &more) == 0, "%s", bfc_last_error());
@@ -340,7 +304,7 @@ static void hold(void *arg)
 
 /* Its process lives, and that is enough, for however long: also across several restarts, and
  * beyond the time that others have in quarantine. */
-START_TEST(a_stopped_client_returns_late)
+LOOP_TEST(a_stopped_client_resumes_late, KEEPS_MEMORY * 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct life life = life_new(k);
@@ -349,22 +313,20 @@ START_TEST(a_stopped_client_returns_late)
 
         ck_assert(gate_wait(&life.up, BACK_MS));
         charge = rig_charge(k->rig, "red", "train");
-        kill(pid, SIGSTOP);
+        child_stop(pid);
         kept_restart(k, signals[_i]);
         kept_restart(k, signals[_i]);
         usleep(DOWN_FOR);
-        ck_assert(kept_all_are(k, "awaited", 1));
+        ck_assert(kept_all_are(k, "suspended", 1));
         ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), charge);
         kill(pid, SIGCONT);
         ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), BACK_MS));
         gate_open(&life.go);
         child_join(pid);
-        life_free(&life);
         kept_stop(k);
 }
-END_TEST
 
-START_TEST(one_that_dies_meanwhile_is_freed)
+LOOP_TEST(a_client_that_dies_during_a_restart_is_freed, KEEPS_MEMORY * 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct life life = life_new(k);
@@ -375,37 +337,13 @@ START_TEST(one_that_dies_meanwhile_is_freed)
         child_kill(pid);
         kept_back(k);
         ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, SETTLE_MS));
-        life_free(&life);
         kept_stop(k);
 }
-END_TEST
 
 /* ---- requests under way ---------------------------------------------------------- */
 
-static void send_malloc(struct raw *raw, uint64_t n_bytes)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Malloc body = BFCD__MALLOC__INIT;
-
-        body.n_bytes = n_bytes;
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &body;
-        ck_assert_int_eq(raw_send(raw, &request), 0);
-}
-
-static void send_free(struct raw *raw, uint64_t block_id)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Free body = BFCD__FREE__INIT;
-
-        body.block_id = block_id;
-        request.body_case = BFCD__REQUEST__BODY_FREE;
-        request.free = &body;
-        ck_assert_int_eq(raw_send(raw, &request), 0);
-}
-
 /* The daemon has committed a block and died; its client never read of it, and does not list it. */
-START_TEST(a_lost_reply_is_no_leak)
+LOOP_TEST(a_lost_reply_leaks_no_block, KEEPS_MEMORY * 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct raw *raw = kept_raw(k, "red");
@@ -414,27 +352,25 @@ START_TEST(a_lost_reply_is_no_leak)
 
         ck_assert_int_eq(raw_malloc(raw, 0, MIB, &block), 0);
         held = kept_held(raw, &block.block_id, 1);
-        send_malloc(raw, MIB);
-        send_malloc(raw, 9 * MIB); /* in extents that it does not know either */
-        ck_assert(WAIT_FOR(rig_figures(k->rig, "red", "train").num_blocks == 3, SETTLE_MS));
+        session_send_malloc(raw, MIB, 0);
+        session_send_malloc(raw, 9 * MIB, 0); /* in extents that it does not know either */
+        ck_assert(WAIT_FOR(rig_stats(k->rig, "red", "train").num_blocks == 3, SETTLE_MS));
         kept_restart(k, signals[_i]);
-        ck_assert_uint_eq(rig_figures(k->rig, "red", "train").num_blocks, 3);
+        ck_assert_uint_eq(rig_stats(k->rig, "red", "train").num_blocks, 3);
         raw = kept_raw_back(k, raw);
         ck_assert_msg(raw_held(raw, &held) == 0, "%s", raw_refusal());
         raw_held_free(&held);
-        ck_assert_uint_eq(rig_figures(k->rig, "red", "train").num_blocks, 1);
-        ck_assert_uint_eq(rig_figures(k->rig, "red", "train").bytes_in_use, MIB);
+        ck_assert_uint_eq(rig_stats(k->rig, "red", "train").num_blocks, 1);
+        ck_assert_uint_eq(rig_stats(k->rig, "red", "train").bytes_in_use, MIB);
         ck_assert_int_eq(raw_malloc(raw, 0, MIB, &other), 0);
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
         ck_assert_int_eq(raw_free(raw, other.block_id), 0);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         kept_stop(k);
 }
-END_TEST
 
-/* Some were done, of some the daemon never heard: who has sent a Free does not list the block. */
-START_TEST(frees_under_way_count_as_done)
+/* Some were done, and some never reached the daemon: a client that has sent a Free does not list the block. */
+LOOP_TEST(pending_frees_count_as_done, KEEPS_MEMORY * 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct raw *raw = kept_raw(k, "red");
@@ -447,7 +383,7 @@ START_TEST(frees_under_way_count_as_done)
         held = kept_held(raw, left, 10);
         held.is_not_last = true; /* in two messages */
         for (unsigned i = 0; i < 32; i += 2) {
-                send_free(raw, blocks[i].block_id);
+                session_send_free(raw, blocks[i].block_id);
                 left[i / 2] = blocks[i + 1].block_id;
         }
         kept_restart(k, signals[_i]); /* SIGKILL: at once, in the middle of them */
@@ -456,14 +392,12 @@ START_TEST(frees_under_way_count_as_done)
         raw_held_free(&held);
         held = (struct raw_held){ .block_ids = left + 10, .n_blocks = 6 };
         ck_assert_msg(raw_held(raw, &held) == 0, "%s", raw_refusal());
-        ck_assert_uint_eq(rig_figures(k->rig, "red", "train").num_blocks, 16);
+        ck_assert_uint_eq(rig_stats(k->rig, "red", "train").num_blocks, 16);
         for (unsigned i = 0; i < 16; i++)
                 ck_assert_int_eq(raw_free(raw, left[i]), 0);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         kept_stop(k);
 }
-END_TEST
 
 struct waiter {
         bfc_client *client;
@@ -485,26 +419,9 @@ static void *wait_for_it(void *arg)
         return NULL;
 }
 
-static bool has_waiters(struct kept *k, uint64_t n)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
-        uint64_t n_waiting = 0;
-        Bfcd__Reply *reply;
-
-        request.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        request.explain = &explain;
-        ck_assert_int_eq(raw_call(k->rig->admin, &request, &reply), 0);
-        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_EXPLAIN);
-        for (size_t i = 0; i < reply->explain->n_rows; i++)
-                n_waiting += reply->explain->rows[i]->num_waiting;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return n_waiting == n;
-}
-
 /* A malloc that waits for room, and an attach that waits for a name, wait on with the next
  * daemon. */
-START_TEST(what_waits_waits_on)
+LOOP_TEST(waiting_requests_continue_to_wait, KEEPS_MEMORY * 2)
 {
         struct kept *k = kept_start(&two_tenants);
         struct waiter waiter = { .client = client_open(k->rig, "red", NULL) };
@@ -515,10 +432,10 @@ START_TEST(what_waits_waits_on)
         ck_assert_ok(bfc_malloc_flags(other, NULL, 40 * MIB, BFC_WHOLE, &large));
         ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_it, &waiter), 0);
         ck_assert_int_eq(pthread_create(&attacher.thread, NULL, wait_for_it, &attacher), 0);
-        ck_assert(WAIT_FOR(has_waiters(k, 1), SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_n_waiting(k->rig, NULL) == 1, SETTLE_MS));
         kept_restart(k, signals[_i]);
         ck_assert(WAIT_FOR(kept_all_are(k, "live", 2), BACK_MS));
-        ck_assert(WAIT_FOR(has_waiters(k, 1), SETTLE_MS));
+        ck_assert(WAIT_FOR(rig_n_waiting(k->rig, NULL) == 1, SETTLE_MS));
         ck_assert_ok(bfc_free(other, large));
         ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
         ck_assert_int_eq(waiter.r, 0);
@@ -530,31 +447,21 @@ START_TEST(what_waits_waits_on)
         bfc_disconnect(waiter.client);
         kept_stop(k);
 }
-END_TEST
 
 /* ---- another config ---------------------------------------------------------------- */
 
 static void write_config(struct kept *k, const struct rig_config *config)
 {
-        char *text = rig_config_text(k->rig, config);
-
-        rig_write_config(k->rig, text);
-        free(text);
+        rig_rewrite_config(k->rig, config);
         k->rig->n_fds = 0; /* with other tenants there are others */
 }
 
-START_TEST(the_limit_is_another_one)
+LOOP_TEST(a_restart_with_another_limit, KEEPS_MEMORY * 2)
 {
         static const struct rig_config limits[] = {
-                { .tenants = "  - name: red\n"
-                             "    match: {uid: @UID@}\n"
-                             "    quotas: [{partition: train, limit: 16MiB}]\n" },
-                { .tenants = "  - name: green\n"
-                             "    match: {uid: @UID@}\n"
-                             "    quotas: [{partition: train, limit: 8MiB, reserve: 8MiB}]\n"
-                             "  - name: red\n"
-                             "    match: {uid: @UID@}\n"
-                             "    quotas: [{partition: train, limit: 96MiB}]\n" },
+                { .tenants = TENANT("red", "@UID@", "train, limit: 16MiB") },
+                { .tenants = TENANT("green", "@UID@", "train, limit: 8MiB, reserve: 8MiB")
+                          TENANT("red", "@UID@", "train, limit: 96MiB") },
         };
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_open(k->rig, "red", NULL);
@@ -562,7 +469,7 @@ START_TEST(the_limit_is_another_one)
         int r;
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 30 * MIB, BFC_WHOLE, &p));
-        put_pattern(client, p, 30 * MIB, 5);
+        block_fill(client, p, 30 * MIB, 5);
         kept_away(k, SIGTERM);
         write_config(k, &limits[_i]);
         kept_back(k);
@@ -571,18 +478,17 @@ START_TEST(the_limit_is_another_one)
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 30 * MIB);
         r = bfc_malloc_flags(client, NULL, 50 * MIB, BFC_WHOLE, &more);
         ck_assert_int_eq(r, _i == 0 ? -EDQUOT : 0);
-        ck_assert(_i == 1 || has_figures(bfc_last_error()));
-        ck_assert(has_pattern(client, p, 30 * MIB, 5));
+        ck_assert(_i == 1 || has_stats(bfc_last_error()));
+        ck_assert(block_has(client, p, 30 * MIB, 5));
         ck_assert_ok(bfc_free(client, p));
         ck_assert_ok(bfc_free(client, more));
         ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
         bfc_disconnect(client);
         kept_stop(k);
 }
-END_TEST
 
-/* An operator's slip costs time, and nothing else. */
-START_TEST(the_config_is_wrong)
+/* An invalid config costs time, and no memory. */
+LOOP_TEST(a_restart_with_an_invalid_config, KEEPS_MEMORY * 2)
 {
         static const struct rig_config empty = { .tenants = "  - name: red\n    match: everybody\n" };
         struct kept *k = kept_start(&two_tenants);
@@ -590,7 +496,7 @@ START_TEST(the_config_is_wrong)
         void *p;
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
-        put_pattern(client, p, 10 * MIB, 5);
+        block_fill(client, p, 10 * MIB, 5);
         kept_away(k, signals[_i]);
         write_config(k, &empty);
         ck_assert_int_eq(stand_in_hold(k->manager, false), 0);
@@ -600,22 +506,19 @@ START_TEST(the_config_is_wrong)
         write_config(k, &two_tenants);
         kept_ready(k);
         ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), BACK_MS));
-        ck_assert(has_pattern(client, p, 10 * MIB, 5));
+        ck_assert(block_has(client, p, 10 * MIB, 5));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
         k->n_bad = kept_state(k).n_bad;
         k->rig->forgiven = "error:";
         kept_stop(k);
 }
-END_TEST
 
-/* Who has memory keeps it until it gives it back; nobody new comes in. */
-START_TEST(the_tenant_is_gone)
+/* A client keeps its memory until it frees it; new clients are refused. */
+LOOP_TEST(a_restart_without_the_tenant, KEEPS_MEMORY * 2)
 {
         static const struct rig_config without = {
-                .tenants = "  - name: blue\n"
-                           "    match: {uid: @UID@}\n"
-                           "    quotas: [{partition: train, limit: 32MiB, reserve: 4MiB}]\n",
+                .tenants = TENANT("blue", "@UID@", "train, limit: 32MiB, reserve: 4MiB"),
         };
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_open(k->rig, "red", NULL);
@@ -623,42 +526,34 @@ START_TEST(the_tenant_is_gone)
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
         ck_assert_ok(bfc_malloc_flags(client, NULL, 5 * MIB, BFC_WHOLE, &other));
-        put_pattern(client, p, 10 * MIB, 5);
+        block_fill(client, p, 10 * MIB, 5);
         kept_away(k, signals[_i]);
         write_config(k, &without);
         kept_back(k);
         ck_assert(WAIT_FOR(kept_all_are(k, "live", 1), BACK_MS));
         ck_assert_int_eq(client_refused(k->rig, "red", NULL), -EACCES);
-        ck_assert(has_pattern(client, p, 10 * MIB, 5));
+        ck_assert(block_has(client, p, 10 * MIB, 5));
         ck_assert_int_eq(bfc_malloc_flags(client, NULL, 20 * MIB, BFC_WHOLE, &more), -EDQUOT);
         ck_assert_ok(bfc_free(client, other));
         kept_restart(k, signals[_i]); /* it is still gone, and still there */
-        ck_assert(has_pattern(client, p, 10 * MIB, 5));
+        ck_assert(block_has(client, p, 10 * MIB, 5));
         ck_assert_ok(bfc_free(client, p));
         bfc_disconnect(client);
         kept_stop(k);
 }
-END_TEST
 
-/* What was in it cannot be kept. Whoever had something there is told so, once; who had
- * nothing there goes on. */
-START_TEST(the_partition_is_gone)
+/* Its blocks cannot be kept. A client with blocks there is told so once; other clients continue. */
+LOOP_TEST(a_restart_without_the_partition, KEEPS_MEMORY * 2)
 {
         static const struct rig_config two_partitions = {
                 .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
                               "      - {name: other, limit: 64MiB, growth: on-demand}\n",
-                .tenants = "  - name: red\n"
-                           "    match: {uid: @UID@}\n"
-                           "    quotas: [{partition: train, limit: 32MiB}]\n"
-                           "  - name: blue\n"
-                           "    match: {uid: @UID@}\n"
-                           "    quotas: [{partition: other, limit: 32MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 32MiB")
+                        TENANT("blue", "@UID@", "other, limit: 32MiB"),
         };
         static const struct rig_config one = {
                 .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n",
-                .tenants = "  - name: red\n"
-                           "    match: {uid: @UID@}\n"
-                           "    quotas: [{partition: train, limit: 32MiB}]\n",
+                .tenants = TENANT("red", "@UID@", "train, limit: 32MiB"),
         };
         struct kept *k = kept_start(&two_partitions);
         bfc_client *client = client_open(k->rig, "red", NULL), *victim = client_open(k->rig, "blue", NULL);
@@ -666,8 +561,8 @@ START_TEST(the_partition_is_gone)
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
         ck_assert_ok(bfc_malloc_flags(victim, NULL, 10 * MIB, BFC_WHOLE, &lost));
-        put_pattern(client, p, 10 * MIB, 5);
-        put_pattern(victim, lost, 10 * MIB, 6);
+        block_fill(client, p, 10 * MIB, 5);
+        block_fill(victim, lost, 10 * MIB, 6);
         k->rig->forgiven = "other";
         kept_away(k, signals[_i]);
         write_config(k, &one);
@@ -682,11 +577,10 @@ START_TEST(the_partition_is_gone)
         ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
         kept_discard(k);
 }
-END_TEST
 
-/* It gave up before the next daemon was there. What it has goes back at its bfc_disconnect() at the latest,
- * and not only when its process exits, which may be long after. */
-START_TEST(who_gave_up_says_goodbye)
+/* It gave up before the next daemon started. bfc_disconnect() releases its blocks, which would otherwise
+ * stay until its process exits. */
+LOOP_TEST(a_client_that_gave_up_disconnects, KEEPS_MEMORY)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client;
@@ -700,23 +594,21 @@ START_TEST(who_gave_up_says_goodbye)
         ck_assert_int_eq(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &more), -ECONNRESET);
         ck_assert_msg(strstr(bfc_last_error(), "within 100 ms"), "%s", bfc_last_error());
         kept_back(k);
-        ck_assert(kept_all_are(k, "awaited", 1));
+        ck_assert(kept_all_are(k, "suspended", 1));
         bfc_disconnect(client);
         ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
         ck_assert_uint_eq(rig_count(k->rig).n_blocks, 0);
         kept_stop(k);
 }
-END_TEST
 
 /* ---- statistics ------------------------------------------------------------------------ */
 
 /* One daemon after the other has no session at all: lifetime peaks and refusals stay, and a reset sets only the
  * peaks since then. */
-START_TEST(statistics_stay_without_sessions)
+TEST(statistics_survive_without_sessions)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_open(k->rig, "red", NULL);
-        const char *reset[] = { program_bfcctl(), "--socket", k->rig->admin_socket, "reset-peaks", NULL };
         char *tenants, *partitions, *now;
         void *p, *more;
 
@@ -739,7 +631,7 @@ START_TEST(statistics_stay_without_sessions)
                 ck_assert_str_eq(now, partitions);
                 free(now);
         }
-        ck_assert_int_eq(program_run(reset, NULL, NULL), 0);
+        ck_assert_int_eq(ctl(k->rig->admin_socket, WORDS("reset-peaks"), NULL, NULL), 0);
         now = kept_tenants(k);
         ck_assert_str_eq(now, tenants);
         free(now);
@@ -747,19 +639,18 @@ START_TEST(statistics_stay_without_sessions)
         free(partitions);
         kept_stop(k);
 }
-END_TEST
 
 /* ---- what is not kept ------------------------------------------------------------------ */
 
-/* Stopped, the service manager forgets all: a client that comes back is told that all began anew. */
-START_TEST(stopped_and_started_all_begins_anew)
+/* A stopped service loses all fds: a client that resumes is told so. */
+LOOP_TEST(a_stopped_service_discards_all_blocks, KEEPS_MEMORY)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_open(k->rig, "red", NULL), *fresh;
         void *p, *more;
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &p));
-        put_pattern(client, p, 10 * MIB, 5);
+        block_fill(client, p, 10 * MIB, 5);
         k->rig->admin = raw_close(k->rig->admin);
         ck_assert_int_eq(stand_in_stop(k->manager), 0);
         ck_assert_int_eq(stand_in_wait_end(k->manager, BACK_MS), 0);
@@ -767,17 +658,16 @@ START_TEST(stopped_and_started_all_begins_anew)
         kept_back(k);
         ck_assert_int_eq(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &more), -ECONNRESET);
         ck_assert_msg(strstr(bfc_last_error(), "restarted without it"), "%s", bfc_last_error());
-        fresh = client_open(k->rig, "red", NULL); /* anew */
+        fresh = client_open(k->rig, "red", NULL);
         ck_assert_ok(bfc_malloc(fresh, MIB, &p));
         bfc_disconnect(fresh);
         bfc_disconnect(client);
         kept_stop(k);
 }
-END_TEST
 
 /* With cuda-ipc memory is the process's that made it: clients are told at once, and nothing is
  * left charged. */
-START_TEST(with_cuda_ipc_clients_are_told_at_once)
+LOOP_TEST(cuda_ipc_clients_are_told_immediately, KEEPS_MEMORY ? 0 : 2)
 {
         struct kept *k = kept_start(&two_tenants);
         bfc_client *client = client_open(k->rig, "red", NULL), *fresh;
@@ -787,7 +677,7 @@ START_TEST(with_cuda_ipc_clients_are_told_at_once)
         kept_away(k, signals[_i]);
         ck_assert_int_eq(bfc_malloc_flags(client, NULL, 10 * MIB, BFC_WHOLE, &more), -ECONNRESET);
         printf("# told: %s\n", bfc_last_error());
-        ck_assert_msg(!strstr(bfc_last_error(), "within"), "it has tried to come back");
+        ck_assert_msg(!strstr(bfc_last_error(), "within"), "it has tried to resume");
         kept_back(k);
         ck_assert_uint_eq(rig_charge(k->rig, "red", "train"), 0);
         ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS)); /* the quarantine's time */
@@ -797,33 +687,8 @@ START_TEST(with_cuda_ipc_clients_are_told_at_once)
         bfc_disconnect(client);
         kept_stop(k);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("restart");
-        TCase *t = tcase_create("restart");
-
-        tcase_set_timeout(t, TEST_TIMEOUT);
-        suite_add_tcase(s, t);
-        tcase_add_test(t, statistics_stay_without_sessions);
-        if (rig_device() == ON_CUDA_IPC) {
-                tcase_add_loop_test(t, with_cuda_ipc_clients_are_told_at_once, 0, 2);
-                return harness_main(s);
-        }
-        tcase_add_loop_test(t, everything_goes_on, 0, 4);
-        tcase_add_loop_test(t, without_a_thread_they_come_back_too, 0, 4);
-        tcase_add_loop_test(t, an_evicted_client_does_not_resume, 0, 3);
-        tcase_add_loop_test(t, a_stopped_client_returns_late, 0, 2);
-        tcase_add_loop_test(t, one_that_dies_meanwhile_is_freed, 0, 2);
-        tcase_add_loop_test(t, a_lost_reply_is_no_leak, 0, 2);
-        tcase_add_loop_test(t, frees_under_way_count_as_done, 0, 2);
-        tcase_add_loop_test(t, what_waits_waits_on, 0, 2);
-        tcase_add_loop_test(t, the_limit_is_another_one, 0, 2);
-        tcase_add_loop_test(t, the_config_is_wrong, 0, 2);
-        tcase_add_loop_test(t, the_tenant_is_gone, 0, 2);
-        tcase_add_loop_test(t, the_partition_is_gone, 0, 2);
-        tcase_add_test(t, who_gave_up_says_goodbye);
-        tcase_add_test(t, stopped_and_started_all_begins_anew);
-        return harness_main(s);
+        return harness_cases("restart");
 }

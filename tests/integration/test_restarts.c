@@ -1,5 +1,5 @@
 /* Thirty-two jobs at work, which write every block and check it before they free it, and
- * some who share blocks, while the daemon is restarted and killed at random moments, again
+ * some that share blocks, while the daemon is restarted and killed at random moments, again
  * and again. No job fails, no byte is another, and in the end nothing is charged and the
  * ledger is empty.
  *
@@ -9,17 +9,17 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "tests/integration/json.h"
 #include "tests/integration/kept.h"
 #include "tests/random.h"
+#include "tests/integration/tools.h"
 
 #define N_REPLAYS    2u /* with the cache and without */
 #define JOBS         "14"
@@ -31,12 +31,8 @@
 static const struct rig_config roomy = {
         .size = "768MiB",
         .partitions = "      - {name: train, limit: 512MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 384MiB}]\n"
-                   "  - name: blue\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 96MiB, reserve: 16MiB}]\n",
+        .tenants = TENANT("red", "@UID@", "train, limit: 384MiB")
+                TENANT("blue", "@UID@", "train, limit: 96MiB, reserve: 16MiB"),
 };
 
 static uint64_t number_from(const char *variable, uint64_t fallback)
@@ -96,14 +92,6 @@ static bool is_alive(const struct replay *r)
         return waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
 }
 
-static uint64_t number_of(json_t *json, const char *key)
-{
-        const json_t *value = json_object_get(json, key);
-
-        ck_assert_msg(json_is_integer(value), "\"%s\" is no number", key);
-        return (uint64_t)json_integer_value(value);
-}
-
 /* It is stopped, and has nothing else to complain of. How many operations there were. */
 static uint64_t replay_stop(struct replay *r)
 {
@@ -122,14 +110,14 @@ static uint64_t replay_stop(struct replay *r)
                               number_of(json, "corruptions") == 0 && number_of(json, "blocks_left") == 0,
                       "%s", err);
         ck_assert_msg(json_is_true(json_object_get(json, "stopped")), "it ended by itself: %s", err);
-        n = number_of(json, "operations");
+        n = (uint64_t)number_of(json, "operations");
         json_decref(json);
         free(said);
         free(err);
         return n;
 }
 
-/* ---- who share --------------------------------------------------------------------- */
+/* ---- sharing ----------------------------------------------------------------------- */
 
 struct sharers {
         char socket[96];
@@ -154,7 +142,7 @@ static void check_shared(bfc_client *client, const void *p, unsigned name)
         REQUIRE(pattern_holds(bytes, sizeof(bytes), name), "another content of name %u", name);
 }
 
-/* One that it has, or NULL: somebody published it first. */
+/* A block that it published, or NULL: another process published the name first. */
 static void *publish(bfc_client *client, unsigned name)
 {
         char text[16];
@@ -216,13 +204,13 @@ static void share(void *arg)
 
 /* ---- the test ------------------------------------------------------------------------ */
 
-struct figures {
+struct stats {
         uint64_t n_terms, n_kills, sum_ms, max_ms;
 };
 
 /* One more restart; some of the waits begin only once the next daemon is ready, and some do
  * not wait for that. */
-static void restart_once(struct kept *k, uint64_t *random, bool kills, struct figures *f)
+static void restart_once(struct kept *k, uint64_t *random, bool kills, struct stats *f)
 {
         unsigned pause_ms = (unsigned)(random_next(random) % MAX_PAUSE_MS);
         struct stand_in_state state = kept_state(k);
@@ -245,7 +233,7 @@ static void restart_once(struct kept *k, uint64_t *random, bool kills, struct fi
         usleep(pause_ms * 1000);
 }
 
-static void restart_many(struct kept *k, struct replay *replays, uint64_t seed, uint64_t n, struct figures *f)
+static void restart_many(struct kept *k, struct replay *replays, uint64_t seed, uint64_t n, struct stats *f)
 {
         k->rig->admin = raw_close(k->rig->admin);
         while (f->n_terms < n || f->n_kills < n) {
@@ -263,7 +251,7 @@ static void restart_many(struct kept *k, struct replay *replays, uint64_t seed, 
         rig_meet(k->rig);
 }
 
-static void look_well(struct kept *k, const struct sharers *s, const struct figures *f, uint64_t n_operations)
+static void look_well(struct kept *k, const struct sharers *s, const struct stats *f, uint64_t n_operations)
 {
         printf("# %llu restarts, %llu kills: ready after %.1f ms, at most %llu; %llu operations, "
                "%llu published, %llu attached\n",
@@ -279,12 +267,12 @@ static void look_well(struct kept *k, const struct sharers *s, const struct figu
         ck_assert(WAIT_FOR(rig_charge(k->rig, "red", "train") == 0, SETTLE_MS));
 }
 
-START_TEST(restarts_at_random)
+TEST(restarts_at_random)
 {
         uint64_t n = number_from("BFC_TEST_RESTARTS", 3), seed = number_from("BFC_TEST_SEED", 1);
         struct sharers *sharers = shared_memory(sizeof(*sharers));
         struct replay replays[N_REPLAYS];
-        struct figures f = { 0 };
+        struct stats f = { 0 };
         pid_t pids[N_SHARERS];
         uint64_t n_operations = 0;
         char trace[96];
@@ -311,14 +299,10 @@ START_TEST(restarts_at_random)
                 child_join(pids[i]);
         ck_assert(WAIT_FOR(rig_count(k->rig).n_sessions == 0, SETTLE_MS));
         look_well(k, sharers, &f, n_operations);
-        munmap(sharers, sizeof(*sharers));
         kept_stop(k);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { restarts_at_random, NULL };
-
-        return harness_main(harness_suite_of("restarts", tests, 1800));
+        return harness_cases_with("restarts", 1800, NULL);
 }

@@ -1,16 +1,15 @@
-/* Memory that a device cannot take back under those who have it mapped: real
- * clients let go of it by themselves, and others are held to it. On the host
- * device, where nobody is asked, the events socket itself is tested.
+/* Memory that a device cannot take back from processes that have it mapped: real
+ * clients unmap it by themselves, and others are made to. On the host device,
+ * which never asks, the events socket itself is tested.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/integration/raw.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -44,14 +43,6 @@ static struct scene *scene_new(const struct rig *rig)
         return s;
 }
 
-static void scene_free(struct scene *s)
-{
-        gate_free(&s->up);
-        gate_free(&s->go);
-        gate_free(&s->answer);
-        munmap(s, sizeof(*s));
-}
-
 /* Has had 16 MiB, uses nothing of it, and sleeps. */
 static void have_and_sleep(void *arg)
 {
@@ -62,11 +53,10 @@ static void have_and_sleep(void *arg)
         REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 16 * MIB, 1);
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "the test did not open the gate");
+        gate_meet(&s->up, &s->go);
         REQUIRE(bfc_malloc(client, 16 * MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, 16 * MIB, 2);
-        REQUIRE(pattern_holds(p, 16 * MIB, 2), "memory that came back");
+        REQUIRE(pattern_holds(p, 16 * MIB, 2), "reused memory");
         bfc_disconnect(client);
 }
 
@@ -102,8 +92,7 @@ static void be_busy(void *arg)
         Bfcd__Event *event;
         Bfcd__Block block;
 
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->answer, SETTLE_MS), "the test did not open the gate");
+        gate_meet(&s->up, &s->answer);
         while (raw->n_extents > 0) {
                 REQUIRE(raw_event(raw, SETTLE_MS, &event) == 0, "no event");
                 for (size_t i = 0; i < event->retire->n_extent_ids; i++)
@@ -119,11 +108,10 @@ static void be_busy(void *arg)
 
 static int blue_malloc(struct rig *rig, uint64_t n_bytes)
 {
-        struct raw *raw = raw_connect(rig->socket, "blue");
+        struct raw *raw = session_open(rig->socket, "blue");
         Bfcd__Block block;
         int r;
 
-        ck_assert_ptr_nonnull(raw);
         r = raw_malloc(raw, 0, n_bytes, &block);
         if (r == 0) /* what it was given is not mapped, so this is all */
                 ck_assert_int_eq(raw_goodbye(raw), 0);
@@ -133,40 +121,28 @@ static int blue_malloc(struct rig *rig, uint64_t n_bytes)
 
 /* ---- tests ------------------------------------------------------------------ */
 
-START_TEST(a_sleeping_client_lets_go)
+TEST(a_sleeping_client_unmaps)
 {
         if (!CHILDREN_HAVE_EVENTS)
                 return;
 
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig);
-        pid_t pid = child_start(have_and_sleep, s);
+        pid_t pid = child_start_until(&s->up, have_and_sleep, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 16 * MIB);
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 0);
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
-}
-END_TEST
-
-static bool is_logged(struct rig *rig, const char *line)
-{
-        char *log = rig_log(rig);
-        bool is = log && strstr(log, line);
-
-        free(log);
-        return is;
 }
 
 static void assert_logged(struct rig *rig, const char *line)
 {
         char *log, *first;
 
-        (void)WAIT_FOR(is_logged(rig, line), SETTLE_MS);
+        (void)WAIT_FOR(rig_logged(rig, line), SETTLE_MS);
         log = rig_log(rig);
         first = strstr(log, line);
         ck_assert_msg(first != NULL, "no \"%s\" in the log:\n%s", line, log);
@@ -174,22 +150,21 @@ static void assert_logged(struct rig *rig, const char *line)
         free(log);
 }
 
-/* It stays a session, whatever others want meanwhile. */
+/* Its session stays, also while other sessions request memory. */
 static void is_late(bool answers)
 {
         struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig);
-        pid_t pid = child_start(be_busy, s);
+        pid_t pid = child_start_until(&s->up, be_busy, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
         usleep(600000); /* more than timeouts.release */
         ck_assert_uint_eq(rig_count(rig).n_quarantined, 0);
         ck_assert_uint_eq(rig_count(rig).n_sessions, 1);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 16 * MIB);
         ck_assert_uint_eq(rig_count(rig).bytes_pending, 16 * MIB);
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
-        ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* others go on */
+        ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* other sessions are served */
         assert_logged(rig, "did not unmap memory within timeouts.release");
         if (answers)
                 gate_open(&s->answer);
@@ -200,44 +175,38 @@ static void is_late(bool answers)
         gate_open(&s->go);
         if (answers)
                 child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
 
-START_TEST(a_busy_client_is_late)
+LOOP_TEST(a_busy_client_is_late, rig_device() != ON_HOST)
 {
         is_late(true);
 }
-END_TEST
 
-START_TEST(a_deaf_client_is_late)
+LOOP_TEST(an_unresponsive_client_is_late, rig_device() != ON_HOST)
 {
         is_late(false);
 }
-END_TEST
 
-/* It could never let go: it is disconnected, and its memory comes back with its process. */
-START_TEST(a_client_without_events_is_disconnected)
+/* A client without events cannot unmap. It is disconnected, and its memory is released with its process. */
+LOOP_TEST(a_client_without_events_is_disconnected, rig_device() != ON_HOST)
 {
         struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig);
-        pid_t pid = child_start(take_no_events, s);
+        pid_t pid = child_start_until(&s->up, take_no_events, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM);
         ck_assert(gate_wait(&s->go, SETTLE_MS));
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 16 * MIB);
         ck_assert_uint_eq(rig_count(rig).bytes_pending, 16 * MIB);
-        assert_logged(rig, "has no events socket");
-        ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* others go on */
+        assert_logged(rig, "cannot unmap memory within timeouts.release");
+        ck_assert_int_eq(blue_malloc(rig, 4 * MIB), 0); /* other sessions are served */
         child_kill(pid);
         ck_assert(WAIT_FOR(rig_charge(rig, "red", "train") == 0, SETTLE_MS));
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), 0);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* Connects and leaves, all the time. */
 static void come_and_go(void *arg)
@@ -253,8 +222,8 @@ static void come_and_go(void *arg)
         }
 }
 
-/* Who wakes the daemon all the time does not keep it from seeing whose time is up. */
-START_TEST(strangers_do_not_stop_the_clock)
+/* Connections that wake the daemon all the time do not delay its time-outs. */
+LOOP_TEST(unauthenticated_connections_do_not_delay_a_retire, rig_device() != ON_HOST)
 {
         static const struct rig_config config = {
                 .top = "timeouts: {reclaim: 200ms, release: 60m}\n",
@@ -264,7 +233,7 @@ START_TEST(strangers_do_not_stop_the_clock)
                         "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 20MiB}]}\n",
         };
         struct rig *rig = rig_start(&config);
-        pid_t stranger = child_start(come_and_go, rig->socket);
+        pid_t unauthenticated = child_start(come_and_go, rig->socket);
         struct raw *raw = NULL;
         Bfcd__Block block;
 
@@ -274,12 +243,10 @@ START_TEST(strangers_do_not_stop_the_clock)
         ck_assert_int_eq(raw_malloc(raw, 0, 16 * MIB, &block), 0);
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
         ck_assert_int_eq(blue_malloc(rig, 20 * MIB), -ENOMEM); /* else no answer comes */
-        child_kill(stranger);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        child_kill(unauthenticated);
+        session_end(raw);
         rig_stop(rig);
 }
-END_TEST
 
 static void want(void *arg)
 {
@@ -295,7 +262,7 @@ static void want(void *arg)
 }
 
 /* By the book, without the library. */
-START_TEST(a_retire_by_hand)
+LOOP_TEST(a_retire_by_hand, rig_device() != ON_HOST)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig);
@@ -310,7 +277,7 @@ START_TEST(a_retire_by_hand)
         ck_assert_int_ge(raw->events_fd, 0);
         ck_assert_int_eq(raw_malloc(raw, 0, 16 * MIB, &block), 0);
         ck_assert_int_eq(raw_free(raw, block.block_id), 0);
-        ck_assert_int_eq(raw_event(raw, 100, &event), RAW_TIMEOUT); /* nobody wants anything */
+        ck_assert_int_eq(raw_event(raw, 100, &event), RAW_TIMEOUT); /* no event is due */
         gate_open(&s->go);
         while (raw->n_extents > 0) {
                 ck_assert_int_eq(raw_event(raw, SETTLE_MS, &event), 0);
@@ -322,12 +289,9 @@ START_TEST(a_retire_by_hand)
         }
         child_join(pid);
         ck_assert_int_eq(raw_malloc(raw, 0, 2 * MIB, &block), 0);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
-        scene_free(s);
+        session_end(raw);
         rig_stop(rig);
 }
-END_TEST
 
 static const struct {
         const char *bytes;
@@ -335,13 +299,13 @@ static const struct {
 } lies[] = {
         { "\4\0\0\0\022\2\010\1", 8 }, /* Retired {1}, which was never sent */
         { "\2\0\0\0\022\0", 6 },       /* Retired {0} */
-        { "\2\0\0\0\170\1", 6 },       /* a body that nobody knows */
+        { "\2\0\0\0\170\1", 6 },       /* an unknown body */
         { "\2\0\0\0\377\377", 6 },     /* no message */
         { "\0\0\0\0", 4 },             /* an empty frame */
         { "\377\377\377\377", 4 },     /* an endless one */
 };
 
-START_TEST(lies_on_the_events_socket)
+TEST(invalid_answers_to_events_disconnect)
 {
         struct rig *rig = rig_start(&two_tenants);
 
@@ -377,21 +341,12 @@ START_TEST(lies_on_the_events_socket)
                 ck_assert_msg(raw_wait_hang_up(raw, SETTLE_MS) == 0, "number %zu was believed", i);
                 raw_close(raw);
         }
-        /* This process lives on: nobody else gets what it was given before. */
+        /* This process lives on: no other session receives its extents. */
         rig_terminate(rig);
         rig_discard(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const on_gpus[] = {
-                a_sleeping_client_lets_go,       a_busy_client_is_late,
-                a_deaf_client_is_late,           a_client_without_events_is_disconnected,
-                strangers_do_not_stop_the_clock, a_retire_by_hand,
-                lies_on_the_events_socket,       NULL,
-        };
-        const TTest *const on_host[] = { a_sleeping_client_lets_go, lies_on_the_events_socket, NULL };
-
-        return harness_main(harness_suite("retire", rig_device() == ON_HOST ? on_host : on_gpus));
+        return harness_cases("retire");
 }

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/integration/lingering.h"
 
 #define LINGER_S   3600
@@ -52,25 +52,6 @@ static bool has_loopback(void)
         return r == 0;
 }
 
-static bool is_stopped(pid_t pid)
-{
-        char path[64], *text, *name_end;
-        bool is;
-
-        snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-        text = file_text(path);
-        name_end = text ? strrchr(text, ')') : NULL;
-        is = name_end && strncmp(name_end, ") T", 3) == 0;
-        free(text);
-        return is;
-}
-
-static void pause_daemon(const struct rig *rig)
-{
-        kill(rig->pid, SIGSTOP);
-        ck_assert(WAIT_FOR(is_stopped(rig->pid), TIMEOUT_MS));
-}
-
 /* true: it was sent, and no other copy is left. The daemon is paused: if it closed its copy before
  * we close ours, we would linger. */
 static bool send_lingering(struct sender *s, int socket, const char *bytes, size_t n_bytes, int flags)
@@ -88,31 +69,6 @@ static bool send_lingering(struct sender *s, int socket, const char *bytes, size
         return true;
 }
 
-static bool has_logged(const struct rig *rig, const char *words)
-{
-        char *log = rig_log(rig);
-        bool has = log && strstr(log, words);
-
-        free(log);
-        return has;
-}
-
-static unsigned n_fds_of(pid_t pid)
-{
-        char path[64];
-        struct dirent *entry;
-        unsigned n = 0;
-        DIR *dir;
-
-        snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-        dir = opendir(path);
-        ck_assert_ptr_nonnull(dir);
-        while ((entry = readdir(dir)))
-                n += entry->d_name[0] != '.';
-        closedir(dir);
-        return n;
-}
-
 static void assert_serves(const struct rig *rig)
 {
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -125,7 +81,7 @@ static void assert_serves(const struct rig *rig)
 
 static void assert_closed(const struct rig *rig)
 {
-        ck_assert(WAIT_FOR(n_fds_of(rig->pid) == rig->n_fds, TIMEOUT_MS));
+        ck_assert(WAIT_FOR(process_count_fds(rig->pid) == rig->n_fds, TIMEOUT_MS));
 }
 
 enum way {
@@ -165,7 +121,7 @@ static bool send_by(enum way way, struct sender *s)
         }
 }
 
-START_TEST(others_are_served)
+LOOP_TEST(sent_fds_delay_no_other_client, N_WAYS)
 {
         enum way way = (enum way)_i;
         struct rig *rig = rig_start(&plain);
@@ -179,7 +135,7 @@ START_TEST(others_are_served)
                 s->raw->wants_events = true;
                 if (way == AFTER_THE_HELLO || way == ON_THE_EVENTS_SOCKET || way == AND_GONE)
                         ck_assert_int_eq(raw_hello(s->raw, NULL, NULL), 0);
-                pause_daemon(rig);
+                child_stop(rig->pid);
                 is_sent = send_by(way, s);
                 kill(rig->pid, SIGCONT);
                 if (way == AND_GONE)
@@ -188,7 +144,7 @@ START_TEST(others_are_served)
                 if (is_sent && s->raw)
                         ck_assert_int_eq(raw_wait_hang_up(s->raw, TIMEOUT_MS), 0);
                 if (is_sent && way != BEHIND_A_VIOLATION && way != AND_GONE)
-                        ck_assert(WAIT_FOR(has_logged(rig, "disconnected: the client sent file descriptors"),
+                        ck_assert(WAIT_FOR(rig_logged(rig, "disconnected: the client sent file descriptors"),
                                            TIMEOUT_MS));
         }
         for (size_t i = 0; i < 3; i++)
@@ -198,7 +154,6 @@ START_TEST(others_are_served)
                 lingering_free(&senders[i].sent);
         rig_stop(rig);
 }
-END_TEST
 
 /* More than the daemon has threads. */
 static void send_many(const struct rig *rig, struct sender *senders)
@@ -210,13 +165,13 @@ static void send_many(const struct rig *rig, struct sender *senders)
         }
 }
 
-START_TEST(a_crowd_is_closed)
+TEST(many_senders_of_fds_are_disconnected)
 {
         static struct sender senders[N_MANY];
         struct rig *rig = rig_start(&plain);
 
         if (has_loopback()) {
-                pause_daemon(rig);
+                child_stop(rig->pid);
                 send_many(rig, senders);
                 kill(rig->pid, SIGCONT);
                 assert_serves(rig);
@@ -226,17 +181,16 @@ START_TEST(a_crowd_is_closed)
         }
         rig_stop(rig);
 }
-END_TEST
 
 /* SIGTERM while closes are under way, and while the queue of its listening socket has more. */
-START_TEST(the_daemon_ends)
+LOOP_TEST(sigterm_while_fds_are_closed, 2)
 {
         static struct sender senders[N_MANY];
         struct rig *rig = rig_start(&plain);
         bool can = has_loopback();
 
         rig->admin = raw_close(rig->admin);
-        pause_daemon(rig);
+        child_stop(rig->pid);
         if (can)
                 send_many(rig, senders);
         if (_i == 1)
@@ -247,17 +201,8 @@ START_TEST(the_daemon_ends)
                 lingering_free(&senders[i].sent);
         rig_discard(rig);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("sent-fds");
-        TCase *t = tcase_create("sent-fds");
-
-        tcase_set_timeout(t, 2 * TEST_TIMEOUT);
-        tcase_add_loop_test(t, others_are_served, 0, N_WAYS);
-        tcase_add_test(t, a_crowd_is_closed);
-        tcase_add_loop_test(t, the_daemon_ends, 0, 2);
-        suite_add_tcase(s, t);
-        return harness_main(s);
+        return harness_cases_with("sent-fds", 2 * TEST_TIMEOUT, NULL);
 }

@@ -7,13 +7,12 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/integration/lingering.h"
 
 #define MAX_FDS   4u
@@ -26,7 +25,7 @@ static const struct rig_config config = { .top = NULL };
 /* The service manager's side. */
 struct manager {
         struct rig *rig;
-        int notify_fd;        /* -1: it listens to nobody */
+        int notify_fd;        /* -1: it does not listen */
         char notify[108];     /* NOTIFY_SOCKET */
         unsigned watchdog_ms; /* 0: none */
         int fds[MAX_FDS];     /* to hand over */
@@ -57,12 +56,8 @@ static void manager_listen(struct manager *m, bool is_abstract)
 
 static void manager_init(struct manager *m)
 {
-        char *text;
-
         *m = (struct manager){ .rig = rig_folder(), .notify_fd = -1, .fdnames = "client:admin" };
-        text = rig_config_text(m->rig, &config);
-        rig_write_config(m->rig, text);
-        free(text);
+        rig_rewrite_config(m->rig, &config);
 }
 
 static int listen_at(const char *path, mode_t mode)
@@ -94,22 +89,12 @@ static void place_fds(const struct manager *m)
         setenv("LISTEN_PID", number, 1);
 }
 
-static void manager_start(struct manager *m)
+/* In the daemon's process: what the service manager tells it. */
+static void prepare(void *arg)
 {
-        struct rig *rig = m->rig;
+        const struct manager *m = arg;
         char number[32];
-        int log;
 
-        fflush(NULL);
-        rig->pid = fork();
-        ck_assert_int_ge(rig->pid, 0);
-        if (rig->pid > 0)
-                return;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        log = open(rig->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-        dup2(log, STDERR_FILENO);
-        dup2(log, STDOUT_FILENO);
-        unsetenv("JOURNAL_STREAM");
         if (m->notify_fd >= 0)
                 setenv("NOTIFY_SOCKET", m->notify, 1);
         snprintf(number, sizeof(number), "%u000", m->watchdog_ms);
@@ -117,11 +102,14 @@ static void manager_start(struct manager *m)
                 setenv("WATCHDOG_USEC", number, 1);
         if (m->n_fds > 0)
                 place_fds(m);
-        execl(program_bfcd(), "bfcd", "--config", rig->config_path, (char *)NULL);
-        _exit(127);
 }
 
-static bool hear(struct manager *m, const char *part)
+static void manager_start(struct manager *m)
+{
+        m->rig->pid = rig_spawn_daemon_with(m->rig, prepare, m);
+}
+
+static bool receives(struct manager *m, const char *part)
 {
         ssize_t n = recv(m->notify_fd, m->last, sizeof(m->last) - 1, 0);
 
@@ -130,9 +118,9 @@ static bool hear(struct manager *m, const char *part)
 }
 
 /* Reads until a datagram has this in it. */
-static bool awaits(struct manager *m, const char *part)
+static bool waits_for(struct manager *m, const char *part)
 {
-        return WAIT_FOR(hear(m, part), SETTLE_MS);
+        return WAIT_FOR(receives(m, part), SETTLE_MS);
 }
 
 static unsigned drain(struct manager *m)
@@ -164,18 +152,9 @@ static void manager_end(struct manager *m)
         rig_discard(m->rig);
 }
 
-static bool log_has(struct manager *m, const char *part)
-{
-        char *log = rig_log(m->rig);
-        bool has = log && strstr(log, part);
-
-        free(log);
-        return has;
-}
-
 /* ---- what it is told ------------------------------------------------------ */
 
-START_TEST(it_is_told_how_the_daemon_fares)
+LOOP_TEST(the_manager_receives_state_and_status, 2)
 {
         struct manager m;
         bfc_client *client;
@@ -185,28 +164,27 @@ START_TEST(it_is_told_how_the_daemon_fares)
         manager_listen(&m, _i == 1); /* a path; an abstract name */
         m.watchdog_ms = 60;
         manager_start(&m);
-        ck_assert(awaits(&m, "READY=1\n"));
+        ck_assert(waits_for(&m, "READY=1\n"));
         ck_assert_msg(strstr(m.last, "STATUS=0 sessions, 0 B in use, 0 B reserved"), "%s", m.last);
         ck_assert_ptr_nonnull(strstr(m.last, "WATCHDOG=1\n"));
         client = client_open(m.rig, NULL, NULL); /* ready is ready */
         ck_assert_ok(bfc_malloc_flags(client, "train", 10 * MIB, BFC_WHOLE, &block));
-        ck_assert(awaits(&m, "STATUS=1 session, 10.0 MiB in use, 10.0 MiB reserved"));
+        ck_assert(waits_for(&m, "STATUS=1 session, 10.0 MiB in use, 10.0 MiB reserved"));
         ck_assert_ptr_null(strstr(m.last, "READY")); /* once */
         drain(&m);
-        ck_assert(awaits(&m, "WATCHDOG=1"));
+        ck_assert(waits_for(&m, "WATCHDOG=1"));
         ck_assert_str_eq(m.last, "WATCHDOG=1\n"); /* no news */
         ck_assert_ok(bfc_free(client, block));
         bfc_disconnect(client);
-        ck_assert(awaits(&m, "STATUS=0 sessions, 0 B in use"));
+        ck_assert(waits_for(&m, "STATUS=0 sessions, 0 B in use"));
         manager_stop(&m);
-        ck_assert(awaits(&m, "STOPPING=1\n"));
+        ck_assert(waits_for(&m, "STOPPING=1\n"));
         ck_assert_ptr_nonnull(strstr(m.last, "WATCHDOG_USEC=0\n"));
         manager_end(&m);
 }
-END_TEST
 
-/* What is owed is said as soon as the manager listens, and nobody waits for it. */
-START_TEST(a_manager_that_does_not_listen_stops_nobody)
+/* Messages are sent as soon as the manager listens, and the daemon does not wait for that. */
+TEST(an_unresponsive_manager_blocks_nothing)
 {
         struct manager m;
         int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -222,18 +200,17 @@ START_TEST(a_manager_that_does_not_listen_stops_nobody)
         manager_start(&m);
         ck_assert(WAIT_FOR(rig_answers(m.rig), SETTLE_MS));
         for (unsigned i = 0; i < 20; i++) {
-                usleep(2000); /* beats come and go */
+                usleep(2000); /* some watchdog messages are dropped */
                 ck_assert(rig_answers(m.rig));
         }
-        ck_assert(awaits(&m, "READY=1\n"));
+        ck_assert(waits_for(&m, "READY=1\n"));
         manager_stop(&m);
         close(fd);
         manager_end(&m);
 }
-END_TEST
 
 /* A stopped process stands for a loop that hangs. */
-START_TEST(a_loop_that_hangs_is_noticed)
+TEST(a_hanging_loop_misses_the_watchdog)
 {
         struct manager m;
 
@@ -241,20 +218,19 @@ START_TEST(a_loop_that_hangs_is_noticed)
         manager_listen(&m, false);
         m.watchdog_ms = 30;
         manager_start(&m);
-        ck_assert(awaits(&m, "READY=1\n"));
-        ck_assert(awaits(&m, "WATCHDOG=1\n"));
-        kill(m.rig->pid, SIGSTOP);
+        ck_assert(waits_for(&m, "READY=1\n"));
+        ck_assert(waits_for(&m, "WATCHDOG=1\n"));
+        child_stop(m.rig->pid);
         ck_assert(WAIT_FOR((usleep(100000), drain(&m) == 0), SETTLE_MS));
         usleep(200000);
         ck_assert_uint_eq(drain(&m), 0);
         kill(m.rig->pid, SIGCONT);
-        ck_assert(awaits(&m, "WATCHDOG=1\n"));
+        ck_assert(waits_for(&m, "WATCHDOG=1\n"));
         manager_stop(&m);
         manager_end(&m);
 }
-END_TEST
 
-START_TEST(a_log_that_is_not_read_stops_nothing)
+TEST(an_unread_log_blocks_nothing)
 {
         char rest[65536];
         struct manager m;
@@ -268,7 +244,7 @@ START_TEST(a_log_that_is_not_read_stops_nothing)
         log = open(m.rig->log_path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
         ck_assert_int_ge(log, 0);
         manager_start(&m);
-        ck_assert(awaits(&m, "READY=1\n"));
+        ck_assert(waits_for(&m, "READY=1\n"));
         while (write(log, rest, sizeof(rest)) > 0)
                 ;
         while (write(log, rest, 1) > 0)
@@ -276,7 +252,7 @@ START_TEST(a_log_that_is_not_read_stops_nothing)
         kill(m.rig->pid, SIGHUP); /* which is logged */
         for (int i = 0; i < 10; i++) {
                 drain(&m);
-                ck_assert(awaits(&m, "WATCHDOG=1\n"));
+                ck_assert(waits_for(&m, "WATCHDOG=1\n"));
         }
         ck_assert(rig_answers(m.rig));
         kill(m.rig->pid, SIGKILL);
@@ -284,9 +260,8 @@ START_TEST(a_log_that_is_not_read_stops_nothing)
         close(log);
         manager_end(&m);
 }
-END_TEST
 
-/* ---- what it hands over --------------------------------------------------- */
+/* ---- sockets that are passed to it --------------------------------------------------- */
 
 static void hand_over(struct manager *m)
 {
@@ -302,40 +277,6 @@ static mode_t mode_of(const char *path)
         return stat(path, &st) == 0 ? st.st_mode & 07777 : 0;
 }
 
-/* Who knocks while no daemon runs waits, and is let in by the next one. */
-START_TEST(sockets_outlive_the_daemon)
-{
-        struct manager m;
-        bfc_client *client;
-
-        manager_init(&m);
-        hand_over(&m);
-        for (unsigned round = 0; round < 3; round++) {
-                struct sockaddr_un address = { .sun_family = AF_UNIX };
-                int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-                char byte;
-
-                strcpy(address.sun_path, m.rig->socket);
-                ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-                ck_assert_int_eq(send(fd, "\0\0\0\1", 4, 0), 4); /* no hello: it is let in, and then out */
-                ck_assert_int_eq(send(fd, "\377", 1, 0), 1);
-                manager_start(&m);
-                ck_assert_int_le(recv(fd, &byte, 1, 0), 1);
-                close(fd);
-                ck_assert(WAIT_FOR(rig_answers(m.rig), SETTLE_MS));
-                client = client_open(m.rig, NULL, NULL);
-                bfc_disconnect(client);
-                /* Who may come in is what the config says. */
-                ck_assert_uint_eq(mode_of(m.rig->socket), 0666);
-                ck_assert_uint_eq(mode_of(m.rig->admin_socket), 0600);
-                manager_stop(&m);
-                ck_assert_int_eq(access(m.rig->socket, F_OK), 0);
-                ck_assert_int_eq(access(m.rig->admin_socket, F_OK), 0);
-        }
-        manager_end(&m);
-}
-END_TEST
-
 static int connect_to(const char *path)
 {
         struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -346,9 +287,40 @@ static int connect_to(const char *path)
         return fd;
 }
 
+/* A connection waits while no daemon runs, and is accepted by the next one. */
+TEST(sockets_outlive_the_daemon)
+{
+        struct manager m;
+        bfc_client *client;
+
+        manager_init(&m);
+        hand_over(&m);
+        for (unsigned round = 0; round < 3; round++) {
+                int fd = connect_to(m.rig->socket);
+                char byte;
+
+                ck_assert_int_eq(send(fd, "\0\0\0\1", 4, 0),
+                                 4); /* no hello: it is accepted, and then disconnected */
+                ck_assert_int_eq(send(fd, "\377", 1, 0), 1);
+                manager_start(&m);
+                ck_assert_int_le(recv(fd, &byte, 1, 0), 1);
+                close(fd);
+                ck_assert(WAIT_FOR(rig_answers(m.rig), SETTLE_MS));
+                client = client_open(m.rig, NULL, NULL);
+                bfc_disconnect(client);
+                /* The config says which users may connect. */
+                ck_assert_uint_eq(mode_of(m.rig->socket), 0666);
+                ck_assert_uint_eq(mode_of(m.rig->admin_socket), 0600);
+                manager_stop(&m);
+                ck_assert_int_eq(access(m.rig->socket, F_OK), 0);
+                ck_assert_int_eq(access(m.rig->admin_socket, F_OK), 0);
+        }
+        manager_end(&m);
+}
+
 /* They wait in the socket since before any daemon could have the kernel refuse them, and outlive
  * each daemon that hangs: none does. */
-START_TEST(fds_in_the_queue_stop_no_daemon)
+TEST(fds_in_the_backlog_block_no_start)
 {
         struct lingering sent[N_SENDERS];
         int fds[N_SENDERS], r = 0;
@@ -374,7 +346,7 @@ START_TEST(fds_in_the_queue_stop_no_daemon)
                 ck_assert(WAIT_FOR(rig_answers(m.rig), QUEUE_MS));
                 bfc_disconnect(client_open(m.rig, NULL, NULL));
                 if (round == 0)
-                        ck_assert(WAIT_FOR(log_has(&m, "the client sent file descriptors"), QUEUE_MS));
+                        ck_assert(WAIT_FOR(rig_logged(m.rig, "the client sent file descriptors"), QUEUE_MS));
                 manager_stop(&m);
         }
         for (unsigned i = 0; i < N_SENDERS; i++) {
@@ -384,35 +356,29 @@ START_TEST(fds_in_the_queue_stop_no_daemon)
         }
         manager_end(&m);
 }
-END_TEST
 
 /* By name, not by place; the one that is missing is made, and what is unknown is said. */
-START_TEST(sockets_are_told_apart_by_name)
+TEST(sockets_are_identified_by_name)
 {
         struct manager m;
-        char *err = NULL;
-        const char *status[] = { program_bfcctl(), "--socket", NULL, "status", NULL };
 
         manager_init(&m);
         m.fds[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
         m.fds[1] = listen_at(m.rig->admin_socket, 0600);
         m.n_fds = 2;
-        m.fdnames = "stranger:admin";
+        m.fdnames = "unknown:admin";
         manager_start(&m);
         ck_assert(WAIT_FOR(rig_answers(m.rig), SETTLE_MS));
-        ck_assert(log_has(&m, "'stranger'"));
-        status[2] = m.rig->admin_socket;
-        ck_assert_int_eq(program_run(status, NULL, &err), 0);
-        free(err);
+        ck_assert(rig_logged(m.rig, "'unknown'"));
+        ctl_says(m.rig, WORDS("status"), "");
         bfc_disconnect(client_open(m.rig, NULL, NULL));
         manager_stop(&m);
         ck_assert_int_lt(access(m.rig->socket, F_OK), 0); /* its own */
         ck_assert_int_eq(access(m.rig->admin_socket, F_OK), 0);
         manager_end(&m);
 }
-END_TEST
 
-START_TEST(what_is_for_another_process_is_left_alone)
+TEST(sockets_for_another_process_are_ignored)
 {
         struct manager m;
 
@@ -426,10 +392,9 @@ START_TEST(what_is_for_another_process_is_left_alone)
         manager_stop(&m);
         manager_end(&m);
 }
-END_TEST
 
-/* A wrong socket is an error, not a daemon that nobody finds. */
-START_TEST(a_wrong_socket_is_refused)
+/* A wrong socket is an error, not a daemon that clients cannot find. */
+LOOP_TEST(a_wrong_socket_is_refused, 4)
 {
         struct manager m;
         char other[128];
@@ -457,26 +422,11 @@ START_TEST(a_wrong_socket_is_refused)
         manager_start(&m);
         ck_assert_int_eq(waitpid(m.rig->pid, &status, 0), m.rig->pid);
         ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-        ck_assert(log_has(&m, "ListenStream= of the socket unit"));
+        ck_assert(rig_logged(m.rig, "ListenStream= of the socket unit"));
         manager_end(&m);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("service");
-        TCase *t = tcase_create("service");
-
-        tcase_set_timeout(t, TEST_TIMEOUT);
-        tcase_add_loop_test(t, it_is_told_how_the_daemon_fares, 0, 2);
-        tcase_add_test(t, a_manager_that_does_not_listen_stops_nobody);
-        tcase_add_test(t, a_loop_that_hangs_is_noticed);
-        tcase_add_test(t, a_log_that_is_not_read_stops_nothing);
-        tcase_add_test(t, sockets_outlive_the_daemon);
-        tcase_add_test(t, fds_in_the_queue_stop_no_daemon);
-        tcase_add_test(t, sockets_are_told_apart_by_name);
-        tcase_add_test(t, what_is_for_another_process_is_left_alone);
-        tcase_add_loop_test(t, a_wrong_socket_is_refused, 0, 4);
-        suite_add_tcase(s, t);
-        return harness_main(s);
+        return harness_cases("service");
 }

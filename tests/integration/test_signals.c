@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define LONG_MS 600000u
 
@@ -73,25 +73,7 @@ static int waiter_interrupt(struct waiter *w)
         return waiter_join(w);
 }
 
-/* Requests that wait at the daemon. */
-static uint64_t n_waiting(struct rig *rig)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
-        Bfcd__Reply *reply;
-        uint64_t n = 0;
-
-        request.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        request.explain = &explain;
-        ck_assert_int_eq(raw_call(rig->admin, &request, &reply), 0);
-        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_EXPLAIN);
-        for (size_t i = 0; i < reply->explain->n_rows; i++)
-                n += reply->explain->rows[i]->num_waiting;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return n;
-}
-
-START_TEST(a_signal_ends_a_wait_for_a_name)
+TEST(a_signal_ends_a_wait_for_a_name)
 {
         struct rig *rig = rig_start(&plain);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -111,9 +93,8 @@ START_TEST(a_signal_ends_a_wait_for_a_name)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
-START_TEST(a_signal_ends_a_wait_for_room)
+TEST(a_signal_ends_a_wait_for_room)
 {
         struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
@@ -123,11 +104,11 @@ START_TEST(a_signal_ends_a_wait_for_room)
         handle_signals();
         ck_assert_ok(bfc_malloc_flags(holder, NULL, 48 * MIB, BFC_WHOLE, &p));
         waiter_start(&w, client, NULL);
-        ck_assert(WAIT_FOR(n_waiting(rig) == 1, 60000));
+        ck_assert(WAIT_FOR(rig_n_waiting(rig, NULL) == 1, 60000));
         waiter_start(&behind, holder, NULL);
-        ck_assert(WAIT_FOR(n_waiting(rig) == 2, 60000));
+        ck_assert(WAIT_FOR(rig_n_waiting(rig, NULL) == 2, 60000));
         ck_assert_int_eq(waiter_interrupt(&w), -EINTR);
-        ck_assert(WAIT_FOR(n_waiting(rig) == 1, 60000));
+        ck_assert(WAIT_FOR(rig_n_waiting(rig, NULL) == 1, 60000));
         ck_assert_ok(bfc_free(holder, p)); /* the next one has its place */
         ck_assert_int_eq(waiter_join(&behind), 0);
         ck_assert_ok(bfc_free(holder, behind.ptr));
@@ -135,10 +116,9 @@ START_TEST(a_signal_ends_a_wait_for_room)
         bfc_disconnect(holder);
         rig_stop(rig);
 }
-END_TEST
 
 /* The thread that reads is interrupted, and one that only waits. The others are not. */
-START_TEST(threads_are_interrupted_one_by_one)
+TEST(threads_are_interrupted_one_by_one)
 {
         struct rig *rig = rig_start(&plain);
         bfc_client *client = client_open(rig, NULL, NULL);
@@ -162,7 +142,6 @@ START_TEST(threads_are_interrupted_one_by_one)
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 static void *storm(void *arg)
 {
@@ -193,7 +172,7 @@ static void *wait_again_and_again(void *arg)
 }
 
 /* What is granted at the moment of a signal is freed. */
-START_TEST(a_grant_that_crosses_a_signal_is_freed)
+TEST(a_grant_that_crosses_a_signal_is_freed)
 {
         struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
@@ -215,15 +194,14 @@ START_TEST(a_grant_that_crosses_a_signal_is_freed)
         ck_assert_ok(bfc_trim(holder, SIZE_MAX));
         ck_assert_ok(bfc_trim(client, SIZE_MAX));
         ck_assert_uint_eq(client_usage(client, NULL).bytes_in_use, 0);
-        ck_assert_uint_eq(n_waiting(rig), 0);
+        ck_assert_uint_eq(rig_n_waiting(rig, NULL), 0);
         bfc_disconnect(client);
         bfc_disconnect(holder);
         rig_stop(rig);
 }
-END_TEST
 
 /* It may be readable before the wait begins. */
-START_TEST(cancel_fd_ends_a_wait)
+TEST(cancel_fd_ends_a_wait)
 {
         struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL), *client = client_open(rig, NULL, NULL);
@@ -237,32 +215,18 @@ START_TEST(cancel_fd_ends_a_wait)
         ck_assert_int_eq(bfc_malloc_with(client, 32 * MIB, &how, &q), -EINTR);
         attach.cancel_fd = fd;
         ck_assert_int_eq(bfc_attach_with(client, "weights", &attach, &q, NULL), -EINTR);
-        ck_assert_uint_eq(n_waiting(rig), 0);
+        ck_assert_uint_eq(rig_n_waiting(rig, NULL), 0);
         ck_assert_ok(bfc_free(holder, p));
         close(fd);
         how.cancel_fd = attach.cancel_fd = -1;
         ck_assert_int_eq(bfc_malloc_with(client, 32 * MIB, &how, &q), -EINVAL);
         ck_assert_int_eq(bfc_attach_with(client, "weights", &attach, &q, NULL), -EINVAL);
-        attach = (struct bfc_attach_options){ .struct_size = sizeof(attach) - 1 };
+        attach = (struct bfc_attach_options){ .struct_size = offsetof(struct bfc_attach_options, flags) - 1 };
         ck_assert_int_eq(bfc_attach_with(client, "weights", &attach, &q, NULL), -EINVAL);
         ck_assert_int_eq(bfc_attach_with(client, "weights", NULL, &q, NULL), -ENOENT);
         bfc_disconnect(client);
         bfc_disconnect(holder);
         rig_stop(rig);
-}
-END_TEST
-
-static uint64_t send_malloc(struct raw *raw, uint64_t n_bytes)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Malloc body = BFCD__MALLOC__INIT;
-
-        body.n_bytes = n_bytes;
-        body.wait_ms = LONG_MS;
-        request.body_case = BFCD__REQUEST__BODY_MALLOC;
-        request.malloc = &body;
-        ck_assert_int_eq(raw_send(raw, &request), 0);
-        return request.id;
 }
 
 static void send_cancel(struct raw *raw, uint64_t id)
@@ -277,20 +241,19 @@ static void send_cancel(struct raw *raw, uint64_t id)
 }
 
 /* Though as many wait as may, and nothing else is read. A Cancel of what there is not does nothing. */
-START_TEST(a_wait_among_many_is_withdrawn)
+TEST(a_wait_among_many_is_withdrawn)
 {
         struct rig *rig = rig_start(&plain);
         bfc_client *holder = client_open(rig, NULL, NULL);
-        struct raw *raw = raw_connect(rig->socket, NULL);
+        struct raw *raw = session_open(rig->socket, NULL);
         uint64_t ids[64];
         Bfcd__Reply *reply;
         void *p;
 
-        ck_assert_ptr_nonnull(raw);
         ck_assert_ok(bfc_malloc_flags(holder, NULL, 48 * MIB, BFC_WHOLE, &p));
         for (unsigned i = 0; i < 64; i++)
-                ids[i] = send_malloc(raw, 32 * MIB);
-        ck_assert(WAIT_FOR(n_waiting(rig) == 64, 60000));
+                ids[i] = session_send_malloc(raw, 32 * MIB, LONG_MS);
+        ck_assert(WAIT_FOR(rig_n_waiting(rig, NULL) == 64, 60000));
         send_cancel(raw, 0);
         send_cancel(raw, 12345);
         for (unsigned i = 64; i-- > 0;) {
@@ -301,13 +264,11 @@ START_TEST(a_wait_among_many_is_withdrawn)
                 ck_assert_uint_eq(reply->refusal->error, ECANCELED);
                 bfcd__reply__free_unpacked(reply, NULL);
         }
-        ck_assert_uint_eq(n_waiting(rig), 0);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        ck_assert_uint_eq(rig_n_waiting(rig, NULL), 0);
+        session_end(raw);
         bfc_disconnect(holder);
         rig_stop(rig);
 }
-END_TEST
 
 /* A real SIGINT, and Python's own handler. */
 static const char python_program[] =
@@ -331,7 +292,7 @@ static const char python_program[] =
         "lib.bfc_disconnect(client)\n"
         "print('interrupted')\n";
 
-START_TEST(ctrl_c_in_python)
+TEST(ctrl_c_in_python)
 {
         static const char *const program[] = { "/usr/bin/python3", "-c", python_program, NULL };
         struct rig *rig = rig_start(&plain);
@@ -352,20 +313,8 @@ START_TEST(ctrl_c_in_python)
         free(err);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                a_signal_ends_a_wait_for_a_name,
-                a_signal_ends_a_wait_for_room,
-                threads_are_interrupted_one_by_one,
-                a_grant_that_crosses_a_signal_is_freed,
-                cancel_fd_ends_a_wait,
-                a_wait_among_many_is_withdrawn,
-                ctrl_c_in_python,
-                NULL,
-        };
-
-        return harness_main(harness_suite("signals", tests));
+        return harness_cases("signals");
 }

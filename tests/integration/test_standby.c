@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "tests/integration/kept.h"
+#include "tests/integration/tools.h"
 
 #define READY_BYTES (64 * MIB)
 #define JOB_BYTES   (48 * MIB)
@@ -57,26 +58,6 @@ static void stop(struct kept *k)
         kept_stop(k);
 }
 
-static char *ctl(struct rig *rig, const char *command, const char *argument, const char *option)
-{
-        const char *argv[] = { program_bfcctl(), "--socket", rig->admin_socket, command, argument,
-                               option,           NULL };
-        char *out = NULL, *err = NULL;
-        int status = program_run(argv, &out, &err);
-
-        ck_assert_msg(status == 0, "bfcctl %s: %d: %s", command, status, err);
-        free(err);
-        return out;
-}
-
-static void write_config(struct rig *rig, const struct rig_config *config)
-{
-        char *text = rig_config_text(rig, config);
-
-        rig_write_config(rig, text);
-        free(text);
-}
-
 /* Inodes of what the daemon has open, by its fds; 0: none. */
 static void look_at_fds(struct rig *rig, ino_t ret[static MAX_FDS])
 {
@@ -118,11 +99,10 @@ static void write_all(const struct raw *raw)
 /* A job of the tenant begins, is given what was ready, and ends. */
 static void run(struct rig *rig, const char *tenant)
 {
-        struct raw *raw = raw_connect(rig->socket, tenant);
+        struct raw *raw = session_open(rig->socket, tenant);
         ino_t inodes[MAX_FDS];
         Bfcd__Block block;
 
-        ck_assert_ptr_nonnull(raw);
         look_at_fds(rig, inodes);
         ck_assert_msg(raw_malloc(raw, 0, JOB_BYTES, &block) == 0, "%s", raw_refusal());
         ck_assert_uint_eq(raw->n_extents, JOB_BYTES / (2 * MIB));
@@ -130,13 +110,12 @@ static void run(struct rig *rig, const char *tenant)
                 ck_assert(has_inode(inodes, raw->extents[i].fd));
         if (rig_device() == ON_HOST)
                 write_all(raw);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
 }
 
 /* ---- the tests ------------------------------------------------------------ */
 
-START_TEST(jobs_are_given_what_is_ready)
+TEST(jobs_receive_standby_memory)
 {
         struct kept *k = start();
 
@@ -146,70 +125,57 @@ START_TEST(jobs_are_given_what_is_ready)
         }
         stop(k);
 }
-END_TEST
 
-START_TEST(it_is_shown)
+TEST(standby_memory_is_listed)
 {
         struct kept *k = start();
-        char *text = ctl(k->rig, "status", "-w", NULL);
+        char *text = ctl_text(k->rig, WORDS("status", "-w"));
 
         ck_assert_ptr_nonnull(strstr(text, " STANDBY "));
-        ck_assert_ptr_nonnull(strstr(text, " 64.0 MiB "));
-        free(text);
-        text = ctl(k->rig, "status", "--json", NULL);
-        ck_assert_ptr_nonnull(strstr(text, "\"bytes_standby\": 67108864"));
-        free(text);
+        text_has(text, " 64.0 MiB ");
+        ctl_says(k->rig, WORDS("status", "--json"), "\"bytes_standby\": 67108864");
         stop(k);
 }
-END_TEST
 
 /* A tenant can have all of the partition, and then nothing is ready. */
-START_TEST(a_tenant_has_all)
+TEST(a_tenant_can_use_all_standby_memory)
 {
         struct kept *k = start();
-        struct raw *raw = raw_connect(k->rig->socket, "red");
+        struct raw *raw = session_open(k->rig->socket, "red");
         Bfcd__Block block;
 
-        ck_assert_ptr_nonnull(raw);
         ck_assert_msg(raw_malloc(raw, 0, 128 * MIB, &block) == 0, "%s", raw_refusal());
         wait_until_ready(k->rig, 0);
-        ck_assert_int_eq(raw_goodbye(raw), 0);
-        raw_close(raw);
+        session_end(raw);
         stop(k);
 }
-END_TEST
 
-START_TEST(a_reload_changes_it)
+TEST(a_reload_changes_the_size)
 {
         struct kept *k = start();
-        char *said;
 
-        write_config(k->rig, &stands_by_little);
-        said = ctl(k->rig, "reload", NULL, NULL);
-        ck_assert_ptr_nonnull(strstr(said, "': standby is 16MiB, was 64MiB\n"));
-        free(said);
+        rig_rewrite_config(k->rig, &stands_by_little);
+        ctl_says(k->rig, WORDS("reload"), "': standby is 16MiB, was 64MiB\n");
         wait_until_ready(k->rig, 16 * MIB);
-        write_config(k->rig, &stands_by);
-        free(ctl(k->rig, "reload", NULL, NULL));
+        rig_rewrite_config(k->rig, &stands_by);
+        ctl_says(k->rig, WORDS("reload"), "");
         stop(k);
 }
-END_TEST
 
-START_TEST(a_drain_has_it_back)
+TEST(a_drain_releases_the_memory)
 {
         struct kept *k = start();
 
-        free(ctl(k->rig, "drain", rig_device_id(), "--wait"));
+        ctl_says(k->rig, WORDS("drain", rig_device_id(), "--wait"), "");
         ck_assert_uint_eq(ready_bytes(k->rig), 0);
-        free(ctl(k->rig, "resume", rig_device_id(), NULL));
+        ctl_says(k->rig, WORDS("resume", rig_device_id()), "");
         wait_until_ready(k->rig, READY_BYTES);
         run(k->rig, "red");
         stop(k);
 }
-END_TEST
 
 /* Nothing of it is with the service manager: that has the ledger alone. */
-START_TEST(a_restart)
+LOOP_TEST(the_memory_after_a_restart, 2)
 {
         struct kept *k = start();
 
@@ -219,20 +185,8 @@ START_TEST(a_restart)
         run(k->rig, "red");
         stop(k);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("standby");
-        TCase *tc = tcase_create("standby");
-
-        tcase_set_timeout(tc, TEST_TIMEOUT);
-        tcase_add_test(tc, jobs_are_given_what_is_ready);
-        tcase_add_test(tc, it_is_shown);
-        tcase_add_test(tc, a_tenant_has_all);
-        tcase_add_test(tc, a_reload_changes_it);
-        tcase_add_test(tc, a_drain_has_it_back);
-        tcase_add_loop_test(tc, a_restart, 0, 2);
-        suite_add_tcase(suite, tc);
-        return harness_main(suite);
+        return harness_cases("standby");
 }

@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 /* Of a life that has more stops every so manyth is tried; BFC_TEST_STOPS says how many. */
 #define MAX_STOPS 60u
@@ -25,11 +25,10 @@ static const struct rig_config two_tenants = {
         .top = "timeouts: {quarantine: 60m, reclaim: 100ms, release: 2s}\n",
         .size = "256MiB",
         .partitions = "      - {name: train, limit: 192MiB, growth: on-demand}\n",
-        .tenants = "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 160MiB}]}\n"
-                   "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 160MiB}]}\n"
-                   "  - name: bystander\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train, limit: 32MiB, reserve: 32MiB}]\n",
+        .tenants =
+                "  - {name: red, match: {uid: @UID@}, quotas: [{partition: train, limit: 160MiB}]}\n"
+                "  - {name: blue, match: {uid: @UID@}, quotas: [{partition: train, limit: 160MiB}]}\n" TENANT(
+                        "bystander", "@UID@", "train, limit: 32MiB, reserve: 32MiB"),
 };
 
 struct scene {
@@ -53,9 +52,7 @@ static struct scene scene_new(void)
 
 static void scene_end(struct scene *s)
 {
-        gate_free(&s->up);
-        ck_assert_int_eq(raw_goodbye(s->bystander), 0);
-        raw_close(s->bystander);
+        session_end(s->bystander);
         rig_stop(s->rig);
 }
 
@@ -78,7 +75,7 @@ static void assert_over(struct scene *s, const char *where, unsigned step)
                       where, step, (unsigned long long)n.n_sessions, (unsigned long long)n.n_blocks,
                       (unsigned long long)n.n_quarantined,
                       (unsigned long long)rig_charge(s->rig, "red", "train"));
-        ck_assert_uint_eq(rig_figures(s->rig, "red", "train").bytes_escaped, 0);
+        ck_assert_uint_eq(rig_stats(s->rig, "red", "train").bytes_unreclaimed, 0);
         ck_assert_int_eq(raw_malloc(s->bystander, 0, 1000, &block), 0);
         ck_assert_int_eq(raw_free(s->bystander, block.block_id), 0);
 }
@@ -95,15 +92,6 @@ struct walk {
         size_t n_retired;
 };
 
-static size_t request_frame(Bfcd__Request *r, uint8_t *frame)
-{
-        size_t n = bfcd__request__pack(r, frame + 4);
-
-        frame[0] = (uint8_t)n;
-        frame[1] = frame[2] = frame[3] = 0;
-        return n + 4;
-}
-
 static size_t malloc_frame(struct walk *w, uint64_t n_bytes, uint8_t *frame)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
@@ -113,7 +101,7 @@ static size_t malloc_frame(struct walk *w, uint64_t n_bytes, uint8_t *frame)
         r.id = w->raw->next_id++;
         r.body_case = BFCD__REQUEST__BODY_MALLOC;
         r.malloc = &body;
-        return request_frame(&r, frame);
+        return raw_pack(&r, frame);
 }
 
 static void do_connect(struct walk *w)
@@ -128,12 +116,12 @@ static size_t hello_frame(struct walk *w, uint8_t *frame)
         Bfcd__Hello body = BFCD__HELLO__INIT;
 
         body.version = 1;
-        body.capabilities = BFCD__CAPABILITY__CAPABILITY_EVENTS;
+        body.wants_events = true;
         body.tenant = (char *)(uintptr_t) "red";
         r.id = w->raw->next_id++;
         r.body_case = BFCD__REQUEST__BODY_HELLO;
         r.hello = &body;
-        return request_frame(&r, frame);
+        return raw_pack(&r, frame);
 }
 
 static void send_half_a_hello(struct walk *w)
@@ -143,7 +131,7 @@ static void send_half_a_hello(struct walk *w)
         (void)raw_send_bytes(w->raw, frame, hello_frame(w, frame) / 2);
 }
 
-/* Steps that leave the wire in the middle of something begin it anew. */
+/* Steps that leave the connection in the middle of a message connect again. */
 static void reconnect(struct walk *w)
 {
         raw_close(w->raw);
@@ -245,7 +233,7 @@ static void free_half(struct walk *w)
         REQUIRE(raw_free(w->raw, w->large.block_id) == 0, "%s", raw_refusal());
 }
 
-/* On a GPU who has extents that are wholly free is told when another tenant needs the room. */
+/* On a GPU a session with free extents is told when another tenant needs the room. */
 static void be_told_to_let_go(struct walk *w)
 {
         struct raw *blue;
@@ -257,7 +245,7 @@ static void be_told_to_let_go(struct walk *w)
         blue = raw_connect(w->scene->rig->socket, "blue");
         REQUIRE(blue, "no session");
         (void)raw_send_bytes(blue, frame, malloc_frame(w, 120 * MIB, frame));
-        REQUIRE(raw_event(w->raw, RAW_TIMEOUT_MS, &event) == 0, "nobody is told");
+        REQUIRE(raw_event(w->raw, RAW_TIMEOUT_MS, &event) == 0, "no event");
         w->retire_sequence = event->retire->sequence;
         bfcd__event__free_unpacked(event, NULL);
 }
@@ -333,8 +321,8 @@ static const struct {
         { "in the middle of a free", send_free },
         { "after a free", read_free },
         { "with extents wholly free", free_half },
-        { "when told to let go", be_told_to_let_go },
-        { "after it let go", let_go },
+        { "when told to unmap", be_told_to_let_go },
+        { "after it unmapped", let_go },
         { "in the middle of an answer to an event", send_half_an_event_reply },
         { "with replies unread", ask_and_read_nothing },
         { "after a goodbye", send_goodbye },
@@ -354,7 +342,7 @@ static void walk_to(void *arg)
         pause();
 }
 
-START_TEST(killed_in_every_state)
+TEST(killed_in_every_state)
 {
         struct scene s = scene_new();
 
@@ -367,7 +355,6 @@ START_TEST(killed_in_every_state)
         }
         scene_end(&s);
 }
-END_TEST
 
 /* ---- at every system call -------------------------------------------------- */
 
@@ -436,7 +423,7 @@ static bool may_trace(void)
         return status == 0;
 }
 
-START_TEST(killed_at_every_system_call)
+TEST(killed_at_every_system_call)
 {
         const char *text = getenv("BFC_TEST_STOPS");
         unsigned n_all, n, n_kills = 0, stride;
@@ -460,11 +447,8 @@ START_TEST(killed_at_every_system_call)
         ck_assert_uint_gt(n_kills, 20);
         scene_end(&s);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { killed_in_every_state, killed_at_every_system_call, NULL };
-
-        return harness_main(harness_suite("states", tests));
+        return harness_cases("states");
 }

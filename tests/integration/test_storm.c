@@ -1,5 +1,5 @@
 /* A storm: hostile processes of two tenants, which are killed and replaced all the time, and an operator
- * who reloads, drains, resumes, evicts and trims. Beside them clients of a third tenant work and look at
+ * that reloads, drains, resumes, evicts and trims. Beside them clients of a third tenant work and look at
  * every byte of theirs. In the end nothing is held, charged or open, and no byte was lost.
  *
  * BFC_TEST_SECONDS=60 is a long run. The seed is printed; BFC_TEST_SEED takes another one. How much
@@ -16,13 +16,13 @@
 
 #include "tests/attacks/attack.h"
 #include "tests/bench/hostile.h"
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 #include "tests/random.h"
 
 #define N_WORKERS     3u
 #define N_SLOTS       4u /* hostile processes side by side */
 #define MAX_BLOCKS    12u
-#define PATIENCE_MS   60000
+#define TIMEOUT_MS    60000
 #define HOSTILE_MS    300u /* of one hostile process, at most */
 #define DRAIN_MS      40u
 #define LEAST_ROUNDS  200u /* of each worker */
@@ -74,7 +74,7 @@ _Noreturn void die(const char *what, const char *why)
         _exit(1);
 }
 
-/* ---- those who work ---------------------------------------------------------- */
+/* ---- polite clients ---------------------------------------------------------- */
 
 struct worker {
         struct weather *weather;
@@ -101,7 +101,7 @@ static void require_unchanged(const struct worker *w, size_t i)
                 "worker %u lost what it wrote into a block of %zu bytes", w->number, w->blocks[i].n_bytes);
 }
 
-static void give_back(struct worker *w, size_t i)
+static void release_block(struct worker *w, size_t i)
 {
         int r;
 
@@ -111,7 +111,7 @@ static void give_back(struct worker *w, size_t i)
         w->blocks[i] = w->blocks[--w->n_blocks];
 }
 
-static void take(struct worker *w)
+static void allocate_block(struct worker *w)
 {
         size_t most = (size_t)GRANULE << random_next(&w->random) % 14; /* up to 2 MiB */
         size_t n_bytes = 1 + random_next(&w->random) % most;
@@ -131,7 +131,7 @@ static void take(struct worker *w)
         w->n_blocks++;
 }
 
-/* The same user's hostile processes may have taken all places of those who have not said hello. */
+/* The same user's hostile processes may have taken all places of unauthenticated connections. */
 static void connect_patiently(struct worker *w)
 {
         struct bfc_options options = { .struct_size = sizeof(options),
@@ -140,14 +140,14 @@ static void connect_patiently(struct worker *w)
                                        .flags = CHILDREN_HAVE_EVENTS ? 0 : BFC_NO_THREAD };
         int r;
 
-        (void)WAIT_FOR((r = bfc_connect(&options, &w->client)) == 0, PATIENCE_MS);
+        (void)WAIT_FOR((r = bfc_connect(&options, &w->client)) == 0, TIMEOUT_MS);
         REQUIRE(r == 0, "worker %u: connect: %d (%s)", w->number, r, bfc_last_error());
 }
 
 static void reconnect(struct worker *w)
 {
         while (w->n_blocks > 0)
-                give_back(w, 0);
+                release_block(w, 0);
         bfc_disconnect(w->client);
         connect_patiently(w);
 }
@@ -166,15 +166,15 @@ static void work_one(struct weather *weather, unsigned number)
                 if (what == 0)
                         reconnect(&w);
                 else if (w.n_blocks == MAX_BLOCKS || (w.n_blocks > 0 && what < 45))
-                        give_back(&w, (size_t)(random_next(&w.random) % w.n_blocks));
+                        release_block(&w, (size_t)(random_next(&w.random) % w.n_blocks));
                 else if (w.n_blocks > 0 && what < 55)
                         require_unchanged(&w, (size_t)(random_next(&w.random) % w.n_blocks));
                 else
-                        take(&w);
+                        allocate_block(&w);
                 atomic_fetch_add(&weather->n_rounds[number], 1);
         }
         while (w.n_blocks > 0)
-                give_back(&w, 0);
+                release_block(&w, 0);
         bfc_disconnect(w.client);
 }
 
@@ -190,7 +190,7 @@ static void work(void *arg)
         work_one(place->weather, place->number);
 }
 
-/* ---- those who are hostile --------------------------------------------------- */
+/* ---- hostile clients --------------------------------------------------- */
 
 struct slot {
         pid_t pid;
@@ -249,7 +249,7 @@ static Bfcd__Reply *ask(const struct rig *rig, Bfcd__Request *r)
 
         ck_assert_int_eq(raw_send(rig->admin, r), 0);
         for (;;) {
-                ck_assert_msg(raw_receive(rig->admin, PATIENCE_MS, &reply) == 0,
+                ck_assert_msg(raw_receive(rig->admin, TIMEOUT_MS, &reply) == 0,
                               "the daemon does not answer an operator");
                 if (reply->id == r->id)
                         return reply;
@@ -272,11 +272,9 @@ static void reload(struct rig *rig, const struct rig_config *config)
 {
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Reload body = BFCD__RELOAD__INIT;
-        char *text = rig_config_text(rig, config);
         Bfcd__Reply *reply;
 
-        rig_write_config(rig, text);
-        free(text);
+        rig_rewrite_config(rig, config);
         r.body_case = BFCD__REQUEST__BODY_RELOAD;
         r.reload = &body;
         reply = ask(rig, &r);
@@ -379,22 +377,6 @@ static void give_order(struct rig *rig, uint64_t n_orders, uint64_t *random)
 
 /* ---- all together ------------------------------------------------------------- */
 
-static unsigned count_fds(const struct rig *rig)
-{
-        char path[64];
-        unsigned n = 0;
-        const struct dirent *entry;
-        DIR *folder;
-
-        snprintf(path, sizeof(path), "/proc/%d/fd", (int)rig->pid);
-        folder = opendir(path);
-        ck_assert_ptr_nonnull(folder);
-        while ((entry = readdir(folder)))
-                n += entry->d_name[0] != '.';
-        closedir(folder);
-        return n;
-}
-
 static bool is_calm(struct rig *rig)
 {
         struct rig_counts n = rig_count(rig);
@@ -455,11 +437,11 @@ static uint64_t rage(struct rig *rig, struct weather *w, const pid_t *workers, u
 static void assert_calm(struct rig *rig)
 {
         reload(rig, &configs[0]);
-        ck_assert_msg(WAIT_FOR(is_calm(rig), PATIENCE_MS), "something is held or charged after the storm");
-        ck_assert_msg(WAIT_FOR(count_fds(rig) == rig->n_fds, PATIENCE_MS), "%u fds are open, %u were",
-                      count_fds(rig), rig->n_fds);
+        ck_assert_msg(WAIT_FOR(is_calm(rig), TIMEOUT_MS), "something is held or charged after the storm");
+        ck_assert_msg(WAIT_FOR(process_count_fds(rig->pid) == rig->n_fds, TIMEOUT_MS),
+                      "%u fds are open, %u were", process_count_fds(rig->pid), rig->n_fds);
         drain(rig);
-        ck_assert_msg(WAIT_FOR(is_in_state(rig, "drained"), PATIENCE_MS), "the device does not get empty");
+        ck_assert_msg(WAIT_FOR(is_in_state(rig, "drained"), TIMEOUT_MS), "the device does not get empty");
         resume(rig);
         ck_assert(is_in_state(rig, "ok"));
 }
@@ -471,7 +453,7 @@ static uint64_t seed_of_run(void)
         return text && *text ? strtoull(text, NULL, 10) : 1;
 }
 
-START_TEST(a_storm)
+TEST(a_storm)
 {
         struct rig *rig = rig_start(&configs[0]);
         struct weather *w = shared_memory(sizeof(*w));
@@ -498,11 +480,8 @@ START_TEST(a_storm)
                (unsigned long long)(w->stage.n_acts + w->attack_stage.n_acts), (unsigned long long)n_orders);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { a_storm, NULL };
-
-        return harness_main(harness_suite_of("storm", tests, test_seconds(4) + 240));
+        return harness_cases_with("storm", test_seconds(4) + 240, NULL);
 }

@@ -1,4 +1,4 @@
-/* What lies idle in one process comes back when another needs it; requests that wait.
+/* Idle memory of one process is released when another needs it; requests that wait.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "tests/integration/harness.h"
+#include "tests/integration/tools.h"
 
 #define LIMIT (64 * MIB) /* of each tenant */
 
@@ -50,33 +50,6 @@ static struct scene *scene_new(const struct rig *rig, const char *tenant)
         return s;
 }
 
-static void scene_free(struct scene *s)
-{
-        gate_free(&s->begin);
-        gate_free(&s->up);
-        gate_free(&s->go);
-        gate_free(&s->done);
-}
-
-static bfc_client *open_as(const char *socket, const char *tenant, uint64_t flags)
-{
-        struct bfc_options o = {
-                .struct_size = sizeof(o), .socket = socket, .tenant = tenant, .flags = flags
-        };
-        bfc_client *client = NULL;
-
-        REQUIRE(bfc_connect(&o, &client) == 0, "%s", bfc_last_error());
-        return client;
-}
-
-static struct bfc_client_stats stats(bfc_client *client)
-{
-        struct bfc_client_stats s = { .struct_size = sizeof(s) };
-
-        REQUIRE(bfc_stats(client, &s) == 0, "%s", bfc_last_error());
-        return s;
-}
-
 /* In pieces that are slabs of their own; then frees them all. */
 static void fill_cache(bfc_client *client, uint64_t n_bytes)
 {
@@ -87,14 +60,14 @@ static void fill_cache(bfc_client *client, uint64_t n_bytes)
                 REQUIRE(bfc_malloc(client, 4 * MIB, &p[i]) == 0, "%u: %s", i, bfc_last_error());
         for (unsigned i = 0; i < n; i++)
                 REQUIRE(bfc_free(client, p[i]) == 0, "%s", bfc_last_error());
-        REQUIRE(stats(client).bytes_idle >= n * 4 * MIB, "nothing lies idle");
+        REQUIRE(client_stats(client).bytes_idle >= n * 4 * MIB, "nothing lies idle");
 }
 
 /* Has one small block in a large slab. */
 static void pin(void *arg)
 {
         struct scene *s = arg;
-        bfc_client *client = open_as(s->socket, s->tenant, s->flags);
+        bfc_client *client = child_client_with(.socket = s->socket, .tenant = s->tenant, .flags = s->flags);
         void *large, *small;
 
         REQUIRE(bfc_malloc(client, 56 * MIB - 4096, &large) == 0, "%s", bfc_last_error());
@@ -103,11 +76,11 @@ static void pin(void *arg)
         REQUIRE(small == large, "it is not in the slab");
         if (rig_device() == ON_HOST)
                 pattern_write(small, 7, 1000);
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
+        gate_meet(&s->up, &s->go);
         REQUIRE(rig_device() != ON_HOST || pattern_holds(small, 7, 1000), "the block was changed");
-        REQUIRE(stats(client).bytes_reserved < 4 * MIB || rig_device() == ON_CUDA_IPC,
-                "%llu bytes are held for a block of 1000", (unsigned long long)stats(client).bytes_reserved);
+        REQUIRE(client_stats(client).bytes_reserved < 4 * MIB || rig_device() == ON_CUDA_IPC,
+                "%llu bytes are held for a block of 1000",
+                (unsigned long long)client_stats(client).bytes_reserved);
         REQUIRE(bfc_free(client, small) == 0, "%s", bfc_last_error());
         bfc_disconnect(client);
 }
@@ -116,21 +89,20 @@ static void pin(void *arg)
 static void idle(void *arg)
 {
         struct scene *s = arg;
-        bfc_client *client = open_as(s->socket, s->tenant, s->flags);
+        bfc_client *client = child_client_with(.socket = s->socket, .tenant = s->tenant, .flags = s->flags);
         void *kept = NULL;
 
         if (s->hold_bytes > 0)
                 REQUIRE(bfc_malloc(client, s->hold_bytes, &kept) == 0, "%s", bfc_last_error());
         fill_cache(client, LIMIT - s->hold_bytes);
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
+        gate_meet(&s->up, &s->go);
         bfc_disconnect(client);
 }
 
 static int malloc_as(const struct rig *rig, const char *tenant, uint64_t n_bytes, uint32_t wait_ms)
 {
         struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = wait_ms };
-        bfc_client *client = open_as(rig->socket, tenant, 0);
+        bfc_client *client = child_client_with(.socket = rig->socket, .tenant = tenant);
         void *p = NULL;
         int r = bfc_malloc_with(client, n_bytes, &how, &p);
 
@@ -144,23 +116,20 @@ static int malloc_as(const struct rig *rig, const char *tenant, uint64_t n_bytes
 
 /* ---- within a tenant ---------------------------------------------------------- */
 
-START_TEST(an_idle_process_gives_way)
+TEST(an_idle_process_is_trimmed)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
-        pid_t pid = child_start(idle, s);
+        pid_t pid = child_start_until(&s->up, idle, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, LIMIT);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, LIMIT);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), 0);
         ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 0), 0);
         ck_assert_int_eq(malloc_as(rig, "red", LIMIT, 0), 0);
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- between tenants ---------------------------------------------------------- */
 
@@ -169,51 +138,44 @@ static void slab_gives_way(const char *tenant, int otherwise)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
-        pid_t pid = child_start(pin, s);
+        pid_t pid = child_start_until(&s->up, pin, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 56 * MIB);
+        ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 56 * MIB);
         if (rig_device() == ON_CUDA_IPC)
                 ck_assert_int_eq(malloc_as(rig, tenant, 60 * MIB, 0), otherwise);
         else
                 ck_assert_int_eq(malloc_as(rig, tenant, 60 * MIB, 0), 0);
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
 
-/* A slab with one block in it keeps no more than the extent of the block. */
-START_TEST(a_slab_in_use_gives_way)
+/* A slab with one block in it keeps only the extent of the block. */
+TEST(a_slab_in_use_is_trimmed)
 {
         slab_gives_way("red", -EDQUOT);
 }
-END_TEST
 
-START_TEST(a_slab_in_use_gives_way_to_another_tenant)
+TEST(a_slab_in_use_is_trimmed_for_another_tenant)
 {
         slab_gives_way("blue", -ENOMEM);
 }
-END_TEST
 
-START_TEST(another_tenant_gives_way)
+TEST(another_tenant_is_trimmed)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
-        pid_t pid = child_start(idle, s);
+        pid_t pid = child_start_until(&s->up, idle, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(malloc_as(rig, "blue", 60 * MIB, 0), 0);
-        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 16 * MIB);
+        ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 16 * MIB);
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* Up to its reserve a tenant has its memory at once, however much lies idle elsewhere or is held. */
-START_TEST(reserves_wait_for_nobody)
+TEST(reserves_are_granted_without_waiting)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
@@ -222,23 +184,20 @@ START_TEST(reserves_wait_for_nobody)
         pid_t pid;
 
         s->hold_bytes = LIMIT - 4 * MIB;
-        pid = child_start(idle, s);
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        kill(pid, SIGSTOP);
-        blue = open_as(rig->socket, "blue", 0);
+        pid = child_start_until(&s->up, idle, s);
+        child_stop(pid);
+        blue = child_client_with(.socket = rig->socket, .tenant = "blue");
         for (int i = 0; i < 4; i++)
                 ck_assert_ok(bfc_malloc(blue, 4 * MIB, &p));
-        ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_reserved, LIMIT);
+        ck_assert_uint_le(rig_stats(rig, "red", "train").bytes_reserved, LIMIT);
         bfc_disconnect(blue);
         kill(pid, SIGCONT);
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
-/* ---- who does not answer, or lies ---------------------------------------------- */
+/* ---- missing and wrong answers ------------------------------------------------- */
 
 /* Trims that were not answered in time, or were sent and are not answered. */
 static uint64_t n_missed(struct rig *rig)
@@ -256,28 +215,38 @@ static uint64_t n_missed(struct rig *rig)
         return n;
 }
 
-START_TEST(a_stopped_process_is_deaf)
+static uint64_t n_unresponsive(struct rig *rig)
+{
+        Bfcd__Reply *reply;
+        uint64_t n;
+
+        ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__STATUS, 0, &reply), 0);
+        n = reply->list->status->num_unresponsive;
+        bfcd__reply__free_unpacked(reply, NULL);
+        return n;
+}
+
+TEST(a_stopped_process_is_skipped)
 {
         struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig, "red");
-        pid_t pid = child_start(idle, s);
+        pid_t pid = child_start_until(&s->up, idle, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
         rig->forgiven = "did not answer a Trim";
-        kill(pid, SIGSTOP);
+        child_stop(pid);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         ck_assert_uint_eq(n_missed(rig), 1);
         for (int i = 0; i < 10; i++) /* it is asked and waited for once */
                 ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         ck_assert_uint_eq(n_missed(rig), 1);
+        ck_assert_uint_eq(n_unresponsive(rig), 1);
         kill(pid, SIGCONT);
         ck_assert(WAIT_FOR(malloc_as(rig, "red", 20 * MIB, 0) == 0, SETTLE_MS));
+        ck_assert(WAIT_FOR(n_unresponsive(rig) == 0, SETTLE_MS));
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 static void send_trimmed(struct raw *raw, uint64_t sequence)
 {
@@ -295,7 +264,7 @@ static void send_trimmed(struct raw *raw, uint64_t sequence)
         (void)!send(raw->events_fd, bytes, n + 4, MSG_NOSIGNAL);
 }
 
-/* Says each time that it gave back what it holds, and then what it was not asked. */
+/* Answers each time that it released what it still has, and then what it was not asked. */
 static void lie(void *arg)
 {
         struct scene *s = arg;
@@ -304,7 +273,6 @@ static void lie(void *arg)
 
         REQUIRE(raw_open(s->socket, &raw) == 0, "no connection");
         raw->wants_events = true;
-        raw->wants_trim = true;
         REQUIRE(raw_hello(raw, "red", "") == 0, "no session");
         REQUIRE(raw_malloc(raw, 0, 60 * MIB, &block) == 0, "no memory");
         gate_open(&s->up);
@@ -316,39 +284,33 @@ static void lie(void *arg)
                 bfcd__event__free_unpacked(event, NULL);
                 send_trimmed(raw, i);
         }
-        gate_open(&s->done);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
+        gate_meet(&s->done, &s->go);
         send_trimmed(raw, 2); /* once more */
         REQUIRE(raw_wait_hang_up(raw, SETTLE_MS) == 0, "it goes on");
         raw_close(raw);
 }
 
-START_TEST(lies)
+TEST(invalid_answers_to_a_trim)
 {
         struct rig *rig = rig_start(&impatient);
         struct scene *s = scene_new(rig, "red");
-        pid_t pid = child_start(lie, s);
+        pid_t pid = child_start_until(&s->up, lie, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         ck_assert_int_eq(malloc_as(rig, "red", 20 * MIB, 0), -EDQUOT);
         ck_assert(gate_wait(&s->done, SETTLE_MS));
         rig->forgiven = "the client answered a Trim that was not sent";
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- also while its threads are elsewhere ---------------------------------------- */
 
 static const struct rig_config two_partitions = {
         .partitions = "      - {name: train, limit: 64MiB, growth: on-demand}\n"
                       "      - {name: infer, limit: 64MiB, growth: on-demand}\n",
-        .tenants = "  - name: red\n"
-                   "    match: {uid: @UID@}\n"
-                   "    quotas: [{partition: train}, {partition: infer}]\n",
+        .tenants = TENANT_OF("red", "@UID@", "{partition: train}, {partition: infer}"),
 };
 
 /* Its only thread waits inside bfc_malloc(), which asks for what another holds. */
@@ -358,19 +320,17 @@ static void wait_inside(void *arg)
         struct bfc_malloc_options how = { .struct_size = sizeof(how),
                                           .partition = "infer",
                                           .wait_ms = 60000 };
-        bfc_client *client = open_as(s->socket, "red", 0);
+        bfc_client *client = child_client_with(.socket = s->socket, .tenant = "red");
         void *p;
 
         fill_cache(client, LIMIT);
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->begin, SETTLE_MS), "not in time");
+        gate_meet(&s->up, &s->begin);
         REQUIRE(bfc_malloc_with(client, 20 * MIB, &how, &p) == 0, "%s", bfc_last_error());
-        gate_open(&s->done);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "not in time");
+        gate_meet(&s->done, &s->go);
         bfc_disconnect(client);
 }
 
-START_TEST(a_client_inside_malloc_gives_way)
+TEST(a_client_inside_malloc_is_trimmed)
 {
         struct rig *rig = rig_start(&two_partitions);
         struct scene *s = scene_new(rig, "red");
@@ -379,7 +339,7 @@ START_TEST(a_client_inside_malloc_gives_way)
         void *p, *q;
 
         ck_assert(gate_wait(&s->up, SETTLE_MS));
-        client = open_as(rig->socket, "red", BFC_NO_CACHE);
+        client = child_client_with(.socket = rig->socket, .tenant = "red", .flags = BFC_NO_CACHE);
         ck_assert_ok(bfc_malloc_in(client, "infer", 60 * MIB, &q));
         gate_open(&s->begin);
         ck_assert(!gate_wait(&s->done, 500)); /* it waits */
@@ -389,16 +349,14 @@ START_TEST(a_client_inside_malloc_gives_way)
         gate_open(&s->go);
         child_join(pid);
         bfc_disconnect(client);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* Without a thread, by bfc_poll(). */
 static void poll_for_events(void *arg)
 {
         struct scene *s = arg;
-        bfc_client *client = open_as(s->socket, s->tenant, BFC_POLL);
+        bfc_client *client = child_client_with(.socket = s->socket, .tenant = s->tenant, .flags = BFC_POLL);
         struct pollfd fds[2];
 
         fill_cache(client, LIMIT);
@@ -412,7 +370,7 @@ static void poll_for_events(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(a_polling_client_gives_way)
+TEST(a_polling_client_is_trimmed)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
@@ -424,14 +382,12 @@ START_TEST(a_polling_client_gives_way)
         ck_assert_int_eq(malloc_as(rig, "blue", 60 * MIB, 0), 0);
         gate_open(&s->go);
         child_join(pid);
-        other = open_as(rig->socket, "red", 0);
+        other = child_client_with(.socket = rig->socket, .tenant = "red");
         ck_assert_int_eq(bfc_poll(other), -EINVAL);
         ck_assert_int_eq(bfc_poll_fd(other), -EINVAL);
         bfc_disconnect(other);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- waiting --------------------------------------------------------------------- */
 
@@ -450,35 +406,17 @@ static void wait_for_room(void *arg)
         void *p;
 
         REQUIRE(gate_wait(&w->begin, SETTLE_MS), "not in time");
-        client = open_as(w->scene->socket, w->scene->tenant, BFC_NO_CACHE);
+        client = child_client_with(.socket = w->scene->socket, .tenant = w->scene->tenant,
+                                   .flags = BFC_NO_CACHE);
         gate_open(&w->scene->up);
         REQUIRE(bfc_malloc_with(client, w->n_bytes, &how, &p) == 0, "%s", bfc_last_error());
         w->scene->served_ms[w->index] = (uint64_t)clock_ms();
-        gate_open(&w->scene->done);
-        REQUIRE(gate_wait(&w->scene->go, SETTLE_MS), "not in time");
+        gate_meet(&w->scene->done, &w->scene->go);
         bfc_disconnect(client);
 }
 
-static uint64_t n_waiting(struct rig *rig)
-{
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__Explain explain = BFCD__EXPLAIN__INIT;
-        Bfcd__Reply *reply;
-        uint64_t n = 0;
-
-        explain.tenant = (char *)(uintptr_t) "red";
-        request.body_case = BFCD__REQUEST__BODY_EXPLAIN;
-        request.explain = &explain;
-        ck_assert_int_eq(raw_call(rig->admin, &request, &reply), 0);
-        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_EXPLAIN);
-        for (size_t i = 0; i < reply->explain->n_rows; i++)
-                n += reply->explain->rows[i]->num_waiting;
-        bfcd__reply__free_unpacked(reply, NULL);
-        return n;
-}
-
 /* In the order in which they came, each as soon as there is room. */
-START_TEST(waiting_in_order)
+TEST(requests_wait_in_order)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
@@ -491,13 +429,13 @@ START_TEST(waiting_in_order)
                 waiters[i] = (struct waiter){ s, i, 16 * MIB, gate_new() };
                 pids[i] = child_start(wait_for_room, &waiters[i]);
         }
-        client = open_as(rig->socket, "red", BFC_NO_CACHE);
+        client = child_client_with(.socket = rig->socket, .tenant = "red", .flags = BFC_NO_CACHE);
         for (int i = 0; i < 3; i++)
                 ck_assert_ok(bfc_malloc(client, 20 * MIB, &held[i]));
         for (unsigned i = 0; i < 3; i++) {
                 gate_open(&waiters[i].begin);
                 ck_assert(gate_wait(&s->up, SETTLE_MS));
-                ck_assert(WAIT_FOR(n_waiting(rig) == i + 1, SETTLE_MS));
+                ck_assert(WAIT_FOR(rig_n_waiting(rig, "red") == i + 1, SETTLE_MS));
         }
         for (int i = 0; i < 3; i++) {
                 ck_assert(!gate_wait(&s->done, 50));
@@ -510,19 +448,15 @@ START_TEST(waiting_in_order)
                 gate_open(&s->go);
         for (int i = 0; i < 3; i++)
                 child_join(pids[i]);
-        for (int i = 0; i < 3; i++)
-                gate_free(&waiters[i].begin);
         bfc_disconnect(client);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* A large request of one tenant is served beside a flood of small ones of another. */
 static void flood(void *arg)
 {
         struct scene *s = arg;
-        bfc_client *client = open_as(s->socket, "blue", BFC_NO_CACHE);
+        bfc_client *client = child_client_with(.socket = s->socket, .tenant = "blue", .flags = BFC_NO_CACHE);
         void *held[64] = { NULL };
         unsigned n = 0, seed = 1;
 
@@ -540,39 +474,23 @@ static void flood(void *arg)
         bfc_disconnect(client);
 }
 
-START_TEST(a_flood_starves_nobody)
+TEST(a_flood_starves_no_other_request)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
-        pid_t pid = child_start(flood, s);
+        pid_t pid = child_start_until(&s->up, flood, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
         /* Of 96 MiB, with 48 at most of the flood's, which come and go. */
         ck_assert_int_eq(malloc_as(rig, "red", 44 * MIB, 0), 0);
         ck_assert_int_eq(malloc_as(rig, "red", 60 * MIB, 30000), 0);
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- operators --------------------------------------------------------------------- */
 
-/* Not inlined: gcc 12 would take what strstr() finds in the text for a pointer to `out`. */
-static __attribute__((noinline)) char *ctl(const struct rig *rig, const char *a, const char *b, const char *c,
-                                           const char *d)
-{
-        const char *const argv[] = { program_bfcctl(), "--socket", rig->admin_socket, a, b, c, d, NULL };
-        char *out = NULL, *err = NULL;
-        int status = program_run(argv, &out, &err);
-
-        ck_assert_msg(status == 0, "%d: %s", status, err);
-        free(err);
-        return out;
-}
-
-START_TEST(an_operator_trims_and_evicts)
+TEST(an_operator_trims_and_evicts)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
@@ -581,21 +499,20 @@ START_TEST(an_operator_trims_and_evicts)
         Bfcd__Reply *reply;
 
         s->hold_bytes = 8 * MIB;
-        pid = child_start(idle, s);
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        out = ctl(rig, "trim", "blue", NULL, NULL);
+        pid = child_start_until(&s->up, idle, s);
+        out = ctl_text(rig, WORDS("trim", "blue"));
         ck_assert_msg(strncmp(out, "0 sessions asked, 0 B reclaimed", 31) == 0, "%s", out);
         free(out);
-        out = ctl(rig, "trim", "red", "--bytes", "8MiB");
+        out = ctl_text(rig, WORDS("trim", "red", "--bytes", "8MiB"));
         ck_assert_msg(strncmp(out, "1 sessions asked, ", 18) == 0 &&
                               strstr(out, "still idle in sessions of red"),
                       "%s", out);
         free(out);
-        ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_in_use, LIMIT - 8 * MIB);
-        ck_assert_uint_gt(rig_figures(rig, "red", "train").bytes_in_use, 16 * MIB);
-        free(ctl(rig, "trim", "--partition", "train", NULL));
-        ck_assert_uint_le(rig_figures(rig, "red", "train").bytes_in_use, 16 * MIB);
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved <= 40 * MIB, SETTLE_MS));
+        ck_assert_uint_le(rig_stats(rig, "red", "train").bytes_in_use, LIMIT - 8 * MIB);
+        ck_assert_uint_gt(rig_stats(rig, "red", "train").bytes_in_use, 16 * MIB);
+        ctl_says(rig, WORDS("trim", "--partition", "train"), "");
+        ck_assert_uint_le(rig_stats(rig, "red", "train").bytes_in_use, 16 * MIB);
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_reserved <= 40 * MIB, SETTLE_MS));
 
         ck_assert_int_eq(raw_list(rig->admin, BFCD__LIST__KIND__SESSIONS, 0, &reply), 0);
         for (size_t i = 0; i < reply->list->n_sessions; i++)
@@ -604,14 +521,12 @@ START_TEST(an_operator_trims_and_evicts)
                                  (unsigned long long)reply->list->sessions[i]->session_id);
         bfcd__reply__free_unpacked(reply, NULL);
         rig->forgiven = "evict";
-        free(ctl(rig, "evict", number, NULL, NULL));
+        ctl_says(rig, WORDS("evict", number), "");
         ck_assert(WAIT_FOR(rig_count(rig).n_quarantined == 1, SETTLE_MS));
         gate_open(&s->go);
         child_join(pid);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- what a large job leaves beside a small session ----------------------- */
 
@@ -622,7 +537,7 @@ static void use_much(void *arg)
         void *p[12];
 
         REQUIRE(gate_wait(&s->begin, 60000), "the test did not begin");
-        client = open_as(s->socket, s->tenant, 0);
+        client = child_client_with(.socket = s->socket, .tenant = s->tenant);
         REQUIRE(client, "%s", bfc_last_error());
         for (unsigned i = 0; i < 12; i++)
                 REQUIRE(bfc_malloc_flags(client, NULL, 4 * MIB, BFC_WHOLE, &p[i]) == 0, "%s",
@@ -633,29 +548,27 @@ static void use_much(void *arg)
 }
 
 /* The job's memory is released when it ends. The small session keeps its memory and is not asked. */
-START_TEST(a_large_job_leaves_nothing_reserved)
+TEST(a_large_job_leaves_nothing_reserved)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, "red");
         pid_t job = child_start(use_much, s); /* before this process uses a device */
-        bfc_client *small = open_as(rig->socket, "red", 0);
+        bfc_client *small = child_client_with(.socket = rig->socket, .tenant = "red");
         void *p, *again;
 
         ck_assert_ok(bfc_malloc_flags(small, NULL, 2 * MIB, BFC_WHOLE, &p));
         gate_open(&s->begin);
         child_join(job);
-        ck_assert_uint_ge(rig_figures(rig, "red", "train").lifetime_peak_bytes_reserved, 50 * MIB);
-        ck_assert(WAIT_FOR(rig_figures(rig, "red", "train").bytes_reserved <=
+        ck_assert_uint_ge(rig_stats(rig, "red", "train").lifetime_peak_bytes_reserved, 50 * MIB);
+        ck_assert(WAIT_FOR(rig_stats(rig, "red", "train").bytes_reserved <=
                                    (rig_device() == ON_CUDA_IPC ? 32 * MIB : 4 * MIB), /* one extent */
                            SETTLE_MS));
         ck_assert_ok(bfc_malloc_flags(small, NULL, 2 * MIB, BFC_WHOLE, &again));
         bfc_disconnect(small);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
-/* ---- what is on its way back ---------------------------------------------- */
+/* ---- memory that is being released ---------------------------------------------- */
 
 static uint64_t trimmed(const char *json, const char *key)
 {
@@ -666,28 +579,25 @@ static uint64_t trimmed(const char *json, const char *key)
 }
 
 /* Extents without a block, of a tenant whose session lives: trim counts them and waits until they are back. */
-START_TEST(a_trim_counts_what_is_reserved)
+TEST(a_trim_counts_what_is_reserved)
 {
         struct rig *rig = rig_start(&two_tenants);
-        bfc_client *client = open_as(rig->socket, "red", 0);
-        const char *const late[] = { program_bfcctl(), "--socket", rig->admin_socket, "trim", "--timeout",
-                                     "soon",           NULL };
+        bfc_client *client = child_client_with(.socket = rig->socket, .tenant = "red");
         void *p;
         char *out;
 
         ck_assert_ok(bfc_malloc_flags(client, NULL, 40 * MIB, BFC_WHOLE, &p));
         ck_assert_ok(bfc_free(client, p));
-        ck_assert_uint_ge(rig_figures(rig, "red", "train").bytes_reserved, 40 * MIB);
-        out = ctl(rig, "--json", "trim", "--timeout", "60");
+        ck_assert_uint_ge(rig_stats(rig, "red", "train").bytes_reserved, 40 * MIB);
+        out = ctl_text(rig, WORDS("--json", "trim", "--timeout", "60"));
         ck_assert_uint_ge(trimmed(out, "\"bytes_given_back\""), 40 * MIB);
         ck_assert_uint_eq(trimmed(out, "\"bytes_pending\""), 0);
         free(out);
-        ck_assert_uint_lt(rig_figures(rig, "red", "train").bytes_reserved, 4 * MIB);
-        ck_assert_int_eq(program_run(late, NULL, NULL), 2);
+        ck_assert_uint_lt(rig_stats(rig, "red", "train").bytes_reserved, 4 * MIB);
+        ck_assert_int_eq(ctl(rig->admin_socket, WORDS("trim", "--timeout", "soon"), NULL, NULL), 2);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 /* However often the library tries before it gives up: what operators see are the program's refusals. */
 static unsigned be_refused(bfc_client *client, unsigned seed)
@@ -714,7 +624,7 @@ static unsigned be_refused(bfc_client *client, unsigned seed)
         return n_refusals;
 }
 
-START_TEST(what_is_refused_is_counted_once)
+TEST(refusals_are_counted_once)
 {
         struct rig *rig = rig_start(&two_tenants);
         bfc_client *client;
@@ -722,40 +632,22 @@ START_TEST(what_is_refused_is_counted_once)
 
         printf("# seeds 1, 2\n");
         setenv("BFC_CACHE", "on", 1);
-        client = open_as(rig->socket, "red", 0);
+        client = child_client_with(.socket = rig->socket, .tenant = "red");
         n += be_refused(client, 1);
         ck_assert_uint_gt(n, 5);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_refusals, n);
-        ck_assert_uint_eq(stats(client).num_failures, n);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, n);
+        ck_assert_uint_eq(client_stats(client).num_failures, n);
         bfc_disconnect(client);
-        client = open_as(rig->socket, "red", BFC_NO_CACHE);
+        client = child_client_with(.socket = rig->socket, .tenant = "red", .flags = BFC_NO_CACHE);
         n += be_refused(client, 2);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_refusals, n);
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").num_over_quota, n);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_refusals, n);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").num_over_quota, n);
         printf("# %u refusals\n", n);
         bfc_disconnect(client);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = { an_idle_process_gives_way,
-                                       a_slab_in_use_gives_way,
-                                       a_slab_in_use_gives_way_to_another_tenant,
-                                       another_tenant_gives_way,
-                                       reserves_wait_for_nobody,
-                                       a_stopped_process_is_deaf,
-                                       lies,
-                                       a_client_inside_malloc_gives_way,
-                                       a_polling_client_gives_way,
-                                       waiting_in_order,
-                                       a_flood_starves_nobody,
-                                       an_operator_trims_and_evicts,
-                                       a_large_job_leaves_nothing_reserved,
-                                       a_trim_counts_what_is_reserved,
-                                       what_is_refused_is_counted_once,
-                                       NULL };
-
-        return harness_main(harness_suite("trim", tests));
+        return harness_cases("trim");
 }

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "tests/integration/harness.h"
 
@@ -33,13 +32,6 @@ static struct scene *scene_new(const struct rig *rig, int code, bool always)
         *s = (struct scene){ .code = code, .always = always, .up = gate_new(), .go = gate_new() };
         strcpy(s->socket, rig->socket);
         return s;
-}
-
-static void scene_free(struct scene *s)
-{
-        gate_free(&s->up);
-        gate_free(&s->go);
-        munmap(s, sizeof(*s));
 }
 
 static bfc_client *open_with_fault(const struct scene *s, const char *tenant)
@@ -85,7 +77,7 @@ static void be_refused_once(void *arg)
 }
 
 /* Whatever number the driver has for it. */
-START_TEST(a_refused_handle_is_a_refused_request)
+TEST(a_refused_handle_is_a_refused_request)
 {
         static const int codes[] = { 1, 2, 101, 201, 205, 208, 304, 400, 800, 999 };
         struct rig *rig = rig_start(&two_tenants);
@@ -94,13 +86,11 @@ START_TEST(a_refused_handle_is_a_refused_request)
                 struct scene *s = scene_new(rig, codes[i], false);
 
                 child_join(child_start(be_refused_once, s));
-                scene_free(s);
                 ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
-                ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
+                ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
         }
         rig_stop(rig);
 }
-END_TEST
 
 /* Each request is refused, and the client releases what it could not map. */
 static void be_refused_always(void *arg)
@@ -111,13 +101,12 @@ static void be_refused_always(void *arg)
 
         for (int i = 0; i < 20; i++)
                 require_refused(bfc_malloc(client, (1 + (uint64_t)i % 5) * MIB, &p), true);
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "no signal to go on");
+        gate_meet(&s->up, &s->go);
         require_refused(bfc_malloc(client, MIB, &p), true);
         bfc_disconnect(client);
 }
 
-START_TEST(what_cannot_be_mapped_is_let_go_of)
+TEST(extents_that_cannot_be_mapped_are_released)
 {
         struct rig *rig;
         struct scene *s;
@@ -129,21 +118,18 @@ START_TEST(what_cannot_be_mapped_is_let_go_of)
                 return;
         rig = rig_start(&two_tenants);
         s = scene_new(rig, 201, true);
-        pid = child_start(be_refused_always, s);
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
-        ck_assert_uint_gt(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        pid = child_start_until(&s->up, be_refused_always, s);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
+        ck_assert_uint_gt(rig_stats(rig, "red", "train").bytes_reserved, 0);
         blue = client_open(rig, "blue", NULL);
         ck_assert_ok(bfc_malloc(blue, 32 * MIB, &p)); /* all that there is */
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_reserved, 0);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_reserved, 0);
         ck_assert_ok(bfc_free(blue, p));
         gate_open(&s->go);
         child_join(pid);
         bfc_disconnect(blue);
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- blocks of others ------------------------------------------------------- */
 
@@ -170,29 +156,25 @@ static void publish(void *arg)
         REQUIRE(bfc_malloc(client, MIB, &p) == 0, "%s", bfc_last_error());
         pattern_write(p, MIB, 5);
         REQUIRE(bfc_publish(client, p, "weights") == 0, "%s", bfc_last_error());
-        gate_open(&s->up);
-        REQUIRE(gate_wait(&s->go, SETTLE_MS), "no signal to go on");
+        gate_meet(&s->up, &s->go);
         REQUIRE(pattern_holds(p, MIB, 5), "other bytes");
         REQUIRE(bfc_free(client, p) == 0, "%s", bfc_last_error());
         bfc_disconnect(client);
 }
 
-START_TEST(a_shared_block_that_cannot_be_mapped)
+TEST(a_shared_block_that_cannot_be_mapped)
 {
         struct rig *rig = rig_start(&two_tenants);
         struct scene *s = scene_new(rig, 201, false);
-        pid_t pid = child_start(publish, s);
+        pid_t pid = child_start_until(&s->up, publish, s);
 
-        ck_assert(gate_wait(&s->up, SETTLE_MS));
         child_join(child_start(attach_in_vain, s));
         gate_open(&s->go);
         child_join(pid);
         ck_assert(WAIT_FOR(rig_count(rig).n_sessions == 0, SETTLE_MS));
-        ck_assert_uint_eq(rig_figures(rig, "red", "train").bytes_in_use, 0);
-        scene_free(s);
+        ck_assert_uint_eq(rig_stats(rig, "red", "train").bytes_in_use, 0);
         rig_stop(rig);
 }
-END_TEST
 
 /* ---- other users ------------------------------------------------------------ */
 
@@ -214,7 +196,7 @@ static void be_of_another_user(void *arg)
 }
 
 /* A driver that opens handles for the exporter's user only. */
-START_TEST(another_user)
+TEST(a_gpu_client_of_another_user)
 {
         struct rig *rig;
         struct scene *s;
@@ -224,24 +206,10 @@ START_TEST(another_user)
         rig = rig_start(&two_tenants);
         s = scene_new(rig, 0, false);
         child_join(child_start_as(OTHER_UID, OTHER_UID, be_of_another_user, s));
-        scene_free(s);
         rig_stop(rig);
 }
-END_TEST
 
 int main(void)
 {
-        const TTest *const tests[] = {
-                a_refused_handle_is_a_refused_request,
-                what_cannot_be_mapped_is_let_go_of,
-                a_shared_block_that_cannot_be_mapped,
-                another_user,
-                NULL,
-        };
-
-        if (rig_device() == ON_HOST) {
-                printf("1..0 # SKIP for CUDA devices only\n");
-                return 0;
-        }
-        return harness_main(harness_suite("unmapped", tests));
+        return harness_cases("unmapped");
 }

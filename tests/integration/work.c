@@ -3,14 +3,13 @@
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/integration/work.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "device/cuda_api.h"
-#include "device/host_stream.h"
+#include "tests/gpu/driver.h"
+#include "tests/host_stream.h"
 #include "tests/integration/harness.h"
 
 struct job {
@@ -34,38 +33,13 @@ static unsigned delay;
 
 /* ---- the driver -------------------------------------------------------------- */
 
-#define F(symbol, base, version, arguments) static CUresult(*p_##symbol) arguments;
-#include "device/cuda_functions.h"
-#undef F
-
-static void load_driver(void)
-{
-        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-        CUcontext context;
-        CUdevice device;
-
-        REQUIRE(library, "%s", dlerror());
-#define F(symbol, base, version, arguments) *(void **)&p_##symbol = dlsym(library, #symbol);
-#include "device/cuda_functions.h"
-#undef F
-        REQUIRE(p_cuInit(0) == CUDA_SUCCESS && p_cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
-                        p_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
-                        p_cuCtxSetCurrent(context) == CUDA_SUCCESS,
-                "no driver");
-}
-
 /* The threads of a test begin without a context. */
 static void enter(void)
 {
         CUcontext context = NULL;
-        CUdevice device;
 
-        if (p_cuCtxGetCurrent(&context) == CUDA_SUCCESS && context)
-                return;
-        REQUIRE(p_cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
-                        p_cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS &&
-                        p_cuCtxSetCurrent(context) == CUDA_SUCCESS,
-                "no context");
+        if (!cu.cuCtxGetCurrent || cu.cuCtxGetCurrent(&context) != CUDA_SUCCESS || !context)
+                REQUIRE(gpu_start(0, &context) == CUDA_SUCCESS, "no driver");
 }
 
 void work_setup(unsigned delay_us)
@@ -77,7 +51,7 @@ void work_setup(unsigned delay_us)
                 return;
         snprintf(text, sizeof(text), "%u", delay_us);
         setenv("FAKE_CUDA_STREAM_DELAY_US", text, 1);
-        load_driver();
+        enter();
 }
 
 /* ---- a thread that works -------------------------------------------------------- */
@@ -117,7 +91,7 @@ struct work_stream *work_stream_new(void)
         REQUIRE(s, "no memory");
         if (rig_device() != ON_HOST) {
                 enter();
-                REQUIRE(p_cuStreamCreate(&s->cuda, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "a stream");
+                REQUIRE(cu.cuStreamCreate(&s->cuda, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS, "a stream");
                 s->number = (uintptr_t)s->cuda;
                 return s;
         }
@@ -135,7 +109,7 @@ struct work_stream *work_stream_free(struct work_stream *s)
                 return NULL;
         if (s->cuda) {
                 work_wait(s);
-                p_cuStreamDestroy_v2(s->cuda);
+                cu.cuStreamDestroy_v2(s->cuda);
         } else {
                 pthread_mutex_lock(&s->lock);
                 s->is_ending = true;
@@ -158,7 +132,7 @@ void work_put(struct work_stream *s, void (*function)(void *data), void *data)
 
         if (s->cuda) {
                 enter();
-                REQUIRE(p_cuLaunchHostFunc(s->cuda, function, data) == CUDA_SUCCESS, "work");
+                REQUIRE(cu.cuLaunchHostFunc(s->cuda, function, data) == CUDA_SUCCESS, "work");
                 return;
         }
         job = calloc(1, sizeof(*job));
@@ -181,7 +155,7 @@ void work_wait(struct work_stream *s)
 {
         if (s->cuda) {
                 enter();
-                REQUIRE(p_cuStreamSynchronize(s->cuda) == CUDA_SUCCESS, "waiting");
+                REQUIRE(cu.cuStreamSynchronize(s->cuda) == CUDA_SUCCESS, "waiting");
                 return;
         }
         pthread_mutex_lock(&s->lock);
@@ -194,7 +168,7 @@ void work_begin_capture(struct work_stream *s)
 {
         if (s->cuda) {
                 enter();
-                REQUIRE(p_cuStreamBeginCapture_v2(s->cuda, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS,
+                REQUIRE(cu.cuStreamBeginCapture_v2(s->cuda, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS,
                         "a capture");
                 return;
         }
@@ -210,9 +184,9 @@ int work_end_capture(struct work_stream *s)
 
         if (s->cuda) {
                 enter();
-                if (p_cuStreamEndCapture(s->cuda, &graph) != CUDA_SUCCESS)
+                if (cu.cuStreamEndCapture(s->cuda, &graph) != CUDA_SUCCESS)
                         return -1;
-                p_cuGraphDestroy(graph);
+                cu.cuGraphDestroy(graph);
                 return 0;
         }
         pthread_mutex_lock(&s->lock);

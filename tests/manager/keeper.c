@@ -1,6 +1,6 @@
 /* The process that stands in for the service manager: one loop over NOTIFY_SOCKET, the
- * daemon's pidfd, what is kept with FDPOLL, and the orders. What the daemon said comes
- * before its end, and both before orders: an answer tells of all that was said before the
+ * daemon's pidfd, what is kept with FDPOLL, and the orders. Messages of the daemon are
+ * handled before its end, and both before commands: an answer includes all messages before the
  * question.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/fd_message.h"
 #include "tests/manager/order.h"
 
 #define FIRST_FD        3
@@ -111,7 +112,7 @@ static void keep(struct keeper *k, const char *name, int fd, bool is_polled)
         k->state.n_names += strlen(name) + 1;
 }
 
-static void let_go(struct keeper *k, struct kept **at)
+static void unlink_kept(struct keeper *k, struct kept **at)
 {
         struct kept *kept = *at;
 
@@ -131,7 +132,7 @@ static int drop(struct keeper *k, const char *name)
                         at = &(*at)->next;
                         continue;
                 }
-                let_go(k, at);
+                unlink_kept(k, at);
                 n++;
         }
         return n;
@@ -195,7 +196,7 @@ static void split(struct message *m)
         }
 }
 
-static void hear_of_fds(struct keeper *k, struct message *m)
+static void handle_fds(struct keeper *k, struct message *m)
 {
         const char *name = tag(m, "FDNAME=");
 
@@ -209,7 +210,7 @@ static void hear_of_fds(struct keeper *k, struct message *m)
         }
 }
 
-static void hear(struct keeper *k, struct message *m)
+static void handle(struct keeper *k, struct message *m)
 {
         const char *status = tag(m, "STATUS=");
 
@@ -227,7 +228,7 @@ static void hear(struct keeper *k, struct message *m)
                 k->state.is_stopping = true;
         if (status)
                 snprintf(k->state.said, sizeof(k->state.said), "%s", status);
-        hear_of_fds(k, m);
+        handle_fds(k, m);
 }
 
 /* Its fds and its sender. */
@@ -248,8 +249,8 @@ static void read_control(struct msghdr *header, struct message *m)
         }
 }
 
-/* False: nothing was said. */
-static bool hear_one(struct keeper *k)
+/* False: there was no message. */
+static bool handle_next(struct keeper *k)
 {
         static union {
                 struct cmsghdr header;
@@ -273,7 +274,7 @@ static bool hear_one(struct keeper *k)
         } else {
                 m.text[n] = '\0';
                 split(&m);
-                hear(k, &m);
+                handle(k, &m);
         }
         for (size_t i = 0; i < m.n_fds; i++) {
                 if (m.fds[i] >= 0)
@@ -310,8 +311,7 @@ static void hand_over(const struct keeper *k)
         }
         for (i = 0; i < n; i++)
                 dup2(fds[i], FIRST_FD + i);
-        (void)syscall(SYS_close_range, FIRST_FD + n, ~0u,
-                      CLOSE_RANGE_CLOEXEC); /* whatever we have inherited */
+        (void)syscall(SYS_close_range, FIRST_FD + n, ~0u, CLOSE_RANGE_CLOEXEC); /* all that was inherited */
         if (n == 0)
                 return;
         putenv(list);
@@ -484,7 +484,7 @@ static void take_order(struct keeper *k)
         struct order order;
         int fd = -1, ret_fd = -1;
 
-        if (order_receive(k->orders, &order, sizeof(order), &fd) < 0) {
+        if (fd_message_receive(k->orders, &order, sizeof(order), &fd) < 0) {
                 if (k->state.pid > 0) {
                         kill(k->state.pid, SIGKILL);
                         waitpid(k->state.pid, NULL, 0);
@@ -492,7 +492,7 @@ static void take_order(struct keeper *k)
                 _exit(0);
         }
         answer.r = obey(k, &order, &fd, &answer, &ret_fd);
-        (void)order_send(k->orders, &answer, sizeof(answer), ret_fd);
+        (void)fd_message_send(k->orders, &answer, sizeof(answer), &ret_fd, ret_fd >= 0, 0);
         if (fd >= 0)
                 close(fd);
 }
@@ -532,14 +532,14 @@ static void keeper_open(struct keeper *k)
                 k->sockets[k->n_sockets++] = bind_to(k->o->admin_socket, SOCK_STREAM);
 }
 
-/* Those that hung up; only of fds that can be waited for. */
+/* Drops fds that hung up, of those that can be polled. */
 static void drop_hung_up(struct keeper *k)
 {
         for (struct kept **at = &k->first; *at;) {
                 struct pollfd p = { .fd = (*at)->fd };
 
                 if ((*at)->is_polled && poll(&p, 1, 0) > 0 && p.revents & (POLLHUP | POLLERR))
-                        let_go(k, at);
+                        unlink_kept(k, at);
                 else
                         at = &(*at)->next;
         }
@@ -570,7 +570,7 @@ _Noreturn void keeper_run(const struct stand_in_options *options, int socket)
                         has_polled = kept->is_polled;
                 if (poll(p, 3, time_left(&k, has_polled)) < 0 && errno != EINTR)
                         fail("poll");
-                while (hear_one(&k))
+                while (handle_next(&k))
                         ;
                 if (p[1].revents)
                         see_end(&k);

@@ -1,4 +1,4 @@
-/* A daemon that keeps texts in the service manager and does what it is told by whoever
+/* A daemon that keeps texts in the service manager and obeys commands of every client that
  * connects: a line each, answered by a line.
  *
  * SPDX-License-Identifier: Apache-2.0 */

@@ -1,4 +1,4 @@
-/* What goes between the stand-in's process and who started it: one order in each
+/* The messages between the stand-in's process and the test: one order in each
  * datagram of a SOCK_SEQPACKET pair, and one answer to each, with at most one fd beside.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -30,11 +30,6 @@ struct answer {
         char name[STAND_IN_NAME_BYTES];
         struct stand_in_state state; /* of ORDER_LOOK */
 };
-
-/* fd: -1 for none. 0 or -errno. */
-int order_send(int socket, const void *bytes, size_t n_bytes, int fd);
-/* -ENODATA: the other end is gone. *ret_fd is -1 or the caller's. */
-int order_receive(int socket, void *bytes, size_t n_bytes, int *ret_fd);
 
 /* The process: serves orders until the other end is gone, and never returns. */
 _Noreturn void keeper_run(const struct stand_in_options *options, int socket);

@@ -1,4 +1,4 @@
-/* The side of who started it; see stand_in.h.
+/* The side of the test; see stand_in.h.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/manager/stand_in.h"
@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/fd_message.h"
 #include "tests/manager/order.h"
 
 struct stand_in {
@@ -29,14 +30,14 @@ static int64_t now_ms(void)
         return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* An order and its answer; the answer's fd is dropped where nobody wants one. */
+/* An order and its answer; the answer's fd is closed if the caller does not want it. */
 static int ask(struct stand_in *s, const struct order *order, int fd, struct answer *ret, int *ret_fd)
 {
         int r, got = -1;
 
-        r = order_send(s->socket, order, sizeof(*order), fd);
+        r = fd_message_send(s->socket, order, sizeof(*order), &fd, fd >= 0, 0);
         if (r == 0)
-                r = order_receive(s->socket, ret, sizeof(*ret), &got);
+                r = fd_message_receive(s->socket, ret, sizeof(*ret), &got);
         if (ret_fd)
                 *ret_fd = got;
         else if (got >= 0)

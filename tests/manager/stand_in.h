@@ -12,7 +12,7 @@
  *   - FDPOLL=0 keeps an fd even when it hangs up; without it such a one goes
  *   - FDSTOREREMOVE=1 drops all fds of the name; without a name, none
  *   - BARRIER=1 closes its one fd once all before it is done; only alone in its datagram
- *   - what was said before the process died still counts
+ *   - messages before the end of the process still count
  *   - at the start come the sockets, then what is kept, the newest first
  *
  * It is a process of its own, which dies with the one that started it, and its daemon with
@@ -72,7 +72,7 @@ int stand_in_look(struct stand_in *s, struct stand_in_state *ret);
 /* A signal for the daemon; another is started when it has ended. -ESRCH: none runs. */
 int stand_in_signal(struct stand_in *s, int signal);
 
-/* Held, it starts no other when one ends; let go it does at once. */
+/* Held: no daemon starts when one ends. Not held: one starts at once. */
 int stand_in_hold(struct stand_in *s, bool is_held);
 
 /* systemctl stop: SIGTERM, no other, and when it has ended nothing is kept any more.

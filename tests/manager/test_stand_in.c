@@ -110,7 +110,7 @@ static void await_start(unsigned n)
         ck_assert_int_eq(stand_in_wait_ready(manager, n, WAIT_MS), 0);
 }
 
-START_TEST(what_is_stored_comes_back)
+LOOP_TEST(stored_fds_are_passed_to_the_next_daemon, 2)
 {
         does("store a one");
         does("store b two");
@@ -124,9 +124,8 @@ START_TEST(what_is_stored_comes_back)
         ck_assert_str_eq(tell("tell"), "client=? a=one\n");
         ck_assert_str_eq(look().said, "up");
 }
-END_TEST
 
-START_TEST(what_was_said_before_it_died_counts)
+TEST(messages_before_a_death_count)
 {
         for (unsigned i = 0; i < 20; i++) {
                 unsigned n_starts = look().n_starts;
@@ -139,9 +138,8 @@ START_TEST(what_was_said_before_it_died_counts)
         }
         ck_assert_uint_eq(look().n_bad, 20);
 }
-END_TEST
 
-START_TEST(names_are_checked)
+TEST(names_are_checked)
 {
         char line[400] = "store ", longest[256];
 
@@ -160,9 +158,8 @@ START_TEST(names_are_checked)
         does("say FDSTOREREMOVE=1,FDNAME=stored"); /* both at once */
         ck_assert_str_eq(names(), longest);
 }
-END_TEST
 
-START_TEST(the_same_is_not_kept_twice)
+TEST(the_same_fd_is_stored_once)
 {
         does("store-twice a");
         ck_assert_str_eq(names(), "a");
@@ -171,9 +168,8 @@ START_TEST(the_same_is_not_kept_twice)
         restart(SIGKILL);
         ck_assert_str_eq(tell("tell"), "client=? a=other a=twice\n");
 }
-END_TEST
 
-START_TEST(beyond_the_limit_nothing_is_kept)
+TEST(fds_above_the_limit_are_not_stored)
 {
         char line[32];
 
@@ -188,9 +184,8 @@ START_TEST(beyond_the_limit_nothing_is_kept)
         does("store again x");
         ck_assert_uint_eq(look().n_stored, 16);
 }
-END_TEST
 
-START_TEST(what_hangs_up_goes_unless_it_is_said)
+TEST(polled_fds_are_dropped_on_a_hang_up)
 {
         does("store-pipe FDPOLL=0");
         does("store-pipe");
@@ -200,9 +195,8 @@ START_TEST(what_hangs_up_goes_unless_it_is_said)
         usleep(30000);
         ck_assert_uint_eq(look().n_stored, 1);
 }
-END_TEST
 
-START_TEST(only_the_daemon_is_heard)
+TEST(messages_of_other_processes_are_ignored)
 {
         struct sockaddr_un address = { .sun_family = AF_UNIX };
         int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -218,18 +212,16 @@ START_TEST(only_the_daemon_is_heard)
         ck_assert_uint_eq(look().n_stored, 0);
         ck_assert_str_eq(look().said, "up");
 }
-END_TEST
 
-START_TEST(a_barrier_waits_for_what_was_said_before)
+TEST(a_barrier_waits_for_earlier_messages)
 {
         does("store a one");
         does("barrier");
         does("say FDSTOREREMOVE=1,FDNAME=a,BARRIER=1"); /* with other words it counts for nothing */
         ck_assert_str_eq(names(), "a");
 }
-END_TEST
 
-START_TEST(tests_may_lay_hands_on_it)
+TEST(tests_can_change_the_store)
 {
         int fd, other = memfd_create("other", MFD_CLOEXEC);
         char text[8] = "";
@@ -258,9 +250,8 @@ START_TEST(tests_may_lay_hands_on_it)
         ck_assert_int_eq(stand_in_drop(manager, "a"), 0);
         close(other);
 }
-END_TEST
 
-START_TEST(stopped_it_forgets)
+TEST(a_stopped_service_loses_its_fds)
 {
         does("store a one");
         ck_assert_int_eq(stand_in_stop(manager), 0);
@@ -274,25 +265,8 @@ START_TEST(stopped_it_forgets)
         await_start(3);
         ck_assert_uint_eq(look().n_bad, 1);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("stand-in");
-        TCase *t = tcase_create("stand-in");
-
-        tcase_set_timeout(t, 30);
-        tcase_add_checked_fixture(t, set_up, tear_down);
-        tcase_add_loop_test(t, what_is_stored_comes_back, 0, 2);
-        tcase_add_test(t, what_was_said_before_it_died_counts);
-        tcase_add_test(t, names_are_checked);
-        tcase_add_test(t, the_same_is_not_kept_twice);
-        tcase_add_test(t, beyond_the_limit_nothing_is_kept);
-        tcase_add_test(t, what_hangs_up_goes_unless_it_is_said);
-        tcase_add_test(t, only_the_daemon_is_heard);
-        tcase_add_test(t, a_barrier_waits_for_what_was_said_before);
-        tcase_add_test(t, tests_may_lay_hands_on_it);
-        tcase_add_test(t, stopped_it_forgets);
-        suite_add_tcase(s, t);
-        return suite_run(s);
+        return suite_run(suite_of_tests("stand-in", 0, set_up, tear_down));
 }

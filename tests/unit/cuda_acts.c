@@ -111,7 +111,7 @@ int act_end(struct message *m)
 
 int act_others(struct message *m)
 {
-        return device_others(device, &m->a);
+        return device_foreign_bytes(device, &m->a);
 }
 
 int act_close(struct message *m)

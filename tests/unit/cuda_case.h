@@ -53,11 +53,4 @@ int copy_in(struct process *p, uint64_t offset, unsigned char value, uint64_t n_
 int copy_out_other(struct process *p, uint64_t offset, unsigned char value, uint64_t n_bytes,
                    uint64_t *ret_n_other);
 
-/* The cases of each file. */
-void add_open_tests(TCase *t);
-void add_trouble_tests(TCase *t);
-void add_adopt_tests(TCase *t);
-void add_fault_tests(TCase *t);
-void add_stream_tests(TCase *t);
-
 #endif

@@ -25,7 +25,7 @@ enum fake_mood { /* how a Malloc is answered (the first group: the Hello) */
                  FAKE_HELLO_ODD_UUID,  /* infer's device has half a UUID */
                  FAKE_HELLO_IPC_ON_HOST,
                  FAKE_HELLO_NO_EVENTS,      /* grants none */
-                 FAKE_HELLO_UNASKED_EVENTS, /* grants them to everybody */
+                 FAKE_HELLO_UNASKED_EVENTS, /* grants them to every client */
                  FAKE_HELLO_NO_EVENTS_FD,   /* grants them and sends no socket */
                  FAKE_HELLO_PAGES,          /* grants pages, as they must be; else there are none */
                  FAKE_HELLO_PAGES_NO_FDS,   /* grants them and sends none */
@@ -66,14 +66,14 @@ struct fake_server *fake_server_free(struct fake_server *s); /* stops all thread
 
 const char *fake_server_path(const struct fake_server *s);
 void fake_server_set_mood(struct fake_server *s, enum fake_mood mood, unsigned n_hold);
-void fake_server_hang_up(struct fake_server *s); /* on everybody */
+void fake_server_hang_up(struct fake_server *s); /* on all sessions */
 
-/* Destroys the extents in which no block lies; the next block there gets a new
+/* Destroys the extents without blocks; the next block there gets a new
  * extent at the same place. */
 void fake_server_renew_extents(struct fake_server *s);
 
 enum fake_event {
-        FAKE_RETIRE,         /* of the extents in which no block lies */
+        FAKE_RETIRE,         /* of the extents without blocks */
         FAKE_RETIRE_USED,    /* of one in which there is a block */
         FAKE_RETIRE_UNKNOWN, /* of one that was never given */
         FAKE_RETIRE_NOTHING, /* of no extent */
@@ -89,7 +89,7 @@ enum fake_event {
         FAKE_DRAINING_WRONG, /* of a partition that was not listed */
 };
 
-/* Sends it to everybody who has events. With FAKE_RETIRE waits for the answers and
+/* Sends it to every session with events. With FAKE_RETIRE waits for the answers and
  * then destroys those extents; returns how many. */
 unsigned fake_server_event(struct fake_server *s, enum fake_event event);
 
@@ -97,8 +97,8 @@ unsigned fake_server_event(struct fake_server *s, enum fake_event event);
  * there is none within so many ms. Not while fake_server_event() waits for answers. */
 int fake_server_await_answer(struct fake_server *s, int timeout_ms);
 
-/* The pages of the session that began last with good ones. In `ret_usage` train has figures that are their number
- * (bytes_limit 1, bytes_reserved 2, ...), and infer none: it has no entry. */
+/* The pages of the last session that has good ones. In `ret_usage` train has statistics that are their
+ * index plus 1 (bytes_limit 1, bytes_reserved 2, ...), and infer has no entry. */
 void fake_server_pages(struct fake_server *s, struct pages_usage **ret_usage,
                        struct pages_client **ret_client);
 
@@ -108,8 +108,8 @@ struct fake_counts {
         unsigned n_extents_sent;
         unsigned n_acks;
         unsigned n_goodbyes;
-        uint64_t capabilities; /* of the last Hello */
-        char name[64];         /* of the last Hello */
+        bool wants_events, wants_pages, can_resume; /* of the last Hello */
+        char name[64];                              /* of the last Hello */
         char tenant[64];
         char partition[64];
         uint32_t wait_ms; /* of the last Malloc */

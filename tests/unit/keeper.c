@@ -243,7 +243,7 @@ static void set_environment(const struct keeper *k)
                 unsetenv("BFCD_FDSTORE");
 }
 
-/* In the child, whose other fds are nobody's. */
+/* In the child, which has no other fds. */
 static void place_fds(const struct keeper *k)
 {
         char text[32], names[64 * KEEPER_MAX] = "";

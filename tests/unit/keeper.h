@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A service manager that keeps fds, in a thread: what it is told over NOTIFY_SOCKET it does
- * as systemd 252 does, and it can be told to be slow, deaf or gone. */
+ * as systemd 252 does, and it can be told to be slow, unresponsive or gone. */
 #ifndef TESTS_KEEPER_H
 #define TESTS_KEEPER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "daemon/manager.h"
+#include "daemon/handover/manager.h"
 
 enum { KEEPER_MAX = 200 };
 

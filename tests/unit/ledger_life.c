@@ -24,8 +24,10 @@ uint32_t life_random(struct life *life, uint32_t below)
 
 struct ledger *life_ledger(void)
 {
-        static const struct ledger_limits LIMITS = { LIFE_QUOTAS, LIFE_SESSIONS, LIFE_EXTENTS, LIFE_EXPORTS,
-                                                     LIFE_BLOCKS, LIFE_SHARED,   LIFE_HOLDS };
+        static const struct ledger_limits LIMITS = {
+                LIFE_QUOTAS, LIFE_SESSIONS, LIFE_EXTENTS, LIFE_EXPORTS,
+                LIFE_BLOCKS, LIFE_SHARED,   LIFE_REFS,    LIFE_METADATA
+        };
         struct ledger *l = NULL;
 
         ck_assert_int_eq(ledger_new(&LIMITS, &l), 0);
@@ -160,10 +162,22 @@ static void clear_block(struct life *life, uint32_t index)
 
 /* ---- shared blocks --------------------------------------------------------------- */
 
+/* The bytes follow from their number. */
+static size_t make_metadata(size_t n_bytes, unsigned char *ret)
+{
+        for (size_t i = 0; i < n_bytes; i++)
+                ret[i] = (unsigned char)mix(n_bytes + i);
+        return n_bytes;
+}
+
 static void publish(struct life *life)
 {
-        uint32_t block = pick(life, TABLE_BLOCK), shared, hold;
-        struct ledger_shared facts = { .block = block, .born_ms = 5 };
+        uint32_t block = pick(life, TABLE_BLOCK), shared, ref;
+        struct ledger_shared facts = { .block = block,
+                                       .born_ms = 5,
+                                       .keep_ms = life_random(life, 8) / 7 * 9 };
+        unsigned char metadata[LEDGER_METADATA_BYTES];
+        size_t n = make_metadata(1 + life_random(life, LEDGER_METADATA_BYTES), metadata);
         const struct ledger_block *b;
 
         if (block == LEDGER_NONE)
@@ -172,7 +186,9 @@ static void publish(struct life *life)
         snprintf(facts.name, sizeof(facts.name), "block %llx", (unsigned long long)b->id);
         if (b->shared != LEDGER_NONE || ledger_shared_add(life->l, &facts, &shared) < 0)
                 return;
-        if (ledger_hold_add(life->l, b->session, shared, &hold) < 0)
+        if (life_random(life, 2) == 0)
+                (void)ledger_shared_describe(life->l, shared, metadata, n);
+        if (ledger_ref_add(life->l, b->session, shared, &ref) < 0)
                 ledger_shared_clear(life->l, shared);
         else
                 ledger_block_share(life->l, block, shared);
@@ -188,38 +204,58 @@ static void attach(struct life *life)
         block = ledger_shared_at(life->l, shared)->block;
         if (!is_tenants(life, session, ledger_block_at(life->l, block)->quota))
                 return;
-        i = ledger_session_at(life->l, session)->links.first_hold;
-        while (i != LEDGER_NONE && ledger_hold_at(life->l, i)->shared != shared)
-                i = ledger_hold_at(life->l, i)->links.next_of_session;
+        i = ledger_session_at(life->l, session)->links.first_ref;
+        while (i != LEDGER_NONE && ledger_ref_at(life->l, i)->shared != shared)
+                i = ledger_ref_at(life->l, i)->links.next_of_session;
         if (i != LEDGER_NONE)
-                ledger_hold_at(life->l, i)->count++;
+                ledger_ref_at(life->l, i)->count++;
         else
-                (void)ledger_hold_add(life->l, session, shared, &i);
+                (void)ledger_ref_add(life->l, session, shared, &i);
+}
+
+/* A kept block without references. */
+static void forget(struct life *life)
+{
+        uint32_t shared = pick(life, TABLE_SHARED);
+        const struct ledger_shared *s = shared != LEDGER_NONE ? ledger_shared_at(life->l, shared) : NULL;
+
+        if (!s)
+                return;
+        if (s->links.n_refs > 0) {
+                ledger_shared_keep(life->l, shared, 0);
+                return;
+        }
+        clear_block(life, s->block);
+        ledger_shared_clear(life->l, shared);
 }
 
 /* All of a session's count. */
-static void clear_hold(struct life *life, uint32_t hold)
+static void clear_ref(struct life *life, uint32_t ref)
 {
-        uint32_t shared = ledger_hold_at(life->l, hold)->shared;
-        bool is_last = ledger_shared_at(life->l, shared)->links.n_holds == 1;
+        uint32_t shared = ledger_ref_at(life->l, ref)->shared;
+        bool is_last = ledger_shared_at(life->l, shared)->links.n_refs == 1;
 
+        if (is_last && ledger_shared_at(life->l, shared)->keep_ms > 0) {
+                ledger_shared_keep_until(life->l, shared, 7);
+                is_last = false;
+        }
         if (is_last)
                 clear_block(life, ledger_shared_at(life->l, shared)->block);
-        ledger_hold_clear(life->l, hold);
+        ledger_ref_clear(life->l, ref);
         if (is_last)
                 ledger_shared_clear(life->l, shared);
 }
 
 static void detach(struct life *life)
 {
-        uint32_t hold = pick(life, TABLE_HOLD);
+        uint32_t ref = pick(life, TABLE_REF);
 
-        if (hold == LEDGER_NONE)
+        if (ref == LEDGER_NONE)
                 return;
-        if (ledger_hold_at(life->l, hold)->count > 1)
-                ledger_hold_at(life->l, hold)->count--;
+        if (ledger_ref_at(life->l, ref)->count > 1)
+                ledger_ref_at(life->l, ref)->count--;
         else
-                clear_hold(life, hold);
+                clear_ref(life, ref);
 }
 
 /* ---- sessions and extents ---------------------------------------------------------- */
@@ -228,7 +264,8 @@ static void make_session(struct ledger_session *s, uint32_t pid)
 {
         *s = (struct ledger_session){ .pid = pid, .uid = pid / 2, .gid = pid / 3, .start_time = mix(pid) };
         s->born_ms = mix(pid + 1);
-        s->capabilities = mix(pid + 2);
+        s->has_events = (uint32_t)mix(pid + 2);
+        s->can_resume = (uint32_t)mix(pid + 3);
         snprintf(s->name, sizeof(s->name), "job %u", pid);
         for (size_t i = 0; i < sizeof(s->secret); i++)
                 s->secret[i] = (uint8_t)mix(pid + i);
@@ -251,8 +288,8 @@ static void end_session(struct life *life)
 
         while (s && s->links.first_block != LEDGER_NONE)
                 clear_block(life, s->links.first_block);
-        while (s && s->links.first_hold != LEDGER_NONE)
-                clear_hold(life, s->links.first_hold);
+        while (s && s->links.first_ref != LEDGER_NONE)
+                clear_ref(life, s->links.first_ref);
         while (s && s->links.first_export != LEDGER_NONE)
                 ledger_export_clear(life->l, s->links.first_export);
         if (s)
@@ -316,8 +353,10 @@ void life_step(struct life *life)
                 publish(life);
         else if (what < 96)
                 attach(life);
-        else if (what < 124)
+        else if (what < 120)
                 detach(life);
+        else if (what < 124)
+                forget(life);
         else if ((block = pick(life, TABLE_BLOCK)) != LEDGER_NONE &&
                  ledger_block_at(life->l, block)->shared == LEDGER_NONE)
                 clear_block(life, block);
@@ -336,6 +375,21 @@ const char *life_check(struct ledger *l)
                     strcmp(b->tag, want.tag) != 0)
                         return "a block is torn";
         }
+        t = &l->tables[TABLE_METADATA];
+        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1)) {
+                const struct ledger_metadata *m = record(t, i);
+                unsigned char want[LEDGER_METADATA_BYTES];
+
+                if (memcmp(m->bytes, want, make_metadata(m->n_bytes, want)) != 0)
+                        return "metadata is torn";
+        }
+        t = &l->tables[TABLE_SHARED];
+        for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1)) {
+                const struct ledger_shared *s = record(t, i);
+
+                if (s->links.n_refs == 0 && s->until_ms != 7)
+                        return "a kept block without references has no end";
+        }
         t = &l->tables[TABLE_SESSION];
         for (uint32_t i = table_next(t, 0); i != LEDGER_NONE; i = table_next(t, i + 1)) {
                 const struct ledger_session *s = record(t, i);
@@ -344,8 +398,8 @@ const char *life_check(struct ledger *l)
                 make_session(&want, s->pid);
                 if (s->uid != want.uid || s->gid != want.gid || s->start_time != want.start_time ||
                     memcmp(s->secret, want.secret, sizeof(s->secret)) != 0 || s->born_ms != want.born_ms ||
-                    s->capabilities != want.capabilities || strcmp(s->name, want.name) != 0 ||
-                    strcmp(s->tenant, want.tenant) != 0)
+                    s->has_events != want.has_events || s->can_resume != want.can_resume ||
+                    strcmp(s->name, want.name) != 0 || strcmp(s->tenant, want.tenant) != 0)
                         return "a session is torn";
         }
         return NULL;

@@ -5,7 +5,7 @@
 #ifndef TESTS_LEDGER_LIFE_H
 #define TESTS_LEDGER_LIFE_H
 
-#include "daemon/ledger_table.h"
+#include "daemon/ledger/table.h"
 
 enum {
         LIFE_QUOTAS = 3, /* two of "vision", one of "audio" */
@@ -14,7 +14,8 @@ enum {
         LIFE_EXPORTS = 80,
         LIFE_BLOCKS = 120,
         LIFE_SHARED = 12,
-        LIFE_HOLDS = 40,
+        LIFE_REFS = 40,
+        LIFE_METADATA = 5,
         LIFE_PLACES = 8,          /* for extents, in each quota */
         LIFE_CELLS_PER_PLACE = 8, /* for blocks */
         LIFE_CELLS = LIFE_PLACES * LIFE_CELLS_PER_PLACE,

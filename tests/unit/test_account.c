@@ -4,10 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/account.h"
+#include "daemon/memory/account.h"
 #include "tests/suite.h"
 
-START_TEST(test_limits)
+TEST(test_limits)
 {
         struct pool pool;
         struct account a, b;
@@ -64,9 +64,8 @@ START_TEST(test_limits)
         account_deinit(&b);
         ck_assert_uint_eq(pool.committed_bytes, 0);
 }
-END_TEST
 
-START_TEST(test_reserves)
+TEST(test_reserves)
 {
         struct pool pool;
         struct account a, b;
@@ -77,10 +76,9 @@ START_TEST(test_reserves)
         ck_assert_int_eq(account_init(&b, &pool, 100, 50), -ENOMEM);
         account_deinit(&a);
 }
-END_TEST
 
 /* Σ max(reserve, charged) against a plain sum, over random takes and drops. */
-START_TEST(test_random)
+TEST(test_random)
 {
         struct pool pool;
         struct account accounts[4];
@@ -118,11 +116,10 @@ START_TEST(test_random)
                 account_deinit(&accounts[i]);
         ck_assert_uint_eq(pool.charged_bytes + pool.committed_bytes, 0);
 }
-END_TEST
 
 /* A limit under what is charged: nothing new, growth up to the reserve as ever, and
  * what is dropped stays away. */
-START_TEST(test_lowered_limits)
+TEST(test_lowered_limits)
 {
         struct pool pool;
         struct account a, b;
@@ -167,11 +164,10 @@ START_TEST(test_lowered_limits)
         account_deinit(&a);
         account_deinit(&b);
 }
-END_TEST
 
 /* Limits and reserves that change at random under random charges, as far as
  * pool_fits() lets them: guarantees hold, and nothing passes a limit. */
-START_TEST(test_random_limits)
+TEST(test_random_limits)
 {
         struct pool pool;
         struct account accounts[4];
@@ -233,19 +229,8 @@ START_TEST(test_random_limits)
         ck_assert_uint_eq(pool.charged_bytes + pool.committed_bytes, 0);
         ck_assert_uint_eq(pool.ceiling_bytes, pool.limit_bytes);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("account");
-        TCase *tc = tcase_create("account");
-
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, test_limits);
-        tcase_add_test(tc, test_reserves);
-        tcase_add_test(tc, test_random);
-        tcase_add_test(tc, test_lowered_limits);
-        tcase_add_test(tc, test_random_limits);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("account");
 }

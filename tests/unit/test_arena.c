@@ -2,7 +2,7 @@
  * every byte of a limit can be backed.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/arena.h"
+#include "daemon/memory/arena.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,11 +10,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "daemon/fd_reserve.h"
+#include "daemon/memory/upcalls.h"
+#include "daemon/net/fd_reserve.h"
 #include "device/host_free.h"
 #include "tests/fake_device.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/checks.h"
 
 #define MIB   (UINT64_C(1) << 20)
 #define GIB   (UINT64_C(1) << 30)
@@ -24,7 +26,9 @@
 #define ZONES (42 * MIB)
 #define LARGE (16 * MIB)
 
-static void on_retire(void *userdata, const uint32_t *extents, size_t n_extents);
+static void on_retire(struct broker *b, const uint32_t *extents, size_t n_extents);
+static bool on_unmaps_soon(const struct broker *b, uint32_t extent);
+static const struct upcalls upcalls = { .retire = on_retire, .unmaps_soon = on_unmaps_soon };
 
 static struct fake_device device;
 static struct worker *worker;
@@ -47,7 +51,7 @@ static void check(void)
         ledger_count(ledger, &counts);
         ck_assert_uint_eq(counts.n_extents, arena_n_extents(a));
         if (arena_pending_bytes(a) == 0) {
-                ck_assert_uint_eq(account.charged_bytes, device.live_bytes + arena_escaped_bytes(a));
+                ck_assert_uint_eq(account.charged_bytes, device.live_bytes + arena_unreclaimed_bytes(a));
                 ck_assert_uint_eq(device.n_live, arena_n_extents(a));
         }
 }
@@ -67,11 +71,9 @@ static void open_shared(enum device_share share, uint64_t limit_bytes)
                 .share = share,
                 .supply = supply,
                 .limit_bytes = limit_bytes,
-                .extent_bytes = per_zone > 0 ? LARGE : E,
-                .small_extent_bytes = E,
-                .extents_per_zone = per_zone,
-                .retire = on_retire,
-                .userdata = &n_asked,
+                .sizes = { per_zone > 0 ? LARGE : E, E, per_zone },
+                .upcalls = &upcalls,
+                .broker = (struct broker *)&n_asked,
         };
 
         pool_init(&pool, limit_bytes);
@@ -129,6 +131,8 @@ static void teardown(void)
         worker = worker_free(worker);
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
+
+FIXTURE(arena, setup, teardown);
 
 struct grown {
         unsigned n_calls;
@@ -224,11 +228,11 @@ static uint64_t release(uint64_t want_bytes)
 
 static uint64_t largest(uint64_t limit_bytes, uint64_t granularity)
 {
-        return arena_grid(DEVICE_SHARE_FD, limit_bytes, granularity).extent_bytes;
+        return extent_sizes_for(DEVICE_SHARE_FD, limit_bytes, granularity).extent_bytes;
 }
 
 /* The smallest extents first, as many as the limit allows: the first one may have any size. */
-static uint64_t count_extents(const struct arena_grid *g, uint64_t limit_bytes)
+static uint64_t count_extents(const struct extent_sizes *g, uint64_t limit_bytes)
 {
         uint64_t n = 1, size = g->small_extent_bytes;
 
@@ -242,7 +246,7 @@ static uint64_t count_extents(const struct arena_grid *g, uint64_t limit_bytes)
         return n;
 }
 
-START_TEST(test_grid)
+TEST(extent_alignment)
 {
         ck_assert_uint_eq(largest(2 * MIB, 4096), 2 * MIB);
         ck_assert_uint_eq(largest(512 * MIB, 4096), 2 * MIB);
@@ -255,70 +259,66 @@ START_TEST(test_grid)
         ck_assert_uint_eq(largest(1024 * MIB, 3 * MIB), 6 * MIB);
         for (uint64_t limit = 2 * MIB, before = 0; limit < 600 * GIB;
              limit += limit < 5 * GIB ? 2 * MIB : GIB) {
-                struct arena_grid g = arena_grid(DEVICE_SHARE_FD, limit, 2 * MIB);
-                uint64_t n = arena_max_extents(DEVICE_SHARE_FD, limit, &g);
+                struct extent_sizes g = extent_sizes_for(DEVICE_SHARE_FD, limit, 2 * MIB);
+                uint64_t n = extent_max_count(DEVICE_SHARE_FD, limit, &g);
 
-                ck_assert(g.small_extent_bytes == 2 * MIB && arena_grid_is_valid(&g, 2 * MIB));
+                ck_assert(g.small_extent_bytes == 2 * MIB && extent_sizes_are_valid(&g, 2 * MIB));
                 ck_assert(g.extent_bytes * 256 >= limit && g.extent_bytes >= before);
                 ck_assert(g.extent_bytes == 2 * MIB ||
                           g.extent_bytes * 64 < limit); /* no larger than it must be */
                 ck_assert(n <= (limit <= 4 * GIB ? 257 : limit <= 256 * GIB ? 771 : 897));
                 ck_assert(n == count_extents(&g, limit));
-                ck_assert(arena_grid_limit_max(&g) >= limit);
-                ck_assert(arena_max_extents(DEVICE_SHARE_FD, arena_grid_limit_max(&g), &g) ==
-                          ARENA_MAX_EXTENTS);
+                ck_assert(extent_max_limit(&g) >= limit);
+                ck_assert(extent_max_count(DEVICE_SHARE_FD, extent_max_limit(&g), &g) == EXTENT_MAX_COUNT);
                 before = g.extent_bytes;
         }
 }
-END_TEST
 
 /* Such a ledger is refused. */
-START_TEST(test_grid_from_a_ledger)
+TEST(extent_alignment_from_ledger)
 {
-        const struct arena_grid good = arena_grid(DEVICE_SHARE_FD, 160 * GIB, 2 * MIB);
-        struct arena_grid g = good;
+        const struct extent_sizes good = extent_sizes_for(DEVICE_SHARE_FD, 160 * GIB, 2 * MIB);
+        struct extent_sizes g = good;
 
-        ck_assert(arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(extent_sizes_are_valid(&g, 2 * MIB));
         g.small_extent_bytes = 0;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g.small_extent_bytes = MIB;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g.small_extent_bytes = 6 * MIB;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g.small_extent_bytes = 2 * GIB;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g = good;
         g.extent_bytes = 0;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g.extent_bytes = UINT64_C(1) << 63;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g = good;
         g.extents_per_zone = UINT32_MAX;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g.extents_per_zone = 1000;
-        ck_assert(!arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(!extent_sizes_are_valid(&g, 2 * MIB));
         g.extents_per_zone = 0;
-        ck_assert(arena_grid_is_valid(&g, 2 * MIB));
+        ck_assert(extent_sizes_are_valid(&g, 2 * MIB));
 }
-END_TEST
 
 /* What a limit must be for blocks of so many bytes in one extent. */
-START_TEST(test_limit_for_extent)
+TEST(test_limit_for_extent)
 {
-        ck_assert_uint_eq(arena_limit_for_extent(1, 4096), 2 * MIB);
-        ck_assert_uint_eq(arena_limit_for_extent(2 * MIB + 1, 4096), 514 * MIB);
+        ck_assert_uint_eq(extent_limit_for(1, 4096), 2 * MIB);
+        ck_assert_uint_eq(extent_limit_for(2 * MIB + 1, 4096), 514 * MIB);
         for (uint64_t n = 1; n < 600 * MIB; n += 777777) {
-                uint64_t limit = arena_limit_for_extent(n, 2 * MIB);
+                uint64_t limit = extent_limit_for(n, 2 * MIB);
 
                 ck_assert(limit % (2 * MIB) == 0);
                 ck_assert_uint_ge(largest(limit, 2 * MIB), n);
                 ck_assert(limit == 2 * MIB || largest(limit - 2 * MIB, 2 * MIB) < n);
         }
 }
-END_TEST
 
 /* A block that may lie over several extents fills up what is left; one that may not goes past. */
-START_TEST(test_in_extent)
+TEST(test_in_extent)
 {
         struct bfc_growth plan;
         struct charge charge;
@@ -349,10 +349,9 @@ START_TEST(test_in_extent)
         check();
         ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
 }
-END_TEST
 
-/* With cuda-ipc every block lies in one extent, however large it is. */
-START_TEST(test_in_extent_by_nature)
+/* With cuda-ipc every block is in one extent, however large it is. */
+TEST(in_extent_where_each_region_is_one)
 {
         struct bfc_growth plan;
         bfc_handle handle;
@@ -366,9 +365,8 @@ START_TEST(test_in_extent_by_nature)
         ck_assert_int_eq(arena_alloc_in_extent(a, 100 * MIB, &handle, &offset), 0);
         ck_assert_int_eq(arena_dealloc(a, handle), 0);
 }
-END_TEST
 
-START_TEST(test_grow_and_release)
+TEST(test_grow_and_release)
 {
         struct grown g, h;
         bfc_handle small;
@@ -397,10 +395,9 @@ START_TEST(test_grow_and_release)
         ck_assert_uint_eq(device.n_destroys, 4);
         ck_assert_uint_eq(account.charged_bytes, 0);
 }
-END_TEST
 
 /* The device is told which pages, and what it made is counted as long as it is there. */
-START_TEST(test_pages)
+TEST(test_pages)
 {
         supply = (struct device_supply){ .pages = DEVICE_PAGES_RESERVED, .is_bound = true, .node = 3 };
         open_arena(8 * E);
@@ -420,9 +417,8 @@ START_TEST(test_pages)
         ck_assert_uint_eq(arena_huge_bytes(a), 2 * E);
         ck_assert_uint_eq(arena_small_bytes(a), 0);
 }
-END_TEST
 
-START_TEST(test_keep)
+TEST(release_keeps_what_a_plan_uses)
 {
         struct bfc_growth plan;
         struct grown g;
@@ -437,10 +433,9 @@ START_TEST(test_keep)
         ck_assert_uint_eq(arena_releasable(a, NULL), 2 * E);
         check();
 }
-END_TEST
 
 /* Extents on their way back cannot be had and are charged until they are gone. */
-START_TEST(test_release_under_way)
+TEST(release_while_another_is_pending)
 {
         unsigned n_released = 0;
         struct bfc_growth plan;
@@ -465,10 +460,9 @@ START_TEST(test_release_under_way)
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_int_eq(g.result, 0);
 }
-END_TEST
 
 /* A large release is uncharged in steps: room for others is there before its end. */
-START_TEST(test_release_in_steps)
+TEST(test_release_in_steps)
 {
         unsigned n_released = 0;
 
@@ -483,10 +477,9 @@ START_TEST(test_release_in_steps)
                 check();
         }
 }
-END_TEST
 
-/* What escapes while the device is asked is not in its answer. */
-START_TEST(test_escapes_beside_a_question)
+/* Memory that becomes unreclaimed during a query is not in its answer. */
+TEST(unreclaimed_extents_beside_a_query)
 {
         struct bfc_growth plan;
         struct grown g;
@@ -495,25 +488,24 @@ START_TEST(test_escapes_beside_a_question)
         ck_assert_int_eq(arena_dealloc(a, grow(E).handle), 0);
         fake_device_fail_destroy(&device, 1, -EIO);
         ck_assert_uint_eq(release(UINT64_MAX), E);
-        ck_assert_uint_eq(arena_escaped_bytes(a), E);
-        arena_settle_escapes(a);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
+        arena_check_unreclaimed(a);
         begin(2 * E, &plan, &g); /* goes first, and fails */
         fake_device_fail_make(&device, 2, -ENOMEM);
         fake_device_fail_destroy(&device, 1, -EIO);
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_int_eq(g.result, -ENOMEM);
-        ck_assert_uint_eq(arena_escaped_bytes(a), 2 * E);
-        device.others_bytes = 0; /* as it may be said before the growth failed */
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), 2 * E);
+        device.foreign_bytes = 0; /* as it may be said before the growth failed */
         ck_assert_uint_eq(worker_poll(worker), 1);
-        ck_assert_uint_eq(arena_escaped_bytes(a), E);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
         check();
-        arena_settle_escapes(a);
+        arena_check_unreclaimed(a);
         ck_assert_uint_eq(worker_poll(worker), 1);
-        ck_assert_uint_eq(arena_escaped_bytes(a), 0);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), 0);
 }
-END_TEST
 
-START_TEST(test_make_fails_at_each_position)
+TEST(test_make_fails_at_each_position)
 {
         const unsigned n = 5;
 
@@ -535,7 +527,7 @@ START_TEST(test_make_fails_at_each_position)
                 ck_assert_uint_eq(device.n_live, 0);
                 ck_assert_uint_eq(account.charged_bytes, 0);
                 ck_assert_uint_eq(arena_n_extents(a), 0);
-                ck_assert_uint_eq(arena_escaped_bytes(a), 0);
+                ck_assert_uint_eq(arena_unreclaimed_bytes(a), 0);
                 arena_read_stats(a, &stats);
                 ck_assert_uint_eq(stats.bytes_reserved, 0);
                 ck_assert_uint_eq(stats.num_blocks, 0);
@@ -549,10 +541,9 @@ START_TEST(test_make_fails_at_each_position)
         grow(n * E);
         ck_assert_uint_eq(device.n_live, n);
 }
-END_TEST
 
 /* A failed growth beside live blocks takes nothing from them. */
-START_TEST(test_failure_keeps_neighbours)
+TEST(test_failure_keeps_neighbours)
 {
         struct bfc_growth plan;
         struct grown g, h;
@@ -569,10 +560,9 @@ START_TEST(test_failure_keeps_neighbours)
         check();
         ck_assert_int_eq(arena_dealloc(a, h.handle), 0);
 }
-END_TEST
 
 /* Fds that are reserved for administrators can be had while one is served. No extent keeps one. */
-START_TEST(test_no_reserved_fd)
+TEST(make_without_reserved_fd)
 {
         struct rlimit few;
         struct bfc_growth plan;
@@ -610,9 +600,8 @@ START_TEST(test_no_reserved_fd)
         while (n_others > 0)
                 close(others[--n_others]);
 }
-END_TEST
 
-START_TEST(test_undoing_fails)
+TEST(rollback_of_growth_fails)
 {
         struct bfc_growth plan;
         struct grown g;
@@ -625,16 +614,15 @@ START_TEST(test_undoing_fails)
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_int_eq(g.result, -ENOMEM);
         ck_assert_uint_eq(device.n_destroys, 4);
-        ck_assert_uint_eq(arena_escaped_bytes(a), SHORT);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), SHORT);
         ck_assert_uint_eq(account.charged_bytes, SHORT);
         ck_assert_uint_eq(arena_n_extents(a), 0);
         check();
         grow(2 * E);
         ck_assert_uint_eq(account.charged_bytes, 2 * E + SHORT);
 }
-END_TEST
 
-START_TEST(test_destroy_fails)
+TEST(destroy_fails_extent_stays_charged)
 {
         for (unsigned nth = 1; nth <= 3; nth++) {
                 struct grown g;
@@ -647,14 +635,13 @@ START_TEST(test_destroy_fails)
                 ck_assert_uint_eq(release(UINT64_MAX), 3 * E);
                 ck_assert_uint_eq(arena_n_extents(a), 0);
                 ck_assert_uint_eq(device.n_live, 0);
-                ck_assert_uint_eq(arena_escaped_bytes(a), nth * E);
+                ck_assert_uint_eq(arena_unreclaimed_bytes(a), nth * E);
                 ck_assert_uint_eq(account.charged_bytes, nth * E);
         }
         /* The address space is usable again, for as much as is left of the limit. */
         grow(5 * E);
         ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
 }
-END_TEST
 
 /* ---- the short extent ---------------------------------------------------- */
 
@@ -676,7 +663,7 @@ static unsigned n_short_extents(void)
         return n;
 }
 
-START_TEST(test_every_byte_in_one_block)
+TEST(test_every_byte_in_one_block)
 {
         struct grown g;
         struct bfc_growth plan;
@@ -690,9 +677,8 @@ START_TEST(test_every_byte_in_one_block)
         ck_assert_int_eq(arena_plan(a, 256, 0, &plan), 0);
         ck_assert_uint_ge(plan.new_bytes, 1); /* the address space has more than the limit */
 }
-END_TEST
 
-START_TEST(test_every_byte_in_small_blocks)
+TEST(test_every_byte_in_small_blocks)
 {
         open_arena(8 * E + SHORT);
         for (unsigned i = 0; i < 8; i++)
@@ -702,16 +688,14 @@ START_TEST(test_every_byte_in_small_blocks)
         ck_assert_uint_eq(n_short_extents(), 1);
         ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
 }
-END_TEST
 
-START_TEST(test_limit_below_an_extent)
+TEST(test_limit_below_an_extent)
 {
         open_arena(SHORT);
         ck_assert_uint_eq(grow(SHORT).offset, 0);
         ck_assert_uint_eq(account.charged_bytes, SHORT);
         ck_assert_uint_eq(n_short_extents(), 1);
 }
-END_TEST
 
 /* Pins the extent at `offset` with a block: backs from the lowest to be had up to
  * there and gives all the rest back. */
@@ -743,7 +727,7 @@ static void fragment(void)
         ck_assert_uint_eq(arena_n_extents(a), 3);
 }
 
-START_TEST(test_second_region)
+TEST(test_second_region)
 {
         struct arena_place first, second;
         const size_t n_slots = 18; /* of the first region */
@@ -781,9 +765,8 @@ START_TEST(test_second_region)
         ck_assert_uint_eq(grow(E).n_calls, 1);
         ck_assert_uint_eq(account.charged_bytes, account.limit_bytes);
 }
-END_TEST
 
-START_TEST(test_second_region_failure)
+TEST(test_second_region_failure)
 {
         struct bfc_growth plan;
         struct grown g;
@@ -797,9 +780,8 @@ START_TEST(test_second_region_failure)
         check();
         grow(5 * E);
 }
-END_TEST
 
-START_TEST(test_address_space)
+TEST(test_address_space)
 {
         struct arena_options o = {
                 .ledger = ledger,
@@ -807,7 +789,7 @@ START_TEST(test_address_space)
                 .worker = worker,
                 .quota = quota,
                 .limit_bytes = UINT64_C(1) << 40,
-                .extent_bytes = 4 * GIB,
+                .sizes.extent_bytes = 4 * GIB,
         };
         struct arena_place place;
         struct bfc_growth plan;
@@ -825,7 +807,6 @@ START_TEST(test_address_space)
         ck_assert_int_eq(arena_plan(a, 0, 0, &plan), -EINVAL);
         check();
 }
-END_TEST
 
 /* ---- small extents first -------------------------------------------------- */
 
@@ -842,7 +823,7 @@ static uint64_t arena_plan_bytes(uint64_t n_bytes)
         return plan.new_bytes;
 }
 
-START_TEST(test_first_block_is_cheap)
+TEST(first_block_makes_one_extent)
 {
         struct grown g;
 
@@ -859,10 +840,9 @@ START_TEST(test_first_block_is_cheap)
         ck_assert_uint_eq(arena_n_extents(a), 4);
         ck_assert_uint_eq(release(UINT64_MAX), 0);
 }
-END_TEST
 
 /* Where the small extents are all there, room for less than a large one is none. */
-START_TEST(test_growable)
+TEST(arena_reports_growable_bytes)
 {
         const uint64_t limit = ZONES + 2 * LARGE + MIB; /* the first extent has 1 MiB */
         struct charge charge;
@@ -882,13 +862,12 @@ START_TEST(test_growable)
         ck_assert_uint_eq(arena_growable(a, LARGE + E), LARGE);
         ck_assert_uint_eq(arena_growable(a, 2 * LARGE), 2 * LARGE);
 }
-END_TEST
 
-/* No more extents than arena_max_extents() says, and all of the limit, however it came about. */
-START_TEST(test_zones_fill_the_limit)
+/* No more extents than extent_max_count() says, and all of the limit, however it came about. */
+LOOP_TEST(test_zones_fill_the_limit, 3)
 {
         const uint64_t limit = ZONES + 5 * LARGE + (_i == 0 ? 0 : 3 * MIB);
-        struct arena_grid grid = { LARGE, E, 3 };
+        struct extent_sizes grid = { LARGE, E, 3 };
         struct charge charge;
         uint64_t missing, n_bytes = 0;
         struct arena_place place;
@@ -904,7 +883,7 @@ START_TEST(test_zones_fill_the_limit)
                         while (limit - n_bytes >= n && arena_plan_bytes(n) <= account_room(&account))
                                 n_bytes += grow(n).offset >= limit ? 0 : n;
         }
-        ck_assert_uint_le(arena_n_extents(a), arena_max_extents(DEVICE_SHARE_FD, limit, &grid));
+        ck_assert_uint_le(arena_n_extents(a), extent_max_count(DEVICE_SHARE_FD, limit, &grid));
         if (_i < 2) {
                 ck_assert_uint_eq(arena_n_extents(a), 9 + 5 + (_i == 0 ? 0 : 1));
                 ck_assert_uint_eq(account.charged_bytes, limit);
@@ -913,9 +892,8 @@ START_TEST(test_zones_fill_the_limit)
         ck_assert_uint_ge(place.region_bytes, 2 * limit);
         ck_assert_uint_lt(place.region_bytes, 2 * limit + LARGE);
 }
-END_TEST
 
-START_TEST(test_zones_in_extent)
+TEST(test_zones_in_extent)
 {
         struct bfc_growth plan;
 
@@ -931,12 +909,11 @@ START_TEST(test_zones_in_extent)
         ck_assert_uint_eq(plan.offset, ZONES);
         ck_assert_int_eq(arena_plan_in_extent(a, LARGE + 1, 0, &plan), -EINVAL);
 }
-END_TEST
 
 /* The sizes stay. A further region has large extents only, and a limit below the zones is no problem. */
-START_TEST(test_zones_and_another_limit)
+LOOP_TEST(test_zones_and_another_limit, 2)
 {
-        struct arena_grid grid = { LARGE, E, 3 };
+        struct extent_sizes grid = { LARGE, E, 3 };
         struct arena_place place;
         struct bfc_growth plan;
         size_t first, last;
@@ -944,8 +921,8 @@ START_TEST(test_zones_and_another_limit)
         open_zoned(ZONES + 2 * LARGE);
         ck_assert_int_eq(arena_prepare_limit(a, arena_limit_max(a) + LARGE), -ENOTSUP);
         ck_assert_int_eq(arena_prepare_limit(a, arena_limit_max(a)), 0);
-        ck_assert_uint_eq(arena_limit_max(a), arena_grid_limit_max(&grid));
-        ck_assert_uint_eq(arena_limit_max(a), ZONES + (ARENA_MAX_EXTENTS - 10) * LARGE);
+        ck_assert_uint_eq(arena_limit_max(a), extent_max_limit(&grid));
+        ck_assert_uint_eq(arena_limit_max(a), ZONES + (EXTENT_MAX_COUNT - 10) * LARGE);
         if (_i == 1) { /* before the region is there */
                 arena_set_limit(a, 10 * MIB);
                 ck_assert_int_eq(arena_plan(a, 4 * MIB, 0, &plan), 0);
@@ -965,11 +942,10 @@ START_TEST(test_zones_and_another_limit)
         ck_assert_uint_eq(last + 1 - first, round_to_large(2 * (ZONES + 20 * LARGE)) / LARGE);
         ck_assert_uint_eq(arena_extent_room(a, E), 9 + 20 + 1);
 }
-END_TEST
 
 /* ---- looking, and backing at once ---------------------------------------- */
 
-START_TEST(test_slots_and_places)
+TEST(test_slots_and_places)
 {
         struct arena_place place;
         struct grown g, h;
@@ -1004,7 +980,6 @@ START_TEST(test_slots_and_places)
         ck_assert_uint_eq(place.offset, h.offset + 256);
         ck_assert_uint_eq(place.region_id, ((uint64_t)quota + 1) << 32);
 }
-END_TEST
 
 /* ---- each extent a region of its own ------------------------------------------- */
 
@@ -1016,7 +991,7 @@ static struct arena_place place_of(uint64_t offset)
         return place;
 }
 
-START_TEST(test_extent_sizes)
+TEST(test_extent_sizes)
 {
         static const struct {
                 uint64_t n_bytes, room, extent_bytes;
@@ -1032,7 +1007,7 @@ START_TEST(test_extent_sizes)
                 { 5 * MIB, 3 * MIB, 6 * MIB },
                 { 16 * MIB - 1, 20 * MIB, 20 * MIB },
         };
-        struct arena_grid grid;
+        struct extent_sizes grid;
         struct bfc_growth plan;
 
         open_shared(DEVICE_SHARE_CUDA_IPC, GIB);
@@ -1045,14 +1020,13 @@ START_TEST(test_extent_sizes)
         }
         ck_assert_int_eq(arena_plan(a, 0, GIB, &plan), -EINVAL);
         ck_assert_int_eq(arena_plan(a, BFC_MAX_SPACE + 1, GIB, &plan), -EINVAL);
-        grid = arena_grid(DEVICE_SHARE_CUDA_IPC, 64 * GIB, 4096);
+        grid = extent_sizes_for(DEVICE_SHARE_CUDA_IPC, 64 * GIB, 4096);
         ck_assert_uint_eq(grid.extent_bytes, 2 * MIB);
         ck_assert_uint_eq(grid.extents_per_zone, 0);
-        ck_assert_uint_eq(arena_max_extents(DEVICE_SHARE_CUDA_IPC, GIB, &grid), 128);
+        ck_assert_uint_eq(extent_max_count(DEVICE_SHARE_CUDA_IPC, GIB, &grid), 128);
 }
-END_TEST
 
-START_TEST(test_region_per_extent)
+TEST(test_region_per_extent)
 {
         uint64_t id = ((uint64_t)quota + 1) << 32, offset;
         struct grown g[3];
@@ -1096,10 +1070,9 @@ START_TEST(test_region_per_extent)
         ck_assert_uint_gt(place_of(offset).region_id, id);
         ck_assert_uint_eq(arena_slots(a, offset, 1, &last), slot);
 }
-END_TEST
 
 /* 70 MiB in blocks of one: what is left below 32 is an extent too. */
-START_TEST(test_small_blocks_fill_the_limit)
+TEST(test_small_blocks_fill_the_limit)
 {
         bfc_handle h;
         uint64_t offset;
@@ -1112,9 +1085,8 @@ START_TEST(test_small_blocks_fill_the_limit)
         ck_assert_uint_eq(arena_n_extents(a), 3);
         ck_assert_int_eq(arena_alloc(a, 256, &h, &offset), BFC_NO_FIT);
 }
-END_TEST
 
-START_TEST(test_make_fails_for_a_region)
+TEST(test_make_fails_for_a_region)
 {
         uint64_t id = 0;
         struct bfc_growth plan;
@@ -1134,28 +1106,26 @@ START_TEST(test_make_fails_for_a_region)
                 ck_assert_int_eq(arena_dealloc(a, g.handle), 0);
                 fake_device_fail_destroy(&device, 1, -EIO);
                 ck_assert_uint_eq(release(1), 20 * MIB);
-                ck_assert_uint_eq(arena_escaped_bytes(a), (i + 1) * 20 * MIB);
+                ck_assert_uint_eq(arena_unreclaimed_bytes(a), (i + 1) * 20 * MIB);
         }
 }
-END_TEST
 
-START_TEST(test_extents_are_bounded)
+TEST(test_extents_are_bounded)
 {
-        struct arena_grid grid = arena_grid(DEVICE_SHARE_CUDA_IPC, 160 * MIB, MIB);
+        struct extent_sizes grid = extent_sizes_for(DEVICE_SHARE_CUDA_IPC, 160 * MIB, MIB);
         struct bfc_growth plan;
         uint64_t n;
 
         open_shared(DEVICE_SHARE_CUDA_IPC, 160 * MIB);
-        n = arena_max_extents(DEVICE_SHARE_CUDA_IPC, 160 * MIB, &grid);
+        n = extent_max_count(DEVICE_SHARE_CUDA_IPC, 160 * MIB, &grid);
         for (uint64_t i = 0; i < n; i++)
                 grow_in(2 * MIB, 0);
         ck_assert_uint_eq(arena_n_extents(a), n);
         ck_assert_int_eq(arena_plan(a, 2 * MIB, 0, &plan), -ENOMEM);
         check();
 }
-END_TEST
 
-START_TEST(test_back_one_extent)
+TEST(test_back_one_extent)
 {
         struct charge charge;
         uint64_t missing, offset;
@@ -1168,10 +1138,9 @@ START_TEST(test_back_one_extent)
         ck_assert_int_eq(arena_alloc(a, 100 * MIB, &h, &offset), 0);
         ck_assert_uint_eq(place_of(offset).region_bytes, 100 * MIB);
 }
-END_TEST
 
 /* Extents of all sizes come and go; every region id is new. */
-START_TEST(test_regions_come_and_go)
+TEST(test_regions_come_and_go)
 {
         struct grown held[24] = { { 0 } };
         uint64_t seed = 3, id = 0, offset;
@@ -1202,10 +1171,9 @@ START_TEST(test_regions_come_and_go)
         }
         ck_assert_uint_gt(n_grown, 300);
 }
-END_TEST
 
 /* What a session was given is struck with its extent. */
-START_TEST(test_release_clears_exports)
+TEST(test_release_clears_exports)
 {
         struct ledger_session facts = { .tenant = "t" };
         struct ledger_counts counts;
@@ -1224,9 +1192,8 @@ START_TEST(test_release_clears_exports)
         a = arena_free(a);
         ledger_session_clear(ledger, session);
 }
-END_TEST
 
-START_TEST(test_back)
+TEST(test_back)
 {
         struct charge charge;
         bfc_handle handle;
@@ -1242,9 +1209,8 @@ START_TEST(test_back)
         ck_assert_uint_eq(offset, 0);
         ck_assert_uint_eq(n_short_extents(), 1);
 }
-END_TEST
 
-START_TEST(test_back_fails)
+TEST(test_back_fails)
 {
         struct charge charge;
         uint64_t missing;
@@ -1258,15 +1224,21 @@ START_TEST(test_back_fails)
         check();
         ck_assert_uint_eq(account.charged_bytes, 2 * E + SHORT);
 }
-END_TEST
 
 /* ---- retirement ------------------------------------------------------------ */
 
-static void on_retire(void *userdata, const uint32_t *extents, size_t n_extents)
+static void on_retire(struct broker *b, const uint32_t *extents, size_t n_extents)
 {
-        ck_assert_ptr_eq(userdata, &n_asked);
+        ck_assert_ptr_eq(b, &n_asked);
         for (size_t i = 0; i < n_extents; i++)
                 asked[n_asked++] = extents[i];
+}
+
+static bool on_unmaps_soon(const struct broker *b, uint32_t extent)
+{
+        (void)extent;
+        ck_assert_ptr_eq(b, &n_asked);
+        return true;
 }
 
 /* Four free extents on a device that cannot empty mappings; the session was given
@@ -1293,10 +1265,10 @@ static void clear_export(uint32_t export, bool was_late)
         uint32_t extent = ledger_export_at(ledger, export)->extent;
 
         ledger_export_clear(ledger, export);
-        arena_export_is_gone(a, extent, was_late);
+        arena_note_export_gone(a, extent, was_late);
 }
 
-START_TEST(test_retired_one_by_one)
+TEST(test_retired_one_by_one)
 {
         uint32_t session, exports[2];
         unsigned n_released = 0;
@@ -1308,7 +1280,7 @@ START_TEST(test_retired_one_by_one)
         check();
         ck_assert_uint_eq(n_asked, 2);
         ck_assert_uint_eq(arena_leaving_bytes(a), 2 * E);
-        ck_assert_uint_eq(arena_awaited_bytes(a), 2 * E);
+        ck_assert_uint_eq(arena_suspended_bytes(a), 2 * E);
         ck_assert_uint_eq(arena_releasable(a, NULL), 0);
         ck_assert_int_eq(arena_alloc(a, 256, &handle, &offset), BFC_NO_FIT);
         ck_assert_uint_eq(worker_poll(worker), 1);
@@ -1317,8 +1289,8 @@ START_TEST(test_retired_one_by_one)
         ck_assert_uint_eq(account.charged_bytes, 2 * E);
         check();
 
-        arena_export_is_late(a, asked[1]);
-        ck_assert_uint_eq(arena_awaited_bytes(a), E);
+        arena_note_late_export(a, asked[1]);
+        ck_assert_uint_eq(arena_suspended_bytes(a), E);
         ck_assert_uint_eq(arena_pending_bytes(a), 2 * E);
         check();
         /* Another range grows and goes meanwhile. */
@@ -1335,12 +1307,11 @@ START_TEST(test_retired_one_by_one)
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_uint_eq(n_released, 4);
         ck_assert_uint_eq(account.charged_bytes, 0);
-        ck_assert_uint_eq(arena_awaited_bytes(a) + arena_leaving_bytes(a) + arena_pending_bytes(a), 0);
+        ck_assert_uint_eq(arena_suspended_bytes(a) + arena_leaving_bytes(a) + arena_pending_bytes(a), 0);
         ledger_session_clear(ledger, session);
 }
-END_TEST
 
-START_TEST(test_retired_escapes)
+TEST(retired_extent_is_unreclaimed)
 {
         uint32_t session, exports[2];
         unsigned n_released = 0;
@@ -1351,14 +1322,13 @@ START_TEST(test_retired_escapes)
         fake_device_fail_destroy(&device, 1, -EIO);
         clear_export(exports[0], false);
         ck_assert_uint_eq(worker_poll(worker), 1);
-        ck_assert_uint_eq(arena_escaped_bytes(a), E);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(a), E);
         ck_assert_uint_eq(account.charged_bytes, 2 * E); /* the other one is still out */
         clear_export(exports[1], false);
         ck_assert_uint_eq(worker_poll(worker), 1);
         ck_assert_uint_eq(account.charged_bytes, E);
         ledger_session_clear(ledger, session);
 }
-END_TEST
 
 struct live {
         bfc_handle handle;
@@ -1410,7 +1380,7 @@ static void check_picture(const struct live *live, size_t n_live)
 }
 
 /* Blocks come and go, extents too; the picture is always that of what is there. */
-START_TEST(pictures)
+TEST(occupancy_pictures)
 {
         struct live live[200];
         size_t n_live = 0, n_drawn = 0;
@@ -1466,7 +1436,6 @@ START_TEST(pictures)
                 ck_assert_int_eq(arena_dealloc(a, live[--n_live].handle), 0);
         check_picture(live, 0);
 }
-END_TEST
 
 static uint32_t noted_mib, noted_oom_kills;
 
@@ -1477,7 +1446,7 @@ static void note_growing(void)
 }
 
 /* Whatever may cost the process its life is written down while it lasts. */
-START_TEST(test_growing_is_noted)
+TEST(growth_is_recorded_in_ledger)
 {
         struct bfc_growth plan;
         struct charge charge;
@@ -1514,57 +1483,8 @@ START_TEST(test_growing_is_noted)
         ck_assert_uint_eq(noted_mib, E / MIB); /* one after the other */
         ck_assert_uint_eq(ledger_quota_at(ledger, quota)->growing_mib, 0);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("arena");
-        TCase *tc = tcase_create("arena");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, pictures);
-        tcase_add_test(tc, test_grid);
-        tcase_add_test(tc, test_grid_from_a_ledger);
-        tcase_add_test(tc, test_limit_for_extent);
-        tcase_add_test(tc, test_in_extent);
-        tcase_add_test(tc, test_in_extent_by_nature);
-        tcase_add_test(tc, test_grow_and_release);
-        tcase_add_test(tc, test_pages);
-        tcase_add_test(tc, test_keep);
-        tcase_add_test(tc, test_growing_is_noted);
-        tcase_add_test(tc, test_release_under_way);
-        tcase_add_test(tc, test_release_in_steps);
-        tcase_add_test(tc, test_escapes_beside_a_question);
-        tcase_add_test(tc, test_make_fails_at_each_position);
-        tcase_add_test(tc, test_failure_keeps_neighbours);
-        tcase_add_test(tc, test_undoing_fails);
-        tcase_add_test(tc, test_no_reserved_fd);
-        tcase_add_test(tc, test_destroy_fails);
-        tcase_add_test(tc, test_every_byte_in_one_block);
-        tcase_add_test(tc, test_every_byte_in_small_blocks);
-        tcase_add_test(tc, test_limit_below_an_extent);
-        tcase_add_test(tc, test_second_region);
-        tcase_add_test(tc, test_second_region_failure);
-        tcase_add_test(tc, test_address_space);
-        tcase_add_test(tc, test_first_block_is_cheap);
-        tcase_add_test(tc, test_growable);
-        tcase_add_loop_test(tc, test_zones_fill_the_limit, 0, 3);
-        tcase_add_test(tc, test_zones_in_extent);
-        tcase_add_loop_test(tc, test_zones_and_another_limit, 0, 2);
-        tcase_add_test(tc, test_slots_and_places);
-        tcase_add_test(tc, test_extent_sizes);
-        tcase_add_test(tc, test_region_per_extent);
-        tcase_add_test(tc, test_small_blocks_fill_the_limit);
-        tcase_add_test(tc, test_make_fails_for_a_region);
-        tcase_add_test(tc, test_extents_are_bounded);
-        tcase_add_test(tc, test_back_one_extent);
-        tcase_add_test(tc, test_regions_come_and_go);
-        tcase_add_test(tc, test_release_clears_exports);
-        tcase_add_test(tc, test_back);
-        tcase_add_test(tc, test_back_fails);
-        tcase_add_test(tc, test_retired_one_by_one);
-        tcase_add_test(tc, test_retired_escapes);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("arena");
 }

@@ -132,6 +132,7 @@ static void setup(void)
         ck_assert_int_eq(listen(fake.listener, 1), 0);
         unsetenv("BFC_SOCKET");
         unsetenv("BFC_ADMIN_SOCKET");
+        unsetenv("BFC_MONITOR_SOCKET");
 }
 
 static void teardown(void)
@@ -145,6 +146,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), fake.n_fds);
 }
 
+FIXTURE(ask, setup, teardown);
+
 /* ---- tests --------------------------------------------------------------- */
 
 /* Three pages: cursors 0, 10 and 20; the second has no rows. */
@@ -157,7 +160,7 @@ static bool answer_pages(const Bfcd__Request *request, Bfcd__Reply *reply)
 
         bfcd__list_reply__init(&page);
         bfcd__tenant_row__init(&row);
-        row.figures = NULL;
+        row.stats = NULL;
         row.tenant = request->list->cursor == 0 ? first : last;
         page.n_tenants = request->list->cursor != 10;
         page.tenants = rows;
@@ -167,7 +170,7 @@ static bool answer_pages(const Bfcd__Request *request, Bfcd__Reply *reply)
         return request->list->kind == BFCD__LIST__KIND__TENANTS;
 }
 
-START_TEST(pages)
+TEST(paged_lists_are_joined)
 {
         struct list *l;
 
@@ -182,7 +185,6 @@ START_TEST(pages)
         ask_close(&a);
         ck_assert_uint_eq(fake.n_goodbyes, 1);
 }
-END_TEST
 
 /* Explains by two pages of one row each, for what was asked; and gives two pages of blocks. */
 static bool answer_report(const Bfcd__Request *request, Bfcd__Reply *reply)
@@ -224,7 +226,7 @@ static int add_block(void *userdata, const Bfcd__BlockRow *row)
         return *sum < 1000 ? 0 : -ENOMEM;
 }
 
-START_TEST(explain_and_blocks)
+TEST(explain_and_blocks)
 {
         struct list *l;
         uint64_t sum = 0;
@@ -242,7 +244,6 @@ START_TEST(explain_and_blocks)
         ck_assert_int_eq(ask_blocks(&a, add_block, &sum), -ENOMEM);
         ck_assert_str_eq(a.error, "Out of memory.");
 }
-END_TEST
 
 static bool answer_for_ever(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
@@ -255,7 +256,7 @@ static bool answer_for_ever(const Bfcd__Request *request, Bfcd__Reply *reply)
         return request->id != 0;
 }
 
-START_TEST(the_same_page_for_ever)
+TEST(repeated_cursor_is_an_error)
 {
         struct list *l;
 
@@ -263,7 +264,6 @@ START_TEST(the_same_page_for_ever)
         ck_assert_int_eq(ask_list(&a, BFCD__LIST__KIND__BLOCKS, &l), -EPROTO);
         ck_assert_ptr_nonnull(strstr(a.error, "does not use bfcd's protocol"));
 }
-END_TEST
 
 static bool answer_refused(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
@@ -278,7 +278,7 @@ static bool answer_refused(const Bfcd__Request *request, Bfcd__Reply *reply)
         return true;
 }
 
-START_TEST(refused)
+TEST(refused)
 {
         start(answer_refused);
         ck_assert_int_eq(ask_reset_peaks(&a, "x", ""), -ENOENT);
@@ -286,7 +286,6 @@ START_TEST(refused)
         ck_assert_int_eq(ask_reset_peaks(&a, "", ""), -ENOENT);
         ck_assert_str_eq(a.error, "The daemon refused: No such file or directory.");
 }
-END_TEST
 
 static bool answer_config(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
@@ -301,7 +300,7 @@ static bool answer_config(const Bfcd__Request *request, Bfcd__Reply *reply)
         return true;
 }
 
-START_TEST(config)
+TEST(config)
 {
         char *text;
 
@@ -310,7 +309,6 @@ START_TEST(config)
         ck_assert_str_eq(text, "max_sessions: 1\n");
         free(text);
 }
-END_TEST
 
 static bool answer_nonsense(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
@@ -322,7 +320,7 @@ static bool answer_nonsense(const Bfcd__Request *request, Bfcd__Reply *reply)
         return request->id != 0;
 }
 
-START_TEST(nonsense)
+TEST(malformed_replies)
 {
         char *text = (char *)1;
 
@@ -330,7 +328,6 @@ START_TEST(nonsense)
         ck_assert_int_eq(ask_config(&a, &text), -EPROTO);
         ck_assert_ptr_eq(text, (char *)1);
 }
-END_TEST
 
 static bool answer_nothing(const Bfcd__Request *request, Bfcd__Reply *reply)
 {
@@ -339,7 +336,7 @@ static bool answer_nothing(const Bfcd__Request *request, Bfcd__Reply *reply)
         return false;
 }
 
-START_TEST(hangs_up)
+TEST(server_hangs_up)
 {
         struct list *l;
 
@@ -347,21 +344,10 @@ START_TEST(hangs_up)
         ck_assert_int_eq(ask_list(&a, BFCD__LIST__KIND__STATUS, &l), -ECONNRESET);
         ck_assert_ptr_nonnull(strstr(a.error, "ended the session"));
         ck_assert_ptr_nonnull(strstr(a.error, fake.path));
-        ck_assert_ptr_null(strstr(a.error, "older")); /* there always was this question */
 }
-END_TEST
 
 /* The daemon of before an upgrade goes on until it is restarted. */
-START_TEST(hangs_up_on_a_question_of_later)
-{
-        start(answer_nothing);
-        ck_assert_int_eq(ask_evict(&a, 1, ""), -ECONNRESET);
-        ck_assert_ptr_nonnull(strstr(a.error, "ended the session"));
-        ck_assert_ptr_nonnull(strstr(a.error, "older than this bfcctl"));
-}
-END_TEST
-
-START_TEST(not_there)
+TEST(no_server)
 {
         char longer[200];
 
@@ -378,37 +364,22 @@ START_TEST(not_there)
         ck_assert_int_eq(ask_open(&a, fake.path, NULL), -ECONNREFUSED);
         ck_assert_ptr_nonnull(strstr(a.error, "no process listens"));
 }
-END_TEST
 
-START_TEST(which_socket)
+TEST(socket_is_chosen_by_options_and_environment)
 {
         ck_assert_ptr_nonnull(strstr(ask_socket(NULL), "/run/bfcd/"));
         setenv("BFC_SOCKET", "", 1); /* as if it were not there */
         ck_assert_ptr_nonnull(strstr(ask_socket(NULL), "/run/bfcd/"));
         setenv("BFC_SOCKET", "/a", 1);
         ck_assert_str_eq(ask_socket(NULL), "/a");
+        setenv("BFC_MONITOR_SOCKET", "/m", 1);
+        ck_assert_str_eq(ask_socket(NULL), "/m");
         setenv("BFC_ADMIN_SOCKET", "/b", 1);
         ck_assert_str_eq(ask_socket(NULL), "/b");
         ck_assert_str_eq(ask_socket("/c"), "/c");
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("ask");
-        TCase *c = tcase_create("ask");
-
-        tcase_add_checked_fixture(c, setup, teardown);
-        tcase_add_test(c, pages);
-        tcase_add_test(c, the_same_page_for_ever);
-        tcase_add_test(c, explain_and_blocks);
-        tcase_add_test(c, refused);
-        tcase_add_test(c, config);
-        tcase_add_test(c, nonsense);
-        tcase_add_test(c, hangs_up);
-        tcase_add_test(c, hangs_up_on_a_question_of_later);
-        tcase_add_test(c, not_there);
-        tcase_add_test(c, which_socket);
-        suite_add_tcase(suite, c);
-        return suite_run(suite);
+        return suite_main("ask");
 }

@@ -91,7 +91,9 @@ static void ck_drawing(const struct bfc *b, const char *expected)
         ck_assert_str_eq(d.text, expected);
 }
 
-START_TEST(test_places_best_fit_lowest)
+FIXTURE(basic, NULL, NULL);
+
+TEST(test_places_best_fit_lowest)
 {
         struct bfc *b = make(MIB, MIB, true);
         bfc_handle h[8];
@@ -108,9 +110,8 @@ START_TEST(test_places_best_fit_lowest)
         ck_assert_uint_eq(take(b, 3585, &h[0]), 3 * 4096 + 256);
         b = unmake(b);
 }
-END_TEST
 
-START_TEST(test_merges_both_sides)
+TEST(test_merges_both_sides)
 {
         struct bfc *b = make(MIB, MIB, true);
         bfc_handle h[4];
@@ -127,9 +128,8 @@ START_TEST(test_merges_both_sides)
         ck_drawing(b, "f4096 ");
         b = unmake(b);
 }
-END_TEST
 
-START_TEST(test_handles_are_safe)
+TEST(test_handles_are_safe)
 {
         struct bfc *b = make(MIB, MIB, true);
         struct bfc_info info;
@@ -164,9 +164,8 @@ START_TEST(test_handles_are_safe)
         ck_assert_int_eq(bfc_alloc(b, BFC_MAX_SPACE, &h, &offset), BFC_NO_FIT);
         b = unmake(b);
 }
-END_TEST
 
-START_TEST(test_regions)
+TEST(test_regions)
 {
         struct bfc *b = NULL;
         bfc_handle h;
@@ -198,9 +197,8 @@ START_TEST(test_regions)
         ck_assert_int_eq(bfc_dealloc(b, h), 0);
         b = unmake(b);
 }
-END_TEST
 
-START_TEST(test_remove_region)
+TEST(test_remove_region)
 {
         struct bfc *b = make(1024, 4096, true);
         struct bfc_growth plan;
@@ -239,9 +237,8 @@ START_TEST(test_remove_region)
         ck_assert_int_eq(bfc_plan_growth(b, 256, UINT64_MAX, &plan), BFC_NO_FIT);
         b = unmake(b);
 }
-END_TEST
 
-START_TEST(test_growth)
+TEST(test_growth)
 {
         struct bfc *b = make(1024, 8 * 1024, false);
         struct bfc_growth plan, second;
@@ -301,11 +298,10 @@ START_TEST(test_growth)
         ck_drawing(b, "f32 ");
         b = unmake(b);
 }
-END_TEST
 
 /* A block that is as large as some extents lies in whole ones where that costs no more; others
  * fill up rests. */
-START_TEST(test_growth_alignment)
+TEST(test_growth_alignment)
 {
         struct bfc *b = make(2048, 16 * 1024, false);
         struct bfc_growth plan;
@@ -340,10 +336,9 @@ START_TEST(test_growth_alignment)
         ck_drawing(b, "u5 f3 u24 -32 ");
         b = unmake(b);
 }
-END_TEST
 
 /* A block in one extent: the smallest chunk that can hold it so, its head and its rest free. */
-START_TEST(test_in_extent)
+TEST(test_in_extent)
 {
         struct bfc *b = make(1024, 5 * 1024, true);
         bfc_handle h[8], wall;
@@ -377,10 +372,9 @@ START_TEST(test_in_extent)
         ck_drawing(b, "u2 f4 u3 u1 u2 f8 ");
         b = unmake(b);
 }
-END_TEST
 
 /* Growth for a block in one extent: the smallest unbacked extent that holds it. */
-START_TEST(test_growth_in_extent)
+TEST(test_growth_in_extent)
 {
         struct bfc_growth plan, plain;
         struct bfc *b = NULL;
@@ -442,9 +436,8 @@ START_TEST(test_growth_in_extent)
         ck_assert_uint_eq(plan.offset, 0);
         b = unmake(b);
 }
-END_TEST
 
-START_TEST(test_release)
+TEST(test_release)
 {
         struct bfc *b = make(1024, 8 * 1024, true);
         struct bfc_growth keep = { .span = { 5 * 1024, 7 * 1024 } };
@@ -486,9 +479,8 @@ START_TEST(test_release)
         ck_drawing(b, "f16 -4 f8 -4 ");
         b = unmake(b);
 }
-END_TEST
 
-START_TEST(test_stats)
+TEST(test_stats)
 {
         struct bfc *b = make(MIB, MIB, true);
         struct bfc_stats s;
@@ -520,10 +512,10 @@ START_TEST(test_stats)
         ck_assert_uint_eq(s.largest_alloc_size, 2048);
         b = unmake(b);
 }
-END_TEST
 
+#if !IS_SANITIZED
 /* The instance's own table cannot grow: nothing changes, and what is freed can be had again. */
-START_TEST(test_no_memory_for_records)
+TEST(test_no_memory_for_records)
 {
         struct bfc *b = make(1024, MIB, true), *other = NULL;
         const struct rlimit none = { 4096, RLIM_INFINITY };
@@ -553,11 +545,11 @@ START_TEST(test_no_memory_for_records)
         ck_assert_ptr_null(other);
         b = unmake(b);
 }
-END_TEST
+#endif
 
 /* ---- zones of extents -------------------------------------------------------------- */
 
-START_TEST(test_zones)
+TEST(test_zones)
 {
         struct bfc_zones z = { 0, 1024, 4 };
         struct bfc_range ranges[8];
@@ -590,7 +582,6 @@ START_TEST(test_zones)
         ck_assert_uint_eq(sum, MIB - 512);
         b = unmake(b);
 }
-END_TEST
 
 /* ---- against the oracle ---------------------------------------------------------- */
 
@@ -665,7 +656,9 @@ static enum pair_op choose_op(const struct walk *w, const struct pair *p, uint64
         return PAIR_FREE;
 }
 
-START_TEST(test_oracle)
+FIXTURE(oracle, NULL, NULL);
+
+LOOP_TEST(test_oracle, sizeof(walks) / sizeof(walks[0]))
 {
         const struct walk *w = &walks[_i];
         struct bfc_zones zones;
@@ -711,7 +704,6 @@ START_TEST(test_oracle)
                               "%s: operation %d, %llu", w->name, i, (unsigned long long)p.n_ok[i]);
         pair_done(&p);
 }
-END_TEST
 
 /* ---- one instance goes on for another ------------------------------------------------ */
 
@@ -804,7 +796,7 @@ static void assert_same(const struct bfc *x, const struct bfc *y)
 }
 
 /* Chunk by chunk the same, and it goes on as the other would have. */
-START_TEST(test_restore)
+LOOP_TEST_OF(basic, test_restore, 3)
 {
         uint64_t state = 77 + (uint64_t)_i;
 
@@ -835,9 +827,8 @@ START_TEST(test_restore)
                 bfc_destroy(next);
         }
 }
-END_TEST
 
-START_TEST(test_restore_refused)
+TEST_OF(basic, test_restore_refused)
 {
         static const struct bfc_place bad[][2] = {
                 { { 256, 1 }, { 256, 1 } },
@@ -873,10 +864,9 @@ START_TEST(test_restore_refused)
         bfc_destroy(b);
         bfc_destroy(untouched);
 }
-END_TEST
 
 /* More blocks than records are usable from the start. */
-START_TEST(test_restore_many)
+TEST_OF(basic, test_restore_many)
 {
         enum { N = 20000 };
         struct bfc_place *places = calloc(N, sizeof(*places));
@@ -901,7 +891,6 @@ START_TEST(test_restore_many)
         free(places);
         free(handles);
 }
-END_TEST
 
 /* ---- growth does not fragment ------------------------------------------------------- */
 
@@ -909,7 +898,7 @@ END_TEST
 
 /* An arena at its limit, with requests of all sizes: one that is refused could not have been
  * held by whole extents, the free ones and those that the limit still allows. */
-START_TEST(test_refuses_only_without_room)
+LOOP_TEST(test_refuses_only_without_room, 6)
 {
         static const double space[] = { 1.0, 1.5, 3.0 };
         const uint64_t extent_bytes = 64 * KIB, limit = 100 * extent_bytes;
@@ -948,35 +937,8 @@ START_TEST(test_refuses_only_without_room)
         check(a.b);
         arena_sim_done(&a);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("bfc");
-        TCase *basic = tcase_create("basic"), *oracle = tcase_create("oracle");
-
-        tcase_set_timeout(basic, 60);
-        tcase_add_test(basic, test_places_best_fit_lowest);
-        tcase_add_test(basic, test_merges_both_sides);
-        tcase_add_test(basic, test_handles_are_safe);
-        tcase_add_test(basic, test_regions);
-        tcase_add_test(basic, test_remove_region);
-        tcase_add_loop_test(basic, test_restore, 0, 3);
-        tcase_add_test(basic, test_restore_refused);
-        tcase_add_test(basic, test_restore_many);
-        tcase_add_test(basic, test_growth);
-        tcase_add_test(basic, test_growth_alignment);
-        tcase_add_test(basic, test_in_extent);
-        tcase_add_test(basic, test_growth_in_extent);
-        tcase_add_test(basic, test_release);
-        tcase_add_test(basic, test_zones);
-        tcase_add_test(basic, test_stats);
-        if (!IS_SANITIZED)
-                tcase_add_test(basic, test_no_memory_for_records);
-        suite_add_tcase(s, basic);
-        tcase_set_timeout(oracle, 120);
-        tcase_add_loop_test(oracle, test_oracle, 0, (int)(sizeof(walks) / sizeof(walks[0])));
-        tcase_add_loop_test(oracle, test_refuses_only_without_room, 0, 6);
-        suite_add_tcase(s, oracle);
-        return suite_run(s);
+        return suite_main("bfc");
 }

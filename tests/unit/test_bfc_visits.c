@@ -98,7 +98,7 @@ static uint32_t in_order(enum order order, uint32_t i)
 
 /* Block 2 i is freed, in some order, and block 2 i + 1 keeps its neighbours apart. Then single
  * walls fall, here and there: each takes two holes out of the heap, wherever they are in it. */
-START_TEST(test_equal_holes)
+LOOP_TEST(test_equal_holes, N_ORDERS + 2)
 {
         enum order order = _i < N_ORDERS ? (enum order)_i : SHUFFLED;
         enum order walls = _i < N_ORDERS ? SHUFFLED : _i == N_ORDERS ? RISING : ZIGZAG;
@@ -121,13 +121,12 @@ START_TEST(test_equal_holes)
         snprintf(name, sizeof(name), "a million equal holes, orders %d and %d", (int)order, (int)walls);
         b = unmake(b, name);
 }
-END_TEST
 
 /* ---- tries as deep as they get ---------------------------------------------------------- */
 
 /* Sizes of one bin that differ in one bit each make a path; a block between two of them keeps
  * them apart. Taking the smallest, the largest, and what lies just above each walks it all. */
-START_TEST(test_deep_tries)
+LOOP_TEST(test_deep_tries, 16)
 {
         unsigned octave = 12 + (unsigned)_i; /* 12 .. 27 */
         struct bfc *b = make(BFC_MAX_SPACE);
@@ -158,7 +157,6 @@ START_TEST(test_deep_tries)
         snprintf(name, sizeof(name), "a path of %u sizes", n);
         b = unmake(b, name);
 }
-END_TEST
 
 /* ---- blocks in one extent -------------------------------------------------------------------- */
 
@@ -166,7 +164,7 @@ END_TEST
 
 /* Over every grid point lies a free chunk that is large enough and cannot hold the block in one
  * extent; behind them all is one that can. Each is looked at once, and found along a trie. */
-START_TEST(test_crossing)
+LOOP_TEST(test_crossing, 2)
 {
         const uint32_t extent = 4096, size = 2048; /* granules */
         bfc_handle holes[N_EXTENTS], h = 0;
@@ -194,7 +192,6 @@ START_TEST(test_crossing)
         fprintf(stderr, "# one extent: %llu nodes\n", (unsigned long long)bfc_n_visits);
         b = unmake(b, "chunks over the grid");
 }
-END_TEST
 
 /* ---- giving back ----------------------------------------------------------------------------- */
 
@@ -202,7 +199,7 @@ END_TEST
 
 /* As many free extents apart as the order says, and one that wants them all, or a few: nothing is
  * looked at or moved more than log2(n) times for each. */
-START_TEST(test_plan_release)
+LOOP_TEST(test_plan_release, 2 * N_ORDERS)
 {
         enum order order = (enum order)(_i % N_ORDERS);
         const uint64_t extent = 16 * BFC_GRANULE;
@@ -240,11 +237,10 @@ START_TEST(test_plan_release)
         free(handles);
         b = unmake(b, "a release");
 }
-END_TEST
 
 /* A caller that releases the extents of one chunk one after the other finds each at once, whatever else
  * is free. */
-START_TEST(test_release_one_by_one)
+TEST(test_release_one_by_one)
 {
         const uint64_t extent = 16 * BFC_GRANULE;
         struct bfc *b = NULL;
@@ -270,10 +266,9 @@ START_TEST(test_release_one_by_one)
         free(handles);
         b = unmake(b, "extents of one chunk");
 }
-END_TEST
 
 /* Each extent of the zones is looked at once, however many there are beyond. */
-START_TEST(test_plan_zones)
+TEST(test_plan_zones)
 {
         const struct bfc_zones zones = { 0, 16 * BFC_GRANULE, 64 };
         const uint64_t extent = zones.small_extent_bytes << 9, n_bytes = bfc_zones_bytes(&zones, extent);
@@ -292,12 +287,11 @@ START_TEST(test_plan_zones)
         ck_assert_uint_eq(plan.offset, n_bytes);
         b = unmake(b, "zones");
 }
-END_TEST
 
 /* ---- splitting ------------------------------------------------------------------------------- */
 
 /* One block becomes 100,001, all neighbours of each other. */
-START_TEST(test_split)
+TEST(test_split)
 {
         const uint32_t n = 100000;
         struct bfc *b = make((uint64_t)(n + 1) * BFC_GRANULE);
@@ -315,13 +309,12 @@ START_TEST(test_split)
         free(handles);
         b = unmake(b, "a block in many pieces");
 }
-END_TEST
 
 /* ---- random, and memory --------------------------------------------------------------------- */
 
 #define N_LIVE 100000u
 
-START_TEST(test_random)
+TEST(test_random)
 {
         struct bfc *b = make(BFC_MAX_SPACE);
         bfc_handle *live = calloc(N_LIVE, sizeof(*live));
@@ -350,9 +343,8 @@ START_TEST(test_random)
         free(live);
         b = unmake(b, "random");
 }
-END_TEST
 
-START_TEST(test_memory_is_not_of_the_regions_size)
+TEST(memory_does_not_depend_on_region_size)
 {
         struct bfc *small = make(BFC_GRANULE), *large = make(BFC_MAX_SPACE);
         struct bfc_stats s, t;
@@ -364,23 +356,8 @@ START_TEST(test_memory_is_not_of_the_regions_size)
         small = bfc_destroy(small);
         large = bfc_destroy(large);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("bfc_visits");
-        TCase *visits = tcase_create("visits");
-
-        tcase_set_timeout(visits, 120);
-        tcase_add_loop_test(visits, test_equal_holes, 0, N_ORDERS + 2);
-        tcase_add_loop_test(visits, test_deep_tries, 0, 16);
-        tcase_add_loop_test(visits, test_crossing, 0, 2);
-        tcase_add_loop_test(visits, test_plan_release, 0, 2 * N_ORDERS);
-        tcase_add_test(visits, test_release_one_by_one);
-        tcase_add_test(visits, test_plan_zones);
-        tcase_add_test(visits, test_split);
-        tcase_add_test(visits, test_random);
-        tcase_add_test(visits, test_memory_is_not_of_the_regions_size);
-        suite_add_tcase(s, visits);
-        return suite_run(s);
+        return suite_main("bfc_visits");
 }

@@ -10,7 +10,7 @@
 
 #define N_PLACES 3000
 
-START_TEST(table_against_a_model)
+TEST(table_against_a_model)
 {
         static bool in[N_PLACES];
         struct blocks b = { 0 };
@@ -44,10 +44,9 @@ START_TEST(table_against_a_model)
         blocks_clear(&b);
         ck_assert_uint_eq(b.n_used, 0);
 }
-END_TEST
 
 /* Neighbours, the first and last byte of each, and what leads over a border. */
-START_TEST(the_block_around)
+TEST(find_by_interior_pointer)
 {
         static const struct {
                 uintptr_t at;
@@ -72,10 +71,9 @@ START_TEST(the_block_around)
         }
         blocks_clear(&b);
 }
-END_TEST
 
 /* Blocks come and go in a hundred places of 64 KiB, beside a plain list of them. */
-START_TEST(interior_pointers_while_blocks_change)
+TEST(interior_pointers_while_blocks_change)
 {
         uint64_t lengths[100] = { 0 };
         struct blocks b = { 0 };
@@ -104,9 +102,8 @@ START_TEST(interior_pointers_while_blocks_change)
         }
         blocks_clear(&b);
 }
-END_TEST
 
-START_TEST(a_leaving_block)
+TEST(block_that_is_being_freed)
 {
         struct block block = { .ptr = (void *)4096, .region_id = 7, .offset = 512, .n_bytes = 256 }, got;
         struct blocks b = { 0 };
@@ -127,18 +124,8 @@ START_TEST(a_leaving_block)
         ck_assert_uint_eq(b.n_used, 0);
         blocks_clear(&b);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("blocks");
-        TCase *t = tcase_create("blocks");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_test(t, table_against_a_model);
-        tcase_add_test(t, the_block_around);
-        tcase_add_test(t, interior_pointers_while_blocks_change);
-        tcase_add_test(t, a_leaving_block);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("blocks");
 }

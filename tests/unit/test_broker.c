@@ -1,6 +1,5 @@
-/* What sessions of one daemon meet when a device fails: it is lost for all of its
- * partitions and for no other's, and memory that it keeps stays charged, is
- * shown and told. On devices that fail on command.
+/* Sessions when a device fails: it is lost for all of its partitions and for no others. Unreclaimed
+ * memory stays charged, is listed and logged. On devices that fail on command.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -11,9 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/fake_device.h"
-#include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/gpus.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -39,126 +37,26 @@ static const char config_text[] =
         "    match: {uid: 2}\n"
         "    quotas: [{partition: other}, {partition: one}]\n";
 
-static struct fake_device gpus[2];
-static struct devices *devices;
-static struct config *config;
-static struct broker *b;
-static struct peer *a1, *b1, *admin;
-static int n_fds_before, saved_stderr, log_fd;
-
-static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
-{
-        (void)userdata;
-        (void)ret_sentence;
-        (void)n_sentence;
-        *ret = (struct config_gpu){ .uuid = { 0xaa, (uint8_t)id[5] },
-                                    .bytes_total = 128 * MIB,
-                                    .bytes_free = 128 * MIB };
-        return 0;
-}
-
-/* Warnings of the config are of no interest here: the log begins behind them. */
-static void open_log(void)
-{
-        log_fd = memfd_create("log", MFD_CLOEXEC);
-        saved_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-        ck_assert(log_fd >= 0 && saved_stderr >= 0);
-        ck_assert_int_eq(dup2(log_fd, STDERR_FILENO), STDERR_FILENO);
-}
-
-/* How many lines of the log say this. */
-static unsigned count_log(const char *part)
-{
-        static char text[65536];
-        ssize_t n = pread(log_fd, text, sizeof(text) - 1, 0);
-        unsigned count = 0;
-
-        ck_assert_int_ge(n, 0);
-        text[n] = '\0';
-        for (const char *at = text; (at = strstr(at, part)); at++)
-                count++;
-        return count;
-}
-
-static struct peer *come_in(uid_t uid, bool is_admin)
-{
-        struct peer *p = peer_new(b, uid, is_admin);
-
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        return p;
-}
-
 static void setup(void)
 {
-        const struct config_machine machine = { .look = look };
-
-        n_fds_before = suite_count_fds();
-        open_log();
-        ck_assert_int_eq(devices_new(&devices), 0);
-        for (size_t i = 0; i < 2; i++) {
-                fake_device_init(&gpus[i], 2 * MIB);
-                gpus[i].stays_lost = true;
-                ck_assert_int_eq(devices_put(devices, i == 0 ? "cuda:0" : "cuda:1", &gpus[i].device), 0);
-        }
-        b = peer_broker_on(config_text, &machine, devices, &config);
-        a1 = come_in(1, false);
-        b1 = come_in(2, false);
-        admin = come_in(0, true);
+        gpus_start(config_text, false);
 }
 
 static void teardown(void)
 {
-        const char *why = "";
-
-        a1 = peer_free(a1);
-        b1 = peer_free(b1);
-        admin = peer_free(admin);
-        peer_settle(b);
-        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
-        broker_free(b);
-        config_free(config);
-        devices = devices_free(devices);
-        for (size_t i = 0; i < 2; i++) {
-                ck_assert_uint_eq(gpus[i].n_live, 0);
-                ck_assert(gpus[i].device.is_ending); /* they were not to look */
-        }
-        dup2(saved_stderr, STDERR_FILENO);
-        close(saved_stderr);
-        close(log_fd);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        gpus_end();
+        for (size_t i = 0; i < 2; i++)
+                ck_assert(gpus[i].device.is_ending); /* no extent was emptied for the next user */
 }
 
-static const Bfcd__ListReply *list(Bfcd__List__Kind kind)
-{
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__List body = BFCD__LIST__INIT;
-        uint64_t id;
-
-        body.kind = kind;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &body;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        return peer_reply(admin, id)->list;
-}
+FIXTURE(devices, setup, teardown);
 
 static const Bfcd__DeviceRow *device_row(size_t i)
 {
-        const Bfcd__Status *s = list(BFCD__LIST__KIND__STATUS)->status;
+        const Bfcd__Status *s = list_page(admin, BFCD__LIST__KIND__STATUS, 0)->status;
 
         ck_assert_uint_eq(s->n_devices, 3);
         return s->devices[i];
-}
-
-/* A block, once the workers have done what they must. */
-static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
-{
-        uint64_t id = peer_malloc(p, partition, n_bytes);
-        const Bfcd__Reply *reply;
-
-        peer_settle(b);
-        reply = peer_reply(p, id);
-        ck_assert(reply && reply->body_case == BFCD__REPLY__BODY_BLOCK);
-        return reply->block->block_id;
 }
 
 static void assert_lost(const struct peer *p, uint64_t id, const char *sentence)
@@ -176,7 +74,7 @@ static void assert_lost(const struct peer *p, uint64_t id, const char *sentence)
 
 /* ---- what is told of devices ---------------------------------------------- */
 
-START_TEST(each_device_is_opened_once)
+TEST(each_device_is_opened_once)
 {
         ck_assert_uint_eq(b->n_devices, 3);
         ck_assert_ptr_eq(b->partitions[0].device, &gpus[0].device);
@@ -188,9 +86,8 @@ START_TEST(each_device_is_opened_once)
         ck_assert_int_eq(b->partitions[1].share, DEVICE_SHARE_CUDA_IPC);
         ck_assert_int_eq(devices_put(devices, "host", &gpus[0].device), -EEXIST);
 }
-END_TEST
 
-START_TEST(a_client_is_told_where_its_partitions_are)
+TEST(hello_names_the_devices_of_partitions)
 {
         const Bfcd__HelloReply *hello = peer_reply(a1, 1)->hello;
         const Bfcd__DeviceRow *row = device_row(0);
@@ -209,10 +106,9 @@ START_TEST(a_client_is_told_where_its_partitions_are)
         ck_assert_str_eq(row->state, "ok");
         ck_assert_uint_eq(device_row(2)->uuid.len, 0);
 }
-END_TEST
 
 /* The index is the tenant's own: `one` is a's first and b's second. */
-START_TEST(an_extent_says_its_partition)
+TEST(extent_message_has_its_partition)
 {
         struct {
                 struct peer *peer;
@@ -235,10 +131,9 @@ START_TEST(an_extent_says_its_partition)
                 ck_assert_uint_gt(n_seen, 0);
         }
 }
-END_TEST
 
 /* Where the driver chooses addresses, extents come by a handle and are regions. */
-START_TEST(extents_come_by_handle)
+TEST(extents_come_by_handle)
 {
         const Bfcd__Extent *e = NULL;
         size_t n_before = a1->n_replies;
@@ -246,7 +141,7 @@ START_TEST(extents_come_by_handle)
 
         must_malloc(a1, 1, 20 * MIB);
         must_malloc(a1, 1, MIB);
-        must_malloc(a1, 1, MIB); /* lies in what is known */
+        must_malloc(a1, 1, MIB); /* in an extent that the client knows */
         for (size_t k = n_before, n_seen = 0; k < a1->n_replies; k++) {
                 const Bfcd__Reply *reply = a1->replies[k];
 
@@ -269,9 +164,8 @@ START_TEST(extents_come_by_handle)
         }
         ck_assert_uint_eq(gpus[0].n_makes, 2);
 }
-END_TEST
 
-START_TEST(a_device_that_is_not_there)
+TEST(missing_device)
 {
         struct broker_options options = { .config = config, .devices = devices, .inline_workers = true };
         struct broker *none = NULL;
@@ -283,12 +177,11 @@ START_TEST(a_device_that_is_not_there)
         ck_assert_ptr_null(none);
         ck_assert_str_eq(sentence, "device cuda:1: the device does not respond");
 }
-END_TEST
 
 /* ---- lost ------------------------------------------------------------------ */
 
 /* The nth memory that the device is asked for, while others wait for theirs. */
-START_TEST(lost_while_growing)
+LOOP_TEST(lost_while_growing, 3)
 {
         uint64_t first, second, third, fourth, fifth;
 
@@ -315,10 +208,9 @@ START_TEST(lost_while_growing)
         ck_assert_uint_eq(count_log("device 'cuda:0' (fake) is lost"), 1);
         ck_assert_uint_eq(count_log("are unreclaimed"), 0); /* that goes without saying */
 }
-END_TEST
 
 /* Blocks that are there stay, and can be given back. */
-START_TEST(lost_while_giving_back)
+TEST(lost_while_giving_back)
 {
         uint64_t kept = must_malloc(a1, 1, MIB);
 
@@ -329,19 +221,18 @@ START_TEST(lost_while_giving_back)
         ck_assert_str_eq(device_row(0)->state, "lost");
         assert_lost(a1, peer_malloc(a1, 0, 64 * MIB), ONE_IS_LOST);
         assert_lost(a1, peer_malloc(a1, 1, 256), TWO_IS_LOST);
-        ck_assert_uint_gt(device_row(0)->bytes_escaped, 0);
+        ck_assert_uint_gt(device_row(0)->bytes_unreclaimed, 0);
         ck_assert_int_eq(peer_error(a1, peer_free_block(a1, kept)), 0);
         peer_settle(b);
         ck_assert_uint_eq(count_log("is lost: its partitions"), 1);
-        b1 = come_in(2, false);
+        b1 = open_session(2);
         must_malloc(b1, 0, MIB);
 }
-END_TEST
 
-/* Who waits for a session that is closing is told without a wait. */
-START_TEST(lost_while_others_wait)
+/* A request that waits for a closing session is refused at once. */
+TEST(lost_while_others_wait)
 {
-        struct peer *closing = come_in(1, false);
+        struct peer *closing = open_session(1);
         uint64_t waiting, growing;
 
         (void)must_malloc(closing, 1, 50 * MIB);
@@ -357,11 +248,10 @@ START_TEST(lost_while_others_wait)
         assert_lost(a1, waiting, TWO_IS_LOST);
         closing = peer_free(closing);
 }
-END_TEST
 
-/* ---- escaped --------------------------------------------------------------- */
+/* ---- unreclaimed memory ---------------------------------------------------- */
 
-START_TEST(escaped_memory_stays_charged_and_is_shown)
+TEST(unreclaimed_memory_stays_charged_and_is_listed)
 {
         const Bfcd__ListReply *rows;
         uint64_t extent_bytes;
@@ -372,69 +262,67 @@ START_TEST(escaped_memory_stays_charged_and_is_shown)
         b1 = peer_free(b1);
         peer_settle(b);
         ck_assert_uint_eq(gpus[0].n_live, 0);
-        ck_assert_uint_eq(device_row(0)->bytes_escaped, extent_bytes);
+        ck_assert_uint_eq(device_row(0)->bytes_unreclaimed, extent_bytes);
         ck_assert_uint_eq(device_row(0)->bytes_reserved, extent_bytes);
-        ck_assert_uint_eq(device_row(1)->bytes_escaped, 0);
+        ck_assert_uint_eq(device_row(1)->bytes_unreclaimed, 0);
         ck_assert_str_eq(device_row(0)->state, "ok");
-        rows = list(BFCD__LIST__KIND__PARTITIONS);
-        ck_assert_uint_eq(rows->partitions[0]->figures->bytes_escaped, extent_bytes);
-        ck_assert_uint_eq(rows->partitions[1]->figures->bytes_escaped, 0);
-        rows = list(BFCD__LIST__KIND__TENANTS);
+        rows = list_page(admin, BFCD__LIST__KIND__PARTITIONS, 0);
+        ck_assert_uint_eq(rows->partitions[0]->stats->bytes_unreclaimed, extent_bytes);
+        ck_assert_uint_eq(rows->partitions[1]->stats->bytes_unreclaimed, 0);
+        rows = list_page(admin, BFCD__LIST__KIND__TENANTS, 0);
         ck_assert_uint_eq(rows->n_tenants, 6);
         for (size_t i = 0; i < rows->n_tenants; i++) {
                 bool is_its = strcmp(rows->tenants[i]->tenant, "b") == 0 &&
                               strcmp(rows->tenants[i]->partition, "one") == 0;
 
-                ck_assert_uint_eq(rows->tenants[i]->figures->bytes_escaped, is_its ? extent_bytes : 0);
-                ck_assert_uint_eq(rows->tenants[i]->figures->bytes_reserved, is_its ? extent_bytes : 0);
+                ck_assert_uint_eq(rows->tenants[i]->stats->bytes_unreclaimed, is_its ? extent_bytes : 0);
+                ck_assert_uint_eq(rows->tenants[i]->stats->bytes_reserved, is_its ? extent_bytes : 0);
         }
         (void)must_malloc(a1, 0, MIB);
         ck_assert_uint_eq(count_log("did not return memory"),
                           0); /* a process may reference it for a moment */
-        b1 = come_in(2, false);
+        b1 = open_session(2);
 
         /* It is asked for, and what others hold is the most that is still away. */
         ck_assert(broker_is_blocked(b));
         for (int i = 0; i < 3; i++) {
                 const uint64_t left = i == 0 ? extent_bytes : i == 1 ? 2 * MIB : 0;
 
-                gpus[0].others_bytes = i == 0 ? extent_bytes + 1 : left;
-                b->settled_ms = 0;
+                gpus[0].foreign_bytes = i == 0 ? extent_bytes + 1 : left;
+                b->unreclaimed.check_ms = 0;
                 broker_tick(b);
                 broker_tick(b); /* once a second: this one asks nothing */
                 ck_assert_uint_eq(broker_n_pending(b), 1);
                 peer_settle(b);
-                ck_assert_uint_eq(device_row(0)->bytes_escaped, left);
+                ck_assert_uint_eq(device_row(0)->bytes_unreclaimed, left);
                 ck_assert_uint_eq(
                         count_log("device 'cuda:0' did not return memory of tenant 'b' in partition 'one'"),
                         1);
         }
         ck_assert(!broker_is_blocked(b));
-        b->settled_ms = 0;
+        b->unreclaimed.check_ms = 0;
         broker_tick(b);
         ck_assert_uint_eq(broker_n_pending(b), 0);
 }
-END_TEST
 
 /* The device has it when it is asked for the first time, a second later. */
-START_TEST(memory_that_was_referenced_for_a_moment_is_not_logged)
+TEST(briefly_referenced_memory_is_not_logged)
 {
         (void)must_malloc(b1, 1, 6 * MIB);
         fake_device_fail_destroy(&gpus[0], 1, -EBUSY);
         b1 = peer_free(b1);
         peer_settle(b);
-        ck_assert_uint_gt(device_row(0)->bytes_escaped, 0);
-        gpus[0].others_bytes = 0;
+        ck_assert_uint_gt(device_row(0)->bytes_unreclaimed, 0);
+        gpus[0].foreign_bytes = 0;
         broker_tick(b);
         ck_assert_uint_eq(broker_n_pending(b), 0);
-        b->settled_ms = 0;
+        b->unreclaimed.check_ms = 0;
         broker_tick(b);
         peer_settle(b);
-        ck_assert_uint_eq(device_row(0)->bytes_escaped, 0);
+        ck_assert_uint_eq(device_row(0)->bytes_unreclaimed, 0);
         ck_assert_uint_eq(count_log("return"), 0);
-        b1 = come_in(2, false);
+        b1 = open_session(2);
 }
-END_TEST
 
 /* ---- what a turn of the loop costs ------------------------------------------ */
 
@@ -461,57 +349,38 @@ static char *many_tenants(void)
         return text;
 }
 
+FIXTURE(turns, NULL, NULL);
+
 /* What workers have done, and looks at destroyed extents, cost nothing for tenants that they are not about. */
-START_TEST(a_turn_visits_quotas_that_changed)
+TEST(a_turn_visits_quotas_that_changed)
 {
         char *text = many_tenants();
         struct config *c;
-        struct broker *crowd = peer_broker(text, &c);
-        struct peer *p = peer_new(crowd, 1, false);
+        struct broker *unauth = peer_broker(text, &c);
+        struct peer *p = peer_new(unauth, 1, false);
         uint64_t n_visits;
 
         ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        peer_settle(crowd);
-        broker_look(crowd); /* at all of them, once */
-        n_visits = crowd->n_visits;
+        peer_settle(unauth);
+        broker_look(unauth); /* at all of them, once */
+        n_visits = unauth->changes.n_visits;
         for (unsigned i = 0; i < 5; i++) {
                 uint64_t id = peer_malloc(p, i % 2, MIB);
 
-                peer_settle(crowd);
+                peer_settle(unauth);
                 ck_assert_int_eq(peer_error(p, id), 0);
-                broker_look(crowd);
+                broker_look(unauth);
         }
         p = peer_free(p);
-        peer_settle(crowd);
-        broker_look(crowd);
-        ck_assert_uint_gt(crowd->n_visits, n_visits);
-        ck_assert_uint_le(crowd->n_visits - n_visits, 40);
-        peer_broker_free(crowd, c);
+        peer_settle(unauth);
+        broker_look(unauth);
+        ck_assert_uint_gt(unauth->changes.n_visits, n_visits);
+        ck_assert_uint_le(unauth->changes.n_visits - n_visits, 40);
+        peer_broker_free(unauth, c);
         free(text);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("broker");
-        TCase *t = tcase_create("devices");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, each_device_is_opened_once);
-        tcase_add_test(t, a_client_is_told_where_its_partitions_are);
-        tcase_add_test(t, an_extent_says_its_partition);
-        tcase_add_test(t, extents_come_by_handle);
-        tcase_add_test(t, a_device_that_is_not_there);
-        tcase_add_loop_test(t, lost_while_growing, 0, 3);
-        tcase_add_test(t, lost_while_giving_back);
-        tcase_add_test(t, lost_while_others_wait);
-        tcase_add_test(t, escaped_memory_stays_charged_and_is_shown);
-        tcase_add_test(t, memory_that_was_referenced_for_a_moment_is_not_logged);
-        suite_add_tcase(suite, t);
-        t = tcase_create("turns");
-        tcase_set_timeout(t, 60);
-        tcase_add_test(t, a_turn_visits_quotas_that_changed);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("broker");
 }

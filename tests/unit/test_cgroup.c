@@ -2,7 +2,7 @@
  * answer, and patterns match what they say and nothing beside it.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/cgroup.h"
+#include "daemon/memory/cgroup.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +46,7 @@ static const struct {
         { "garbage", NULL },
 };
 
-START_TEST(test_parse)
+LOOP_TEST(test_parse, sizeof(files) / sizeof(files[0]))
 {
         char path[CGROUP_PATH_BYTES] = "untouched";
         int r = cgroup_parse(files[_i].text, path);
@@ -54,9 +54,8 @@ START_TEST(test_parse)
         ck_assert_int_eq(r, files[_i].path ? 0 : -ENODATA);
         ck_assert_str_eq(path, files[_i].path ? files[_i].path : "untouched");
 }
-END_TEST
 
-START_TEST(test_parse_long)
+TEST(test_parse_long)
 {
         char *text = malloc(2 * CGROUP_PATH_BYTES), path[CGROUP_PATH_BYTES];
 
@@ -69,7 +68,6 @@ START_TEST(test_parse_long)
         ck_assert_uint_eq(strlen(path), CGROUP_PATH_BYTES - 1);
         free(text);
 }
-END_TEST
 
 static const struct {
         const char *path, *unit;
@@ -92,14 +90,13 @@ static const struct {
         { "", "" },
 };
 
-START_TEST(test_unit)
+LOOP_TEST(test_unit, sizeof(units) / sizeof(units[0]))
 {
         char unit[CGROUP_UNIT_BYTES] = "before";
 
         cgroup_unit(units[_i].path, unit);
         ck_assert_str_eq(unit, units[_i].unit);
 }
-END_TEST
 
 static const struct {
         const char *pattern, *path;
@@ -126,13 +123,12 @@ static const struct {
         { "/a", "", false },
 };
 
-START_TEST(test_path_pattern)
+LOOP_TEST(test_path_pattern, sizeof(patterns) / sizeof(patterns[0]))
 {
         ck_assert_int_eq(cgroup_path_matches(patterns[_i].pattern, patterns[_i].path), patterns[_i].matches);
 }
-END_TEST
 
-START_TEST(test_unit_pattern)
+TEST(test_unit_pattern)
 {
         ck_assert(cgroup_unit_matches("slurm*.service", "slurmd.service"));
         ck_assert(cgroup_unit_matches("user@[0-9]*.service", "user@1000.service"));
@@ -140,7 +136,6 @@ START_TEST(test_unit_pattern)
         ck_assert(!cgroup_unit_matches("slurm*.service", "xslurmd.service"));
         ck_assert(!cgroup_unit_matches("*", "")); /* in no unit */
 }
-END_TEST
 
 /* ---- processes ------------------------------------------------------------- */
 
@@ -173,7 +168,7 @@ static int pidfd_of(pid_t pid)
         return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
-START_TEST(test_process)
+TEST(test_process)
 {
         char path[CGROUP_PATH_BYTES] = "untouched", *huge = calloc(1, 200000);
         pid_t child = fork();
@@ -207,10 +202,9 @@ START_TEST(test_process)
         rmdir(proc);
         free(huge);
 }
-END_TEST
 
 /* It ends while its control group is read: a FIFO in the file's place holds the reader. */
-START_TEST(test_process_ends_meanwhile)
+TEST(test_process_ends_meanwhile)
 {
         char path[CGROUP_PATH_BYTES] = "untouched", fifo[80];
         pid_t child = fork(), helper;
@@ -242,10 +236,9 @@ START_TEST(test_process_ends_meanwhile)
         remove_cgroup(child);
         rmdir(proc);
 }
-END_TEST
 
 /* The real one. */
-START_TEST(test_own_process)
+TEST(test_own_process)
 {
         char path[CGROUP_PATH_BYTES] = "";
         int pidfd = pidfd_of(getpid()), r = cgroup_of_process("/proc", getpid(), pidfd, path);
@@ -254,21 +247,8 @@ START_TEST(test_own_process)
         ck_assert(r < 0 || (path[0] == '/' && cgroup_path_matches("/", path)));
         close(pidfd);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("cgroup");
-        TCase *tc = tcase_create("cgroup");
-
-        tcase_add_loop_test(tc, test_parse, 0, sizeof(files) / sizeof(files[0]));
-        tcase_add_test(tc, test_parse_long);
-        tcase_add_loop_test(tc, test_unit, 0, sizeof(units) / sizeof(units[0]));
-        tcase_add_loop_test(tc, test_path_pattern, 0, sizeof(patterns) / sizeof(patterns[0]));
-        tcase_add_test(tc, test_unit_pattern);
-        tcase_add_test(tc, test_process);
-        tcase_add_test(tc, test_process_ends_meanwhile);
-        tcase_add_test(tc, test_own_process);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("cgroup");
 }

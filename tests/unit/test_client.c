@@ -1,5 +1,5 @@
 /* libbfcclient against a stand-in for the daemon: what it promises, from many
- * threads, after a fork, and when the other end goes or lies.
+ * threads, after a fork, and when the server hangs up or sends invalid replies.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <bfcclient.h>
@@ -21,13 +21,9 @@
 #include "device/device.h"
 #include "proto/bfcd.pb-c.h"
 #include "tests/suite.h"
-#include "tests/unit/fake_server.h"
+#include "tests/unit/server_rig.h"
 
 #define MIB (UINT64_C(1) << 20)
-
-static struct fake_server *server;
-static bfc_client *client;
-static int n_fds_before;
 
 static struct bfc_options options(void)
 {
@@ -42,15 +38,10 @@ static int connect_now(void)
         return bfc_connect(&o, &client);
 }
 
+/* The daemon's blocks are counted; test_client_cache.c has the cache on. */
 static void setup(void)
 {
-        unsetenv("BFC_SOCKET");
-        unsetenv("BFC_PARTITION");
-        unsetenv("BFC_TENANT");
-        setenv("BFC_CACHE", "off", 1);
-        setenv("BFC_CACHE", "off", 1); /* the daemon's blocks are counted; test_client_cache.c has it on */
-        n_fds_before = suite_count_fds();
-        server = fake_server_new();
+        server_start("off");
 }
 
 static void setup_connected(void)
@@ -59,50 +50,11 @@ static void setup_connected(void)
         ck_assert_int_eq(connect_now(), 0);
 }
 
-static void teardown(void)
-{
-        bfc_disconnect(client);
-        client = NULL;
-        server = fake_server_free(server);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-static struct bfc_client_stats stats(void)
-{
-        struct bfc_client_stats s = { .struct_size = sizeof(s) };
-
-        ck_assert_int_eq(bfc_stats(client, &s), 0);
-        return s;
-}
-
-static void *get(size_t n_bytes)
-{
-        void *p = NULL;
-        int r = bfc_malloc(client, n_bytes, &p);
-
-        ck_assert_msg(r == 0, "bfc_malloc: %d: %s", r, bfc_last_error());
-        ck_assert_ptr_nonnull(p);
-        return p;
-}
-
-static void expect_error(int r, int expected, const char *part)
-{
-        ck_assert_int_eq(r, expected);
-        ck_assert_msg(strstr(bfc_last_error(), part) != NULL, "\"%s\" does not say \"%s\"", bfc_last_error(),
-                      part);
-}
-
-static void expect_good_end(pid_t pid)
-{
-        int status = -1;
-
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert_int_eq(status, 0);
-}
+FIXTURE(connected, setup_connected, server_end);
 
 /* ---- the ordinary -------------------------------------------------------- */
 
-START_TEST(malloc_write_free)
+TEST(malloc_write_free_and_block_info)
 {
         struct bfc_block_info info = { .struct_size = sizeof(info) };
         char *a = get(1000), *b = get(3 * MIB), *c = get(1);
@@ -121,12 +73,6 @@ START_TEST(malloc_write_free)
         ck_assert_uint_gt(info.extent_bytes, 65536);
         ck_assert_uint_eq(info.extent_offset, 65536);
         ck_assert_uint_eq(info.handle[0], 0);
-        /* Of the first header: what it does not know stays as it is. */
-        info = (struct bfc_block_info){ .struct_size = offsetof(struct bfc_block_info, share) };
-        info.share = 42;
-        ck_assert_int_eq(bfc_block_info(client, b, &info), 0);
-        ck_assert_uint_eq(info.n_requested, 3 * MIB);
-        ck_assert_uint_eq(info.share, 42);
         info.struct_size--;
         expect_error(bfc_block_info(client, b, &info), -EINVAL, "struct_size");
         info.struct_size = sizeof(info);
@@ -160,9 +106,8 @@ START_TEST(malloc_write_free)
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
         ck_assert_uint_eq(fake_server_count(server).n_acks, 2);
 }
-END_TEST
 
-START_TEST(words)
+TEST(texts_of_a_new_client)
 {
         ck_assert_str_eq(bfc_tenant(client), "vision");
         ck_assert_str_eq(bfc_partition(client), "train");
@@ -170,9 +115,8 @@ START_TEST(words)
         ck_assert_str_eq(bfc_last_error(), "");
         ck_assert_str_eq(fake_server_count(server).name, program_invocation_short_name);
 }
-END_TEST
 
-START_TEST(partitions_by_name)
+TEST(partitions_by_name)
 {
         struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
         void *p = NULL;
@@ -187,9 +131,8 @@ START_TEST(partitions_by_name)
         expect_error(bfc_malloc_in(client, "nowhere", 1, &p), -ENOENT, "nowhere");
         ck_assert_int_eq(bfc_free(client, p), 0);
 }
-END_TEST
 
-START_TEST(copies)
+TEST(copies)
 {
         char *a = get(1000), *b = get(3 * MIB); /* spans extents */
         static char in[3 * MIB], out[3 * MIB + 1];
@@ -217,9 +160,8 @@ START_TEST(copies)
         expect_error(bfc_read(client, out, b, 1), -EINVAL, "are not inside a block");
         ck_assert_int_eq(bfc_free(client, a), 0);
 }
-END_TEST
 
-START_TEST(arguments)
+TEST(arguments)
 {
         struct bfc_client_stats s = { .struct_size = sizeof(s) }, no_size = { 0 };
         struct bfc_tenant_usage u = { .struct_size = sizeof(u) };
@@ -250,9 +192,8 @@ START_TEST(arguments)
         ck_assert_str_eq(bfc_partition(NULL), "");
         bfc_disconnect(NULL);
 }
-END_TEST
 
-START_TEST(structures_of_a_later_header)
+TEST(structures_of_a_later_header)
 {
         struct {
                 struct bfc_client_stats s;
@@ -273,13 +214,12 @@ START_TEST(structures_of_a_later_header)
         other = NULL;
         asks.later = "";
         expect_error(bfc_connect(&asks.o, &other), -EINVAL, "does not support");
-        asks.o.struct_size = 8;
+        asks.o.struct_size = sizeof(asks.o) - 1;
         expect_error(bfc_connect(&asks.o, &other), -EINVAL, "struct_size");
         ck_assert_ptr_null(other);
 }
-END_TEST
 
-START_TEST(double_free)
+TEST(double_free)
 {
         void *a = get(100), *b = get(100);
 
@@ -288,9 +228,8 @@ START_TEST(double_free)
         expect_error(bfc_free(client, (char *)b + 256), -EINVAL, "not a block");
         ck_assert_int_eq(bfc_free(client, b), 0);
 }
-END_TEST
 
-START_TEST(refusal_has_its_sentence)
+TEST(refusal_sets_last_error)
 {
         void *p = NULL;
 
@@ -301,19 +240,17 @@ START_TEST(refusal_has_its_sentence)
         fake_server_set_mood(server, FAKE_GOOD, 0);
         ck_assert_int_eq(bfc_free(client, get(5)), 0);
 }
-END_TEST
 
-START_TEST(free_refused)
+TEST(free_refused)
 {
         void *p = get(1);
 
         fake_server_set_mood(server, FAKE_FREE_REFUSED, 0);
         expect_error(bfc_free(client, p), -EINVAL, "no such block");
 }
-END_TEST
 
 /* The successor of an extent takes its place in this process too. */
-START_TEST(extents_renewed)
+TEST(extents_renewed)
 {
         char *p = get(1000);
 
@@ -328,9 +265,8 @@ START_TEST(extents_renewed)
         ck_assert_uint_eq(fake_server_count(server).n_extents_sent, 2);
         ck_assert_int_eq(bfc_free(client, q), 0);
 }
-END_TEST
 
-START_TEST(goodbye_unmaps)
+TEST(goodbye_unmaps)
 {
         char *p = get(1000);
 
@@ -339,9 +275,8 @@ START_TEST(goodbye_unmaps)
         ck_assert_int_eq(msync((void *)((uintptr_t)p & ~(uintptr_t)4095), 4096, MS_ASYNC), -1);
         ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
 }
-END_TEST
 
-START_TEST(two_clients_in_one_process)
+TEST(two_clients_in_one_process)
 {
         bfc_client *first = client;
         char *p = get(100);
@@ -354,10 +289,9 @@ START_TEST(two_clients_in_one_process)
         ck_assert_int_eq(bfc_free(first, p), 0);
         bfc_disconnect(first);
 }
-END_TEST
 
 /* The README's program, as a process of its own with the shared library. */
-START_TEST(example)
+TEST(example_program_runs)
 {
         const char *program = getenv("BFC_EXAMPLE");
         pid_t pid;
@@ -376,11 +310,12 @@ START_TEST(example)
         ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
         ck_assert_str_eq(fake_server_count(server).name, "hello");
 }
-END_TEST
 
 /* ---- connecting ---------------------------------------------------------- */
 
-START_TEST(no_daemon)
+FIXTURE(unconnected, setup, server_end);
+
+TEST(no_daemon)
 {
         struct bfc_options o = options();
         char long_path[200];
@@ -396,9 +331,8 @@ START_TEST(no_daemon)
         expect_error(bfc_connect(&o, &client), -ENAMETOOLONG, "too long");
         ck_assert_ptr_null(client);
 }
-END_TEST
 
-START_TEST(environment)
+TEST(environment)
 {
         struct bfc_options o = options();
 
@@ -422,9 +356,8 @@ START_TEST(environment)
         client = NULL;
         expect_error(bfc_connect(NULL, &client), -ENOENT, "/nonexistent/sock");
 }
-END_TEST
 
-START_TEST(hello_answers)
+TEST(invalid_hello_replies)
 {
         struct bfc_options o = options();
 
@@ -451,7 +384,6 @@ START_TEST(hello_answers)
         expect_error(bfc_connect(&o, &client), -ENOENT, "train, infer");
         ck_assert_ptr_null(client);
 }
-END_TEST
 
 /* ---- GPUs: the fake driver shows two, and infer is on the second ----------- */
 
@@ -495,13 +427,15 @@ static void teardown_gpus(void)
 {
         char path[80];
 
-        teardown();
+        server_end();
         snprintf(path, sizeof(path), "%s/lock", gpu_state);
         unlink(path);
         ck_assert_int_eq(rmdir(gpu_state), 0);
 }
 
-START_TEST(partition_for_device)
+FIXTURE(two_gpus, setup_two_gpus, teardown_gpus);
+
+TEST(partition_for_device)
 {
         const char *name = NULL;
 
@@ -516,7 +450,30 @@ START_TEST(partition_for_device)
         expect_error(bfc_partition_for_device(client, 1, NULL), -EINVAL, "ret_name");
         expect_error(bfc_partition_for_device(NULL, 1, &name), -EINVAL, "NULL");
 }
-END_TEST
+
+/* The host and the second GPU, which has the UUID of the fake driver's. */
+TEST(partition_info)
+{
+        struct bfc_partition_info info = { .struct_size = sizeof(info) };
+
+        ck_assert_int_eq(bfc_partition_info(client, 0, &info), 0);
+        ck_assert_str_eq(info.partition, "train");
+        ck_assert_str_eq(info.device_uuid, "host");
+        ck_assert_int_eq(info.device_ordinal, -1);
+        ck_assert_uint_eq(info.share, BFC_SHARE_FD);
+        ck_assert_int_eq(bfc_partition_info(client, 1, &info), 0);
+        ck_assert_str_eq(info.partition, "infer");
+        ck_assert_str_eq(info.device, "cuda:1");
+        ck_assert_int_eq(info.device_ordinal, 1);
+        ck_assert_str_eq(info.device_uuid, "GPU-fa4ec0da-0000-4000-8000-000000000002");
+        info.device_ordinal = 7;
+        expect_error(bfc_partition_info(client, 2, &info), -ENOENT, "none has index 2");
+        info.struct_size = 8;
+        expect_error(bfc_partition_info(client, 0, &info), -EINVAL, "struct_size is 8");
+        ck_assert_int_eq(info.device_ordinal, 7);
+        expect_error(bfc_partition_info(client, 0, NULL), -EINVAL, "ret is NULL");
+        expect_error(bfc_partition_info(NULL, 0, &info), -EINVAL, "NULL");
+}
 
 static void *driver(const char *function)
 {
@@ -528,7 +485,7 @@ static void *driver(const char *function)
 }
 
 /* A capture on a GPU is nothing to the host's memory. */
-START_TEST(freed_beside_a_capture_on_a_gpu)
+TEST(freed_beside_a_capture_on_a_gpu)
 {
         int (*retain)(void **, int) = driver("cuDevicePrimaryCtxRetain");
         int (*set_current)(void *) = driver("cuCtxSetCurrent");
@@ -550,10 +507,11 @@ START_TEST(freed_beside_a_capture_on_a_gpu)
         ck_assert_int_eq(end(stream, &graph), 0);
         ck_assert_int_eq(destroy(graph), 0);
 }
-END_TEST
+
+FIXTURE(second_gpu, setup_second_gpu, teardown_gpus);
 
 /* CUDA_VISIBLE_DEVICES=1: the second GPU is this process's first. */
-START_TEST(partition_for_visible_device)
+TEST(partition_for_visible_device)
 {
         const char *name = NULL;
 
@@ -561,10 +519,21 @@ START_TEST(partition_for_visible_device)
         ck_assert_str_eq(name, "infer");
         expect_error(bfc_partition_for_device(client, 1, &name), -ENOENT, "CUDA device 1 is not visible");
 }
-END_TEST
+
+FIXTURE(first_gpu, setup_first_gpu, teardown_gpus);
+
+/* The second GPU is described, though this process does not see it. */
+TEST(partition_info_of_an_invisible_gpu)
+{
+        struct bfc_partition_info info = { .struct_size = sizeof(info) };
+
+        ck_assert_int_eq(bfc_partition_info(client, 1, &info), 0);
+        ck_assert_int_eq(info.device_ordinal, -1);
+        ck_assert_int_eq(strncmp(info.device_uuid, "GPU-", 4), 0);
+}
 
 /* Not asked of the daemon, whose extents could not be mapped here. */
-START_TEST(invisible_gpu)
+TEST(malloc_on_invisible_gpu_is_refused)
 {
         void *q = NULL;
 
@@ -575,11 +544,10 @@ START_TEST(invisible_gpu)
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
         ck_assert_int_eq(bfc_free(client, get(100)), 0); /* the session goes on */
 }
-END_TEST
 
-/* ---- a daemon that goes or lies ------------------------------------------ */
+/* ---- a daemon that hangs up or sends invalid replies ------------------------------------------ */
 
-START_TEST(daemon_gone)
+TEST_OF(connected, daemon_gone)
 {
         char *p = get(100), *q = NULL;
 
@@ -596,7 +564,6 @@ START_TEST(daemon_gone)
         ck_assert_uint_eq(stats().bytes_in_use, 256);
         ck_assert_ptr_null(q);
 }
-END_TEST
 
 static const struct lie {
         enum fake_mood mood;
@@ -613,7 +580,7 @@ static const struct lie {
         { FAKE_HANDLE_AND_FD, -EPROTO, true },  { FAKE_SHORT_HANDLE, -EPROTO, true },
 };
 
-START_TEST(lying_daemon)
+LOOP_TEST_OF(connected, invalid_replies_end_the_session, sizeof(lies) / sizeof(lies[0]))
 {
         const struct lie *lie = &lies[_i];
         struct bfc_client_stats s;
@@ -632,10 +599,9 @@ START_TEST(lying_daemon)
         else
                 ck_assert_int_eq(bfc_free(client, get(1)), 0);
 }
-END_TEST
 
 /* An attach is believed no more than a malloc. */
-START_TEST(lying_attach)
+TEST_OF(connected, invalid_attach_replies)
 {
         static const char *const odd_names[] = {
                 "-",                                   /* no block */
@@ -686,9 +652,8 @@ START_TEST(lying_attach)
         ck_assert_uint_eq(stats().bytes_reserved, 0);
         expect_error(bfc_free(client, q), -EINVAL, "not a block");
 }
-END_TEST
 
-START_TEST(usage_without_figures)
+TEST_OF(connected, usage_reply_without_statistics)
 {
         struct bfc_tenant_usage u = { .struct_size = sizeof(u), .bytes_limit = 77 };
 
@@ -696,9 +661,8 @@ START_TEST(usage_without_figures)
         expect_error(bfc_usage(client, NULL, &u), -EPROTO, "statistics");
         ck_assert_uint_eq(u.bytes_limit, 77);
 }
-END_TEST
 
-START_TEST(deaf_daemon)
+TEST_OF(connected, unanswered_goodbye)
 {
         struct timespec begin, end;
 
@@ -709,7 +673,6 @@ START_TEST(deaf_daemon)
         clock_gettime(CLOCK_MONOTONIC, &end);
         ck_assert_int_ge(end.tv_sec - begin.tv_sec, 4);
 }
-END_TEST
 
 /* ---- threads ------------------------------------------------------------- */
 
@@ -756,7 +719,7 @@ static void run_threads(void *(*function)(void *))
                 pthread_join(threads[i], NULL);
 }
 
-START_TEST(many_threads)
+TEST_OF(connected, many_threads)
 {
         run_threads(churn);
         struct bfc_client_stats s = stats();
@@ -765,7 +728,6 @@ START_TEST(many_threads)
         ck_assert_uint_eq(s.num_allocs, s.num_frees);
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
 }
-END_TEST
 
 static void *one_malloc(void *userdata)
 {
@@ -778,24 +740,22 @@ static void *one_malloc(void *userdata)
         return NULL;
 }
 
-/* Nobody is answered before all have asked, and the last is answered first. */
-START_TEST(answers_in_another_order)
+/* No request is answered before all were sent, and the last is answered first. */
+TEST_OF(connected, answers_in_another_order)
 {
         fake_server_set_mood(server, FAKE_HOLD, N_THREADS);
         run_threads(one_malloc);
         ck_assert_uint_eq(stats().num_blocks, N_THREADS);
 }
-END_TEST
 
 /* Each leader is answered and leaves while others sleep: one of them must wake up
  * and read. */
-START_TEST(the_lead_is_handed_on)
+TEST_OF(connected, reader_role_passes_to_another_thread)
 {
         fake_server_set_mood(server, FAKE_ONE_BY_ONE, N_THREADS);
         run_threads(one_malloc);
         ck_assert_uint_eq(stats().num_blocks, N_THREADS);
 }
-END_TEST
 
 static void *malloc_or_reset(void *userdata)
 {
@@ -817,17 +777,16 @@ static void *hang_up_soon(void *userdata)
         return NULL;
 }
 
-START_TEST(daemon_gone_under_threads)
+TEST_OF(connected, daemon_gone_under_threads)
 {
         pthread_t killer;
 
-        /* Nobody is ever answered: all of them wait when it happens. */
+        /* No request is ever answered: all threads wait when it happens. */
         fake_server_set_mood(server, FAKE_HOLD, N_THREADS + 1);
         ck_assert_int_eq(pthread_create(&killer, NULL, hang_up_soon, NULL), 0);
         run_threads(malloc_or_reset);
         pthread_join(killer, NULL);
 }
-END_TEST
 
 static void *shared_block;
 static int n_freed;
@@ -840,7 +799,7 @@ static void *free_shared(void *userdata)
         return NULL;
 }
 
-START_TEST(double_free_from_threads)
+TEST_OF(connected, double_free_from_threads)
 {
         for (int i = 0; i < 50; i++) {
                 shared_block = get(1);
@@ -850,7 +809,6 @@ START_TEST(double_free_from_threads)
         }
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 0);
 }
-END_TEST
 
 static void *fail_once(void *userdata)
 {
@@ -866,12 +824,11 @@ static void *fail_once(void *userdata)
         return NULL;
 }
 
-START_TEST(last_error_is_the_threads_own)
+TEST_OF(connected, last_error_is_per_thread)
 {
         run_threads(fail_once);
         ck_assert_str_eq(bfc_last_error(), "");
 }
-END_TEST
 
 /* ---- fork ---------------------------------------------------------------- */
 
@@ -927,12 +884,13 @@ static void child(char *p)
         _exit(0);
 }
 
-START_TEST(forked_child)
+TEST_OF(connected, forked_child)
 {
         char *p = get(100);
         pid_t pid;
 
         strcpy(p, "parent");
+        wait_until_others_sleep();
         n_parents_fds = suite_count_fds();
         pid = fork();
         if (pid == 0)
@@ -943,7 +901,6 @@ START_TEST(forked_child)
         ck_assert_int_eq(bfc_free(client, get(5)), 0);
         ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1); /* the child's own session */
 }
-END_TEST
 
 static int stop_churning;
 
@@ -1004,7 +961,7 @@ static uint64_t bytes_mapped(void)
         return stats().bytes_mapped;
 }
 
-START_TEST(retired_is_unmapped)
+TEST_OF(connected, retired_is_unmapped)
 {
         char *kept = get(100), *p = get(6 * MIB);
         unsigned char present;
@@ -1028,9 +985,8 @@ START_TEST(retired_is_unmapped)
         ck_assert_uint_eq(bytes_mapped(), 0);
         memset(get(100), 3, 100);
 }
-END_TEST
 
-START_TEST(thread_takes_no_signals)
+TEST_OF(connected, client_thread_blocks_all_signals)
 {
         int id = find_thread();
         unsigned long long blocked;
@@ -1047,17 +1003,15 @@ START_TEST(thread_takes_no_signals)
         ck_assert_int_eq(connect_now(), 0);
         ck_assert_int_ne(find_thread(), 0);
 }
-END_TEST
 
-START_TEST(without_a_thread)
+TEST_OF(unconnected, no_events_without_a_client_thread)
 {
         struct bfc_options o = options();
 
         o.flags = BFC_NO_THREAD;
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
-        ck_assert_uint_eq(fake_server_count(server).capabilities,
-                          BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_AGAIN |
-                                  BFCD__CAPABILITY__CAPABILITY_RETURN);
+        ck_assert(!fake_server_count(server).wants_events);
+        ck_assert(fake_server_count(server).wants_pages && fake_server_count(server).can_resume);
         ck_assert_int_eq(find_thread(), 0);
         memset(get(3 * MIB), 1, 3 * MIB);
         bfc_disconnect(client);
@@ -1068,23 +1022,18 @@ START_TEST(without_a_thread)
         fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS_FD, 0);
         expect_error(bfc_connect(&o, &client), -EPROTO, "an invalid message");
         fake_server_set_mood(server, FAKE_HELLO_NO_EVENTS, 0);
-        ck_assert_int_eq(bfc_connect(&o, &client), 0);
-        ck_assert_uint_eq(fake_server_count(server).capabilities,
-                          BFCD__CAPABILITY__CAPABILITY_AGAIN | BFCD__CAPABILITY__CAPABILITY_EVENTS |
-                                  BFCD__CAPABILITY__CAPABILITY_TRIM | BFCD__CAPABILITY__CAPABILITY_DRAIN |
-                                  BFCD__CAPABILITY__CAPABILITY_PAGES | BFCD__CAPABILITY__CAPABILITY_RETURN);
+        expect_error(bfc_connect(&o, &client), -EPROTO, "did not send an events socket");
+        ck_assert(fake_server_count(server).wants_events);
+        ck_assert(fake_server_count(server).wants_pages && fake_server_count(server).can_resume);
         ck_assert_int_eq(find_thread(), 0);
-        memset(get(3 * MIB), 1, 3 * MIB);
-        bfc_disconnect(client);
 
         o.flags = UINT64_C(1) << 63;
         expect_error(bfc_connect(&o, &client), -EINVAL, "flags");
-        o.struct_size = offsetof(struct bfc_options, flags); /* an older header's */
+        o.flags = 0;
         fake_server_set_mood(server, FAKE_GOOD, 0);
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
         ck_assert_int_ne(find_thread(), 0);
 }
-END_TEST
 
 static const struct {
         enum fake_event event;
@@ -1103,7 +1052,7 @@ static const struct {
 
 /* A daemon that takes back what is in use is not obeyed: the session ends, and the
  * memory stays. */
-START_TEST(lying_events)
+LOOP_TEST_OF(connected, invalid_events_end_the_session, sizeof(event_lies) / sizeof(event_lies[0]))
 {
         char *p = get(100);
         void *q;
@@ -1115,11 +1064,10 @@ START_TEST(lying_events)
         expect_error(bfc_malloc(client, 1, &q), event_lies[_i].error, event_lies[_i].part);
         ck_assert_str_eq(p, "mine");
 }
-END_TEST
 
 /* Nothing new is given out from then on. What there is stays usable, and the rest is the other
  * socket's to tell. */
-START_TEST(events_hang_up)
+TEST_OF(connected, events_hang_up)
 {
         char *p = get(100);
         void *q = NULL;
@@ -1133,7 +1081,6 @@ START_TEST(events_hang_up)
         ck_assert_ptr_null(q);
         ck_assert_int_eq(bfc_free(client, p), 0);
 }
-END_TEST
 
 static void *churn_large(void *userdata)
 {
@@ -1151,7 +1098,7 @@ static void *churn_large(void *userdata)
         return NULL;
 }
 
-START_TEST(retired_under_threads)
+TEST_OF(connected, retired_under_threads)
 {
         pthread_t threads[4];
         unsigned n = 0;
@@ -1169,10 +1116,9 @@ START_TEST(retired_under_threads)
         n = fake_server_event(server, FAKE_RETIRE);
         ck_assert_uint_eq(bytes_mapped(), 0);
 }
-END_TEST
 
 /* A child forked while other threads hold any of the locks is still answered. */
-START_TEST(fork_under_threads)
+TEST_OF(connected, fork_under_threads)
 {
         pthread_t threads[3];
 
@@ -1197,7 +1143,6 @@ START_TEST(fork_under_threads)
                 pthread_join(threads[i], NULL);
         ck_assert_uint_eq(stats().num_blocks, 0);
 }
-END_TEST
 
 /* ---- while a free waits for the device ------------------------------------- */
 
@@ -1237,8 +1182,8 @@ static void *free_it(void *ptr)
         return NULL;
 }
 
-/* A Retire of where the block lies is a lie as long as the free has not been told. */
-START_TEST(retire_while_a_free_waits)
+/* A Retire of the block's extent is a violation until the free was sent. */
+TEST_OF(connected, retire_while_a_free_waits)
 {
         struct bfc_block_info info = { .struct_size = sizeof(info) };
         uint64_t n_mapped;
@@ -1266,11 +1211,10 @@ START_TEST(retire_while_a_free_waits)
         pthread_join(freeing, NULL);
         ck_assert_int_eq(free_result, -EPROTO);
 }
-END_TEST
 
 /* Work on the device may go on for long, and to wait for it may not be allowed. None of it touches idle
  * memory. */
-START_TEST(a_retire_waits_for_nothing)
+TEST_OF(connected, retire_is_answered_without_calls)
 {
         void *p = get(100);
 
@@ -1283,9 +1227,8 @@ START_TEST(a_retire_waits_for_nothing)
         ck_assert_uint_eq(stats().bytes_mapped, 0);
         is_finish_held = 0;
 }
-END_TEST
 
-START_TEST(free_that_cannot_wait)
+TEST_OF(connected, free_while_a_capture_forbids_waiting)
 {
         static const struct {
                 int finish, free;
@@ -1304,10 +1247,9 @@ START_TEST(free_that_cannot_wait)
                 ck_assert_uint_eq(stats().num_frees, i + 1);
         }
 }
-END_TEST
 
 /* The daemon frees, takes the memory back, and goes before it answers: nothing is put back. */
-START_TEST(free_without_an_answer)
+TEST_OF(connected, free_without_an_answer)
 {
         pthread_t freeing;
         void *p = get(100);
@@ -1323,78 +1265,8 @@ START_TEST(free_without_an_answer)
         ck_assert_uint_eq(stats().num_blocks, 0);
         expect_error(bfc_free(client, p), -EINVAL, "already freed");
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("client");
-        TCase *t = tcase_create("connected"), *u = tcase_create("unconnected");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup_connected, teardown);
-        tcase_add_test(t, malloc_write_free);
-        tcase_add_test(t, words);
-        tcase_add_test(t, partitions_by_name);
-        tcase_add_test(t, copies);
-        tcase_add_test(t, arguments);
-        tcase_add_test(t, structures_of_a_later_header);
-        tcase_add_test(t, double_free);
-        tcase_add_test(t, refusal_has_its_sentence);
-        tcase_add_test(t, free_refused);
-        tcase_add_test(t, extents_renewed);
-        tcase_add_test(t, goodbye_unmaps);
-        tcase_add_test(t, two_clients_in_one_process);
-        tcase_add_test(t, example);
-        tcase_add_test(t, daemon_gone);
-        tcase_add_loop_test(t, lying_daemon, 0, sizeof(lies) / sizeof(lies[0]));
-        tcase_add_test(t, lying_attach);
-        tcase_add_test(t, usage_without_figures);
-        tcase_add_test(t, deaf_daemon);
-        tcase_add_test(t, many_threads);
-        tcase_add_test(t, answers_in_another_order);
-        tcase_add_test(t, the_lead_is_handed_on);
-        tcase_add_test(t, daemon_gone_under_threads);
-        tcase_add_test(t, double_free_from_threads);
-        tcase_add_test(t, last_error_is_the_threads_own);
-        tcase_add_test(t, retired_is_unmapped);
-        tcase_add_test(t, thread_takes_no_signals);
-        tcase_add_loop_test(t, lying_events, 0, sizeof(event_lies) / sizeof(event_lies[0]));
-        tcase_add_test(t, events_hang_up);
-        tcase_add_test(t, retired_under_threads);
-        tcase_add_test(t, forked_child);
-        tcase_add_test(t, fork_under_threads);
-        tcase_add_test(t, a_retire_waits_for_nothing);
-        tcase_add_test(t, retire_while_a_free_waits);
-        tcase_add_test(t, free_that_cannot_wait);
-        tcase_add_test(t, free_without_an_answer);
-        suite_add_tcase(suite, t);
-
-        for (size_t i = 0; i < 3; i++) {
-                static const struct {
-                        const char *name;
-                        void (*setup)(void);
-                        const TTest *const *test;
-                } cases[] = {
-                        { "two gpus", setup_two_gpus, &partition_for_device },
-                        { "capture", setup_two_gpus, &freed_beside_a_capture_on_a_gpu },
-                        { "second gpu", setup_second_gpu, &partition_for_visible_device },
-                        { "first gpu", setup_first_gpu, &invisible_gpu },
-                };
-                TCase *v = tcase_create(cases[i].name);
-
-                tcase_set_timeout(v, 60);
-                tcase_add_checked_fixture(v, cases[i].setup, teardown_gpus);
-                tcase_add_test(v, *cases[i].test);
-                suite_add_tcase(suite, v);
-        }
-
-        tcase_set_timeout(u, 60);
-        tcase_add_checked_fixture(u, setup, teardown);
-        tcase_add_test(u, no_daemon);
-        tcase_add_test(u, environment);
-        tcase_add_test(u, hello_answers);
-        tcase_add_test(u, without_a_thread);
-        suite_add_tcase(suite, u);
-
-        return suite_run(suite);
+        return suite_main("client");
 }

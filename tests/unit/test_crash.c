@@ -1,7 +1,7 @@
 /* Counting crashes: what this process does to itself counts, what others send does not.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/crash.h"
+#include "daemon/handover/crash.h"
 #include "tests/suite.h"
 
 #include <signal.h>
@@ -25,6 +25,8 @@ static void teardown(void)
 {
         munmap((void *)count, sizeof(*count));
 }
+
+FIXTURE(crash, setup, teardown);
 
 static void touch_nothing(void)
 {
@@ -76,7 +78,7 @@ static int end_of(pid_t pid)
         return WIFSIGNALED(status) ? WTERMSIG(status) : -1;
 }
 
-START_TEST(its_own_crashes_count)
+LOOP_TEST(own_crashes_are_counted, 3)
 {
         static const struct {
                 void (*crash)(void);
@@ -86,10 +88,9 @@ START_TEST(its_own_crashes_count)
         ck_assert_int_eq(end_of(child(crashes[_i].crash)), crashes[_i].signal);
         ck_assert_uint_eq(*count, 1);
 }
-END_TEST
 
 /* As the service manager's watchdog does, or an operator. */
-START_TEST(signals_of_others_do_not)
+LOOP_TEST(signals_from_processes_are_not_counted, sizeof(signals) / sizeof(signals[0]))
 {
         pid_t pid = child(NULL);
 
@@ -97,16 +98,8 @@ START_TEST(signals_of_others_do_not)
         ck_assert_int_eq(end_of(pid), signals[_i]); /* it ends all the same */
         ck_assert_uint_eq(*count, 0);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("crash");
-        TCase *t = tcase_create("crash");
-
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_loop_test(t, its_own_crashes_count, 0, 3);
-        tcase_add_loop_test(t, signals_of_others_do_not, 0, sizeof(signals) / sizeof(signals[0]));
-        suite_add_tcase(s, t);
-        return suite_run(s);
+        return suite_main("crash");
 }

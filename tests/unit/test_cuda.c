@@ -17,9 +17,11 @@
 #include "tests/unit/cuda_acts.h"
 #include "tests/unit/cuda_case.h"
 
+FIXTURE(device, case_setup, case_teardown);
+
 /* ---- making and sharing -------------------------------------------------- */
 
-START_TEST(made_zeroed_and_shared)
+LOOP_TEST(made_zeroed_and_shared, N_SHARES)
 {
         struct process owner = owner_start(), a = job_start((enum device_share)_i, 4 * MIB),
                        b = job_start((enum device_share)_i, 4 * MIB);
@@ -52,10 +54,9 @@ START_TEST(made_zeroed_and_shared)
         job_end(&a);
         owner_end(&owner);
 }
-END_TEST
 
 /* From and to ordinary memory, over whatever extents lie there, as another process sees it. */
-START_TEST(copies_in_and_out)
+LOOP_TEST(copies_in_and_out, N_SHARES)
 {
         const enum device_share share = (enum device_share)_i;
         const uint64_t n_bytes = share == DEVICE_SHARE_FD ? 8 * MIB : 4 * MIB;
@@ -64,7 +65,7 @@ START_TEST(copies_in_and_out)
         uint64_t n_other;
         int n_extents = (int)(n_bytes / (4 * MIB));
 
-        if (share == DEVICE_SHARE_CUDA_IPC) /* it lies nowhere yet */
+        if (share == DEVICE_SHARE_CUDA_IPC) /* it is not mapped yet */
                 ck_assert_int_eq(copy_in(&a, 0, 1, 1), -EINVAL);
         for (int i = 0; i < n_extents; i++) {
                 ck_assert_int_eq(make(&owner, share, 4 * MIB, &e[i]), 0);
@@ -88,12 +89,11 @@ START_TEST(copies_in_and_out)
                 ck_assert_int_eq(destroy(&owner, &e[i]), 0);
         owner_end(&owner);
 }
-END_TEST
 
 /* What one tenant leaves there the next one must not see, and the fake hands out
  * what it has lying about. */
-/* Where the driver may not scrub what it gets. Who holds it still sees what the next one would. */
-START_TEST(cleared_where_that_is_asked_for)
+/* Where the driver does not clear memory. A process that has it still sees what the next user would. */
+LOOP_TEST(cleared_where_that_is_asked_for, N_SHARES)
 {
         for (int clears = 0; clears < 2; clears++) {
                 struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
@@ -113,9 +113,8 @@ START_TEST(cleared_where_that_is_asked_for)
                 owner_end(&owner);
         }
 }
-END_TEST
 
-START_TEST(zeroed_each_time)
+LOOP_TEST(zeroed_each_time, N_SHARES)
 {
         struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
         struct message made;
@@ -132,9 +131,8 @@ START_TEST(zeroed_each_time)
         job_end(&job);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(fds_are_not_inherited)
+TEST(fds_are_not_inherited)
 {
         struct process owner = owner_start();
         struct message made;
@@ -156,9 +154,8 @@ START_TEST(fds_are_not_inherited)
         ck_assert_int_eq(destroy(&owner, &made), 0);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(sizes_and_capacity)
+LOOP_TEST(sizes_and_capacity, N_SHARES)
 {
         struct process owner = owner_start();
         enum device_share share = (enum device_share)_i;
@@ -180,7 +177,6 @@ START_TEST(sizes_and_capacity)
         ck_assert_int_eq(destroy(&owner, &made), 0);
         owner_end(&owner);
 }
-END_TEST
 
 static void expect_facts(struct process *p, const char *name, const uint8_t uuid[16], uint64_t n_bytes)
 {
@@ -193,7 +189,7 @@ static void expect_facts(struct process *p, const char *name, const uint8_t uuid
         ck_assert_uint_eq(m.facts.bytes_free, n_bytes);
 }
 
-START_TEST(two_devices)
+TEST(two_devices)
 {
         struct process a = owner_start(), b = process_start(), job = process_start();
         struct message made, m = { .fd = -1 };
@@ -221,10 +217,9 @@ START_TEST(two_devices)
         owner_end(&b);
         owner_end(&a);
 }
-END_TEST
 
 /* The daemon's own environment hides nothing from it. */
-START_TEST(the_config_counts_and_not_the_environment)
+TEST(config_overrides_visible_devices)
 {
         struct process p = process_start();
 
@@ -233,11 +228,10 @@ START_TEST(the_config_counts_and_not_the_environment)
         expect_facts(&p, "Fake CUDA Device 1", uuid_1, 32 * MIB);
         owner_end(&p);
 }
-END_TEST
 
 /* ---- a region's addresses ------------------------------------------------ */
 
-START_TEST(extents_side_by_side)
+TEST(adjacent_extents)
 {
         struct process owner = owner_start(), job = job_start(DEVICE_SHARE_FD, 16 * MIB);
         struct message e[3], m = { .fd = -1 };
@@ -274,9 +268,8 @@ START_TEST(extents_side_by_side)
         ck_assert_int_eq(destroy(&owner, &e[2]), 0);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(a_handle_opens_one_extent)
+TEST(a_handle_opens_one_extent)
 {
         struct process owner = owner_start(), job = job_start(DEVICE_SHARE_CUDA_IPC, 4 * MIB);
         struct message e, next, m = { .fd = -1 };
@@ -300,9 +293,8 @@ START_TEST(a_handle_opens_one_extent)
         job_end(&job);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(what_is_no_such_extent)
+TEST(invalid_extents_are_refused)
 {
         struct process owner = owner_start(), by_fd = job_start(DEVICE_SHARE_FD, 8 * MIB),
                        by_handle = job_start(DEVICE_SHARE_CUDA_IPC, 4 * MIB);
@@ -340,10 +332,9 @@ START_TEST(what_is_no_such_extent)
         job_end(&by_fd);
         owner_end(&owner);
 }
-END_TEST
 
 /* A driver opens no handle in the process that made it; an fd is opened anywhere. */
-START_TEST(the_maker_maps_its_own)
+LOOP_TEST(owner_maps_its_own_extent, N_SHARES)
 {
         struct process owner = owner_start();
         struct message e;
@@ -356,9 +347,8 @@ START_TEST(the_maker_maps_its_own)
         ck_assert_int_eq(destroy(&owner, &e), 0);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(a_forked_child_has_nothing)
+LOOP_TEST(forked_child_inherits_no_mapping, N_SHARES)
 {
         struct process owner, job;
         struct message e;
@@ -377,7 +367,6 @@ START_TEST(a_forked_child_has_nothing)
         ck_assert_int_eq(destroy(&owner, &e), 0);
         owner_end(&owner);
 }
-END_TEST
 
 /* In a process that was started afresh: which driver is found is decided there. */
 static int open_and_say(const char *id)
@@ -391,45 +380,9 @@ static int open_and_say(const char *id)
         return 0;
 }
 
-static void add_device_tests(TCase *t)
-{
-        tcase_add_loop_test(t, made_zeroed_and_shared, 0, N_SHARES);
-        tcase_add_loop_test(t, copies_in_and_out, 0, N_SHARES);
-        tcase_add_loop_test(t, cleared_where_that_is_asked_for, 0, N_SHARES);
-        tcase_add_loop_test(t, zeroed_each_time, 0, N_SHARES);
-        tcase_add_test(t, fds_are_not_inherited);
-        tcase_add_loop_test(t, sizes_and_capacity, 0, N_SHARES);
-        tcase_add_test(t, two_devices);
-        tcase_add_test(t, the_config_counts_and_not_the_environment);
-        tcase_add_test(t, extents_side_by_side);
-        tcase_add_test(t, a_handle_opens_one_extent);
-        tcase_add_test(t, what_is_no_such_extent);
-        tcase_add_loop_test(t, the_maker_maps_its_own, 0, N_SHARES);
-        tcase_add_loop_test(t, a_forked_child_has_nothing, 0, N_SHARES);
-}
-
 int main(int argc, char **argv)
 {
-        static const struct {
-                const char *name;
-                void (*add)(TCase *t);
-        } files[] = {
-                { "device", add_device_tests }, { "open", add_open_tests },
-                { "adopt", add_adopt_tests },   { "trouble", add_trouble_tests },
-                { "faults", add_fault_tests },  { "streams", add_stream_tests },
-        };
-        Suite *s;
-
         if (argc == 3 && strcmp(argv[1], "--open") == 0)
                 return open_and_say(argv[2]);
-        s = suite_create("cuda");
-        for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
-                TCase *t = tcase_create(files[i].name);
-
-                tcase_add_checked_fixture(t, case_setup, case_teardown);
-                tcase_set_timeout(t, 120);
-                files[i].add(t);
-                suite_add_tcase(s, t);
-        }
-        return suite_run(s);
+        return suite_main("cuda");
 }

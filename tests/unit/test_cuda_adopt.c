@@ -12,6 +12,8 @@
 #include "tests/unit/cuda_acts.h"
 #include "tests/unit/cuda_case.h"
 
+FIXTURE(adopt, case_setup, case_teardown);
+
 static uint64_t others_of(struct process *p)
 {
         struct message m = { .fd = -1 };
@@ -22,7 +24,7 @@ static uint64_t others_of(struct process *p)
 
 /* One daemon after the other has it, none of them but the first one made it; a job has it
  * mapped all the time, and another one maps it later. */
-START_TEST(it_goes_on)
+TEST(adopted_extent_keeps_its_bytes)
 {
         struct process job = job_start(DEVICE_SHARE_FD, 8 * MIB), owners[4] = { owner_start() }, late;
         struct message e, next;
@@ -54,14 +56,13 @@ START_TEST(it_goes_on)
         job_end(&job);
         job_end(&late);
         forget(&e);
-        ck_assert_int_eq(destroy(&owners[3], &e), 0); /* nobody has it any more: it is back */
+        ck_assert_int_eq(destroy(&owners[3], &e), 0); /* no process has it: the memory is free again */
         ck_assert_uint_eq(n_free(&owners[3]), 64 * MIB);
         owner_end(&owners[3]);
 }
-END_TEST
 
 /* What is refused takes nothing, and leaves the fd to the caller. */
-START_TEST(what_is_not_that_extent)
+TEST(other_fds_are_not_adopted)
 {
         struct process first = owner_start(), second = owner_start();
         int n_fds_second = n_fds(&second), file = memfd_create("no extent", MFD_CLOEXEC);
@@ -84,7 +85,7 @@ START_TEST(what_is_not_that_extent)
         ck_assert_uint_eq(n_free(&second), 60 * MIB);
         ck_assert_uint_eq(others_of(&second), 4 * MIB);
         forget(&e);
-        ck_assert_int_eq(destroy(&first, &e), 0); /* nobody else kept it */
+        ck_assert_int_eq(destroy(&first, &e), 0); /* no other process has it */
         ck_assert_int_eq(tell(&first, act_swap), 0);
         forget(&on_other);
         ck_assert_int_eq(destroy(&first, &on_other), 0);
@@ -94,10 +95,9 @@ START_TEST(what_is_not_that_extent)
         owner_end(&first);
         owner_end(&second);
 }
-END_TEST
 
-/* Who keeps it is found as if this process had made it. */
-START_TEST(an_adopted_one_escapes)
+/* A process that still has it is found as if this process had made the extent. */
+TEST(adopted_extent_is_unreclaimed)
 {
         struct process first = owner_start(), second = process_start(),
                        job = job_start(DEVICE_SHARE_FD, 4 * MIB);
@@ -115,9 +115,8 @@ START_TEST(an_adopted_one_escapes)
         ck_assert_uint_eq(others_of(&second), 0);
         owner_end(&second);
 }
-END_TEST
 
-START_TEST(a_lost_device_adopts_nothing)
+TEST(lost_device_adopts_nothing)
 {
         struct process first = owner_start(), second = owner_start();
         struct message e, next;
@@ -137,13 +136,4 @@ START_TEST(a_lost_device_adopts_nothing)
         ck_assert_int_eq(destroy(&first, &e), 0);
         owner_end(&first);
         owner_end(&second);
-}
-END_TEST
-
-void add_adopt_tests(TCase *t)
-{
-        tcase_add_test(t, it_goes_on);
-        tcase_add_test(t, what_is_not_that_extent);
-        tcase_add_test(t, an_adopted_one_escapes);
-        tcase_add_test(t, a_lost_device_adopts_nothing);
 }

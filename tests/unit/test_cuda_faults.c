@@ -16,6 +16,8 @@
 #include "tests/unit/cuda_acts.h"
 #include "tests/unit/cuda_case.h"
 
+FIXTURE(faults, case_setup, case_teardown);
+
 /* In FAKE_CUDA_FAULT's words: out of memory, a wrong value, lost, broken for good. */
 static const char *const codes[] = { "2", "1", "214", "700!" };
 
@@ -157,7 +159,7 @@ static void count_calls(struct process *p)
 
 /* ---- the owner ----------------------------------------------------------- */
 
-START_TEST(an_owners_every_call_fails)
+LOOP_TEST(each_driver_call_of_the_owner_fails, 4)
 {
         unsigned int n, n_failed = 0;
         struct count counts[100];
@@ -185,11 +187,10 @@ START_TEST(an_owners_every_call_fails)
                         ck_assert_int_eq(process_end(&p), 0);
                 }
         ck_assert_uint_ge(n_failed, 20); /* what is tried twice does not show */
-        p = process_start();             /* who looks finds what the dead held free */
+        p = process_start();             /* the memory of the killed process is free now */
         ck_assert_uint_eq(n_free(&p), 64 * MIB);
         ck_assert_int_eq(process_end(&p), 0);
 }
-END_TEST
 
 /* ---- a job --------------------------------------------------------------- */
 
@@ -210,7 +211,7 @@ static struct process job_and_extent(struct process *owner, enum device_share sh
         return job;
 }
 
-START_TEST(a_jobs_every_call_fails)
+LOOP_TEST(each_driver_call_of_a_client_fails, 4 * N_SHARES)
 {
         const enum device_share share = (enum device_share)(_i % 2);
         const char *code = codes[_i / 2];
@@ -246,11 +247,4 @@ START_TEST(a_jobs_every_call_fails)
                 }
         ck_assert_uint_ge(n_failed, 10);
         owner_end(&owner);
-}
-END_TEST
-
-void add_fault_tests(TCase *t)
-{
-        tcase_add_loop_test(t, an_owners_every_call_fails, 0, 4);
-        tcase_add_loop_test(t, a_jobs_every_call_fails, 0, 4 * N_SHARES);
 }

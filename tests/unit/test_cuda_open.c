@@ -16,6 +16,8 @@
 #include "tests/unit/cuda_acts.h"
 #include "tests/unit/cuda_case.h"
 
+FIXTURE(open, case_setup, case_teardown);
+
 static void expect_refused(struct process *p, const char *id, int error, const char *sentence)
 {
         struct message m = { .fd = -1 };
@@ -48,7 +50,7 @@ static void expect_without_driver(const char *command, const char *sentence)
 }
 
 /* A broken library stands for none, so that a real one is not found behind it. */
-START_TEST(without_a_driver)
+TEST(without_a_driver)
 {
         char path[128], command[300];
         int fd;
@@ -69,10 +71,9 @@ START_TEST(without_a_driver)
                               "cuda:0: the CUDA driver cannot be initialized: unknown error "
                               "(CUDA_ERROR_UNKNOWN)");
 }
-END_TEST
 
 /* What cuGetProcAddress does not know is still found by its symbol. */
-START_TEST(functions_by_symbol)
+TEST(functions_by_symbol)
 {
         struct process p = process_start();
 
@@ -80,9 +81,8 @@ START_TEST(functions_by_symbol)
         ck_assert_int_eq(open_device(&p, "cuda:0"), 0);
         owner_end(&p);
 }
-END_TEST
 
-START_TEST(without_a_driver_a_job_has_no_device)
+TEST(without_a_driver_a_job_has_no_device)
 {
         struct process p = process_start();
         struct message m = { .fd = -1 };
@@ -92,11 +92,10 @@ START_TEST(without_a_driver_a_job_has_no_device)
         ck_assert_int_eq(process_call(&p, act_ordinal, &m), -ENODEV);
         ck_assert_int_eq(process_end(&p), 0);
 }
-END_TEST
 
 /* ---- ids ----------------------------------------------------------------- */
 
-START_TEST(ids)
+TEST(ids)
 {
         static const char *const wrong[] = { "",
                                              "cuda",
@@ -122,10 +121,9 @@ START_TEST(ids)
         ck_assert_int_eq(open_device(&p, "GPU-FA4EC0DA-0000-4000-8000-000000000001"), 0);
         owner_end(&p);
 }
-END_TEST
 
 /* A process sees one MIG device and no other GPU. */
-START_TEST(mig_devices_are_alone)
+TEST(mig_devices_are_alone)
 {
         struct process p = process_start(), q = process_start(), none = process_start();
 
@@ -142,7 +140,6 @@ START_TEST(mig_devices_are_alone)
         expect_refused(&q, "MIG-" UUID_0, -ENOTSUP, "MIG device and another GPU");
         ck_assert_int_eq(process_end(&q), 0);
 }
-END_TEST
 
 /* ---- modes --------------------------------------------------------------- */
 
@@ -155,7 +152,7 @@ static void expect_mode(const char *setting, int error, const char *sentence)
         ck_assert_int_eq(process_end(&p), 0);
 }
 
-START_TEST(modes_in_which_nothing_can_be_shared)
+TEST(compute_modes_that_forbid_sharing)
 {
         struct process p = process_start();
 
@@ -169,9 +166,8 @@ START_TEST(modes_in_which_nothing_can_be_shared)
         ck_assert_int_eq(open_device(&p, "cuda:1"), 0);
         owner_end(&p);
 }
-END_TEST
 
-/* In the process's own mounts, so that it is nobody else's MPS. -EPERM: it may
+/* In the process's own mounts, so that no other process sees this MPS. -EPERM: it may
  * not do that here. */
 static int act_with_mps(struct message *m)
 {
@@ -198,7 +194,7 @@ static int act_with_mps(struct message *m)
                                 return -errno;
                         close(fd);
                 }
-                r = device_cuda_new("cuda:0", &d, sentence, sizeof(sentence)); /* nobody is there */
+                r = device_cuda_new("cuda:0", &d, sentence, sizeof(sentence)); /* no control daemon runs */
                 if (r < 0)
                         return -100 - kind;
                 device_free(d);
@@ -269,7 +265,7 @@ static int act_with_mps_process(struct message *m)
         return umount2("/proc", MNT_DETACH) < 0 ? -errno : r;
 }
 
-START_TEST(a_process_of_mps_is_noticed)
+TEST(a_process_of_mps_is_noticed)
 {
         struct process p = process_start();
         int r = tell(&p, act_with_mps_process);
@@ -277,9 +273,8 @@ START_TEST(a_process_of_mps_is_noticed)
         ck_assert_msg(r == 0 || r == -EPERM, "%d", r);
         ck_assert_int_eq(process_end(&p), 0);
 }
-END_TEST
 
-START_TEST(mps_is_noticed)
+TEST(mps_is_noticed)
 {
         struct process p = process_start();
         int r = tell(&p, act_with_mps);
@@ -287,10 +282,9 @@ START_TEST(mps_is_noticed)
         ck_assert_msg(r == 0 || r == -EPERM, "%d", r);
         ck_assert_int_eq(process_end(&p), 0);
 }
-END_TEST
 
 /* What a device cannot do is refused when it is asked for, and the rest works. */
-START_TEST(a_device_that_can_less)
+TEST(device_without_optional_features)
 {
         struct process p = process_start();
         struct message e = { .fd = -1 };
@@ -324,18 +318,4 @@ START_TEST(a_device_that_can_less)
         forget(&e);
         ck_assert_int_eq(destroy(&p, &e), 0);
         owner_end(&p);
-}
-END_TEST
-
-void add_open_tests(TCase *t)
-{
-        tcase_add_test(t, without_a_driver);
-        tcase_add_test(t, functions_by_symbol);
-        tcase_add_test(t, without_a_driver_a_job_has_no_device);
-        tcase_add_test(t, ids);
-        tcase_add_test(t, mig_devices_are_alone);
-        tcase_add_test(t, modes_in_which_nothing_can_be_shared);
-        tcase_add_test(t, mps_is_noticed);
-        tcase_add_test(t, a_process_of_mps_is_noticed);
-        tcase_add_test(t, a_device_that_can_less);
 }

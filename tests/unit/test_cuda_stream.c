@@ -16,6 +16,8 @@
 #include "tests/unit/cuda_acts.h"
 #include "tests/unit/cuda_case.h"
 
+FIXTURE(streams, case_setup, case_teardown);
+
 #define SLOW "FAKE_CUDA_STREAM_DELAY_US=50000"
 
 #define EXPECT(condition)                                                                                    \
@@ -254,37 +256,32 @@ static void run_act(int (*act)(struct message *m), uint64_t a, const char *setti
         ck_assert_int_eq(process_end(&p), 0);
 }
 
-START_TEST(an_event_is_a_point_in_a_stream)
+TEST(an_event_is_a_point_in_a_stream)
 {
         run_act(act_points, 0, SLOW);
 }
-END_TEST
 
-START_TEST(captures)
+LOOP_TEST(captures, 2)
 {
         run_act(act_captured, (uint64_t)_i, NULL);
 }
-END_TEST
 
-START_TEST(streams_that_are_none)
+TEST(invalid_streams)
 {
         run_act(act_foreign, 0, NULL);
         run_act(act_foreign, 0, "FAKE_CUDA_DESTROYED_STREAM=709"); /* whose context is whole */
 }
-END_TEST
 
-START_TEST(streams_of_green_contexts)
+TEST(streams_of_green_contexts)
 {
         run_act(act_green, 0, SLOW);
 }
-END_TEST
 
-START_TEST(a_broken_context)
+TEST(a_broken_context)
 {
         run_act(act_broken, 700, "FAKE_CUDA_FAULT=cuEventQuery:1:700!");
         run_act(act_broken, 214, "FAKE_CUDA_FAULT=cuEventQuery:1:214!");
 }
-END_TEST
 
 /* A driver that fails once in a while says nothing about the work. */
 static int act_unexpected(struct message *m)
@@ -305,26 +302,13 @@ static int act_unexpected(struct message *m)
         return end();
 }
 
-START_TEST(a_driver_that_fails)
+TEST(a_driver_that_fails)
 {
         run_act(act_unexpected, 0, "FAKE_CUDA_FAULT=cuEventCreate:1:2");
         run_act(act_unexpected, 1, "FAKE_CUDA_FAULT=cuEventQuery:1:304");
 }
-END_TEST
 
-START_TEST(a_forked_child_has_none)
+TEST(forked_child_has_no_streams)
 {
         run_act(act_forked_events, 0, NULL);
-}
-END_TEST
-
-void add_stream_tests(TCase *t)
-{
-        tcase_add_test(t, an_event_is_a_point_in_a_stream);
-        tcase_add_loop_test(t, captures, 0, 2);
-        tcase_add_test(t, streams_that_are_none);
-        tcase_add_test(t, streams_of_green_contexts);
-        tcase_add_test(t, a_broken_context);
-        tcase_add_test(t, a_driver_that_fails);
-        tcase_add_test(t, a_forked_child_has_none);
 }

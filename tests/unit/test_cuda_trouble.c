@@ -1,4 +1,4 @@
-/* Escapes, lost devices, work that goes on, captures.
+/* Unreclaimed memory, lost devices, pending work, captures.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -12,10 +12,12 @@
 #include "tests/unit/cuda_case.h"
 #include "tests/unit/late.h"
 
-/* ---- escapes ------------------------------------------------------------- */
+FIXTURE(trouble, case_setup, case_teardown);
+
+/* ---- unreclaimed memory -------------------------------------------------- */
 
 /* A job that does not let go. */
-START_TEST(a_mapping_is_an_escape)
+LOOP_TEST(mapped_extent_is_unreclaimed, N_SHARES)
 {
         struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
         int n_fds_owner = n_fds(&owner);
@@ -38,7 +40,6 @@ START_TEST(a_mapping_is_an_escape)
         ck_assert_uint_eq(n_free(&owner), 64 * MIB); /* it returns in the end */
         owner_end(&owner);
 }
-END_TEST
 
 /* a: after so many ms. */
 static int act_drop_later(struct message *m)
@@ -50,7 +51,7 @@ static int act_drop_later(struct message *m)
 }
 
 /* Somebody to whom the fd was passed on, without any CUDA. */
-START_TEST(an_fd_is_an_escape)
+TEST(open_fd_leaves_extent_unreclaimed)
 {
         struct process owner, fugitive;
         struct message e, m;
@@ -64,7 +65,7 @@ START_TEST(an_fd_is_an_escape)
                 ck_assert_int_eq(process_call(&fugitive, act_keep_fd, &m), 0);
                 forget(&e);
                 m = (struct message){ .fd = -1, .a = 15 };
-                if (late) /* what returns after a while has not escaped */
+                if (late) /* memory that returns late is reclaimed */
                         ck_assert_int_eq(process_call(&fugitive, act_drop_later, &m), 0);
                 ck_assert_int_eq(destroy(&owner, &e), late ? 0 : -EBUSY);
                 if (!late)
@@ -75,10 +76,9 @@ START_TEST(an_fd_is_an_escape)
         owner_end(&owner);
         late_end();
 }
-END_TEST
 
-/* After an escape nobody waits, until memory has returned at once. */
-START_TEST(patience_ends_with_an_escape)
+/* After unreclaimed memory destroy() does not wait, until memory has returned at once. */
+TEST(no_wait_after_an_unreclaimed_extent)
 {
         static const struct {
                 uint64_t late_ms;
@@ -111,10 +111,9 @@ START_TEST(patience_ends_with_an_escape)
         owner_end(&owner);
         late_end();
 }
-END_TEST
 
 /* Whatever returns and whatever does not: waiting is bounded. */
-START_TEST(patience_has_a_bound)
+TEST(wait_for_a_destroyed_extent_is_bounded)
 {
         struct process owner, job;
         struct message e[24], plain;
@@ -140,10 +139,9 @@ START_TEST(patience_has_a_bound)
         owner_end(&owner);
         late_end();
 }
-END_TEST
 
-/* Where everything ends, nobody looks. */
-START_TEST(no_escapes_at_the_end)
+/* At the end of the process destroy() does not check. */
+LOOP_TEST(no_wait_at_process_end, N_SHARES)
 {
         struct process owner = owner_start(), job = job_start((enum device_share)_i, 8 * MIB);
         struct message e;
@@ -157,10 +155,9 @@ START_TEST(no_escapes_at_the_end)
         ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         owner_end(&owner);
 }
-END_TEST
 
 /* Others take memory and give it back: only what they do in the very moment counts. */
-START_TEST(others_on_the_device)
+LOOP_TEST(others_on_the_device, N_SHARES)
 {
         struct process owner, job;
         struct message e;
@@ -178,14 +175,13 @@ START_TEST(others_on_the_device)
         job_end(&job);
         owner_end(&owner);
 }
-END_TEST
 
 /* What others take in the very moment: the first four looks are those of opening, the fifth is the
  * one before. */
 #define BEFORE  "0,0,0,0,0"
 #define TEN(is) is "," is "," is "," is "," is "," is "," is "," is "," is "," is
 
-START_TEST(others_take_memory_meanwhile)
+LOOP_TEST(others_take_memory_meanwhile, N_SHARES)
 {
         static const struct {
                 const char *foreign;
@@ -215,14 +211,13 @@ START_TEST(others_take_memory_meanwhile)
                 forget(&e);
                 ck_assert_msg(destroy(&owner, &e) == cases[i].result, "case %zu", i);
                 process_kill(&job);
-                (void)n_free(&owner); /* who looks finds what the dead held free */
+                (void)n_free(&owner); /* the memory of the killed process is free now */
                 owner_end(&owner);
         }
 }
-END_TEST
 
 /* Jobs start and end while memory is given back: none of it is reported. */
-START_TEST(contexts_come_and_go)
+LOOP_TEST(contexts_come_and_go, N_SHARES)
 {
         struct process owner = owner_start(), job = process_start();
         struct message e, m = { .fd = -1, .a = 1 };
@@ -243,9 +238,8 @@ START_TEST(contexts_come_and_go)
         ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(frees_show_late)
+LOOP_TEST(frees_show_late, N_SHARES)
 {
         struct process owner = process_start();
         struct message e;
@@ -257,10 +251,9 @@ START_TEST(frees_show_late)
         ck_assert_int_eq(destroy(&owner, &e), 0);
         owner_end(&owner);
 }
-END_TEST
 
 /* It outlives its parent, and what the parent had mapped. */
-START_TEST(a_forked_child_keeps_it)
+LOOP_TEST(forked_child_keeps_the_extent, N_SHARES)
 {
         struct process owner = owner_start(), job = process_start();
         struct message e, child = { .fd = -1 };
@@ -279,9 +272,8 @@ START_TEST(a_forked_child_keeps_it)
         ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         owner_end(&owner);
 }
-END_TEST
 
-START_TEST(two_threads_do_not_disturb_each_other)
+TEST(two_threads_do_not_disturb_each_other)
 {
         struct process owner = owner_start();
 
@@ -289,7 +281,6 @@ START_TEST(two_threads_do_not_disturb_each_other)
         ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         owner_end(&owner);
 }
-END_TEST
 
 /* ---- lost devices -------------------------------------------------------- */
 
@@ -306,7 +297,7 @@ static void lose(unsigned int index, const char *code)
         fclose(f);
 }
 
-START_TEST(a_lost_device_stays_lost)
+LOOP_TEST(a_lost_device_stays_lost, 11)
 {
         static const char *const codes[] = { "214", "46",  "719", "700", "999", "709",
                                              "220", "226", "721", "810", "911" };
@@ -333,7 +324,7 @@ START_TEST(a_lost_device_stays_lost)
         ck_assert_int_lt(copy_out_other(&job, 0, 1, 1, &n_other), 0);
         ck_assert_uint_eq(n_other, 42);
         in_folder("lost-0", path);
-        unlink(path); /* a device that comes back is not trusted */
+        unlink(path); /* a lost device stays lost */
         forget(&e[0]);
         facts = (struct message){ .fd = -1 };
         ck_assert_int_eq(process_call(&owner, act_facts, &facts), -ENODEV);
@@ -355,15 +346,14 @@ START_TEST(a_lost_device_stays_lost)
         ck_assert_int_eq(tell(&job, act_free), 0);
         ck_assert_int_eq(process_end(&job), 0);
         owner_end(&owner);
-        job = process_start(); /* who looks finds what the dead held free */
+        job = process_start(); /* the memory of the killed process is free now */
         ck_assert_uint_eq(n_free(&job), 64 * MIB);
         ck_assert_int_eq(process_end(&job), 0);
 }
-END_TEST
 
 /* One bad answer is enough, though the driver would work again: whatever is asked
  * then, it is not asked of the driver. */
-START_TEST(one_answer_is_enough)
+TEST(one_driver_answer_is_enough)
 {
         struct process owner = process_start();
         struct message e[2], facts = { .fd = -1 };
@@ -388,11 +378,10 @@ START_TEST(one_answer_is_enough)
         ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         ck_assert_int_eq(process_end(&owner), 0);
 }
-END_TEST
 
 /* ---- work and captures --------------------------------------------------- */
 
-START_TEST(finish_waits_for_the_work)
+LOOP_TEST(finish_waits_for_the_work, N_SHARES)
 {
         struct process owner = owner_start(), job = process_start();
         struct message e, m = { .fd = -1, .a = 2 * MIB, .c = 2 * MIB };
@@ -417,10 +406,9 @@ START_TEST(finish_waits_for_the_work)
         job_end(&job);
         owner_end(&owner);
 }
-END_TEST
 
 /* The memory is the first GPU's, the work the second one's. */
-START_TEST(finish_waits_for_a_peers_work)
+LOOP_TEST(finish_waits_for_a_peers_work, N_SHARES)
 {
         struct process owner = owner_start(), job = process_start();
         struct message e, m = { .fd = -1, .b = 1, .c = 2 * MIB }, in_use = { .fd = -1 };
@@ -445,11 +433,10 @@ START_TEST(finish_waits_for_a_peers_work)
         ck_assert_int_eq(destroy(&owner, &e), 0);
         owner_end(&owner);
 }
-END_TEST
 
 /* The caller's capture is its own: nothing that we do spoils it, except to wait beside the capture of a
  * stream that cannot be found. */
-START_TEST(a_capture_goes_on)
+LOOP_TEST(a_capture_goes_on, 2 * N_SHARES)
 {
         const enum device_share share = (enum device_share)(_i % 2);
         struct process owner = owner_start(), job = job_start(share, 4 * MIB);
@@ -478,10 +465,9 @@ START_TEST(a_capture_goes_on)
         ck_assert_int_eq(destroy(&owner, &next), 0);
         owner_end(&owner);
 }
-END_TEST
 
 /* What cannot be waited for is left, and stays until the process ends. */
-START_TEST(freed_while_captured)
+LOOP_TEST(freed_while_captured, N_SHARES)
 {
         struct process owner = owner_start(), job = job_start((enum device_share)_i, 4 * MIB);
         struct message e, m = { .fd = -1, .a = 1 };
@@ -497,26 +483,4 @@ START_TEST(freed_while_captured)
         ck_assert_int_eq(process_end(&job), 0);
         ck_assert_uint_eq(n_free(&owner), 64 * MIB);
         owner_end(&owner);
-}
-END_TEST
-
-void add_trouble_tests(TCase *t)
-{
-        tcase_add_loop_test(t, a_mapping_is_an_escape, 0, N_SHARES);
-        tcase_add_test(t, an_fd_is_an_escape);
-        tcase_add_test(t, patience_ends_with_an_escape);
-        tcase_add_test(t, patience_has_a_bound);
-        tcase_add_loop_test(t, no_escapes_at_the_end, 0, N_SHARES);
-        tcase_add_loop_test(t, others_on_the_device, 0, N_SHARES);
-        tcase_add_loop_test(t, others_take_memory_meanwhile, 0, N_SHARES);
-        tcase_add_loop_test(t, contexts_come_and_go, 0, N_SHARES);
-        tcase_add_loop_test(t, frees_show_late, 0, N_SHARES);
-        tcase_add_loop_test(t, a_forked_child_keeps_it, 0, N_SHARES);
-        tcase_add_test(t, two_threads_do_not_disturb_each_other);
-        tcase_add_loop_test(t, a_lost_device_stays_lost, 0, 11);
-        tcase_add_test(t, one_answer_is_enough);
-        tcase_add_loop_test(t, finish_waits_for_the_work, 0, N_SHARES);
-        tcase_add_loop_test(t, finish_waits_for_a_peers_work, 0, N_SHARES);
-        tcase_add_loop_test(t, a_capture_goes_on, 0, 2 * N_SHARES);
-        tcase_add_loop_test(t, freed_while_captured, 0, N_SHARES);
 }

@@ -1,6 +1,6 @@
-/* Devices that are drained and resumed, under sessions without sockets: who is refused and told, what
- * goes back, when the device is closed, and what it takes to have it again. On devices that
- * fail on command.
+/* Devices that are drained and resumed, with sessions without sockets: refusals and events, what is
+ * released, when the device is closed, and when it is opened again. On devices that fail on
+ * command.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
@@ -12,140 +12,56 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
-#include "daemon/drain.h"
-#include "daemon/order.h"
-#include "tests/fake_device.h"
-#include "tests/peer.h"
+#include "daemon/admin/drain.h"
+#include "daemon/admin/command.h"
 #include "tests/suite.h"
+#include "tests/unit/gpus.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB  (UINT64_C(1) << 20)
 #define E    (2 * MIB)
 #define SIZE (128 * MIB)
 
-static const char config_text[] =
-        "devices:\n"
-        "  - id: cuda:0\n"
-        "    headroom: 8MiB\n"
-        "    partitions:\n"
-        "      - {name: one, limit: 64MiB, share: fd, growth: on-demand}\n"
-        "      - {name: early, limit: 32MiB, share: fd, growth: preallocate}\n"
-        "      - {name: whole, limit: 16MiB, share: cuda-ipc, growth: preallocate}\n"
-        "  - id: cuda:1\n"
-        "    headroom: 0\n"
-        "    partitions: [{name: other, limit: 100%, share: fd, growth: on-demand}]\n"
-        "tenants:\n"
-        "  - name: a\n"
-        "    match: {uid: 1}\n"
-        "    quotas:\n"
-        "      - {partition: one, limit: 32MiB, reserve: 8MiB}\n"
-        "      - {partition: early, limit: 16MiB}\n"
-        "      - {partition: whole, limit: 16MiB}\n"
-        "      - {partition: other}\n"
-        "  - name: b\n"
-        "    match: {uid: 2}\n"
-        "    quotas: [{partition: early, limit: 16MiB}, {partition: one}]\n";
+/* Partition one has `limit`; `more` are tenants. */
+#define CONFIG(limit, more)                                                                                  \
+        "devices:\n"                                                                                         \
+        "  - id: cuda:0\n"                                                                                   \
+        "    headroom: 8MiB\n"                                                                               \
+        "    partitions:\n"                                                                                  \
+        "      - {name: one, limit: " limit ", share: fd, growth: on-demand}\n"                              \
+        "      - {name: early, limit: 32MiB, share: fd, growth: preallocate}\n"                              \
+        "      - {name: whole, limit: 16MiB, share: cuda-ipc, growth: preallocate}\n"                        \
+        "  - id: cuda:1\n"                                                                                   \
+        "    headroom: 0\n"                                                                                  \
+        "    partitions: [{name: other, limit: 100%, share: fd, growth: on-demand}]\n"                       \
+        "tenants:\n"                                                                                         \
+        "  - name: a\n"                                                                                      \
+        "    match: {uid: 1}\n"                                                                              \
+        "    quotas:\n"                                                                                      \
+        "      - {partition: one, limit: 32MiB, reserve: 8MiB}\n"                                            \
+        "      - {partition: early, limit: 16MiB}\n"                                                         \
+        "      - {partition: whole, limit: 16MiB}\n"                                                         \
+        "      - {partition: other}\n"                                                                       \
+        "  - name: b\n"                                                                                      \
+        "    match: {uid: 2}\n"                                                                              \
+        "    quotas: [{partition: early, limit: 16MiB}, {partition: one}]\n" more
 
 enum { ONE, EARLY, WHOLE, OTHER }; /* a's */
 
 #define EARLY_BYTES (48 * MIB) /* made in advance on cuda:0 */
 
-static struct fake_device gpus[2];
-static struct devices *devices;
-static struct config *config;
-static struct broker *b;
-static struct peer *a, *b1, *admin;
-static int n_fds_before, saved_stderr, log_fd;
-
-static int look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence, size_t n_sentence)
-{
-        (void)userdata;
-        (void)ret_sentence;
-        (void)n_sentence;
-        *ret = (struct config_gpu){ .uuid = { 0xaa, (uint8_t)id[5] },
-                                    .bytes_total = SIZE,
-                                    .bytes_free = SIZE };
-        return 0;
-}
-
-static void open_log(void)
-{
-        log_fd = memfd_create("log", MFD_CLOEXEC);
-        saved_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-        ck_assert(log_fd >= 0 && saved_stderr >= 0);
-        ck_assert_int_eq(dup2(log_fd, STDERR_FILENO), STDERR_FILENO);
-}
-
-static bool log_says(const char *part)
-{
-        static char text[65536];
-        ssize_t n = pread(log_fd, text, sizeof(text) - 1, 0);
-
-        ck_assert_int_ge(n, 0);
-        text[n] = '\0';
-        return strstr(text, part) != NULL;
-}
-
-static struct peer *come_in(uid_t uid, bool is_admin)
-{
-        struct peer *p = peer_new(b, uid, is_admin);
-
-        p->wants_events = p->wants_trims = p->wants_drains = !is_admin;
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        return p;
-}
-
-static void check(void)
-{
-        const char *why = "";
-
-        ck_assert_msg(broker_check(b, &why) == 0 && trim_check(b, &why) == 0, "%s", why);
-}
-
-static void settle(void)
-{
-        peer_settle(b);
-        check();
-}
-
 static void setup(void)
 {
-        const struct config_machine machine = { .look = look };
-
-        n_fds_before = suite_count_fds();
-        open_log();
-        ck_assert_int_eq(devices_new(&devices), 0);
-        for (size_t i = 0; i < 2; i++) {
-                fake_device_init(&gpus[i], E);
-                gpus[i].stays_lost = true;
-                gpus[i].facts.bytes_total = SIZE;
-                gpus[i].facts.uuid[0] = 0xaa;
-                gpus[i].facts.uuid[1] = (uint8_t)('0' + i);
-                ck_assert_int_eq(devices_put(devices, i == 0 ? "cuda:0" : "cuda:1", &gpus[i].device), 0);
-        }
-        b = peer_broker_on(config_text, &machine, devices, &config);
+        gpus_start(CONFIG("64MiB", ""), true);
         log_open(LOG_LEVEL_INFO);
-        a = come_in(1, false);
-        b1 = come_in(2, false);
-        admin = come_in(0, true);
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES);
 }
 
-static void teardown(void)
+FIXTURE(devices, setup, gpus_end);
+
+static const Bfcd__DeviceRow *row(size_t i)
 {
-        a = peer_free(a);
-        b1 = peer_free(b1);
-        admin = peer_free(admin);
-        settle();
-        broker_free(b);
-        config_free(config);
-        devices = devices_free(devices);
-        for (size_t i = 0; i < 2; i++)
-                ck_assert_uint_eq(gpus[i].n_live, 0);
-        dup2(saved_stderr, STDERR_FILENO);
-        close(saved_stderr);
-        close(log_fd);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        return list_page(admin, BFCD__LIST__KIND__STATUS, 0)->status->devices[i];
 }
 
 static uint64_t drain(struct peer *p, const char *device)
@@ -174,35 +90,13 @@ static uint64_t resume(struct peer *p, const char *device)
         return id;
 }
 
-static const Bfcd__DeviceRow *row(size_t i)
+static void free_and_settle(struct peer *p, uint64_t block_id)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__List list = BFCD__LIST__INIT;
-        uint64_t id;
-
-        list.kind = BFCD__LIST__KIND__STATUS;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &list;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        return peer_reply(admin, id)->list->status->devices[i];
-}
-
-static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
-{
-        uint64_t id = peer_malloc(p, partition, n_bytes);
-
-        settle();
-        ck_assert_int_eq(peer_error(p, id), 0);
-        return peer_reply(p, id)->block->block_id;
-}
-
-static void must_free(struct peer *p, uint64_t block_id)
-{
-        ck_assert_int_eq(peer_error(p, peer_free_block(p, block_id)), 0);
+        must_free(p, block_id);
         settle();
 }
 
-/* Nothing lies idle. */
+/* Answers that nothing is idle. */
 static void must_answer(struct peer *p)
 {
         while (p->n_trims > 0)
@@ -214,7 +108,7 @@ static void must_drain(const char *device)
 {
         ck_assert_int_eq(peer_error(admin, drain(admin, device)), 0);
         settle();
-        must_answer(a);
+        must_answer(a1);
         must_answer(b1);
 }
 
@@ -234,9 +128,9 @@ static void assert_refused(const struct peer *p, uint64_t id, int error, const c
                       peer_reply(p, id)->refusal->message);
 }
 
-/* ---- a device that nobody uses ---------------------------------------------- */
+/* ---- an unused device ------------------------------------------------------- */
 
-START_TEST(an_idle_device_is_closed_at_once)
+TEST(idle_device_is_closed_at_once)
 {
         must_drain("cuda:0");
         ck_assert_str_eq(row(0)->state, "drained");
@@ -244,25 +138,24 @@ START_TEST(an_idle_device_is_closed_at_once)
         ck_assert_str_eq(row(1)->state, "ok");
         ck_assert_uint_eq(gpus[0].n_live, 0); /* also what was made in advance */
         ck_assert(gpus[0].is_closed && !gpus[1].is_closed);
-        ck_assert(log_says("device 'cuda:0' is drained"));
-        (void)must_malloc(a, OTHER, MIB);
+        ck_assert(count_log("device 'cuda:0' is drained"));
+        (void)must_malloc(a1, OTHER, MIB);
         must_resume("cuda:0");
         ck_assert(!gpus[0].is_closed);
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES); /* and it is there again */
         ck_assert_str_eq(row(0)->state, "ok");
         ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES);
-        ck_assert(log_says("is resumed"));
+        ck_assert(count_log("is resumed"));
         for (uint32_t i = ONE; i <= WHOLE; i++)
-                (void)must_malloc(a, i, MIB);
+                (void)must_malloc(a1, i, MIB);
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES + E);
 }
-END_TEST
 
 /* Without operators' right, and what makes no sense. */
-START_TEST(what_is_refused)
+TEST(what_is_refused)
 {
-        assert_refused(a, drain(a, "cuda:0"), EACCES, "use the admin socket");
-        assert_refused(a, resume(a, "cuda:0"), EACCES, "use the admin socket");
+        assert_refused(a1, drain(a1, "cuda:0"), EACCES, "use the admin socket");
+        assert_refused(a1, resume(a1, "cuda:0"), EACCES, "use the admin socket");
         assert_refused(admin, drain(admin, "cuda:7"), ENOENT,
                        "there is no device 'cuda:7'; the devices are: 'cuda:0' 'cuda:1'");
         assert_refused(admin, resume(admin, ""), ENOENT, "there is no device ''");
@@ -270,126 +163,120 @@ START_TEST(what_is_refused)
         ck_assert_str_eq(row(0)->state, "ok");
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES);
 }
-END_TEST
 
 /* ---- one that is in use ------------------------------------------------------ */
 
-START_TEST(it_empties_as_blocks_are_freed)
+TEST(device_drains_as_blocks_are_freed)
 {
-        uint64_t of_one = must_malloc(a, ONE, 3 * MIB), of_early = must_malloc(b1, 0, MIB), id;
-        uint64_t of_other = must_malloc(a, OTHER, MIB);
+        uint64_t of_one = must_malloc(a1, ONE, 3 * MIB), of_early = must_malloc(b1, 0, MIB), id;
+        uint64_t of_other = must_malloc(a1, OTHER, MIB);
 
         id = drain(admin, "cuda:0");
         ck_assert_int_eq(peer_error(admin, id), 0); /* it is begun */
-        ck_assert(a->is_draining[ONE] && a->is_draining[EARLY] && a->is_draining[WHOLE]);
-        ck_assert(!a->is_draining[OTHER]);
-        ck_assert_uint_eq(a->n_trims, 1); /* asked for what lies idle, at once */
+        ck_assert(a1->is_draining[ONE] && a1->is_draining[EARLY] && a1->is_draining[WHOLE]);
+        ck_assert(!a1->is_draining[OTHER]);
+        ck_assert_uint_eq(a1->n_trims, 1); /* trimmed at once */
         settle();
         ck_assert_str_eq(row(0)->state, "draining");
         ck_assert_uint_eq(gpus[0].live_bytes, 3 * E); /* nothing but what blocks lie in */
         ck_assert(broker_is_blocked(b));
-        assert_refused(a, peer_malloc(a, ONE, MIB), EBUSY,
+        assert_refused(a1, peer_malloc(a1, ONE, MIB), EBUSY,
                        "device 'cuda:0' of partition 'one' is draining or drained");
-        assert_refused(a, peer_malloc_wait(a, WHOLE, MIB, 60000), EBUSY, "until an operator resumes it");
-        (void)must_malloc(a, OTHER, MIB);
-        must_free(a, of_one);
+        assert_refused(a1, peer_malloc_wait(a1, WHOLE, MIB, 60000), EBUSY, "until an operator resumes it");
+        (void)must_malloc(a1, OTHER, MIB);
+        free_and_settle(a1, of_one);
         ck_assert_uint_eq(gpus[0].live_bytes, E);
         ck_assert_str_eq(row(0)->state, "draining");
-        must_free(b1, of_early);
+        free_and_settle(b1, of_early);
         ck_assert_str_eq(row(0)->state, "drained");
         ck_assert(gpus[0].is_closed);
-        must_answer(a);
+        must_answer(a1);
         must_answer(b1);
         ck_assert(!broker_is_blocked(b));
-        must_free(a, of_other);
+        free_and_settle(a1, of_other);
 }
-END_TEST
 
-/* Those who wait, and the one for whom memory is being made. */
-START_TEST(who_waits_is_refused)
+/* Waiting requests, and the one whose extents are being made. */
+TEST(waiting_requests_are_refused)
 {
         uint64_t growing, waiting[300];
 
-        (void)must_malloc(a, ONE, 30 * MIB);
+        (void)must_malloc(a1, ONE, 30 * MIB);
         for (size_t i = 0; i < 60; i++)
-                waiting[i] = peer_malloc_wait(a, ONE, 4 * MIB, 60000);
+                waiting[i] = peer_malloc_wait(a1, ONE, 4 * MIB, 60000);
         settle();
-        must_answer(a);
+        must_answer(a1);
         growing = peer_malloc(b1, 1, MIB);
         broker_turn(b); /* its memory is with the worker */
         ck_assert_int_eq(peer_error(b1, growing), -1);
-        ck_assert_int_eq(peer_error(a, waiting[59]), -1);
+        ck_assert_int_eq(peer_error(a1, waiting[59]), -1);
         must_drain("cuda:0");
         ck_assert_int_eq(peer_error(b1, growing), EBUSY);
         for (size_t i = 0; i < 60; i++)
-                ck_assert_int_eq(peer_error(a, waiting[i]), EBUSY);
+                ck_assert_int_eq(peer_error(a1, waiting[i]), EBUSY);
         ck_assert_uint_eq(gpus[0].live_bytes, 15 * E);
-        a = peer_free(a); /* its process ends */
+        a1 = peer_free(a1); /* its process ends */
         settle();
         ck_assert_str_eq(row(0)->state, "drained");
-        a = come_in(1, false);
+        a1 = open_gpu_session(1, true);
 }
-END_TEST
 
 /* Blocks that are shared stay, and may be attached. */
-START_TEST(shared_blocks_stay)
+TEST(shared_blocks_stay)
 {
-        uint64_t block = must_malloc(a, ONE, MIB), id;
-        struct peer *other = come_in(1, false);
+        uint64_t block = must_malloc(a1, ONE, MIB), id;
+        struct peer *other = open_gpu_session(1, true);
 
-        ck_assert_int_eq(peer_error(a, peer_publish(a, block, "weights")), 0);
+        ck_assert_int_eq(peer_error(a1, peer_publish(a1, block, "weights")), 0);
         must_drain("cuda:0");
         id = peer_attach(other, "weights", 0);
         settle();
         ck_assert_int_eq(peer_error(other, id), 0);
-        must_free(a, block);
+        free_and_settle(a1, block);
         ck_assert_str_eq(row(0)->state, "draining");
-        must_free(other, block);
+        free_and_settle(other, block);
         ck_assert_str_eq(row(0)->state, "drained");
         assert_refused(other, peer_attach(other, "weights", 0), ENOENT, "weights");
         peer_free(other);
         settle();
 }
-END_TEST
 
 /* What becomes idle later is asked for, too, a few sessions at a time. */
-START_TEST(it_asks_again)
+TEST(trims_are_repeated_while_draining)
 {
-        uint64_t block = must_malloc(a, ONE, MIB), now;
-        struct peer *crowd[100];
+        uint64_t block = must_malloc(a1, ONE, MIB), now;
+        struct peer *unauth[100];
 
         for (size_t i = 0; i < 100; i++)
-                crowd[i] = come_in(1, false);
+                unauth[i] = open_gpu_session(1, true);
         must_drain("cuda:0");
-        ck_assert_uint_eq(a->n_trimmed, 1);
-        order_tick(b, clock_ms()); /* the rest of the first round */
-        order_tick(b, clock_ms());
-        ck_assert_uint_eq(a->n_trimmed, 1);
+        ck_assert_uint_eq(a1->n_trimmed, 1);
+        command_tick(b, clock_ms()); /* the rest of the first round */
+        command_tick(b, clock_ms());
+        ck_assert_uint_eq(a1->n_trimmed, 1);
         now = clock_ms();
-        order_tick(b, now + 2 * ORDER_AGAIN_MS);
-        ck_assert_uint_eq(a->n_trimmed, 2);
-        must_free(a, block);
+        command_tick(b, now + 2 * COMMAND_AGAIN_MS);
+        ck_assert_uint_eq(a1->n_trimmed, 2);
+        free_and_settle(a1, block);
         ck_assert_str_eq(row(0)->state, "drained");
-        must_answer(a);
-        order_tick(b, now + 3 * ORDER_AGAIN_MS);
-        order_tick(b, now + 4 * ORDER_AGAIN_MS);
-        ck_assert_uint_eq(a->n_trimmed, 2);
-        ck_assert_ptr_null(b->devices[0].order);
+        must_answer(a1);
+        command_tick(b, now + 3 * COMMAND_AGAIN_MS);
+        command_tick(b, now + 4 * COMMAND_AGAIN_MS);
+        ck_assert_uint_eq(a1->n_trimmed, 2);
+        ck_assert_ptr_null(b->devices[0].command);
         for (size_t i = 0; i < 100; i++)
-                peer_free(crowd[i]);
+                peer_free(unauth[i]);
         settle();
 }
-END_TEST
 
-/* A session that comes in while it drains, and one that does not know the event. */
-START_TEST(who_is_told)
+/* A session that starts while the device drains, and one without an events socket. */
+TEST(draining_events_are_sent)
 {
         struct peer *late, *old = peer_new(b, 1, false);
 
-        old->wants_events = old->wants_trims = true;
         ck_assert_int_eq(peer_error(old, peer_hello(old, "", "")), 0);
         must_drain("cuda:0");
-        late = come_in(1, false);
+        late = open_gpu_session(1, true);
         ck_assert_uint_eq(late->n_drains_told, 3);
         ck_assert(late->is_draining[ONE] && late->is_draining[WHOLE] && !late->is_draining[OTHER]);
         ck_assert_int_eq(peer_error(late, peer_malloc(late, ONE, MIB)), EBUSY);
@@ -403,20 +290,19 @@ START_TEST(who_is_told)
         peer_free(old);
         settle();
 }
-END_TEST
 
 /* ---- orders that meet ------------------------------------------------------- */
 
-START_TEST(two_drains_and_two_resumes)
+TEST(two_drains_and_two_resumes)
 {
-        struct peer *second = come_in(0, true);
-        uint64_t block = must_malloc(a, ONE, MIB), ids[3];
+        struct peer *second = open_admin_session();
+        uint64_t block = must_malloc(a1, ONE, MIB), ids[3];
 
         must_drain("cuda:0");
         ck_assert_int_eq(peer_error(second, drain(second, "cuda:0")), 0); /* it is what is wanted */
-        must_answer(a);
-        ck_assert_uint_eq(a->n_drains_told, 3);
-        must_free(a, block);
+        must_answer(a1);
+        ck_assert_uint_eq(a1->n_drains_told, 3);
+        free_and_settle(a1, block);
         ck_assert_int_eq(peer_error(second, drain(second, "cuda:0")), 0);
         settle();
         ck_assert_uint_eq(gpus[0].n_closes, 1);
@@ -432,12 +318,11 @@ START_TEST(two_drains_and_two_resumes)
         peer_free(second);
         settle();
 }
-END_TEST
 
 /* The operator does not wait for the answer. */
-START_TEST(an_operator_that_leaves)
+TEST(operator_disconnects_while_draining)
 {
-        struct peer *second = come_in(0, true);
+        struct peer *second = open_admin_session();
 
         must_drain("cuda:0");
         (void)resume(second, "cuda:0");
@@ -446,12 +331,11 @@ START_TEST(an_operator_that_leaves)
         ck_assert_str_eq(row(0)->state, "ok");
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES);
 }
-END_TEST
 
 /* Resumed before it was empty: the drain is taken back. */
-START_TEST(a_drain_that_is_taken_back)
+TEST(resume_while_draining)
 {
-        uint64_t block = must_malloc(a, EARLY, MIB);
+        uint64_t block = must_malloc(a1, EARLY, MIB);
 
         must_drain("cuda:0");
         ck_assert_uint_eq(gpus[0].live_bytes, E);
@@ -459,16 +343,15 @@ START_TEST(a_drain_that_is_taken_back)
         ck_assert_uint_eq(gpus[0].n_closes, 0);
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES);
         ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES);
-        (void)must_malloc(a, EARLY, 14 * MIB);
-        must_free(a, block);
+        (void)must_malloc(a1, EARLY, 14 * MIB);
+        free_and_settle(a1, block);
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES);
 }
-END_TEST
 
 /* Asked for while the worker closes it, and by another one when that is done. */
-START_TEST(a_resume_on_the_heels_of_a_drain)
+TEST(resume_right_after_drain)
 {
-        struct peer *second = come_in(0, true);
+        struct peer *second = open_admin_session();
         uint64_t id;
 
         drain(admin, "cuda:0");
@@ -493,7 +376,6 @@ START_TEST(a_resume_on_the_heels_of_a_drain)
         ck_assert_str_eq(row(0)->state, "ok");
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES);
 }
-END_TEST
 
 /* ---- a device that is not what it was ---------------------------------------- */
 
@@ -506,11 +388,11 @@ static void assert_stays_drained(int error, const char *part)
         ck_assert(strstr(peer_reply(admin, id)->refusal->message, "device 'cuda:0' could not be resumed: "));
         ck_assert_str_eq(row(0)->state, "drained");
         ck_assert_uint_eq(gpus[0].n_live, 0);
-        ck_assert_int_eq(peer_error(a, peer_malloc(a, ONE, MIB)), EBUSY);
-        ck_assert(log_says(part));
+        ck_assert_int_eq(peer_error(a1, peer_malloc(a1, ONE, MIB)), EBUSY);
+        ck_assert(count_log(part));
 }
 
-START_TEST(what_no_longer_fits)
+TEST(resume_with_less_device_memory)
 {
         must_drain("cuda:0");
         gpus[0].open_error = -ENODEV;
@@ -538,103 +420,78 @@ START_TEST(what_no_longer_fits)
         ck_assert_uint_eq(row(0)->bytes_total, 120 * MIB);
         ck_assert_str_eq(row(0)->name, "smaller");
         ck_assert_uint_eq(gpus[0].live_bytes, EARLY_BYTES);
-        (void)must_malloc(a, ONE, MIB);
+        (void)must_malloc(a1, ONE, MIB);
 }
-END_TEST
 
-/* A GPU that falls off the bus, is reset, and comes back. */
-START_TEST(a_lost_device_comes_back)
+/* A GPU is lost, is reset, and works again. */
+TEST(a_lost_device_comes_back)
 {
         uint64_t block, id;
 
-        gpus[0].others_bytes = 0;
-        block = must_malloc(a, ONE, MIB);
-        (void)must_malloc(a, OTHER, MIB);
+        gpus[0].foreign_bytes = 0;
+        block = must_malloc(a1, ONE, MIB);
+        (void)must_malloc(a1, OTHER, MIB);
         fake_device_fail_make(&gpus[0], 1, -ENODEV);
-        id = peer_malloc(a, ONE, 8 * MIB);
+        id = peer_malloc(a1, ONE, 8 * MIB);
         settle();
-        ck_assert_int_eq(peer_error(a, id), ENODEV);
+        ck_assert_int_eq(peer_error(a1, id), ENODEV);
         ck_assert_str_eq(row(0)->state, "lost");
         assert_refused(admin, resume(admin, "cuda:0"), EINVAL, "is not drained: it is lost; drain it first");
         must_drain("cuda:0");
         ck_assert_str_eq(row(0)->state, "draining");
         assert_refused(admin, resume(admin, "cuda:0"), ENODEV, "is lost and still in use");
-        must_free(a, block);
+        free_and_settle(a1, block);
         ck_assert_str_eq(row(0)->state, "drained");
-        ck_assert_uint_eq(row(0)->bytes_escaped, EARLY_BYTES + E);
-        gpus[0].others_bytes = 0; /* as ever: it was reset */
+        ck_assert_uint_eq(row(0)->bytes_unreclaimed, EARLY_BYTES + E);
+        gpus[0].foreign_bytes = 0; /* as ever: it was reset */
         must_resume("cuda:0");
         ck_assert_str_eq(row(0)->state, "ok");
-        ck_assert_uint_eq(row(0)->bytes_escaped, 0);
+        ck_assert_uint_eq(row(0)->bytes_unreclaimed, 0);
         ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES);
-        (void)must_malloc(a, ONE, 24 * MIB);
-        (void)must_malloc(a, EARLY, 16 * MIB);
+        (void)must_malloc(a1, ONE, 24 * MIB);
+        (void)must_malloc(a1, EARLY, 16 * MIB);
 }
-END_TEST
 
 /* Somebody still has memory of it: that stays charged, and what does not fit beside it is told. */
-START_TEST(what_escaped_stays_charged)
+TEST(unreclaimed_memory_stays_charged)
 {
-        uint64_t block = must_malloc(a, ONE, E), id;
+        uint64_t block = must_malloc(a1, ONE, E), id;
 
         fake_device_fail_destroy(&gpus[0], 1, -EBUSY);
-        must_free(a, block);
-        a = peer_free(a);
+        free_and_settle(a1, block);
+        a1 = peer_free(a1);
         settle();
-        a = come_in(1, false);
-        ck_assert_uint_eq(row(0)->bytes_escaped, E);
+        a1 = open_gpu_session(1, true);
+        ck_assert_uint_eq(row(0)->bytes_unreclaimed, E);
         must_drain("cuda:0");
         ck_assert_str_eq(row(0)->state, "drained");
-        ck_assert(log_says("are unreclaimed; processes may still have them mapped"));
-        gpus[0].others_bytes = E;
+        ck_assert(count_log("are unreclaimed; processes may still have them mapped"));
+        gpus[0].foreign_bytes = E;
         must_resume("cuda:0");
-        ck_assert_uint_eq(row(0)->bytes_escaped, E);
+        ck_assert_uint_eq(row(0)->bytes_unreclaimed, E);
         ck_assert_uint_eq(row(0)->bytes_reserved, EARLY_BYTES + E);
         /* The same in a partition that is all made in advance: it cannot be whole. */
         fake_device_fail_destroy(&gpus[0], 1, -EBUSY);
         must_drain("cuda:0");
-        gpus[0].others_bytes = 2 * E;
+        gpus[0].foreign_bytes = 2 * E;
         id = resume(admin, "cuda:0");
         settle();
         assert_refused(admin, id, EDQUOT, "does not fit, because 2097152 bytes");
         ck_assert_str_eq(row(0)->state, "drained");
-        gpus[0].others_bytes = 0;
+        gpus[0].foreign_bytes = 0;
         must_resume("cuda:0");
-        ck_assert_uint_eq(row(0)->bytes_escaped, 0);
+        ck_assert_uint_eq(row(0)->bytes_unreclaimed, 0);
 }
-END_TEST
 
 /* ---- beside other things ----------------------------------------------------- */
 
 /* A config that is put in force meanwhile is what counts when it is resumed. */
-START_TEST(a_reload_while_it_is_drained)
+TEST(a_reload_while_it_is_drained)
 {
-        static const char less[] =
-                "devices:\n"
-                "  - id: cuda:0\n"
-                "    headroom: 8MiB\n"
-                "    partitions:\n"
-                "      - {name: one, limit: 40MiB, share: fd, growth: on-demand}\n"
-                "      - {name: early, limit: 32MiB, share: fd, growth: preallocate}\n"
-                "      - {name: whole, limit: 16MiB, share: cuda-ipc, growth: preallocate}\n"
-                "  - id: cuda:1\n"
-                "    headroom: 0\n"
-                "    partitions: [{name: other, limit: 100%, share: fd, growth: on-demand}]\n"
-                "tenants:\n"
-                "  - name: a\n"
-                "    match: {uid: 1}\n"
-                "    quotas:\n"
-                "      - {partition: one, limit: 32MiB, reserve: 8MiB}\n"
-                "      - {partition: early, limit: 16MiB}\n"
-                "      - {partition: whole, limit: 16MiB}\n"
-                "      - {partition: other}\n"
-                "  - name: b\n"
-                "    match: {uid: 2}\n"
-                "    quotas: [{partition: early, limit: 16MiB}, {partition: one}]\n"
-                "  - name: c\n"
-                "    match: {uid: 3}\n"
-                "    quotas: [{partition: one}]\n";
-        const struct config_machine machine = { .look = look, .running = config, .serves = true };
+        static const char less[] = CONFIG("40MiB", "  - name: c\n"
+                                                   "    match: {uid: 3}\n"
+                                                   "    quotas: [{partition: one}]\n");
+        const struct config_machine machine = { .look = gpus_find, .running = config, .serves = true };
         struct config *next;
         struct peer *c;
 
@@ -644,7 +501,7 @@ START_TEST(a_reload_while_it_is_drained)
         ck_assert_int_eq(reload_config(b, next, false, stderr, stderr), 0);
         settle();
         ck_assert_str_eq(row(0)->state, "drained");
-        c = come_in(3, false);
+        c = open_gpu_session(3, true);
         ck_assert(c->is_draining[0]);
         ck_assert_int_eq(peer_error(c, peer_malloc(c, 0, MIB)), EBUSY);
         must_resume("cuda:0");
@@ -653,29 +510,27 @@ START_TEST(a_reload_while_it_is_drained)
         peer_free(c);
         settle();
 }
-END_TEST
 
 /* The daemon ends in each phase: teardown looks at what is left. */
-START_TEST(the_end_while_it_drains)
+LOOP_TEST(daemon_ends_while_draining, 8)
 {
-        (void)must_malloc(a, ONE, MIB);
+        (void)must_malloc(a1, ONE, MIB);
         drain(admin, "cuda:0");
         if (_i >= 1)
                 broker_turn(b);
         if (_i >= 2)
-                must_answer(a);
+                must_answer(a1);
         if (_i >= 3) {
-                a = peer_free(a);
+                a1 = peer_free(a1);
                 settle();
                 (void)resume(admin, "cuda:0");
         }
         for (int i = 3; i < _i; i++)
                 broker_poll(b);
 }
-END_TEST
 
 /* Everything at random; the invariants are looked at after each step. */
-START_TEST(a_walk)
+LOOP_TEST(random_walk, 3)
 {
         unsigned short random[3] = { 7, (unsigned short)_i, 30 };
         struct {
@@ -686,7 +541,7 @@ START_TEST(a_walk)
 
         for (unsigned i = 0; i < 1500; i++) {
                 size_t at = (size_t)nrand48(random) % 64;
-                struct peer *p = nrand48(random) % 2 ? a : b1;
+                struct peer *p = nrand48(random) % 2 ? a1 : b1;
                 uint64_t id;
 
                 switch (nrand48(random) % 16) {
@@ -707,7 +562,7 @@ START_TEST(a_walk)
                         broker_poll(b);
                         break;
                 case 6:
-                        order_tick(b, clock_ms() + i * 500);
+                        command_tick(b, clock_ms() + i * 500);
                         break;
                 case 7:
                         for (size_t k = 0; k < 64; k++)
@@ -725,7 +580,7 @@ START_TEST(a_walk)
                                 blocks[at].p = NULL;
                                 break;
                         }
-                        id = peer_malloc(p, (uint32_t)(nrand48(random) % (p == a ? 4 : 2)), MIB);
+                        id = peer_malloc(p, (uint32_t)(nrand48(random) % (p == a1 ? 4 : 2)), MIB);
                         settle();
                         ck_assert_int_ge(peer_error(p, id), 0);
                         if (peer_error(p, id) == 0) {
@@ -736,18 +591,19 @@ START_TEST(a_walk)
                 check();
                 n_states[0] += gpus[0].is_closed;
                 n_states[1] += !gpus[0].is_closed;
-                peer_forget_replies(a);
+                peer_forget_replies(a1);
                 peer_forget_replies(b1);
                 peer_forget_replies(admin);
         }
         ck_assert(n_states[0] > 20 && n_states[1] > 20);
 }
-END_TEST
 
-/* ---- where nobody can be made to let go ---------------------------------------- */
+/* ---- a device that does not empty mappings ------------------------------------- */
+
+FIXTURE(sticky, NULL, NULL);
 
 /* On a device that does not empty mappings: sessions let go first. */
-START_TEST(sessions_let_go_first)
+TEST(sessions_release_extents_before_the_device_closes)
 {
         static const char text[] = "devices:\n"
                                    "  - id: host\n"
@@ -761,31 +617,31 @@ START_TEST(sessions_let_go_first)
         uint64_t blocks[2], id;
 
         b = peer_broker_sticky(text, &config);
-        a = come_in(1, false);
-        admin = come_in(0, true);
-        blocks[0] = must_malloc(a, 0, E);
-        blocks[1] = must_malloc(a, 1, E);
+        a1 = open_gpu_session(1, true);
+        admin = open_admin_session();
+        blocks[0] = must_malloc(a1, 0, E);
+        blocks[1] = must_malloc(a1, 1, E);
         for (int i = 0; i < 2; i++)
-                must_free(a, blocks[i]);
-        ck_assert_uint_eq(a->n_retires, 0);
+                free_and_settle(a1, blocks[i]);
+        ck_assert_uint_eq(a1->n_retires, 0);
         id = drain(admin, "host");
         ck_assert_int_eq(peer_error(admin, id), 0);
         settle();
         ck_assert_str_eq(row(0)->state, "draining");
         ck_assert_uint_eq(row(0)->bytes_reserved, 2 * E);
-        ck_assert_uint_eq(a->n_retires, 2);
+        ck_assert_uint_eq(a1->n_retires, 2);
         /* Taken back meanwhile: what was asked for goes, and is made again when it is needed. */
         must_resume("host");
         ck_assert_uint_eq(row(0)->bytes_reserved, 5 * E);
-        peer_retired_all(a);
+        peer_retired_all(a1);
         settle();
         ck_assert_uint_eq(row(0)->bytes_reserved, 3 * E);
-        (void)must_malloc(a, 1, 8 * MIB);
+        (void)must_malloc(a1, 1, 8 * MIB);
         ck_assert_uint_eq(row(0)->bytes_reserved, 4 * E);
         id = drain(admin, "host");
         settle();
         ck_assert_str_eq(row(0)->state, "draining");
-        a = peer_free(a);
+        a1 = peer_free(a1);
         settle();
         ck_assert_str_eq(row(0)->state, "drained");
         must_resume("host");
@@ -793,34 +649,8 @@ START_TEST(sessions_let_go_first)
         admin = peer_free(admin);
         b = peer_broker_free(b, config);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("drain");
-        TCase *t = tcase_create("devices"), *sticky = tcase_create("sticky");
-
-        tcase_set_timeout(t, 60); /* the walk, on a machine with much else to do */
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, an_idle_device_is_closed_at_once);
-        tcase_add_test(t, what_is_refused);
-        tcase_add_test(t, it_empties_as_blocks_are_freed);
-        tcase_add_test(t, who_waits_is_refused);
-        tcase_add_test(t, shared_blocks_stay);
-        tcase_add_test(t, it_asks_again);
-        tcase_add_test(t, who_is_told);
-        tcase_add_test(t, two_drains_and_two_resumes);
-        tcase_add_test(t, an_operator_that_leaves);
-        tcase_add_test(t, a_drain_that_is_taken_back);
-        tcase_add_test(t, a_resume_on_the_heels_of_a_drain);
-        tcase_add_test(t, what_no_longer_fits);
-        tcase_add_test(t, a_lost_device_comes_back);
-        tcase_add_test(t, what_escaped_stays_charged);
-        tcase_add_test(t, a_reload_while_it_is_drained);
-        tcase_add_loop_test(t, the_end_while_it_drains, 0, 8);
-        tcase_add_loop_test(t, a_walk, 0, 3);
-        suite_add_tcase(suite, t);
-        tcase_add_test(sticky, sessions_let_go_first);
-        suite_add_tcase(suite, sticky);
-        return suite_run(suite);
+        return suite_main("drain");
 }

@@ -1,8 +1,8 @@
-/* Who has the memory: what a refusal says and to whom, the report and its pages,
+/* Which sessions have the memory: the texts of refusals, the report and its pages,
  * tags, the times of peaks, and what it costs.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/explain.h"
+#include "daemon/admin/explain.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -13,9 +13,9 @@
 
 #include "daemon/clock.h"
 #include "proto/pages.h"
-#include "tests/peer.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -39,47 +39,18 @@ static const char config_text[] = "devices:\n"
 
 enum { TRAIN, SERVE }; /* red's */
 
-static struct broker *b;
-static struct config *config;
-static int n_fds_before;
-
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
-        b = peer_broker(config_text, &config);
+        sessions_start(config_text);
 }
 
-static void check(void)
+FIXTURE(explain, setup, sessions_end);
+
+static struct peer *open_named(uid_t uid, const char *name)
 {
-        const char *why = "";
+        struct peer *p = open_session(uid);
 
-        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
-        for (size_t i = 0; i < b->n_tenants; i++)
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
-                        ck_assert_msg(holding_check(b->tenants[i].quotas[k], &why) == 0, "%s", why);
-}
-
-static void teardown(void)
-{
-        check();
-        b = peer_broker_free(b, config);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-static struct peer *come_in(uid_t uid, const char *name)
-{
-        struct peer *p = peer_new(b, uid, false);
-
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        snprintf(p->session->name, sizeof(p->session->name), "%s", name);
-        return p;
-}
-
-static struct peer *come_in_as_admin(void)
-{
-        struct peer *p = peer_new(b, 0, true);
-
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
+        snprintf(p->session->name, sizeof(p->session->name), "%.63s", name);
         return p;
 }
 
@@ -93,23 +64,6 @@ static uint64_t must_malloc_tag(struct peer *p, uint32_t partition, uint64_t n_b
         ck_assert_ptr_nonnull(reply);
         ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_BLOCK);
         return reply->block->block_id;
-}
-
-static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
-{
-        return must_malloc_tag(p, partition, n_bytes, "");
-}
-
-static void must_free(struct peer *p, uint64_t id)
-{
-        ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
-}
-
-static const char *refusal_of(struct peer *p, uint64_t id, int error)
-{
-        peer_settle(b);
-        ck_assert_int_eq(peer_error(p, id), error);
-        return peer_reply(p, id)->refusal->message;
 }
 
 static struct quota *quota_of(const struct peer *p, uint32_t partition)
@@ -129,7 +83,7 @@ static void must_not_say(const char *sentence, const char *words)
 
 /* ---- refusals --------------------------------------------------------------- */
 
-START_TEST(over_quota_names_the_holders)
+TEST(over_quota_refusal_names_sessions)
 {
         struct peer *peers[5];
         char words[128];
@@ -137,7 +91,7 @@ START_TEST(over_quota_names_the_holders)
 
         for (unsigned i = 0; i < 5; i++) {
                 snprintf(words, sizeof(words), "job-%u", i);
-                peers[i] = come_in(1, words);
+                peers[i] = open_named(1, words);
                 must_malloc(peers[i], TRAIN, (i + 1) * MIB);
         }
         must_malloc(peers[4], TRAIN, 1);
@@ -154,12 +108,12 @@ START_TEST(over_quota_names_the_holders)
         for (unsigned i = 0; i < 5; i++)
                 peer_free(peers[i]);
 }
-END_TEST
 
-/* What others have is told as a sum; the log names them. */
-START_TEST(out_of_memory_keeps_others_names)
+/* A tenant is told the sum of other tenants; the log names their sessions. */
+TEST(out_of_memory_refusal_hides_other_tenants)
 {
-        struct peer *red = come_in(1, "mine"), *blue = come_in(2, "theirs"), *other = come_in(2, "idle");
+        struct peer *red = open_named(1, "mine"), *blue = open_named(2, "theirs"),
+                    *other = open_named(2, "idle");
         char line[1024] = "refused";
         const char *sentence;
 
@@ -180,11 +134,10 @@ START_TEST(out_of_memory_keeps_others_names)
         peer_free(blue);
         peer_free(other);
 }
-END_TEST
 
-START_TEST(nobody_of_the_tenant_has_any)
+TEST(refusal_where_the_tenant_has_no_block)
 {
-        struct peer *red = come_in(1, "mine"), *blue = come_in(2, "theirs");
+        struct peer *red = open_named(1, "mine"), *blue = open_named(2, "theirs");
         const char *sentence;
 
         must_malloc(blue, 0, 40 * MIB);
@@ -193,12 +146,11 @@ START_TEST(nobody_of_the_tenant_has_any)
         peer_free(red);
         peer_free(blue);
 }
-END_TEST
 
-/* Where blocks are what is short, those are named who have the most of these. */
-START_TEST(max_blocks_names_by_blocks)
+/* A refusal by max_blocks names the sessions with the most blocks. */
+TEST(max_blocks_refusal_ranks_by_blocks)
 {
-        struct peer *large = come_in(1, "large"), *many = come_in(1, "many");
+        struct peer *large = open_named(1, "large"), *many = open_named(1, "many");
         const char *sentence;
 
         must_malloc(large, SERVE, 4 * MIB);
@@ -210,14 +162,13 @@ START_TEST(max_blocks_names_by_blocks)
         peer_free(large);
         peer_free(many);
 }
-END_TEST
 
-/* The order of those who have freed is looked for at intervals; the figures are
- * always of the moment, and who has gone is named no more. */
-START_TEST(names_are_of_the_moment)
+/* The ranking after frees is updated at intervals; the numbers are always current, and ended
+ * sessions are not named. */
+TEST(refusal_has_current_session_names)
 {
-        struct peer *first = come_in(1, "first"), *second = come_in(1, "second"),
-                    *third = come_in(1, "third"), *fourth = come_in(1, "fourth");
+        struct peer *first = open_named(1, "first"), *second = open_named(1, "second"),
+                    *third = open_named(1, "third"), *fourth = open_named(1, "fourth");
         uint64_t id = must_malloc(first, TRAIN, 4 * MIB);
         char sentence[1024] = "";
 
@@ -233,7 +184,7 @@ START_TEST(names_are_of_the_moment)
         must_say(sentence, "second): 2.0 MiB in 1 block, session");
         must_say(sentence, "third): 1.0 MiB in 1 block, session");
         must_say(sentence, "first): 256 B in 1 block");
-        must_malloc(fourth, TRAIN, 3 * MIB); /* who grows is seen at once */
+        must_malloc(fourth, TRAIN, 3 * MIB); /* growth is ranked at once */
         sentence[0] = '\0';
         explain_to_tenant(quota_of(first, TRAIN), -EDQUOT, sentence, sizeof(sentence));
         must_say(sentence, "largest sessions: session");
@@ -254,10 +205,9 @@ START_TEST(names_are_of_the_moment)
         peer_free(third);
         peer_free(first);
 }
-END_TEST
 
 /* The longest names fit, and where a buffer is short it ends well. */
-START_TEST(long_names_fit)
+TEST(long_names_fit)
 {
         char name[64], sentence[1024], shorter[20];
         struct peer *peers[3];
@@ -265,7 +215,7 @@ START_TEST(long_names_fit)
         memset(name, 'n', sizeof(name) - 1);
         name[sizeof(name) - 1] = '\0';
         for (unsigned i = 0; i < 3; i++) {
-                peers[i] = come_in(1, name);
+                peers[i] = open_named(1, name);
                 must_malloc(peers[i], TRAIN, MIB);
         }
         memset(sentence, 's', 500);
@@ -278,7 +228,6 @@ START_TEST(long_names_fit)
         for (unsigned i = 0; i < 3; i++)
                 peer_free(peers[i]);
 }
-END_TEST
 
 /* ---- the report --------------------------------------------------------------- */
 
@@ -324,9 +273,9 @@ static void rows_of(struct peer *p, const char *partition, const char *tenant, c
         } while (cursor != 0);
 }
 
-START_TEST(pages)
+TEST(pages)
 {
-        struct peer *red = come_in(1, "r"), *blue = come_in(2, "b"), *admin = come_in_as_admin();
+        struct peer *red = open_named(1, "r"), *blue = open_named(2, "b"), *admin = open_admin_session();
         char rows[256];
 
         rows_of(admin, "", "", rows, sizeof(rows));
@@ -350,14 +299,13 @@ START_TEST(pages)
         peer_free(blue);
         peer_free(admin);
 }
-END_TEST
 
-/* Any cursor is answered, by a row that the asker may see or by none. */
-START_TEST(cursors_from_outside)
+/* Any cursor is answered, by a row that the requester may see or by none. */
+TEST(cursors_from_outside)
 {
         uint64_t seed = 6,
                  cursors[] = { 1, 2, 3, UINT32_MAX, UINT64_C(1) << 32, UINT64_MAX, UINT64_C(2) << 32 };
-        struct peer *blue = come_in(2, "b");
+        struct peer *blue = open_named(2, "b");
 
         for (unsigned i = 0; i < 2000; i++) {
                 uint64_t cursor = i < 7 ? cursors[i] : random_next(&seed) >> (random_next(&seed) % 64);
@@ -374,7 +322,6 @@ START_TEST(cursors_from_outside)
         }
         peer_free(blue);
 }
-END_TEST
 
 static const Bfcd__ExplainRow *row_of(struct peer *p, const char *partition, const char *tenant)
 {
@@ -391,28 +338,28 @@ static const Bfcd__ExplainRow *row_of(struct peer *p, const char *partition, con
 }
 
 /* Each tenant has one free piece: nothing is fragmented, though no piece is all that is free. */
-START_TEST(fragmented_bytes_are_summed_by_tenant)
+TEST(fragmented_bytes_are_summed_by_tenant)
 {
-        struct peer *red = come_in(1, "red"), *blue = come_in(2, "blue"), *admin = come_in_as_admin();
+        struct peer *red = open_named(1, "red"), *blue = open_named(2, "blue"), *admin = open_admin_session();
         const Bfcd__ExplainRow *row;
         uint64_t n_free;
 
         must_malloc(red, TRAIN, 1000);
         must_malloc(blue, TRAIN, 1000);
         row = row_of(admin, "train", "");
-        n_free = row->figures->bytes_free;
-        ck_assert_uint_gt(n_free, row->figures->largest_free_block_bytes);
-        ck_assert_uint_eq(row->figures->bytes_fragmented, 0);
+        n_free = row->stats->bytes_free;
+        ck_assert_uint_gt(n_free, row->stats->largest_free_block_bytes);
+        ck_assert_uint_eq(row->stats->bytes_fragmented, 0);
         ck_assert(row->fragmentation == 0);
         peer_free(red);
         peer_free(blue);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(a_row)
+TEST(report_row)
 {
-        struct peer *red = come_in(1, "train.py"), *more = come_in(1, "eval.py"), *admin = come_in_as_admin();
+        struct peer *red = open_named(1, "train.py"), *more = open_named(1, "eval.py"),
+                    *admin = open_admin_session();
         const Bfcd__ExplainRow *row;
         uint64_t ids[3];
 
@@ -421,13 +368,13 @@ START_TEST(a_row)
         must_malloc(more, TRAIN, 1000);
         must_free(red, ids[1]);
         row = row_of(admin, "train", "red");
-        ck_assert_uint_eq(row->figures->bytes_limit, 48 * MIB);
-        ck_assert_uint_eq(row->figures->bytes_in_use, 4 * MIB + 1024);
-        ck_assert_uint_eq(row->figures->bytes_requested, 4 * MIB + 1000);
-        ck_assert_uint_eq(row->figures->peak_bytes_in_use, 6 * MIB + 1024);
-        ck_assert_uint_eq(row->figures->largest_free_block_bytes, 2 * MIB);
-        ck_assert_uint_eq(row->figures->bytes_free, 4 * MIB - 1024);
-        ck_assert_uint_eq(row->figures->bytes_fragmented, 2 * MIB - 1024);
+        ck_assert_uint_eq(row->stats->bytes_limit, 48 * MIB);
+        ck_assert_uint_eq(row->stats->bytes_in_use, 4 * MIB + 1024);
+        ck_assert_uint_eq(row->stats->bytes_requested, 4 * MIB + 1000);
+        ck_assert_uint_eq(row->stats->peak_bytes_in_use, 6 * MIB + 1024);
+        ck_assert_uint_eq(row->stats->largest_free_block_bytes, 2 * MIB);
+        ck_assert_uint_eq(row->stats->bytes_free, 4 * MIB - 1024);
+        ck_assert_uint_eq(row->stats->bytes_fragmented, 2 * MIB - 1024);
         ck_assert(row->fragmentation > 0.49 && row->fragmentation < 0.5);
         ck_assert_uint_eq(row->n_holders, 2);
         ck_assert_uint_eq(row->holders[0]->session_id, red->session->id);
@@ -444,30 +391,29 @@ START_TEST(a_row)
                                          "+........................");
         ck_assert_uint_eq(row->num_waiting, 0);
         row = row_of(admin, "train", "");
-        ck_assert_uint_eq(row->figures->bytes_limit, 64 * MIB);
-        ck_assert_uint_eq(row->figures->bytes_in_use, 4 * MIB + 1024);
+        ck_assert_uint_eq(row->stats->bytes_limit, 64 * MIB);
+        ck_assert_uint_eq(row->stats->bytes_in_use, 4 * MIB + 1024);
         ck_assert_uint_eq(row->n_holders, 0);
         peer_free(red);
         peer_free(more);
         peer_free(admin);
 }
-END_TEST
 
 /* Nothing of another tenant is in any row, but what an ENOMEM tells. */
-START_TEST(others_stay_unseen)
+TEST(other_tenants_are_not_listed)
 {
-        struct peer *red = come_in(1, "r"), *blue = come_in(2, "b");
+        struct peer *red = open_named(1, "r"), *blue = open_named(2, "b");
         const Bfcd__ExplainRow *row;
 
         must_malloc(red, TRAIN, 10 * MIB);
         row = row_of(blue, "train", "");
-        ck_assert_uint_eq(row->figures->bytes_limit, 64 * MIB);
-        ck_assert_uint_eq(row->figures->bytes_reserved, 10 * MIB);
-        ck_assert_uint_eq(row->figures->bytes_in_use, 0);
-        ck_assert_uint_eq(row->figures->peak_bytes_in_use, 0);
-        ck_assert_uint_eq(row->figures->peak_bytes_in_use_time_ms, 0);
-        ck_assert_uint_eq(row->figures->num_blocks, 0);
-        ck_assert_uint_eq(row->figures->num_allocs, 0);
+        ck_assert_uint_eq(row->stats->bytes_limit, 64 * MIB);
+        ck_assert_uint_eq(row->stats->bytes_reserved, 10 * MIB);
+        ck_assert_uint_eq(row->stats->bytes_in_use, 0);
+        ck_assert_uint_eq(row->stats->peak_bytes_in_use, 0);
+        ck_assert_uint_eq(row->stats->peak_bytes_in_use_time_ms, 0);
+        ck_assert_uint_eq(row->stats->num_blocks, 0);
+        ck_assert_uint_eq(row->stats->num_allocs, 0);
         ck_assert_uint_eq(row->n_holders, 0);
         ck_assert_str_eq(row->occupancy, "");
         row = row_of(blue, "train", "blue");
@@ -476,15 +422,14 @@ START_TEST(others_stay_unseen)
         peer_free(red);
         peer_free(blue);
 }
-END_TEST
 
-START_TEST(sixteen_holders)
+TEST(sixteen_sessions_are_listed)
 {
-        struct peer *peers[20], *admin = come_in_as_admin();
+        struct peer *peers[20], *admin = open_admin_session();
         const Bfcd__ExplainRow *row;
 
         for (unsigned i = 0; i < 20; i++) {
-                peers[i] = come_in(1, "job");
+                peers[i] = open_named(1, "job");
                 must_malloc(peers[i], TRAIN, 256 * ((i * 7) % 20 + 1));
         }
         row = row_of(admin, "train", "red");
@@ -495,17 +440,16 @@ START_TEST(sixteen_holders)
                 peer_free(peers[i]);
         peer_free(admin);
 }
-END_TEST
 
 static void forget_report(struct quota *q)
 {
-        if (q->report)
-                q->report->since_ms = 0;
+        if (q->usages.report)
+                q->usages.report->since_ms = 0;
 }
 
 /* What clients say is idle is read once for each look, however often somebody asks; and it is never
  * more than they have. */
-START_TEST(idle_between_two_looks)
+TEST(idle_bytes_are_read_once_per_look)
 {
         struct peer *red = peer_new(b, 1, false);
         struct pages_client *own;
@@ -534,12 +478,12 @@ START_TEST(idle_between_two_looks)
         munmap(own, pages_client_bytes());
         peer_free(red);
 }
-END_TEST
 
-/* Between two looks the order is old, the figures are not, and nobody is named who left. */
-START_TEST(reports_in_a_row)
+/* Between two updates the ranking is old, the numbers are current, and ended sessions are not named. */
+TEST(reports_in_a_row)
 {
-        struct peer *first = come_in(1, "first"), *second = come_in(1, "second"), *admin = come_in_as_admin();
+        struct peer *first = open_named(1, "first"), *second = open_named(1, "second"),
+                    *admin = open_admin_session();
         const Bfcd__ExplainRow *row;
         uint64_t id;
 
@@ -565,36 +509,34 @@ START_TEST(reports_in_a_row)
         peer_free(first);
         peer_free(admin);
 }
-END_TEST
 
 /* The largest block, also when a larger one was freed; never looked for among more
  * blocks than the budget has. */
-START_TEST(largest_block)
+TEST(largest_block)
 {
-        struct peer *red = come_in(1, "r");
-        struct holding *h = &red->session->shares[TRAIN].holding;
+        struct peer *red = open_named(1, "r");
+        struct usage *h = &red->session->shares[TRAIN].usage;
         uint64_t large = must_malloc(red, TRAIN, 4096), middle;
         size_t budget = 2;
 
         must_malloc(red, TRAIN, 512);
         middle = must_malloc(red, TRAIN, 1024);
         must_malloc(red, SERVE, 8192); /* of another partition */
-        ck_assert_uint_eq(holding_largest(h, &budget), 4096);
+        ck_assert_uint_eq(usage_largest(h, &budget), 4096);
         must_free(red, large);
-        ck_assert_uint_eq(holding_largest(h, &budget),
+        ck_assert_uint_eq(usage_largest(h, &budget),
                           512 + 1024); /* three are too many to look at: it has no more */
         ck_assert_uint_eq(budget, 2);
         budget = 3;
-        ck_assert_uint_eq(holding_largest(h, &budget), 1024);
+        ck_assert_uint_eq(usage_largest(h, &budget), 1024);
         ck_assert_uint_eq(budget, 0);
-        ck_assert_uint_eq(holding_largest(h, &budget), 1024); /* it is known by now */
+        ck_assert_uint_eq(usage_largest(h, &budget), 1024); /* it is known by now */
         must_free(red, middle);
         must_malloc(red, TRAIN, 2048);
-        ck_assert_uint_eq(holding_largest(h, &budget), 2048);
+        ck_assert_uint_eq(usage_largest(h, &budget), 2048);
         check();
         peer_free(red);
 }
-END_TEST
 
 /* ---- tags ----------------------------------------------------------------------- */
 
@@ -616,10 +558,10 @@ static const Bfcd__BlockRow *block_row(struct peer *p, uint64_t id)
         ck_abort_msg("no such block");
 }
 
-START_TEST(tags)
+TEST(tags)
 {
         static const char longest[] = "0123456789 abcdefghijklmnopqrs~";
-        struct peer *red = come_in(1, "r");
+        struct peer *red = open_named(1, "r");
         uint64_t waited = must_malloc_tag(red, TRAIN, MIB, longest); /* it waits for the device */
         uint64_t at_once = must_malloc_tag(red, TRAIN, 256, "weights");
 
@@ -635,7 +577,6 @@ START_TEST(tags)
         refusal_of(red, peer_malloc_tag(red, TRAIN, 1, "\xc3\xa4"), EINVAL);
         peer_free(red);
 }
-END_TEST
 
 /* ---- peaks and refusals ------------------------------------------------------------ */
 
@@ -653,18 +594,18 @@ static void reset_peaks(struct peer *admin)
 
 static void check_times(const Bfcd__ExplainRow *row, uint64_t from_ms, uint64_t to_ms)
 {
-        ck_assert_uint_ge(row->figures->peak_bytes_in_use_time_ms, from_ms);
-        ck_assert_uint_le(row->figures->peak_bytes_in_use_time_ms, to_ms);
-        ck_assert_uint_ge(row->figures->peak_bytes_reserved_time_ms, from_ms);
-        ck_assert_uint_le(row->figures->peak_bytes_reserved_time_ms, to_ms);
+        ck_assert_uint_ge(row->stats->peak_bytes_in_use_time_ms, from_ms);
+        ck_assert_uint_le(row->stats->peak_bytes_in_use_time_ms, to_ms);
+        ck_assert_uint_ge(row->stats->peak_bytes_reserved_time_ms, from_ms);
+        ck_assert_uint_le(row->stats->peak_bytes_reserved_time_ms, to_ms);
 }
 
-START_TEST(when_peaks_were)
+TEST(peak_times)
 {
-        struct peer *red = come_in(1, "r"), *admin = come_in_as_admin();
+        struct peer *red = open_named(1, "r"), *admin = open_admin_session();
         uint64_t before = clock_wall_ms(), after, id;
 
-        ck_assert_uint_eq(row_of(admin, "train", "red")->figures->peak_bytes_in_use_time_ms, 0);
+        ck_assert_uint_eq(row_of(admin, "train", "red")->stats->peak_bytes_in_use_time_ms, 0);
         id = must_malloc(red, TRAIN, 4 * MIB);
         after = clock_wall_ms();
         still_clock_pass(2);
@@ -684,12 +625,11 @@ START_TEST(when_peaks_were)
         peer_free(red);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(refusals_by_kind)
+TEST(refusals_by_kind)
 {
-        struct peer *red = come_in(1, "r"), *blue = come_in(2, "b"), *admin = come_in_as_admin();
-        const Bfcd__Figures *f;
+        struct peer *red = open_named(1, "r"), *blue = open_named(2, "b"), *admin = open_admin_session();
+        const Bfcd__Statistics *f;
         uint64_t before = clock_wall_ms();
 
         must_malloc(blue, 0, 40 * MIB);
@@ -697,25 +637,24 @@ START_TEST(refusals_by_kind)
         refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
         refusal_of(red, peer_malloc(red, TRAIN, 30 * MIB), ENOMEM);
         refusal_of(red, peer_malloc(red, TRAIN, 0), EINVAL);
-        f = row_of(admin, "train", "red")->figures;
+        f = row_of(admin, "train", "red")->stats;
         ck_assert_uint_eq(f->num_refusals, 3);
         ck_assert_uint_eq(f->num_over_quota, 1);
         ck_assert_uint_eq(f->num_out_of_memory, 2);
         ck_assert_uint_ge(f->last_refusal_time_ms, before);
         ck_assert_uint_le(f->last_refusal_time_ms, clock_wall_ms());
-        f = row_of(admin, "train", "")->figures;
+        f = row_of(admin, "train", "")->stats;
         ck_assert_uint_eq(f->num_out_of_memory, 2);
         ck_assert_uint_ge(f->last_refusal_time_ms, before);
-        ck_assert_uint_eq(row_of(admin, "train", "blue")->figures->last_refusal_time_ms, 0);
+        ck_assert_uint_eq(row_of(admin, "train", "blue")->stats->last_refusal_time_ms, 0);
         peer_free(red);
         peer_free(blue);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(who_waits_is_counted)
+TEST(waiting_requests_are_counted)
 {
-        struct peer *red = come_in(1, "r"), *gone = come_in(1, "gone"), *admin = come_in_as_admin();
+        struct peer *red = open_named(1, "r"), *gone = open_named(1, "gone"), *admin = open_admin_session();
 
         (void)peer_malloc(red, TRAIN, 2 * MIB);
         (void)peer_malloc(red, TRAIN, 3 * MIB);
@@ -729,34 +668,8 @@ START_TEST(who_waits_is_counted)
         peer_free(red);
         peer_free(admin);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("explain");
-        TCase *c = tcase_create("explain");
-
-        tcase_add_checked_fixture(c, setup, teardown);
-        tcase_set_timeout(c, 120);
-        tcase_add_test(c, over_quota_names_the_holders);
-        tcase_add_test(c, out_of_memory_keeps_others_names);
-        tcase_add_test(c, nobody_of_the_tenant_has_any);
-        tcase_add_test(c, max_blocks_names_by_blocks);
-        tcase_add_test(c, names_are_of_the_moment);
-        tcase_add_test(c, long_names_fit);
-        tcase_add_test(c, pages);
-        tcase_add_test(c, cursors_from_outside);
-        tcase_add_test(c, fragmented_bytes_are_summed_by_tenant);
-        tcase_add_test(c, a_row);
-        tcase_add_test(c, others_stay_unseen);
-        tcase_add_test(c, sixteen_holders);
-        tcase_add_test(c, idle_between_two_looks);
-        tcase_add_test(c, reports_in_a_row);
-        tcase_add_test(c, largest_block);
-        tcase_add_test(c, tags);
-        tcase_add_test(c, when_peaks_were);
-        tcase_add_test(c, refusals_by_kind);
-        tcase_add_test(c, who_waits_is_counted);
-        suite_add_tcase(suite, c);
-        return suite_run(suite);
+        return suite_main("explain");
 }

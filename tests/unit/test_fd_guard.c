@@ -4,8 +4,8 @@
  * setsockopt() is wrapped: it pretends a kernel before 6.16.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/closer.h"
-#include "daemon/fd_guard.h"
+#include "daemon/net/closer.h"
+#include "daemon/net/fd_guard.h"
 #include "proto/frame.h"
 #include "tests/integration/lingering.h"
 #include "tests/suite.h"
@@ -52,6 +52,8 @@ static void teardown(void)
         close(theirs);
         close(pipes[0]);
 }
+
+FIXTURE(fd_guard, setup, teardown);
 
 /* The only copy of the pipe's other end. */
 static void send_last(const char *bytes, int flags)
@@ -112,7 +114,7 @@ static bool kernel_refuses(void)
         return false;
 }
 
-START_TEST(the_kernel_refuses)
+TEST(kernel_refuses_fds)
 {
         size_t n;
 
@@ -127,10 +129,9 @@ START_TEST(the_kernel_refuses)
         fd_guard_close(&guard, ours);
         close(pipes[1]);
 }
-END_TEST
 
 /* Sent before the option was set: an inherited listening socket may have such connections. */
-START_TEST(what_came_before_is_looked_at)
+LOOP_TEST(fds_queued_before_the_guard_are_found, 2)
 {
         if (!kernel_refuses())
                 return;
@@ -152,9 +153,8 @@ START_TEST(what_came_before_is_looked_at)
         fd_guard_close(&guard, ours);
         close(pipes[1]);
 }
-END_TEST
 
-START_TEST(bytes_pass)
+TEST(bytes_pass)
 {
         size_t n;
 
@@ -171,10 +171,9 @@ START_TEST(bytes_pass)
         fd_guard_close(&guard, ours);
         close(pipes[1]);
 }
-END_TEST
 
 /* What is looked at is at most what one buffer holds, and is read as such. */
-START_TEST(a_look_is_bounded)
+TEST(look_is_bounded)
 {
         char bytes[FD_GUARD_LOOK_BYTES + 2];
         size_t n;
@@ -191,11 +190,10 @@ START_TEST(a_look_is_bounded)
         fd_guard_close(&guard, ours);
         close(pipes[1]);
 }
-END_TEST
 
 /* At the front, behind bytes, out of band; what arrives between the look and the read is behind
  * what was looked at, and is found by the next look. */
-START_TEST(fds_are_found)
+LOOP_TEST(fds_are_found, 4)
 {
         char here[8];
         size_t n;
@@ -227,10 +225,9 @@ START_TEST(fds_are_found)
         }
         assert_finds_and_closes();
 }
-END_TEST
 
 /* SO_PASSCRED gives each message a control message, which is none with fds. */
-START_TEST(the_senders_credentials_are_no_fds)
+TEST(credentials_are_not_fds)
 {
         int yes = 1, n_before = suite_count_fds();
         size_t n = 100;
@@ -249,11 +246,10 @@ START_TEST(the_senders_credentials_are_no_fds)
         close(pipes[1]);
         ck_assert(is_closed(TIMEOUT_MS));
 }
-END_TEST
 
 /* More sockets than threads, and each would linger for longer than the test: the caller does not
  * wait, and no close hangs. */
-START_TEST(lingering_is_cut_short)
+TEST(close_does_not_wait_for_lingering_sockets)
 {
         enum { N = 2 * CLOSER_THREADS };
         static struct lingering all[N];
@@ -283,22 +279,8 @@ START_TEST(lingering_is_cut_short)
         close(ours);
         close(pipes[1]);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("fd-guard");
-        TCase *t = tcase_create("fd-guard");
-
-        tcase_set_timeout(t, 120);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, the_kernel_refuses);
-        tcase_add_loop_test(t, what_came_before_is_looked_at, 0, 2);
-        tcase_add_test(t, bytes_pass);
-        tcase_add_test(t, a_look_is_bounded);
-        tcase_add_loop_test(t, fds_are_found, 0, 4);
-        tcase_add_test(t, the_senders_credentials_are_no_fds);
-        tcase_add_test(t, lingering_is_cut_short);
-        suite_add_tcase(s, t);
-        return suite_run(s);
+        return suite_main("fd-guard");
 }

@@ -41,6 +41,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(frame, setup, teardown);
+
 static void add(size_t n_bytes, uint8_t fill, const int *fds, size_t n_fds)
 {
         uint8_t *p = NULL;
@@ -99,7 +101,7 @@ static void expect_fd(off_t size)
         close(fd);
 }
 
-START_TEST(split_at_every_byte)
+TEST(split_at_every_byte)
 {
         uint8_t wire[4 + 5 + 4 + 300 + 4 + 1] = { 5, 0, 0, 0, 1, 1, 1, 1, 1, 44, 1 };
 
@@ -126,9 +128,8 @@ START_TEST(split_at_every_byte)
                 ck_assert_int_eq(frame_reader_receive(reader, sv[1], MSG_DONTWAIT), FRAME_AGAIN);
         }
 }
-END_TEST
 
-START_TEST(byte_by_byte)
+TEST(byte_by_byte)
 {
         add(1, 9, NULL, 0);
         add(1000, 7, NULL, 0);
@@ -146,9 +147,8 @@ START_TEST(byte_by_byte)
         expect(1000, 7);
         expect_none();
 }
-END_TEST
 
-START_TEST(bad_lengths)
+TEST(bad_lengths)
 {
         static const uint8_t bad[][4] = {
                 { 0, 0, 0, 0 }, { 1, 0, 1, 0 }, { 255, 255, 255, 255 }, { 0, 0, 0, 128 }
@@ -166,9 +166,8 @@ START_TEST(bad_lengths)
                 frame_reader_free(r);
         }
 }
-END_TEST
 
-START_TEST(largest_frames_back_to_back)
+TEST(largest_frames_back_to_back)
 {
         uint8_t *p;
 
@@ -192,9 +191,8 @@ START_TEST(largest_frames_back_to_back)
         ck_assert_uint_eq(frame_writer_n_queued(writer), 0);
         expect_none();
 }
-END_TEST
 
-START_TEST(feed_takes_what_fits)
+TEST(feed_takes_what_fits)
 {
         static uint8_t zeros[200000];
         size_t n = frame_reader_feed(reader, zeros, sizeof(zeros));
@@ -205,9 +203,8 @@ START_TEST(feed_takes_what_fits)
         /* A full reader does not take "no room" for "hung up". */
         ck_assert_int_eq(frame_reader_receive(reader, sv[1], MSG_DONTWAIT), 0);
 }
-END_TEST
 
-START_TEST(hang_up)
+TEST(hang_up)
 {
         ck_assert_int_eq(frame_reader_receive(reader, sv[1], MSG_DONTWAIT), FRAME_AGAIN);
         ck_assert_int_eq(send(sv[0], "\2\0\0\0ab", 6, 0), 6);
@@ -218,9 +215,8 @@ START_TEST(hang_up)
         ck_assert_int_eq(frame_reader_next(reader, &p, &n), 0);
         ck_assert_int_eq(frame_reader_receive(reader, sv[1], 0), FRAME_EOF);
 }
-END_TEST
 
-START_TEST(hang_up_inside_a_frame)
+TEST(hang_up_inside_a_frame)
 {
         ck_assert_int_eq(send(sv[0], "\2\0\0\0a", 5, 0), 5);
         shutdown(sv[0], SHUT_WR);
@@ -228,9 +224,8 @@ START_TEST(hang_up_inside_a_frame)
         expect_none();
         ck_assert_int_eq(frame_reader_receive(reader, sv[1], 0), -ECONNRESET);
 }
-END_TEST
 
-START_TEST(reset)
+TEST(reset)
 {
         ck_assert_int_eq(send(sv[0], "x", 1, 0), 1);
         ck_assert_int_eq(send(sv[1], "x", 1, 0), 1);
@@ -241,9 +236,8 @@ START_TEST(reset)
         add(1, 1, NULL, 0);
         ck_assert_int_eq(frame_writer_flush(writer, sv[0]), -EPIPE);
 }
-END_TEST
 
-START_TEST(fds_come_with_their_frames)
+TEST(fds_come_with_their_frames)
 {
         int fds[3] = { new_memfd(1), new_memfd(2), new_memfd(3) };
 
@@ -277,9 +271,8 @@ START_TEST(fds_come_with_their_frames)
         ck_assert_int_eq(frame_reader_take_fds(reader, &fd, 1), -EPROTO);
         ck_assert_int_eq(fd, -1);
 }
-END_TEST
 
-START_TEST(fds_through_a_full_socket)
+TEST(fds_through_a_full_socket)
 {
         int fds[FRAME_MAX_FDS], small = 1, fd = new_memfd(5), n_again = 0;
         size_t n_seen = 0;
@@ -312,9 +305,8 @@ START_TEST(fds_through_a_full_socket)
         ck_assert_uint_eq(frame_reader_n_fds(reader), 0);
         close(fd);
 }
-END_TEST
 
-START_TEST(fds_refused)
+TEST(fds_refused)
 {
         struct frame_reader *r = NULL;
         int fd = new_memfd(1), n_before;
@@ -328,10 +320,9 @@ START_TEST(fds_refused)
         frame_reader_free(r);
         close(fd);
 }
-END_TEST
 
 /* More fds at once than a frame may have: cut off by the kernel. */
-START_TEST(too_many_fds)
+TEST(too_many_fds)
 {
         int fd = new_memfd(1), n_before, many[FRAME_MAX_FDS + 1];
         union {
@@ -354,10 +345,9 @@ START_TEST(too_many_fds)
         ck_assert_int_eq(suite_count_fds(), n_before);
         close(fd);
 }
-END_TEST
 
-/* Frames with fds whose fds nobody takes: bounded, then a violation. */
-START_TEST(untaken_fds_are_bounded)
+/* Frames whose fds are not taken: bounded, then a violation. */
+TEST(untaken_fds_are_bounded)
 {
         int fds[FRAME_MAX_FDS], fd = new_memfd(1), r = 0;
 
@@ -372,7 +362,6 @@ START_TEST(untaken_fds_are_bounded)
         ck_assert_uint_eq(frame_reader_n_fds(reader), 2 * FRAME_MAX_FDS);
         close(fd);
 }
-END_TEST
 
 /* Receives, with numbers for so many fds. */
 static int receive_with_room_for(unsigned n_fds)
@@ -391,7 +380,7 @@ static int receive_with_room_for(unsigned n_fds)
 }
 
 /* A process short of fds: the kernel cuts off, which ends nothing, and nothing is left open. */
-START_TEST(receiver_out_of_fds)
+TEST(receiver_out_of_fds)
 {
         static const unsigned rooms[] = { 3, 0, 7 };
         int fds[8], fd = new_memfd(1), n_before;
@@ -421,10 +410,9 @@ START_TEST(receiver_out_of_fds)
         ck_assert_int_eq(suite_count_fds(), n_before);
         close(fd);
 }
-END_TEST
 
 /* The frames before and behind one that was cut off have theirs; those that are left are closed. */
-START_TEST(frames_beside_one_that_was_cut_off)
+TEST(frames_beside_one_that_was_cut_off)
 {
         int fd = new_memfd(2), fds[4] = { fd, fd, fd, fd }, taken[4], n_before;
 
@@ -448,11 +436,10 @@ START_TEST(frames_beside_one_that_was_cut_off)
         ck_assert_int_eq(frame_reader_new(true, &reader), 0);
         close(fd);
 }
-END_TEST
 
 /* The kernel refuses to have more fds in flight than the sender's limit on open
  * fds; not for root, so only as somebody else. */
-START_TEST(too_many_references)
+TEST(too_many_references)
 {
         struct rlimit tight;
         int fds[32], fd = new_memfd(1), r = 0, n_frames = 0;
@@ -478,9 +465,8 @@ START_TEST(too_many_references)
         }
         close(fd);
 }
-END_TEST
 
-START_TEST(queue_is_bounded)
+TEST(queue_is_bounded)
 {
         struct frame_writer *w = NULL;
         uint8_t *p = NULL;
@@ -501,9 +487,8 @@ START_TEST(queue_is_bounded)
         expect(40, 1);
         expect(52, 2);
 }
-END_TEST
 
-START_TEST(writer_survives_bad_fds)
+TEST(writer_survives_bad_fds)
 {
         int fds[2] = { sv[0], -1 };
         uint8_t *p = NULL;
@@ -512,10 +497,9 @@ START_TEST(writer_survives_bad_fds)
         ck_assert_uint_eq(frame_writer_n_queued(writer), 0);
         add(5, 5, fds, 1); /* and leaves it queued: the teardown counts fds */
 }
-END_TEST
 
 /* Adding while part of the queue is sent: bytes stay in order, memory is reused. */
-START_TEST(many_frames_in_flight)
+TEST(many_frames_in_flight)
 {
         unsigned n_added = 0, n_seen = 0, seed = 1;
 
@@ -539,9 +523,8 @@ START_TEST(many_frames_in_flight)
                 }
         }
 }
-END_TEST
 
-START_TEST(messages_in_bounded_memory)
+TEST(messages_in_bounded_memory)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT, *got;
         Bfcd__Hello hello = BFCD__HELLO__INIT;
@@ -572,10 +555,9 @@ START_TEST(messages_in_bounded_memory)
         message_arena_free(a);
         message_arena_free(tiny);
 }
-END_TEST
 
 /* A few bytes that ask for much: 32,000 empty rows in a reply. */
-START_TEST(greedy_message)
+TEST(greedy_message)
 {
         struct message_arena *a = NULL;
         uint8_t bytes[2 + 4 + 64000];
@@ -593,36 +575,8 @@ START_TEST(greedy_message)
         ck_assert_ptr_null(message_unpack_reply(a, bytes, n));
         message_arena_free(a);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("frame");
-        TCase *t = tcase_create("frame");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, split_at_every_byte);
-        tcase_add_test(t, byte_by_byte);
-        tcase_add_test(t, bad_lengths);
-        tcase_add_test(t, largest_frames_back_to_back);
-        tcase_add_test(t, feed_takes_what_fits);
-        tcase_add_test(t, hang_up);
-        tcase_add_test(t, hang_up_inside_a_frame);
-        tcase_add_test(t, reset);
-        tcase_add_test(t, fds_come_with_their_frames);
-        tcase_add_test(t, fds_through_a_full_socket);
-        tcase_add_test(t, fds_refused);
-        tcase_add_test(t, too_many_fds);
-        tcase_add_test(t, untaken_fds_are_bounded);
-        tcase_add_test(t, receiver_out_of_fds);
-        tcase_add_test(t, frames_beside_one_that_was_cut_off);
-        tcase_add_test(t, too_many_references);
-        tcase_add_test(t, queue_is_bounded);
-        tcase_add_test(t, writer_survives_bad_fds);
-        tcase_add_test(t, many_frames_in_flight);
-        tcase_add_test(t, messages_in_bounded_memory);
-        tcase_add_test(t, greedy_message);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("frame");
 }

@@ -43,6 +43,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(host, setup, teardown);
+
 static struct device_extent make(uint64_t n_bytes)
 {
         struct device_extent e = DEVICE_EXTENT_EMPTY;
@@ -61,7 +63,7 @@ static uint64_t n_bytes_backed(int fd)
         return (uint64_t)st.st_blocks * 512;
 }
 
-START_TEST(made_whole_and_zeroed)
+TEST(made_whole_and_zeroed)
 {
         struct device_extent e = make(6 * MIB);
         unsigned char *p = mmap(NULL, e.n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, e.fd, 0);
@@ -78,9 +80,8 @@ START_TEST(made_whole_and_zeroed)
         ck_assert_int_eq(e.fd, -1);
         ck_assert_int_eq(device_destroy(device, &e), 0); /* empty: nothing to do */
 }
-END_TEST
 
-START_TEST(seals_hold)
+TEST(seals_hold)
 {
         struct device_extent e = make(2 * MIB);
 
@@ -92,9 +93,8 @@ START_TEST(seals_hold)
         ck_assert_int_eq(errno, EPERM);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(sizes_refused)
+TEST(sizes_refused)
 {
         static const uint64_t bad[] = { 0, 1, MIB, 3 * MIB, 2 * MIB + 1, UINT64_C(1) << 63, UINT64_MAX };
         struct device_extent e = DEVICE_EXTENT_EMPTY;
@@ -103,7 +103,6 @@ START_TEST(sizes_refused)
                 ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, bad[i], &e), -EINVAL);
         ck_assert_int_eq(e.fd, -1);
 }
-END_TEST
 
 static volatile sig_atomic_t n_signals;
 
@@ -114,7 +113,7 @@ static void count(int signal_number)
 }
 
 /* A limit of the process stands between this test and a machine out of memory. */
-START_TEST(refused_by_the_kernel)
+TEST(memory_refused_by_the_kernel)
 {
         struct sigaction action = { .sa_handler = count };
         struct device_extent e = DEVICE_EXTENT_EMPTY;
@@ -133,9 +132,8 @@ START_TEST(refused_by_the_kernel)
         e = make(2 * MIB);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(made_under_signals)
+TEST(made_under_signals)
 {
         struct itimerval every = { { 0, 500 }, { 0, 500 } }, never = { 0 };
         struct sigaction action = { .sa_handler = count };
@@ -149,9 +147,8 @@ START_TEST(made_under_signals)
         ck_assert_uint_eq(n_bytes_backed(e.fd), e.n_bytes);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(destroy_empties_a_fugitive)
+TEST(destroy_empties_other_mappings)
 {
         struct device_extent e = make(4 * MIB);
         int fugitive = fcntl(e.fd, F_DUPFD_CLOEXEC, 0);
@@ -166,9 +163,8 @@ START_TEST(destroy_empties_a_fugitive)
         munmap(p, 4 * MIB);
         close(fugitive);
 }
-END_TEST
 
-START_TEST(range_maps_extents)
+TEST(range_maps_extents)
 {
         struct device_extent a = make(2 * MIB), b = make(4 * MIB), c = make(2 * MIB);
         struct device_range *range = NULL;
@@ -206,9 +202,8 @@ START_TEST(range_maps_extents)
         device_destroy(device, &b);
         device_destroy(device, &c);
 }
-END_TEST
 
-START_TEST(copies_in_and_out)
+TEST(copies_in_and_out)
 {
         struct device_extent a = make(2 * MIB), b = make(2 * MIB);
         static char in[3 * MIB], out[3 * MIB];
@@ -231,9 +226,8 @@ START_TEST(copies_in_and_out)
         device_destroy(device, &a);
         device_destroy(device, &b);
 }
-END_TEST
 
-START_TEST(range_bounds)
+TEST(range_bounds)
 {
         struct device_extent e = make(4 * MIB);
         struct device_range *range = NULL;
@@ -254,9 +248,8 @@ START_TEST(range_bounds)
         device_range_free(range);
         device_destroy(device, &e);
 }
-END_TEST
 
-START_TEST(range_refuses_what_is_no_extent)
+TEST(range_refuses_what_is_no_extent)
 {
         struct device_extent e = make(2 * MIB);
         struct device_range *range = NULL;
@@ -283,7 +276,6 @@ START_TEST(range_refuses_what_is_no_extent)
         close(pipes[1]);
         device_destroy(device, &e);
 }
-END_TEST
 
 /* How a child that touches the address ends: 0, or the signal. */
 static int child_touches(const volatile char *p)
@@ -302,7 +294,7 @@ static int child_touches(const volatile char *p)
 }
 
 /* No place of the range is a hole, where a mapping of the child could be placed. */
-START_TEST(child_inherits_the_whole_range)
+TEST(child_inherits_the_whole_range)
 {
         struct device_extent e = make(2 * MIB);
         struct device_range *range = NULL;
@@ -325,7 +317,6 @@ START_TEST(child_inherits_the_whole_range)
         device_range_free(range);
         device_destroy(device, &e);
 }
-END_TEST
 
 static void send_fd(int socket, int fd)
 {
@@ -348,7 +339,7 @@ static void send_fd(int socket, int fd)
 }
 
 /* Whatever another process can keep of an extent shows. */
-START_TEST(alone_without_a_reference)
+TEST(unreferenced_extent_is_alone)
 {
         struct device_extent e = make(4 * MIB);
         int sockets[2], fd, copy;
@@ -359,7 +350,7 @@ START_TEST(alone_without_a_reference)
                 device_destroy(device, &e);
                 return;
         }
-        fd = device_lend(device, &e);
+        fd = device_lend(device, &e, false);
         ck_assert_int_ge(fd, 0);
         ck_assert(!device_is_alone(device, &e));
         copy = dup(fd);
@@ -378,33 +369,34 @@ START_TEST(alone_without_a_reference)
         munmap(at, 1 * MIB);
         ck_assert(device_is_alone(device, &e));
         ck_assert(device_is_alone(device, &e)); /* a look leaves nothing behind */
-        fd = device_lend(device, &e);
+        fd = device_lend(device, &e, false);
         ck_assert_int_ge(fd, 0);
         close(fd);
         device_destroy(device, &e);
         ck_assert(!device_is_alone(device, &e));
 }
-END_TEST
+
+TEST(streams_are_always_idle)
+{
+        struct device_range *range = NULL;
+        struct device_streams *streams = NULL;
+        struct device_event *event = NULL;
+
+        ck_assert_int_eq(device_range_new(&here, 2 * MIB, &range), 0);
+        ck_assert_int_eq(device_streams_new(&here, &streams), 0);
+        ck_assert_int_eq(device_stream_is_captured(streams, 7), 0);
+        for (int i = 0; i < 2; i++) { /* the second event takes the place of the first */
+                ck_assert_int_eq(device_event_record(streams, 7, &event), 0);
+                ck_assert_int_eq(device_event_query(streams, event), 0);
+        }
+        ck_assert_int_eq(device_range_finish(range), 0);
+        ck_assert_ptr_null(device_event_forget(streams, event));
+        ck_assert_ptr_null(device_event_forget(streams, NULL));
+        device_streams_free(streams);
+        device_range_free(range);
+}
 
 int main(void)
 {
-        Suite *suite = suite_create("host");
-        TCase *t = tcase_create("host");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, made_whole_and_zeroed);
-        tcase_add_test(t, seals_hold);
-        tcase_add_test(t, sizes_refused);
-        tcase_add_test(t, refused_by_the_kernel);
-        tcase_add_test(t, made_under_signals);
-        tcase_add_test(t, destroy_empties_a_fugitive);
-        tcase_add_test(t, range_maps_extents);
-        tcase_add_test(t, copies_in_and_out);
-        tcase_add_test(t, range_bounds);
-        tcase_add_test(t, range_refuses_what_is_no_extent);
-        tcase_add_test(t, alone_without_a_reference);
-        tcase_add_test(t, child_inherits_the_whole_range);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("host");
 }

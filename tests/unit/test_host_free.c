@@ -71,6 +71,8 @@ static void teardown(void)
         (void)nftw(root, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+FIXTURE(host_free, setup, teardown);
+
 #define OWN "4:memory:/elsewhere\n1:name=systemd:/other\n0::/system.slice/bfcd.service\n"
 
 static uint64_t room(void)
@@ -86,7 +88,7 @@ static uint64_t limit(void)
         return n_bytes;
 }
 
-START_TEST(test_own_and_parents)
+TEST(test_own_and_parents)
 {
         ck_assert_uint_eq(room(), NO_LIMIT); /* no files at all */
         ck_assert_uint_eq(limit(), NO_LIMIT);
@@ -104,9 +106,8 @@ START_TEST(test_own_and_parents)
         put_group("", 500 * MIB, 600 * MIB); /* it was lowered */
         ck_assert_uint_eq(room(), 0);
 }
-END_TEST
 
-START_TEST(test_high_and_cache)
+TEST(test_high_and_cache)
 {
         put_group("/system.slice", NO_LIMIT, 0);
         put_group("/system.slice/bfcd.service", 300 * MIB, 100 * MIB);
@@ -119,9 +120,8 @@ START_TEST(test_high_and_cache)
         put("/system.slice/bfcd.service", "memory.stat", "anon 1\ninactive_file 18446744073709551615\n");
         ck_assert_uint_eq(room(), 250 * MIB);
 }
-END_TEST
 
-START_TEST(test_nonsense)
+TEST(test_nonsense)
 {
         static const char *const texts[] = {
                 "", "\n", "-1\n", "12x\n", "99999999999999999999999\n", "mix\n"
@@ -143,9 +143,8 @@ START_TEST(test_nonsense)
         ck_assert_uint_eq(host_free_in_groups(root, "0::/", &n_bytes), 70 * MIB);
         ck_assert_uint_eq(n_bytes, 70 * MIB);
 }
-END_TEST
 
-START_TEST(test_needed)
+TEST(test_needed)
 {
         ck_assert_uint_gt(host_free_needed(MIB), MIB);
         ck_assert_uint_eq(host_free_needed(UINT64_MAX), UINT64_MAX);
@@ -153,7 +152,6 @@ START_TEST(test_needed)
         ck_assert_ptr_nonnull(strstr(device_error(-ENOBUFS), "memory.max"));
         ck_assert_str_eq(device_error(-EIO), strerror(EIO));
 }
-END_TEST
 
 static _Atomic bool is_ended;
 static const uint32_t *beside_node; /* NULL: any */
@@ -188,14 +186,13 @@ static void begin_side_by_side(uint64_t n_bytes)
 }
 
 /* Two threads make memory, and the machine has not enough for both: one waits for the other. */
-START_TEST(test_side_by_side)
+TEST(test_side_by_side)
 {
         if (host_free_bytes() == UINT64_MAX) /* not known here */
                 return;
         begin_side_by_side(host_free_bytes() / 4 * 3);
         ck_assert_int_eq(host_free_begin(NULL, UINT64_MAX), -ENOMEM);
 }
-END_TEST
 
 static uint64_t node_room(void)
 {
@@ -210,7 +207,7 @@ static uint64_t node_room(void)
 }
 
 /* The same on a node that has not enough for both, where the machine has. */
-START_TEST(test_side_by_side_on_a_node)
+TEST(test_side_by_side_on_a_node)
 {
         static const uint32_t node_0 = 0;
         uint64_t of_node = node_room(), of_machine = host_free_bytes();
@@ -221,7 +218,6 @@ START_TEST(test_side_by_side_on_a_node)
         begin_side_by_side(of_node / 2 +
                            (of_machine - of_node < of_node ? of_machine - of_node : of_node) / 4);
 }
-END_TEST
 
 struct beginner {
         uint64_t n_bytes;
@@ -264,7 +260,7 @@ static void start_beginner(struct beginner *b, uint64_t n_bytes)
 
 /* One that waits for what others make is not passed by: else small growths that follow each other hide
  * for ever that there is no room for a large one. */
-START_TEST(test_no_one_passes)
+TEST(later_request_does_not_pass_a_waiting_one)
 {
         struct beginner large = { .result = 1 }, small = { .result = 1 };
 
@@ -280,21 +276,8 @@ START_TEST(test_no_one_passes)
         ck_assert_int_eq(small.result, 0);
         host_free_end(4096);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("host_free");
-        TCase *t = tcase_create("host_free");
-
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, test_own_and_parents);
-        tcase_add_test(t, test_high_and_cache);
-        tcase_add_test(t, test_nonsense);
-        tcase_add_test(t, test_needed);
-        tcase_add_test(t, test_side_by_side);
-        tcase_add_test(t, test_side_by_side_on_a_node);
-        tcase_add_test(t, test_no_one_passes);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("host_free");
 }

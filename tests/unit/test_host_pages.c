@@ -72,6 +72,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(host_pages, setup, teardown);
+
 static bool lacks_collapse(void)
 {
         char clause[256];
@@ -143,7 +145,7 @@ static uint64_t address_space(void)
         return pages;
 }
 
-START_TEST(made_of_large_pages)
+TEST(made_of_large_pages)
 {
         struct device_extent e;
         uint64_t before;
@@ -159,9 +161,8 @@ START_TEST(made_of_large_pages)
         ck_assert_uint_eq(look_as_client(&e), BYTES);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(small_where_they_are_off)
+TEST(small_where_they_are_off)
 {
         struct device_extent e = make(&small);
 
@@ -170,9 +171,8 @@ START_TEST(small_where_they_are_off)
         ck_assert_uint_eq(look_as_client(&e), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(whole_where_nothing_is_collapsed)
+TEST(whole_where_nothing_is_collapsed)
 {
         struct device_extent e;
 
@@ -183,9 +183,8 @@ START_TEST(whole_where_nothing_is_collapsed)
         ck_assert_uint_eq(look_as_client(&e), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(whole_where_some_is_collapsed)
+TEST(whole_where_some_is_collapsed)
 {
         struct device_extent e;
 
@@ -197,11 +196,10 @@ START_TEST(whole_where_some_is_collapsed)
         ck_assert_uint_eq(look_as_client(&e), 3 * HUGE);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* which need address space */
 /* Without address space for the device's own mapping. */
-START_TEST(made_without_a_mapping)
+TEST(made_without_a_mapping)
 {
         struct rlimit was, tight;
         struct device_extent e = DEVICE_EXTENT_EMPTY;
@@ -218,11 +216,10 @@ START_TEST(made_without_a_mapping)
         ck_assert_uint_eq(look_as_client(&e), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 #endif
 
 /* An extent of huge pages is emptied, adopted and lent as any other. */
-START_TEST(lives_like_any_other)
+LOOP_TEST(large_pages_behave_as_small_ones, 2)
 {
         const struct device_supply supply = _i ? reserved : automatic;
         struct device_extent e = DEVICE_EXTENT_EMPTY, adopted = DEVICE_EXTENT_EMPTY;
@@ -241,7 +238,7 @@ START_TEST(lives_like_any_other)
         ck_assert_int_eq(fs.f_type == HUGETLBFS_MAGIC, _i);
         ck_assert(!_i || e.huge_bytes == BYTES);
         (void)look_as_client(&e);
-        fugitive = device_lend(device, &e);
+        fugitive = device_lend(device, &e, false);
         ck_assert_int_ge(fugitive, 0);
         ck_assert_int_eq(device_adopt(device, fcntl(e.fd, F_DUPFD_CLOEXEC, 3), BYTES, &adopted), 0);
         close(e.fd);
@@ -250,9 +247,8 @@ START_TEST(lives_like_any_other)
         ck_assert_int_eq(st.st_blocks, 0);
         close(fugitive);
 }
-END_TEST
 
-START_TEST(refused_where_too_few_are_reserved)
+TEST(refused_where_too_few_are_reserved)
 {
         struct device_extent e = DEVICE_EXTENT_EMPTY;
         char clause[256];
@@ -263,9 +259,8 @@ START_TEST(refused_where_too_few_are_reserved)
         ck_assert_int_eq(e.fd, -1);
         ck_assert_ptr_nonnull(strstr(device_error(-ENOSPC), "vm.nr_hugepages"));
 }
-END_TEST
 
-START_TEST(bound_to_a_node)
+LOOP_TEST(bound_to_a_node, 2)
 {
         const struct device_supply on_0 = { .pages = _i ? DEVICE_PAGES_SMALL : DEVICE_PAGES_AUTO,
                                             .is_bound = true };
@@ -286,9 +281,8 @@ START_TEST(bound_to_a_node)
         munmap(at, BYTES);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(no_such_node)
+TEST(no_such_node)
 {
         const struct device_supply on_1023 = { .is_bound = true, .node = 1023 },
                                    beyond = { .is_bound = true, .node = UINT32_MAX };
@@ -302,9 +296,8 @@ START_TEST(no_such_node)
         ck_assert_int_lt(device_make_of(device, &beyond, DEVICE_SHARE_FD, BYTES, &e), 0);
         ck_assert_int_eq(e.fd, -1);
 }
-END_TEST
 
-START_TEST(room_of_a_node)
+TEST(room_of_a_node)
 {
         ck_assert_uint_eq(host_free_in_node("Node 0 MemTotal:       100 kB\n"
                                             "Node 0 MemFree:        30 kB\n"
@@ -316,27 +309,8 @@ START_TEST(room_of_a_node)
         if (access("/sys/devices/system/node/node0/meminfo", R_OK) == 0)
                 ck_assert_int_eq(host_free_check_node(0, UINT64_C(1) << 60), -ENOMEM);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("host-pages");
-        TCase *t = tcase_create("host-pages");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, made_of_large_pages);
-        tcase_add_test(t, small_where_they_are_off);
-        tcase_add_test(t, whole_where_nothing_is_collapsed);
-        tcase_add_test(t, whole_where_some_is_collapsed);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-        tcase_add_test(t, made_without_a_mapping);
-#endif
-        tcase_add_loop_test(t, lives_like_any_other, 0, 2);
-        tcase_add_test(t, refused_where_too_few_are_reserved);
-        tcase_add_loop_test(t, bound_to_a_node, 0, 2);
-        tcase_add_test(t, no_such_node);
-        tcase_add_test(t, room_of_a_node);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("host-pages");
 }

@@ -173,6 +173,8 @@ static void teardown(void)
         trace = trace_free(trace);
 }
 
+FIXTURE(job, setup, teardown);
+
 static void run(uint32_t n_repeats, bool verify)
 {
         struct job_plan plan = {
@@ -222,7 +224,7 @@ static int status(void)
         return report_status(&r);
 }
 
-START_TEST(all_well)
+TEST(replay_without_errors)
 {
         char *text;
 
@@ -245,9 +247,8 @@ START_TEST(all_well)
         ck_assert_str_eq(text, "");
         free(text);
 }
-END_TEST
 
-START_TEST(refused_and_on)
+TEST(refused_request_does_not_stop_the_replay)
 {
         char *text;
 
@@ -264,9 +265,8 @@ START_TEST(refused_and_on)
                                "the quota is \\x1b full\n");
         free(text);
 }
-END_TEST
 
-START_TEST(corrupted)
+LOOP_TEST(corrupted, 4)
 {
         static const struct {
                 uint64_t call;
@@ -286,10 +286,9 @@ START_TEST(corrupted)
         ck_assert_str_eq(result.corruption, flips[_i].sentence);
         ck_assert_int_eq(status(), REPORT_CORRUPTED);
 }
-END_TEST
 
 /* A block is copied in pieces of a MiB; the pattern goes on across them. */
-START_TEST(corrupted_in_a_later_piece)
+LOOP_TEST(corrupted_in_a_later_piece, 4)
 {
         static const size_t places[] = { 1048575, 1048576, 2097151, 2097158 };
         char sentence[100];
@@ -305,54 +304,49 @@ START_TEST(corrupted_in_a_later_piece)
                  places[_i] / 8 * 8);
         ck_assert_str_eq(result.corruption, sentence);
 }
-END_TEST
 
-START_TEST(a_copy_fails)
+LOOP_TEST(a_copy_fails, 2)
 {
         trace_free(trace);
         trace = read_text("id,lower,upper,size\n0,0,10,1000\n");
-        fake.fail_copy = (uint64_t)_i;
+        fake.fail_copy = (uint64_t)_i + 1;
         run(5, true);
         ck_assert_uint_eq(fake.n_calls, 1); /* nothing more was tried */
         ck_assert_str_eq(result.error,
-                         _i == 1 ? "bfc_write: the quota is \x1b full" : "bfc_read: the quota is \x1b full");
+                         _i == 0 ? "bfc_write: the quota is \x1b full" : "bfc_read: the quota is \x1b full");
         ck_assert_uint_eq(result.n_corruptions, 0);
         ck_assert_int_eq(status(), REPORT_REFUSED);
         ck_assert_uint_eq(fake.n_held, 1); /* until the session's end */
         free(fake.first_block);
         fake.n_held = 0;
 }
-END_TEST
 
 /* Two buffers of one process in one place: the one that was written first lost. */
-START_TEST(handed_out_twice)
+TEST(overlapping_blocks_are_found)
 {
         fake.share_call = 2;
         run(1, true);
         ck_assert_uint_eq(result.n_corruptions, 1);
         ck_assert_str_eq(result.corruption, "the block of line 2 (1000 bytes) differs at byte 0");
 }
-END_TEST
 
-START_TEST(not_looked_for)
+TEST(unverified_replay_ignores_corruption)
 {
         fake.flip_call = 1;
         run(1, false);
         ck_assert_uint_eq(result.n_corruptions, 0);
         ck_assert_int_eq(status(), REPORT_FINE);
 }
-END_TEST
 
-START_TEST(left)
+TEST(blocks_left_at_the_end)
 {
         fake.leak = 2;
         run(1, false);
         ck_assert_uint_eq(result.n_blocks_left, 2);
         ck_assert_int_eq(status(), REPORT_CORRUPTED);
 }
-END_TEST
 
-START_TEST(daemon_lost)
+TEST(daemon_lost)
 {
         fake.refuse_call = 1;
         fake.refuse_with = -ECONNRESET;
@@ -362,9 +356,8 @@ START_TEST(daemon_lost)
         ck_assert_str_eq(result.error, "bfc_malloc: the quota is \x1b full");
         ck_assert_int_eq(status(), REPORT_REFUSED);
 }
-END_TEST
 
-START_TEST(not_connected)
+TEST(not_connected)
 {
         char *text;
 
@@ -376,9 +369,8 @@ START_TEST(not_connected)
         ck_assert_str_eq(text, "bfc-replay: the job failed: bfc_connect: the quota is \\x1b full\n");
         free(text);
 }
-END_TEST
 
-START_TEST(stopped)
+TEST(stopped)
 {
         fake.stop_call = 3;
         run(100, true);
@@ -389,9 +381,8 @@ START_TEST(stopped)
         ck_assert_uint_eq(result.n_corruptions, 0);
         ck_assert_int_eq(status(), REPORT_REFUSED);
 }
-END_TEST
 
-START_TEST(json)
+TEST(json)
 {
         static const char *const keys[] = {
                 "schema",           "trace",           "jobs",        "operations",        "failures",
@@ -420,26 +411,8 @@ START_TEST(json)
         ck_assert_int_eq(json_integer_value(json_object_get(job, "operations")), 7);
         json_decref(document);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("job");
-        TCase *c = tcase_create("job");
-
-        tcase_add_checked_fixture(c, setup, teardown);
-        tcase_add_test(c, all_well);
-        tcase_add_test(c, refused_and_on);
-        tcase_add_loop_test(c, corrupted, 0, 4);
-        tcase_add_loop_test(c, corrupted_in_a_later_piece, 0, 4);
-        tcase_add_loop_test(c, a_copy_fails, 1, 3);
-        tcase_add_test(c, handed_out_twice);
-        tcase_add_test(c, not_looked_for);
-        tcase_add_test(c, left);
-        tcase_add_test(c, daemon_lost);
-        tcase_add_test(c, not_connected);
-        tcase_add_test(c, stopped);
-        tcase_add_test(c, json);
-        suite_add_tcase(suite, c);
-        return suite_run(suite);
+        return suite_main("job");
 }

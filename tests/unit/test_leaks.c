@@ -1,5 +1,5 @@
 /* bfcctl's reports that are more than a list: leaks summed up, and the report of
- * who has the memory, from canned rows.
+ * which sessions have the memory, from prepared rows.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include "tests/suite.h"
@@ -35,7 +35,7 @@ static void check_json(json_t *document, const char *expected_text)
 
 /* ---- leaks ------------------------------------------------------------------- */
 
-START_TEST(ages)
+TEST(ages)
 {
         static const struct {
                 const char *text;
@@ -63,9 +63,8 @@ START_TEST(ages)
                 ck_assert_msg(leaks_parse_age(bad[i], &ms) == -EINVAL, "%s", bad[i]);
         ck_assert_uint_eq(ms, 1);
 }
-END_TEST
 
-START_TEST(what_to_sum_up_by)
+TEST(grouping_option)
 {
         enum leaks_by by = LEAKS_BY_BLOCK;
 
@@ -77,7 +76,6 @@ START_TEST(what_to_sum_up_by)
         ck_assert_int_eq(by, LEAKS_BY_BLOCK);
         ck_assert_int_eq(leaks_parse_by("age", &by), -EINVAL);
 }
-END_TEST
 
 static void add(struct leaks *k, uint64_t id, uint64_t session, const char *tenant, const char *tag,
                 uint64_t n_bytes, uint64_t age_ms)
@@ -132,7 +130,7 @@ static char *table_of(struct leaks *k, const struct list *sessions)
         return text;
 }
 
-START_TEST(by_tag)
+TEST(by_tag)
 {
         struct leaks_options options = { .by = LEAKS_BY_TAG, .older_ms = 1000 };
         struct leaks *k = open_leaks(&options);
@@ -156,9 +154,8 @@ START_TEST(by_tag)
         leaks_free(k);
         ck_assert_ptr_null(leaks_free(NULL));
 }
-END_TEST
 
-START_TEST(by_session)
+TEST(by_session)
 {
         struct leaks_options options = { .by = LEAKS_BY_SESSION, .tenant = "red" };
         struct leaks *k = open_leaks(&options);
@@ -190,10 +187,9 @@ START_TEST(by_session)
         free(text);
         leaks_free(k);
 }
-END_TEST
 
 /* A client with a cache says how old its blocks are: then its slabs do not count. */
-START_TEST(ages_by_clients)
+TEST(ages_by_clients)
 {
         static uint64_t least_ms[] = { 0, 3000, 60000 }, bytes[] = { 4 * MIB, 512, 1024 };
         static char red[] = "red", train[] = "train";
@@ -230,9 +226,8 @@ START_TEST(ages_by_clients)
                 leaks_free(k);
         }
 }
-END_TEST
 
-START_TEST(by_block)
+TEST(by_block)
 {
         struct leaks_options options = { .by = LEAKS_BY_BLOCK, .older_ms = 6000, .tenant = "red" };
         struct leaks *k = open_leaks(&options);
@@ -256,37 +251,36 @@ START_TEST(by_block)
                 "\"age_ms\":9001}]}");
         leaks_free(k);
 }
-END_TEST
 
 /* ---- explain --------------------------------------------------------------------- */
 
 /* A partition and a tenant in it, with a holder that others named. */
 static struct list *explained(void)
 {
-        static Bfcd__Figures figures;
+        static Bfcd__Statistics stats;
         static Bfcd__Holder holder;
         static Bfcd__Holder *holders[] = { &holder };
         static Bfcd__ExplainRow rows[4], *pointers[] = { &rows[0], &rows[1], &rows[2], &rows[3] };
         static struct list l;
         static char train[] = "train", red[] = "red", name[] = "x\x1b[2J", live[] = "live",
                     picture[] = "##+.~-", blue[] = "blue", green[] = "green";
-        static Bfcd__Figures blank;
+        static Bfcd__Statistics blank;
 
-        bfcd__figures__init(&figures);
-        figures.bytes_limit = 64 * MIB;
-        figures.bytes_in_use = 3 * MIB;
-        figures.peak_bytes_in_use = 5 * MIB;
-        figures.peak_bytes_in_use_time_ms = 1000000;
-        figures.num_allocs = 12;
-        figures.largest_alloc_size = MIB;
-        figures.bytes_free = 4 * MIB;
-        figures.largest_free_block_bytes = 3 * MIB;
-        figures.bytes_fragmented = MIB;
-        figures.num_refusals = 3;
-        figures.num_over_quota = 1;
-        figures.num_out_of_memory = 2;
-        figures.last_refusal_time_ms = 1030000;
-        figures.num_sessions = 2;
+        bfcd__statistics__init(&stats);
+        stats.bytes_limit = 64 * MIB;
+        stats.bytes_in_use = 3 * MIB;
+        stats.peak_bytes_in_use = 5 * MIB;
+        stats.peak_bytes_in_use_time_ms = 1000000;
+        stats.num_allocs = 12;
+        stats.largest_alloc_size = MIB;
+        stats.bytes_free = 4 * MIB;
+        stats.largest_free_block_bytes = 3 * MIB;
+        stats.bytes_fragmented = MIB;
+        stats.num_refusals = 3;
+        stats.num_over_quota = 1;
+        stats.num_out_of_memory = 2;
+        stats.last_refusal_time_ms = 1030000;
+        stats.num_sessions = 2;
         bfcd__holder__init(&holder);
         holder.session_id = 9;
         holder.pid = 77;
@@ -300,29 +294,29 @@ static struct list *explained(void)
         bfcd__explain_row__init(&rows[1]);
         rows[0].partition = rows[1].partition = train;
         rows[1].tenant = red;
-        rows[1].figures = &figures;
+        rows[1].stats = &stats;
         rows[1].fragmentation = 0.25;
         rows[1].occupancy = picture;
         rows[1].n_holders = 1;
         rows[1].holders = holders;
         rows[1].num_waiting = 6;
         rows[1].bytes_retiring = 2 * MIB;
-        bfcd__figures__init(&blank);
+        bfcd__statistics__init(&blank);
         blank.bytes_limit = 8 * MIB;
         for (size_t i = 2; i < 4; i++) {
                 bfcd__explain_row__init(&rows[i]);
                 rows[i].partition = train;
         }
         rows[2].tenant = blue; /* as red, without holders */
-        rows[2].figures = &figures;
+        rows[2].stats = &stats;
         rows[2].occupancy = picture;
         rows[3].tenant = green;
-        rows[3].figures = &blank;
+        rows[3].stats = &blank;
         l = (struct list){ .explained = pointers, .n_explained = 4 };
         return &l;
 }
 
-START_TEST(explain_for_people)
+TEST(explain_for_people)
 {
         char *text = NULL;
         size_t n;
@@ -354,9 +348,8 @@ START_TEST(explain_for_people)
                                            "No allocations yet. Limit 8.0 MiB, guaranteed 0 B.\n"));
         free(text);
 }
-END_TEST
 
-START_TEST(explain_for_programs)
+TEST(explain_for_programs)
 {
         json_t *document = explain_json(explained()), *rows, *row, *holder;
 
@@ -379,21 +372,8 @@ START_TEST(explain_for_programs)
                 "\"bytes_in_use\":3145728,\"client_bytes_idle\":512,\"largest_block_bytes\":1048576}");
         json_decref(document);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("leaks");
-        TCase *c = tcase_create("leaks");
-
-        tcase_add_test(c, ages);
-        tcase_add_test(c, what_to_sum_up_by);
-        tcase_add_test(c, by_tag);
-        tcase_add_test(c, by_session);
-        tcase_add_test(c, ages_by_clients);
-        tcase_add_test(c, by_block);
-        tcase_add_test(c, explain_for_people);
-        tcase_add_test(c, explain_for_programs);
-        suite_add_tcase(suite, c);
-        return suite_run(suite);
+        return suite_main("leaks");
 }

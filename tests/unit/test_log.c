@@ -33,6 +33,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(log, setup, teardown);
+
 static const char *next_line(void)
 {
         static char line[4096];
@@ -44,7 +46,7 @@ static const char *next_line(void)
         return line;
 }
 
-START_TEST(test_words)
+TEST(levels_have_prefixes)
 {
         unsetenv("JOURNAL_STREAM");
         log_open(LOG_LEVEL_DEBUG);
@@ -60,9 +62,8 @@ START_TEST(test_words)
         ck_assert_str_eq(next_line(), "debug: \n");
         ck_assert_str_eq(next_line(), "");
 }
-END_TEST
 
-START_TEST(test_levels)
+TEST(test_levels)
 {
         log_open(LOG_LEVEL_NOTICE);
         log_info("not urgent");
@@ -70,9 +71,8 @@ START_TEST(test_levels)
         log_notice("urgent");
         ck_assert_str_eq(next_line(), "notice: urgent\n");
 }
-END_TEST
 
-START_TEST(test_journal)
+TEST(test_journal)
 {
         struct stat st;
         char stream[64];
@@ -102,17 +102,15 @@ START_TEST(test_journal)
         log_error("a");
         ck_assert_str_eq(next_line(), "error: a\n");
 }
-END_TEST
 
-START_TEST(test_one_line)
+TEST(test_one_line)
 {
         log_open(LOG_LEVEL_INFO);
         log_info("name '%s'", "a\nerror: forged\r\t\x1b[31m\x7f \xc3\xa9");
         ck_assert_str_eq(next_line(), "info: name 'a?error: forged???[31m? ?\?'\n");
 }
-END_TEST
 
-START_TEST(test_long_line)
+TEST(test_long_line)
 {
         char text[5000];
         const char *line;
@@ -126,9 +124,8 @@ START_TEST(test_long_line)
         ck_assert_str_eq(line + 2047 - 5, "x...\n");
         ck_assert_str_eq(next_line(), "");
 }
-END_TEST
 
-START_TEST(test_errno_stays)
+TEST(test_errno_stays)
 {
         log_open(LOG_LEVEL_INFO);
         errno = ENOENT;
@@ -141,10 +138,9 @@ START_TEST(test_errno_stays)
         ck_assert_int_eq(errno, EPERM);
         dup2(ends[1], STDERR_FILENO);
 }
-END_TEST
 
 /* A reader that is too slow: no call waits for it, order is kept, and what finds no room is counted. */
-START_TEST(test_slow_reader)
+TEST(test_slow_reader)
 {
         static char text[4 << 20];
         static const char word[] = "the line of the number ";
@@ -182,15 +178,15 @@ START_TEST(test_slow_reader)
         }
         ck_assert_uint_gt(n_lost, 0);
         ck_assert_uint_eq(n_lines + n_lost, 30000);
+        ck_assert_uint_eq(log_count_lost(), n_lost);
         log_info("again");
         ck_assert(!log_is_queued());
         close(slow[0]);
         close(slow[1]);
 }
-END_TEST
 
 /* As long as it goes on the time between two lines grows, and none is forgotten. */
-START_TEST(test_limit)
+TEST(test_limit)
 {
         struct log_limit limit = { 0 };
 
@@ -200,11 +196,10 @@ START_TEST(test_limit)
                 log_limited(&limit, LOG_LEVEL_INFO, "%u", i);
         ck_assert_str_eq(next_line(), "info: 0\n");
         ck_assert_uint_eq(limit.n_left_out, 4);
-        ck_assert(log_limited_rest(&limit, LOG_LEVEL_INFO, "more"));
         for (unsigned ms = 1000; ms < 120000; ms *= 2) {
                 ck_assert_uint_eq(limit.interval_ms, ms < 60000 ? ms : 60000);
                 limit.last_ms -= limit.interval_ms;
-                ck_assert(!log_limited_rest(&limit, LOG_LEVEL_INFO, "more"));
+                log_limited(&limit, LOG_LEVEL_INFO, "more");
                 ck_assert_str_eq(next_line(), ms == 1000 ? "info: more (4 similar messages suppressed)\n"
                                                          : "info: more (1 similar messages suppressed)\n");
                 log_limited(&limit, LOG_LEVEL_INFO, "and");
@@ -215,22 +210,8 @@ START_TEST(test_limit)
         ck_assert_str_eq(next_line(), "info: again (1 similar messages suppressed)\n");
         ck_assert_uint_eq(limit.interval_ms, 1000);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("log");
-        TCase *t = tcase_create("log");
-
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, test_words);
-        tcase_add_test(t, test_levels);
-        tcase_add_test(t, test_journal);
-        tcase_add_test(t, test_one_line);
-        tcase_add_test(t, test_long_line);
-        tcase_add_test(t, test_errno_stays);
-        tcase_add_test(t, test_slow_reader);
-        tcase_add_test(t, test_limit);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("log");
 }

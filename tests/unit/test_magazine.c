@@ -34,6 +34,8 @@ static void teardown(void)
         blocks_clear(&blocks);
 }
 
+FIXTURE(magazine, setup, teardown);
+
 static uint64_t rounded(uint64_t n_bytes)
 {
         return (n_bytes + 255) / 256 * 256;
@@ -115,7 +117,7 @@ static void drain(void)
 
 /* ---- one thread ---------------------------------------------------------------- */
 
-START_TEST(the_last_freed_is_next)
+TEST(last_freed_block_is_reused_first)
 {
         const void *a = get(1000), *b = get(1000), *c = get(16384), *large = get(MAGAZINE_BLOCK_BYTES + 1);
 
@@ -134,10 +136,9 @@ START_TEST(the_last_freed_is_next)
         ck_assert_uint_eq(sums().num_allocs, 3);
         ck_assert_uint_eq(sums().bytes_requested, UINT64_C(769) + 1024 - 2 * 1000);
 }
-END_TEST
 
 /* Large ones are in no list of their size, and those behind the one that is taken move up. */
-START_TEST(the_last_freed_of_a_large_size)
+TEST(last_freed_large_block_is_reused_first)
 {
         const void *a = get(100000), *b = get(200000), *c = get(100000), *d = get(MAGAZINE_BLOCK_BYTES);
         const void *too_large = get(MAGAZINE_BLOCK_BYTES + 1);
@@ -160,10 +161,9 @@ START_TEST(the_last_freed_of_a_large_size)
         ck_assert_uint_eq(sums().bytes_parked, 0);
         ck_assert_uint_eq(sums().num_allocs, 4);
 }
-END_TEST
 
 /* By their number, and by their bytes; what is small stays, and the other way round. */
-START_TEST(full_ones_of_large_blocks_are_emptied)
+TEST(full_ones_of_large_blocks_are_emptied)
 {
         const void *p[MAGAZINE_BLOCKS + 1], *small = get(256);
 
@@ -195,9 +195,8 @@ START_TEST(full_ones_of_large_blocks_are_emptied)
         ck_assert_uint_eq(sums().bytes_parked, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
 }
-END_TEST
 
-START_TEST(what_may_be_idle_bounds_the_blocks)
+TEST(idle_bound_limits_blocks)
 {
         const struct {
                 uint64_t max_bytes, max_block;
@@ -216,9 +215,8 @@ START_TEST(what_may_be_idle_bounds_the_blocks)
         ck_assert_uint_ge(magazines_max_block(m), 64 * KIB);
         ck_assert_uint_eq(magazines_max_block(m) % 256, 0);
 }
-END_TEST
 
-START_TEST(full_ones_are_emptied)
+TEST(full_ones_are_emptied)
 {
         const void *p[MAGAZINE_BLOCKS + 1];
 
@@ -240,9 +238,8 @@ START_TEST(full_ones_are_emptied)
         ck_assert_uint_eq(sums().bytes_parked, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
 }
-END_TEST
 
-START_TEST(none_with_a_bound_of_0)
+TEST(idle_bound_0_keeps_no_block)
 {
         const void *p = get(100);
 
@@ -253,9 +250,8 @@ START_TEST(none_with_a_bound_of_0)
         ck_assert_uint_eq(sums().bytes_parked, 0);
         ck_assert_uint_eq(sums().bytes_in_use, 0);
 }
-END_TEST
 
-START_TEST(sums_against_a_model)
+TEST(sums_against_a_model)
 {
         enum { N = 300 };
         const void *held[N] = { NULL };
@@ -288,10 +284,9 @@ START_TEST(sums_against_a_model)
                 }
         }
 }
-END_TEST
 
 /* Blocks of another partition count only in the sum over all, whose peak is its own. */
-START_TEST(two_sums_against_a_model)
+TEST(two_sums_against_a_model)
 {
         enum { N = 300 };
         const void *held[N] = { NULL };
@@ -331,7 +326,6 @@ START_TEST(two_sums_against_a_model)
                 ck_assert_uint_eq(sums().all_peak_bytes_in_use, all_peak);
         }
 }
-END_TEST
 
 /* ---- threads -------------------------------------------------------------------- */
 
@@ -399,12 +393,11 @@ static void *climb(void *userdata)
         return NULL;
 }
 
-START_TEST(the_peak_is_that_of_the_sum)
+TEST(the_peak_is_that_of_the_sum)
 {
         run(climb);
         ck_assert_uint_eq(sums().bytes_in_use, 0);
 }
-END_TEST
 
 /* Two threads free each block, while the table grows: one succeeds. */
 #define N_PAIRS 3000
@@ -432,7 +425,7 @@ static void *free_twice(void *userdata)
         return NULL;
 }
 
-START_TEST(two_frees_of_one_block)
+TEST(two_frees_of_one_block)
 {
         run(free_twice);
         for (unsigned pair = 0; pair < N_THREADS / 2; pair++)
@@ -440,7 +433,6 @@ START_TEST(two_frees_of_one_block)
                         ck_assert_uint_eq(n_freed[pair][i], 1);
         ck_assert_uint_eq(sums().bytes_in_use, 0);
 }
-END_TEST
 
 /* Blocks go from thread to thread, and somebody empties the magazines all the time. */
 #define N_SHARED 256
@@ -478,7 +470,7 @@ static void *pass_on(void *userdata)
         return NULL;
 }
 
-START_TEST(emptied_while_busy)
+TEST(emptied_while_busy)
 {
         run(pass_on);
         for (int i = 0; i < N_SHARED; i++)
@@ -489,7 +481,6 @@ START_TEST(emptied_while_busy)
         ck_assert_uint_eq(sums().bytes_parked, 0);
         ck_assert_uint_eq(blocks.n_used, 0);
 }
-END_TEST
 
 static bool has_got;
 
@@ -503,45 +494,26 @@ static void *get_one(void *userdata)
 }
 
 /* For longer than a thread spins before it sleeps. */
-START_TEST(held_ones_are_waited_for)
+TEST(emptying_waits_for_locked_magazines)
 {
         pthread_t thread;
 
         has_got = false;
         pthread_barrier_init(&barrier, NULL, 2);
-        magazines_hold(m);
+        magazines_lock(m);
         ck_assert_int_eq(pthread_create(&thread, NULL, get_one, NULL), 0);
         pthread_barrier_wait(&barrier);
         for (int i = 0; i < 20; i++) {
                 usleep(1000);
                 ck_assert(!__atomic_load_n(&has_got, __ATOMIC_ACQUIRE));
         }
-        magazines_release(m);
+        magazines_unlock(m);
         pthread_join(thread, NULL);
         ck_assert(has_got);
         pthread_barrier_destroy(&barrier);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("magazine");
-        TCase *t = tcase_create("magazine");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, the_last_freed_is_next);
-        tcase_add_test(t, the_last_freed_of_a_large_size);
-        tcase_add_test(t, full_ones_are_emptied);
-        tcase_add_test(t, full_ones_of_large_blocks_are_emptied);
-        tcase_add_test(t, what_may_be_idle_bounds_the_blocks);
-        tcase_add_test(t, none_with_a_bound_of_0);
-        tcase_add_test(t, sums_against_a_model);
-        tcase_add_test(t, two_sums_against_a_model);
-        tcase_add_test(t, the_peak_is_that_of_the_sum);
-        tcase_add_test(t, two_frees_of_one_block);
-        tcase_add_test(t, emptied_while_busy);
-        tcase_add_test(t, held_ones_are_waited_for);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("magazine");
 }

@@ -2,7 +2,7 @@
  * cost with a million blocks.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/occupancy.h"
+#include "daemon/memory/occupancy.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -48,7 +48,7 @@ static void model_close(void)
         memset(&m, 0, sizeof(m));
 }
 
-/* What lies in these bytes, as far as cells tell, and 1 << LEAVING + 1 for none. */
+/* The use of these bytes according to the cells, and 1 << LEAVING + 1 for none. */
 static unsigned model_kinds(uint64_t begin, uint64_t end)
 {
         unsigned kinds = 0;
@@ -109,7 +109,7 @@ static void check_picture(void)
         ck_assert_str_eq(drawn, expected);
 }
 
-START_TEST(by_hand)
+TEST(known_pictures)
 {
         struct picture p;
         char drawn[PICTURE_CHARACTERS + 1];
@@ -141,10 +141,9 @@ START_TEST(by_hand)
         check_picture();
         model_close();
 }
-END_TEST
 
 /* Extents smaller than a cell's least size, and such as are no multiple of cells. */
-START_TEST(sizes)
+TEST(sizes)
 {
         for (uint64_t n = 1; n < 1000; n++) {
                 struct occupancy o;
@@ -157,10 +156,9 @@ START_TEST(sizes)
                 occupancy_close(&o);
         }
 }
-END_TEST
 
 /* Blocks come and go at random; every picture is the model's. */
-START_TEST(random_walk)
+TEST(random_walk)
 {
         uint64_t seed = 20261121;
         size_t n_drawn = 0;
@@ -188,10 +186,9 @@ START_TEST(random_walk)
         ck_assert_uint_gt(n_drawn, 1000);
         model_close();
 }
-END_TEST
 
 /* Without memory for the cells an extent is free, used or mixed as a whole. */
-START_TEST(without_cells)
+TEST(without_cells)
 {
         struct occupancy o;
         struct picture p;
@@ -209,17 +206,8 @@ START_TEST(without_cells)
         ck_assert(occupancy_check(&o));
         occupancy_close(&o);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("occupancy");
-        TCase *c = tcase_create("occupancy");
-
-        tcase_add_test(c, by_hand);
-        tcase_add_test(c, sizes);
-        tcase_add_test(c, random_walk);
-        tcase_add_test(c, without_cells);
-        suite_add_tcase(suite, c);
-        return suite_run(suite);
+        return suite_main("occupancy");
 }

@@ -19,14 +19,14 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
-#include "daemon/pages.h"
-#include "daemon/report.h"
+#include "daemon/memory/pages.h"
+#include "daemon/admin/report.h"
 #include "device/device.h"
 #include "proto/ages.h"
 #include "proto/memfd.h"
-#include "tests/peer.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/unit/sessions.h"
 
 #define MIB        (UINT64_C(1) << 20)
 #define SIZE_SEALS (F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
@@ -44,18 +44,20 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(pages, setup, teardown);
+
 /* ---- entries -------------------------------------------------------------- */
 
-static void multiples(uint64_t n, uint64_t figures[PAGES_N_FIGURES])
+static void multiples(uint64_t n, uint64_t stats[PAGES_N_STATS])
 {
-        for (unsigned i = 0; i < PAGES_N_FIGURES; i++)
-                figures[i] = n * (i + 1);
+        for (unsigned i = 0; i < PAGES_N_STATS; i++)
+                stats[i] = n * (i + 1);
 }
 
-START_TEST(one_entry)
+TEST(one_entry)
 {
         struct pages_entry e = { 0 };
-        uint64_t in[PAGES_N_FIGURES], out[PAGES_N_FIGURES];
+        uint64_t in[PAGES_N_STATS], out[PAGES_N_STATS];
 
         multiples(7, in);
         pages_write(&e, in);
@@ -65,7 +67,6 @@ START_TEST(one_entry)
         pages_close(&e);
         ck_assert_int_eq(pages_read(&e, out), -EAGAIN);
 }
-END_TEST
 
 struct race {
         struct pages_entry entry;
@@ -76,21 +77,21 @@ struct race {
 static void *race_write(void *userdata)
 {
         struct race *race = userdata;
-        uint64_t figures[PAGES_N_FIGURES];
+        uint64_t stats[PAGES_N_STATS];
 
         for (uint64_t n = 1; !atomic_load_explicit(&race->stop, memory_order_relaxed); n++) {
-                multiples(n, figures);
-                pages_write(&race->entry, figures);
+                multiples(n, stats);
+                pages_write(&race->entry, stats);
         }
         return NULL;
 }
 
 /* Both ends in one process, so that a race detector sees both. Where a loaded machine lets them take
  * turns it takes longer until enough was seen to change. */
-START_TEST(entry_under_a_writer)
+TEST(entry_read_during_a_write)
 {
         static struct race race;
-        uint64_t figures[PAGES_N_FIGURES], want[PAGES_N_FIGURES], last = 0;
+        uint64_t stats[PAGES_N_STATS], want[PAGES_N_STATS], last = 0;
         time_t end = time(NULL) + 2;
         pthread_t thread;
 
@@ -98,21 +99,20 @@ START_TEST(entry_under_a_writer)
         ck_assert_int_eq(pthread_create(&thread, NULL, race_write, &race), 0);
         while (race.n_changes <= 10 || (race.n_changes < 20000 && time(NULL) < end)) {
                 for (unsigned i = 0; i < 1000; i++) {
-                        if (pages_read(&race.entry, figures) < 0)
+                        if (pages_read(&race.entry, stats) < 0)
                                 continue;
-                        multiples(figures[0], want);
+                        multiples(stats[0], want);
                         race.n_reads++;
-                        race.n_wrong += memcmp(figures, want, sizeof(want)) != 0;
-                        race.n_changes += figures[0] != last;
-                        ck_assert_uint_ge(figures[0], last);
-                        last = figures[0];
+                        race.n_wrong += memcmp(stats, want, sizeof(want)) != 0;
+                        race.n_changes += stats[0] != last;
+                        ck_assert_uint_ge(stats[0], last);
+                        last = stats[0];
                 }
         }
         atomic_store(&race.stop, true);
         pthread_join(thread, NULL);
         ck_assert_uint_eq(race.n_wrong, 0);
 }
-END_TEST
 
 /* ---- seals ----------------------------------------------------------------- */
 
@@ -125,7 +125,7 @@ static void expect_size_stays(int fd)
         ck_assert(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) < 0 && errno == EPERM);
 }
 
-/* By an fd of its own too, as whoever has the first can open it. */
+/* Also by a second fd, which each holder of the first can open. */
 static int open_again(int fd)
 {
         char path[64];
@@ -137,7 +137,7 @@ static int open_again(int fd)
         return ret;
 }
 
-START_TEST(usage_page_is_the_daemons)
+TEST(usage_page_is_read_only_for_clients)
 {
         struct usage_page *p;
         struct pages_view v;
@@ -162,12 +162,11 @@ START_TEST(usage_page_is_the_daemons)
         munmap((void *)(uintptr_t)v.page, v.n_bytes);
         usage_page_free(p);
 }
-END_TEST
 
-/* Who still has it mapped must not take old figures for new ones. */
-START_TEST(usage_page_ends)
+/* A process that still has it mapped must not take old statistics for new ones. */
+TEST(usage_page_ends)
 {
-        uint64_t in[PAGES_N_FIGURES], out[PAGES_N_FIGURES];
+        uint64_t in[PAGES_N_STATS], out[PAGES_N_STATS];
         struct usage_page *p;
         struct pages_view v;
 
@@ -181,7 +180,6 @@ START_TEST(usage_page_ends)
         ck_assert_int_eq(pages_read(pages_view_entry(&v, 0), out), -EAGAIN);
         munmap((void *)(uintptr_t)v.page, v.n_bytes);
 }
-END_TEST
 
 /* ---- what is taken for a page ---------------------------------------------- */
 
@@ -211,7 +209,7 @@ static void expect_usage(int want, size_t n_bytes, const struct pages_usage *hea
 
 static const struct pages_usage right = { PAGES_USAGE_MAGIC, PAGES_VERSION, 31, 128, {} };
 
-START_TEST(odd_usage_pages)
+TEST(odd_usage_pages)
 {
         struct pages_usage h = right;
         struct pages_view v;
@@ -256,7 +254,6 @@ START_TEST(odd_usage_pages)
         close(fds[1]);
         ck_assert_int_eq(pages_map_usage(-1, &v), -EPROTO);
 }
-END_TEST
 
 static void expect_client(int want, size_t n_bytes, int seals)
 {
@@ -271,7 +268,7 @@ static void expect_client(int want, size_t n_bytes, int seals)
         close(fd);
 }
 
-START_TEST(odd_client_pages)
+TEST(odd_client_pages)
 {
         size_t n = pages_client_bytes();
 
@@ -283,7 +280,6 @@ START_TEST(odd_client_pages)
         expect_client(-EPROTO, n, SIZE_SEALS | F_SEAL_WRITE);
         expect_client(-EPROTO, n, ALL_SEALS);
 }
-END_TEST
 
 /* ---- what clients do to theirs ---------------------------------------------- */
 
@@ -296,14 +292,14 @@ static void say(struct pages_client *own, size_t i, uint64_t slabs, uint64_t cut
         own->magic = PAGES_CLIENT_MAGIC;
 }
 
-static void expect_word(const struct client_figures *f, uint64_t held, uint64_t in_use, uint64_t idle)
+static void expect_word(const struct client_usage *f, uint64_t held, uint64_t in_use, uint64_t idle)
 {
         ck_assert_uint_eq(f->bytes_held, held);
         ck_assert_uint_eq(f->bytes_in_use, in_use);
         ck_assert_uint_eq(f->bytes_idle, idle);
 }
 
-START_TEST(hostile_client_pages)
+TEST(invalid_client_pages)
 {
         struct client_page *page;
         struct pages_client *own;
@@ -368,7 +364,6 @@ START_TEST(hostile_client_pages)
         close(fd);
         client_page_free(page);
 }
-END_TEST
 
 /* ---- ages ------------------------------------------------------------------------- */
 
@@ -376,7 +371,7 @@ enum { N_COUNTERS = 3, N_AGED = 400 };
 
 /* Blocks that come and go in whichever counter; the sum is what there is, and no class has a block that
  * is younger or older than it says. */
-START_TEST(ages_against_a_model)
+TEST(ages_against_a_model)
 {
         struct ages counters[N_COUNTERS] = { 0 };
         uint64_t now = 1000000, state = 5, born[N_AGED] = { 0 };
@@ -421,9 +416,8 @@ START_TEST(ages_against_a_model)
                         ck_assert_uint_eq(have[c], wanted[c]);
         }
 }
-END_TEST
 
-START_TEST(hostile_ages)
+TEST(invalid_ages)
 {
         struct client_page *page;
         struct pages_client *own;
@@ -470,7 +464,6 @@ START_TEST(hostile_ages)
         close(fd);
         client_page_free(page);
 }
-END_TEST
 
 /* Whether /proc/self/maps names a file so. */
 static bool maps_name(const char *name)
@@ -487,7 +480,7 @@ static bool maps_name(const char *name)
 }
 
 /* A client can make every access of a mapping wait, or a SIGBUS. */
-START_TEST(client_page_is_not_mapped)
+TEST(client_page_is_not_mapped)
 {
         struct client_page *page;
         struct pages_client *own;
@@ -506,7 +499,6 @@ START_TEST(client_page_is_not_mapped)
         close(fd);
         client_page_free(page);
 }
-END_TEST
 
 /* ---- what clients cannot attach to a memfd ------------------------------------ */
 
@@ -565,7 +557,7 @@ static void expect_guarded(int fd)
                       (unsigned)status);
 }
 
-START_TEST(memfds_are_guarded)
+TEST(memfds_are_guarded)
 {
         struct device_extent e = DEVICE_EXTENT_EMPTY;
         struct usage_page *usage;
@@ -586,13 +578,12 @@ START_TEST(memfds_are_guarded)
 
         ck_assert_int_eq(device_host_new(&device), 0);
         ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, 2 * MIB, &e), 0);
-        fd = device_lend(device, &e);
+        fd = device_lend(device, &e, false);
         expect_guarded(fd);
         close(fd);
         ck_assert_int_eq(device_destroy(device, &e), 0);
         device_free(device);
 }
-END_TEST
 
 /* ---- a usage page that stays where it is ----------------------------------------- */
 
@@ -622,7 +613,7 @@ static void collapse(int fd)
         munmap(room, 2 * huge);
 }
 
-START_TEST(usage_page_is_not_moved)
+TEST(usage_page_is_not_moved)
 {
         struct usage_page *p;
         void *map;
@@ -646,7 +637,6 @@ START_TEST(usage_page_is_not_moved)
         close(fd);
         usage_page_free(p);
 }
-END_TEST
 
 /* ---- sessions --------------------------------------------------------------- */
 
@@ -667,54 +657,37 @@ static const char config_text[] = "devices:\n"
                                   "    quotas:\n"
                                   "      - {partition: infer, limit: 16MiB}\n";
 
-static struct broker *b;
-static struct config *config;
-
-static void setup_broker(void)
-{
-        setup();
-        b = peer_broker(config_text, &config);
-}
-
-static void teardown_broker(void)
-{
-        b = peer_broker_free(b, config);
-        teardown();
-}
-
-static struct peer *join(uid_t uid, bool wants_pages)
+static struct peer *open_mapped(uid_t uid, bool wants_pages)
 {
         struct peer *p = peer_new(b, uid, false);
 
         p->wants_pages = wants_pages;
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        return p;
+        return say_hello(p);
 }
 
-static void take(struct peer *p, uint32_t partition, uint64_t n_bytes)
+static void setup_broker(void)
 {
-        uint64_t id = peer_malloc(p, partition, n_bytes);
-
-        peer_settle(b);
-        ck_assert_int_eq(peer_error(p, id), 0);
+        sessions_start(config_text);
 }
 
-/* That the figures agree at every reply is what every peer checks. */
-START_TEST(session_has_pages)
+FIXTURE(sessions, setup_broker, sessions_end);
+
+/* Every peer checks at every reply that the statistics agree. */
+TEST(session_has_pages)
 {
-        struct peer *p = join(1, true), *old = join(1, false), *other = join(2, true);
-        uint64_t f[PAGES_N_FIGURES];
+        struct peer *p = open_mapped(1, true), *old = open_mapped(1, false), *other = open_mapped(2, true);
+        uint64_t f[PAGES_N_STATS];
         struct pages_view v, w;
 
         ck_assert_int_eq(old->page_fds[0], -1);
         ck_assert_ptr_null(old->session->page);
-        ck_assert(p->session->in_flight && !old->session->in_flight);
+        ck_assert(p->session->delivery.in_flight && !old->session->delivery.in_flight);
         ck_assert_int_eq(pages_map_usage(p->page_fds[0], &v), 0);
         ck_assert_int_eq(pages_map_usage(other->page_fds[0], &w), 0);
         ck_assert_uint_eq(v.n_entries, 2);
         ck_assert_uint_eq(w.n_entries, 2); /* an unused one among them */
-        take(old, 1, 5 * MIB);             /* which p, who never asked there, sees */
-        take(other, 0, MIB);
+        must_malloc(old, 1, 5 * MIB);      /* which p, who never asked there, sees */
+        must_malloc(other, 0, MIB);
         ck_assert_int_eq(pages_read(pages_view_entry(&v, 1), f), 0);
         ck_assert_uint_eq(f[PAGES_BYTES_IN_USE], 5 * MIB);
         ck_assert_uint_eq(f[PAGES_BYTES_RESERVED], 6 * MIB);
@@ -738,22 +711,20 @@ START_TEST(session_has_pages)
         peer_free(p);
         peer_free(other);
 }
-END_TEST
 
-START_TEST(limits_that_change)
+TEST(limits_that_change)
 {
         struct quota_limits limits = { 8 * MIB, MIB * 2, 10, 10, 0, 0 };
         struct quota *q = b->tenants[0].quotas[0];
-        uint64_t f[PAGES_N_FIGURES];
+        uint64_t f[PAGES_N_STATS];
 
         ck_assert_int_eq(quota_prepare_limit(q, limits.limit_bytes), 0);
         quota_set(q, &limits);
-        ck_assert_int_eq(pages_read(q->usage, f), 0);
+        ck_assert_int_eq(pages_read(q->page, f), 0);
         ck_assert_uint_eq(f[PAGES_BYTES_LIMIT], 8 * MIB);
 }
-END_TEST
 
-START_TEST(operators_have_none)
+TEST(operator_sessions_have_no_pages)
 {
         struct peer *admin = peer_new(b, 0, true);
 
@@ -762,34 +733,33 @@ START_TEST(operators_have_none)
         ck_assert_int_eq(admin->page_fds[0], -1);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(what_clients_say)
+TEST(client_pages_are_read)
 {
-        struct peer *p = join(1, true), *silent = join(1, false);
-        struct client_figures figures;
+        struct peer *p = open_mapped(1, true), *silent = open_mapped(1, false);
+        struct client_usage stats;
         struct pages_client *own;
 
         ck_assert_int_eq(pages_map_client(p->page_fds[1], &own), 0);
-        take(p, 0, 8 * MIB);
-        take(p, 1, 2 * MIB);
-        take(silent, 0, 3 * MIB);
-        /* Nobody says a word: all that is held may be idle. */
+        must_malloc(p, 0, 8 * MIB);
+        must_malloc(p, 1, 2 * MIB);
+        must_malloc(silent, 0, 3 * MIB);
+        /* Without a client page all usage may be idle. */
         ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
         ck_assert_uint_eq(session_idle_hint(silent->session, 0), 3 * MIB);
         ck_assert_uint_eq(session_idle_hint(silent->session, 1), 0);
-        session_client_figures(p->session, &figures);
-        ck_assert_uint_eq(figures.bytes_held + figures.bytes_in_use + figures.bytes_idle, 0);
+        session_client_usage(p->session, &stats);
+        ck_assert_uint_eq(stats.bytes_held + stats.bytes_in_use + stats.bytes_idle, 0);
 
         say(own, 0, 7 * MIB, 4 * MIB, MIB);
         say(own, 1, 2 * MIB, 2 * MIB, 0);
         ck_assert_uint_eq(session_idle_hint(p->session, 0), 3 * MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 0);
-        session_client_figures(p->session, &figures);
-        ck_assert_uint_eq(figures.bytes_held, 10 * MIB);
-        ck_assert_uint_eq(figures.bytes_in_use, 7 * MIB);
-        ck_assert_uint_eq(figures.bytes_idle, 3 * MIB);
+        session_client_usage(p->session, &stats);
+        ck_assert_uint_eq(stats.bytes_held, 10 * MIB);
+        ck_assert_uint_eq(stats.bytes_in_use, 7 * MIB);
+        ck_assert_uint_eq(stats.bytes_idle, 3 * MIB);
 
         /* Claims that would wrap around. */
         say(own, 0, UINT64_MAX, UINT64_MAX - 8 * MIB, UINT64_MAX);
@@ -797,28 +767,27 @@ START_TEST(what_clients_say)
         say(own, 16, UINT64_MAX, 1, UINT64_MAX);
         ck_assert_uint_eq(session_idle_hint(p->session, 0), 8 * MIB);
         ck_assert_uint_eq(session_idle_hint(p->session, 1), 2 * MIB);
-        session_client_figures(p->session, &figures);
-        ck_assert_uint_eq(figures.bytes_held, 10 * MIB);
-        ck_assert_uint_eq(figures.bytes_in_use, 10 * MIB);
-        ck_assert_uint_eq(figures.bytes_idle, 10 * MIB);
+        session_client_usage(p->session, &stats);
+        ck_assert_uint_eq(stats.bytes_held, 10 * MIB);
+        ck_assert_uint_eq(stats.bytes_in_use, 10 * MIB);
+        ck_assert_uint_eq(stats.bytes_idle, 10 * MIB);
         munmap(own, pages_client_bytes());
         peer_free(p);
         peer_free(silent);
 }
-END_TEST
 
 /* What is told of ages: as much as the session holds, and no older than it is. */
-START_TEST(ages_are_not_believed)
+TEST(invalid_ages_are_bounded)
 {
         static struct report report;
-        struct peer *p = join(1, true);
+        struct peer *p = open_mapped(1, true);
         Bfcd__List list = BFCD__LIST__INIT;
         const Bfcd__AgesRow *row;
         struct pages_client *own;
         uint64_t sum = 0;
 
         ck_assert_int_eq(pages_map_client(p->page_fds[1], &own), 0);
-        take(p, 0, 8 * MIB);
+        must_malloc(p, 0, 8 * MIB);
         list.kind = BFCD__LIST__KIND__AGES;
         ck_assert_int_eq(report_list(p->session, &list, &report), 0);
         ck_assert_uint_eq(report.list.n_ages, 0);
@@ -839,33 +808,8 @@ START_TEST(ages_are_not_believed)
         munmap(own, pages_client_bytes());
         peer_free(p);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("pages");
-        TCase *tc = tcase_create("pages"), *sessions = tcase_create("sessions");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, one_entry);
-        tcase_add_test(tc, entry_under_a_writer);
-        tcase_add_test(tc, usage_page_is_the_daemons);
-        tcase_add_test(tc, usage_page_ends);
-        tcase_add_test(tc, odd_usage_pages);
-        tcase_add_test(tc, odd_client_pages);
-        tcase_add_test(tc, hostile_client_pages);
-        tcase_add_test(tc, ages_against_a_model);
-        tcase_add_test(tc, hostile_ages);
-        tcase_add_test(tc, client_page_is_not_mapped);
-        tcase_add_test(tc, memfds_are_guarded);
-        tcase_add_test(tc, usage_page_is_not_moved);
-        suite_add_tcase(suite, tc);
-        tcase_add_checked_fixture(sessions, setup_broker, teardown_broker);
-        tcase_add_test(sessions, session_has_pages);
-        tcase_add_test(sessions, limits_that_change);
-        tcase_add_test(sessions, operators_have_none);
-        tcase_add_test(sessions, what_clients_say);
-        tcase_add_test(sessions, ages_are_not_believed);
-        suite_add_tcase(suite, sessions);
-        return suite_run(suite);
+        return suite_main("pages");
 }

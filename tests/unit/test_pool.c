@@ -10,34 +10,23 @@
 #include <unistd.h>
 
 #include "tests/suite.h"
-#include "tests/unit/fake_server.h"
+#include "tests/unit/server_rig.h"
 
 #define KIB ((size_t)1024)
 
-static struct fake_server *server;
-static bfc_client *client;
-static int n_fds_before;
-
 static void setup(void)
 {
-        struct bfc_options o = { .struct_size = sizeof(o), .trace = "" };
-
-        n_fds_before = suite_count_fds();
-        server = fake_server_new();
-        o.socket = fake_server_path(server);
-        ck_assert_msg(bfc_connect(&o, &client) == 0, "%s", bfc_last_error());
+        server_start(NULL);
+        client = open_client(0, 0, 0);
 }
 
 static void teardown(void)
 {
-        struct bfc_client_stats s = { .struct_size = sizeof(s) };
-
-        ck_assert_int_eq(bfc_stats(client, &s), 0);
-        ck_assert_uint_eq(s.num_blocks, 0);
-        bfc_disconnect(client);
-        server = fake_server_free(server);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        ck_assert_uint_eq(stats().num_blocks, 0);
+        server_end();
 }
+
+FIXTURE(all, setup, teardown);
 
 static bfc_pool *new_pool(size_t n_bytes)
 {
@@ -56,7 +45,7 @@ static unsigned char *piece_of(bfc_pool *pool, size_t n_bytes)
         return ptr;
 }
 
-START_TEST(pieces_until_it_is_full)
+TEST(pieces_until_it_is_full)
 {
         bfc_pool *pool = new_pool(64 * KIB - 100); /* rounded up */
         struct bfc_client_stats s = { .struct_size = sizeof(s) };
@@ -83,9 +72,8 @@ START_TEST(pieces_until_it_is_full)
         ck_assert_ptr_eq(piece_of(pool, 64 * KIB), a);
         ck_assert_int_eq(bfc_pool_free(pool), 0);
 }
-END_TEST
 
-START_TEST(wrong_use)
+TEST(wrong_use)
 {
         bfc_pool *pool = NULL;
         void *ptr = NULL;
@@ -109,7 +97,6 @@ START_TEST(wrong_use)
         ck_assert_int_eq(bfc_free(client, piece_of(pool, 256) + 1), -EINVAL);
         ck_assert_int_eq(bfc_pool_free(pool), 0);
 }
-END_TEST
 
 /* ---- threads -------------------------------------------------------------- */
 
@@ -140,7 +127,7 @@ static bool all_bytes_are(const unsigned char *bytes, unsigned char value, size_
         return bytes[0] == value && memcmp(bytes, bytes + 1, n_bytes - 1) == 0;
 }
 
-START_TEST(many_threads)
+TEST(many_threads)
 {
         static struct part parts[N_THREADS];
         bfc_pool *pool = new_pool(N_THREADS * N_PIECES * 512); /* every byte of it is taken */
@@ -161,14 +148,15 @@ START_TEST(many_threads)
                         ck_assert(all_bytes_are(parts[i].pieces[j], parts[i].mark, 512));
         ck_assert_int_eq(bfc_pool_free(pool), 0);
 }
-END_TEST
 
-START_TEST(a_forked_child)
+TEST(forked_child_does_not_use_the_pool)
 {
         bfc_pool *pool = new_pool(KIB);
         int status;
-        pid_t pid = fork();
+        pid_t pid;
 
+        wait_until_others_sleep();
+        pid = fork();
         if (pid == 0) {
                 void *ptr;
 
@@ -182,19 +170,8 @@ START_TEST(a_forked_child)
         memset(piece_of(pool, KIB), 7, KIB);
         ck_assert_int_eq(bfc_pool_free(pool), 0);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("pool");
-        TCase *all = tcase_create("all");
-
-        tcase_add_checked_fixture(all, setup, teardown);
-        tcase_set_timeout(all, 60);
-        tcase_add_test(all, pieces_until_it_is_full);
-        tcase_add_test(all, wrong_use);
-        tcase_add_test(all, many_threads);
-        tcase_add_test(all, a_forked_child);
-        suite_add_tcase(suite, all);
-        return suite_run(suite);
+        return suite_main("pool");
 }

@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/punch.h"
+#include "daemon/memory/punch.h"
 #include "tests/held_lock.h"
 #include "tests/suite.h"
 
@@ -35,6 +35,8 @@ static void teardown(void)
 {
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
+
+FIXTURE(punch, setup, teardown);
 
 /* A memfd with pages. */
 static int full_file(void)
@@ -78,7 +80,7 @@ static void reap(pid_t pid)
 
 /* ---- the helper --------------------------------------------------------------- */
 
-START_TEST(test_punches)
+TEST(test_punches)
 {
         struct host_punch_request request = { .tag = 7, .n_bytes = MIB, .lane = 3 };
         struct host_punch_answer answer;
@@ -107,10 +109,9 @@ START_TEST(test_punches)
         close(pidfd);
         close(fd);
 }
-END_TEST
 
 /* The fds of its caller are not the helper's: a pipe ends with the last writer. */
-START_TEST(test_keeps_nothing)
+TEST(test_keeps_nothing)
 {
         struct host_punch h;
         int fds[2];
@@ -127,9 +128,8 @@ START_TEST(test_keeps_nothing)
         reap(h.pid);
         host_punch_leave(&h);
 }
-END_TEST
 
-START_TEST(test_bad_requests)
+TEST(test_bad_requests)
 {
         struct host_punch_request good = { .tag = 9, .n_bytes = MIB }, bad = { .tag = 8 };
         int fd = full_file(), read_only;
@@ -164,10 +164,9 @@ START_TEST(test_bad_requests)
         close(read_only);
         close(fd);
 }
-END_TEST
 
 /* The other end is closed before an answer was read, and with requests unread: they are done. */
-START_TEST(test_left_with_answers)
+TEST(test_left_with_answers)
 {
         struct host_punch_request request = { .tag = 1, .n_bytes = MIB };
         int first = full_file(), second = full_file(), pidfd;
@@ -192,9 +191,8 @@ START_TEST(test_left_with_answers)
         close(first);
         close(second);
 }
-END_TEST
 
-START_TEST(test_lanes)
+TEST(test_lanes)
 {
         struct host_punch_request request = { .n_bytes = MIB };
         int held = full_file(), behind = full_file(), other = full_file();
@@ -231,12 +229,11 @@ START_TEST(test_lanes)
         close(behind);
         close(other);
 }
-END_TEST
 
 /* An extent that is punched is open in no process of the helper, also where its lane, or another
  * one, waits: a client would write pages into it again, and these would stay. A pipe cannot be
  * punched, and tells whether any process has it open. */
-START_TEST(test_keeps_no_punched)
+TEST(test_keeps_no_punched)
 {
         struct host_punch_request request = { .n_bytes = MIB };
         int held = full_file(), pipes[2][2];
@@ -276,7 +273,6 @@ START_TEST(test_keeps_no_punched)
         reap(pid);
         close(held);
 }
-END_TEST
 
 static pid_t child_of(pid_t pid)
 {
@@ -297,7 +293,7 @@ static pid_t child_of(pid_t pid)
 }
 
 /* What a child did not answer before it was killed is to be sent again. */
-START_TEST(test_killed_lane)
+TEST(test_killed_lane)
 {
         struct host_punch_request request = { .tag = 1, .n_bytes = MIB };
         int held = full_file();
@@ -327,7 +323,6 @@ START_TEST(test_killed_lane)
         reap(pid);
         close(held);
 }
-END_TEST
 
 /* ---- the daemon's thread --------------------------------------------------------- */
 
@@ -366,7 +361,7 @@ static void job_check(struct job *job)
         close(job->fd);
 }
 
-START_TEST(test_many)
+TEST(test_many)
 {
         struct job *jobs = calloc(N_MANY, sizeof(*jobs));
         struct host_punch none = HOST_PUNCH_NONE;
@@ -380,10 +375,9 @@ START_TEST(test_many)
         punch_free(p);
         free(jobs);
 }
-END_TEST
 
 /* Whatever the helper has done by then, all is done in the end. */
-START_TEST(test_killed_helper)
+TEST(test_killed_helper)
 {
         struct job jobs[40];
         struct host_punch h;
@@ -402,10 +396,9 @@ START_TEST(test_killed_helper)
                 punch_free(p);
         }
 }
-END_TEST
 
 /* What is under way is given up, and done all the same; what is discarded then, too. */
-START_TEST(test_stop)
+TEST(test_stop)
 {
         struct host_punch none = HOST_PUNCH_NONE;
         struct held_lock lock;
@@ -437,25 +430,8 @@ START_TEST(test_stop)
         close(last.fd);
         close(discarded);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("punch");
-        TCase *t = tcase_create("punch");
-
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, test_punches);
-        tcase_add_test(t, test_keeps_nothing);
-        tcase_add_test(t, test_bad_requests);
-        tcase_add_test(t, test_left_with_answers);
-        tcase_add_test(t, test_lanes);
-        tcase_add_test(t, test_keeps_no_punched);
-        tcase_add_test(t, test_killed_lane);
-        tcase_add_test(t, test_many);
-        tcase_add_test(t, test_killed_helper);
-        tcase_add_test(t, test_stop);
-        tcase_set_timeout(t, 120);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("punch");
 }

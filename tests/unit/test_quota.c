@@ -1,8 +1,8 @@
-/* Quotas: who is served, who waits and who is refused, in which order, and what
+/* Quotas: which requests are served, wait or are refused, in which order, and what
  * is given back to make room.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/quota.h"
+#include "daemon/memory/quota.h"
 
 #include <errno.h>
 #include <string.h>
@@ -11,6 +11,7 @@
 #include "tests/fake_device.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/checks.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB     (UINT64_C(1) << 20)
@@ -46,7 +47,7 @@ static void check(void)
         const char *why = "";
         struct quota *each;
 
-        TAILQ_FOREACH(each, &p.quotas, of_partition)
+        TAILQ_FOREACH(each, &p.quotas, lists.of_partition)
         ck_assert_msg(quota_check(each, &why) == 0, "quota_check: %s", why);
         ck_assert_msg(ledger_check(ledger, &why) == 0, "ledger_check: %s", why);
 }
@@ -113,9 +114,9 @@ static void setup(void)
 /* Turns and device calls until nothing is left to do. */
 static void settle(void)
 {
-        while (!TAILQ_EMPTY(&p.due) || worker_n_pending(worker) > 0) {
-                if (!TAILQ_EMPTY(&p.due))
-                        quota_turn(TAILQ_FIRST(&p.due));
+        while (!TAILQ_EMPTY(&p.queue.due) || worker_n_pending(worker) > 0) {
+                if (!TAILQ_EMPTY(&p.queue.due))
+                        quota_turn(TAILQ_FIRST(&p.queue.due));
                 worker_poll(worker);
         }
         check();
@@ -130,20 +131,20 @@ static void teardown(void)
                 if (asks[i].n_done == 1 && asks[i].result == 0)
                         quota_dealloc(asks[i].request.quota, asks[i].handle,
                                       (asks[i].request.n_bytes + 255) / 256 * 256, asks[i].request.n_bytes);
-        while (q && q->n_sessions > 0)
+        while (q && q->sessions.n > 0)
                 quota_leave(q);
-        while (neighbour && neighbour->n_sessions > 0)
+        while (neighbour && neighbour->sessions.n > 0)
                 quota_leave(neighbour);
         still_clock_pass(KEEP_MS);
         quota_expire_kept(&keepers);
         settle();
-        ck_assert(p.preallocate || p.pool.charged_bytes == (q ? arena_escaped_bytes(q->arena) : 0));
+        ck_assert(p.preallocate || p.pool.charged_bytes == (q ? arena_unreclaimed_bytes(q->arena) : 0));
         q = quota_free(q);
         neighbour = quota_free(neighbour);
         ck_assert_ptr_null(quota_free(NULL));
-        ck_assert_uint_eq(p.bytes_in_use, 0);
+        ck_assert_uint_eq(p.use.n_bytes, 0);
         ck_assert_uint_eq(p.n_quotas, 0);
-        ck_assert(TAILQ_EMPTY(&p.quotas) && TAILQ_EMPTY(&p.due));
+        ck_assert(TAILQ_EMPTY(&p.quotas) && TAILQ_EMPTY(&p.queue.due));
         ck_assert(TAILQ_EMPTY(&keepers.quotas) && keepers.n_recalled == 0);
         ck_assert_uint_eq(p.pool.charged_bytes, 0);
         ck_assert_uint_eq(p.pool.committed_bytes, 0);
@@ -154,6 +155,8 @@ static void teardown(void)
         worker = worker_free(worker);
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
+
+FIXTURE(quota, setup, teardown);
 
 static void on_done(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
@@ -204,50 +207,48 @@ static void take(unsigned i, struct quota *of, uint64_t n_bytes)
         assert_done(i, 0);
 }
 
-START_TEST(test_immediate)
+TEST(test_immediate)
 {
         bfc_handle h = 0;
         uint64_t offset;
 
         open_one(4 * E, 100);
         ck_assert_int_eq(quota_alloc(q, 0, false, &h, &offset), -EINVAL);
-        ck_assert_uint_eq(q->n_refusals, 0);
+        ck_assert_uint_eq(q->refusals.n, 0);
         ck_assert_int_eq(quota_alloc(q, 4 * E + 1, false, &h, &offset), -EDQUOT);
-        ck_assert_uint_eq(q->n_refusals, 1);
+        ck_assert_uint_eq(q->refusals.n, 1);
         ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), QUOTA_WAIT); /* nothing is backed */
         take(0, q, 256);
         ck_assert_int_eq(quota_alloc(q, 100, false, &h, &offset), 0);
         ck_assert_uint_eq(q->n_blocks, 2);
         ck_assert_uint_eq(q->bytes_in_use, 512);
         ck_assert_uint_eq(q->bytes_requested, 356);
-        ck_assert_uint_eq(p.bytes_in_use, 512);
+        ck_assert_uint_eq(p.use.n_bytes, 512);
         quota_dealloc(q, h, 256, 100);
-        ck_assert_uint_eq(q->peak_bytes_in_use, 512);
+        ck_assert_uint_eq(q->peaks.bytes_in_use, 512);
         quota_clear_peaks(q);
-        ck_assert_uint_eq(q->peak_bytes_in_use, 256);
+        ck_assert_uint_eq(q->peaks.bytes_in_use, 256);
         ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->life.peak_in_use, 512);
         ck_assert_uint_eq(ledger_quota_at(ledger, q->index)->life.peak_reserved, E);
 }
-END_TEST
 
-START_TEST(test_waiting)
+TEST(test_waiting)
 {
         open_one(4 * E, 100);
         wait_for(0, q, E);
         ck_assert_uint_eq(n_wakes, 1);
-        ck_assert_ptr_eq(TAILQ_FIRST(&p.due), q);
+        ck_assert_ptr_eq(TAILQ_FIRST(&p.queue.due), q);
         ck_assert_uint_eq(device.n_makes, 0); /* nothing happens inside the call */
         quota_turn(q);
-        ck_assert(TAILQ_EMPTY(&p.due));
-        ck_assert(q->growing);
+        ck_assert(TAILQ_EMPTY(&p.queue.due));
+        ck_assert(q->growth.is_running);
         ck_assert_uint_eq(n_done, 0);
         ck_assert_uint_eq(worker_poll(worker), 1);
         assert_done(0, 0);
         check();
 }
-END_TEST
 
-START_TEST(test_fifo_and_one_growth)
+TEST(test_fifo_and_one_growth)
 {
         open_one(8 * E, 1000);
         for (unsigned i = 0; i < 100; i++)
@@ -263,10 +264,9 @@ START_TEST(test_fifo_and_one_growth)
                 ck_assert_uint_eq(asks[i].place, i);
         }
 }
-END_TEST
 
-/* Who comes when a growth has just ended is behind those who waited for it. */
-START_TEST(test_fifo_for_a_newcomer)
+/* A request that arrives right after a growth is served after those that waited for it. */
+TEST(new_request_queues_behind_older_ones)
 {
         open_one(8 * E, 1000);
         for (unsigned i = 0; i < 4; i++)
@@ -281,9 +281,8 @@ START_TEST(test_fifo_for_a_newcomer)
                 ck_assert_uint_eq(asks[i].place, i);
         }
 }
-END_TEST
 
-START_TEST(test_pass_by)
+TEST(test_pass_by)
 {
         bfc_handle h;
         uint64_t offset;
@@ -305,11 +304,10 @@ START_TEST(test_pass_by)
         assert_done(1, 0);
         quota_closed(q);
 }
-END_TEST
 
-/* Who waits for a block in one extent gets it there, by growth or when room comes; more than an
+/* A request for a block in one extent gets it there, by growth or when there is room; more than an
  * extent has is refused, with what would be right. */
-START_TEST(test_in_extent)
+TEST(test_in_extent)
 {
         char sentence[300];
         uint64_t offset;
@@ -337,7 +335,7 @@ START_TEST(test_in_extent)
         ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
         take(6, q, E / 2);
 
-        /* At the limit it waits, also while there is a piece of its size that lies in two extents. */
+        /* At the limit it waits, also while a free piece of its size spans two extents. */
         take(3, q, E / 2);
         give_back(0);
         give_back(2);
@@ -357,9 +355,8 @@ START_TEST(test_in_extent)
         ck_assert_uint_eq(asks[5].offset, 0);
         quota_closed(q);
 }
-END_TEST
 
-START_TEST(test_device_failure)
+TEST(test_device_failure)
 {
         const int errors[] = { -ENOMEM, -ENODEV, -EMFILE };
 
@@ -373,7 +370,7 @@ START_TEST(test_device_failure)
                 ck_assert_uint_eq(q->account.charged_bytes, 0);
                 ck_assert_uint_eq(q->n_blocks, 0);
         }
-        ck_assert_uint_eq(q->n_refusals, 1); /* -ENOMEM alone is one */
+        ck_assert_uint_eq(q->refusals.n, 1); /* -ENOMEM alone is one */
         /* The next in line has its own try. */
         fake_device_fail_make(&device, 1, -ENOMEM);
         wait_for(3, q, E);
@@ -383,9 +380,8 @@ START_TEST(test_device_failure)
         assert_done(4, 0);
         ck_assert(!asks[4].request.device_failed);
 }
-END_TEST
 
-START_TEST(test_cancel)
+TEST(test_cancel)
 {
         open_one(4 * E, 100);
         wait_for(0, q, E);
@@ -393,7 +389,7 @@ START_TEST(test_cancel)
         wait_for(2, q, E);
         quota_cancel(&asks[0].request); /* not looked at yet */
         quota_turn(q);
-        ck_assert_ptr_eq(q->growing_for, &asks[1].request);
+        ck_assert_ptr_eq(q->growth.request, &asks[1].request);
         quota_cancel(&asks[1].request); /* being made */
         settle();
         ck_assert_uint_eq(asks[0].n_done + asks[1].n_done, 0);
@@ -404,14 +400,13 @@ START_TEST(test_cancel)
         wait_for(3, q, E);
         quota_turn(q);
         quota_cancel(&asks[3].request);
-        fake_device_fail_make(&device, 1, -ENOMEM); /* and nobody is told of this */
+        fake_device_fail_make(&device, 1, -ENOMEM); /* and no request fails by it */
         settle();
         ck_assert_uint_eq(asks[3].n_done, 0);
         ck_assert_uint_eq(q->n_blocks, 1);
 }
-END_TEST
 
-START_TEST(test_done_that_calls_back)
+TEST(done_callback_makes_a_request)
 {
         open_one(4 * E, 100);
         take(0, q, 256);
@@ -426,9 +421,8 @@ START_TEST(test_done_that_calls_back)
         assert_done(3, 0);
         assert_done(4, 0);
 }
-END_TEST
 
-START_TEST(test_max_blocks)
+TEST(test_max_blocks)
 {
         bfc_handle h = 0;
         uint64_t offset;
@@ -440,7 +434,7 @@ START_TEST(test_max_blocks)
         give_back(4); /* a hole that the growth has no use for */
         wait_for(1, q, E);
         quota_turn(q);
-        ck_assert(q->growing);
+        ck_assert(q->growth.is_running);
         ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0); /* passes by and takes the last */
         settle();
         assert_done(1, -EDQUOT);
@@ -457,9 +451,8 @@ START_TEST(test_max_blocks)
         quota_dealloc(q, h, 256, 256);
         take(3, q, E);
 }
-END_TEST
 
-START_TEST(test_sessions)
+TEST(test_sessions)
 {
         open_one(4 * E, 100); /* has joined once */
         ck_assert_int_eq(quota_join(q), 0);
@@ -476,9 +469,8 @@ START_TEST(test_sessions)
         ck_assert_uint_eq(q->account.charged_bytes, 0);
         ck_assert_int_eq(quota_join(q), 0);
 }
-END_TEST
 
-START_TEST(test_closing)
+TEST(test_closing)
 {
         open_one(2 * E, 100);
         take(0, q, 2 * E);
@@ -499,9 +491,8 @@ START_TEST(test_closing)
         settle();
         assert_done(3, -EDQUOT);
 }
-END_TEST
 
-START_TEST(test_own_fragments_go_back)
+TEST(own_free_fragments_are_released)
 {
         open_one(4 * E, 100);
         for (unsigned i = 0; i < 4; i++)
@@ -512,10 +503,9 @@ START_TEST(test_own_fragments_go_back)
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
         ck_assert_uint_ge(device.n_destroys, 2);
 }
-END_TEST
 
 /* More than ever before is backed only when nothing whole is free. */
-START_TEST(test_trade)
+TEST(own_free_extents_are_released_first)
 {
         open_one(8 * E, 100);
         for (unsigned i = 0; i < 4; i++)
@@ -530,19 +520,18 @@ START_TEST(test_trade)
         ck_assert_uint_eq(q->account.charged_bytes, 6 * E);
         ck_assert_uint_eq(device.n_destroys, 2);
         give_back(1);
-        take(6, q, 2 * E); /* lies in what is free and the hole beside it */
+        take(6, q, 2 * E); /* in free memory and the hole beside it */
         ck_assert_uint_eq(q->account.charged_bytes, 7 * E);
         ck_assert_uint_eq(device.n_destroys, 2);
         give_back(3);
         take(7, q, 2 * E);
         ck_assert_uint_eq(q->account.charged_bytes, 8 * E);
         ck_assert_uint_eq(q->account.lifetime_peak_charged_bytes, 8 * E);
-        ck_assert_uint_eq(q->held.n_bytes, 0);
+        ck_assert_uint_eq(q->growth.held.n_bytes, 0);
 }
-END_TEST
 
-/* Below what it had there is no trade. */
-START_TEST(test_no_trade_below_the_peak)
+/* Below the peak no own extents are released first. */
+TEST(no_release_below_the_peak)
 {
         open_both(8 * E, 8 * E, 0);
         for (unsigned i = 0; i < 6; i++)
@@ -579,10 +568,9 @@ START_TEST(test_no_trade_below_the_peak)
         ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
         ck_assert_uint_eq(device.n_destroys, 1);
 }
-END_TEST
 
-/* Two extents given back for two: the neighbour, who is looked at first, does not get them. */
-START_TEST(test_trade_holds_the_room)
+/* Two extents released for two: the other tenant, which is first in turn, does not get them. */
+TEST(released_room_is_reserved_for_the_request)
 {
         open_both(4 * E, 4 * E, 0);
         take(0, q, E);
@@ -605,9 +593,8 @@ START_TEST(test_trade_holds_the_room)
         assert_done(5, -ENOMEM);
         ck_assert_uint_eq(p.pool.peak_charged_bytes, 4 * E);
 }
-END_TEST
 
-START_TEST(test_trade_cancelled)
+TEST(release_for_a_cancelled_request)
 {
         open_both(4 * E, 4 * E, 0);
         for (unsigned i = 0; i < 4; i++)
@@ -621,7 +608,7 @@ START_TEST(test_trade_cancelled)
                 if (i == 1)
                         worker_poll(worker); /* room is held by now */
                 quota_cancel(&asks[4].request);
-                ck_assert_uint_eq(q->held.n_bytes, 0);
+                ck_assert_uint_eq(q->growth.held.n_bytes, 0);
                 settle();
                 ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
                 ck_assert_uint_eq(asks[4].n_done, 0);
@@ -633,10 +620,9 @@ START_TEST(test_trade_cancelled)
                 give_back(2);
         }
 }
-END_TEST
 
 /* What others wait for inside of the same tenant goes on with what was held. */
-START_TEST(test_trade_for_the_next)
+TEST(release_serves_the_next_request)
 {
         open_one(4 * E, 100);
         for (unsigned i = 0; i < 4; i++)
@@ -650,12 +636,11 @@ START_TEST(test_trade_for_the_next)
         settle();
         assert_done(5, 0);
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
-        ck_assert_uint_eq(q->held.n_bytes, 0);
+        ck_assert_uint_eq(q->growth.held.n_bytes, 0);
 }
-END_TEST
 
-/* A trade that takes its time is not waited for where the limits allow it. */
-START_TEST(test_trade_too_slow)
+/* A slow release is not waited for where the limits allow growth. */
+TEST(slow_release_is_not_waited_for)
 {
         open_one(8 * E, 100);
         p.reclaim_timeout_ms = 40;
@@ -668,22 +653,21 @@ START_TEST(test_trade_too_slow)
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
         partition_tick(q->partition);
         quota_turn(q);
-        ck_assert(!q->growing);
+        ck_assert(!q->growth.is_running);
         still_clock_pass(60);
         partition_tick(q->partition);
         quota_turn(q);
-        ck_assert(q->growing);
+        ck_assert(q->growth.is_running);
         ck_assert_uint_gt(arena_leaving_bytes(q->arena), 0);
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E);
         settle();
         assert_done(3, 0);
         ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
-        ck_assert_uint_eq(q->held.n_bytes, 0);
+        ck_assert_uint_eq(q->growth.held.n_bytes, 0);
 }
-END_TEST
 
 /* At the limit it is: there is nothing else. */
-START_TEST(test_trade_too_slow_at_the_limit)
+TEST(slow_release_at_the_limit)
 {
         open_one(4 * E, 100);
         p.reclaim_timeout_ms = 40;
@@ -696,14 +680,13 @@ START_TEST(test_trade_too_slow_at_the_limit)
         still_clock_pass(60);
         partition_tick(q->partition);
         quota_turn(q);
-        ck_assert(!q->growing);
+        ck_assert(!q->growth.is_running);
         ck_assert_uint_eq(asks[4].n_done, 0);
         settle();
         assert_done(4, 0);
 }
-END_TEST
 
-START_TEST(test_trade_that_escapes)
+TEST(release_is_unreclaimed)
 {
         open_one(5 * E, 100);
         for (unsigned i = 0; i < 4; i++)
@@ -712,17 +695,16 @@ START_TEST(test_trade_that_escapes)
         give_back(2);
         fake_device_fail_destroy(&device, 1, -EIO);
         take(4, q, 2 * E); /* there was an extent's room above */
-        ck_assert_uint_eq(arena_escaped_bytes(q->arena), E);
+        ck_assert_uint_eq(arena_unreclaimed_bytes(q->arena), E);
         ck_assert_uint_eq(q->account.charged_bytes, 5 * E);
-        ck_assert_uint_eq(q->held.n_bytes, 0);
+        ck_assert_uint_eq(q->growth.held.n_bytes, 0);
         wait_for(5, q, E);
         settle();
         assert_done(5, -EDQUOT);
 }
-END_TEST
 
 /* Own and the neighbour's: what is one's own stays so while the other's comes. */
-START_TEST(test_trade_with_the_neighbour)
+TEST(release_by_another_tenant)
 {
         open_both(4 * E, 4 * E, 0);
         take(0, q, E);
@@ -736,7 +718,6 @@ START_TEST(test_trade_with_the_neighbour)
         ck_assert_uint_eq(neighbour->account.charged_bytes, E);
         ck_assert_uint_eq(p.pool.peak_charged_bytes, 4 * E);
 }
-END_TEST
 
 static uint64_t below(uint64_t *seed, uint64_t n)
 {
@@ -766,7 +747,8 @@ static void judge_refusal(unsigned i)
         const struct quota *of = asks[i].request.quota;
         const struct account *a = &of->account;
         uint64_t need = to_extents(asks[i].request.n_bytes), own = arena_releasable(of->arena, NULL);
-        uint64_t after = a->charged_bytes - (own < need ? own : need) + need; /* traded as far as it goes */
+        uint64_t after =
+                a->charged_bytes - (own < need ? own : need) + need; /* own extents are released first */
         const struct quota *other = of == q ? neighbour : q;
         uint64_t before = a->charged_bytes > a->reserve_bytes ? a->charged_bytes : a->reserve_bytes;
         uint64_t more = after > before ? after - before : 0;
@@ -777,9 +759,9 @@ static void judge_refusal(unsigned i)
                 ck_assert_uint_gt(more, p.pool.limit_bytes - p.pool.committed_bytes + can_yield(other));
 }
 
-/* The property through the daemon's ladder: two tenants, random blocks, the limit of each and of
+/* The property through the daemon's reclaim steps: two tenants, random blocks, the limit of each and of
  * both in the way. */
-START_TEST(test_never_for_lack_of_place)
+LOOP_TEST(fragmentation_never_refuses, 6)
 {
         static const struct {
                 uint64_t pool, limit, reserve, largest;
@@ -807,9 +789,9 @@ START_TEST(test_never_for_lack_of_place)
                 }
                 asks[i].n_done = 0;
                 wait_for(i, below(&seed, 2) == 0 ? q : neighbour, n);
-                while (!TAILQ_EMPTY(&p.due) || worker_n_pending(worker) > 0) {
-                        if (!TAILQ_EMPTY(&p.due))
-                                quota_turn(TAILQ_FIRST(&p.due));
+                while (!TAILQ_EMPTY(&p.queue.due) || worker_n_pending(worker) > 0) {
+                        if (!TAILQ_EMPTY(&p.queue.due))
+                                quota_turn(TAILQ_FIRST(&p.queue.due));
                         worker_poll(worker);
                 }
                 ck_assert_uint_eq(asks[i].n_done, 1);
@@ -823,9 +805,8 @@ START_TEST(test_never_for_lack_of_place)
         ck_assert_uint_gt(n_served, 2000);
         check();
 }
-END_TEST
 
-START_TEST(test_neighbour)
+TEST(free_extents_of_another_tenant_are_released)
 {
         open_both(4 * E, 4 * E, 0);
         take(0, neighbour, 3 * E);
@@ -839,9 +820,8 @@ START_TEST(test_neighbour)
         ck_assert_uint_eq(neighbour->account.charged_bytes, 2 * E); /* no more than was missing */
         ck_assert_uint_eq(p.pool.charged_bytes, 4 * E);
 }
-END_TEST
 
-START_TEST(test_reserve_of_the_neighbour)
+TEST(reserve_of_another_tenant)
 {
         open_both(4 * E, 4 * E, 3 * E);
         take(0, neighbour, 3 * E);
@@ -853,9 +833,8 @@ START_TEST(test_reserve_of_the_neighbour)
         ck_assert_uint_eq(device.n_destroys, 0);
         take(2, q, E);
 }
-END_TEST
 
-START_TEST(test_timeout)
+TEST(test_timeout)
 {
         open_both(2 * E, 2 * E, 0);
         p.reclaim_timeout_ms = 40;
@@ -864,7 +843,7 @@ START_TEST(test_timeout)
         wait_for(1, q, E);
         settle();
         ck_assert_uint_eq(asks[1].n_done, 0);
-        ck_assert_uint_ne(q->blocked_ms, 0);
+        ck_assert_uint_ne(q->queue.blocked_ms, 0);
         wait_for(2, q, E); /* looks again, too early */
         settle();
         ck_assert_uint_eq(n_done, 1);
@@ -876,8 +855,8 @@ START_TEST(test_timeout)
         settle();
         assert_done(1, -ENOMEM);
         assert_done(2, -ENOMEM);
-        ck_assert_uint_ge(q->n_refusals, 1);
-        ck_assert_uint_eq(q->blocked_ms, 0);
+        ck_assert_uint_ge(q->refusals.n, 1);
+        ck_assert_uint_eq(q->queue.blocked_ms, 0);
         wait_for(3, q, E); /* has its own time */
         settle();
         ck_assert_uint_eq(asks[3].n_done, 0);
@@ -885,9 +864,8 @@ START_TEST(test_timeout)
         settle();
         assert_done(3, -ENOMEM);
 }
-END_TEST
 
-/* Who is served past the first does not lengthen its time, and who came later has as long. */
+/* A request that passes the first one does not extend its time, and has as long itself. */
 /* ---- what a free costs ------------------------------------------------------ */
 
 #define N_SMALL   1024u
@@ -911,14 +889,14 @@ static void fill_and_wait(struct quota *waits, uint64_t n_bytes)
 /* Every other one: no two pieces that are free join. Returns how many waiting requests were looked at. */
 static uint64_t free_every_other(void)
 {
-        uint64_t n_looks = p.n_looks;
+        uint64_t n_looks = p.queue.n_looks;
 
         for (unsigned i = 0; i < N_SMALL; i += 2) {
                 give_back(i);
-                while (!TAILQ_EMPTY(&p.due))
-                        quota_turn(TAILQ_FIRST(&p.due));
+                while (!TAILQ_EMPTY(&p.queue.due))
+                        quota_turn(TAILQ_FIRST(&p.queue.due));
         }
-        return p.n_looks - n_looks;
+        return p.queue.n_looks - n_looks;
 }
 
 static void refuse_all(void)
@@ -932,20 +910,20 @@ static void refuse_all(void)
         for (unsigned i = N_SMALL; i < N_SMALL + N_WAITING; i++)
                 ck_assert_uint_eq(asks[i].n_done, 1);
         ck_assert(!partition_is_blocked(&p));
-        ck_assert(TAILQ_EMPTY(&p.waiting));
+        ck_assert(TAILQ_EMPTY(&p.queue.waiting));
 }
 
-START_TEST(test_a_free_in_which_nothing_fits)
+TEST(free_that_makes_no_room)
 {
         open_one(4 * E, 20000);
         fill_and_wait(q, E);
         ck_assert_uint_le(free_every_other(), 2 * N_WAITING); /* one round, not one for each free */
-        ck_assert(partition_is_put_off(&p));
+        ck_assert(partition_is_deferred(&p));
         still_clock_pass(QUOTA_ROUND_MS); /* no tick, which comes later */
         partition_look_again(&p);
-        ck_assert(!TAILQ_EMPTY(&p.due));
+        ck_assert(!TAILQ_EMPTY(&p.queue.due));
         settle();
-        ck_assert(!partition_is_put_off(&p));
+        ck_assert(!partition_is_deferred(&p));
         for (unsigned i = 1; i < N_SMALL; i += 2)
                 give_back(i);
         settle(); /* no tick: now some fit */
@@ -953,13 +931,12 @@ START_TEST(test_a_free_in_which_nothing_fits)
                 assert_done(i, 0);
         refuse_all();
 }
-END_TEST
 
-START_TEST(test_a_free_in_which_nothing_of_a_neighbour_fits)
+TEST(free_that_makes_no_room_for_another_tenant)
 {
         open_both(4 * E, 4 * E, 0);
         fill_and_wait(neighbour, E);
-        ck_assert_uint_gt(p.n_claims, 0);
+        ck_assert_uint_gt(p.claims.n, 0);
         ck_assert_uint_le(free_every_other(), 2 * N_WAITING);
         still_clock_pass(50);
         give_back(1); /* a look at once, in vain */
@@ -967,18 +944,17 @@ START_TEST(test_a_free_in_which_nothing_of_a_neighbour_fits)
         for (unsigned i = 3; i < N_SMALL; i += 2)
                 give_back(i);
         settle();
-        ck_assert(partition_is_put_off(&p)); /* extents are free by now: the next look has them given back */
+        ck_assert(partition_is_deferred(&p)); /* extents are free by now: the next look has them given back */
         still_clock_pass(QUOTA_ROUND_MS);
         partition_look_again(&p);
         settle();
         assert_done(N_SMALL, 0);
-        ck_assert(!partition_is_put_off(&p));
+        ck_assert(!partition_is_deferred(&p));
         refuse_all();
 }
-END_TEST
 
 /* Looks of all steps at other quotas are at those with something to give. */
-START_TEST(test_idle_quotas_are_not_visited)
+TEST(test_idle_quotas_are_not_visited)
 {
         struct quota *idle[N_IDLE];
         uint64_t n_visits;
@@ -991,7 +967,7 @@ START_TEST(test_idle_quotas_are_not_visited)
         settle();
         assert_done(1, -ENOMEM);
 
-        n_visits = p.n_visits;
+        n_visits = p.lists.n_visits;
         wait_for(2, q, E);
         settle();
         assert_done(2, -ENOMEM);
@@ -1002,14 +978,13 @@ START_TEST(test_idle_quotas_are_not_visited)
         settle();
         (void)quota_obtainable(q);
         assert_done(3, 0);
-        ck_assert_uint_gt(p.n_visits, n_visits);
-        ck_assert_uint_le(p.n_visits - n_visits, 20);
+        ck_assert_uint_gt(p.lists.n_visits, n_visits);
+        ck_assert_uint_le(p.lists.n_visits - n_visits, 20);
         for (unsigned i = 0; i < N_IDLE; i++)
                 quota_free(idle[i]);
 }
-END_TEST
 
-START_TEST(test_timeout_is_the_firsts_own)
+TEST(timeout_applies_to_the_first_request)
 {
         bfc_handle h;
         uint64_t offset;
@@ -1036,7 +1011,7 @@ START_TEST(test_timeout_is_the_firsts_own)
         wait_for(12, q, E);
         settle();
         quota_cancel(&asks[11].request);
-        ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0); /* nobody is due */
+        ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0); /* no request is due */
         quota_dealloc(q, h, 256, 256);
         settle();
         ck_assert_uint_eq(asks[12].n_done, 0);
@@ -1050,10 +1025,9 @@ START_TEST(test_timeout_is_the_firsts_own)
         assert_done(12, -ENOMEM);
         quota_closed(neighbour);
 }
-END_TEST
 
 /* Ten thousand that wait: a turn looks at so many and no more. */
-START_TEST(test_budget)
+TEST(test_budget)
 {
         bfc_handle h;
         uint64_t offset;
@@ -1067,7 +1041,7 @@ START_TEST(test_budget)
         settle();
         ck_assert_uint_eq(n_done, 1);
         give_back(0);
-        while (!TAILQ_EMPTY(&p.due)) {
+        while (!TAILQ_EMPTY(&p.queue.due)) {
                 unsigned before = n_done;
 
                 ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), QUOTA_WAIT); /* behind the others */
@@ -1082,10 +1056,9 @@ START_TEST(test_budget)
                 ck_assert_uint_eq(asks[i].place, i);
         quota_closed(q);
 }
-END_TEST
 
-/* Refusals cost more than looks, and those who do not fit are looked at in turns too. */
-START_TEST(test_budget_of_refusals)
+/* Refusals cost more than checks; requests that do not fit are checked in turns, too. */
+TEST(test_budget_of_refusals)
 {
         unsigned turns = 0;
 
@@ -1094,26 +1067,25 @@ START_TEST(test_budget_of_refusals)
         quota_closing(q);
         for (unsigned i = 1; i < 2000; i++)
                 wait_for(i, q, 256);
-        while (!TAILQ_EMPTY(&p.due)) {
+        while (!TAILQ_EMPTY(&p.queue.due)) {
                 quota_turn(q);
                 turns++;
         }
         ck_assert_uint_ge(turns, 1999 / TURN);
         ck_assert_uint_eq(n_done, 1);
         quota_closed(q);
-        while (!TAILQ_EMPTY(&p.due)) {
+        while (!TAILQ_EMPTY(&p.queue.due)) {
                 unsigned before = n_done;
 
                 quota_turn(q);
                 ck_assert_uint_le(n_done - before, TURN / 8);
         }
         ck_assert_uint_eq(n_done, 2000);
-        ck_assert_uint_eq(q->n_refusals, 1999);
+        ck_assert_uint_eq(q->refusals.n, 1999);
         assert_done(1999, -EDQUOT);
 }
-END_TEST
 
-START_TEST(test_explain)
+TEST(test_explain)
 {
         char sentence[512];
 
@@ -1131,9 +1103,8 @@ START_TEST(test_explain)
                          "guaranteed; tenant 'alpha': 4.0 MiB of 6.0 MiB reserved, 2.0 MiB in blocks, "
                          "largest free piece 2.0 MiB");
 }
-END_TEST
 
-START_TEST(test_preallocated)
+TEST(test_preallocated)
 {
         p.preallocate = true;
         pool_init(&p.pool, 4 * E);
@@ -1152,16 +1123,14 @@ START_TEST(test_preallocated)
         settle();
         ck_assert_uint_eq(q->account.charged_bytes, 4 * E); /* stays until the end */
 }
-END_TEST
 
-START_TEST(test_no_room_for_a_quota)
+TEST(test_no_room_for_a_quota)
 {
         pool_init(&p.pool, 2 * E);
         ck_assert_int_eq(open_quota("alpha", 4 * E, 3 * E, 10, &q), -ENOMEM);
         ck_assert_int_eq(open_quota("alpha", E, 2 * E, 10, &q), -EINVAL);
         ck_assert_uint_eq(p.n_quotas, 0);
 }
-END_TEST
 
 static void set_keep(struct quota *of, uint64_t n_bytes, uint64_t ms)
 {
@@ -1190,7 +1159,7 @@ static void run_job(struct quota *of, unsigned n)
         end_session(of);
 }
 
-START_TEST(test_keep)
+TEST(test_keep)
 {
         unsigned n_makes;
 
@@ -1204,7 +1173,7 @@ START_TEST(test_keep)
         still_clock_pass(KEEP_MS - 1);
         quota_expire_kept(&keepers);
         ck_assert_int_eq(quota_join(q), 0);
-        ck_assert_uint_eq(q->high_bytes, 4 * E); /* the peak of the job before does not count */
+        ck_assert_uint_eq(q->growth.high_bytes, 4 * E); /* the peak of the job before does not count */
         take(0, q, 4 * E);
         ck_assert_uint_eq(asks[0].offset, 0); /* the lowest were kept */
         ck_assert_uint_eq(device.n_makes, n_makes);
@@ -1219,10 +1188,9 @@ START_TEST(test_keep)
         ck_assert_uint_eq(quota_kept_ms(q), 0);
         ck_assert(TAILQ_EMPTY(&keepers.quotas));
 }
-END_TEST
 
 /* Beside another session the memory of one that ended is kept, too, and no longer. */
-START_TEST(test_keep_beside_a_session)
+TEST(keep_while_a_session_exists)
 {
         open_one(8 * E, 100);
         set_keep(q, 2 * E, KEEP_MS);
@@ -1231,7 +1199,7 @@ START_TEST(test_keep_beside_a_session)
                 take(i, q, E);
         for (unsigned i = 1; i < 6; i++)
                 give_back(i);
-        q->peaks_bytes = E; /* of the session that goes on */
+        q->sessions.peaks_bytes = E; /* of the session that goes on */
         end_session(q);
         ck_assert_uint_eq(q->account.charged_bytes, 3 * E);
         take(1, q, 2 * E);
@@ -1242,9 +1210,8 @@ START_TEST(test_keep_beside_a_session)
         settle();
         ck_assert_uint_eq(q->account.charged_bytes, E);
 }
-END_TEST
 
-START_TEST(test_kept_for_the_neighbour)
+TEST(kept_memory_is_released_for_another_tenant)
 {
         open_both(8 * E, 8 * E, 0);
         set_keep(q, 6 * E, KEEP_MS);
@@ -1255,11 +1222,10 @@ START_TEST(test_kept_for_the_neighbour)
         ck_assert_uint_eq(quota_kept_bytes(q), 4 * E);
         take(11, neighbour, 4 * E);
         ck_assert_uint_eq(q->account.charged_bytes, 0);
-        ck_assert_uint_eq(neighbour->n_refusals, 0);
+        ck_assert_uint_eq(neighbour->refusals.n, 0);
 }
-END_TEST
 
-START_TEST(test_keep_is_changed)
+TEST(test_keep_is_changed)
 {
         open_one(8 * E, 100);
         set_keep(q, 6 * E, KEEP_MS);
@@ -1276,9 +1242,8 @@ START_TEST(test_keep_is_changed)
         ck_assert_uint_eq(q->account.charged_bytes, 0);
         ck_assert(TAILQ_EMPTY(&keepers.quotas));
 }
-END_TEST
 
-START_TEST(test_kept_until_drained)
+TEST(test_kept_until_drained)
 {
         open_one(8 * E, 100);
         set_keep(q, 6 * E, KEEP_MS);
@@ -1292,9 +1257,8 @@ START_TEST(test_kept_until_drained)
         ck_assert(TAILQ_EMPTY(&keepers.quotas));
         partition_set_draining(&p, false);
 }
-END_TEST
 
-START_TEST(test_kept_until_removed)
+TEST(test_kept_until_removed)
 {
         open_one(8 * E, 100);
         set_keep(q, 6 * E, KEEP_MS);
@@ -1309,10 +1273,9 @@ START_TEST(test_kept_until_removed)
         settle();
         ck_assert(quota_is_gone(q));
 }
-END_TEST
 
 /* Each quota has a time of its own. */
-START_TEST(test_keep_expires_in_order)
+TEST(test_keep_expires_in_order)
 {
         open_both(8 * E, 8 * E, 0);
         set_keep(q, 8 * E, KEEP_MS);
@@ -1325,14 +1288,13 @@ START_TEST(test_keep_expires_in_order)
         settle();
         ck_assert_uint_eq(neighbour->account.charged_bytes, 0);
         ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
-        quota_settle(q); /* as after a restart: the time begins again */
+        quota_release_free(q); /* as after a restart: the time begins again */
         ck_assert_uint_eq(quota_kept_ms(q), KEEP_MS);
         ck_assert_uint_eq(q->account.charged_bytes, 2 * E);
 }
-END_TEST
 
 /* The device has less than the limits say: what is kept is released, and the request is tried once more. */
-START_TEST(test_kept_until_the_device_is_short)
+TEST(test_kept_until_the_device_is_short)
 {
         /* Kept extents take memory, of a control group, too, reserved pages, fds, and places in the store. */
         static const int errors[] = { -ENOMEM, -ENOBUFS, -ENOSPC, -EMFILE, -EXFULL };
@@ -1363,7 +1325,7 @@ START_TEST(test_kept_until_the_device_is_short)
         ck_assert_uint_eq(asks[11].n_done, 0);
         quota_turn(neighbour);
         ck_assert_uint_eq(worker_n_pending(worker), 1); /* what is kept is released first */
-        ck_assert(!neighbour->growing);
+        ck_assert(!neighbour->growth.is_running);
         fake_device_fail_make(&device, 1, -ENOMEM);
         settle();
         assert_done(11, -ENOMEM);
@@ -1387,58 +1349,86 @@ START_TEST(test_kept_until_the_device_is_short)
         settle();
         ck_assert_uint_eq(asks[13].n_done, 0);
 }
-END_TEST
+
+/* ---- how long requests waited ----------------------------------------------- */
+
+static const struct grants_of_way *granted(const struct quota *of, enum grant_way way)
+{
+        return &of->grants.ways[way];
+}
+
+TEST(grants_of_backed_and_new_memory)
+{
+        bfc_handle h;
+        uint64_t offset;
+
+        open_one(4 * E, 100);
+        wait_for(0, q, E);
+        ck_assert_uint_eq(q->queue.n_bytes, E);
+        still_clock_pass(3);
+        settle();
+        assert_done(0, 0);
+        ck_assert_uint_eq(q->queue.n_bytes, 0);
+        ck_assert_uint_eq(granted(q, GRANT_GROWN)->n[3], 1); /* above 2 ms, up to 10 ms */
+        ck_assert_uint_eq(granted(q, GRANT_GROWN)->ns, 3000000);
+        give_back(0);
+        ck_assert_int_eq(quota_alloc(q, 256, false, &h, &offset), 0); /* at once */
+        quota_dealloc(q, h, 256, 256);
+        ck_assert_uint_eq(granted(q, GRANT_BACKED)->n[0], 1);
+        ck_assert_uint_eq(granted(q, GRANT_BACKED)->ns, 0);
+        /* It comes behind another one, and shares its extent. */
+        wait_for(1, q, E + 256);
+        wait_for(2, q, 256);
+        still_clock_pass(1000000);
+        settle();
+        ck_assert_uint_eq(granted(q, GRANT_BACKED)->n[GRANT_CLASSES - 1], 1);
+        ck_assert_uint_eq(granted(q, GRANT_GROWN)->n[GRANT_CLASSES - 1], 1);
+        ck_assert_uint_eq(granted(q, GRANT_RECLAIMED)->ns + granted(q, GRANT_WAITED)->ns, 0);
+}
+
+TEST(grants_of_reclaimed_memory)
+{
+        open_both(4 * E, 4 * E, 0);
+        take(0, q, E);
+        take(1, q, E);
+        take(2, neighbour, E);
+        take(3, neighbour, E);
+        give_back(0);
+        give_back(3);
+        wait_for(4, q, 2 * E);
+        still_clock_pass(1);
+        settle();
+        assert_done(4, 0);
+        ck_assert_uint_eq(granted(q, GRANT_RECLAIMED)->n[2], 1);
+        ck_assert_uint_eq(granted(q, GRANT_RECLAIMED)->ns, 1000000);
+        ck_assert_uint_eq(granted(q, GRANT_GROWN)->n[0], 2);
+}
+
+TEST(grants_of_requests_that_wait)
+{
+        open_both(2 * E, 2 * E, 0);
+        take(0, neighbour, 2 * E);
+        prepare(1, q, E);
+        asks[1].request.wait_ms = 5000;
+        quota_wait(&asks[1].request);
+        wait_for(2, q, 256); /* refused: it does not wait */
+        settle();
+        ck_assert_uint_eq(asks[1].n_done, 0);
+        ck_assert_uint_eq(q->queue.n_bytes, E + (asks[2].n_done ? 0 : 256));
+        still_clock_pass(1500);
+        give_back(0);
+        settle();
+        assert_done(1, 0);
+        ck_assert_uint_eq(granted(q, GRANT_WAITED)->n[7], 1); /* above 1 s, up to 5 s */
+        ck_assert_uint_eq(q->queue.n_bytes, 0);
+        prepare(3, q, 2 * E);
+        asks[3].request.wait_ms = 5000;
+        quota_wait(&asks[3].request);
+        quota_cancel(&asks[3].request);
+        ck_assert_uint_eq(q->queue.n_bytes, 0);
+}
 
 int main(void)
 {
-        Suite *suite = suite_create("quota");
-        TCase *tc = tcase_create("quota");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, test_immediate);
-        tcase_add_test(tc, test_waiting);
-        tcase_add_test(tc, test_fifo_and_one_growth);
-        tcase_add_test(tc, test_fifo_for_a_newcomer);
-        tcase_add_test(tc, test_pass_by);
-        tcase_add_test(tc, test_in_extent);
-        tcase_add_test(tc, test_device_failure);
-        tcase_add_test(tc, test_cancel);
-        tcase_add_test(tc, test_done_that_calls_back);
-        tcase_add_test(tc, test_max_blocks);
-        tcase_add_test(tc, test_sessions);
-        tcase_add_test(tc, test_closing);
-        tcase_add_test(tc, test_own_fragments_go_back);
-        tcase_add_test(tc, test_trade);
-        tcase_add_test(tc, test_no_trade_below_the_peak);
-        tcase_add_test(tc, test_trade_holds_the_room);
-        tcase_add_test(tc, test_trade_cancelled);
-        tcase_add_test(tc, test_trade_for_the_next);
-        tcase_add_test(tc, test_trade_too_slow);
-        tcase_add_test(tc, test_trade_too_slow_at_the_limit);
-        tcase_add_test(tc, test_trade_that_escapes);
-        tcase_add_test(tc, test_trade_with_the_neighbour);
-        tcase_add_loop_test(tc, test_never_for_lack_of_place, 0, 6);
-        tcase_add_test(tc, test_neighbour);
-        tcase_add_test(tc, test_reserve_of_the_neighbour);
-        tcase_add_test(tc, test_timeout);
-        tcase_add_test(tc, test_a_free_in_which_nothing_fits);
-        tcase_add_test(tc, test_idle_quotas_are_not_visited);
-        tcase_add_test(tc, test_a_free_in_which_nothing_of_a_neighbour_fits);
-        tcase_add_test(tc, test_timeout_is_the_firsts_own);
-        tcase_add_test(tc, test_budget);
-        tcase_add_test(tc, test_budget_of_refusals);
-        tcase_add_test(tc, test_explain);
-        tcase_add_test(tc, test_preallocated);
-        tcase_add_test(tc, test_no_room_for_a_quota);
-        tcase_add_test(tc, test_keep);
-        tcase_add_test(tc, test_keep_beside_a_session);
-        tcase_add_test(tc, test_kept_for_the_neighbour);
-        tcase_add_test(tc, test_keep_is_changed);
-        tcase_add_test(tc, test_kept_until_drained);
-        tcase_add_test(tc, test_kept_until_removed);
-        tcase_add_test(tc, test_keep_expires_in_order);
-        tcase_add_test(tc, test_kept_until_the_device_is_short);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("quota");
 }

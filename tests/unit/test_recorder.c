@@ -17,15 +17,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/error.h"
+#include "client/process.h"
 #include "client/recorder.h"
 #include "ctl/trace.h"
 #include "tests/random.h"
 #include "tests/suite.h"
 
+#define HEADER "id,lower,upper,size,partition,tag\n"
+
 /* A line as it stands in the file: upper has 19 digits. */
-#define LINE(lower, upper, size) lower "," lower ",00000000000000000" upper "," size "\n"
-#define OPEN_LINE(lower, size)   lower "," lower ",9223372036854775807," size "\n"
+#define LINE_OF(lower, upper, size, labels)                                                                  \
+        lower "," lower ",00000000000000000" upper "," size "," labels "\n"
+#define LINE(lower, upper, size) LINE_OF(lower, upper, size, ",")
+#define OPEN_LINE(lower, size)   lower "," lower ",9223372036854775807," size ",,\n"
 
 static char folder[64], path[96];
 static int n_fds_before;
@@ -47,6 +51,8 @@ static void teardown(void)
         ck_assert_int_eq(system(command), 0);
 }
 
+FIXTURE(lives, setup, teardown);
+
 static struct recorder *record(void)
 {
         struct recorder *r = NULL;
@@ -67,15 +73,20 @@ static struct trace *read_back(void)
         return t;
 }
 
-static void give_back(struct recorder *r, const void *ptr)
+static void given(struct recorder *r, const void *ptr, uint64_t n_bytes)
 {
-        struct recorder_life life;
-
-        recorder_freeing(r, ptr, &life);
-        recorder_freed(r, &life);
+        recorder_given(r, ptr, n_bytes, NULL, NULL);
 }
 
-/* An address that nobody looks at. */
+static void give_back(struct recorder *r, const void *ptr)
+{
+        struct recorder_lifetime lifetime;
+
+        recorder_freeing(r, ptr, &lifetime);
+        recorder_freed(r, &lifetime);
+}
+
+/* An address that is not read. */
 static const void *at(size_t n)
 {
         return (const void *)(uintptr_t)((n + 1) * 256);
@@ -94,53 +105,106 @@ static void expect_text(const char *text)
 
 /* ---- lives --------------------------------------------------------------- */
 
-START_TEST(lives_in_the_order_of_their_beginnings)
+TEST(allocations_in_order_of_their_start)
 {
         struct recorder *r = record();
 
-        recorder_given(r, at(0), 1000);
-        recorder_given(r, at(1), 1);
+        given(r, at(0), 1000);
+        given(r, at(1), 1);
         give_back(r, at(1));
-        recorder_given(r, at(1), 4096); /* the same place again */
-        give_back(r, at(7));            /* none of ours */
+        given(r, at(1), 4096); /* the same place again */
+        give_back(r, at(7));   /* none of ours */
         give_back(r, at(0));
         ck_assert_ptr_null(recorder_free(r));
-        expect_text("id,lower,upper,size\n" LINE("1", "05", "1000") LINE("2", "03", "1")
-                            LINE("4", "06", "4096"));
+        expect_text(HEADER LINE("1", "05", "1000") LINE("2", "03", "1") LINE("4", "06", "4096"));
 }
-END_TEST
 
-START_TEST(a_life_goes_on)
+TEST(failed_free_continues_the_allocation)
 {
         struct recorder *r = record();
-        struct recorder_life life;
+        struct recorder_lifetime lifetime;
 
-        recorder_given(r, at(0), 10);
-        recorder_freeing(r, at(0), &life);
-        recorder_kept(r, &life);
-        recorder_given(r, at(1), 20);
+        given(r, at(0), 10);
+        recorder_freeing(r, at(0), &lifetime);
+        recorder_kept(r, &lifetime);
+        given(r, at(1), 20);
         give_back(r, at(0));
-        recorder_given(r, at(1), 30); /* its free was not seen */
+        given(r, at(1), 30); /* its free was not seen */
         recorder_free(r);
-        expect_text("id,lower,upper,size\n" LINE("1", "04", "10") LINE("3", "05", "20")
-                            LINE("6", "07", "30"));
+        expect_text(HEADER LINE("1", "04", "10") LINE("3", "05", "20") LINE("6", "07", "30"));
 }
-END_TEST
 
-START_TEST(no_recorder_at_all)
+TEST(no_recorder_at_all)
 {
-        struct recorder_life life = { .n_bytes = 1 };
+        struct recorder_lifetime lifetime = { .n_bytes = 1 };
 
-        recorder_given(NULL, at(0), 1);
-        recorder_freeing(NULL, at(0), &life);
-        ck_assert_uint_eq(life.n_bytes, 0);
-        recorder_freed(NULL, &life);
-        recorder_kept(NULL, &life);
+        given(NULL, at(0), 1);
+        recorder_freeing(NULL, at(0), &lifetime);
+        ck_assert_uint_eq(lifetime.n_bytes, 0);
+        recorder_freed(NULL, &lifetime);
+        recorder_kept(NULL, &lifetime);
         ck_assert_ptr_null(recorder_free(NULL));
         recorder_free(record());
-        expect_text("id,lower,upper,size\n");
+        expect_text(HEADER);
 }
-END_TEST
+
+static const char *track_of(const struct trace *t, size_t buffer)
+{
+        return t->labels[t->buffers[buffer].track];
+}
+
+static const char *tag_of(const struct trace *t, size_t buffer)
+{
+        return t->labels[t->buffers[buffer].tag];
+}
+
+TEST(partitions_and_tags)
+{
+        struct recorder *r = record();
+        struct trace *t;
+
+        recorder_given(r, at(0), 10, "train", "weights");
+        recorder_given(r, at(1), 20, "serve", NULL);
+        recorder_given(r, at(2), 30, NULL, "a,b\n\"c\x7f\xe9 d");
+        give_back(r, at(1));
+        recorder_free(r);
+        expect_text(HEADER LINE_OF("1", "05", "10", "train,weights") LINE_OF("2", "04", "20", "serve,")
+                            LINE_OF("3", "05", "30", ",a?b??c?? d"));
+        t = read_back();
+        ck_assert_uint_eq(t->n_buffers, 3);
+        ck_assert_str_eq(track_of(t, 0), "train");
+        ck_assert_str_eq(track_of(t, 1), "serve");
+        ck_assert_str_eq(track_of(t, 2), "");
+        ck_assert_str_eq(tag_of(t, 0), "weights");
+        ck_assert_str_eq(tag_of(t, 1), "");
+        ck_assert_str_eq(tag_of(t, 2), "a?b??c?? d");
+        trace_free(t);
+}
+
+static void assert_no_line_crosses_a_page(void);
+
+/* Lines of the greatest length, whose labels are cut. */
+TEST(longest_lines)
+{
+        char partition[100], tag[100];
+        struct recorder *r = record();
+        struct trace *t;
+
+        memset(partition, 'p', sizeof(partition) - 1);
+        memset(tag, 't', sizeof(tag) - 1);
+        partition[99] = tag[99] = '\0';
+        for (size_t i = 0; i < 5000; i++)
+                recorder_given(r, at(i), INT64_MAX, partition, tag);
+        recorder_free(r);
+        t = read_back();
+        ck_assert_uint_eq(t->n_buffers, 5000);
+        for (size_t i = 0; i < t->n_buffers; i++) {
+                ck_assert_uint_eq(strlen(track_of(t, i)), RECORDER_LABEL_MAX);
+                ck_assert_uint_eq(strlen(tag_of(t, i)), RECORDER_LABEL_MAX);
+        }
+        trace_free(t);
+        assert_no_line_crosses_a_page();
+}
 
 /* A byte before each page's end ends a line, so a write that is cut there leaves whole ones. */
 static void assert_no_line_crosses_a_page(void)
@@ -163,7 +227,7 @@ static void assert_no_line_crosses_a_page(void)
 
 #define N_SLOTS 300
 
-START_TEST(many_lives_and_their_peak)
+TEST(many_allocations_and_their_peak)
 {
         uint64_t sizes[N_SLOTS] = { 0 }, live = 0, peak = 0, n_given = 0, state = 42;
         struct recorder *r = record();
@@ -178,7 +242,7 @@ START_TEST(many_lives_and_their_peak)
                         sizes[slot] = 0;
                 } else {
                         sizes[slot] = 1 + (random_next(&state) >> (14 + random_next(&state) % 50));
-                        recorder_given(r, at(slot), sizes[slot]);
+                        given(r, at(slot), sizes[slot]);
                         live += sizes[slot];
                         n_given++;
                 }
@@ -191,7 +255,6 @@ START_TEST(many_lives_and_their_peak)
         trace_free(t);
         assert_no_line_crosses_a_page();
 }
-END_TEST
 
 /* ---- threads -------------------------------------------------------------- */
 
@@ -209,12 +272,12 @@ static void *one_thread(void *userdata)
         for (size_t i = 0; i < N_ROUNDS; i++) {
                 if (i >= 10)
                         give_back(part->r, at(part->first + i % 10));
-                recorder_given(part->r, at(part->first + i % 10), part->first + 1);
+                given(part->r, at(part->first + i % 10), part->first + 1);
         }
         return NULL;
 }
 
-START_TEST(many_threads)
+TEST(many_threads)
 {
         struct recorder *r = record();
         pthread_t threads[N_THREADS];
@@ -242,7 +305,6 @@ START_TEST(many_threads)
         ck_assert_uint_eq(trace_peak(t, 1), 10 * (1 + 101 + 201 + 301));
         trace_free(t);
 }
-END_TEST
 
 /* ---- files ---------------------------------------------------------------- */
 
@@ -255,7 +317,9 @@ static void expect_refusal(const char *name, int error, const char *why)
         ck_assert_msg(strstr(error_last(), why), "\"%s\" does not say \"%s\"", error_last(), why);
 }
 
-START_TEST(names)
+FIXTURE(files, setup, teardown);
+
+TEST(names)
 {
         char name[96], wanted[128], long_name[5000];
         struct recorder *a, *b;
@@ -281,9 +345,8 @@ START_TEST(names)
         long_name[4096] = '\0';
         expect_refusal(long_name, -ENAMETOOLONG, "4095");
 }
-END_TEST
 
-START_TEST(what_cannot_be_written)
+TEST(unwritable_file)
 {
         char name[128];
 
@@ -292,17 +355,16 @@ START_TEST(what_cannot_be_written)
         expect_refusal(folder, -EISDIR, folder);
         expect_refusal("/dev/null", -EINVAL, "not a regular file");
         ck_assert_int_eq(mkfifo(path, 0600), 0);
-        expect_refusal(path, -ENXIO, path); /* and nobody waits for a reader */
+        expect_refusal(path, -ENXIO, path); /* without waiting for a reader */
 }
-END_TEST
 
-START_TEST(one_recorder_per_file)
+TEST(one_recorder_per_file)
 {
         struct recorder *r = record();
         int status;
         pid_t pid;
 
-        recorder_given(r, at(0), 1);
+        given(r, at(0), 1);
         expect_refusal(path, -EBUSY, path);
         pid = fork();
         if (pid == 0) {
@@ -313,21 +375,20 @@ START_TEST(one_recorder_per_file)
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
         recorder_free(r);
-        expect_text("id,lower,upper,size\n" LINE("1", "02", "1"));
+        expect_text(HEADER LINE("1", "02", "1"));
         recorder_free(record()); /* replaces it */
-        expect_text("id,lower,upper,size\n");
+        expect_text(HEADER);
 }
-END_TEST
 
 /* A child has no part in its parent's recording, however long it lives. */
-START_TEST(a_child_of_the_recording_process)
+TEST(a_child_of_the_recording_process)
 {
         struct recorder *r = record();
         int status, pipe_fds[2];
         pid_t pid;
         char c;
 
-        recorder_given(r, at(0), 1);
+        given(r, at(0), 1);
         ck_assert_int_eq(pipe(pipe_fds), 0);
         pid = fork();
         if (pid == 0) {
@@ -336,31 +397,34 @@ START_TEST(a_child_of_the_recording_process)
         }
         recorder_free(r);
         r = record(); /* the child does not hold the lock */
-        recorder_given(r, at(0), 5);
+        given(r, at(0), 5);
         close(pipe_fds[0]);
         close(pipe_fds[1]);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
         recorder_free(r);
-        expect_text("id,lower,upper,size\n" LINE("1", "02", "5"));
+        expect_text(HEADER LINE("1", "02", "5"));
 }
-END_TEST
 
 /* Records, forks, and is gone while its child goes on. */
 static void __attribute__((noreturn)) leave_a_child(const int fds[2])
 {
+        int ready[2];
         char c;
 
+        if (pipe2(ready, O_CLOEXEC) < 0)
+                _exit(1);
         record();
         if (fork() == 0) {
                 close(fds[1]);
+                close(ready[1]); /* fork() has returned */
                 _exit(read(fds[0], &c, 1) == 0 ? 0 : 1);
         }
-        usleep(100000); /* it has come out of its fork() */
-        _exit(0);
+        close(ready[1]);
+        _exit(read(ready[0], &c, 1) == 0 ? 0 : 1);
 }
 
-START_TEST(a_child_that_stays_behind)
+TEST(child_outlives_the_recording_process)
 {
         int status, pipe_fds[2];
         pid_t pid;
@@ -375,9 +439,8 @@ START_TEST(a_child_that_stays_behind)
         close(pipe_fds[0]);
         close(pipe_fds[1]);
 }
-END_TEST
 
-START_TEST(exit_ends_what_is_recorded)
+TEST(exit_ends_what_is_recorded)
 {
         int status;
         pid_t pid = fork();
@@ -385,31 +448,29 @@ START_TEST(exit_ends_what_is_recorded)
         if (pid == 0) {
                 struct recorder *r = record();
 
-                recorder_given(r, at(0), 77);
+                given(r, at(0), 77);
                 exit(0);
         }
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
-        expect_text("id,lower,upper,size\n" LINE("1", "02", "77"));
+        expect_text(HEADER LINE("1", "02", "77"));
 }
-END_TEST
 
 /* What is in the file before the end is what happened so far. */
-START_TEST(each_event_is_in_the_file_at_once)
+TEST(each_event_is_in_the_file_at_once)
 {
         struct recorder *r = record();
-        struct recorder_life life;
+        struct recorder_lifetime lifetime;
 
-        recorder_given(r, at(0), 1000);
-        expect_text("id,lower,upper,size\n" OPEN_LINE("1", "1000"));
-        recorder_given(r, at(1), 2);
-        recorder_freeing(r, at(0), &life);
-        recorder_freed(r, &life);
-        expect_text("id,lower,upper,size\n" LINE("1", "03", "1000") OPEN_LINE("2", "2"));
+        given(r, at(0), 1000);
+        expect_text(HEADER OPEN_LINE("1", "1000"));
+        given(r, at(1), 2);
+        recorder_freeing(r, at(0), &lifetime);
+        recorder_freed(r, &lifetime);
+        expect_text(HEADER LINE("1", "03", "1000") OPEN_LINE("2", "2"));
         recorder_free(r);
-        expect_text("id,lower,upper,size\n" LINE("1", "03", "1000") LINE("2", "04", "2"));
+        expect_text(HEADER LINE("1", "03", "1000") LINE("2", "04", "2"));
 }
-END_TEST
 
 enum { N_KILLED = 4, N_WINDOW = 16, MAX_ROUNDS = 200000 };
 
@@ -434,7 +495,7 @@ static void *record_until_killed(void *userdata)
         const struct killed *k = userdata;
 
         for (uint32_t i = 0; i < MAX_ROUNDS; i++) {
-                recorder_given(k->r, at(k->number * 1000 + i % N_WINDOW), killed_size(k->number, i));
+                given(k->r, at(k->number * 1000 + i % N_WINDOW), killed_size(k->number, i));
                 atomic_store(&k->progress->n_given, i + 1);
                 if (i + 1 < N_WINDOW)
                         continue;
@@ -493,7 +554,7 @@ static void check_killed(const struct trace *t, struct progress *progress)
         }
 }
 
-START_TEST(a_killed_process_leaves_all_events)
+TEST(a_killed_process_leaves_all_events)
 {
         struct progress *progress = mmap(NULL, N_KILLED * sizeof(*progress), PROT_READ | PROT_WRITE,
                                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -523,10 +584,9 @@ START_TEST(a_killed_process_leaves_all_events)
         }
         munmap(progress, N_KILLED * sizeof(*progress));
 }
-END_TEST
 
 /* Another process empties the file. The job goes on, and the reader says that it is no trace. */
-START_TEST(a_truncated_file)
+TEST(a_truncated_file)
 {
         struct recorder *r = record();
         struct trace *t = NULL;
@@ -534,11 +594,11 @@ START_TEST(a_truncated_file)
         FILE *in;
 
         for (size_t i = 0; i < 1000; i++)
-                recorder_given(r, at(i), 1000);
+                given(r, at(i), 1000);
         ck_assert_int_eq(truncate(path, 0), 0);
         for (size_t i = 0; i < 1000; i++)
                 give_back(r, at(i));
-        recorder_given(r, at(0), 1000);
+        given(r, at(0), 1000);
         recorder_free(r);
         in = fopen(path, "re");
         ck_assert_ptr_nonnull(in);
@@ -547,24 +607,23 @@ START_TEST(a_truncated_file)
         fclose(in);
         free(error);
 }
-END_TEST
 
 /* A child that uses the recorder nonetheless, and one that was made without fork(). */
-START_TEST(a_child_that_calls_the_recorder)
+TEST(a_child_that_calls_the_recorder)
 {
         struct recorder *r = record();
-        struct recorder_life life;
+        struct recorder_lifetime lifetime;
         int status;
         pid_t pid;
 
-        recorder_given(r, at(0), 1);
+        given(r, at(0), 1);
         pid = fork();
         if (pid == 0) {
                 if (open("/dev/null", O_WRONLY) < 0) /* in the place of the closed fd */
                         _exit(1);
-                recorder_given(r, at(1), 1);
-                recorder_freeing(r, at(0), &life);
-                recorder_freed(r, &life);
+                given(r, at(1), 1);
+                recorder_freeing(r, at(0), &lifetime);
+                recorder_freed(r, &lifetime);
                 recorder_free(r);
                 exit(0);
         }
@@ -575,14 +634,13 @@ START_TEST(a_child_that_calls_the_recorder)
                 exit(0);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
-        expect_text("id,lower,upper,size\n" OPEN_LINE("1", "1"));
+        expect_text(HEADER OPEN_LINE("1", "1"));
         recorder_free(r);
-        expect_text("id,lower,upper,size\n" LINE("1", "02", "1"));
+        expect_text(HEADER LINE("1", "02", "1"));
 }
-END_TEST
 
 /* The file ends in a whole line, recording stops, and the end says so. */
-START_TEST(a_full_disk)
+TEST(a_full_disk)
 {
         struct rlimit before, limit;
         struct recorder *r;
@@ -596,7 +654,7 @@ START_TEST(a_full_disk)
         ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
         r = record();
         for (size_t i = 0; i < 10000; i++) {
-                recorder_given(r, at(0), 1000);
+                given(r, at(0), 1000);
                 give_back(r, at(0));
         }
         recorder_free(r);
@@ -608,34 +666,8 @@ START_TEST(a_full_disk)
         ck_assert_uint_eq(trace_peak(t, 1), 1000);
         trace_free(t);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("recorder");
-        TCase *lives = tcase_create("lives"), *files = tcase_create("files");
-
-        tcase_add_checked_fixture(lives, setup, teardown);
-        tcase_set_timeout(lives, 60);
-        tcase_add_test(lives, lives_in_the_order_of_their_beginnings);
-        tcase_add_test(lives, a_life_goes_on);
-        tcase_add_test(lives, no_recorder_at_all);
-        tcase_add_test(lives, many_lives_and_their_peak);
-        tcase_add_test(lives, many_threads);
-        suite_add_tcase(suite, lives);
-        tcase_add_checked_fixture(files, setup, teardown);
-        tcase_set_timeout(files, 60);
-        tcase_add_test(files, names);
-        tcase_add_test(files, what_cannot_be_written);
-        tcase_add_test(files, one_recorder_per_file);
-        tcase_add_test(files, a_child_of_the_recording_process);
-        tcase_add_test(files, a_child_that_stays_behind);
-        tcase_add_test(files, exit_ends_what_is_recorded);
-        tcase_add_test(files, a_child_that_calls_the_recorder);
-        tcase_add_test(files, each_event_is_in_the_file_at_once);
-        tcase_add_test(files, a_killed_process_leaves_all_events);
-        tcase_add_test(files, a_truncated_file);
-        tcase_add_test(files, a_full_disk);
-        suite_add_tcase(suite, files);
-        return suite_run(suite);
+        return suite_main("recorder");
 }

@@ -34,6 +34,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(region, setup, teardown);
+
 static int map_fd(const struct region_extent *extent, int fd)
 {
         struct device_extent memory = { .fd = fd, .n_bytes = extent->n_bytes };
@@ -67,7 +69,7 @@ static int resolves(uint64_t region_id, uint64_t offset, uint64_t n_bytes)
         return r;
 }
 
-START_TEST(blocks_lie_in_extents)
+TEST(blocks_lie_in_extents)
 {
         ck_assert_int_eq(resolves(1, 0, 1), -EPROTO);
         ck_assert_int_eq(map(1, 4 * MIB, 4 * MIB), 0);
@@ -94,9 +96,8 @@ START_TEST(blocks_lie_in_extents)
         ck_assert_int_eq(map(1, 2 * MIB, 2 * MIB), 0);
         ck_assert_int_eq(resolves(1, 0, 8 * MIB), 0);
 }
-END_TEST
 
-START_TEST(successors_replace)
+TEST(new_extent_replaces_the_old_one)
 {
         for (uint64_t i = 0; i < 20; i++)
                 ck_assert_int_eq(map(1, i * 2 * MIB, 2 * MIB), 0);
@@ -113,9 +114,8 @@ START_TEST(successors_replace)
         ck_assert_int_eq(resolves(1, 0, 10 * MIB), 0);
         ck_assert_int_eq(resolves(1, 16 * MIB, 24 * MIB), 0);
 }
-END_TEST
 
-START_TEST(extents_are_taken_back)
+TEST(extents_are_taken_back)
 {
         struct region_place place;
 
@@ -145,9 +145,8 @@ START_TEST(extents_are_taken_back)
         ck_assert_int_eq(resolves(1, 0, 6 * MIB), 0);
         ck_assert_int_eq(resolves(2, 0, 2 * MIB), 0);
 }
-END_TEST
 
-START_TEST(nonsense_is_refused)
+TEST(invalid_extents_are_refused)
 {
         struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB, 0 };
         struct device_extent e = DEVICE_EXTENT_EMPTY;
@@ -174,10 +173,9 @@ START_TEST(nonsense_is_refused)
         ck_assert_uint_eq(regions.n_bytes_mapped, 2 * MIB);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
 /* The fd of an extent found no number in this process: the extent is known, and nothing is there. */
-START_TEST(what_was_not_received)
+TEST(block_in_an_extent_that_was_not_received)
 {
         struct region_extent extent = { 1, 1, 64 * MIB, 0, 2 * MIB, 0 };
         struct device_extent e = DEVICE_EXTENT_EMPTY;
@@ -197,10 +195,9 @@ START_TEST(what_was_not_received)
         ck_assert_int_eq(regions_unmap(&regions, 2), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
 /* More addresses than a process has: the extent is known, and nothing is there. */
-START_TEST(what_cannot_be_mapped)
+TEST(extent_that_cannot_be_mapped)
 {
         struct region_extent extent = { 1, 1, UINT64_C(1) << 60, 0, 2 * MIB, 0 };
         struct device_extent e[2] = { DEVICE_EXTENT_EMPTY, DEVICE_EXTENT_EMPTY };
@@ -234,10 +231,9 @@ START_TEST(what_cannot_be_mapped)
         for (int i = 0; i < 2; i++)
                 ck_assert_int_eq(device_destroy(device, &e[i]), 0);
 }
-END_TEST
 
 /* As a GPU's, on the host's memory: a region comes and goes with its one extent. */
-START_TEST(extents_by_handle)
+TEST(extents_by_handle)
 {
         const struct device_view view = { .share = DEVICE_SHARE_CUDA_IPC };
         struct region_extent extent = { 1, 7, 4 * MIB, 0, 4 * MIB, 0 };
@@ -280,9 +276,8 @@ START_TEST(extents_by_handle)
         ck_assert_int_eq(resolves(8, 2 * MIB, 2 * MIB), 0);
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
-END_TEST
 
-START_TEST(ranges_are_found)
+TEST(ranges_are_found)
 {
         ck_assert_ptr_null(regions_range(&regions, 1));
         ck_assert_int_eq(map(1, 0, 2 * MIB), 0);
@@ -290,23 +285,8 @@ START_TEST(ranges_are_found)
         ck_assert_ptr_nonnull(regions_range(&regions, 1));
         ck_assert_ptr_ne(regions_range(&regions, 1), regions_range(&regions, 2));
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("region");
-        TCase *t = tcase_create("region");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, blocks_lie_in_extents);
-        tcase_add_test(t, successors_replace);
-        tcase_add_test(t, extents_are_taken_back);
-        tcase_add_test(t, nonsense_is_refused);
-        tcase_add_test(t, what_cannot_be_mapped);
-        tcase_add_test(t, what_was_not_received);
-        tcase_add_test(t, ranges_are_found);
-        tcase_add_test(t, extents_by_handle);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("region");
 }

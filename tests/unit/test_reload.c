@@ -2,7 +2,7 @@
  * under what is charged, and whatever cannot be kept changes nothing. No sockets.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/reload.h"
+#include "daemon/admin/reload.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
-#include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -35,16 +35,7 @@ static const char first[] =
         HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
                 BLUE("{partition: a, limit: 64MiB}");
 
-static struct broker *b;
-static struct config *config;
 static char *changes, *errors;
-static int n_fds_before;
-
-static void setup(void)
-{
-        n_fds_before = suite_count_fds();
-        b = peer_broker(first, &config);
-}
 
 static void forget_words(void)
 {
@@ -55,20 +46,24 @@ static void forget_words(void)
 
 static void assert_sound(void)
 {
-        const char *why = "";
-
-        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
+        check();
         for (size_t i = 0; i < b->n_partitions; i++)
                 ck_assert_uint_le(b->partitions[i].pool.committed_bytes, b->partitions[i].pool.ceiling_bytes);
+}
+
+static void setup(void)
+{
+        sessions_start(first);
 }
 
 static void teardown(void)
 {
         assert_sound();
-        b = peer_broker_free(b, config);
         forget_words();
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        sessions_end();
 }
+
+FIXTURE(reload, setup, teardown);
 
 static int reload_as(const char *text, bool dry_run)
 {
@@ -103,12 +98,12 @@ static void must_reload(const char *text)
 /* It fails with this sentence, and nothing is another than before. */
 static void must_refuse(const char *text, const char *sentence)
 {
-        char *before = strdup(b->config_text);
+        char *before = strdup(b->own.text);
         const struct config *config_before = b->config;
 
         ck_assert_int_eq(reload_as(text, false), -EINVAL);
         ck_assert_str_eq(errors, sentence);
-        ck_assert_str_eq(b->config_text, before);
+        ck_assert_str_eq(b->own.text, before);
         ck_assert_ptr_eq(b->config, config_before);
         free(before);
 }
@@ -152,7 +147,7 @@ static struct quota *quota_of(const char *tenant, const char *partition)
 
 /* ---- tenants that come and go --------------------------------------------- */
 
-START_TEST(a_tenant_comes)
+TEST(tenant_is_added)
 {
         struct peer *p;
 
@@ -169,10 +164,9 @@ START_TEST(a_tenant_comes)
         ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
         peer_free(p);
 }
-END_TEST
 
-/* Who is in stays in, and has all that it had; nobody comes. */
-START_TEST(a_tenant_goes_when_its_sessions_have)
+/* Existing sessions stay with all they have; no new ones are accepted. */
+TEST(removed_tenant_ends_with_its_sessions)
 {
         struct peer *p = come_in(1, "a"), *q = come_in(2, "");
         size_t n_before = b->n_tenants;
@@ -200,9 +194,8 @@ START_TEST(a_tenant_goes_when_its_sessions_have)
         ck_assert_int_eq(try_malloc(q, 0, 64 * MIB, NULL), 0);
         peer_free(q);
 }
-END_TEST
 
-START_TEST(a_tenant_comes_back_before_it_is_gone)
+TEST(removed_tenant_is_added_again)
 {
         struct peer *p = come_in(2, "");
         uint64_t block;
@@ -221,10 +214,9 @@ START_TEST(a_tenant_comes_back_before_it_is_gone)
         ck_assert_ptr_nonnull(quota_of("blue", "a"));
         peer_free(p);
 }
-END_TEST
 
 /* A session keeps the list that its hello was answered with. */
-START_TEST(quotas_of_a_tenant_come_and_go)
+TEST(quotas_are_added_and_removed)
 {
         struct peer *before = come_in(1, "a"), *after;
 
@@ -252,9 +244,8 @@ START_TEST(quotas_of_a_tenant_come_and_go)
         ck_assert_ptr_nonnull(quota_of("red", "a"));
         ck_assert_ptr_null(quota_of("red", "pre"));
 }
-END_TEST
 
-START_TEST(matches_and_their_order)
+TEST(matches_and_their_order)
 {
         struct peer *p = come_in(1, "a"), *q;
 
@@ -269,9 +260,8 @@ START_TEST(matches_and_their_order)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
-START_TEST(the_default_tenant_changes)
+TEST(the_default_tenant_changes)
 {
         must_reload(HEAD("64", "32") RED("{partition: a}, {partition: pre, limit: 4MiB}") BLUE(
                 "{partition: a, limit: 64MiB}") "default_tenant: blue\nmax_sessions: 7\ntimeouts: {reclaim: 5ms, release: 6s}\n");
@@ -285,7 +275,6 @@ START_TEST(the_default_tenant_changes)
         must_reload(first);
         ck_assert_int_eq(must_be_refused(99, ""), EACCES);
 }
-END_TEST
 
 /* ---- sessions -------------------------------------------------------------- */
 
@@ -295,19 +284,19 @@ END_TEST
 #define RED_AS_BEFORE RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 4MiB}")
 
 /* A tenant that has more than its bound, or its share, keeps what it has. */
-START_TEST(sessions_of_tenants_are_bounded_again)
+TEST(sessions_of_tenants_are_bounded_again)
 {
         struct peer *red[3], *blue;
 
         must_reload(HEAD("64", "32") RED_AS_BEFORE WITH_SESSIONS("3", "blue", "2") "max_sessions: 4\n");
         ck_assert_ptr_nonnull(strstr(changes, "tenant 'blue': max_sessions is 3, was 1024\n"));
-        ck_assert_uint_eq(b->n_promised_sessions, 4);
+        ck_assert_uint_eq(b->sessions.n_promised, 4);
         for (size_t i = 0; i < 2; i++)
                 red[i] = come_in(1, "a");
         ck_assert_int_eq(must_be_refused(1, "red"), EDQUOT); /* two places are blue's */
-        ck_assert_uint_eq(b->n_promised_sessions, 2);
+        ck_assert_uint_eq(b->sessions.n_promised, 2);
         must_reload(HEAD("64", "32") RED_AS_BEFORE WITH_SESSIONS("1", "blue", "2") "max_sessions: 4\n");
-        ck_assert_uint_eq(b->n_promised_sessions, 1);
+        ck_assert_uint_eq(b->sessions.n_promised, 1);
         red[2] = come_in(1, "a");
         ck_assert_int_eq(must_be_refused(1, "red"), EDQUOT);
         blue = come_in(2, "");
@@ -316,30 +305,21 @@ START_TEST(sessions_of_tenants_are_bounded_again)
         must_reload(HEAD("64", "32") RED_AS_BEFORE WITH_SESSIONS("1", "blue", "2")
                             WITH_SESSIONS("9", "green", "3") "max_sessions: 6\n");
         ck_assert_int_eq(must_be_refused(1, "red"), EDQUOT);
-        ck_assert_uint_eq(b->n_promised_sessions, 2);
+        ck_assert_uint_eq(b->sessions.n_promised, 2);
         peer_free(blue);
-        ck_assert_uint_eq(b->n_promised_sessions, 3);
+        ck_assert_uint_eq(b->sessions.n_promised, 3);
         for (size_t i = 0; i < 3; i++)
                 peer_free(red[i]);
-        ck_assert_uint_eq(b->n_promised_sessions, 5);
+        ck_assert_uint_eq(b->sessions.n_promised, 5);
 }
-END_TEST
 
 static size_t count_matching(struct peer *p)
 {
-        Bfcd__Request request = BFCD__REQUEST__INIT;
-        Bfcd__List list = BFCD__LIST__INIT;
-        uint64_t id;
-
-        request.body_case = BFCD__REQUEST__BODY_LIST;
-        request.list = &list;
-        list.kind = BFCD__LIST__KIND__WHOAMI;
-        ck_assert_int_eq(peer_send(p, &request, &id), 0);
-        return peer_reply(p, id)->list->whoami->n_matching_tenants;
+        return list_page(p, BFCD__LIST__KIND__WHOAMI, 0)->whoami->n_matching_tenants;
 }
 
 /* A hello after the reload is matched by the new config, and so is a list of the tenants that match. */
-START_TEST(a_session_is_matched_again)
+TEST(a_session_is_matched_again)
 {
         struct peer *p = come_in(2, ""), *q = peer_new(b, 3, false);
 
@@ -353,11 +333,10 @@ START_TEST(a_session_is_matched_again)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* ---- limits ---------------------------------------------------------------- */
 
-START_TEST(a_limit_below_what_is_held)
+TEST(limit_below_usage)
 {
         struct peer *p = come_in(2, "");
         uint64_t blocks[4];
@@ -383,10 +362,9 @@ START_TEST(a_limit_below_what_is_held)
         ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
         peer_free(p);
 }
-END_TEST
 
-/* What is over the limit and lies idle goes back without anybody's asking. */
-START_TEST(what_is_idle_goes_back_at_once)
+/* Idle extents above the limit are released without a request. */
+TEST(idle_extents_above_the_limit_are_released)
 {
         struct peer *p = come_in(2, "");
         uint64_t block = 0;
@@ -404,9 +382,8 @@ START_TEST(what_is_idle_goes_back_at_once)
         ck_assert_uint_le(b->partitions[0].pool.charged_bytes, 8 * MIB);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(a_limit_that_is_raised)
+TEST(a_limit_that_is_raised)
 {
         struct peer *p = come_in(1, "a");
         uint64_t block;
@@ -423,9 +400,8 @@ START_TEST(a_limit_that_is_raised)
         ck_assert_int_eq(try_malloc(p, 0, 80 * MIB, NULL), 0);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(a_partition_below_what_is_held)
+TEST(partition_limit_below_usage)
 {
         struct peer *p = come_in(2, ""), *q;
 
@@ -445,9 +421,8 @@ START_TEST(a_partition_below_what_is_held)
         ck_assert_int_eq(try_malloc(q, 0, 1, NULL), EDQUOT);
         peer_free(q);
 }
-END_TEST
 
-START_TEST(a_limit_below_its_extents)
+TEST(a_limit_below_its_extents)
 {
         struct peer *p;
 
@@ -458,11 +433,10 @@ START_TEST(a_limit_below_its_extents)
         ck_assert_int_eq(try_malloc(p, 0, 1, NULL), EDQUOT);
         peer_free(p);
 }
-END_TEST
 
 /* ---- what is refused -------------------------------------------------------- */
 
-START_TEST(a_reserve_that_others_hold)
+TEST(reserve_that_other_tenants_use)
 {
         struct peer *p = come_in(2, "");
 
@@ -483,10 +457,9 @@ START_TEST(a_reserve_that_others_hold)
                                     BLUE("{partition: a, limit: 64MiB}"));
         peer_free(p);
 }
-END_TEST
 
 /* What one partition still holds is not another's yet. */
-START_TEST(partitions_do_not_take_from_each_other)
+TEST(partitions_do_not_take_from_each_other)
 {
         struct peer *p = come_in(2, "");
 
@@ -506,9 +479,8 @@ START_TEST(partitions_do_not_take_from_each_other)
         must_reload(HEAD("16", "80") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
                             BLUE("{partition: a, limit: 16MiB}"));
 }
-END_TEST
 
-START_TEST(what_preallocates_stays)
+TEST(preallocated_quotas_cannot_change)
 {
         must_refuse(HEAD("64", "32") RED("{partition: a, limit: 32MiB}, {partition: pre, limit: 6MiB}")
                             BLUE("{partition: pre, limit: 2MiB}"),
@@ -517,12 +489,11 @@ START_TEST(what_preallocates_stays)
                     "tenant 'blue' cannot be added to partition 'pre' while bfcd runs, because the "
                     "partition preallocates: restart bfcd\n");
 }
-END_TEST
 
 #define RESTART "cannot change while bfcd runs: restart bfcd\n"
 
 /* Each with its place, and all of them at once. */
-START_TEST(what_cannot_change_live)
+TEST(settings_that_need_a_restart)
 {
         must_refuse("socket: {path: /tmp/other, mode: \"0600\"}\n"
                     "devices:\n"
@@ -531,19 +502,24 @@ START_TEST(what_cannot_change_live)
                     "    partitions: [{name: a, limit: 16MiB, growth: preallocate}, {name: c, limit: 2MiB}]\n"
                     "  - {id: 'cuda:0', partitions: [{name: b, limit: 2MiB}]}\n"
                     "tenants:\n" RED("{partition: a, limit: 2MiB}"),
-                    "next.yaml:1:16: the path of socket, '/run/bfcd/bfcd.sock', " RESTART
-                    "next.yaml:1:16: the mode of socket, \"0666\", " RESTART
-                    "next.yaml:3:9: the size of device 'host', 128MiB, " RESTART
+                    "next.yaml:1:16: the path of socket, '/run/bfcd/client/bfcd.sock', " RESTART
+                    "next.yaml:1:34: the mode of socket, \"0666\", " RESTART
+                    "next.yaml:4:11: the size of device 'host', 128MiB, " RESTART
                     "next.yaml:6:10: device 'cuda:0' is new: devices " RESTART
                     "next.yaml:5:50: the growth of partition 'a', on-demand, " RESTART
                     "next.yaml:5:64: partition 'c' is new: partitions " RESTART
                     "next.yaml:6:33: the device of partition 'b', 'host', " RESTART
                     "next.yaml:3:3: partition 'pre' is missing: partitions " RESTART);
 }
-END_TEST
+
+TEST(records_need_a_restart)
+{
+        must_refuse("records: {file: /r}\n" HEAD("64", "32") RED("{partition: a, limit: 32MiB}"),
+                    "next.yaml:1:17: the file of records, none, " RESTART);
+}
 
 /* No tenant can take all holds of shared blocks, also after max_sessions was raised. */
-START_TEST(holds_for_all_sessions)
+TEST(new_limits_apply_to_all_sessions)
 {
         struct broker *small_broker = b;
         struct config *small_config = config, *own;
@@ -551,7 +527,7 @@ START_TEST(holds_for_all_sessions)
         b = peer_broker(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 16\n", &config);
         own = config;
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 1000\n");
-        ck_assert_uint_ge(b->room.n_holds, UINT64_C(1000) * BROKER_HOLDS);
+        ck_assert_uint_ge(b->room.n_refs, UINT64_C(1000) * CAPACITY_REFS);
         must_refuse(HEAD("64", "32") RED("{partition: a, limit: 32MiB}") "max_sessions: 65536\n",
                     "the daemon's tables are too small: 65536 sessions may have 67108864 shared blocks "
                     "(room for 1081344): lower max_sessions to 1056, or restart bfcd\n");
@@ -559,9 +535,8 @@ START_TEST(holds_for_all_sessions)
         b = small_broker;
         config = small_config;
 }
-END_TEST
 
-START_TEST(a_bad_file)
+TEST(invalid_file_changes_nothing)
 {
         must_refuse(
                 "devices: [\n",
@@ -569,11 +544,10 @@ START_TEST(a_bad_file)
         must_refuse(HEAD("64", "32") RED("{partition: a, limit: 65MiB}"),
                     "next.yaml:6:65: limit 65MiB is not a multiple of 2MiB; write 64MiB or 66MiB\n");
 }
-END_TEST
 
-START_TEST(a_dry_run)
+TEST(a_dry_run)
 {
-        char *before = strdup(b->config_text);
+        char *before = strdup(b->own.text);
 
         ck_assert_int_eq(reload_as(HEAD("16", "32") TENANT("green", "3", "{partition: a}"), true), 0);
         ck_assert_str_eq(changes,
@@ -584,21 +558,20 @@ START_TEST(a_dry_run)
                          "continue\n"
                          "tenant 'red' is removed: it gets no new sessions; its existing sessions (0) "
                          "continue\n");
-        ck_assert_str_eq(b->config_text, before);
+        ck_assert_str_eq(b->own.text, before);
         ck_assert_uint_eq(b->n_tenants, 2);
         ck_assert_int_eq(must_be_refused(1, "red"), 0);
         ck_assert_int_eq(must_be_refused(3, "green"), EACCES);
         free(before);
 }
-END_TEST
 
 /* ---- what sessions are told -------------------------------------------------- */
 
-START_TEST(sessions_are_told_of_their_limits)
+TEST(quota_changed_events)
 {
         struct peer *p = peer_new(b, 1, false), *old = peer_new(b, 1, false), *q = peer_new(b, 2, false);
 
-        p->wants_events = p->wants_trims = old->wants_events = q->wants_events = q->wants_trims = true;
+        p->wants_events = q->wants_events = true;
         ck_assert_int_eq(peer_error(p, peer_hello(p, "", "a")), 0);
         ck_assert_int_eq(peer_error(old, peer_hello(old, "", "a")), 0); /* MUST()s that it hears nothing */
         ck_assert_int_eq(peer_error(q, peer_hello(q, "", "a")), 0);
@@ -608,19 +581,18 @@ START_TEST(sessions_are_told_of_their_limits)
         ck_assert_uint_eq(p->n_limits_told, 1);
         ck_assert_uint_eq(p->limits_told[0], 20 * MIB);
         ck_assert_uint_eq(q->n_limits_told, 0);
-        must_reload(b->config_text);
+        must_reload(b->own.text);
         ck_assert_str_eq(changes, "");
         ck_assert_uint_eq(p->n_limits_told, 1);
         peer_free(p);
         peer_free(old);
         peer_free(q);
 }
-END_TEST
 
 static unsigned n_wanted;
 static uint64_t bytes_wanted;
 
-static void on_want_back(struct broker *from, struct quota *q, uint64_t n_bytes)
+static void on_excess(struct broker *from, struct quota *q, uint64_t n_bytes)
 {
         ck_assert_ptr_eq(from, b);
         ck_assert_str_eq(q->tenant, "blue");
@@ -628,12 +600,15 @@ static void on_want_back(struct broker *from, struct quota *q, uint64_t n_bytes)
         bytes_wanted = n_bytes;
 }
 
-START_TEST(what_is_over_a_limit_is_wanted_back)
+TEST(usage_above_a_limit_is_trimmed)
 {
+        static struct upcalls upcalls;
         struct peer *p = come_in(2, "");
 
         n_wanted = 0;
-        b->want_back = on_want_back;
+        upcalls = *b->options.upcalls;
+        upcalls.trim_excess = on_excess;
+        b->options.upcalls = &upcalls;
         ck_assert_int_eq(try_malloc(p, 0, 40 * MIB, NULL), 0);
         must_reload(HEAD("64", "32") RED("{partition: a, limit: 16MiB}, {partition: pre, limit: 4MiB}")
                             BLUE("{partition: a, limit: 16MiB}"));
@@ -645,7 +620,6 @@ START_TEST(what_is_over_a_limit_is_wanted_back)
         ck_assert_uint_eq(bytes_wanted, 10 * MIB);
         peer_free(p);
 }
-END_TEST
 
 /* ---- operators -------------------------------------------------------------- */
 
@@ -689,16 +663,15 @@ static void count_reading(void *userdata)
         n_readings++;
 }
 
-START_TEST(an_operator_reloads)
+TEST(reload_command)
 {
         const struct reload_source source = { .path = path };
-        struct peer *admin = peer_new(b, 0, true), *p = come_in(1, "");
+        struct peer *admin = open_admin_session(), *p = come_in(1, "");
         const Bfcd__ReloadReply *reply;
         struct reloads *reloads;
         char expected[256];
 
         close(mkstemp(path));
-        ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
         ck_assert_int_eq(peer_error(admin, ask(admin, false)), EINVAL); /* no file */
         reloads = reloads_new(b, &source, NULL, NULL);
         ck_assert_int_eq(peer_error(p, ask(p, false)), EACCES);
@@ -721,11 +694,10 @@ START_TEST(an_operator_reloads)
         peer_free(admin);
         peer_free(p);
 }
-END_TEST
 
-/* With a thread of the server's: in order, one at a time; who goes away is not
- * answered, and what it asked for is carried out only if it was begun. */
-START_TEST(reloads_take_turns)
+/* With a thread of the server's: in order, one at a time; an operator that
+ * disconnects is not answered, and its reload is carried out only if it was begun. */
+TEST(reloads_take_turns)
 {
         const struct reload_source source = { .path = path };
         struct peer *admins[3];
@@ -736,8 +708,7 @@ START_TEST(reloads_take_turns)
         close(mkstemp(path));
         write_file(HEAD("64", "32") BLUE("{partition: a, limit: 16MiB}"));
         for (size_t i = 0; i < 3; i++) {
-                admins[i] = peer_new(b, 0, true);
-                ck_assert_int_eq(peer_error(admins[i], peer_hello(admins[i], "", "")), 0);
+                admins[i] = open_admin_session();
         }
         first_id = ask(admins[0], false);
         ck_assert_int_eq(peer_error(admins[0], ask(admins[0], false)), EBUSY);
@@ -749,7 +720,7 @@ START_TEST(reloads_take_turns)
         (void)first_id;
         reload_read(reloads);
         reload_finish(reloads);
-        ck_assert_uint_eq(b->n_order, 1);
+        ck_assert_uint_eq(b->selection.n, 1);
         ck_assert_int_eq(n_readings, 2);
         ck_assert_int_eq(peer_error(admins[2], id), -1);
         reload_read(reloads);
@@ -760,7 +731,6 @@ START_TEST(reloads_take_turns)
         peer_free(admins[2]);
         unlink(path);
 }
-END_TEST
 
 /* ---- a random walk ----------------------------------------------------------- */
 
@@ -833,7 +803,7 @@ static void walker_step(struct walker *w)
 {
         if (!w->peer) {
                 w->peer = peer_new(b, pick(WALK_TENANTS), false);
-                w->peer->wants_events = w->peer->wants_trims = pick(2);
+                w->peer->wants_events = pick(2);
                 w->n_blocks = w->n_read = 0;
                 if (peer_error(w->peer, peer_hello(w->peer, "", "")) != 0)
                         w->peer = peer_free(w->peer);
@@ -849,24 +819,24 @@ static void walker_step(struct walker *w)
 
                 ck_assert_int_eq(peer_error(w->peer, peer_free_block(w->peer, w->blocks[i])), 0);
                 w->blocks[i] = w->blocks[--w->n_blocks];
-        } else if (w->peer->session->n_requests < SESSION_MAX_PENDING) {
+        } else if (w->peer->session->requests.n < SESSION_MAX_PENDING) {
                 peer_malloc(w->peer, pick(3), 1 + pick(pick(4) == 0 ? 16u << 20 : 1u << 20));
         }
 }
 
-/* What is charged is what the accounts say; a removed quota has nobody new. */
+/* What is charged is what the accounts say; a removed quota has no new sessions. */
 static void walk_check(void)
 {
-        ck_assert_uint_eq(b->n_order, b->config->n_tenants);
-        for (size_t i = 0; i < b->n_order; i++) {
-                ck_assert_str_eq(b->order[i]->name, b->config->tenants[i].name);
-                ck_assert_ptr_eq(b->order[i]->config, &b->config->tenants[i]);
+        ck_assert_uint_eq(b->selection.n, b->config->n_tenants);
+        for (size_t i = 0; i < b->selection.n; i++) {
+                ck_assert_str_eq(b->selection.order[i]->name, b->config->tenants[i].name);
+                ck_assert_ptr_eq(b->selection.order[i]->config, &b->config->tenants[i]);
         }
         for (size_t i = 0; i < b->n_tenants; i++)
                 for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
                         const struct quota *q = b->tenants[i].quotas[k];
 
-                        ck_assert_uint_le(q->n_sessions, q->n_shares);
+                        ck_assert_uint_le(q->sessions.n, q->sessions.n_told);
                         ck_assert_uint_le(q->account.charged_bytes, q->account.ceiling_bytes);
                         ck_assert(!q->is_removed || q->account.reserve_bytes == 0);
                 }
@@ -878,7 +848,7 @@ static const char walk_end[] = "devices: [{id: host, size: 128MiB, partitions: [
                                "tenants: [{name: always, match: {uid: 99}, quotas: [{partition: a}]}]\n";
 
 /* On every second device extents are retired before they go. */
-START_TEST(a_random_walk)
+LOOP_TEST(a_random_walk, 4)
 {
         struct walker walkers[WALK_PEERS] = { 0 };
         unsigned n_done = 0, n_refused = 0;
@@ -904,7 +874,7 @@ START_TEST(a_random_walk)
                         broker_poll(b);
                 if (pick(40) == 0) {
                         broker_tick(b);
-                        retire_tick(b, clock_ms());
+                        recall_tick(b, clock_ms());
                 }
         }
         printf("# %u reloads, %u refused\n", n_done, n_refused);
@@ -917,12 +887,11 @@ START_TEST(a_random_walk)
         peer_settle(b);
         ck_assert_uint_eq(b->n_tenants, 1 + (b->tenants[0].name[0] == '\0'));
 }
-END_TEST
 
 /* ---- memory ------------------------------------------------------------------ */
 
-/* `first` cannot come back: its preallocated quota was removed. */
-START_TEST(thousands_of_reloads_leave_nothing)
+/* `first` cannot be loaded again: its preallocated quota was removed. */
+TEST(many_reloads_leak_nothing)
 {
         size_t growth = SIZE_MAX;
 
@@ -948,9 +917,8 @@ START_TEST(thousands_of_reloads_leave_nothing)
         }
         ck_assert_uint_le(growth, 4096);
 }
-END_TEST
 
-/* What lies in threads' caches would count as in use, and it depends on objects' sizes. */
+/* The malloc caches of threads would count as in use, and it depends on objects' sizes. */
 static void begin_without_caches(char **argv)
 {
         if (getenv("GLIBC_TUNABLES"))
@@ -961,43 +929,7 @@ static void begin_without_caches(char **argv)
 
 int main(int argc, char **argv)
 {
-        const TTest *const tests[] = {
-                a_tenant_comes,
-                a_tenant_goes_when_its_sessions_have,
-                a_tenant_comes_back_before_it_is_gone,
-                quotas_of_a_tenant_come_and_go,
-                matches_and_their_order,
-                the_default_tenant_changes,
-                sessions_of_tenants_are_bounded_again,
-                a_session_is_matched_again,
-                a_limit_below_what_is_held,
-                what_is_idle_goes_back_at_once,
-                a_limit_that_is_raised,
-                a_partition_below_what_is_held,
-                a_limit_below_its_extents,
-                a_reserve_that_others_hold,
-                partitions_do_not_take_from_each_other,
-                what_preallocates_stays,
-                what_cannot_change_live,
-                holds_for_all_sessions,
-                a_bad_file,
-                a_dry_run,
-                sessions_are_told_of_their_limits,
-                what_is_over_a_limit_is_wanted_back,
-                an_operator_reloads,
-                reloads_take_turns,
-                thousands_of_reloads_leave_nothing,
-        };
-        Suite *suite = suite_create("reload");
-        TCase *tc = tcase_create("reload");
-
         (void)argc;
         begin_without_caches(argv);
-        tcase_set_timeout(tc, 120);
-        tcase_add_checked_fixture(tc, setup, teardown);
-        for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
-                tcase_add_test(tc, tests[i]);
-        tcase_add_loop_test(tc, a_random_walk, 0, 4);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("reload");
 }

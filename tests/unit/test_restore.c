@@ -9,10 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/arena.h"
+#include "daemon/memory/arena.h"
 #include "tests/fake_device.h"
 #include "tests/random.h"
 #include "tests/suite.h"
+#include "tests/checks.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define E   (2 * MIB) /* the grid */
@@ -50,9 +51,7 @@ static struct arena_options options(void)
                 .quota = quota,
                 .share = DEVICE_SHARE_FD,
                 .limit_bytes = limit_bytes,
-                .extent_bytes = per_zone > 0 ? 4 * E : E,
-                .small_extent_bytes = MIB,
-                .extents_per_zone = per_zone,
+                .sizes = { per_zone > 0 ? 4 * E : E, MIB, per_zone },
         };
 }
 
@@ -97,6 +96,8 @@ static void teardown(void)
         worker = worker_free(worker);
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
+
+FIXTURE(restore, setup, teardown);
 
 /* Another arena in the place of the one that setup() made. */
 static void open_zoned(uint32_t n)
@@ -205,7 +206,7 @@ static void step(void)
 struct left { /* what there is for a successor, sorted */
         uint32_t extents[MAX_EXTENTS], blocks[MAX_BLOCKS];
         int fds[MAX_EXTENTS];
-        struct arena_remains remains;
+        struct arena_inherited inherited;
         uint64_t n_bytes;
 };
 
@@ -246,7 +247,8 @@ static void collect(struct left *left)
                 ck_assert_int_ge(left->fds[i], 0);
                 left->n_bytes += e->n_bytes;
         }
-        left->remains = (struct arena_remains){ left->extents, left->fds, n_extents, left->blocks, n_blocks };
+        left->inherited =
+                (struct arena_inherited){ left->extents, left->fds, n_extents, left->blocks, n_blocks };
 }
 
 /* The process is no more; its ledger is opened, its account is new. */
@@ -269,7 +271,7 @@ static int restore(struct left *left, struct charge *charge, const char **ret_wh
         struct arena_options o = options();
 
         *ret_why = "";
-        return arena_restore(&o, &left->remains, charge, &a, ret_why);
+        return arena_restore(&o, &left->inherited, charge, &a, ret_why);
 }
 
 static void restore_well(struct left *left)
@@ -286,7 +288,7 @@ static void restore_well(struct left *left)
         check();
 }
 
-struct seen { /* of the arena, by who uses it */
+struct seen { /* of the arena, by user */
         struct arena_place places[MAX_BLOCKS];
         char picture[PICTURE_CHARACTERS + 1];
         struct bfc_stats stats;
@@ -298,7 +300,7 @@ struct seen { /* of the arena, by who uses it */
 static void look(const struct left *left, struct seen *ret)
 {
         memset(ret, 0, sizeof(*ret));
-        for (size_t i = 0; i < left->remains.n_blocks; i++)
+        for (size_t i = 0; i < left->inherited.n_blocks; i++)
                 arena_locate(a, ledger_block_at(ledger, left->blocks[i])->offset, &ret->places[i]);
         arena_draw(a, ret->picture);
         arena_read_stats(a, &ret->stats);
@@ -310,7 +312,7 @@ static void look(const struct left *left, struct seen *ret)
 
 static void compare(const struct left *left, const struct seen *x, const struct seen *y)
 {
-        ck_assert_int_eq(memcmp(x->places, y->places, left->remains.n_blocks * sizeof(x->places[0])), 0);
+        ck_assert_int_eq(memcmp(x->places, y->places, left->inherited.n_blocks * sizeof(x->places[0])), 0);
         ck_assert_str_eq(x->picture, y->picture);
         ck_assert_uint_eq(x->stats.bytes_in_use, y->stats.bytes_in_use);
         ck_assert_uint_eq(x->stats.bytes_requested, y->stats.bytes_requested);
@@ -326,7 +328,7 @@ static void compare(const struct left *left, const struct seen *x, const struct 
         ck_assert_uint_eq(x->small_bytes, y->small_bytes);
 }
 
-START_TEST(test_life_goes_on)
+LOOP_TEST(restored_arena_against_the_original, 6)
 {
         static struct seen before, after;
         static struct left left;
@@ -350,8 +352,8 @@ START_TEST(test_life_goes_on)
                 restore_well(&left);
                 look(&left, &after);
                 compare(&left, &before, &after);
-                n_blocks += left.remains.n_blocks;
-                n_extents += left.remains.n_extents;
+                n_blocks += left.inherited.n_blocks;
+                n_extents += left.inherited.n_extents;
         }
         ck_assert_uint_gt(n_blocks, HAND_OVERS * 10);
         ck_assert_uint_gt(n_extents, HAND_OVERS * 5);
@@ -366,10 +368,9 @@ START_TEST(test_life_goes_on)
         ck_assert_uint_eq(arena_huge_bytes(a) + arena_small_bytes(a), 0);
         check();
 }
-END_TEST
 
 /* The limit was raised and a further region added; its number and its place stay. */
-START_TEST(test_second_region)
+TEST(test_second_region)
 {
         struct arena_place before, after;
         static struct left left;
@@ -380,7 +381,7 @@ START_TEST(test_second_region)
         limit_bytes = 180 * MIB;
         add_block(100 * MIB); /* the first region has 82 MiB */
         collect(&left);
-        ck_assert_uint_eq(left.remains.n_blocks, 2);
+        ck_assert_uint_eq(left.inherited.n_blocks, 2);
         arena_locate(a, ledger_block_at(ledger, left.blocks[1])->offset, &before);
         ck_assert_uint_eq((uint32_t)before.region_id, 1);
         end_of_process();
@@ -389,9 +390,8 @@ START_TEST(test_second_region)
         arena_locate(a, ledger_block_at(ledger, left.blocks[1])->offset, &after);
         ck_assert_int_eq(memcmp(&before, &after, sizeof(before)), 0);
 }
-END_TEST
 
-START_TEST(test_empty)
+TEST(test_empty)
 {
         static struct left left;
         uint32_t block;
@@ -413,7 +413,6 @@ START_TEST(test_empty)
         add_block(3 * MIB);
         check();
 }
-END_TEST
 
 /* ---- what does not fit together ------------------------------------------------------- */
 
@@ -438,7 +437,7 @@ static void refuse(struct left *left, int error)
 }
 
 /* Each is found, and mended it goes on. */
-START_TEST(test_damage)
+TEST(test_damage)
 {
         static struct left left;
         struct ledger_extent *e;
@@ -487,10 +486,9 @@ START_TEST(test_damage)
         left.fds[4] = fd;
         restore_well(&left);
 }
-END_TEST
 
 /* On the host, where an fd is looked at closely, and what is in the memory stays. */
-START_TEST(test_host_adopts)
+TEST(test_host_adopts)
 {
         struct device_extent e = DEVICE_EXTENT_EMPTY, again = DEVICE_EXTENT_EMPTY;
         struct device *host = NULL;
@@ -516,20 +514,8 @@ START_TEST(test_host_adopts)
         ck_assert_int_eq(device_destroy(host, &again), 0);
         device_free(host);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("restore");
-        TCase *t = tcase_create("restore");
-
-        tcase_set_timeout(t, 120);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_loop_test(t, test_life_goes_on, 0, 6);
-        tcase_add_test(t, test_second_region);
-        tcase_add_test(t, test_empty);
-        tcase_add_test(t, test_damage);
-        tcase_add_test(t, test_host_adopts);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("restore");
 }

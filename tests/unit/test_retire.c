@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "daemon/clock.h"
-#include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB        (UINT64_C(1) << 20)
@@ -37,62 +37,26 @@ static const char config_text[] = "timeouts: {reclaim: 40ms, release: 5s}\n"
                                   "    match: {uid: 3}\n"
                                   "    quotas: [{partition: p}]\n";
 
-static struct broker *b;
-static struct config *config;
 static struct quota *qa, *qb;
-static int n_fds_before;
 static unsigned n_released;
 static size_t n_walk_retired;
 
-static void check(void)
-{
-        const char *why = "";
-
-        if (broker_check(b, &why) < 0 || retire_check(b, &why) < 0)
-                ck_abort_msg("%s", why);
-}
-
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
-        b = peer_broker_sticky(config_text, &config);
+        sessions_start_sticky(config_text);
         qa = b->tenants[0].quotas[0];
         qb = b->tenants[1].quotas[0];
         n_released = 0;
 }
 
-static void teardown(void)
-{
-        check();
-        b = peer_broker_free(b, config);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
+FIXTURE(retire, setup, sessions_end);
 
-static struct peer *come_in(uid_t uid, bool wants_events)
+static struct peer *open_notified(uid_t uid, bool wants_events)
 {
         struct peer *p = peer_new(b, uid, false);
 
         p->wants_events = wants_events;
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        return p;
-}
-
-static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
-{
-        uint64_t id = peer_malloc(p, partition, n_bytes);
-
-        peer_settle(b);
-        while (!peer_reply(p, id) && p->to_ack > p->session->acked_sequence)
-                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
-        if (p->auto_ack && p->to_ack > p->session->acked_sequence)
-                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
-        ck_assert_int_eq(peer_error(p, id), 0);
-        return peer_reply(p, id)->block->block_id;
-}
-
-static void must_free(struct peer *p, uint64_t block_id)
-{
-        ck_assert_int_eq(peer_error(p, peer_free_block(p, block_id)), 0);
+        return say_hello(p);
 }
 
 /* So much backed and free, of which the peer has every extent. */
@@ -107,9 +71,9 @@ static void on_released(void *userdata, uint64_t n_bytes)
 
         ck_assert_uint_gt(n_bytes, 0);
         n_released++;
-        if (q->is_releasing && arena_retiring_bytes(q->arena) == 0) {
-                TAILQ_REMOVE(&q->partition->releasing, q, of_releasing);
-                q->is_releasing = false;
+        if (q->lists.is_releasing && arena_retiring_bytes(q->arena) == 0) {
+                TAILQ_REMOVE(&q->partition->lists.releasing, q, lists.of_releasing);
+                q->lists.is_releasing = false;
         }
 }
 
@@ -117,13 +81,12 @@ static uint64_t release(struct quota *q, uint64_t n_bytes)
 {
         uint64_t n = arena_release(q->arena, n_bytes, NULL, on_released, q);
 
-        if (n > 0 && !q->is_releasing) {
-                TAILQ_INSERT_TAIL(&q->partition->releasing, q, of_releasing);
-                q->is_releasing = true;
+        if (n > 0 && !q->lists.is_releasing) {
+                TAILQ_INSERT_TAIL(&q->partition->lists.releasing, q, lists.of_releasing);
+                q->lists.is_releasing = true;
         }
         quota_publish(q); /* which it did not do itself */
-        peer_settle(b);
-        check();
+        settle();
         return n;
 }
 
@@ -132,8 +95,7 @@ static void close_and_reap(struct peer *p)
         session_close(p->session, "test");
         while (session_reap(p->session, 3) == SESSION_MORE)
                 ;
-        peer_settle(b);
-        check();
+        settle();
 }
 
 /* A process that is gone has nothing mapped. */
@@ -142,40 +104,37 @@ static void die(struct peer *p)
         while (p->n_retires > 0)
                 p->n_retires--;
         peer_free(p);
-        peer_settle(b);
-        check();
+        settle();
 }
 
-static void assert_pending(uint64_t awaited, uint64_t pending)
+static void assert_pending(uint64_t suspended, uint64_t pending)
 {
-        peer_settle(b);
-        check();
-        ck_assert_uint_eq(arena_awaited_bytes(qa->arena), awaited);
+        settle();
+        ck_assert_uint_eq(arena_suspended_bytes(qa->arena), suspended);
         ck_assert_uint_eq(arena_pending_bytes(qa->arena), pending);
 }
 
 /* ---- one and many --------------------------------------------------------- */
 
-START_TEST(test_capability)
+TEST(test_events_socket)
 {
-        struct peer *p = come_in(1, true), *q = come_in(1, false), *admin = peer_new(b, 0, true);
+        struct peer *p = open_notified(1, true), *q = open_notified(1, false), *admin = peer_new(b, 0, true);
 
         admin->wants_events = true;
         ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
-        ck_assert_uint_eq(p->replies[0]->hello->capabilities, BFCD__CAPABILITY__CAPABILITY_EVENTS);
-        ck_assert_uint_eq(q->replies[0]->hello->capabilities, 0);
-        ck_assert_uint_eq(admin->replies[0]->hello->capabilities, 0);
-        ck_assert(p->session->has_events && p->session->in_flight);
-        ck_assert(!q->session->has_events && !q->session->in_flight);
+        ck_assert(p->replies[0]->hello->has_events);
+        ck_assert(!q->replies[0]->hello->has_events);
+        ck_assert(!admin->replies[0]->hello->has_events);
+        ck_assert(p->session->has_events && p->session->delivery.in_flight);
+        ck_assert(!q->session->has_events && !q->session->delivery.in_flight);
         peer_free(p);
         peer_free(q);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(test_one)
+TEST(test_one)
 {
-        struct peer *a = come_in(1, true), *other = come_in(2, true);
+        struct peer *a = open_notified(1, true), *other = open_notified(2, true);
         size_t n_extents;
         uint64_t id;
 
@@ -209,16 +168,15 @@ START_TEST(test_one)
         peer_free(a);
         peer_free(other);
 }
-END_TEST
 
 /* The last of them decides, in whatever order they answer. */
-START_TEST(test_many)
+TEST(test_many)
 {
         struct peer *p[3];
         uint64_t ids[3];
 
         for (unsigned i = 0; i < 3; i++)
-                p[i] = come_in(1, true);
+                p[i] = open_notified(1, true);
         for (unsigned i = 0; i < 3; i++)
                 ids[i] = must_malloc(p[i], 0, MIB / 2);
         for (unsigned i = 0; i < 3; i++)
@@ -237,12 +195,11 @@ START_TEST(test_many)
         peer_free(p[0]);
         peer_free(p[1]);
 }
-END_TEST
 
-/* What nobody was given goes at once; so does what everybody has let go of. */
-START_TEST(test_no_exports)
+/* Extents without exports are destroyed at once; so are those that all sessions have unmapped. */
+TEST(test_no_exports)
 {
-        struct peer *p = come_in(1, true), *keeper = come_in(1, true);
+        struct peer *p = open_notified(1, true), *keeper = open_notified(1, true);
 
         have_free(p, 0, 2 * E);
         have_free(keeper, 0, E);
@@ -261,11 +218,10 @@ START_TEST(test_no_exports)
         peer_free(p);
         peer_free(keeper);
 }
-END_TEST
 
-START_TEST(test_out_of_order)
+TEST(test_out_of_order)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
 
         have_free(p, 0, 4 * E);
         for (unsigned i = 0; i < 4; i++)
@@ -280,11 +236,10 @@ START_TEST(test_out_of_order)
         assert_pending(0, 0);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(test_wrong_confirmations)
+TEST(test_wrong_confirmations)
 {
-        struct peer *p = come_in(1, true), *q = come_in(1, false);
+        struct peer *p = open_notified(1, true), *q = open_notified(1, false);
         Bfcd__EventReply nothing = BFCD__EVENT_REPLY__INIT;
         const char *why = NULL;
 
@@ -304,13 +259,12 @@ START_TEST(test_wrong_confirmations)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* ---- bounds --------------------------------------------------------------- */
 
-START_TEST(test_message_and_window)
+TEST(test_message_and_window)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
         struct quota *q = b->tenants[0].quotas[1];
 
         have_free(p, 1, 100 * E);
@@ -338,12 +292,11 @@ START_TEST(test_message_and_window)
         ck_assert_uint_eq(q->account.charged_bytes, 0);
         peer_free(p);
 }
-END_TEST
 
 /* A Retire never passes the Extents that it is about. */
-START_TEST(test_after_the_ack)
+TEST(test_after_the_ack)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
         uint64_t block;
 
         p->auto_ack = false;
@@ -358,12 +311,11 @@ START_TEST(test_after_the_ack)
         assert_pending(0, 0);
         peer_free(p);
 }
-END_TEST
 
 /* Taken back before the client could say that it did not receive it: the Retire stands. */
-START_TEST(test_lost_before_the_retire)
+TEST(test_lost_before_the_retire)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
         uint64_t block, lost;
 
         p->auto_ack = false;
@@ -378,12 +330,11 @@ START_TEST(test_lost_before_the_retire)
         assert_pending(0, 0);
         peer_free(p);
 }
-END_TEST
 
 /* It is no reason any more to wait for this session. */
-START_TEST(test_lost_is_not_retired)
+TEST(test_lost_is_not_retired)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
         uint64_t block, lost;
 
         p->auto_ack = false;
@@ -397,13 +348,12 @@ START_TEST(test_lost_is_not_retired)
         assert_pending(0, 0);
         peer_free(p);
 }
-END_TEST
 
 /* ---- ends ----------------------------------------------------------------- */
 
-START_TEST(test_goodbye)
+TEST(test_goodbye)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
 
         have_free(p, 0, 2 * E);
         release(qa, UINT64_MAX);
@@ -413,18 +363,17 @@ START_TEST(test_goodbye)
         assert_pending(0, 0);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(test_quarantine)
+TEST(test_quarantine)
 {
-        struct peer *p = come_in(1, true), *later = come_in(1, true), *q = come_in(1, true);
+        struct peer *p = open_notified(1, true), *later = open_notified(1, true), *q = open_notified(1, true);
 
         have_free(p, 0, E);
         have_free(later, 0, E);
         have_free(q, 0, E); /* all three have it */
         release(qa, UINT64_MAX);
         ck_assert_int_eq(session_hang_up(p->session), 1);
-        assert_pending(0, E);                    /* nobody knows when it comes */
+        assert_pending(0, E);                    /* there is no deadline */
         ck_assert_int_eq(peer_retired(p, 1), 0); /* too late to mean anything */
         peer_retired_all(q);
         peer_retired_all(later);
@@ -439,28 +388,28 @@ START_TEST(test_quarantine)
         ck_assert_int_eq(session_hang_up(q->session), 1);
         release(qa, UINT64_MAX);
         assert_pending(0, E);
-        ck_assert(TAILQ_EMPTY(&b->retirements));
+        ck_assert(TAILQ_EMPTY(&b->recalls[RECALL_RETIRE]));
         die(q);
         assert_pending(0, 0);
         peer_free(later);
 }
-END_TEST
 
-/* Who takes events and is late stays a session; what it confirms later counts. */
-START_TEST(test_time_out)
+/* A late session that takes events is not ended; its later confirmations count. */
+TEST(test_time_out)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
 
         have_free(p, 0, 3 * E);
         release(qa, E);
         still_clock_pass(2); /* a Retire of its own */
         release(qa, E);
         ck_assert(broker_is_blocked(b));
-        retire_tick(b, clock_ms() + RELEASE_MS - 100);
+        recall_tick(b, clock_ms() + RELEASE_MS - 100);
         assert_pending(2 * E, 2 * E);
-        retire_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RELEASE_MS);
         ck_assert(!p->aborted);
-        ck_assert(!broker_is_blocked(b)); /* nobody looks at the clock for it */
+        ck_assert(!broker_is_blocked(b));                         /* it has no deadline */
+        ck_assert_uint_eq(p->session->tenant->n_unresponsive, 1); /* once, with two Retires */
         assert_pending(0, 2 * E);
         release(qa, E); /* what it is told of from now on is late at once */
         assert_pending(0, 3 * E);
@@ -469,33 +418,34 @@ START_TEST(test_time_out)
 
         ck_assert_int_eq(peer_retired(p, 2), 0);
         assert_pending(0, 2 * E);
+        ck_assert_uint_eq(p->session->tenant->n_unresponsive, 1);
         peer_retired_all(p);
         assert_pending(0, 0);
+        ck_assert_uint_eq(p->session->tenant->n_unresponsive, 0);
         ck_assert_uint_eq(qa->account.charged_bytes, 0);
 
         have_free(p, 0, E); /* it has caught up, and has its own time again */
         release(qa, E);
         ck_assert(broker_is_blocked(b));
         assert_pending(E, E);
-        retire_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RELEASE_MS);
         assert_pending(0, E);
         ck_assert_int_eq(session_hang_up(p->session), 1);
         assert_pending(0, E);
         die(p);
         assert_pending(0, 0);
 }
-END_TEST
 
 /* A late one ends in whatever way. */
-START_TEST(test_late_goodbye)
+TEST(test_late_goodbye)
 {
-        struct peer *p = come_in(1, true), *q = come_in(1, true);
+        struct peer *p = open_notified(1, true), *q = open_notified(1, true);
 
         have_free(p, 0, 2 * E);
         have_free(q, 0, E);
         release(qa, UINT64_MAX);
         ck_assert_int_eq(peer_retired(q, 1), 0);
-        retire_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RELEASE_MS);
         assert_pending(0, 2 * E);
         peer_goodbye(p);
         check();
@@ -504,31 +454,29 @@ START_TEST(test_late_goodbye)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
-START_TEST(test_time_out_without_events)
+TEST(test_time_out_without_events)
 {
-        struct peer *deaf = come_in(1, false);
+        struct peer *unresponsive = open_notified(1, false);
 
-        have_free(deaf, 0, E);
+        have_free(unresponsive, 0, E);
         release(qa, UINT64_MAX);
         assert_pending(0, E);
-        retire_tick(b, clock_ms() + RELEASE_MS - 100);
-        ck_assert(!deaf->aborted);
-        retire_tick(b, clock_ms() + RELEASE_MS);
-        ck_assert(deaf->aborted);
+        recall_tick(b, clock_ms() + RELEASE_MS - 100);
+        ck_assert(!unresponsive->aborted);
+        recall_tick(b, clock_ms() + RELEASE_MS);
+        ck_assert(unresponsive->aborted);
         ck_assert(!broker_is_blocked(b));
-        die(deaf);
+        die(unresponsive);
         assert_pending(0, 0);
 }
-END_TEST
 
-/* ---- those who want memory ------------------------------------------------ */
+/* ---- waiting requests ----------------------------------------------------- */
 
 /* Other ranges come and go while one release waits. */
-START_TEST(test_others_proceed)
+TEST(test_others_proceed)
 {
-        struct peer *p = come_in(1, true), *q = come_in(1, true);
+        struct peer *p = open_notified(1, true), *q = open_notified(1, true);
         uint64_t held, id;
 
         held = must_malloc(p, 0, 2 * E);
@@ -556,12 +504,11 @@ START_TEST(test_others_proceed)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* A request waits for timeouts.reclaim and no longer; the release goes on. */
-START_TEST(test_reclaim_timeout)
+TEST(test_reclaim_timeout)
 {
-        struct peer *a = come_in(1, true), *other = come_in(2, true);
+        struct peer *a = open_notified(1, true), *other = open_notified(2, true);
         uint64_t ids[4], id;
 
         have_free(a, 0, 16 * MIB - E);
@@ -594,21 +541,21 @@ START_TEST(test_reclaim_timeout)
         still_clock_pass(60);
         broker_tick(b);
         peer_settle(b);
+        peer_trimmed_all(a);
         ck_assert_int_eq(peer_error(a, id), EDQUOT);
         peer_retired_all(a);
         peer_free(a);
 }
-END_TEST
 
-/* Who does not answer hides nothing that another would give. */
-START_TEST(test_deaf_hides_nobody)
+/* An unresponsive session does not hide what others can release. */
+TEST(unresponsive_session_does_not_hide_others)
 {
-        struct peer *a = come_in(1, true), *other = come_in(2, true), *c = come_in(3, true);
+        struct peer *a = open_notified(1, true), *other = open_notified(2, true), *c = open_notified(3, true);
         uint64_t id;
 
         have_free(a, 0, 3 * E);
         have_free(c, 0, 3 * E);
-        id = peer_malloc(other, 0, 5 * E); /* its reserve, what nobody has, and 3 more */
+        id = peer_malloc(other, 0, 5 * E); /* its reserve, the unused part, and 3 more */
         assert_pending(3 * E, 3 * E);
         ck_assert_uint_eq(c->n_retires, 0);
         still_clock_pass(60);
@@ -633,12 +580,11 @@ START_TEST(test_deaf_hides_nobody)
         peer_free(other);
         peer_free(a);
 }
-END_TEST
 
-/* Nobody waits for what is late. */
-START_TEST(test_late_is_not_waited_for)
+/* No request waits for late extents. */
+TEST(late_session_is_not_waited_for)
 {
-        struct peer *a = come_in(1, true), *other = come_in(2, true);
+        struct peer *a = open_notified(1, true), *other = open_notified(2, true);
         uint64_t id;
 
         have_free(a, 0, 16 * MIB - E);
@@ -652,12 +598,11 @@ START_TEST(test_late_is_not_waited_for)
         must_malloc(other, 0, 7 * E);
         peer_free(other);
 }
-END_TEST
 
-/* Nothing is traded that would not come, and nobody is ended for it. */
-START_TEST(test_no_trade_with_the_silent)
+/* No extent is released that would be late, and no session is ended for it. */
+TEST(no_release_that_would_be_late)
 {
-        struct peer *p = come_in(1, false), *late = come_in(1, true);
+        struct peer *p = open_notified(1, false), *late = open_notified(1, true);
         uint64_t block;
 
         block = must_malloc(p, 0, 3 * MIB); /* 4 MiB */
@@ -665,17 +610,17 @@ START_TEST(test_no_trade_with_the_silent)
         must_free(p, block); /* one extent is wholly free */
         must_malloc(p, 0, 4 * MIB);
         ck_assert_uint_eq(arena_pending_bytes(qa->arena), 0);
-        ck_assert(TAILQ_EMPTY(&b->retirements));
-        retire_tick(b, clock_ms() + RELEASE_MS);
+        ck_assert(TAILQ_EMPTY(&b->recalls[RECALL_RETIRE]));
+        recall_tick(b, clock_ms() + RELEASE_MS);
         ck_assert(!p->aborted);
         die(p);
-        release(qa, UINT64_MAX); /* nobody has any of it */
+        release(qa, UINT64_MAX); /* no session has any of it */
         assert_pending(0, 0);
 
         /* The same with one that is late, and then is not. */
         have_free(late, 0, E);
         release(qa, E);
-        retire_tick(b, clock_ms() + RELEASE_MS);
+        recall_tick(b, clock_ms() + RELEASE_MS);
         assert_pending(0, E);
         block = must_malloc(late, 0, 3 * MIB);
         must_malloc(late, 0, MIB);
@@ -687,12 +632,11 @@ START_TEST(test_no_trade_with_the_silent)
         assert_pending(0, 0);
         peer_free(late);
 }
-END_TEST
 
 /* A session that waits for memory can let go of some. */
-START_TEST(test_lets_go_while_waiting)
+TEST(waiting_session_confirms_retire)
 {
-        struct peer *p = come_in(1, true);
+        struct peer *p = open_notified(1, true);
         uint64_t ids[4], id;
 
         for (unsigned i = 0; i < 4; i++)
@@ -706,15 +650,15 @@ START_TEST(test_lets_go_while_waiting)
                 ck_assert_uint_gt(p->n_retires, 0);
                 peer_retired_all(p);
                 peer_settle(b);
+                peer_trimmed_all(p);
         }
         ck_assert_int_ne(peer_error(p, id), -1);
         peer_free(p);
 }
-END_TEST
 
 /* The end of the last one that an operator's Trim waits for is the end of the order, which then
  * gives back what is wholly free: nothing of that is asked of a session that ends. */
-static void end_of_an_order(bool says_goodbye)
+LOOP_TEST(session_ends_during_a_trim_command, 2)
 {
         struct peer *admin = peer_new(b, 0, true), *p = peer_new(b, 1, false);
         Bfcd__Request r = BFCD__REQUEST__INIT;
@@ -722,7 +666,7 @@ static void end_of_an_order(bool says_goodbye)
         uint64_t id, free_later;
 
         (void)peer_hello(admin, "", "");
-        p->wants_events = p->wants_trims = true;
+        p->wants_events = true;
         ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
         must_malloc(p, 0, E);
         free_later = must_malloc(p, 0, E);
@@ -732,24 +676,18 @@ static void end_of_an_order(bool says_goodbye)
         ck_assert_int_eq(peer_send(admin, &r, &id), 0);
         ck_assert_uint_eq(p->n_trims, 1);
         ck_assert_int_eq(peer_error(admin, id), -1);
-        if (says_goodbye)
+        if (_i != 0)
                 (void)peer_goodbye(p);
         else
                 (void)session_hang_up(p->session);
         check();
         ck_assert_int_eq(peer_error(admin, id), 0);
-        ck_assert(TAILQ_EMPTY(&b->retirements));
-        ck_assert(TAILQ_EMPTY(&p->session->retire.open));
+        ck_assert(TAILQ_EMPTY(&b->recalls[RECALL_RETIRE]));
+        ck_assert(TAILQ_EMPTY(&p->session->recall.queues[RECALL_RETIRE].open));
         peer_free(p);
         peer_free(admin);
         peer_settle(b);
 }
-
-START_TEST(test_end_of_an_order)
-{
-        end_of_an_order(_i != 0);
-}
-END_TEST
 
 /* ---- a random walk -------------------------------------------------------- */
 
@@ -820,7 +758,7 @@ static void walker_step(struct walker *w, unsigned *seed)
         }
 }
 
-START_TEST(test_random_walk)
+TEST(test_random_walk)
 {
         struct walker walkers[WALK_PEERS] = { 0 };
         unsigned seed = 815;
@@ -836,9 +774,9 @@ START_TEST(test_random_walk)
                 if (rand_r(&seed) % 5 == 0)
                         broker_tick(b);
                 if (rand_r(&seed) % 500 == 0)
-                        retire_tick(b, clock_ms() + RELEASE_MS);
+                        recall_tick(b, clock_ms() + RELEASE_MS);
                 if (w->peer && w->peer->session->state == SESSION_LIVE &&
-                    w->peer->to_ack > w->peer->session->acked_sequence)
+                    w->peer->to_ack > w->peer->session->delivery.acked_sequence)
                         ck_assert_int_eq(peer_ack(w->peer, w->peer->to_ack), 0);
                 if (step % 16 == 0)
                         check();
@@ -848,38 +786,8 @@ START_TEST(test_random_walk)
         printf("# %zu extents were retired\n", n_walk_retired);
         ck_assert_uint_gt(n_walk_retired, 1000);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("retire");
-        TCase *tc = tcase_create("retire");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 240);
-        tcase_add_test(tc, test_capability);
-        tcase_add_test(tc, test_one);
-        tcase_add_test(tc, test_many);
-        tcase_add_test(tc, test_no_exports);
-        tcase_add_test(tc, test_out_of_order);
-        tcase_add_test(tc, test_wrong_confirmations);
-        tcase_add_test(tc, test_message_and_window);
-        tcase_add_test(tc, test_after_the_ack);
-        tcase_add_test(tc, test_lost_before_the_retire);
-        tcase_add_test(tc, test_lost_is_not_retired);
-        tcase_add_test(tc, test_goodbye);
-        tcase_add_test(tc, test_quarantine);
-        tcase_add_test(tc, test_time_out);
-        tcase_add_test(tc, test_late_goodbye);
-        tcase_add_test(tc, test_time_out_without_events);
-        tcase_add_test(tc, test_others_proceed);
-        tcase_add_test(tc, test_reclaim_timeout);
-        tcase_add_test(tc, test_deaf_hides_nobody);
-        tcase_add_test(tc, test_late_is_not_waited_for);
-        tcase_add_test(tc, test_no_trade_with_the_silent);
-        tcase_add_test(tc, test_lets_go_while_waiting);
-        tcase_add_loop_test(tc, test_end_of_an_order, 0, 2);
-        tcase_add_test(tc, test_random_walk);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("retire");
 }

@@ -1,4 +1,4 @@
-/* Sessions without sockets: every request, every refusal, the ladder, the
+/* Sessions without sockets: every request, every refusal, the reclaim steps, the
  * window of extents, deaths at each step, and a long random walk.
  *
  * SPDX-License-Identifier: Apache-2.0 */
@@ -10,11 +10,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/accounting.h"
+#include "daemon/session/accounting.h"
 #include "daemon/clock.h"
 #include "daemon/log.h"
-#include "tests/peer.h"
+#include "daemon/record/records.h"
 #include "tests/suite.h"
+#include "tests/checks.h"
+#include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -43,55 +45,12 @@ static const char config_text[] =
         "    quotas:\n"
         "      - {partition: train, limit: 2MiB}\n";
 
-static struct broker *b;
-static struct config *config;
-static int n_fds_before;
-
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
-        b = peer_broker(config_text, &config);
+        sessions_start(config_text);
 }
 
-static void teardown(void)
-{
-        b = peer_broker_free(b, config);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-static void check_broker(void)
-{
-        const char *why = "";
-
-        if (broker_check(b, &why) < 0)
-                ck_abort_msg("%s", why);
-}
-
-static struct peer *come_in(uid_t uid)
-{
-        struct peer *p = peer_new(b, uid, false);
-        uint64_t id = peer_hello(p, "", "");
-
-        ck_assert_int_eq(peer_error(p, id), 0);
-        return p;
-}
-
-/* A block, whatever the workers have to do for it. */
-static const Bfcd__Block *must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
-{
-        uint64_t id = peer_malloc(p, partition, n_bytes);
-        const Bfcd__Reply *reply;
-
-        peer_settle(b);
-        while (!peer_reply(p, id) && p->to_ack > p->session->acked_sequence)
-                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
-        reply = peer_reply(p, id);
-        ck_assert_ptr_nonnull(reply);
-        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL)
-                ck_abort_msg("refused: %s", reply->refusal->message);
-        ck_assert_int_eq(reply->body_case, BFCD__REPLY__BODY_BLOCK);
-        return reply->block;
-}
+FIXTURE(session, setup, sessions_end);
 
 /* The id of what was split off. */
 static uint64_t must_split(struct peer *p, uint64_t block_id, uint64_t n_bytes)
@@ -105,16 +64,9 @@ static uint64_t must_split(struct peer *p, uint64_t block_id, uint64_t n_bytes)
         return reply->split->block_id;
 }
 
-static const char *refusal_of(struct peer *p, uint64_t id, int error)
+TEST(test_hello)
 {
-        peer_settle(b);
-        ck_assert_int_eq(peer_error(p, id), error);
-        return peer_reply(p, id)->refusal->message;
-}
-
-START_TEST(test_hello)
-{
-        struct peer *a = peer_new(b, 1, false), *stranger = peer_new(b, 77, false),
+        struct peer *a = peer_new(b, 1, false), *unauthenticated = peer_new(b, 77, false),
                     *admin = peer_new(b, 77, true);
         uint64_t id = peer_hello(a, "", "");
         const Bfcd__HelloReply *hello = peer_reply(a, id)->hello;
@@ -133,27 +85,26 @@ START_TEST(test_hello)
         again.hello = &body;
         ck_assert_int_eq(peer_send(a, &again, NULL), -EPROTO);
 
-        sentence = refusal_of(stranger, peer_hello(stranger, "", ""), EACCES);
+        sentence = refusal_of(unauthenticated, peer_hello(unauthenticated, "", ""), EACCES);
         ck_assert_ptr_nonnull(strstr(sentence, "uid 77"));
         ck_assert_ptr_nonnull(strstr(sentence, "'b' (uid 2, uid 3)"));
-        sentence = refusal_of(stranger, peer_hello(stranger, "a", ""), EACCES);
+        sentence = refusal_of(unauthenticated, peer_hello(unauthenticated, "a", ""), EACCES);
         ck_assert_ptr_nonnull(strstr(sentence, "does not match tenant 'a'"));
-        sentence = refusal_of(stranger, peer_hello(stranger, "nobody", ""), EACCES);
+        sentence = refusal_of(unauthenticated, peer_hello(unauthenticated, "nobody", ""), EACCES);
         ck_assert_ptr_nonnull(strstr(sentence, "does not exist"));
 
         again.id = 0;
-        ck_assert_int_eq(peer_send(stranger, &again, NULL), -EPROTO); /* its fourth */
+        ck_assert_int_eq(peer_send(unauthenticated, &again, NULL), -EPROTO); /* its fourth */
 
         ck_assert_int_eq(peer_error(admin, peer_hello(admin, "", "")), 0);
         refusal_of(admin, peer_malloc(admin, 0, 1), EACCES);
 
         peer_free(a);
-        peer_free(stranger);
+        peer_free(unauthenticated);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(test_tenant_choice)
+TEST(test_tenant_choice)
 {
         struct peer *p = peer_new(b, 1, false); /* uid 1, gid 1: a and a2 */
         struct peer *q = peer_new(b, 1, false);
@@ -167,9 +118,8 @@ START_TEST(test_tenant_choice)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
-START_TEST(test_order)
+TEST(requests_before_the_hello)
 {
         struct peer *p = peer_new(b, 1, false);
         Bfcd__Request r = BFCD__REQUEST__INIT;
@@ -182,17 +132,16 @@ START_TEST(test_order)
         ck_assert_int_eq(peer_send(p, &r, NULL), -EPROTO);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(test_malloc_free)
+TEST(test_malloc_free)
 {
-        struct peer *p = come_in(1), *other = come_in(2);
-        const Bfcd__Block *block = must_malloc(p, 0, 1000);
+        struct peer *p = open_session(1), *other = open_session(2);
+        const Bfcd__Block *block = must_malloc_block(p, 0, 1000);
         uint64_t id = block->block_id, offset = block->offset;
 
         ck_assert_uint_eq(block->n_bytes, 1024);
         ck_assert_uint_eq(p->n_extents, 1);
-        check_broker();
+        check();
         refusal_of(other, peer_free_block(other, id), EINVAL);
         refusal_of(p, peer_free_block(p, id + 1), EINVAL);
         refusal_of(p, peer_free_block(p, 0), EINVAL);
@@ -200,21 +149,20 @@ START_TEST(test_malloc_free)
         ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
         refusal_of(p, peer_free_block(p, id), EINVAL);
 
-        block = must_malloc(p, 0, 1000);
+        block = must_malloc_block(p, 0, 1000);
         ck_assert_uint_eq(block->offset, offset);
         ck_assert_uint_ne(block->block_id, id);
         ck_assert_uint_eq(p->n_extents, 1); /* it has met this extent */
-        check_broker();
+        check();
         peer_free(p);
         peer_free(other);
 }
-END_TEST
 
 /* The middle of a block is freed; what is left of it stays where it is. */
-START_TEST(test_split)
+TEST(test_split)
 {
-        struct peer *p = come_in(1), *other;
-        const Bfcd__Block *block = must_malloc(p, 0, 12 * MIB - 100);
+        struct peer *p = open_session(1), *other;
+        const Bfcd__Block *block = must_malloc_block(p, 0, 12 * MIB - 100);
         uint64_t id = block->block_id, offset = block->offset, middle, end;
         struct quota *q = p->session->shares[0].quota;
         uint64_t n_in_use = q->bytes_in_use, n_requested = q->bytes_requested;
@@ -223,10 +171,10 @@ START_TEST(test_split)
         ck_assert_uint_eq(must_split(p, id, 2 * MIB + 256), middle); /* asked again */
         end = must_split(p, middle, 8 * MIB);
         ck_assert(middle != id && end != id && end != middle);
-        check_broker();
+        check();
         ck_assert_uint_eq(q->n_blocks, 3);
-        ck_assert_uint_eq(p->session->shares[0].holding.n_blocks, 3);
-        ck_assert_uint_eq(p->session->bytes_in_use, 12 * MIB);
+        ck_assert_uint_eq(p->session->shares[0].usage.n_blocks, 3);
+        ck_assert_uint_eq(p->session->stats.bytes_in_use, 12 * MIB);
         ck_assert_uint_eq(q->bytes_in_use, n_in_use);
         ck_assert_uint_eq(q->bytes_requested, n_requested);
         ck_assert_int_eq(peer_error(p, peer_free_block(p, middle)), 0);
@@ -234,25 +182,24 @@ START_TEST(test_split)
         ck_assert_uint_eq(q->bytes_requested, 4 * MIB - 100);
         refusal_of(p, peer_split(p, middle, 256), EINVAL);
         refusal_of(p, peer_split(p, id, 2 * MIB + 256), EINVAL); /* that long it is */
-        check_broker();
+        check();
 
-        other = come_in(1);
-        block = must_malloc(other, 0, 8 * MIB); /* the place is free */
+        other = open_session(1);
+        block = must_malloc_block(other, 0, 8 * MIB); /* the place is free */
         ck_assert_uint_eq(block->offset, offset + 2 * MIB + 256);
         ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
         ck_assert_int_eq(peer_error(p, peer_free_block(p, end)), 0);
-        check_broker();
+        check();
         peer_free(other);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(test_split_refused)
+TEST(test_split_refused)
 {
         static const uint64_t PLACES[] = { 0,          1,   255,        257,        1024,
                                            1024 + 256, 512, 1ull << 63, UINT64_MAX, UINT64_MAX - 255 };
-        struct peer *p = come_in(1), *other = come_in(1), *third = come_in(2);
-        uint64_t id = must_malloc(p, 0, 1000)->block_id, shared = must_malloc(p, 0, 1000)->block_id, high;
+        struct peer *p = open_session(1), *other = open_session(1), *third = open_session(2);
+        uint64_t id = must_malloc(p, 0, 1000), shared = must_malloc(p, 0, 1000), high;
 
         for (size_t i = 0; i < sizeof(PLACES) / sizeof(PLACES[0]); i++)
                 if (PLACES[i] != 512)
@@ -263,25 +210,24 @@ START_TEST(test_split_refused)
         refusal_of(third, peer_split(third, id, 512), EINVAL);
         ck_assert_int_eq(peer_error(p, peer_publish(p, shared, "weights")), 0);
         refusal_of(p, peer_split(p, shared, 512), EINVAL);
-        check_broker();
+        check();
 
         high = must_split(p, id, 512);
         refusal_of(other, peer_split(other, id, 512), EINVAL); /* also what would be answered as before */
         ck_assert_int_eq(peer_error(p, peer_publish(p, high, "rest")), 0);
         refusal_of(p, peer_split(p, id, 512), EINVAL); /* not both parts are its own any more */
         ck_assert_uint_ne(must_split(p, id, 256), high);
-        check_broker();
+        check();
         peer_free(p);
         peer_free(other);
         peer_free(third);
 }
-END_TEST
 
 /* No session has more blocks than max_blocks by it. */
-START_TEST(test_split_is_bounded)
+TEST(test_split_is_bounded)
 {
-        struct peer *p = come_in(1);
-        uint64_t id = must_malloc(p, 0, 4 * MIB)->block_id;
+        struct peer *p = open_session(1);
+        uint64_t id = must_malloc(p, 0, 4 * MIB);
         const char *sentence;
 
         for (unsigned i = 1; i < 1000; i++) {
@@ -291,16 +237,15 @@ START_TEST(test_split_is_bounded)
         sentence = refusal_of(p, peer_split(p, id, 256), EDQUOT);
         ck_assert_ptr_nonnull(strstr(sentence, "max_blocks"));
         ck_assert_uint_eq(p->session->shares[0].quota->n_blocks, 1000);
-        check_broker();
+        check();
         ck_assert_int_eq(peer_error(p, peer_free_block(p, id)), 0);
-        check_broker();
+        check();
         peer_free(p);
 }
-END_TEST
 
-START_TEST(test_sizes)
+TEST(test_sizes)
 {
-        struct peer *p = come_in(1);
+        struct peer *p = open_session(1);
         const char *sentence;
 
         refusal_of(p, peer_malloc(p, 0, 0), EINVAL);
@@ -311,17 +256,16 @@ START_TEST(test_sizes)
         sentence = refusal_of(p, peer_malloc(p, 0, 48 * MIB + 1), EDQUOT);
         ck_assert_ptr_nonnull(strstr(sentence, "48.0 MiB"));
         must_malloc(p, 0, 48 * MIB); /* every byte of the limit can be had in one piece */
-        check_broker();
+        check();
         sentence = refusal_of(p, peer_malloc(p, 0, 1), EDQUOT);
         ck_assert_msg(strstr(sentence, "48.0 MiB of 48.0 MiB reserved"), "%s", sentence);
         peer_free(p);
 }
-END_TEST
 
-/* Asked for one extent, a block lies in one, whether it waits for it or not. */
-START_TEST(test_flags)
+/* A block that is requested in one extent is in one, whether the request waits or not. */
+TEST(test_flags)
 {
-        struct peer *p = come_in(1);
+        struct peer *p = open_session(1);
         uint64_t ids[8], id;
         const char *sentence;
 
@@ -342,35 +286,34 @@ START_TEST(test_flags)
         id = peer_malloc_flags(p, 0, 2 * MIB, 1);
         peer_settle(b);
         ck_assert_uint_eq(peer_reply(p, id)->block->offset % (2 * MIB), 0);
-        check_broker();
+        check();
         peer_free(p);
 }
-END_TEST
 
-/* A try that another follows is refused, and is no refusal: at once, and by who waited. */
-START_TEST(test_again)
+/* A refused request that will be retried is not counted as a refusal. */
+TEST(retried_request_is_not_counted_as_refused)
 {
         const struct quota *quota = b->tenants[0].quotas[0];
-        struct peer *p = come_in(1);
+        struct peer *p = open_session(1);
 
         must_malloc(p, 0, 40 * MIB);
         refusal_of(p, peer_malloc_flags(p, 0, 20 * MIB, 2), EDQUOT);
         refusal_of(p, peer_malloc_flags(p, 0, 20 * MIB, 3), EINVAL);
-        ck_assert_uint_eq(quota->n_refusals + quota->last_refusal_ms + p->session->n_refusals, 0);
+        ck_assert_uint_eq(quota->refusals.n + quota->refusals.last_ms + p->session->stats.n_refusals, 0);
         refusal_of(p, peer_malloc(p, 0, 20 * MIB), EDQUOT);
-        ck_assert_uint_eq(quota->n_over_quota, 1);
-        ck_assert_uint_eq(p->session->n_refusals, 1);
+        ck_assert_uint_eq(quota->refusals.n_over_quota, 1);
+        ck_assert_uint_eq(p->session->stats.n_refusals, 1);
         /* Beyond the limit: the client is told that it is in vain to try again. */
         refusal_of(p, peer_malloc_flags(p, 0, 60 * MIB, 2), EDQUOT);
-        ck_assert_uint_eq(quota->n_over_quota, 2);
-        ck_assert_uint_eq(p->session->n_refusals, 2);
+        ck_assert_uint_eq(quota->refusals.n_over_quota, 2);
+        ck_assert_uint_eq(p->session->stats.n_refusals, 2);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(test_max_blocks_and_sessions)
+TEST(test_max_blocks_and_sessions)
 {
-        struct peer *p = come_in(1), *q = come_in(1), *r = come_in(1), *s = peer_new(b, 1, false);
+        struct peer *p = open_session(1), *q = open_session(1), *r = open_session(1),
+                    *s = peer_new(b, 1, false);
         const char *sentence;
 
         sentence = refusal_of(s, peer_hello(s, "a", ""), EDQUOT);
@@ -386,7 +329,6 @@ START_TEST(test_max_blocks_and_sessions)
         peer_free(r);
         peer_free(s);
 }
-END_TEST
 
 /* A client of another broker comes in, or is refused: its errno. */
 static int come_to(struct broker *other, uid_t uid, const char *partition, struct peer **ret)
@@ -402,7 +344,7 @@ static int come_to(struct broker *other, uid_t uid, const char *partition, struc
 }
 
 /* However many partitions it has; and each other tenant is sure of its share. */
-START_TEST(test_sessions_of_a_tenant)
+TEST(test_sessions_of_a_tenant)
 {
         static const char text[] =
                 "devices: [{id: host, size: 64MiB, partitions: [{name: p, limit: 16MiB}, {name: q, limit: 16MiB}, "
@@ -441,13 +383,12 @@ START_TEST(test_sessions_of_a_tenant)
                 peer_free(peers[--n]);
         peer_broker_free(other, own);
 }
-END_TEST
 
 /* While the device works for one request, others that fit pass by. */
-START_TEST(test_pass_by)
+TEST(test_pass_by)
 {
-        struct peer *p = come_in(1);
-        uint64_t hole = must_malloc(p, 0, MIB)->block_id, big, small, behind;
+        struct peer *p = open_session(1);
+        uint64_t hole = must_malloc(p, 0, MIB), big, small, behind;
 
         must_malloc(p, 0, MIB / 2);
         ck_assert_int_eq(peer_error(p, peer_free_block(p, hole)), 0);
@@ -458,58 +399,55 @@ START_TEST(test_pass_by)
         ck_assert_int_eq(peer_error(p, big), -1);
         ck_assert_int_eq(peer_error(p, behind), -1);
         ck_assert_int_eq(peer_error(p, small), 0);
-        check_broker();
+        check();
         peer_settle(b);
         ck_assert_int_eq(peer_error(p, big), 0);
         ck_assert_int_eq(peer_error(p, behind), 0);
-        check_broker();
+        check();
         peer_free(p);
 }
-END_TEST
 
 /* A client dies while its request waits for the device. */
-START_TEST(test_death_while_growing)
+TEST(session_ends_while_its_extents_are_made)
 {
-        struct peer *p = come_in(1), *q = come_in(1);
+        struct peer *p = open_session(1), *q = open_session(1);
         uint64_t behind;
 
         (void)peer_malloc(p, 0, 8 * MIB);
         behind = peer_malloc(q, 0, 4 * MIB);
-        check_broker();
+        check();
         peer_free(p);
-        check_broker();
+        check();
         peer_settle(b);
         ck_assert_int_eq(peer_error(q, behind), 0);
         peer_free(q);
         peer_settle(b);
         ck_assert_uint_eq(b->partitions[0].pool.charged_bytes, 0);
 }
-END_TEST
 
 /* Space is there, but in extents elsewhere: they go back and the request fits. */
-START_TEST(test_fragments_go_back)
+TEST(test_fragments_go_back)
 {
-        struct peer *p = come_in(1);
+        struct peer *p = open_session(1);
         uint64_t ids[24];
 
         for (int i = 0; i < 24; i++)
-                ids[i] = must_malloc(p, 0, 2 * MIB)->block_id;
+                ids[i] = must_malloc(p, 0, 2 * MIB);
         for (int i = 0; i < 24; i += 2)
                 peer_free_block(p, ids[i]);
-        check_broker();
+        check();
         /* 24 MiB are free in pieces of 2: one block of 24 needs them all. */
         must_malloc(p, 0, 24 * MIB);
-        check_broker();
+        check();
         refusal_of(p, peer_malloc(p, 0, 256), EDQUOT);
         peer_free(p);
 }
-END_TEST
 
 /* The partition is full of what a neighbour no longer uses. */
-START_TEST(test_neighbour_gives_back)
+TEST(free_extents_of_another_tenant_are_released)
 {
-        struct peer *a = come_in(1), *other = come_in(2);
-        uint64_t id = must_malloc(a, 0, 48 * MIB)->block_id;
+        struct peer *a = open_session(1), *other = open_session(2);
+        uint64_t id = must_malloc(a, 0, 48 * MIB);
         const char *sentence;
 
         must_malloc(other, 0, 16 * MIB); /* guaranteed */
@@ -517,16 +455,15 @@ START_TEST(test_neighbour_gives_back)
         ck_assert_ptr_nonnull(strstr(sentence, "partition 'train'"));
         peer_free_block(a, id);
         must_malloc(other, 0, 16 * MIB);
-        check_broker();
+        check();
         peer_free(a);
         peer_free(other);
 }
-END_TEST
 
 /* The guarantee holds although a neighbour takes all it can. */
-START_TEST(test_reserve)
+TEST(test_reserve)
 {
-        struct peer *a = come_in(1), *other = come_in(3);
+        struct peer *a = open_session(1), *other = open_session(3);
         uint64_t n = 0;
 
         for (;;) {
@@ -543,28 +480,26 @@ START_TEST(test_reserve)
         peer_free(a);
         peer_free(other);
 }
-END_TEST
 
-START_TEST(test_preallocated)
+TEST(test_preallocated)
 {
-        struct peer *p = come_in(1);
+        struct peer *p = open_session(1);
         const Bfcd__Block *block;
 
         ck_assert_uint_eq(b->partitions[1].pool.charged_bytes, 8 * MIB);
-        block = must_malloc(p, 1, 8 * MIB);
+        block = must_malloc_block(p, 1, 8 * MIB);
         ck_assert_uint_eq(block->n_bytes, 8 * MIB);
         refusal_of(p, peer_malloc(p, 1, 1), EDQUOT);
         peer_free(p);
         peer_settle(b);
         ck_assert_uint_eq(b->partitions[1].pool.charged_bytes, 8 * MIB);
 }
-END_TEST
 
 /* The ledger is full when the device answers: each of those that wait is
  * refused once, though each refusal frees a block again. */
-START_TEST(test_ledger_full_while_waiting)
+TEST(test_ledger_full_while_waiting)
 {
-        struct peer *p = come_in(1), *q = come_in(1);
+        struct peer *p = open_session(1), *q = open_session(1);
         struct ledger_block facts = { .quota = b->tenants[0].quotas[1]->index };
         uint32_t index, *indexes = NULL;
         size_t n = 0, n_room = 0;
@@ -586,15 +521,14 @@ START_TEST(test_ledger_full_while_waiting)
         while (n > 0)
                 ledger_block_clear(b->ledger, indexes[--n]);
         free(indexes);
-        check_broker();
+        check();
         must_malloc(p, 0, 1000);
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* One block over more extents than the window takes. */
-START_TEST(test_window)
+TEST(test_window)
 {
         struct config *c;
         struct broker *big = peer_broker("devices:\n"
@@ -630,12 +564,11 @@ START_TEST(test_window)
         peer_free(p);
         peer_broker_free(big, c);
 }
-END_TEST
 
 /* Of which the client did not receive the fds: they are sent again, to it alone. */
-START_TEST(test_lost_extents)
+TEST(test_lost_extents)
 {
-        struct peer *p = come_in(1), *other = come_in(1);
+        struct peer *p = open_session(1), *other = open_session(1);
         uint64_t ids[4], id, lost;
 
         p->auto_ack = false;
@@ -651,7 +584,7 @@ START_TEST(test_lost_extents)
         ck_assert_int_eq(peer_ack_without(p, 1, ids, 4), -EPROTO); /* more than were sent */
         ids[1] = lost + 1000; /* one that is no longer there: it was released meanwhile */
         ck_assert_int_eq(peer_ack_without(p, 1, ids, 2), 0);
-        check_broker();
+        check();
         ck_assert_int_eq(peer_error(p, peer_free_block(p, peer_reply(p, id)->block->block_id)), 0);
         id = peer_malloc(p, 0, 3 * MIB);
         peer_settle(b);
@@ -669,14 +602,13 @@ START_TEST(test_lost_extents)
                 ck_assert_int_eq(peer_error(p, id), 0);
                 ck_assert_uint_eq(peer_extent(p, i + 1, 0)->extent_id, lost);
         }
-        check_broker();
+        check();
         peer_free(p);
         peer_free(other);
 }
-END_TEST
 
 /* A block of more extents than one message has would wait for as long as fds are short. */
-START_TEST(test_lost_extents_of_a_block_that_waits)
+TEST(test_lost_extents_of_a_block_that_waits)
 {
         struct config *c;
         struct broker *big = peer_broker("devices:\n"
@@ -702,22 +634,22 @@ START_TEST(test_lost_extents_of_a_block_that_waits)
         ck_assert_int_eq(peer_error(p, other), 0); /* it has its turn */
         ck_assert_int_eq(broker_check(big, &why), 0);
         ck_assert_uint_eq(big->tenants[0].quotas[0]->n_blocks, 1);
-        while (p->to_ack > p->session->acked_sequence)
+        while (p->to_ack > p->session->delivery.acked_sequence)
                 ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
         id = peer_malloc(p, 0, 300 * MIB);
         peer_settle(big);
-        while (p->to_ack > p->session->acked_sequence)
+        while (p->to_ack > p->session->delivery.acked_sequence)
                 ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
         ck_assert_int_eq(peer_error(p, id), 0);
         peer_free(p);
         peer_broker_free(big, c);
 }
-END_TEST
 
 /* A session that leaves extents in flight keeps its place, though not its memory. */
-START_TEST(test_lingers)
+TEST(lingering_session_keeps_its_place)
 {
-        struct peer *p = come_in(1), *q = come_in(1), *r = come_in(1), *s = peer_new(b, 1, false);
+        struct peer *p = open_session(1), *q = open_session(1), *r = open_session(1),
+                    *s = peer_new(b, 1, false);
 
         p->auto_ack = false;
         (void)peer_malloc(p, 0, MIB);
@@ -728,7 +660,7 @@ START_TEST(test_lingers)
         ck_assert_int_eq(session_reap(p->session, 100), SESSION_LINGERS);
         ck_assert_uint_eq(b->tenants[0].quotas[0]->n_blocks, 0);
         refusal_of(s, peer_hello(s, "a", ""), EDQUOT);
-        session_let_go(p->session);
+        session_end_linger(p->session);
         ck_assert_int_eq(session_reap(p->session, 100), 0);
         ck_assert_int_eq(peer_error(s, peer_hello(s, "a", "")), 0);
         peer_free(p);
@@ -736,11 +668,44 @@ START_TEST(test_lingers)
         peer_free(r);
         peer_free(s);
 }
-END_TEST
 
-START_TEST(test_goodbye)
+/* The questions and entry points of a connection. */
+TEST(test_states)
 {
-        struct peer *p = come_in(1);
+        struct peer *p = peer_new(b, 1, false), *q = open_session(1);
+        const char *why = NULL;
+
+        ck_assert(session_may_read(p->session) && session_deadline_ms(p->session) > clock_ms());
+        session_expire(p->session);
+        ck_assert(p->aborted && !session_has_work(p->session));
+        ck_assert_int_eq(session_hang_up(p->session), 0);
+        ck_assert(session_is_closing(p->session) && session_has_work(p->session));
+
+        must_malloc(q, 0, MIB);
+        ck_assert(session_may_read(q->session) && session_deadline_ms(q->session) == 0);
+        session_expire(q->session);
+        session_forbid_resume(q->session);
+        ck_assert(session_is_live(q->session) && !q->aborted && !mappings_are_watched(b));
+        for (int i = 0; i < 2; i++) /* the second one changes nothing */
+                ck_assert_int_eq(session_hang_up(q->session), 1);
+        ck_assert_uint_eq(b->tenants[0].n_quarantined, 1);
+        ck_assert(!session_may_read(q->session) && !session_has_work(q->session));
+        ck_assert(session_deadline_ms(q->session) > clock_ms() && mappings_are_watched(b));
+        session_expire(q->session);
+        ck_assert(session_has_work(q->session) && !mappings_are_watched(b));
+        ck_assert_uint_eq(b->tenants[0].n_quarantined + session_deadline_ms(q->session), 0);
+        ck_assert_int_eq(session_work(q->session, 100, &why), SESSION_LINGERS);
+        ck_assert(!session_has_work(q->session));
+        session_end_linger(q->session);
+        ck_assert(session_has_work(q->session));
+        ck_assert_int_eq(session_work(q->session, 100, &why), SESSION_DONE);
+        peer_free(p);
+        peer_free(q);
+}
+
+TEST(test_goodbye)
+{
+        struct peer *p = open_session(1);
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Goodbye goodbye = BFCD__GOODBYE__INIT;
         uint64_t id;
@@ -754,19 +719,18 @@ START_TEST(test_goodbye)
         ck_assert_ptr_null(peer_reply(p, id));
         ck_assert_int_eq(session_reap(p->session, 256), SESSION_MORE);
         ck_assert_int_eq(session_reap(p->session, 256), SESSION_MORE);
-        check_broker();
+        check();
         /* All is freed; only the kernel knows whether the extents were read. */
         ck_assert_int_eq(session_reap(p->session, 256), SESSION_LINGERS);
         ck_assert_int_eq(peer_reply(p, id)->body_case, BFCD__REPLY__BODY_DONE);
         peer_free(p);
 }
-END_TEST
 
-/* What a dead session held is there for those who wait. */
-START_TEST(test_waits_for_the_dying)
+/* The memory of an ended session serves waiting requests. */
+TEST(request_waits_for_a_closing_session)
 {
-        struct peer *p = come_in(1), *q = come_in(1);
-        uint64_t id;
+        struct peer *p = open_session(1), *q = open_session(1);
+        uint64_t id, waited_ns;
 
         must_malloc(p, 0, 48 * MIB);
         ck_assert_int_eq(session_hang_up(p->session), 1);
@@ -777,23 +741,25 @@ START_TEST(test_waits_for_the_dying)
         ck_assert_int_eq(peer_error(q, id), -1);
         peer_settle(b);
         ck_assert_int_eq(peer_error(q, id), -1);
+        waited_ns = q->session->stats.waited_ns; /* of the first request */
+        still_clock_pass(5);
         while (session_reap(p->session, 1) == SESSION_MORE)
                 ;
-        session_let_go(p->session);
+        session_end_linger(p->session);
         ck_assert_int_eq(session_reap(p->session, 1), 0);
         peer_settle(b);
         ck_assert_int_eq(peer_error(q, id), 0);
+        ck_assert_uint_ge(q->session->stats.waited_ns - waited_ns, 5000000);
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* ---- the log ------------------------------------------------------------- */
 
 /* Comes, is refused once, gets a block, and goes. */
 static void visit(uid_t uid)
 {
-        struct peer *p = come_in(uid);
+        struct peer *p = open_session(uid);
 
         ck_assert_int_eq(peer_error(p, peer_malloc(p, 0, 100 * MIB)), EDQUOT);
         must_malloc(p, 0, 256);
@@ -812,7 +778,7 @@ static unsigned count_words(const char *text, const char *words)
 /* Comes and goes without memory. */
 static void look_in(uid_t uid)
 {
-        peer_free(come_in(uid));
+        peer_free(open_session(uid));
 }
 
 /* What is logged from now on; and so far, as text. */
@@ -842,7 +808,7 @@ static const char *log_caught(void)
 }
 
 /* Each end is a line; of refusals the first, and the count of the others. */
-START_TEST(test_ends_are_recorded)
+TEST(test_ends_are_recorded)
 {
         const char *text;
 
@@ -860,13 +826,74 @@ START_TEST(test_ends_are_recorded)
         ck_assert_uint_eq(count_words(text, "(tenant 'b', uid 2"), 1);
         ck_assert_uint_ge(count_words(text, "similar messages suppressed)"), 1);
 }
-END_TEST
+
+/* Lines of a file with these words, once it has n of them; waits for the thread that writes it. */
+static unsigned count_records(const char *path, const char *words, unsigned n)
+{
+        static char text[1 << 16];
+        unsigned found = 0;
+
+        for (unsigned ms = 0; ms < 120000; ms++) {
+                FILE *f = fopen(path, "re");
+
+                text[f ? fread(text, 1, sizeof(text) - 1, f) : 0] = '\0';
+                if (f)
+                        fclose(f);
+                found = count_words(text, words);
+                if (found >= n)
+                        break;
+                usleep(1000);
+        }
+        return found;
+}
+
+static void use_and_leave(uint64_t n_bytes)
+{
+        struct peer *p = open_session(1);
+
+        must_malloc(p, 0, n_bytes);
+        peer_free(p);
+}
+
+/* When the last session leaves, but not each time; and now and then while there are sessions. Each record has the peak
+ * since the one before. */
+TEST(peaks_of_quotas_are_recorded)
+{
+        char folder[] = "/tmp/bfcd-session-XXXXXX", path[64];
+        struct peer *p;
+
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        snprintf(path, sizeof(path), "%s/records", folder);
+        ck_assert_int_eq(records_open(NULL, path), 0);
+        use_and_leave(4 * MIB);
+        ck_assert_uint_eq(count_records(path, "\"peak_bytes\":4194304,\"peak_reserved_bytes\":", 1), 1);
+        use_and_leave(MIB);
+        accounting_usage(b, false);
+        still_clock_pass(ACCOUNTING_LEAVE_MS);
+        accounting_usage(b, false);
+        ck_assert_uint_eq(count_records(path, "\"peak_bytes\":1048576,\"peak_reserved_bytes\":", 1), 1);
+        p = open_session(1);
+        must_malloc(p, 0, 2 * MIB);
+        still_clock_pass(ACCOUNTING_LEAVE_MS);
+        accounting_usage(b, false); /* not yet */
+        still_clock_pass(ACCOUNTING_USAGE_MS);
+        accounting_usage(b, false);
+        ck_assert_uint_eq(count_records(path, "\"peak_bytes\":2097152,\"peak_reserved_bytes\":", 1), 1);
+        accounting_usage(b, true); /* at the end */
+        ck_assert_uint_eq(count_records(path, "\"peak_bytes\":2097152,\"peak_reserved_bytes\":", 2), 2);
+        ck_assert_uint_eq(count_records(path, "\"tenant\":\"a\",\"partition\":\"train\",\"begin_us\"", 4), 4);
+        ck_assert_uint_eq(count_records(path, "\"tenant\":\"b\"", 0), 0);
+        peer_free(p);
+        records_close(0);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(rmdir(folder), 0);
+}
 
 /* A user chooses the program's name, and the control group's below one that was delegated to it. */
-START_TEST(test_figures_of_an_end_are_the_daemons)
+TEST(statistics_of_an_end_come_from_the_daemon)
 {
         static const char lie[] = "x; duration 1 ms, peak 1 bytes, 9 allocations, 0 refusals";
-        struct peer *p = come_in(1);
+        struct peer *p = open_session(1);
         const char *text, *true_one, *false_one;
 
         must_malloc(p, 0, 256);
@@ -884,10 +911,9 @@ START_TEST(test_figures_of_an_end_are_the_daemons)
         ck_assert_msg(true_one != NULL, "%s", text);
         ck_assert_msg(false_one != NULL && true_one < false_one, "%s", text);
 }
-END_TEST
 
 /* A tenant that comes and goes in a loop has a bounded number of lines, and the sums have them all. */
-START_TEST(test_ends_are_bounded)
+TEST(test_ends_are_bounded)
 {
         struct tenant *t = &b->tenants[0];
         const char *text, *sum;
@@ -899,7 +925,7 @@ START_TEST(test_ends_are_bounded)
                 look_in(1);
         t->ends.n_lines = ACCOUNTING_LINES; /* as if as many had had memory */
         visit(1);
-        ck_assert(b->has_accounts);
+        ck_assert(b->logs.has_accounts);
         ck_assert(accounting_tick(b, t->ends.since_ms + ACCOUNTING_WINDOW_MS - 1, false));
         visit(2);
         (void)accounting_tick(b, t->ends.since_ms + ACCOUNTING_WINDOW_MS, false);
@@ -914,7 +940,6 @@ START_TEST(test_ends_are_bounded)
         ck_assert_uint_eq(count_words(text, "): tenant 'a', uid 1") + n_summed, 1001);
         ck_assert_ptr_nonnull(strstr(sum, "largest peak 256 bytes, 1 allocations, 1 refusals"));
 }
-END_TEST
 
 /* ---- a random walk ------------------------------------------------------- */
 
@@ -976,13 +1001,13 @@ static void walker_step(struct walker *w, unsigned *seed)
                 ck_assert_int_eq(peer_error(w->peer, id), 0);
                 w->blocks[i] = w->blocks[--w->n_blocks];
                 peer_forget_replies(w->peer);
-                if (w->waiting && w->peer->to_ack > w->peer->session->acked_sequence)
+                if (w->waiting && w->peer->to_ack > w->peer->session->delivery.acked_sequence)
                         peer_ack(w->peer, w->peer->to_ack);
         }
 }
 
 /* A forgotten reply would lose a block: nothing waits when replies go. */
-START_TEST(test_random_walk)
+TEST(test_random_walk)
 {
         struct walker walkers[WALK_PEERS] = { { NULL, { 0 }, 0, 0 } };
         unsigned seed = 4711;
@@ -994,52 +1019,16 @@ START_TEST(test_random_walk)
                         walker_step(w, &seed);
                 if (rand_r(&seed) % 3 == 0)
                         broker_poll(b);
-                if (w->peer && w->peer->to_ack > w->peer->session->acked_sequence)
+                if (w->peer && w->peer->to_ack > w->peer->session->delivery.acked_sequence)
                         ck_assert_int_eq(peer_ack(w->peer, w->peer->to_ack), 0);
                 if (step % 64 == 0)
-                        check_broker();
+                        check();
         }
         for (unsigned i = 0; i < WALK_PEERS; i++)
                 peer_free(walkers[i].peer);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("session");
-        TCase *tc = tcase_create("session");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 240);
-        tcase_add_test(tc, test_hello);
-        tcase_add_test(tc, test_tenant_choice);
-        tcase_add_test(tc, test_order);
-        tcase_add_test(tc, test_malloc_free);
-        tcase_add_test(tc, test_split);
-        tcase_add_test(tc, test_split_refused);
-        tcase_add_test(tc, test_split_is_bounded);
-        tcase_add_test(tc, test_sizes);
-        tcase_add_test(tc, test_flags);
-        tcase_add_test(tc, test_again);
-        tcase_add_test(tc, test_max_blocks_and_sessions);
-        tcase_add_test(tc, test_sessions_of_a_tenant);
-        tcase_add_test(tc, test_pass_by);
-        tcase_add_test(tc, test_death_while_growing);
-        tcase_add_test(tc, test_fragments_go_back);
-        tcase_add_test(tc, test_neighbour_gives_back);
-        tcase_add_test(tc, test_reserve);
-        tcase_add_test(tc, test_preallocated);
-        tcase_add_test(tc, test_window);
-        tcase_add_test(tc, test_lost_extents);
-        tcase_add_test(tc, test_lost_extents_of_a_block_that_waits);
-        tcase_add_test(tc, test_ledger_full_while_waiting);
-        tcase_add_test(tc, test_lingers);
-        tcase_add_test(tc, test_goodbye);
-        tcase_add_test(tc, test_waits_for_the_dying);
-        tcase_add_test(tc, test_ends_are_recorded);
-        tcase_add_test(tc, test_figures_of_an_end_are_the_daemons);
-        tcase_add_test(tc, test_ends_are_bounded);
-        tcase_add_test(tc, test_random_walk);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("session");
 }

@@ -8,8 +8,9 @@
 #include <string.h>
 
 #include "daemon/clock.h"
-#include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/checks.h"
+#include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -31,55 +32,12 @@ static const char config_text[] = "devices:\n"
                                   "    quotas:\n"
                                   "      - {partition: train, limit: 48MiB}\n";
 
-static struct broker *b;
-static struct config *config;
-static int n_fds_before;
-
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
-        b = peer_broker(config_text, &config);
+        sessions_start(config_text);
 }
 
-static void teardown(void)
-{
-        b = peer_broker_free(b, config);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
-
-static void check_all(void)
-{
-        const char *why = "";
-
-        if (broker_check(b, &why) < 0 || shared_check(b, &why) < 0 || retire_check(b, &why) < 0)
-                ck_abort_msg("%s", why);
-}
-
-static struct peer *come_in(uid_t uid)
-{
-        struct peer *p = peer_new(b, uid, false);
-
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        return p;
-}
-
-static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
-{
-        uint64_t id = peer_malloc(p, partition, n_bytes);
-
-        peer_settle(b);
-        while (p->to_ack > p->session->acked_sequence)
-                ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
-        ck_assert_int_eq(peer_error(p, id), 0);
-        return peer_reply(p, id)->block->block_id;
-}
-
-static const char *refusal_of(struct peer *p, uint64_t id, int error)
-{
-        peer_settle(b);
-        ck_assert_int_eq(peer_error(p, id), error);
-        return peer_reply(p, id)->refusal->message;
-}
+FIXTURE(shared, setup, sessions_end);
 
 static void must_publish(struct peer *p, uint64_t block, const char *name)
 {
@@ -87,7 +45,7 @@ static void must_publish(struct peer *p, uint64_t block, const char *name)
 
         ck_assert_int_eq(peer_error(p, id), 0);
         ck_assert_int_eq(peer_reply(p, id)->body_case, BFCD__REPLY__BODY_DONE);
-        check_all();
+        check();
 }
 
 static const Bfcd__Attached *attached(struct peer *p, uint64_t id)
@@ -102,42 +60,20 @@ static const Bfcd__Attached *must_attach(struct peer *p, const char *name)
         return attached(p, peer_attach(p, name, 0));
 }
 
-static void must_free(struct peer *p, uint64_t block)
-{
-        ck_assert_int_eq(peer_error(p, peer_free_block(p, block)), 0);
-        check_all();
-}
-
 static const struct quota *quota_of(size_t tenant, size_t partition)
 {
         return b->tenants[tenant].quotas[partition];
 }
 
-/* A page of a list; the viewer's. */
-static const Bfcd__ListReply *list(struct peer *p, Bfcd__List__Kind kind, uint64_t cursor)
+TEST(test_publish_and_attach)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__List body = BFCD__LIST__INIT;
-        uint64_t id;
-
-        body.kind = kind;
-        body.cursor = cursor;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &body;
-        ck_assert_int_eq(peer_send(p, &r, &id), 0);
-        ck_assert_int_eq(peer_error(p, id), 0);
-        return peer_reply(p, id)->list;
-}
-
-START_TEST(test_publish_and_attach)
-{
-        struct peer *p = come_in(1), *q = come_in(1);
+        struct peer *p = open_session(1), *q = open_session(1);
         uint64_t block = must_malloc(p, 0, 3 * MIB + 1);
         const Bfcd__Attached *got;
 
-        ck_assert_uint_eq(p->session->bytes_in_use, 3 * MIB + 256);
+        ck_assert_uint_eq(p->session->stats.bytes_in_use, 3 * MIB + 256);
         must_publish(p, block, "weights of the 7B");
-        ck_assert_uint_eq(p->session->bytes_in_use, 0); /* no session's any more */
+        ck_assert_uint_eq(p->session->stats.bytes_in_use, 0); /* no session's any more */
         ck_assert_uint_eq(q->n_extents, 0);
         got = must_attach(q, "weights of the 7B");
         ck_assert_uint_eq(q->n_extents, 2); /* before the reply */
@@ -147,11 +83,11 @@ START_TEST(test_publish_and_attach)
         ck_assert_uint_eq(got->partition, 0);
         must_attach(q, "weights of the 7B");
         ck_assert_uint_eq(q->n_extents, 2);
-        check_all();
+        check();
         /* Charged once, one block, no session's. */
         ck_assert_uint_eq(quota_of(0, 0)->bytes_in_use, 3 * MIB + 256);
         ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
-        ck_assert_uint_eq(q->session->bytes_in_use, 0);
+        ck_assert_uint_eq(q->session->stats.bytes_in_use, 0);
 
         must_free(p, block);
         refusal_of(p, peer_free_block(p, block), EINVAL);
@@ -165,11 +101,10 @@ START_TEST(test_publish_and_attach)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
-START_TEST(test_refusals)
+TEST(test_refusals)
 {
-        struct peer *p = come_in(1), *q = come_in(1), *admin = peer_new(b, 1, true);
+        struct peer *p = open_session(1), *q = open_session(1), *admin = peer_new(b, 1, true);
         uint64_t block = must_malloc(p, 0, 1000), other = must_malloc(p, 0, 1000),
                  mine = must_malloc(q, 0, 1000);
         char name[80];
@@ -191,7 +126,7 @@ START_TEST(test_refusals)
         refusal_of(p, peer_publish(p, 0, "x"), EINVAL);
         refusal_of(p, peer_publish(p, UINT64_MAX, "x"), EINVAL);
         refusal_of(p, peer_publish(p, block + 1000, "x"), EINVAL);
-        ck_assert_ptr_null(b->shared_names);
+        ck_assert_ptr_null(b->shared.tree);
 
         name[63] = '\0';
         must_publish(p, block, name);
@@ -207,56 +142,57 @@ START_TEST(test_refusals)
         sentence = refusal_of(q, peer_publish(q, block, "again"), EINVAL); /* an attached one */
         ck_assert_ptr_nonnull(strstr(sentence, "already shared"));
         refusal_of(admin, peer_free_block(admin, block), EINVAL);
-        check_all();
+        check();
         peer_free(p);
         peer_free(q);
         peer_free(admin);
 }
-END_TEST
 
 /* What a tenant shares does not exist for others, by no request and in no list. */
-START_TEST(test_tenants_are_apart)
+TEST(names_are_per_tenant)
 {
-        struct peer *p = come_in(1), *stranger = come_in(2), *admin = peer_new(b, 9, true);
-        uint64_t block = must_malloc(p, 0, 1000), own = must_malloc(stranger, 0, 1000), wait;
+        struct peer *p = open_session(1), *unauthenticated = open_session(2), *admin = peer_new(b, 9, true);
+        uint64_t block = must_malloc(p, 0, 1000), own = must_malloc(unauthenticated, 0, 1000), wait;
         const Bfcd__ListReply *page;
         const char *sentence;
         char before[256];
 
         peer_hello(admin, "", "");
-        snprintf(before, sizeof(before), "%s", refusal_of(stranger, peer_attach(stranger, "w", 0), ENOENT));
-        wait = peer_attach(stranger, "w", 10000);
+        snprintf(before, sizeof(before), "%s",
+                 refusal_of(unauthenticated, peer_attach(unauthenticated, "w", 0), ENOENT));
+        wait = peer_attach(unauthenticated, "w", 10000);
         must_publish(p, block, "w");
         peer_settle(b);
-        ck_assert_int_eq(peer_error(stranger, wait), -1);
-        sentence = refusal_of(stranger, peer_attach(stranger, "w", 0), ENOENT);
+        ck_assert_int_eq(peer_error(unauthenticated, wait), -1);
+        sentence = refusal_of(unauthenticated, peer_attach(unauthenticated, "w", 0), ENOENT);
         ck_assert_str_eq(sentence, before);
-        snprintf(before, sizeof(before), "%s", refusal_of(stranger, peer_free_block(stranger, 1), EINVAL));
-        sentence = refusal_of(stranger, peer_free_block(stranger, block), EINVAL);
+        snprintf(before, sizeof(before), "%s",
+                 refusal_of(unauthenticated, peer_free_block(unauthenticated, 1), EINVAL));
+        sentence = refusal_of(unauthenticated, peer_free_block(unauthenticated, block), EINVAL);
         ck_assert_str_eq(strchr(sentence, 'i'), strchr(before, 'i')); /* but for the number */
         ck_assert_ptr_nonnull(
-                strstr(refusal_of(stranger, peer_publish(stranger, block, "v"), EINVAL), "does not belong"));
-        ck_assert_uint_eq(list(stranger, BFCD__LIST__KIND__SHARED, 0)->n_shared, 0);
-        page = list(stranger, BFCD__LIST__KIND__BLOCKS, 0);
+                strstr(refusal_of(unauthenticated, peer_publish(unauthenticated, block, "v"), EINVAL),
+                       "does not belong"));
+        ck_assert_uint_eq(list_page(unauthenticated, BFCD__LIST__KIND__SHARED, 0)->n_shared, 0);
+        page = list_page(unauthenticated, BFCD__LIST__KIND__BLOCKS, 0);
         ck_assert_uint_eq(page->n_blocks, 1);
         ck_assert_uint_eq(page->blocks[0]->block_id, own);
         /* The same name, in each tenant. */
-        must_publish(stranger, own, "w");
+        must_publish(unauthenticated, own, "w");
         peer_settle(b);
-        ck_assert_uint_eq(attached(stranger, wait)->block->block_id, own);
-        page = list(stranger, BFCD__LIST__KIND__SHARED, 0);
+        ck_assert_uint_eq(attached(unauthenticated, wait)->block->block_id, own);
+        page = list_page(unauthenticated, BFCD__LIST__KIND__SHARED, 0);
         ck_assert_uint_eq(page->n_shared, 1);
         ck_assert_uint_eq(page->shared[0]->block_id, own);
-        ck_assert_uint_eq(list(admin, BFCD__LIST__KIND__SHARED, 0)->n_shared, 2);
+        ck_assert_uint_eq(list_page(admin, BFCD__LIST__KIND__SHARED, 0)->n_shared, 2);
         peer_free(p);
-        peer_free(stranger);
+        peer_free(unauthenticated);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(test_lists)
+TEST(test_lists)
 {
-        struct peer *p = come_in(1), *q = come_in(1), *admin = peer_new(b, 9, true);
+        struct peer *p = open_session(1), *q = open_session(1), *admin = peer_new(b, 9, true);
         uint64_t block = must_malloc(p, 1, 5000);
         const Bfcd__ListReply *page;
 
@@ -266,7 +202,7 @@ START_TEST(test_lists)
         refusal_of(q, peer_attach(q, "w", 0), EDQUOT); /* max_sessions of warm */
         must_attach(p, "w");
         for (int i = 0; i < 2; i++) {
-                page = list(i ? admin : q, BFCD__LIST__KIND__SHARED, 0);
+                page = list_page(i ? admin : q, BFCD__LIST__KIND__SHARED, 0);
                 ck_assert_uint_eq(page->n_shared, 1);
                 ck_assert_str_eq(page->shared[0]->name, "w");
                 ck_assert_str_eq(page->shared[0]->tenant, "a");
@@ -274,8 +210,8 @@ START_TEST(test_lists)
                 ck_assert_uint_eq(page->shared[0]->block_id, block);
                 ck_assert_uint_eq(page->shared[0]->n_bytes, 5120);
                 ck_assert_uint_eq(page->shared[0]->n_requested, 5000);
-                ck_assert_uint_eq(page->shared[0]->num_holders, 1);
-                page = list(i ? admin : q, BFCD__LIST__KIND__BLOCKS, 0);
+                ck_assert_uint_eq(page->shared[0]->num_references, 1);
+                page = list_page(i ? admin : q, BFCD__LIST__KIND__BLOCKS, 0);
                 ck_assert_uint_eq(page->n_blocks, 2);
                 ck_assert_uint_eq(page->blocks[0]->session_id, 0); /* no session's */
                 ck_assert_str_eq(page->blocks[0]->shared_name, "w");
@@ -287,11 +223,10 @@ START_TEST(test_lists)
         peer_free(q);
         peer_free(admin);
 }
-END_TEST
 
-START_TEST(test_list_is_paged)
+TEST(test_list_is_paged)
 {
-        struct peer *p = come_in(2);
+        struct peer *p = open_session(2);
         size_t n = 0, n_pages = 0;
         uint64_t cursor = 0;
         char name[16];
@@ -302,7 +237,7 @@ START_TEST(test_list_is_paged)
         }
         peer_forget_replies(p);
         do {
-                const Bfcd__ListReply *page = list(p, BFCD__LIST__KIND__SHARED, cursor);
+                const Bfcd__ListReply *page = list_page(p, BFCD__LIST__KIND__SHARED, cursor);
 
                 n += page->n_shared;
                 n_pages++;
@@ -310,34 +245,33 @@ START_TEST(test_list_is_paged)
         } while (cursor != 0);
         ck_assert_uint_eq(n, 250);
         ck_assert_uint_ge(n_pages, 3);
-        ck_assert_uint_eq(list(p, BFCD__LIST__KIND__SHARED, UINT64_MAX)->n_shared, 0);
+        ck_assert_uint_eq(list_page(p, BFCD__LIST__KIND__SHARED, UINT64_MAX)->n_shared, 0);
         peer_free(p);
 }
-END_TEST
 
-START_TEST(test_wait)
+TEST(test_wait)
 {
-        struct peer *p = come_in(1), *q = come_in(1), *r = come_in(1);
+        struct peer *p = open_session(1), *q = open_session(1), *r = open_session(1);
         uint64_t block = must_malloc(p, 0, 1000), ids[3], soon;
 
         ids[0] = peer_attach(q, "w", 60000);
         ids[1] = peer_attach(q, "w", UINT32_MAX);
         ids[2] = peer_attach(r, "w", 60000);
         soon = peer_attach(r, "w", 1000);
-        check_all();
-        ck_assert_uint_eq(q->session->n_requests, 2);
+        check();
+        ck_assert_uint_eq(q->session->requests.n, 2);
         shared_tick(b, clock_ms());
         ck_assert_int_eq(peer_error(r, soon), -1);
         shared_tick(b, clock_ms() + 1001);
         ck_assert_int_eq(peer_error(r, soon), ETIMEDOUT);
         ck_assert_int_eq(peer_error(r, ids[2]), -1);
-        check_all();
+        check();
         must_publish(p, block, "w");
         peer_settle(b);
         for (int i = 0; i < 3; i++)
                 ck_assert_uint_eq(attached(i < 2 ? q : r, ids[i])->block->block_id, block);
-        ck_assert_uint_eq(q->session->n_requests, 0);
-        check_all();
+        ck_assert_uint_eq(q->session->requests.n, 0);
+        check();
         must_free(p, block);
         must_free(q, block);
         must_free(q, block);
@@ -349,15 +283,14 @@ START_TEST(test_wait)
         ck_assert_int_eq(peer_error(q, ids[0]), -1);
         shared_tick(b, clock_ms() + SHARED_MAX_WAIT_MS + 1);
         ck_assert_int_eq(peer_error(q, ids[0]), ETIMEDOUT);
-        ck_assert_ptr_null(b->shared_names);
+        ck_assert_ptr_null(b->shared.tree);
         peer_free(p);
         peer_free(q);
         peer_free(r);
 }
-END_TEST
 
 /* Many are refused when their time is up: a bounded number in each turn, too. */
-START_TEST(test_many_expire)
+TEST(test_many_expire)
 {
         enum { N_PEERS = 20 };
         struct peer *peers[N_PEERS];
@@ -366,41 +299,40 @@ START_TEST(test_many_expire)
         size_t n = (size_t)N_PEERS * SHARED_MAX_WAITS;
 
         for (unsigned i = 0; i < N_PEERS; i++) {
-                peers[i] = come_in(2);
+                peers[i] = open_session(2);
                 for (unsigned k = 0; k < SHARED_MAX_WAITS; k++) {
                         snprintf(name, sizeof(name), "n%u.%u", i, k);
                         ids[i][k] = peer_attach(peers[i], name, 1000);
                 }
         }
-        ck_assert_uint_eq(b->n_shared_waits, n);
+        ck_assert_uint_eq(b->shared.n_waits, n);
         ck_assert(!shared_is_due(b));
         shared_tick(b, clock_ms() + 2000);
         for (; n > SHARED_SLICE; n -= SHARED_SLICE) {
-                ck_assert_uint_eq(b->n_shared_waits, n - SHARED_SLICE);
+                ck_assert_uint_eq(b->shared.n_waits, n - SHARED_SLICE);
                 ck_assert(shared_is_due(b));
-                check_all();
+                check();
                 shared_turn(b);
         }
-        ck_assert_uint_eq(b->n_shared_waits, 0);
+        ck_assert_uint_eq(b->shared.n_waits, 0);
         for (unsigned i = 0; i < N_PEERS; i++) {
                 for (unsigned k = 0; k < SHARED_MAX_WAITS; k++)
                         ck_assert_int_eq(peer_error(peers[i], ids[i][k]), ETIMEDOUT);
                 peer_free(peers[i]);
         }
         ck_assert(!shared_is_due(b));
-        check_all();
+        check();
 }
-END_TEST
 
 /* Many wait: a bounded number is served in each turn; the name may go in between. */
-START_TEST(test_turns)
+TEST(attach_requests_are_served_in_turns)
 {
-        struct peer *p = come_in(2), *peers[20];
+        struct peer *p = open_session(2), *peers[20];
         uint64_t block = must_malloc(p, 0, 1000), ids[20][SHARED_MAX_WAITS];
         size_t n_given = 0;
 
         for (size_t i = 0; i < 20; i++) {
-                peers[i] = come_in(2 + i % 2);
+                peers[i] = open_session(2 + i % 2);
                 for (size_t k = 0; k < SHARED_MAX_WAITS; k++)
                         ids[i][k] = peer_attach(peers[i], "w", 60000);
                 refusal_of(peers[i], peer_attach(peers[i], "w", 60000), EDQUOT);
@@ -412,39 +344,38 @@ START_TEST(test_turns)
                 for (size_t k = 0; k < SHARED_MAX_WAITS; k++)
                         n_given += peer_error(peers[i], ids[i][k]) == 0;
         ck_assert_uint_eq(n_given, SHARED_SLICE);
-        check_all();
+        check();
         must_free(p, block);
-        for (size_t i = 0; i < 20; i++) /* all who have it go */
-                while (ledger_session_at(b->ledger, peers[i]->session->index)->links.n_holds > 0)
+        for (size_t i = 0; i < 20; i++) /* all its sessions end */
+                while (ledger_session_at(b->ledger, peers[i]->session->index)->links.n_refs > 0)
                         must_free(peers[i], block);
         ck_assert(!shared_is_due(b));
-        ck_assert_uint_eq(b->n_shared_waits, 20 * SHARED_MAX_WAITS - SHARED_SLICE);
+        ck_assert_uint_eq(b->shared.n_waits, 20 * SHARED_MAX_WAITS - SHARED_SLICE);
         block = must_malloc(p, 0, 1000);
         must_publish(p, block, "w");
         peer_settle(b);
-        ck_assert_uint_eq(b->n_shared_waits, 0);
-        check_all();
+        ck_assert_uint_eq(b->shared.n_waits, 0);
+        check();
         peer_free(p);
         for (size_t i = 0; i < 20; i++)
                 peer_free(peers[i]);
 }
-END_TEST
 
-START_TEST(test_deaths)
+TEST(session_ends_release_references)
 {
-        struct peer *p = come_in(1), *q = come_in(1), *r = come_in(1);
+        struct peer *p = open_session(1), *q = open_session(1), *r = open_session(1);
         uint64_t block = must_malloc(p, 0, 4 * MIB), wait;
 
         must_publish(p, block, "w");
         must_attach(q, "w");
         must_attach(q, "w");
         peer_free(p); /* the publisher */
-        check_all();
+        check();
         ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
         must_attach(r, "w");
         /* Quarantined: it may still read and write there. */
         ck_assert_int_eq(session_hang_up(q->session), 1);
-        check_all();
+        check();
         must_free(r, block);
         ck_assert_uint_eq(quota_of(0, 0)->n_blocks, 1);
         wait = peer_attach(r, "v", 60000);
@@ -458,16 +389,15 @@ START_TEST(test_deaths)
         /* A waiter dies. */
         ck_assert_int_eq(peer_error(r, wait), -1);
         peer_free(r);
-        check_all();
-        ck_assert_ptr_null(b->shared_names);
-        ck_assert_uint_eq(b->n_shared_waits, 0);
+        check();
+        ck_assert_ptr_null(b->shared.tree);
+        ck_assert_uint_eq(b->shared.n_waits, 0);
 }
-END_TEST
 
 /* Holds of the dead go in slices with the rest. */
-START_TEST(test_slices)
+TEST(test_slices)
 {
-        struct peer *p = come_in(2), *q = come_in(2);
+        struct peer *p = open_session(2), *q = open_session(2);
         char name[16];
 
         for (int i = 0; i < 20; i++) {
@@ -477,22 +407,21 @@ START_TEST(test_slices)
         }
         session_close(p->session, "test");
         ck_assert_int_eq(session_reap(p->session, 5), SESSION_MORE);
-        ck_assert_uint_eq(ledger_session_at(b->ledger, p->session->index)->links.n_holds, 15);
-        check_all();
+        ck_assert_uint_eq(ledger_session_at(b->ledger, p->session->index)->links.n_refs, 15);
+        check();
         peer_free(p);
         ck_assert_uint_eq(quota_of(1, 0)->n_blocks, 20);
         session_close(q->session, "test");
         ck_assert_int_eq(session_reap(q->session, 5), SESSION_MORE);
         ck_assert_uint_eq(quota_of(1, 0)->n_blocks, 15);
-        check_all();
+        check();
         peer_free(q);
 }
-END_TEST
 
 /* Blocks are counted once: shared ones are of max_blocks, and no more names than these. */
-START_TEST(test_max_blocks_and_holds)
+TEST(max_blocks_and_references)
 {
-        struct peer *p = come_in(1), *q = come_in(2);
+        struct peer *p = open_session(1), *q = open_session(2);
         char name[16];
 
         for (int i = 0; i < 20; i++) {
@@ -504,7 +433,7 @@ START_TEST(test_max_blocks_and_holds)
                 snprintf(name, sizeof(name), "n%d", i);
                 must_attach(p, name);
         }
-        for (unsigned i = 0; i < SHARED_MAX_HOLDS; i++) {
+        for (unsigned i = 0; i < SHARED_MAX_REFS; i++) {
                 snprintf(name, sizeof(name), "m%u", i);
                 ck_assert_int_eq(peer_error(q, peer_publish(q, must_malloc(q, 0, 256), name)), 0);
                 peer_forget_replies(q);
@@ -512,14 +441,13 @@ START_TEST(test_max_blocks_and_holds)
         refusal_of(q, peer_publish(q, must_malloc(q, 0, 256), "one more"), EDQUOT);
         must_attach(q, "m0"); /* one that it has */
         must_free(q, must_attach(q, "m0")->block->block_id);
-        check_all();
+        check();
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* An attach whose extents wait in the window: not the session's yet. */
-START_TEST(test_in_delivery)
+TEST(test_in_delivery)
 {
         struct config *c;
         struct broker *big = peer_broker("devices:\n"
@@ -539,7 +467,7 @@ START_TEST(test_in_delivery)
         id = peer_malloc(p, 0, 300 * MIB);
         for (int i = 0; i < 9; i++) {
                 peer_settle(big);
-                if (p->to_ack > p->session->acked_sequence)
+                if (p->to_ack > p->session->delivery.acked_sequence)
                         ck_assert_int_eq(peer_ack(p, p->to_ack), 0);
         }
         block = peer_reply(p, id)->block->block_id;
@@ -556,7 +484,7 @@ START_TEST(test_in_delivery)
         attached(q, id);
         ck_assert_int_eq(peer_error(q, peer_free_block(q, block)), 0);
         ck_assert_uint_eq(big->tenants[0].quotas[0]->n_blocks, 0);
-        /* And one who dies in the middle. */
+        /* And a session that ends in the middle. */
         id = peer_malloc(p, 0, 300 * MIB);
         peer_settle(big);
         block = peer_reply(p, id)->block->block_id;
@@ -568,12 +496,11 @@ START_TEST(test_in_delivery)
         peer_free(p);
         peer_broker_free(big, c);
 }
-END_TEST
 
 /* A client that does not see the device is not given what it could not map. */
-START_TEST(test_unseen_device)
+TEST(test_unseen_device)
 {
-        struct peer *p = come_in(1), *q = come_in(1);
+        struct peer *p = open_session(1), *q = open_session(1);
         Bfcd__Request r = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
         uint32_t partitions[3] = { 1, 77, UINT32_MAX };
@@ -592,14 +519,13 @@ START_TEST(test_unseen_device)
         r.id = 0;
         ck_assert_int_eq(peer_send(q, &r, &id), 0);
         attached(q, id);
-        check_all();
+        check();
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
-/* No Retire of an extent in which a shared block lies; one when it is gone. */
-START_TEST(test_retire)
+/* No Retire of an extent with a shared block; one when the block is freed. */
+TEST(test_retire)
 {
         struct config *c;
         struct broker *sticky =
@@ -646,37 +572,35 @@ START_TEST(test_retire)
         peer_free(other);
         peer_broker_free(sticky, c);
 }
-END_TEST
 
 /* The daemon's tables are full: nothing half made is left. */
-START_TEST(test_full_tables)
+TEST(test_full_tables)
 {
-        struct peer *p = come_in(2), *q = come_in(2);
+        struct peer *p = open_session(2), *q = open_session(2);
         uint64_t block = must_malloc(p, 0, 256);
-        uint32_t shared, hold, *holds = NULL, index = ledger_block_find(b->ledger, block);
+        uint32_t shared, ref, *refs = NULL, index = ledger_block_find(b->ledger, block);
         struct ledger_shared facts = { .name = "x", .block = index };
         size_t n = 0;
 
         ck_assert_int_eq(ledger_shared_add(b->ledger, &facts, &shared), 0);
-        while (ledger_hold_add(b->ledger, q->session->index, shared, &hold) == 0) {
+        while (ledger_ref_add(b->ledger, q->session->index, shared, &ref) == 0) {
                 if (n % 4096 == 0)
-                        holds = realloc(holds, (n + 4096) * sizeof(*holds));
-                holds[n++] = hold;
+                        refs = realloc(refs, (n + 4096) * sizeof(*refs));
+                refs[n++] = ref;
         }
         refusal_of(p, peer_publish(p, block, "w"), ENOMEM);
-        ck_assert_ptr_null(b->shared_names);
-        ledger_hold_clear(b->ledger, holds[--n]);
+        ck_assert_ptr_null(b->shared.tree);
+        ledger_ref_clear(b->ledger, refs[--n]);
         ck_assert_int_eq(peer_error(p, peer_publish(p, block, "w")), 0);
         refusal_of(q, peer_attach(q, "w", 0), EDQUOT);
         while (n > 0)
-                ledger_hold_clear(b->ledger, holds[--n]);
-        free(holds);
+                ledger_ref_clear(b->ledger, refs[--n]);
+        free(refs);
         ledger_shared_clear(b->ledger, shared);
-        check_all();
+        check();
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* ---- a random walk -------------------------------------------------------- */
 
@@ -740,11 +664,11 @@ static void walk_die(struct walk *w, int i)
 {
         if (!w->peers[i]) {
                 w->tenant[i] = (int)dice(w, 2);
-                w->peers[i] = come_in(w->tenant[i] == 0 ? 1 : 2);
+                w->peers[i] = open_session(w->tenant[i] == 0 ? 1 : 2);
                 return;
         }
         if (dice(w, 2) && session_hang_up(w->peers[i]->session) == 1)
-                check_all();
+                check();
         w->peers[i] = peer_free(w->peers[i]);
         memset(w->waits[i], 0, sizeof(w->waits[i]));
         for (int k = 0; k < W_BLOCKS; k++) {
@@ -782,7 +706,7 @@ static void walk_free(struct walk *w, int i)
                 m_count_down(m, i, false);
 }
 
-/* Who waited for it has it now. */
+/* The waiting session has it now. */
 static void walk_serve(struct walk *w, int tenant, struct m_block *m)
 {
         peer_settle(b);
@@ -853,7 +777,7 @@ static void walk_time(struct walk *w)
 static void walk_compare(struct walk *w)
 {
         struct ledger_counts counts;
-        size_t n_blocks = 0, n_shared = 0, n_holds = 0;
+        size_t n_blocks = 0, n_shared = 0, n_refs = 0;
 
         for (int t = 0; t < 2; t++) {
                 for (int k = 0; k < W_BLOCKS; k++) {
@@ -868,29 +792,29 @@ static void walk_compare(struct walk *w)
                         if (shared == LEDGER_NONE)
                                 continue;
                         n_shared++;
-                        for (uint32_t h = ledger_shared_at(b->ledger, shared)->links.first_hold;
-                             h != LEDGER_NONE; h = ledger_hold_at(b->ledger, h)->links.next_of_shared) {
+                        for (uint32_t h = ledger_shared_at(b->ledger, shared)->links.first_ref;
+                             h != LEDGER_NONE; h = ledger_ref_at(b->ledger, h)->links.next_of_shared) {
                                 int i = 0;
 
                                 while (!w->peers[i] ||
-                                       w->peers[i]->session->index != ledger_hold_at(b->ledger, h)->session)
+                                       w->peers[i]->session->index != ledger_ref_at(b->ledger, h)->session)
                                         i++;
-                                ck_assert_uint_eq(ledger_hold_at(b->ledger, h)->count, m->counts[i]);
-                                n_holds++;
+                                ck_assert_uint_eq(ledger_ref_at(b->ledger, h)->count, m->counts[i]);
+                                n_refs++;
                         }
                         for (int i = 0; i < W_PEERS; i++)
-                                n_holds -= m->counts[i] > 0;
+                                n_refs -= m->counts[i] > 0;
                 }
         }
         ledger_count(b->ledger, &counts);
-        ck_assert_uint_eq(n_holds, 0);
+        ck_assert_uint_eq(n_refs, 0);
         ck_assert_uint_eq(counts.n_blocks, n_blocks);
         ck_assert_uint_eq(counts.n_shared, n_shared);
         ck_assert_uint_eq(quota_of(0, 0)->n_blocks + quota_of(1, 0)->n_blocks, n_blocks);
-        check_all();
+        check();
 }
 
-START_TEST(test_random_walk)
+LOOP_TEST(test_random_walk, 2)
 {
         struct walk *w = calloc(1, sizeof(*w));
 
@@ -928,7 +852,6 @@ START_TEST(test_random_walk)
                 peer_free(w->peers[i]);
         free(w);
 }
-END_TEST
 
 /* ---- blocks that wait for an acknowledgement -------------------------------- */
 
@@ -936,16 +859,14 @@ END_TEST
 
 static void setup_large(void)
 {
-        n_fds_before = suite_count_fds();
-        b = peer_broker("devices:\n"
-                        "  - id: host\n"
-                        "    size: 192MiB\n"
-                        "    partitions: [{name: train, limit: 160MiB}]\n"
-                        "tenants:\n"
-                        "  - name: a\n"
-                        "    match: {uid: 1}\n"
-                        "    quotas: [{partition: train, limit: 160MiB}]\n",
-                        &config);
+        sessions_start("devices:\n"
+                       "  - id: host\n"
+                       "    size: 192MiB\n"
+                       "    partitions: [{name: train, limit: 160MiB}]\n"
+                       "tenants:\n"
+                       "  - name: a\n"
+                       "    match: {uid: 1}\n"
+                       "    quotas: [{partition: train, limit: 160MiB}]\n");
 }
 
 /* A session that attached "large" and acknowledges nothing. *ret_id: of that request. */
@@ -954,7 +875,7 @@ static struct peer *come_in_mute(struct peer *publisher, uint64_t *ret_id)
         struct peer *q;
 
         must_publish(publisher, must_malloc(publisher, 0, LARGE_BYTES), "large");
-        q = come_in(1);
+        q = open_session(1);
         q->auto_ack = false;
         q->by_slices = true;
         *ret_id = peer_attach(q, "large", 0);
@@ -970,14 +891,16 @@ static void assert_full(struct peer *q)
         ck_assert_ptr_nonnull(strstr(sentence, "wait for acknowledgements of extents: 1024 of"));
         refusal_of(q, peer_attach(q, "what is not there", 1000), EDQUOT);
         refusal_of(q, peer_malloc(q, 0, 1000), EDQUOT);
-        ck_assert_uint_eq(q->session->n_deliveries, SESSION_MAX_DELIVERIES);
+        ck_assert_uint_eq(q->session->delivery.n, SESSION_MAX_DELIVERIES);
 }
+
+FIXTURE(large, setup_large, sessions_end);
 
 /* Deliveries are bounded for a client that acknowledges nothing. After the acknowledgement they go out,
  * a slice in each turn. */
-START_TEST(test_deliveries_are_bounded)
+TEST(test_deliveries_are_bounded)
 {
-        struct peer *p = come_in(1), *q;
+        struct peer *p = open_session(1), *q;
         size_t n_before, n_slices = 0;
         uint64_t first, last;
 
@@ -985,33 +908,32 @@ START_TEST(test_deliveries_are_bounded)
         for (unsigned i = 1; i < SESSION_MAX_DELIVERIES; i++)
                 ck_assert_int_eq(peer_error(q, last = peer_attach(q, "large", 0)), -1);
         assert_full(q);
-        check_all();
+        check();
 
         n_before = q->n_replies;
         ck_assert_int_eq(peer_ack(q, 1), 0);
         ck_assert_uint_eq(q->n_replies, n_before + 1 + SESSION_DELIVERY_SLICE); /* with one Extents */
-        while (q->session->is_delivering) {
+        while (q->session->delivery.is_due) {
                 n_before = q->n_replies;
                 session_deliver(q->session);
                 ck_assert_uint_le(q->n_replies - n_before, SESSION_DELIVERY_SLICE);
                 ck_assert_uint_lt(++n_slices, SESSION_MAX_DELIVERIES);
         }
         ck_assert_uint_eq(n_slices, SESSION_MAX_DELIVERIES / SESSION_DELIVERY_SLICE - 1);
-        ck_assert_uint_eq(q->session->n_deliveries, 0);
+        ck_assert_uint_eq(q->session->delivery.n, 0);
         attached(q, first);
         attached(q, last);
         ck_assert_uint_eq(q->n_extents, 66);
         must_attach(q, "large");
-        check_all();
+        check();
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* A request that comes meanwhile, or one more acknowledgement, does not make the turn longer. */
-START_TEST(test_deliveries_stay_in_order)
+TEST(test_deliveries_stay_in_order)
 {
-        struct peer *p = come_in(1), *q;
+        struct peer *p = open_session(1), *q;
         uint64_t first, late;
         size_t n_before;
 
@@ -1019,12 +941,12 @@ START_TEST(test_deliveries_stay_in_order)
         for (unsigned i = 0; i < 4 * SESSION_DELIVERY_SLICE; i++)
                 (void)peer_attach(q, "large", 0);
         ck_assert_int_eq(peer_ack(q, 1), 0);
-        ck_assert(q->session->is_delivering);
+        ck_assert(q->session->delivery.is_due);
         n_before = q->n_replies;
         late = peer_attach(q, "large", 0);
         ck_assert_int_eq(peer_ack(q, 2), 0);
         ck_assert_uint_eq(q->n_replies, n_before);
-        while (q->session->is_delivering) {
+        while (q->session->delivery.is_due) {
                 ck_assert_int_eq(peer_error(q, late), -1);
                 session_deliver(q->session);
         }
@@ -1032,66 +954,35 @@ START_TEST(test_deliveries_stay_in_order)
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 /* Such a session ends in slices, also while some of its blocks can be delivered. */
-START_TEST(test_deliveries_are_dropped_in_slices)
+LOOP_TEST(test_deliveries_are_dropped_in_slices, 2)
 {
-        struct peer *p = come_in(1), *q;
+        struct peer *p = open_session(1), *q;
         size_t n_left = SESSION_MAX_DELIVERIES;
         uint64_t first;
 
         q = come_in_mute(p, &first);
-        while (q->session->n_deliveries < SESSION_MAX_DELIVERIES)
+        while (q->session->delivery.n < SESSION_MAX_DELIVERIES)
                 (void)peer_attach(q, "large", 0);
         if (_i == 1) {
                 ck_assert_int_eq(peer_ack(q, 1), 0);
                 n_left -= SESSION_DELIVERY_SLICE;
         }
         ck_assert_int_eq(session_hang_up(q->session), 1);
-        ck_assert(!q->session->is_delivering);
+        ck_assert(!q->session->delivery.is_due);
         session_close(q->session, "test");
         for (; n_left > 0; n_left -= n_left < SESSION_REAP_SLICE ? n_left : SESSION_REAP_SLICE) {
-                ck_assert_uint_eq(q->session->n_deliveries, n_left);
+                ck_assert_uint_eq(q->session->delivery.n, n_left);
                 ck_assert_int_eq(session_reap(q->session, SESSION_REAP_SLICE), SESSION_MORE);
         }
-        ck_assert_uint_eq(q->session->n_deliveries, 0);
-        check_all();
+        ck_assert_uint_eq(q->session->delivery.n, 0);
+        check();
         peer_free(p);
         peer_free(q);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("shared");
-        TCase *large = tcase_create("large");
-        TCase *tc = tcase_create("shared");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 240);
-        tcase_add_test(tc, test_publish_and_attach);
-        tcase_add_test(tc, test_refusals);
-        tcase_add_test(tc, test_tenants_are_apart);
-        tcase_add_test(tc, test_lists);
-        tcase_add_test(tc, test_list_is_paged);
-        tcase_add_test(tc, test_wait);
-        tcase_add_test(tc, test_many_expire);
-        tcase_add_test(tc, test_turns);
-        tcase_add_test(tc, test_deaths);
-        tcase_add_test(tc, test_slices);
-        tcase_add_test(tc, test_max_blocks_and_holds);
-        tcase_add_test(tc, test_in_delivery);
-        tcase_add_test(tc, test_unseen_device);
-        tcase_add_test(tc, test_retire);
-        tcase_add_test(tc, test_full_tables);
-        tcase_add_loop_test(tc, test_random_walk, 0, 2);
-        suite_add_tcase(suite, tc);
-        tcase_add_checked_fixture(large, setup_large, teardown);
-        tcase_set_timeout(large, 240);
-        tcase_add_test(large, test_deliveries_are_bounded);
-        tcase_add_test(large, test_deliveries_stay_in_order);
-        tcase_add_loop_test(large, test_deliveries_are_dropped_in_slices, 0, 2);
-        suite_add_tcase(suite, large);
-        return suite_run(suite);
+        return suite_main("shared");
 }

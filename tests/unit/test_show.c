@@ -79,6 +79,7 @@ static size_t narrow_width(Bfcd__List__Kind kind, const struct list *l)
 
         ck_assert_ptr_nonnull(out);
         table_look.is_wide = false;
+        table_look.is_cut = true;
         ck_assert_int_eq(show_table(out, kind, l), 0);
         fclose(out);
         for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
@@ -105,9 +106,9 @@ static char *table_of(Bfcd__List__Kind kind, const struct list *l)
         return text;
 }
 
-static void fill_figures(Bfcd__Figures *f)
+static void fill_stats(Bfcd__Statistics *f)
 {
-        bfcd__figures__init(f);
+        bfcd__statistics__init(f);
         f->bytes_limit = 512u << 20;
         f->bytes_reserved = 256u << 20;
         f->peak_bytes_reserved = 300u << 20;
@@ -127,7 +128,7 @@ static void fill_figures(Bfcd__Figures *f)
         f->lifetime_peak_bytes_reserved = 310u << 20;
         f->bytes_guaranteed = 64u << 20;
         f->peak_bytes_requested = 190u << 20;
-        f->bytes_escaped = 4u << 20;
+        f->bytes_unreclaimed = 4u << 20;
         f->peak_bytes_in_use_time_ms = 1700000000123;
         f->peak_bytes_reserved_time_ms = 1700000000456;
         f->num_over_quota = 3;
@@ -135,57 +136,59 @@ static void fill_figures(Bfcd__Figures *f)
         f->last_refusal_time_ms = 1700000000789;
 }
 
-#define FIGURES_JSON                                                                                                                                               \
-        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                                                                \
-        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                                                            \
-        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                                                         \
-        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                                              \
-        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_escaped\":4194304,\"bytes_fragmented\":33554432,\"fragmentation\":0.25," \
-        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,"                                                                                \
-        "\"num_over_quota\":3,\"num_out_of_memory\":2,\"last_refusal_time_ms\":1700000000789,"                                                                     \
+#define STATS_JSON                                                                                                                                                     \
+        "\"bytes_limit\":536870912,\"bytes_reserved\":268435456,\"peak_bytes_reserved\":314572800,"                                                                    \
+        "\"bytes_in_use\":134217728,\"bytes_requested\":134217628,\"num_allocs\":1000,"                                                                                \
+        "\"largest_alloc_size\":67108864,\"largest_free_block_bytes\":100663296,\"bytes_free\":134217728,"                                                             \
+        "\"num_blocks\":17,\"num_sessions\":3,\"num_extents\":12,\"num_refusals\":5,"                                                                                  \
+        "\"lifetime_peak_bytes_reserved\":325058560,\"bytes_guaranteed\":67108864,\"bytes_unreclaimed\":4194304,\"bytes_fragmented\":33554432,\"fragmentation\":0.25," \
+        "\"peak_bytes_in_use\":201326592,\"lifetime_peak_bytes_in_use\":209715200,"                                                                                    \
+        "\"num_over_quota\":3,\"num_out_of_memory\":2,\"last_refusal_time_ms\":1700000000789,"                                                                         \
         "\"peak_bytes_in_use_time_ms\":1700000000123,\"peak_bytes_reserved_time_ms\":1700000000456"
 
 #define REQUESTED_JSON "\"peak_bytes_requested\":199229440"
 
-#define NO_FIGURES_JSON                                                                                                               \
-        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"                                        \
-        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"                             \
-        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"                                  \
-        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_escaped\":0,\"bytes_fragmented\":0,\"fragmentation\":0.0," \
-        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,"                                                                   \
-        "\"num_over_quota\":0,\"num_out_of_memory\":0,\"last_refusal_time_ms\":0,"                                                    \
+#define NO_STATS_JSON                                                                                                                     \
+        "\"bytes_limit\":0,\"bytes_reserved\":0,\"peak_bytes_reserved\":0,\"bytes_in_use\":0,"                                            \
+        "\"bytes_requested\":0,\"num_allocs\":0,\"largest_alloc_size\":0,\"largest_free_block_bytes\":0,"                                 \
+        "\"bytes_free\":0,\"num_blocks\":0,\"num_sessions\":0,\"num_extents\":0,\"num_refusals\":0,"                                      \
+        "\"lifetime_peak_bytes_reserved\":0,\"bytes_guaranteed\":0,\"bytes_unreclaimed\":0,\"bytes_fragmented\":0,\"fragmentation\":0.0," \
+        "\"peak_bytes_in_use\":0,\"lifetime_peak_bytes_in_use\":0,"                                                                       \
+        "\"num_over_quota\":0,\"num_out_of_memory\":0,\"last_refusal_time_ms\":0,"                                                        \
         "\"peak_bytes_in_use_time_ms\":0,\"peak_bytes_reserved_time_ms\":0"
 
 #define NO_REQUESTED_JSON "\"peak_bytes_requested\":0"
 
-START_TEST(tenants)
+TEST(tenants)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__TenantRow row = BFCD__TENANT_ROW__INIT;
         Bfcd__TenantRow *rows[] = { &row };
-        Bfcd__Figures figures;
+        Bfcd__Statistics stats;
         struct list *l;
         char *text;
 
-        fill_figures(&figures);
+        fill_stats(&stats);
         row.tenant = (char[]){ "vision" };
         row.partition = (char[]){ "train" };
-        row.figures = &figures;
+        row.stats = &stats;
         row.bytes_pending = 2u << 20;
         row.bytes_kept = 6u << 20;
+        row.num_waiting = 2;
+        row.bytes_waiting = 1u << 20;
         row.kept_ms = 30000;
         page.n_tenants = 1;
         page.tenants = rows;
         page.next_cursor = 77;
         ck_assert_int_eq(list_new(&l), 0);
         add(l, BFCD__LIST__KIND__TENANTS, &page, 77);
-        /* The second page: a name that is no text, and no figures. */
+        /* The second page: a name that is not UTF-8, and no statistics. */
         row.tenant = (char[]){ "\x1b[31m\xff" };
         row.partition = (char[]){ "dev" };
-        row.figures = NULL;
+        row.stats = NULL;
         row.is_removed = true;
         row.bytes_pending = 0;
-        row.bytes_kept = row.kept_ms = 0;
+        row.bytes_kept = row.kept_ms = row.num_waiting = row.bytes_waiting = 0;
         page.next_cursor = 0;
         add(l, BFCD__LIST__KIND__TENANTS, &page, 0);
         ck_assert_uint_eq(l->n_tenants, 2);
@@ -193,23 +196,23 @@ START_TEST(tenants)
                 BFCD__LIST__KIND__TENANTS, l,
                 "{\"schema\":1,\"tenants\":["
                 "{\"tenant\":\"vision\",\"partition\":\"train\",\"removed\":false,"
-                "\"bytes_pending\":2097152,\"bytes_kept\":6291456,\"kept_ms\":30000," FIGURES_JSON
-                "," REQUESTED_JSON "},"
+                "\"bytes_pending\":2097152,\"bytes_kept\":6291456,\"kept_ms\":30000,\"num_waiting\":2,"
+                "\"bytes_waiting\":1048576," STATS_JSON "," REQUESTED_JSON "},"
                 "{\"tenant\":\"\\u001b[31m\\ufffd\",\"partition\":\"dev\",\"removed\":true,\"bytes_pending\":0,"
-                "\"bytes_kept\":0,\"kept_ms\":0," NO_FIGURES_JSON "," NO_REQUESTED_JSON "}]}");
+                "\"bytes_kept\":0,\"kept_ms\":0,\"num_waiting\":0,\"bytes_waiting\":0," NO_STATS_JSON
+                "," NO_REQUESTED_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__TENANTS, l);
         ck_assert_ptr_nonnull(strstr(text, "TENANT PARTITION IN-USE PEAK "));
         ck_assert_ptr_nonnull(strstr(text, " RESERVED PEAK-RES LIMIT EDQUOT ENOMEM "));
         ck_assert_ptr_nonnull(strstr(text, "vision train 128.0 MiB 192.0 MiB "));
         ck_assert_ptr_nonnull(strstr(text, " 256.0 MiB 300.0 MiB 512.0 MiB 3 2 "));
-        ck_assert_ptr_nonnull(strstr(text, "h 4.0 MiB 6.0 MiB\n")); /* days and hours ago */
+        ck_assert_ptr_nonnull(strstr(text, "h 4.0 MiB 6.0 MiB 2 1.0 MiB\n")); /* days and hours ago */
         ck_assert_ptr_nonnull(strstr(text, "\\x1b[31m\\xff dev 0 B 0 B "));
         ck_assert_ptr_nonnull(strstr(text, " - 0 B 0 B removed 0 0 "));
-        ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B\n"));
+        ck_assert_ptr_nonnull(strstr(text, "- 0 B 0 B 0 0 B\n"));
         free(text);
         list_free(l);
 }
-END_TEST
 
 static void check_pages(Bfcd__ListReply *page, const char *pages)
 {
@@ -225,16 +228,16 @@ static void check_pages(Bfcd__ListReply *page, const char *pages)
         list_free(l);
 }
 
-START_TEST(partitions)
+TEST(partitions)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__PartitionRow row = BFCD__PARTITION_ROW__INIT;
         Bfcd__PartitionRow *rows[] = { &row };
-        Bfcd__Figures figures;
+        Bfcd__Statistics stats;
         struct list *l;
         char *text;
 
-        fill_figures(&figures);
+        fill_stats(&stats);
         row.name = (char[]){ "train" };
         row.device = (char[]){ "host" };
         row.growth = (char[]){ "on-demand" };
@@ -242,7 +245,7 @@ START_TEST(partitions)
         row.num_tenants = 2;
         row.clears_on_release = true;
         row.bytes_in_2mib_pages = 4 << 20;
-        row.figures = &figures;
+        row.stats = &stats;
         page.n_partitions = 1;
         page.partitions = rows;
         ck_assert_int_eq(list_new(&l), 0);
@@ -251,7 +254,7 @@ START_TEST(partitions)
                    "{\"schema\":1,\"partitions\":[{\"partition\":\"train\",\"device\":\"host\","
                    "\"growth\":\"on-demand\",\"share\":\"fd\",\"clear_on_release\":true,"
                    "\"pages\":\"2 MiB\",\"bytes_in_2mib_pages\":4194304,\"bytes_in_4kib_pages\":0,"
-                   "\"num_tenants\":2," FIGURES_JSON "}]}");
+                   "\"num_tenants\":2," STATS_JSON "}]}");
         text = table_of(BFCD__LIST__KIND__PARTITIONS, l);
         ck_assert_ptr_nonnull(strstr(text, "train host on-demand 128.0 MiB 192.0 MiB "));
         ck_assert_ptr_nonnull(strstr(text, "PAGES ENOMEM UNRECLAIMED\n"));
@@ -265,9 +268,8 @@ START_TEST(partitions)
         check_pages(&page, "-");
         list_free(l);
 }
-END_TEST
 
-START_TEST(sessions)
+TEST(sessions)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__SessionRow row = BFCD__SESSION_ROW__INIT, silent = BFCD__SESSION_ROW__INIT;
@@ -290,6 +292,7 @@ START_TEST(sessions)
         row.client_bytes_idle = 512;
         silent.tenant = silent.name = silent.state = (char[]){ "x" };
         silent.bytes_in_use = 100;
+        silent.is_unresponsive = true;
         page.n_sessions = 2;
         page.sessions = rows;
         ck_assert_int_eq(list_new(&l), 0);
@@ -297,23 +300,22 @@ START_TEST(sessions)
         check_json(
                 BFCD__LIST__KIND__SESSIONS, l,
                 "{\"schema\":1,\"sessions\":[{\"session_id\":9,\"tenant\":\"vision\",\"pid\":4294967295,"
-                "\"uid\":4294967294,\"user\":\"4294967294\",\"unit\":\"\",\"command\":\"\",\"name\":\"python3\",\"state\":\"live\",\"age_ms\":61000,"
+                "\"uid\":4294967294,\"user\":\"4294967294\",\"unit\":\"\",\"command\":\"\",\"name\":\"python3\",\"state\":\"live\",\"unresponsive\":false,\"age_ms\":61000,"
                 "\"num_blocks\":3,\"bytes_in_use\":768,\"peak_bytes_in_use\":1024,"
                 "\"client_bytes_reserved\":768,\"client_bytes_in_use\":256,\"client_bytes_idle\":512},"
                 "{\"session_id\":0,\"tenant\":\"x\",\"pid\":0,"
-                "\"uid\":0,\"user\":\"root\",\"unit\":\"\",\"command\":\"\",\"name\":\"x\",\"state\":\"x\",\"age_ms\":0,"
+                "\"uid\":0,\"user\":\"root\",\"unit\":\"\",\"command\":\"\",\"name\":\"x\",\"state\":\"x\",\"unresponsive\":true,\"age_ms\":0,"
                 "\"num_blocks\":0,\"bytes_in_use\":100,\"peak_bytes_in_use\":0,"
                 "\"client_bytes_reserved\":0,\"client_bytes_in_use\":0,\"client_bytes_idle\":0}]}");
         text = table_of(BFCD__LIST__KIND__SESSIONS, l);
         ck_assert_str_eq(
                 text,
-                "SESSION TENANT USER UID PID NAME STATE AGE BLOCKS HELD PEAK-HELD USED IDLE UNIT COMMAND\n"
-                "9 vision 4294967294 4294967294 4294967295 python3 live 1m 01s 3 768 B 1.0 KiB 256 B 512 B - -\n"
-                "0 x root 0 0 x x 0.0 s 0 100 B 0 B - - - -\n");
+                "SESSION TENANT USER UID PID NAME STATE UNRESPONSIVE AGE BLOCKS HELD PEAK-HELD USED IDLE UNIT COMMAND\n"
+                "9 vision 4294967294 4294967294 4294967295 python3 live no 1m 01s 3 768 B 1.0 KiB 256 B 512 B - -\n"
+                "0 x root 0 0 x x yes 0.0 s 0 100 B 0 B - - - -\n");
         free(text);
         list_free(l);
 }
-END_TEST
 
 /* What is printed of so many blocks. */
 static char *print_blocks(bool json, const Bfcd__BlockRow *row, size_t n_blocks)
@@ -347,7 +349,7 @@ static void check_blocks(const Bfcd__BlockRow *row, size_t n_blocks, const char 
         free(text);
 }
 
-START_TEST(blocks)
+TEST(blocks)
 {
         Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
         char *text;
@@ -373,7 +375,6 @@ START_TEST(blocks)
         ck_assert_ptr_nonnull(strstr(text, "18446744073709551615 9 vision train 2 0x1000 512 B"));
         free(text);
 }
-END_TEST
 
 #ifdef HAVE_MALLINFO2
 /* However many rows there are, the same memory is in use. */
@@ -398,16 +399,15 @@ static void check_memory(bool json)
         fclose(out);
 }
 
-START_TEST(blocks_take_no_memory)
+TEST(blocks_take_no_memory)
 {
         check_memory(true);
         check_memory(false);
 }
-END_TEST
 #endif
 
 /* The rows of a table that are kept for their widths are few, and the titles come once. */
-START_TEST(many_blocks)
+TEST(many_blocks)
 {
         enum { N = 10000 };
         Bfcd__BlockRow row = BFCD__BLOCK_ROW__INIT;
@@ -429,9 +429,8 @@ START_TEST(many_blocks)
         json_decref(document);
         free(text);
 }
-END_TEST
 
-START_TEST(shared)
+TEST(shared)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__SharedRow row = BFCD__SHARED_ROW__INIT;
@@ -445,7 +444,7 @@ START_TEST(shared)
         row.block_id = UINT64_C(1) << 32;
         row.n_bytes = 512;
         row.n_requested = 300;
-        row.num_holders = 3;
+        row.num_references = 3;
         row.age_ms = 5;
         page.n_shared = 1;
         page.shared = rows;
@@ -459,15 +458,30 @@ START_TEST(shared)
         check_json(BFCD__LIST__KIND__SHARED, l,
                    "{\"schema\":1,\"shared\":[{\"name\":\"my weights\",\"tenant\":\"vision\","
                    "\"partition\":\"train\",\"block_id\":\"4294967296\",\"n_bytes\":512,"
-                   "\"n_requested\":300,\"num_holders\":3,\"age_ms\":5}]}");
+                   "\"n_requested\":300,\"num_references\":3,\"age_ms\":5,\"keep_ms\":0}]}");
         text = table_of(BFCD__LIST__KIND__SHARED, l);
         ck_assert_ptr_nonnull(strstr(text, "my weights vision train 4294967296 512 B"));
         free(text);
+        /* Kept: in use, without references, and for ever. */
+        l->shared[0]->keep_ms = 60000;
+        check_json(BFCD__LIST__KIND__KEPT, l,
+                   "{\"schema\":1,\"keep\":[{\"tenant\":\"vision\",\"partition\":\"train\","
+                   "\"name\":\"my weights\",\"block_id\":\"4294967296\",\"n_bytes\":512,"
+                   "\"n_metadata_bytes\":0,\"num_references\":3,\"keep_ms\":60000,\"left_ms\":null}]}");
+        l->shared[0]->num_references = 0;
+        l->shared[0]->kept_ms = 1000;
+        check_json(BFCD__LIST__KIND__KEPT, l,
+                   "{\"schema\":1,\"keep\":[{\"tenant\":\"vision\",\"partition\":\"train\","
+                   "\"name\":\"my weights\",\"block_id\":\"4294967296\",\"n_bytes\":512,"
+                   "\"n_metadata_bytes\":0,\"num_references\":0,\"keep_ms\":60000,\"left_ms\":1000}]}");
+        l->shared[0]->keep_ms = l->shared[0]->kept_ms = UINT64_MAX;
+        text = table_of(BFCD__LIST__KIND__KEPT, l);
+        ck_assert_ptr_nonnull(strstr(text, "forever forever"));
+        free(text);
         list_free(l);
 }
-END_TEST
 
-START_TEST(no_rows)
+TEST(no_rows)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         struct list *l;
@@ -477,9 +491,8 @@ START_TEST(no_rows)
         check_json(BFCD__LIST__KIND__SHARED, l, "{\"schema\":1,\"shared\":[]}");
         list_free(l);
 }
-END_TEST
 
-START_TEST(whoami)
+TEST(whoami_output)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__Whoami whoami_message = BFCD__WHOAMI__INIT;
@@ -500,20 +513,20 @@ START_TEST(whoami)
         check_json(
                 BFCD__LIST__KIND__WHOAMI, l,
                 "{\"schema\":1,\"whoami\":{\"tenant\":\"vision\",\"session_id\":4,\"uid\":1000,\"gid\":100,"
-                "\"pid\":77,\"admin\":false,\"matching_tenants\":[\"vision\",\"speech\"]}}");
+                "\"pid\":77,\"admin\":false,\"monitor\":false,\"matching_tenants\":[\"vision\",\"speech\"]}}");
         text = table_of(BFCD__LIST__KIND__WHOAMI, l);
         ck_assert_ptr_nonnull(strstr(text, "Matching tenants vision, speech\n"));
         free(text);
         list_free(l);
 }
-END_TEST
 
-START_TEST(status)
+TEST(status)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__Status s = BFCD__STATUS__INIT;
         Bfcd__DeviceRow device = BFCD__DEVICE_ROW__INIT;
         Bfcd__DeviceRow gpu = BFCD__DEVICE_ROW__INIT;
+        Bfcd__DeviceCalls makes = BFCD__DEVICE_CALLS__INIT, destroys = BFCD__DEVICE_CALLS__INIT;
         Bfcd__DeviceRow *devices[] = { &device, &gpu };
         uint8_t uuid[] = { 0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77,
                            0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff };
@@ -530,8 +543,19 @@ START_TEST(status)
         s.num_extents = 3;
         s.num_tenants = 5;
         s.num_quarantined = 6;
+        s.num_unresponsive = 7;
         s.bytes_allocated = 4096;
         s.bytes_resident = 8192;
+        s.longest_turn_ns = 1500000;
+        s.recent_longest_turn_ns = 20000;
+        s.num_log_lines_lost = 3;
+        s.num_records_lost = 4;
+        makes.num_calls = 4;
+        makes.num_failed = 1;
+        makes.total_ns = 8000000;
+        makes.longest_ns = 3000000;
+        device.makes = &makes;
+        device.destroys = &destroys;
         device.id = (char[]){ "host" };
         device.state = (char[]){ "ok" };
         device.bytes_total = 1u << 30;
@@ -543,7 +567,7 @@ START_TEST(status)
         gpu.state = (char[]){ "lost" };
         gpu.name = (char[]){ "NVIDIA H200" };
         gpu.bytes_total = 1u << 30;
-        gpu.bytes_escaped = 2u << 20;
+        gpu.bytes_unreclaimed = 2u << 20;
         gpu.uuid.data = uuid;
         gpu.uuid.len = sizeof(uuid);
         s.n_devices = 2;
@@ -555,30 +579,34 @@ START_TEST(status)
                 BFCD__LIST__KIND__STATUS, l,
                 "{\"schema\":1,\"status\":{\"version\":\"0.1.0\",\"protocol_version\":1,\"uptime_ms\":1500,"
                 "\"pid\":10,\"num_sessions\":1,\"max_sessions\":4096,\"num_blocks\":2,\"num_extents\":3,"
-                "\"num_tenants\":5,\"num_quarantined\":6,\"bytes_allocated\":4096,"
-                "\"bytes_resident\":8192,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
+                "\"num_tenants\":5,\"num_quarantined\":6,\"num_unresponsive\":7,\"bytes_allocated\":4096,"
+                "\"bytes_resident\":8192,\"longest_turn_ns\":1500000,\"recent_longest_turn_ns\":20000,"
+                "\"num_log_lines_lost\":3,\"num_records_lost\":4,\"devices\":[{\"device\":\"host\",\"state\":\"ok\","
                 "\"name\":\"host memory\",\"uuid\":null,\"bytes_total\":1073741824,"
                 "\"bytes_reserved\":268435456,\"bytes_pending\":2097152,"
-                "\"bytes_standby\":6291456,\"bytes_escaped\":0},"
+                "\"bytes_standby\":6291456,\"bytes_unreclaimed\":0,"
+                "\"makes\":{\"num_calls\":4,\"num_failed\":1,\"total_ns\":8000000,\"longest_ns\":3000000},"
+                "\"destroys\":{\"num_calls\":0,\"num_failed\":0,\"total_ns\":0,\"longest_ns\":0}},"
                 "{\"device\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\",\"state\":\"lost\","
                 "\"name\":\"NVIDIA H200\",\"uuid\":\"MIG-00112233-4455-6677-8899-aabbccddeeff\","
                 "\"bytes_total\":1073741824,\"bytes_reserved\":0,\"bytes_pending\":0,\"bytes_standby\":0,"
-                "\"bytes_escaped\":2097152}"
+                "\"bytes_unreclaimed\":2097152,\"makes\":null,\"destroys\":null}"
                 "]}}");
         text = table_of(BFCD__LIST__KIND__STATUS, l);
         ck_assert_ptr_nonnull(strstr(text, "Uptime 1.5 s\n"));
+        ck_assert_ptr_nonnull(strstr(text, "Longest turn 1.5 ms; recently 20 us\n"));
+        ck_assert_ptr_nonnull(strstr(
+                text, " RESERVED PENDING STANDBY UNRECLAIMED TOTAL RESERVED% MAKE-TIME FAILED NAME UUID\n"));
         ck_assert_ptr_nonnull(
-                strstr(text, " RESERVED PENDING STANDBY UNRECLAIMED TOTAL RESERVED% NAME UUID\n"));
-        ck_assert_ptr_nonnull(strstr(text, " ok 256.0 MiB 2.0 MiB 6.0 MiB 0 B 1.0 GiB 25.0 host memory "));
+                strstr(text, " ok 256.0 MiB 2.0 MiB 6.0 MiB 0 B 1.0 GiB 25.0 2.0 ms 1 host memory "));
         ck_assert_ptr_nonnull(
                 strstr(text, "\nMIG-00112233-4455-6677-8899-aabbccddeeff lost 0 B 0 B 0 B 2.0 MiB 1.0 GiB"
-                             " 0.0 NVIDIA H200 MIG-00112233-4455-6677-8899-aabbccddeeff\n"));
+                             " 0.0 - - NVIDIA H200 MIG-00112233-4455-6677-8899-aabbccddeeff\n"));
         free(text);
         list_free(l);
 }
-END_TEST
 
-START_TEST(not_what_was_asked)
+TEST(reply_of_another_kind)
 {
         Bfcd__ListReply page = BFCD__LIST_REPLY__INIT;
         Bfcd__Reply *done = malloc(sizeof(*done));
@@ -595,26 +623,8 @@ START_TEST(not_what_was_asked)
         list_free(l);
         ck_assert_ptr_null(list_free(NULL));
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("show");
-        TCase *c = tcase_create("show");
-
-        tcase_add_test(c, tenants);
-        tcase_add_test(c, partitions);
-        tcase_add_test(c, sessions);
-        tcase_add_test(c, blocks);
-        tcase_add_test(c, many_blocks);
-#ifdef HAVE_MALLINFO2
-        tcase_add_test(c, blocks_take_no_memory);
-#endif
-        tcase_add_test(c, shared);
-        tcase_add_test(c, no_rows);
-        tcase_add_test(c, whoami);
-        tcase_add_test(c, status);
-        tcase_add_test(c, not_what_was_asked);
-        suite_add_tcase(suite, c);
-        return suite_run(suite);
+        return suite_main("show");
 }

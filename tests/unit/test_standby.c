@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/change.h"
-#include "daemon/drain.h"
+#include "daemon/admin/change.h"
+#include "daemon/admin/drain.h"
 #include "tests/fake_device.h"
-#include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB     (UINT64_C(1) << 20)
@@ -40,8 +40,6 @@ static struct device_ops ops;
 static const struct device_ops *fake;
 static uint64_t most_bytes; /* that the GPU may have at any time */
 static struct devices *devices;
-static struct config *config;
-static struct broker *b;
 static struct peer *big, *small, *admin;
 static int n_fds_before;
 
@@ -66,22 +64,6 @@ static int make(struct device *d, const struct device_supply *supply, enum devic
         return r;
 }
 
-static struct peer *come_in(uid_t uid, bool is_admin)
-{
-        struct peer *p = peer_new(b, uid, is_admin);
-
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        return p;
-}
-
-static void settle(void)
-{
-        const char *why = "";
-
-        peer_settle(b);
-        ck_assert_msg(broker_check(b, &why) == 0, "%s", why);
-}
-
 static uint64_t ready_bytes(void)
 {
         return standby_bytes(b->devices[0].standby);
@@ -97,9 +79,9 @@ static void start(const char *text)
         const struct config_machine machine = { .look = look };
 
         b = peer_broker_on(text, &machine, devices, &config);
-        big = come_in(1, false);
-        small = come_in(2, false);
-        admin = come_in(0, true);
+        big = open_session(1);
+        small = open_session(2);
+        admin = open_admin_session();
         settle();
 }
 
@@ -137,6 +119,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(standby, setup, teardown);
+
 /* Until the reply is there, and no longer: nothing is made again after it. */
 static const Bfcd__Reply *wait_for(struct peer *p, uint64_t id)
 {
@@ -151,27 +135,19 @@ static const Bfcd__Reply *wait_for(struct peer *p, uint64_t id)
         return reply;
 }
 
-static void must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
+static void malloc_only(struct peer *p, uint32_t partition, uint64_t n_bytes)
 {
         ck_assert_int_eq(wait_for(p, peer_malloc(p, partition, n_bytes))->body_case, BFCD__REPLY__BODY_BLOCK);
 }
 
 static const Bfcd__DeviceRow *device_row(void)
 {
-        Bfcd__Request r = BFCD__REQUEST__INIT;
-        Bfcd__List body = BFCD__LIST__INIT;
-        uint64_t id;
-
-        body.kind = BFCD__LIST__KIND__STATUS;
-        r.body_case = BFCD__REQUEST__BODY_LIST;
-        r.list = &body;
-        ck_assert_int_eq(peer_send(admin, &r, &id), 0);
-        return peer_reply(admin, id)->list->status->devices[0];
+        return list_page(admin, BFCD__LIST__KIND__STATUS, 0)->status->devices[0];
 }
 
 /* ---- the tests ------------------------------------------------------------ */
 
-START_TEST(it_is_ready_after_the_start)
+TEST(standby_is_filled_after_start)
 {
         ck_assert_uint_eq(gpu.n_live, N_READY);
         ck_assert_uint_eq(gpu.live_bytes, READY);
@@ -181,10 +157,9 @@ START_TEST(it_is_ready_after_the_start)
         ck_assert_uint_eq(charged_bytes(), 0);
         ck_assert_uint_eq(broker_keeps_until(b), 0);
 }
-END_TEST
 
 /* Nothing is made for it. Multiples of 8 MiB are placed in the largest extents, others as low as possible. */
-START_TEST(a_growth_takes_it)
+TEST(growth_takes_standby_extents)
 {
         const uint64_t sizes[] = { 2 * MIB, 62 * MIB, 128 * MIB, 60 * MIB, 4 * MIB };
         uint64_t left = READY;
@@ -192,7 +167,7 @@ START_TEST(a_growth_takes_it)
         for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
                 /* What was taken is not made again meanwhile: that would be for want of room. */
                 standby_pause(b->devices[0].standby);
-                must_malloc(big, 0, sizes[i]);
+                malloc_only(big, 0, sizes[i]);
                 left -= sizes[i];
                 ck_assert_uint_eq(gpu.n_makes, N_READY);
                 ck_assert_uint_eq(ready_bytes(), left);
@@ -208,42 +183,39 @@ START_TEST(a_growth_takes_it)
         ck_assert_uint_eq(gpu.n_makes, 2 * N_READY);
         ck_assert_uint_eq(broker_keeps_until(b), 0);
 }
-END_TEST
 
 /* The sizes of small's extents are those of the first 64 MiB; it makes the rest beside them. */
-START_TEST(a_growth_takes_what_fits)
+TEST(growth_takes_extents_that_fit)
 {
         standby_pause(b->devices[0].standby);
-        must_malloc(small, 0, 128 * MIB);
+        malloc_only(small, 0, 128 * MIB);
         ck_assert_uint_eq(gpu.n_makes, N_READY + 32);
         ck_assert_uint_eq(ready_bytes(), READY - 64 * MIB);
 }
-END_TEST
 
 /* Extents of cuda-ipc are not shared in that way. */
-START_TEST(another_kind_of_extent_is_made)
+TEST(growth_by_cuda_ipc_takes_no_standby)
 {
-        must_malloc(big, 1, 32 * MIB);
+        malloc_only(big, 1, 32 * MIB);
         ck_assert_uint_eq(gpu.n_makes, N_READY + 1);
         settle();
         ck_assert_uint_eq(ready_bytes(), READY);
 }
-END_TEST
 
 /* What is charged and what is ready is never more than the partition's limit: see make(). */
-START_TEST(it_gives_way)
+TEST(standby_is_released_for_other_requests)
 {
         most_bytes = LIMIT;
         for (unsigned i = 0; i < 3; i++)
-                must_malloc(big, 0, 256 * MIB);
+                malloc_only(big, 0, 256 * MIB);
         settle();
         ck_assert_uint_eq(ready_bytes(), 256 * MIB);
-        must_malloc(small, 0, 128 * MIB);
+        malloc_only(small, 0, 128 * MIB);
         settle();
         ck_assert_uint_eq(charged_bytes(), LIMIT - 128 * MIB);
         ck_assert_uint_le(ready_bytes(), 128 * MIB);
         ck_assert_uint_ge(ready_bytes(), 120 * MIB);
-        must_malloc(big, 0, 128 * MIB);
+        malloc_only(big, 0, 128 * MIB);
         settle();
         ck_assert_uint_eq(charged_bytes(), LIMIT);
         ck_assert_uint_eq(ready_bytes(), 0);
@@ -252,12 +224,11 @@ START_TEST(it_gives_way)
         settle();
         ck_assert_uint_eq(charged_bytes(), LIMIT - 128 * MIB);
         ck_assert_uint_eq(ready_bytes(), 128 * MIB);
-        small = come_in(2, false);
+        small = open_session(2);
 }
-END_TEST
 
 /* Growths of all sizes, one after the other and side by side. */
-START_TEST(never_above_the_limit)
+TEST(standby_stays_within_the_limit)
 {
         uint64_t state = 1;
 
@@ -269,7 +240,7 @@ START_TEST(never_above_the_limit)
                 p = state >> 63 ? &big : &small;
                 if ((state >> 40) % 8 == 0) {
                         *p = peer_free(*p);
-                        *p = come_in(p == &big ? 1 : 2, false);
+                        *p = open_session(p == &big ? 1 : 2);
                 } else {
                         (void)peer_malloc(*p, 0, (1 + (state >> 33) % 90) * MIB);
                 }
@@ -282,10 +253,9 @@ START_TEST(never_above_the_limit)
         settle();
         ck_assert_uint_eq(gpu.live_bytes, charged_bytes() + ready_bytes());
 }
-END_TEST
 
 /* The device has less than it is thought to have: a growth has what is ready, and is not refused. */
-START_TEST(a_device_that_runs_short)
+TEST(a_device_that_runs_short)
 {
         static const int errors[] = { -ENOMEM, -ENOBUFS, -ENOSPC, -EMFILE };
 
@@ -293,7 +263,7 @@ START_TEST(a_device_that_runs_short)
                 unsigned n_makes = gpu.n_makes;
 
                 fake_device_fail_make(&gpu, 1, errors[i]);
-                must_malloc(small, 0, 126 * MIB);
+                malloc_only(small, 0, 126 * MIB);
                 settle();
                 ck_assert_uint_eq(gpu.n_makes, n_makes + 32);
                 ck_assert_uint_eq(ready_bytes(), 0);
@@ -306,7 +276,7 @@ START_TEST(a_device_that_runs_short)
                 broker_expire_kept(b);
                 settle();
                 ck_assert_uint_eq(ready_bytes(), READY);
-                small = come_in(2, false);
+                small = open_session(2);
         }
         fake_device_fail_make(&gpu, 1, -EIO); /* which it does not help against */
         ck_assert_int_eq(wait_for(small, peer_malloc(small, 0, 128 * MIB))->body_case,
@@ -314,24 +284,22 @@ START_TEST(a_device_that_runs_short)
         settle();
         ck_assert_uint_eq(ready_bytes(), READY);
 }
-END_TEST
 
 /* A failure in the background fails no request; it is tried again later. */
-START_TEST(it_cannot_be_made)
+TEST(standby_extents_fail)
 {
-        must_malloc(big, 0, 14 * MIB);
+        malloc_only(big, 0, 14 * MIB);
         fake_device_fail_make(&gpu, 2, -ENOMEM);
         settle();
         ck_assert_uint_eq(ready_bytes(), READY - 12 * MIB);
-        must_malloc(big, 0, 2 * MIB);
+        malloc_only(big, 0, 2 * MIB);
         still_clock_pass(60000);
         broker_expire_kept(b);
         settle();
         ck_assert_uint_eq(ready_bytes(), READY);
 }
-END_TEST
 
-START_TEST(a_lost_device)
+TEST(a_lost_device)
 {
         gpu.stays_lost = true;
         fake_device_fail_make(&gpu, 1, -ENODEV);
@@ -341,9 +309,8 @@ START_TEST(a_lost_device)
         ck_assert_uint_eq(ready_bytes(), 0);
         ck_assert_str_eq(device_row()->state, "lost");
 }
-END_TEST
 
-START_TEST(a_drain)
+TEST(standby_during_a_drain)
 {
         ck_assert_int_eq(drain_begin(b, &b->devices[0]), 0);
         for (unsigned i = 0; i < 4; i++) {
@@ -353,12 +320,11 @@ START_TEST(a_drain)
         ck_assert_str_eq(device_row()->state, "drained");
         ck_assert_uint_eq(gpu.n_live, 0);
         ck_assert(gpu.is_closed);
-        ck_assert_int_eq(drain_resume(b, &b->devices[0], NULL), 0);
+        ck_assert_int_eq(drain_resume(&b->devices[0], NULL), 0);
         settle();
         ck_assert_str_eq(device_row()->state, "ok");
         ck_assert_uint_eq(ready_bytes(), READY);
 }
-END_TEST
 
 static void reload(const char *text)
 {
@@ -375,7 +341,7 @@ static void reload(const char *text)
         settle();
 }
 
-START_TEST(a_reload_changes_it)
+TEST(reload_changes_standby)
 {
         reload(CONFIG("    standby: 64MiB\n", "1GiB"));
         ck_assert_uint_eq(ready_bytes(), 64 * MIB);
@@ -389,34 +355,14 @@ START_TEST(a_reload_changes_it)
         ck_assert_uint_eq(gpu.n_live, N_READY);
         ck_assert_uint_eq(ready_bytes(), READY);
 }
-END_TEST
 
-START_TEST(an_end_while_it_is_made)
+TEST(daemon_ends_while_standby_is_filled)
 {
-        must_malloc(big, 0, 64 * MIB);
+        malloc_only(big, 0, 64 * MIB);
         ck_assert_uint_gt(broker_n_pending(b), 0);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("standby");
-        TCase *t = tcase_create("standby");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, it_is_ready_after_the_start);
-        tcase_add_test(t, a_growth_takes_it);
-        tcase_add_test(t, a_growth_takes_what_fits);
-        tcase_add_test(t, another_kind_of_extent_is_made);
-        tcase_add_test(t, it_gives_way);
-        tcase_add_test(t, never_above_the_limit);
-        tcase_add_test(t, a_device_that_runs_short);
-        tcase_add_test(t, it_cannot_be_made);
-        tcase_add_test(t, a_lost_device);
-        tcase_add_test(t, a_drain);
-        tcase_add_test(t, a_reload_changes_it);
-        tcase_add_test(t, an_end_while_it_is_made);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("standby");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The service manager's store against a manager in a thread: what it keeps, what it refuses,
- * and a manager that is slow, deaf, gone, or that outlives a process killed in the middle.
+ * and a manager that is slow, unresponsive, gone, or that outlives a process killed in the middle.
  * Names may have 606 bytes here, and the manager 40 ms of a burst. */
 #include <errno.h>
 #include <fcntl.h>
@@ -16,11 +16,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/store.h"
+#include "daemon/handover/store.h"
 #include "keeper.h"
 #include "tests/suite.h"
 
-enum { PATIENCE_MS = 150, MUCH_MS = 300000, N_QUEUE = 2000 };
+enum { TIMEOUT_MS = 150, MUCH_MS = 300000, N_QUEUE = 2000 };
 
 static int n_fds_before;
 static struct keeper *k;
@@ -37,7 +37,7 @@ static void open_store(const char *says)
         k = keeper_new(says);
         ck_assert_int_eq(manager_new(&m), 0);
         ck_assert_int_eq(store_new(m, &s), 0);
-        store_set_patience(s, MUCH_MS);
+        store_set_timeout(s, MUCH_MS);
 }
 
 static void teardown(void)
@@ -47,6 +47,8 @@ static void teardown(void)
         k = k ? keeper_free(k) : NULL;
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
+
+FIXTURE(store, setup, teardown);
 
 static int memfd(void)
 {
@@ -90,7 +92,7 @@ static void expect_keeps(const char *fdstore, const char *ours, bool keeps, size
         k = keeper_free(k);
 }
 
-START_TEST(test_what_says_that_it_keeps)
+TEST(store_size_from_the_environment)
 {
         expect_keeps(NULL, NULL, false, SIZE_MAX);
         expect_keeps(NULL, "1", true, 16383);
@@ -105,10 +107,9 @@ START_TEST(test_what_says_that_it_keeps)
         expect_keeps("1", NULL, false, SIZE_MAX); /* the ledger alone is worth nothing */
         expect_keeps("-5", NULL, false, SIZE_MAX);
 }
-END_TEST
 
 /* Neither a store that there is none of, nor one whose manager there is none of. */
-START_TEST(test_without_a_manager)
+TEST(test_without_a_manager)
 {
         int fd = memfd();
 
@@ -134,11 +135,10 @@ START_TEST(test_without_a_manager)
         ck_assert_int_eq(manager_barrier(m, 10), 0);
         close(fd);
 }
-END_TEST
 
 /* ---- putting and removing ---------------------------------------------------------- */
 
-START_TEST(test_puts_and_removes)
+TEST(test_puts_and_removes)
 {
         int ledger = memfd(), one = memfd(), two = memfd();
         uint64_t first, second;
@@ -164,9 +164,8 @@ START_TEST(test_puts_and_removes)
         close(one);
         close(two);
 }
-END_TEST
 
-START_TEST(test_full)
+TEST(test_full)
 {
         int fd = memfd();
 
@@ -183,10 +182,9 @@ START_TEST(test_full)
         ck_assert_uint_eq(keeper_count_of(k, "x3"), 1);
         close(fd);
 }
-END_TEST
 
 /* All names together travel in one string. */
-START_TEST(test_names_are_bounded)
+TEST(test_names_are_bounded)
 {
         const uint64_t long_key = UINT64_MAX - 100; /* 14 letters, and what parts it from the next */
         int fd = memfd();
@@ -204,10 +202,9 @@ START_TEST(test_names_are_bounded)
         ck_assert_uint_eq(keeper_count(k), n + 1);
         close(fd);
 }
-END_TEST
 
-/* The fd is closed when who waits goes on. */
-START_TEST(test_barrier)
+/* The fd is closed when the waiting thread continues. */
+TEST(test_barrier)
 {
         struct pollfd end = { .events = POLLIN };
         int pipes[2];
@@ -224,9 +221,8 @@ START_TEST(test_barrier)
                 close(pipes[0]);
         }
 }
-END_TEST
 
-START_TEST(test_no_answer_to_a_barrier)
+TEST(test_no_answer_to_a_barrier)
 {
         int fd = memfd();
         int64_t begin;
@@ -234,25 +230,24 @@ START_TEST(test_no_answer_to_a_barrier)
         open_store("1");
         ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
         keeper_ignore_barriers(k, true);
-        store_set_patience(s, PATIENCE_MS);
+        store_set_timeout(s, TIMEOUT_MS);
         begin = now_ms();
         ck_assert_int_eq(store_remove_extent(s, 1, true), -ETIMEDOUT);
-        ck_assert_int_ge(now_ms() - begin, PATIENCE_MS - 1);
+        ck_assert_int_ge(now_ms() - begin, TIMEOUT_MS - 1);
         ck_assert_uint_eq(keeper_count(k), 0); /* it did what it was told */
         keeper_ignore_barriers(k, false);
-        store_set_patience(s, MUCH_MS);
+        store_set_timeout(s, MUCH_MS);
         ck_assert_int_eq(store_put_extent(s, 2, fd), 0);
         ck_assert_int_eq(store_remove_extent(s, 2, true), 0);
         close(fd);
 }
-END_TEST
 
 /* ---- a manager that takes nothing --------------------------------------------------- */
 
 /* Until its queue is full; how many it took. */
 static unsigned fill_queue(void)
 {
-        const struct manager_figures figures[2] = { { .n_sessions = 1 }, { .n_sessions = 2 } };
+        const struct manager_stats stats[2] = { { .n_sessions = 1 }, { .n_sessions = 2 } };
         unsigned n = 0;
 
         keeper_pause(k, true);
@@ -260,11 +255,11 @@ static unsigned fill_queue(void)
                 n++;
         ck_assert_uint_lt(n, N_QUEUE);
         for (int i = 0; i < 100; i++) /* the loop does not wait for it: nothing would end that */
-                manager_beat(m, &figures[i % 2]);
+                manager_beat(m, &stats[i % 2]);
         return n;
 }
 
-START_TEST(test_full_queue)
+TEST(test_full_queue)
 {
         int fd = memfd();
 
@@ -272,29 +267,28 @@ START_TEST(test_full_queue)
         ck_assert_int_eq(store_put_extent(s, 1, fd), 0);
         keeper_settle(k);
         fill_queue();
-        store_set_patience(s, PATIENCE_MS);
+        store_set_timeout(s, TIMEOUT_MS);
         ck_assert_int_eq(store_put_extent(s, 2, fd), -ETIMEDOUT);
         ck_assert_int_eq(store_put_extent(s, 2, fd), -ETIMEDOUT);
         ck_assert_uint_eq(store_room(s), 16382); /* it does not count */
         keeper_pause(k, false);
-        store_set_patience(s, MUCH_MS);
+        store_set_timeout(s, MUCH_MS);
         keeper_settle(k);
         ck_assert_uint_eq(keeper_count(k), 1);
         ck_assert_int_eq(store_put_extent(s, 3, fd), 0);
         ck_assert_uint_eq(keeper_count(k), 2);
         close(fd);
 }
-END_TEST
 
 static void *resume_soon(void *userdata)
 {
         (void)userdata;
-        usleep(PATIENCE_MS * 1000 / 3); /* it is to come while the other waits */
+        usleep(TIMEOUT_MS * 1000 / 3); /* it is to come while the other waits */
         keeper_pause(k, false);
         return NULL;
 }
 
-START_TEST(test_who_waits_goes_on)
+TEST(waiting_put_continues)
 {
         pthread_t thread;
         int fd = memfd();
@@ -307,10 +301,9 @@ START_TEST(test_who_waits_goes_on)
         ck_assert_uint_eq(keeper_count_of(k, "x1"), 1);
         close(fd);
 }
-END_TEST
 
 /* What could not be removed is made up for, and counts as kept until then. */
-START_TEST(test_removals_are_owed)
+TEST(pending_removals)
 {
         int fd = memfd();
 
@@ -319,12 +312,12 @@ START_TEST(test_removals_are_owed)
                 ck_assert_int_eq(store_put_extent(s, key, fd), 0);
         keeper_settle(k);
         fill_queue();
-        store_set_patience(s, PATIENCE_MS);
+        store_set_timeout(s, TIMEOUT_MS);
         for (uint64_t key = 1; key <= 5; key++)
                 ck_assert_int_eq(store_remove_extent(s, key, key % 2), -ETIMEDOUT);
         ck_assert_uint_eq(store_room(s), 3);
         keeper_pause(k, false);
-        store_set_patience(s, MUCH_MS);
+        store_set_timeout(s, MUCH_MS);
         keeper_settle(k);
         ck_assert_uint_eq(keeper_count(k), 6);
         ck_assert_int_eq(store_remove_extent(s, 6, false), 0);
@@ -332,9 +325,8 @@ START_TEST(test_removals_are_owed)
         ck_assert_uint_eq(store_room(s), 9);
         close(fd);
 }
-END_TEST
 
-START_TEST(test_manager_is_gone)
+TEST(test_manager_is_gone)
 {
         int fd = memfd();
 
@@ -346,14 +338,13 @@ START_TEST(test_manager_is_gone)
         ck_assert_int_lt(store_remove_extent(s, 1, true), 0);
         ck_assert_uint_eq(store_room(s), 16382);
         ck_assert_int_lt(store_put_ledger(s, fd), 0);
-        ck_assert(!store_keeps(s)); /* extents without a ledger are nobody's */
+        ck_assert(!store_keeps(s)); /* extents without a ledger are dropped */
         ck_assert_uint_eq(store_next_key(s), 0);
         close(fd);
 }
-END_TEST
 
 /* Whatever is told costs the manager no more than its share, once the burst is over. */
-START_TEST(test_it_is_paced)
+TEST(messages_are_paced)
 {
         int64_t begin, ms;
         int fd = memfd();
@@ -372,12 +363,11 @@ START_TEST(test_it_is_paced)
         ck_assert_msg(ms > (3200 * 62 / 1000 - 40) * 5 - 100, "%d", (int)ms);
         close(fd);
 }
-END_TEST
 
 /* ---- many threads --------------------------------------------------------------------- */
 
 /* Against a plain list, with keys whose places are near each other. */
-START_TEST(test_keys)
+TEST(test_keys)
 {
         static const char DIGITS[] = "0123456789abcdefghijklmnopqrstuv";
         bool is_there[128] = { false };
@@ -420,7 +410,6 @@ START_TEST(test_keys)
         ck_assert_uint_eq(keeper_n_messages(k), n);
         close(fd);
 }
-END_TEST
 
 static void *put_and_remove(void *userdata)
 {
@@ -436,7 +425,7 @@ static void *put_and_remove(void *userdata)
         return NULL;
 }
 
-START_TEST(test_threads)
+TEST(test_threads)
 {
         uint64_t first[4];
         pthread_t threads[4];
@@ -454,7 +443,6 @@ START_TEST(test_threads)
         ck_assert_uint_eq(keeper_count(k), 4); /* the last one of each */
         ck_assert_uint_eq(store_room(s), 16383 - 4);
 }
-END_TEST
 
 /* ---- a successor ------------------------------------------------------------------------- */
 
@@ -476,32 +464,31 @@ static void tell(const char *name)
                 strcmp(name, "client") == 0 || strcmp(name, "x0") == 0 || strcmp(name, "xzz") == 0 ? 1 : 100;
 }
 
-START_TEST(test_manager_brings)
+TEST(test_manager_brings)
 {
         char pid[16];
 
         snprintf(pid, sizeof(pid), "%d", (int)getpid());
         setenv("LISTEN_PID", pid, 1);
         unsetenv("LISTEN_FDNAMES");
-        ck_assert(!manager_brings("ledger"));
+        ck_assert(!manager_has_fd("ledger"));
         for (int i = 0; i < 7; i++) {
                 static const char *const NAMES[] = { "",       "ledgers",       "aledger:led:x1", ":::",
                                                      "ledger", "client:ledger", "ledger:x1" };
 
                 setenv("LISTEN_FDNAMES", NAMES[i], 1);
-                ck_assert_msg(manager_brings("ledger") == (i >= 4), "%s", NAMES[i]);
-                ck_assert(store_brings_ledger() == (i >= 4));
+                ck_assert_msg(manager_has_fd("ledger") == (i >= 4), "%s", NAMES[i]);
+                ck_assert(store_has_ledger() == (i >= 4));
         }
         setenv("LISTEN_FDNAMES", "client:ledger63:x1", 1);
-        ck_assert(store_brings_ledger());
+        ck_assert(store_has_ledger());
         setenv("LISTEN_FDNAMES", "client:ledger64:x1", 1);
-        ck_assert(!store_brings_ledger());
+        ck_assert(!store_has_ledger());
         setenv("LISTEN_PID", "1", 1);
-        ck_assert(!manager_brings("ledger"));
+        ck_assert(!manager_has_fd("ledger"));
         unsetenv("LISTEN_PID");
         unsetenv("LISTEN_FDNAMES");
 }
-END_TEST
 
 static bool takes_over(struct manager *manager, void *userdata)
 {
@@ -547,7 +534,7 @@ static void close_files(void)
                 close(files[i]);
 }
 
-START_TEST(test_successor)
+TEST(test_successor)
 {
         static const char *const EXTENTS[] = { "x5", "x1f", "x9", "x9" }, *const OTHERS[] = { "client", "x0",
                                                                                               "xzz" };
@@ -568,7 +555,6 @@ START_TEST(test_successor)
         ck_assert(is_same(keeper_fd(k, "x2e"), files[1]));
         close_files();
 }
-END_TEST
 
 static bool wants_nothing(struct manager *manager, void *userdata)
 {
@@ -584,8 +570,8 @@ static bool wants_nothing(struct manager *manager, void *userdata)
         return true;
 }
 
-/* BFCD_FDSTORE=0: nothing stays that nobody will ask for. */
-START_TEST(test_what_is_not_wanted_goes)
+/* BFCD_FDSTORE=0: fds that no daemon will ask for are removed. */
+TEST(unwanted_fds_are_removed)
 {
         make_files();
         k = keeper_new("0");
@@ -595,7 +581,6 @@ START_TEST(test_what_is_not_wanted_goes)
         ck_assert_uint_eq(keeper_count(k), 0);
         close_files();
 }
-END_TEST
 
 static bool begins_anew(struct manager *manager, void *userdata)
 {
@@ -604,8 +589,8 @@ static bool begins_anew(struct manager *manager, void *userdata)
 
         (void)userdata;
         IS(store_new(manager, &store) == 0 && store_keeps(store));
-        IS(store_take_ledger(store) == -1);   /* of two nobody knows which one it is */
-        IS(store_put_ledger(store, fd) == 0); /* and what was of the others is nobody's */
+        IS(store_take_ledger(store) == -1);   /* of two it is not known which one is valid */
+        IS(store_put_ledger(store, fd) == 0); /* and the extents of the others are dropped */
         IS(store_room(store) == 16383);
         IS(store_drop_rest(store) == 0);
         close(fd);
@@ -613,7 +598,7 @@ static bool begins_anew(struct manager *manager, void *userdata)
         return true;
 }
 
-START_TEST(test_two_ledgers)
+TEST(test_two_ledgers)
 {
         make_files();
         k = keeper_new(NULL); /* that it keeps is seen */
@@ -626,7 +611,6 @@ START_TEST(test_two_ledgers)
         ck_assert(!is_same(keeper_fd(k, "ledger"), files[0]));
         close_files();
 }
-END_TEST
 
 /* In place of another: at each moment there is one, and the next start takes the one that counts. */
 static bool swaps(struct manager *manager, void *userdata)
@@ -648,7 +632,7 @@ static bool swaps(struct manager *manager, void *userdata)
         return true;
 }
 
-START_TEST(test_swaps)
+TEST(test_swaps)
 {
         struct stat st;
         int step = 0;
@@ -665,7 +649,6 @@ START_TEST(test_swaps)
         ck_assert(fstat(keeper_fd(k, "ledger2"), &st) == 0 && st.st_size == 333);
         close_files();
 }
-END_TEST
 
 static bool takes_the_higher(struct manager *manager, void *userdata)
 {
@@ -683,8 +666,8 @@ static bool takes_the_higher(struct manager *manager, void *userdata)
         return true;
 }
 
-/* Whoever was killed in between left both, in whichever order they are brought. */
-START_TEST(test_killed_while_it_swaps)
+/* A daemon that was killed in between leaves both, in either order. */
+LOOP_TEST(test_killed_while_it_swaps, 2)
 {
         make_files();
         k = keeper_new("1");
@@ -695,10 +678,9 @@ START_TEST(test_killed_while_it_swaps)
         ck_assert(is_same(keeper_fd(k, "ledger10"), files[1]));
         close_files();
 }
-END_TEST
 
-/* Nobody has room for two: the new one comes after the old. */
-START_TEST(test_swap_when_full)
+/* There is no room for two: the new one is stored after the old one is removed. */
+TEST(test_swap_when_full)
 {
         int one = memfd(), two = memfd();
 
@@ -715,10 +697,9 @@ START_TEST(test_swap_when_full)
         close(one);
         close(two);
 }
-END_TEST
 
 /* What was told counts, also where the process is killed before anybody looks. */
-START_TEST(test_killed)
+TEST(test_killed)
 {
         int fd = memfd(), status;
         pid_t pid;
@@ -738,37 +719,8 @@ START_TEST(test_killed)
         ck_assert(is_same(keeper_fd(k, "x7"), fd));
         close(fd);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("store");
-        TCase *t = tcase_create("store");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_add_test(t, test_what_says_that_it_keeps);
-        tcase_add_test(t, test_without_a_manager);
-        tcase_add_test(t, test_puts_and_removes);
-        tcase_add_test(t, test_full);
-        tcase_add_test(t, test_names_are_bounded);
-        tcase_add_test(t, test_barrier);
-        tcase_add_test(t, test_no_answer_to_a_barrier);
-        tcase_add_test(t, test_full_queue);
-        tcase_add_test(t, test_who_waits_goes_on);
-        tcase_add_test(t, test_removals_are_owed);
-        tcase_add_test(t, test_manager_is_gone);
-        tcase_add_test(t, test_it_is_paced);
-        tcase_add_test(t, test_keys);
-        tcase_add_test(t, test_threads);
-        tcase_add_test(t, test_manager_brings);
-        tcase_add_test(t, test_successor);
-        tcase_add_test(t, test_what_is_not_wanted_goes);
-        tcase_add_test(t, test_two_ledgers);
-        tcase_add_test(t, test_swaps);
-        tcase_add_loop_test(t, test_killed_while_it_swaps, 0, 2);
-        tcase_add_test(t, test_swap_when_full);
-        tcase_add_test(t, test_killed);
-        suite_add_tcase(suite, t);
-        return suite_run(suite);
+        return suite_main("store");
 }

@@ -18,19 +18,15 @@
 #include <unistd.h>
 
 #include "client/client.h"
-#include "device/host_stream.h"
+#include "tests/host_stream.h"
 #include "tests/suite.h"
-#include "tests/unit/fake_server.h"
+#include "tests/unit/server_rig.h"
 
 #define KIB  (UINT64_C(1) << 10)
 #define MIB  (UINT64_C(1) << 20)
 #define SLAB (2 * MIB)
 #define S    ((uintptr_t)0x1000)
 #define T    ((uintptr_t)0x2000)
-
-static struct fake_server *server;
-static bfc_client *client;
-static int n_fds_before;
 
 /* So many of this thread's calls for memory have some, and the next has none. */
 static _Thread_local unsigned n_allocs_left = UINT_MAX;
@@ -80,52 +76,27 @@ int __wrap_streams_put_aside(bfc_client *c, const struct block *block, uint32_t 
         return r;
 }
 
-static bfc_client *open_client(uint64_t flags)
-{
-        struct bfc_options o = { .struct_size = sizeof(o),
-                                 .socket = fake_server_path(server),
-                                 .flags = flags,
-                                 .cache_idle_bytes = UINT64_MAX };
-        bfc_client *ret = NULL;
-
-        ck_assert_msg(bfc_connect(&o, &ret) == 0, "%s", bfc_last_error());
-        return ret;
-}
-
 static void setup(void)
 {
-        unsetenv("BFC_PARTITION");
-        unsetenv("BFC_TENANT");
-        unsetenv("BFC_CACHE");
         host_stream_reset();
-        n_fds_before = suite_count_fds();
-        server = fake_server_new();
-        client = open_client(0);
+        server_start(NULL);
+        client = open_client(0, UINT64_MAX, 0);
 }
 
 static void setup_without_cache(void)
 {
         setup();
         bfc_disconnect(client);
-        client = open_client(BFC_NO_CACHE);
+        client = open_client(BFC_NO_CACHE, UINT64_MAX, 0);
 }
 
 static void teardown(void)
 {
-        bfc_disconnect(client);
-        client = NULL;
-        server = fake_server_free(server);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
+        server_end();
         ck_assert_uint_eq(host_stream_n_events(), 0);
 }
 
-static struct bfc_client_stats stats(void)
-{
-        struct bfc_client_stats s = { .struct_size = sizeof(s) };
-
-        ck_assert_int_eq(bfc_stats(client, &s), 0);
-        return s;
-}
+FIXTURE(streams, setup, teardown);
 
 static struct bfc_stream_stats stats_of(uintptr_t stream)
 {
@@ -135,7 +106,7 @@ static struct bfc_stream_stats stats_of(uintptr_t stream)
         return s;
 }
 
-static char *get(uintptr_t stream, size_t n_bytes)
+static char *get_on(uintptr_t stream, size_t n_bytes)
 {
         void *p = NULL;
         int r = bfc_malloc_async(client, n_bytes, stream, &p);
@@ -144,134 +115,109 @@ static char *get(uintptr_t stream, size_t n_bytes)
         return p;
 }
 
-static char *get_sync(size_t n_bytes)
-{
-        void *p = NULL;
-        int r = bfc_malloc(client, n_bytes, &p);
-
-        ck_assert_msg(r == 0, "bfc_malloc: %d: %s", r, bfc_last_error());
-        return p;
-}
-
-static void put(uintptr_t stream, void *p)
+static void put_on(uintptr_t stream, void *p)
 {
         ck_assert_msg(bfc_free_async(client, p, stream) == 0, "bfc_free_async: %s", bfc_last_error());
 }
 
-static void put_sync(void *p)
-{
-        ck_assert_msg(bfc_free(client, p) == 0, "bfc_free: %s", bfc_last_error());
-}
-
-/* A look at what is done, and all that is idle goes back. */
+/* Collects finished work and returns all idle slabs. */
 static unsigned n_blocks_after_trim(void)
 {
         ck_assert_int_eq(bfc_trim(client, SIZE_MAX), 0);
         return fake_server_count(server).n_blocks;
 }
 
-static void expect_error(int r, int expected, const char *part)
-{
-        ck_assert_int_eq(r, expected);
-        ck_assert_msg(strstr(bfc_last_error(), part) != NULL, "\"%s\" does not say \"%s\"", bfc_last_error(),
-                      part);
-}
-
 /* ---- one stream ------------------------------------------------------------- */
 
-START_TEST(its_own_stream_has_it_at_once)
+TEST(own_stream_reuses_at_once)
 {
-        char *a = get(S, 1000), *b;
+        char *a = get_on(S, 1000), *b;
 
         host_stream_begin(S);
         memset(a, 1, 1000);
-        put(S, a);
-        b = get(S, 900);
+        put_on(S, a);
+        b = get_on(S, 900);
         ck_assert_ptr_eq(a, b);
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
-        put(S, b);
+        put_on(S, b);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
-START_TEST(nobody_else_before_the_work_is_done)
+TEST(other_streams_wait_for_the_work)
 {
         char *a, *b, *c;
 
-        a = get(S, 1 * MIB);
+        a = get_on(S, 1 * MIB);
         host_stream_begin(S);
-        put(S, a);
-        b = get(T, 1 * MIB);
-        c = get_sync(1 * MIB);
+        put_on(S, a);
+        b = get_on(T, 1 * MIB);
+        c = get(1 * MIB);
         ck_assert(b + MIB <= a || a + MIB <= b);
         ck_assert(c + MIB <= a || a + MIB <= c);
-        put(T, b);
-        put_sync(c);
+        put_on(T, b);
+        put(c);
         ck_assert_uint_eq(n_blocks_after_trim(), 1); /* the busy one's slab */
-        b = get(T, 1 * MIB);
+        b = get_on(T, 1 * MIB);
         ck_assert(b + MIB <= a || a + MIB <= b);
-        put(T, b);
+        put_on(T, b);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         host_stream_end(S);
-        b = get(T, 1 * MIB); /* a miss looks */
+        b = get_on(T, 1 * MIB); /* a miss looks */
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
         ck_assert_ptr_eq(a, b);
-        put(T, b);
+        put_on(T, b);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* An event for each slab that became idle, not for each free. */
-START_TEST(events_are_for_whole_slabs)
+TEST(events_are_for_whole_slabs)
 {
         char *p[16];
 
         host_stream_begin(S);
         for (int i = 0; i < 16; i++)
-                p[i] = get(S, 100 * KIB);
+                p[i] = get_on(S, 100 * KIB);
         for (int i = 0; i < 15; i++)
-                put(S, p[i]);
+                put_on(S, p[i]);
         ck_assert_uint_eq(host_stream_n_events(), 0);
-        put(S, p[15]);
+        put_on(S, p[15]);
         ck_assert_uint_eq(host_stream_n_events(), 1);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         ck_assert_uint_eq(host_stream_n_events(), 0); /* the pool is gone */
 }
-END_TEST
 
 /* The event was of an idle time that is over. */
-START_TEST(a_slab_taken_again_stays)
+TEST(a_slab_taken_again_stays)
 {
-        char *a = get(S, 1000), *b;
+        char *a = get_on(S, 1000), *b;
 
         host_stream_begin(S);
-        put(S, a);
-        a = get(S, 1000);
+        put_on(S, a);
+        a = get_on(S, 1000);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         host_stream_begin(S);
-        put(S, a); /* idle again, behind more work */
+        put_on(S, a); /* idle again, behind more work */
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
-        b = get(T, 1000);
+        b = get_on(T, 1000);
         ck_assert_ptr_ne(a, b);
-        put(T, b);
+        put_on(T, b);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* More slabs than marks: each leaves when the work before its free is done, or a little later. */
-START_TEST(many_slabs_become_idle)
+TEST(many_slabs_become_idle)
 {
         char *p[20];
 
         for (int i = 0; i < 20; i++)
-                p[i] = get(S, 2 * MIB);
+                p[i] = get_on(S, 2 * MIB);
         for (int i = 0; i < 20; i++) {
                 host_stream_begin(S);
-                put(S, p[i]);
+                put_on(S, p[i]);
         }
         ck_assert_uint_le(host_stream_n_events(), 10);
         for (unsigned i = 0; i < 20; i++) {
@@ -284,32 +230,30 @@ START_TEST(many_slabs_become_idle)
         }
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* ---- several ----------------------------------------------------------------- */
 
-START_TEST(freed_on_another_stream)
+TEST(freed_on_another_stream)
 {
-        char *a = get(S, 1000), *b, *c;
+        char *a = get_on(S, 1000), *b, *c;
 
         host_stream_begin(T);
-        put(T, a);
+        put_on(T, a);
         ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
-        b = get(S, 1000);
+        b = get_on(S, 1000);
         ck_assert_ptr_ne(a, b); /* its own stream neither */
-        put(S, b);
+        put_on(S, b);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         host_stream_end(T);
-        c = get(S, 3 * KIB);
-        put(S, c);
+        c = get_on(S, 3 * KIB);
+        put_on(S, c);
         ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
-START_TEST(recorded_streams)
+TEST(recorded_streams)
 {
-        char *a = get(S, 1000), *b;
+        char *a = get_on(S, 1000), *b;
 
         ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
         ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
@@ -317,35 +261,33 @@ START_TEST(recorded_streams)
         ck_assert_int_eq(bfc_record_stream(client, a, 77), 0);
         host_stream_begin(T); /* after it was told of: what counts is the free */
         host_stream_begin(77);
-        put(S, a);
+        put_on(S, a);
         host_stream_begin(T); /* that is too late to matter */
         host_stream_end(77);
-        b = get(S, 1000);
+        b = get_on(S, 1000);
         ck_assert_ptr_ne(a, b);
         host_stream_end(T);
-        put(S, b);
+        put_on(S, b);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         host_stream_end(T);
 }
-END_TEST
 
-START_TEST(a_block_of_bfc_malloc)
+TEST(free_async_of_a_bfc_malloc_block)
 {
-        char *a = get_sync(1000), *b;
+        char *a = get(1000), *b;
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         expect_error(bfc_free(client, a), -EINVAL, "already freed");
         expect_error(bfc_free_async(client, a, S), -EINVAL, "already freed");
         ck_assert_uint_eq(stats().bytes_in_use, 0);
-        b = get_sync(1000);
+        b = get(1000);
         ck_assert_ptr_ne(a, b);
-        put_sync(b);
+        put(b);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 static void *end_later(void *arg)
 {
@@ -354,38 +296,37 @@ static void *end_later(void *arg)
         return NULL;
 }
 
-START_TEST(bfc_free_waits)
+TEST(bfc_free_waits_for_the_stream)
 {
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
         pthread_t thread;
 
         ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
         host_stream_begin(T);
         ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)T), 0);
-        put_sync(a);
+        put(a);
         ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         pthread_join(thread, NULL);
 }
-END_TEST
 
 /* To wait is not possible then: so it is put aside, and looked at after the capture. _i: where it is from,
  * a slab or one of its own. */
-START_TEST(bfc_free_in_a_capture)
+LOOP_TEST(bfc_free_in_a_capture, 2)
 {
         size_t n_bytes = _i == 0 ? 1000 : 3 * SLAB;
-        char *a = get(S, n_bytes), *b;
+        char *a = get_on(S, n_bytes), *b;
         pthread_t thread;
 
-        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0); /* it is known */
+        ck_assert_int_eq(bfc_record_stream(client, get_on(S, 1), T), 0); /* it is known */
         host_stream_begin_capture(T);
-        put_sync(a);
+        put(a);
         expect_error(bfc_free(client, a), -EINVAL, "already freed");
         expect_error(bfc_free_async(client, a, S), -EINVAL, "already freed");
         ck_assert_uint_eq(stats().num_blocks, 1);
-        b = get(S, n_bytes);
+        b = get_on(S, n_bytes);
         ck_assert_ptr_ne(b, a);
-        put(S, b);
+        put_on(S, b);
         ck_assert_uint_ge(n_blocks_after_trim(), 1);
         ck_assert_uint_ge(stats_of(S).bytes_pending, n_bytes);
         host_stream_end_capture(T);
@@ -395,7 +336,6 @@ START_TEST(bfc_free_in_a_capture)
         ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
         pthread_join(thread, NULL);
 }
-END_TEST
 
 static void end_capture_and_take(void)
 {
@@ -403,51 +343,49 @@ static void end_capture_and_take(void)
         host_stream_end_capture(T);
         ck_assert_uint_eq(stats().num_blocks, 1);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
-        put_sync(get(S, 3 * SLAB));
+        put(get_on(S, 3 * SLAB));
 }
 
 /* Another thread may have the memory before bfc_free() returns. */
-START_TEST(put_aside_and_taken_at_once)
+TEST(put_aside_and_taken_at_once)
 {
-        char *a = get(S, 3 * SLAB);
+        char *a = get_on(S, 3 * SLAB);
 
-        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0);
+        ck_assert_int_eq(bfc_record_stream(client, get_on(S, 1), T), 0);
         host_stream_begin_capture(T);
         on_put_aside = end_capture_and_take;
-        put_sync(a);
+        put(a);
         ck_assert_ptr_null(on_put_aside);
         ck_assert_uint_eq(stats().num_blocks, 1);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
 }
-END_TEST
 
 /* However many they are. */
-START_TEST(put_aside_and_waited_for_once)
+TEST(put_aside_and_waited_for_once)
 {
         char *a[20];
 
         for (int i = 0; i < 20; i++)
-                a[i] = get(S, 1000);
-        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0);
+                a[i] = get_on(S, 1000);
+        ck_assert_int_eq(bfc_record_stream(client, get_on(S, 1), T), 0);
         host_stream_begin_capture(T);
         for (int i = 0; i < 20; i++)
-                put_sync(a[i]);
+                put(a[i]);
         host_stream_end_capture(T);
         n_finishes = 0;
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         ck_assert_uint_eq(stats_of(S).bytes_pending, 0);
         ck_assert_uint_eq(n_finishes, 1);
 }
-END_TEST
 
 /* Then it stays, as before. */
-START_TEST(put_aside_without_memory)
+TEST(put_aside_without_memory)
 {
         unsigned n_refused = 0;
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
         int r;
 
-        ck_assert_int_eq(bfc_record_stream(client, get(S, 1), T), 0);
+        ck_assert_int_eq(bfc_record_stream(client, get_on(S, 1), T), 0);
         host_stream_begin_capture(T);
         do {
                 n_allocs_left = n_refused;
@@ -464,47 +402,45 @@ START_TEST(put_aside_without_memory)
         host_stream_end_capture(T);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
 }
-END_TEST
 
-START_TEST(a_stream_that_ends)
+TEST(a_stream_that_ends)
 {
-        char *a = get(S, 1000), *b = get(S, 1000), *c;
+        char *a = get_on(S, 1000), *b = get_on(S, 1000), *c;
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         ck_assert_int_eq(bfc_end_stream(client, S), 0);
         ck_assert_int_eq(bfc_end_stream(client, 12345), 0); /* nothing there */
-        c = get(S, 1000);                                   /* another stream of the same number */
+        c = get_on(S, 1000);                                /* another stream of the same number */
         ck_assert(c > b + SLAB || c + SLAB < a || (c != a && c != b));
         ck_assert_ptr_ne(a, c);
-        put(S, c);
-        put(T, b);
+        put_on(S, c);
+        put_on(T, b);
         ck_assert_uint_eq(n_blocks_after_trim(), 2);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         host_stream_begin_capture(S);
-        a = get(S, 1);
+        a = get_on(S, 1);
         expect_error(bfc_end_stream(client, S), -EBUSY, "captured");
         host_stream_end_capture(S);
-        put(S, a);
+        put_on(S, a);
 }
-END_TEST
 
 /* A stream that a block was used by ends: its number is another one's, and is not asked any more. */
-START_TEST(a_recorded_stream_that_ends)
+TEST(a_recorded_stream_that_ends)
 {
-        char *a = get(S, 1000), *b = get(S, 1000), *c = get(S, 1000);
+        char *a = get_on(S, 1000), *b = get_on(S, 1000), *c = get_on(S, 1000);
         uint64_t n_queries;
 
         ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
         ck_assert_int_eq(bfc_record_stream(client, b, T), 0);
         host_stream_begin(T);
-        put(T, c);
-        put(S, b);
+        put_on(T, c);
+        put_on(S, b);
         ck_assert_int_eq(bfc_end_stream(client, T), 0);
         host_stream_begin(T); /* the next one of that number */
         ck_assert_int_eq(bfc_record_stream(client, a, T), 0);
-        put(S, a);
+        put_on(S, a);
         n_queries = host_stream_n_queries();
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         ck_assert_uint_gt(host_stream_n_queries(), n_queries);
@@ -515,32 +451,30 @@ START_TEST(a_recorded_stream_that_ends)
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         ck_assert_int_eq(bfc_end_stream(client, T), 0);
 }
-END_TEST
 
-START_TEST(freed_on_a_later_stream_of_that_number)
+TEST(freed_on_a_later_stream_of_that_number)
 {
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
 
         ck_assert_int_eq(bfc_end_stream(client, S), 0);
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* Not when somebody happens to look. */
-START_TEST(events_are_recorded_at_the_free)
+TEST(events_are_recorded_at_the_free)
 {
         char *p[8];
 
         for (unsigned i = 0; i < 8; i++) {
-                p[i] = get(i + 1, 1000);
+                p[i] = get_on(i + 1, 1000);
                 host_stream_begin(i + 1);
         }
         for (unsigned i = 0; i < 8; i++) {
-                put(i + 1, p[i]);
+                put_on(i + 1, p[i]);
                 ck_assert_uint_eq(host_stream_n_events(), i + 1);
                 host_stream_begin(i + 1); /* comes too late to matter */
         }
@@ -550,117 +484,111 @@ START_TEST(events_are_recorded_at_the_free)
         for (unsigned i = 0; i < 8; i++)
                 host_stream_end(i + 1);
 }
-END_TEST
 
 /* ---- captures ----------------------------------------------------------------- */
 
-START_TEST(no_event_in_a_capture)
+TEST(no_event_in_a_capture)
 {
-        char *before = get(S, 1000), *a, *b;
+        char *before = get_on(S, 1000), *a, *b;
         uint64_t n_queries;
 
         host_stream_begin(T);
-        put(T, before); /* waits for T */
+        put_on(T, before); /* waits for T */
         host_stream_begin_capture(S);
-        a = get(S, 1000);
+        a = get_on(S, 1000);
         n_queries = host_stream_n_queries();
-        put(S, a);
-        b = get(S, 1000);
+        put_on(S, a);
+        b = get_on(S, 1000);
         ck_assert_ptr_ne(a, b);
-        put(S, b);
+        put_on(S, b);
         host_stream_end(T);
         ck_assert_uint_eq(n_blocks_after_trim(), 2);
         ck_assert_uint_eq(host_stream_n_queries(), n_queries);
-        b = get(T, 1000);
+        b = get_on(T, 1000);
         ck_assert_ptr_ne(a, b);
-        put(T, b);
+        put_on(T, b);
         host_stream_end_capture(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* The graph may run in another stream, which does not come behind the work of this one. */
-START_TEST(a_capture_has_memory_of_its_own)
+TEST(a_capture_has_memory_of_its_own)
 {
-        char *a = get(S, 1000), *b;
+        char *a = get_on(S, 1000), *b;
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         host_stream_begin_capture(S);
-        b = get(S, 1000);
+        b = get_on(S, 1000);
         ck_assert_ptr_ne(a, b);
         host_stream_end_capture(S);
-        ck_assert_ptr_eq(get(S, 1000), a);
-        put(S, a);
+        ck_assert_ptr_eq(get_on(S, 1000), a);
+        put_on(S, a);
         host_stream_begin(S); /* with what was allocated in the capture */
-        put(S, b);
+        put_on(S, b);
         host_stream_begin_capture(S);
-        a = get(S, 1000);
+        a = get_on(S, 1000);
         ck_assert_ptr_ne(a, b);
         host_stream_end_capture(S);
-        put(S, a);
+        put_on(S, a);
         host_stream_end(S);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
-START_TEST(freed_in_the_capture_of_another)
+TEST(freed_in_the_capture_of_another)
 {
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
 
         host_stream_begin_capture(T);
-        put(T, a);
+        put_on(T, a);
         ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         host_stream_end_capture(T);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* ---- failures ------------------------------------------------------------------ */
 
 /* i: -EIO and -ENODEV: none of its work goes on; others say nothing of it. */
-START_TEST(events_that_fail)
+LOOP_TEST(events_that_fail, 4)
 {
         static const int errors[] = { -EIO, -ENODEV, -ENOMEM, -EAGAIN };
         bool is_over = _i < 2;
-        char *a = get(S, 1000), *b = get(T, 1000);
+        char *a = get_on(S, 1000), *b = get_on(T, 1000);
 
         host_stream_begin(S);
-        put(S, a);
-        put(S, b);
+        put_on(S, a);
+        put_on(S, b);
         host_stream_fail(S, errors[_i]);
         ck_assert_uint_eq(n_blocks_after_trim(), is_over ? 0 : 2);
         host_stream_fail(S, 0);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* The same where they cannot be recorded. */
-START_TEST(events_that_cannot_be_had)
+LOOP_TEST(events_that_cannot_be_had, 4)
 {
         static const int errors[] = { -EIO, -ENODEV, -ENOMEM, -EAGAIN };
         bool is_over = _i < 2;
-        char *a = get(S, 1000), *b = get(T, 1000);
+        char *a = get_on(S, 1000), *b = get_on(T, 1000);
 
         host_stream_begin(S);
         ck_assert_int_eq(bfc_record_stream(client, b, S), 0);
         host_stream_fail(S, errors[_i]);
-        put(S, a);
-        put(T, b);
+        put_on(S, a);
+        put_on(T, b);
         ck_assert_uint_eq(n_blocks_after_trim(), is_over ? 0 : 2);
         host_stream_fail(S, 0);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* Then it takes waiting for all work. */
-START_TEST(a_stream_that_is_no_more)
+TEST(destroyed_stream)
 {
-        char *a = get(S, 1000), *b = get(S, 1000), *c;
+        char *a = get_on(S, 1000), *b = get_on(S, 1000), *c;
         pthread_t thread;
 
         host_stream_fail(T, -EINVAL);
@@ -672,20 +600,19 @@ START_TEST(a_stream_that_is_no_more)
         host_stream_begin(T);
         host_stream_fail(T, -EINVAL);
         ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)T), 0);
-        put(S, b);
-        put(S, a);
+        put_on(S, b);
+        put_on(S, a);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         pthread_join(thread, NULL);
 }
-END_TEST
 
 /* From malloc(), one after the other has none until it is done without the one that fails: nothing has
  * changed then. i: where the block is from, the cache or the daemon. */
-START_TEST(without_memory_it_stays)
+LOOP_TEST(block_stays_where_records_fail, 2)
 {
         size_t n_bytes = _i == 0 ? 1000 : 3 * SLAB;
         unsigned n_refused = 0;
-        char *a = get_sync(n_bytes);
+        char *a = get(n_bytes);
         int r;
 
         host_stream_begin(S);
@@ -705,21 +632,19 @@ START_TEST(without_memory_it_stays)
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* What a stream has is a part of what it holds. */
-START_TEST(it_cannot_be_published)
+TEST(pending_block_cannot_be_published)
 {
-        char *a = get(S, 3 * MIB);
+        char *a = get_on(S, 3 * MIB);
 
         expect_error(bfc_publish(client, a, "a"), -EINVAL, "BFC_WHOLE");
-        put(S, a);
+        put_on(S, a);
 }
-END_TEST
 
-START_TEST(mistakes)
+TEST(mistakes)
 {
-        char *a = get(S, 1000), *b = get_sync(1);
+        char *a = get_on(S, 1000), *b = get(1);
         void *p = NULL;
 
         expect_error(bfc_malloc_async(client, 0, S, &p), -EINVAL, "0 bytes");
@@ -733,41 +658,38 @@ START_TEST(mistakes)
         expect_error(bfc_stats_stream(client, "nowhere", S, &(struct bfc_stream_stats){ .struct_size = 72 }),
                      -ENOENT, "nowhere");
         ck_assert_int_eq(bfc_free_async(client, NULL, S), 0);
-        put_sync(b);
-        put(S, a);
+        put(b);
+        put_on(S, a);
         expect_error(bfc_free_async(client, a, S), -EINVAL, "already freed");
         expect_error(bfc_free(client, a), -EINVAL, "already freed");
         ck_assert_ptr_null(p);
 }
-END_TEST
 
 /* ---- room ----------------------------------------------------------------------- */
 
 /* The server has 64 MiB. Refused, it waits for what was freed elsewhere. */
-START_TEST(a_refused_one_waits_for_work)
+TEST(refused_request_waits_for_work)
 {
-        char *a = get(S, 40 * MIB), *b;
+        char *a = get_on(S, 40 * MIB), *b;
         pthread_t thread;
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)S), 0);
-        b = get(T, 50 * MIB);
+        b = get_on(T, 50 * MIB);
         pthread_join(thread, NULL);
-        put(T, b);
+        put_on(T, b);
 }
-END_TEST
 
 /* Less than a slab is left. */
-START_TEST(refused_it_asks_for_less)
+TEST(refused_request_asks_for_less)
 {
-        char *a = get_sync(63 * MIB), *b = get(S, 1000);
+        char *a = get(63 * MIB), *b = get_on(S, 1000);
 
         ck_assert_uint_eq(stats_of(S).bytes_reserved, 1024);
-        put_sync(a);
-        put(S, b);
+        put(a);
+        put_on(S, b);
 }
-END_TEST
 
 /* A request that waits for work of the streams sleeps between its looks, and nothing else here does. */
 static _Atomic unsigned n_sleeps;
@@ -788,15 +710,15 @@ static double seconds(void)
         return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-START_TEST(and_not_for_ever)
+TEST(refused_request_gives_up)
 {
-        char *a = get(S, 40 * MIB);
+        char *a = get_on(S, 40 * MIB);
         double begin = seconds();
         unsigned n;
         void *p;
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         ck_assert_int_lt(bfc_malloc_async(client, 50 * MIB, T, &p), 0);
         ck_assert_double_gt(seconds() - begin, 1.5);
         n = n_sleeps;
@@ -807,35 +729,33 @@ START_TEST(and_not_for_ever)
         ck_assert_uint_eq(n_sleeps, n);
         host_stream_end_capture(T);
         host_stream_end(S);
-        ck_assert_int_eq(bfc_malloc(client, 50 * MIB, &p), 0); /* what is done comes back */
-        put_sync(p);
+        ck_assert_int_eq(bfc_malloc(client, 50 * MIB, &p), 0); /* finished blocks are returned */
+        put(p);
 }
-END_TEST
 
-START_TEST(disconnecting_with_work_pending)
+TEST(disconnecting_with_work_pending)
 {
-        char *a = get(S, 1000), *b = get(S, 3 * MIB), *c = get_sync(100);
+        char *a = get_on(S, 1000), *b = get_on(S, 3 * MIB), *c = get(100);
         pthread_t thread;
 
         host_stream_begin(T);
         ck_assert_int_eq(bfc_record_stream(client, b, T), 0);
-        put(T, a);
-        put(S, b);
-        put(T, c);
+        put_on(T, a);
+        put_on(S, b);
+        put_on(T, c);
         ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)T), 0);
         bfc_disconnect(client); /* after the work */
         ck_assert_uint_eq(fake_server_count(server).n_goodbyes, 1);
         ck_assert_uint_eq(host_stream_n_events(), 0);
         pthread_join(thread, NULL);
-        client = open_client(0);
+        client = open_client(0, UINT64_MAX, 0);
 }
-END_TEST
 
-/* ---- figures --------------------------------------------------------------------- */
+/* ---- statistics ------------------------------------------------------------------ */
 
-START_TEST(figures_by_stream)
+TEST(statistics_by_stream)
 {
-        char *a = get(S, 1000), *b = get(S, 3 * MIB), *c = get(T, 500);
+        char *a = get_on(S, 1000), *b = get_on(S, 3 * MIB), *c = get_on(T, 500);
         struct bfc_block_info info = { .struct_size = sizeof(info) };
         struct bfc_stream_stats s = stats_of(S);
         char bytes[4];
@@ -856,7 +776,7 @@ START_TEST(figures_by_stream)
         ck_assert_int_eq(bfc_write(client, a + 10, "abc", 4), 0);
         ck_assert_int_eq(bfc_read(client, bytes, a + 10, 4), 0);
         ck_assert_str_eq(bytes, "abc");
-        put(S, b);
+        put_on(S, b);
         s = stats_of(S);
         ck_assert_uint_eq(s.num_frees, 1);
         ck_assert_uint_eq(s.bytes_in_use, 1024);
@@ -866,27 +786,25 @@ START_TEST(figures_by_stream)
         ck_assert_int_eq(bfc_reset_peaks(client), 0);
         ck_assert_uint_eq(stats_of(S).peak_bytes_in_use, 1024);
         ck_assert_uint_eq(stats_of(S).peak_bytes_reserved, SLAB);
-        put(S, a);
-        put(T, c);
+        put_on(S, a);
+        put_on(T, c);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         ck_assert_uint_eq(stats_of(S).peak_bytes_in_use, 1024); /* it is remembered for a while */
         ck_assert_uint_eq(stats_of(999).num_allocs, 0);
 }
-END_TEST
 
 /* What is remembered of streams that have nothing is bounded. */
-START_TEST(many_streams_come_and_go)
+TEST(many_streams_come_and_go)
 {
         for (uintptr_t i = 1; i <= 1000; i++)
-                put(i, get(i, 100));
+                put_on(i, get_on(i, 100));
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         ck_assert_uint_eq(stats_of(1000).num_allocs, 1);
         ck_assert_uint_eq(stats_of(1).num_allocs, 0);
         ck_assert_uint_eq(host_stream_n_events(), 0);
 }
-END_TEST
 
-START_TEST(lives_are_recorded)
+TEST(allocations_are_recorded)
 {
         char path[] = "/tmp/bfc-test-streams-XXXXXX", line[128];
         int fd = mkstemp(path), n = 0;
@@ -902,14 +820,14 @@ START_TEST(lives_are_recorded)
         bfc_disconnect(client);
         client = NULL;
         ck_assert_int_eq(bfc_connect(&o, &client), 0);
-        a = get(S, 1000);
-        b = get(T, 77);
+        a = get_on(S, 1000);
+        b = get_on(T, 77);
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         ck_assert_int_lt(bfc_free_async(client, a, S), 0);
         host_stream_end(S);
-        put_sync(get(S, 5));
-        put(S, b);
+        put(get_on(S, 5));
+        put_on(S, b);
         bfc_disconnect(client);
         client = NULL;
         f = fopen(path, "re");
@@ -928,16 +846,17 @@ START_TEST(lives_are_recorded)
         fclose(f);
         unlink(path);
         ck_assert_int_eq(n, 3);
-        client = open_client(0);
+        client = open_client(0, UINT64_MAX, 0);
 }
-END_TEST
 
-START_TEST(a_forked_child_has_none)
+TEST(forked_child_has_no_streams)
 {
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
         int status;
-        pid_t pid = fork();
+        pid_t pid;
 
+        wait_until_others_sleep();
+        pid = fork();
         if (pid == 0) {
                 void *p;
 
@@ -950,13 +869,12 @@ START_TEST(a_forked_child_has_none)
         }
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
-        put(S, a);
+        put_on(S, a);
 }
-END_TEST
 
-START_TEST(the_daemon_goes)
+TEST(daemon_disconnects)
 {
-        char *a = get(S, 1000), *b = get_sync(1000);
+        char *a = get_on(S, 1000), *b = get(1000);
         void *p;
 
         fake_server_hang_up(server);
@@ -967,10 +885,9 @@ START_TEST(the_daemon_goes)
         memset(a, 1, 1000); /* they are still there */
         memset(b, 1, 1000);
 }
-END_TEST
 
 /* The program of the manual page. */
-START_TEST(the_example)
+TEST(the_example)
 {
         const char *program = getenv("BFC_EXAMPLE");
         char line[64] = "";
@@ -986,68 +903,67 @@ START_TEST(the_example)
         ck_assert_int_eq(pclose(out), 0);
         ck_assert_str_eq(line, "100 blocks, 1048576 bytes at most\n");
 }
-END_TEST
 
 /* ---- without a cache ---------------------------------------------------------------- */
 
-START_TEST(without_a_cache_it_goes_to_the_daemon)
+FIXTURE(without_a_cache, setup_without_cache, teardown);
+
+TEST(without_a_cache_it_goes_to_the_daemon)
 {
-        char *a = get(S, 1000), *b;
+        char *a = get_on(S, 1000), *b;
 
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 1);
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         ck_assert_uint_eq(stats_of(S).bytes_pending, 1024);
-        b = get(S, 1000);
+        b = get_on(S, 1000);
         ck_assert_uint_eq(fake_server_count(server).n_blocks, 2);
         host_stream_end(S);
-        put(S, b);
+        put_on(S, b);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
-        a = get(S, 1000);
+        a = get_on(S, 1000);
         host_stream_begin(S);
-        put(T, a); /* of both streams */
+        put_on(T, a); /* of both streams */
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
         host_stream_end(S);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
-        a = get_sync(5);
+        a = get(5);
         host_stream_begin(T);
-        put(T, a);
+        put_on(T, a);
         ck_assert_uint_eq(n_blocks_after_trim(), 1);
-        fake_server_event(server, FAKE_RETIRE); /* where it lies is not to be unmapped */
+        fake_server_event(server, FAKE_RETIRE); /* its extent must not be unmapped */
         host_stream_end(T);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
         ck_assert_uint_eq(stats().bytes_reserved, 0);
 }
-END_TEST
 
 /* It has its place in line at once; and a second time only where something may have come back here. */
-START_TEST(without_a_cache_who_waits_asks_once)
+TEST(without_a_cache_a_waiter_asks_once)
 {
         struct bfc_malloc_options o = { .struct_size = sizeof(o), .wait_ms = 500 };
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
         void *p = NULL;
 
         fake_server_set_mood(server, FAKE_REFUSE_ONCE, 0);
         expect_error(bfc_malloc_with(client, 1000, &o, &p), -EDQUOT, "");
         ck_assert_uint_eq(fake_server_count(server).wait_ms, 500);
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         fake_server_set_mood(server, FAKE_REFUSE_ONCE, 0);
         ck_assert_int_eq(bfc_malloc_with(client, 1000, &o, &p), 0);
         ck_assert_uint_eq(fake_server_count(server).wait_ms, 500);
         host_stream_end(S);
-        put_sync(p);
+        put(p);
         ck_assert_uint_eq(n_blocks_after_trim(), 0);
 }
-END_TEST
 
 /* What the client's thread has taken from the pools and not given back yet is waited for. */
-START_TEST(without_a_cache_the_threads_frees_are_waited_for)
+TEST(without_a_cache_the_threads_frees_are_waited_for)
 {
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         fake_server_set_mood(server, FAKE_FREE_SLOW, 0);
         host_stream_end(S);
         while (stats_of(S).bytes_pending > 0)
@@ -1056,16 +972,15 @@ START_TEST(without_a_cache_the_threads_frees_are_waited_for)
         ck_assert_uint_eq(stats().bytes_reserved, 0);
         fake_server_set_mood(server, FAKE_GOOD, 0);
 }
-END_TEST
 
-START_TEST(what_waits_is_not_taken_back)
+TEST(retire_of_a_pending_block_is_a_violation)
 {
-        char *a = get(S, 1000);
+        char *a = get_on(S, 1000);
         void *p;
         int r = 0;
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         fake_server_event(server, FAKE_RETIRE_USED);
         for (int i = 0; i < 100000 && r != -EPROTO; i++) {
                 r = bfc_malloc(client, 1, &p);
@@ -1075,76 +990,24 @@ START_TEST(what_waits_is_not_taken_back)
         *(volatile char *)a = 1; /* it is still there */
         host_stream_end(S);
 }
-END_TEST
 
-START_TEST(without_a_cache_room_is_made)
+TEST(without_a_cache_room_is_made)
 {
-        char *a = get(S, 40 * MIB);
+        char *a = get_on(S, 40 * MIB);
         pthread_t thread;
         void *p;
 
         host_stream_begin(S);
-        put(S, a);
+        put_on(S, a);
         ck_assert_int_eq(pthread_create(&thread, NULL, end_later, (void *)S), 0);
-        a = get(T, 50 * MIB);
+        a = get_on(T, 50 * MIB);
         pthread_join(thread, NULL);
-        put(T, a);
+        put_on(T, a);
         ck_assert_int_eq(bfc_malloc(client, 50 * MIB, &p), 0);
-        put_sync(p);
+        put(p);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("streams");
-        TCase *t = tcase_create("streams"), *without = tcase_create("without a cache");
-
-        tcase_add_checked_fixture(t, setup, teardown);
-        tcase_set_timeout(t, 30);
-        tcase_add_test(t, its_own_stream_has_it_at_once);
-        tcase_add_test(t, nobody_else_before_the_work_is_done);
-        tcase_add_test(t, events_are_for_whole_slabs);
-        tcase_add_test(t, a_slab_taken_again_stays);
-        tcase_add_test(t, many_slabs_become_idle);
-        tcase_add_test(t, freed_on_another_stream);
-        tcase_add_test(t, recorded_streams);
-        tcase_add_test(t, a_block_of_bfc_malloc);
-        tcase_add_test(t, bfc_free_waits);
-        tcase_add_loop_test(t, bfc_free_in_a_capture, 0, 2);
-        tcase_add_test(t, put_aside_and_taken_at_once);
-        tcase_add_test(t, put_aside_and_waited_for_once);
-        tcase_add_test(t, put_aside_without_memory);
-        tcase_add_test(t, a_stream_that_ends);
-        tcase_add_test(t, a_recorded_stream_that_ends);
-        tcase_add_test(t, freed_on_a_later_stream_of_that_number);
-        tcase_add_test(t, events_are_recorded_at_the_free);
-        tcase_add_test(t, no_event_in_a_capture);
-        tcase_add_test(t, a_capture_has_memory_of_its_own);
-        tcase_add_test(t, freed_in_the_capture_of_another);
-        tcase_add_loop_test(t, events_that_fail, 0, 4);
-        tcase_add_loop_test(t, events_that_cannot_be_had, 0, 4);
-        tcase_add_test(t, a_stream_that_is_no_more);
-        tcase_add_loop_test(t, without_memory_it_stays, 0, 2);
-        tcase_add_test(t, it_cannot_be_published);
-        tcase_add_test(t, mistakes);
-        tcase_add_test(t, a_refused_one_waits_for_work);
-        tcase_add_test(t, refused_it_asks_for_less);
-        tcase_add_test(t, and_not_for_ever);
-        tcase_add_test(t, disconnecting_with_work_pending);
-        tcase_add_test(t, figures_by_stream);
-        tcase_add_test(t, many_streams_come_and_go);
-        tcase_add_test(t, lives_are_recorded);
-        tcase_add_test(t, a_forked_child_has_none);
-        tcase_add_test(t, the_daemon_goes);
-        tcase_add_test(t, the_example);
-        suite_add_tcase(s, t);
-        tcase_add_checked_fixture(without, setup_without_cache, teardown);
-        tcase_set_timeout(without, 30);
-        tcase_add_test(without, without_a_cache_it_goes_to_the_daemon);
-        tcase_add_test(without, without_a_cache_who_waits_asks_once);
-        tcase_add_test(without, without_a_cache_the_threads_frees_are_waited_for);
-        tcase_add_test(without, what_waits_is_not_taken_back);
-        tcase_add_test(without, without_a_cache_room_is_made);
-        suite_add_tcase(s, without);
-        return suite_run(s);
+        return suite_main("streams");
 }

@@ -16,9 +16,10 @@
 #include <unistd.h>
 
 #include "client/client.h"
-#include "device/host_stream.h"
+#include "client/streams.h"
+#include "tests/host_stream.h"
 #include "tests/suite.h"
-#include "tests/unit/fake_server.h"
+#include "tests/unit/server_rig.h"
 
 #define MIB       (UINT64_C(1) << 20)
 #define N_STREAMS 5u
@@ -44,8 +45,6 @@ struct queue {
         bool is_captured;
 };
 
-static struct fake_server *server;
-static bfc_client *client;
 static struct queue queues[N_STREAMS];
 static struct owned blocks[N_BLOCKS];
 static unsigned seed, n_given, n_reused;
@@ -239,18 +238,13 @@ static void finish(void)
 }
 
 /* i: the seed; every third without a cache. */
-START_TEST(random_walk)
+LOOP_TEST(random_walk, 6)
 {
-        struct bfc_options o = { .struct_size = sizeof(o), .cache_idle_bytes = UINT64_MAX };
-
         seed = (unsigned)_i * 7919u + 1;
         printf("# seed %u\n", seed);
-        unsetenv("BFC_CACHE");
         host_stream_reset();
-        server = fake_server_new();
-        o.socket = fake_server_path(server);
-        o.flags = _i % 3 == 2 ? BFC_NO_CACHE : 0;
-        ck_assert_msg(bfc_connect(&o, &client) == 0, "%s", bfc_last_error());
+        server_start(NULL);
+        client = open_client(_i % 3 == 2 ? BFC_NO_CACHE : 0, UINT64_MAX, 0);
         for (unsigned i = 0; i < N_STEPS; i++) {
                 step(i);
                 if (i % 128 == 0)
@@ -261,18 +255,10 @@ START_TEST(random_walk)
         ck_assert_uint_gt(n_given, 500);
         if (_i % 3 != 2)
                 ck_assert_uint_gt(n_reused, 50); /* before the work was done, in its order */
-        bfc_disconnect(client);
-        fake_server_free(server);
+        server_end();
 }
-END_TEST
 
 int main(void)
 {
-        Suite *s = suite_create("streams_model");
-        TCase *t = tcase_create("streams_model");
-
-        tcase_set_timeout(t, 60);
-        tcase_add_loop_test(t, random_walk, 0, 6);
-        suite_add_tcase(s, t);
-        return suite_run(s);
+        return suite_main("streams_model");
 }

@@ -2,7 +2,7 @@
  * what would have matched.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/tenant.h"
+#include "daemon/memory/tenant.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +49,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(tenant, setup, teardown);
+
 static void match(struct matcher *by, struct credentials *who)
 {
         ck_assert_int_eq(match_ids(by, who), 0);
@@ -82,7 +84,7 @@ static unsigned matching(uid_t uid, gid_t gid, gid_t *gids, size_t n_gids)
         return bits;
 }
 
-START_TEST(test_matches)
+TEST(test_matches)
 {
         gid_t gids[] = { 7, 61, 8 }, both[] = { 60, 50, 60 }, many[1000];
 
@@ -101,10 +103,9 @@ START_TEST(test_matches)
         many[0] = 61;
         ck_assert_uint_eq(matching(9, 9, many, 1000), 1u << BETA);
 }
-END_TEST
 
 /* What is known is not looked for again, until another config is in force. */
-START_TEST(test_answers_are_kept)
+TEST(lookups_are_cached)
 {
         struct credentials who = { .uid = 1003, .gid = 9 };
         struct matcher *later;
@@ -121,7 +122,6 @@ START_TEST(test_answers_are_kept)
         matcher_free(later);
         credentials_clear(&who);
 }
-END_TEST
 
 enum { N_MANY_GIDS = 65536, N_MANY = CONFIG_MAX_TENANTS };
 
@@ -148,7 +148,7 @@ static int64_t cost_ns(struct matcher *m, gid_t *gids, size_t n_gids, size_t n_f
 }
 
 /* 65,536 groups and 4,096 tenants with a group each cost as much as their sum, not as their product. */
-START_TEST(test_many_groups)
+TEST(test_many_groups)
 {
         struct config_tenant *many = calloc(N_MANY, sizeof(*many));
         gid_t *gids = calloc(N_MANY_GIDS, sizeof(*gids)), *of_tenants = calloc(N_MANY, sizeof(*of_tenants));
@@ -178,10 +178,9 @@ START_TEST(test_many_groups)
         free(gids);
         free(many);
 }
-END_TEST
 
 /* For places before the hello: patterns name no user. */
-START_TEST(test_named_users)
+TEST(test_named_users)
 {
         char *unit[] = { (char[]){ "x.service" } };
         uid_t uid = 7;
@@ -205,9 +204,8 @@ START_TEST(test_named_users)
         credentials_clear(&who);
         credentials_clear(&other);
 }
-END_TEST
 
-START_TEST(test_first_in_the_file)
+TEST(test_first_in_the_file)
 {
         gid_t gids[] = { 60, 50 };
         struct credentials of_both = { .uid = 9, .gid = 9, .gids = gids, .n_gids = 2 };
@@ -223,9 +221,8 @@ START_TEST(test_first_in_the_file)
         credentials_clear(&of_both);
         ck_assert_str_eq(sentence, "untouched");
 }
-END_TEST
 
-START_TEST(test_by_name)
+TEST(test_by_name)
 {
         ck_assert_ptr_eq(choose(NULL, "gamma", 1002, 9), &tenants[GAMMA]);
         ck_assert_ptr_eq(choose(NULL, "alpha", 1002, 9), &tenants[ALPHA]);
@@ -234,15 +231,14 @@ START_TEST(test_by_name)
         ck_assert_ptr_null(choose(NULL, "gamm", 1002, 9));
         ck_assert_ptr_null(choose(NULL, "GAMMA", 1002, 9));
 }
-END_TEST
 
-START_TEST(test_default)
+TEST(test_default)
 {
         struct tenant *fallback = &tenants[NOBODY];
 
         ck_assert_ptr_eq(choose(fallback, "", 9, 9), fallback);
         ck_assert_ptr_eq(choose(fallback, "nobody", 9, 9), fallback);
-        /* Who belongs somewhere does not become somebody else. */
+        /* A session keeps its tenant. */
         ck_assert_ptr_eq(choose(fallback, "", 1001, 9), &tenants[ALPHA]);
         ck_assert_ptr_null(choose(fallback, "nobody", 1001, 9));
         ck_assert_ptr_null(choose(fallback, "alpha", 9, 9));
@@ -251,9 +247,8 @@ START_TEST(test_default)
         ck_assert_ptr_eq(choose(&tenants[BETA], "beta", 9, 60), &tenants[BETA]);
         ck_assert_ptr_eq(choose(&tenants[BETA], "beta", 9, 9), &tenants[BETA]);
 }
-END_TEST
 
-START_TEST(test_sentences)
+TEST(refusal_texts)
 {
         ck_assert_ptr_null(choose(NULL, "", 9, 10));
         ck_assert_str_eq(sentence,
@@ -270,7 +265,6 @@ START_TEST(test_sentences)
                                      "the tenants are: 'alpha' ("));
         ck_assert_ptr_nonnull(strstr(sentence, "'gamma' ("));
 }
-END_TEST
 
 /* Patterns narrow: of each kind that is given, one must match. */
 static bool matches(struct config_tenant *c, const struct credentials *who)
@@ -289,7 +283,7 @@ static bool matches(struct config_tenant *c, const struct credentials *who)
         return found;
 }
 
-START_TEST(test_patterns)
+TEST(test_patterns)
 {
         char *two_units[] = { (char[]){ "slurmd.service" }, (char[]){ "*.scope" } };
         char *one_path[] = { (char[]){ "/system.slice/*/job_*" } };
@@ -327,7 +321,7 @@ START_TEST(test_patterns)
                          "uid 8, gid 7 in cgroup /system.slice/?[2J matches no tenant; the match rules "
                          "are: 'p' (uid 7 in unit slurmd.service or *.scope in cgroup "
                          "/system.slice/*/job_*)");
-        /* No ids: whoever runs there. Ids of which none is known: nobody. */
+        /* No ids: every process there. Ids of which none is known: no process. */
         who.cgroup = job;
         c.n_uids = 0;
         ck_assert(!matches(&c, &who));
@@ -336,9 +330,8 @@ START_TEST(test_patterns)
         c.n_units = c.n_cgroups = 0;
         ck_assert(!matches(&c, &who));
 }
-END_TEST
 
-START_TEST(test_sentence_is_cut)
+TEST(test_sentence_is_cut)
 {
         char small[24];
         struct credentials who = { .uid = 9, .gid = 10 };
@@ -348,24 +341,8 @@ START_TEST(test_sentence_is_cut)
         ck_assert_str_eq(small, "uid 9, gid 10 match");
         ck_assert_mem_eq(small + 20, "####", 4);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("tenant");
-        TCase *tc = tcase_create("tenant");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, test_matches);
-        tcase_add_test(tc, test_answers_are_kept);
-        tcase_add_test(tc, test_many_groups);
-        tcase_add_test(tc, test_named_users);
-        tcase_add_test(tc, test_first_in_the_file);
-        tcase_add_test(tc, test_by_name);
-        tcase_add_test(tc, test_default);
-        tcase_add_test(tc, test_sentences);
-        tcase_add_test(tc, test_patterns);
-        tcase_add_test(tc, test_sentence_is_cut);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("tenant");
 }

@@ -34,7 +34,80 @@ static struct trace *read_good(const char *text)
         return t;
 }
 
-START_TEST(good_forms)
+static const char *label(const struct trace *t, uint32_t number)
+{
+        ck_assert_uint_lt(number, t->n_labels);
+        return t->labels[number];
+}
+
+TEST(labels)
+{
+        struct trace *t = read_good("id,lower,upper,size,tag,partition,tenant\n"
+                                    "0,1,2,3,weights,train,red\n"
+                                    "1,1,2,3,,train,\n"
+                                    "2,1,2,3,weights,,blue\n"
+                                    "3,1,2,3,a\x01"
+                                    "b,,\n");
+
+        ck_assert_str_eq(label(t, t->buffers[0].tag), "weights");
+        ck_assert_str_eq(label(t, t->buffers[0].track), "red/train");
+        ck_assert_uint_eq(t->buffers[1].tag, 0);
+        ck_assert_str_eq(label(t, t->buffers[1].track), "train");
+        ck_assert_uint_eq(t->buffers[2].tag, t->buffers[0].tag);
+        ck_assert_str_eq(label(t, t->buffers[2].track), "blue");
+        ck_assert_str_eq(label(t, t->buffers[3].tag), "a?b");
+        ck_assert_uint_eq(t->buffers[3].track, 0);
+        trace_free(t);
+        t = read_good("id,lower,upper,size,tenant\n0,1,2,3,red\n"); /* any of them, in any order */
+        ck_assert_str_eq(label(t, t->buffers[0].track), "red");
+        trace_free(t);
+}
+
+TEST(one_partition_of_several)
+{
+        struct trace *t = read_good("id,lower,upper,size,partition,tenant\n"
+                                    "0,1,9,100,train,\n"
+                                    "1,2,4,10,serve,red\n"
+                                    "2,3,5,20,serve,\n"
+                                    "3,6,7,7,,\n");
+
+        ck_assert(t->has_partitions);
+        ck_assert_str_eq(trace_partition(t, 0), "train");
+        ck_assert_str_eq(trace_partition(t, 1), "serve");
+        ck_assert_str_eq(trace_partition(t, 3), "");
+        ck_assert_int_eq(trace_keep_partition(t, "red"), -ENOENT);
+        ck_assert_uint_eq(t->n_buffers, 4);
+        ck_assert_int_eq(trace_keep_partition(t, "serve"), 0);
+        ck_assert_uint_eq(t->n_buffers, 2);
+        ck_assert_uint_eq(t->n_events, 4);
+        ck_assert_uint_eq(trace_peak(t, 1), 30);
+        ck_assert_uint_eq(t->buffers[1].line, 4); /* still that of the file */
+        trace_free(t);
+        t = read_good("id,lower,upper,size,tenant\n0,1,2,3,red\n");
+        ck_assert(!t->has_partitions);
+        trace_free(t);
+}
+
+/* There is a bound, and what is beyond has one label. */
+TEST(many_labels)
+{
+        struct trace *t = trace_new();
+        uint32_t last = 0, number;
+        char text[32];
+
+        ck_assert_ptr_nonnull(t);
+        for (unsigned i = 0; i < 2 * TRACE_MAX_LABELS; i++) {
+                snprintf(text, sizeof(text), "tag %u", i);
+                ck_assert_int_eq(trace_label(t, text, strlen(text), &last), 0);
+        }
+        ck_assert_uint_eq(t->n_labels, TRACE_MAX_LABELS);
+        ck_assert_str_eq(label(t, last), "(other)");
+        ck_assert_int_eq(trace_label(t, "tag 7", 5, &number), 0);
+        ck_assert_str_eq(label(t, number), "tag 7");
+        trace_free(t);
+}
+
+LOOP_TEST(good_forms, 8)
 {
         static const char *const texts[] = {
                 "id,lower,upper,size\n0,1,2,3\n",
@@ -55,7 +128,6 @@ START_TEST(good_forms)
         ck_assert_uint_eq(t->buffers[0].n_bytes, 3);
         trace_free(t);
 }
-END_TEST
 
 static const struct {
         const char *text;
@@ -66,6 +138,8 @@ static const struct {
         { "0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
         { "id,size,lower,upper\n0,1,2,3\n", "t.csv:1: the first line must be id,lower,upper,size" },
         { "\n\nid,lower,upper,size,x\n", "t.csv:3: the first line must be id,lower,upper,size" },
+        { "id,lower,upper,size,tag,tag\n", "t.csv:1: the first line must be id,lower,upper,size" },
+        { "id,lower,upper,size,tag\n0,1,2,3\n", "t.csv:2: not as many fields as the first line" },
         { "id,lower,upper,size\n0,1,2\n", "t.csv:2: not four fields; a line is id,lower,upper,size" },
         { "id,lower,upper,size\n0,1,2,3,4\n", "t.csv:2: not four fields; a line is id,lower,upper,size" },
         { "id,lower,upper,size\n0,1,2,3\n0,x,2,3\n", "t.csv:3: lower is not a whole number" },
@@ -82,7 +156,7 @@ static const struct {
         { "id,lower,upper,size\n0,1,18446744073709551616,3\n", "t.csv:2: a number of more than 64 bits" },
 };
 
-START_TEST(bad)
+LOOP_TEST(bad, sizeof(bad_forms) / sizeof(bad_forms[0]))
 {
         struct trace *t = (struct trace *)1;
         char *error = NULL;
@@ -92,9 +166,8 @@ START_TEST(bad)
         ck_assert_str_eq(error, bad_forms[_i].error);
         free(error);
 }
-END_TEST
 
-START_TEST(zero_byte)
+TEST(zero_byte)
 {
         static const char bytes[] = "id,lower,upper,size\n0,1,2,3\0\n";
         struct trace *t = NULL;
@@ -104,10 +177,9 @@ START_TEST(zero_byte)
         ck_assert_str_eq(error, "t.csv:2: a zero byte; the file is not text");
         free(error);
 }
-END_TEST
 
 /* A recording was cut, at any byte of its last line. */
-START_TEST(an_incomplete_last_line)
+TEST(an_incomplete_last_line)
 {
         static const char whole[] = "id,lower,upper,size\n1,1,0000000000000000004,10\n";
         static const char last[] = "3,3,9223372036854775807,1000\n";
@@ -123,10 +195,9 @@ START_TEST(an_incomplete_last_line)
                 trace_free(t);
         }
 }
-END_TEST
 
 /* Damage is another thing than an incomplete line. */
-START_TEST(damage_at_the_end)
+LOOP_TEST(damage_at_the_end, 5)
 {
         static const struct {
                 const char *text;
@@ -147,9 +218,8 @@ START_TEST(damage_at_the_end)
         ck_assert_str_eq(error, bad_ends[_i].error);
         free(error);
 }
-END_TEST
 
-START_TEST(unreadable)
+TEST(unreadable)
 {
         FILE *in = fopen("/", "re"); /* opens, and every read fails */
         struct trace *t = NULL;
@@ -161,9 +231,8 @@ START_TEST(unreadable)
         fclose(in);
         free(error);
 }
-END_TEST
 
-START_TEST(order)
+TEST(order)
 {
         /* At 5: two frees in the file's order, then two allocations likewise;
          * two lines with one id are two buffers. */
@@ -187,9 +256,8 @@ START_TEST(order)
         ck_assert_uint_eq(trace_peak(t, 256), 512);
         trace_free(t);
 }
-END_TEST
 
-START_TEST(peak_saturates)
+TEST(peak_saturates)
 {
         struct trace *t = read_good("id,lower,upper,size\n"
                                     "0,0,1,9223372036854775807\n"
@@ -199,9 +267,8 @@ START_TEST(peak_saturates)
         ck_assert_uint_eq(trace_peak(t, 256), UINT64_MAX);
         trace_free(t);
 }
-END_TEST
 
-START_TEST(scale)
+TEST(scale)
 {
         struct trace *t = read_good("id,lower,upper,size\n0,0,1,1\n1,0,1,1000\n2,0,1,4611686018427387904\n");
 
@@ -218,7 +285,6 @@ START_TEST(scale)
         ck_assert_uint_eq(t->buffers[1].n_bytes, 63);
         trace_free(t);
 }
-END_TEST
 
 /* What a generator prints; the caller frees it. */
 static char *generate(const char *name, uint64_t seed, double factor, int expected)
@@ -233,7 +299,7 @@ static char *generate(const char *name, uint64_t seed, double factor, int expect
         return text;
 }
 
-START_TEST(generators)
+LOOP_TEST(generators, 2)
 {
         static const char *const names[] = { "transformer", "random" };
         char *text = generate(names[_i], 7, 1, 0), *again = generate(names[_i], 7, 1, 0);
@@ -255,32 +321,15 @@ START_TEST(generators)
         free(other);
         free(small);
 }
-END_TEST
 
-START_TEST(generators_refuse)
+TEST(generators_refuse)
 {
         free(generate("transfomer", 1, 1, -ENOENT));
         free(generate("transformer", 1, 1e15, -ERANGE));
         free(generate("random", 1, 0, -ERANGE));
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("trace");
-        TCase *c = tcase_create("trace");
-
-        tcase_add_loop_test(c, good_forms, 0, 8);
-        tcase_add_loop_test(c, bad, 0, (int)(sizeof(bad_forms) / sizeof(bad_forms[0])));
-        tcase_add_test(c, zero_byte);
-        tcase_add_test(c, an_incomplete_last_line);
-        tcase_add_loop_test(c, damage_at_the_end, 0, 5);
-        tcase_add_test(c, unreadable);
-        tcase_add_test(c, order);
-        tcase_add_test(c, peak_saturates);
-        tcase_add_test(c, scale);
-        tcase_add_loop_test(c, generators, 0, 2);
-        tcase_add_test(c, generators_refuse);
-        suite_add_tcase(suite, c);
-        return suite_run(suite);
+        return suite_main("trace");
 }

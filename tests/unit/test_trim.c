@@ -9,8 +9,8 @@
 #include <time.h>
 
 #include "daemon/clock.h"
-#include "tests/peer.h"
 #include "tests/suite.h"
+#include "tests/unit/sessions.h"
 #include "tests/unit/still_clock.h"
 
 #define MIB        (UINT64_C(1) << 20)
@@ -37,59 +37,19 @@ static const char config_text[] = "timeouts: {reclaim: 60ms}\n"
                                   "    match: {uid: 3}\n"
                                   "    quotas: [{partition: p}]\n";
 
-static struct broker *b;
-static struct config *config;
-static int n_fds_before;
-
-static void check(void)
-{
-        const char *why = "";
-
-        if (broker_check(b, &why) < 0 || trim_check(b, &why) < 0)
-                ck_abort_msg("%s", why);
-}
-
-static void settle(void)
-{
-        peer_settle(b);
-        check();
-}
-
 static void setup(void)
 {
-        n_fds_before = suite_count_fds();
-        b = peer_broker(config_text, &config);
+        sessions_start(config_text);
 }
 
-static void teardown(void)
-{
-        check();
-        b = peer_broker_free(b, config);
-        ck_assert_int_eq(suite_count_fds(), n_fds_before);
-}
+FIXTURE(trim, setup, sessions_end);
 
-static struct peer *come_in(uid_t uid, bool wants_trim)
+static struct peer *open_trimmed(uid_t uid, bool wants_trim)
 {
         struct peer *p = peer_new(b, uid, false);
 
         p->wants_events = wants_trim;
-        p->wants_trims = wants_trim;
-        ck_assert_int_eq(peer_error(p, peer_hello(p, "", "")), 0);
-        return p;
-}
-
-static uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes)
-{
-        uint64_t id = peer_malloc(p, partition, n_bytes);
-
-        settle();
-        ck_assert_int_eq(peer_error(p, id), 0);
-        return peer_reply(p, id)->block->block_id;
-}
-
-static void must_free(struct peer *p, uint64_t block_id)
-{
-        ck_assert_int_eq(peer_error(p, peer_free_block(p, block_id)), 0);
+        return say_hello(p);
 }
 
 static void must_answer(struct peer *p, uint64_t n_bytes)
@@ -104,13 +64,7 @@ static void wait_a_little(unsigned ms)
 {
         still_clock_pass(ms);
         broker_tick(b);
-        trim_tick(b, clock_ms());
-        settle();
-}
-
-static void leave(struct peer *p)
-{
-        peer_free(p);
+        recall_tick(b, clock_ms());
         settle();
 }
 
@@ -123,12 +77,12 @@ static uint64_t sum_ranges(const struct peer_trim *t)
         return n_bytes;
 }
 
-/* ---- who is asked ------------------------------------------------------------ */
+/* ---- which sessions are asked ------------------------------------------------ */
 
-/* First the one that asks, then its tenant's others, one at a time as long as they answer. */
-START_TEST(test_within_a_tenant)
+/* First the requesting session, then the tenant's others, one at a time as long as they answer. */
+TEST(test_within_a_tenant)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, true), *z = come_in(1, true);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, true), *z = open_trimmed(1, true);
         uint64_t of_x[2], of_y, id;
 
         of_x[0] = must_malloc(x, 0, E);
@@ -157,17 +111,16 @@ START_TEST(test_within_a_tenant)
         ck_assert_uint_eq(z->n_trims, 0);
         (void)of_x[1];
         (void)of_y;
-        leave(x);
-        leave(y);
-        leave(z);
+        must_close(x);
+        must_close(y);
+        must_close(z);
 }
-END_TEST
 
 /* All have answered and nothing came: it is refused there and then. */
-START_TEST(test_refused_at_once)
+TEST(test_refused_at_once)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, true);
-        uint64_t id; /* no tick: nobody is waited for */
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, true);
+        uint64_t id; /* no tick: no answer is awaited */
 
         must_malloc(x, 0, 4 * E);
         must_malloc(y, 0, 2 * E);
@@ -177,15 +130,14 @@ START_TEST(test_refused_at_once)
         must_answer(x, 100 * MIB); /* a lie */
         ck_assert_int_eq(peer_error(y, id), EDQUOT);
         ck_assert_uint_eq(x->n_trimmed + y->n_trimmed, 2);
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
-/* Who cannot be asked is not, and where it has a block nobody is asked to make room. */
-START_TEST(test_unwilling)
+/* A session without Trim is not asked, and no session is asked for extents in which it has a block. */
+TEST(test_unwilling)
 {
-        struct peer *x = come_in(1, true), *no = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *no = open_trimmed(1, false);
         uint64_t id;
 
         must_malloc(no, 0, E / 2);
@@ -199,20 +151,19 @@ START_TEST(test_unwilling)
         must_answer(x, 0);
         ck_assert_int_eq(peer_error(x, id), EDQUOT);
         /* When it is gone, its extent counts. */
-        leave(no);
+        must_close(no);
         id = peer_malloc(x, 0, E);
         settle();
         ck_assert_uint_eq(sum_ranges(&x->trims[0]), 6 * E);
         must_answer(x, 0);
         ck_assert_int_eq(peer_error(x, id), EDQUOT);
-        leave(x);
+        must_close(x);
 }
-END_TEST
 
 /* Where the partition is full: tenants above their reserve, and no more than is above it. */
-START_TEST(test_between_tenants)
+TEST(test_between_tenants)
 {
-        struct peer *x = come_in(1, true), *y = come_in(2, true), *z = come_in(3, true);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(2, true), *z = open_trimmed(3, true);
         uint64_t of_x[3], id;
 
         for (int i = 0; i < 3; i++)
@@ -239,41 +190,40 @@ START_TEST(test_between_tenants)
         }
         ck_assert_int_eq(peer_error(z, id), 0);
         ck_assert_uint_ge(b->tenants[1].quotas[0]->account.charged_bytes, 2 * E);
-        leave(x);
-        leave(y);
-        leave(z);
+        must_close(x);
+        must_close(y);
+        must_close(z);
 }
-END_TEST
 
-/* Who has no more than its reserve is left alone. */
-START_TEST(test_reserves_are_not_asked_for)
+/* A tenant within its reserve is not asked. */
+TEST(test_reserves_are_not_asked_for)
 {
-        struct peer *x = come_in(1, false), *y = come_in(2, true);
+        struct peer *x = open_trimmed(1, false), *y = open_trimmed(2, true);
         uint64_t id;
 
         must_malloc(y, 0, 2 * E);
         must_malloc(x, 0, 6 * E);
-        id = peer_malloc(come_in(3, false), 0, E);
+        id = peer_malloc(open_trimmed(3, false), 0, E);
         settle();
         ck_assert_uint_eq(y->n_trimmed, 0);
-        for (uint32_t i = 0; i < b->n_session_slots; i++)
-                if (b->sessions[i] && b->sessions[i] != x->session && b->sessions[i] != y->session) {
-                        struct peer *z = b->sessions[i]->userdata;
+        for (uint32_t i = 0; i < b->sessions.n_slots; i++)
+                if (b->sessions.table[i] && b->sessions.table[i] != x->session &&
+                    b->sessions.table[i] != y->session) {
+                        struct peer *z = b->sessions.table[i]->userdata;
 
                         ck_assert_int_eq(peer_error(z, id), ENOMEM);
-                        leave(z);
+                        must_close(z);
                         break;
                 }
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
 /* ---- answers, and none -------------------------------------------------------- */
 
-START_TEST(test_deaf)
+TEST(unresponsive_session_is_skipped)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, true);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, true);
         uint64_t of_x = must_malloc(x, 0, 4 * E), id, sequence;
 
         must_malloc(y, 0, 2 * E);
@@ -281,20 +231,25 @@ START_TEST(test_deaf)
         settle();
         must_answer(y, 0);
         ck_assert_uint_eq(x->n_trims, 1);
+        recall_tick(b, clock_ms() - 1); /* by a clock that was read before the Trim was sent */
+        ck_assert_uint_eq(x->session->recall.queues[RECALL_TRIM].n_missed, 0);
         sequence = x->trims[0].sequence;
         wait_a_little(RECLAIM_MS / 2);
         ck_assert_int_eq(peer_error(y, id), -1);
         wait_a_little(RECLAIM_MS);
         ck_assert_int_eq(peer_error(y, id), EDQUOT);
-        ck_assert_uint_eq(x->session->n_trims_missed, 1);
-        /* Nobody waits for it again, nor asks. */
+        ck_assert_uint_eq(x->session->recall.queues[RECALL_TRIM].n_missed, 1);
+        ck_assert_uint_eq(x->session->tenant->n_unresponsive, 1);
+        /* It is neither awaited nor asked again. */
         id = peer_malloc(y, 0, E);
         settle();
         must_answer(y, 0);
         ck_assert_int_eq(peer_error(y, id), EDQUOT);
         ck_assert_uint_eq(x->n_trimmed, 1);
         /* Until it answers. */
+        ck_assert_uint_eq(x->session->tenant->n_unresponsive, 1);
         ck_assert_int_eq(peer_trimmed(x, sequence, 0), 0);
+        ck_assert_uint_eq(x->session->tenant->n_unresponsive, 0);
         id = peer_malloc(y, 0, E);
         settle();
         must_answer(y, 0);
@@ -302,35 +257,33 @@ START_TEST(test_deaf)
         must_free(x, of_x);
         must_answer(x, 4 * E);
         ck_assert_int_eq(peer_error(y, id), 0);
-        ck_assert_uint_eq(x->session->n_trims_missed, 1);
-        leave(x);
-        leave(y);
+        ck_assert_uint_eq(x->session->recall.queues[RECALL_TRIM].n_missed, 1);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
-/* A late answer is heard by who still waits. */
-START_TEST(test_late)
+/* A late answer serves requests that still wait. */
+TEST(test_late)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t of_x = must_malloc(x, 0, 4 * E), id;
 
         must_malloc(y, 0, 2 * E);
         id = peer_malloc_wait(y, 0, E, 10000);
         settle();
         wait_a_little(2 * RECLAIM_MS);
-        ck_assert_uint_eq(x->session->n_trims_missed, 1);
+        ck_assert_uint_eq(x->session->recall.queues[RECALL_TRIM].n_missed, 1);
         ck_assert_int_eq(peer_error(y, id), -1);
         must_free(x, of_x);
         must_answer(x, 4 * E);
         ck_assert_int_eq(peer_error(y, id), 0);
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
-START_TEST(test_hostile_answers)
+TEST(invalid_trim_answers)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t id;
 
         ck_assert_int_eq(peer_trimmed(y, 1, 0), -EPROTO); /* it is never asked */
@@ -346,49 +299,46 @@ START_TEST(test_hostile_answers)
         ck_assert_int_eq(peer_trimmed(x, 1, 0), -EPROTO);
         settle();
         ck_assert_int_eq(peer_error(y, id), EDQUOT);
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
-/* One that is asked ends instead: its memory comes back as after any end. */
-START_TEST(test_asked_and_gone)
+/* The asked session ends: its memory is released as after any end. */
+TEST(asked_session_ends)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t id;
 
         must_malloc(x, 0, 6 * E);
         id = peer_malloc_wait(y, 0, E, 1000);
         settle();
         ck_assert_uint_eq(x->n_trims, 1);
-        leave(x);
+        must_close(x);
         ck_assert_int_eq(peer_error(y, id), 0);
-        leave(y);
+        must_close(y);
 }
-END_TEST
 
-/* The one that asked is gone: nobody minds the answer. */
-START_TEST(test_asker_gone)
+/* The requesting session is gone: the answer has no effect. */
+TEST(requesting_session_ends)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t of_x = must_malloc(x, 0, 6 * E);
 
         peer_malloc(y, 0, E);
         settle();
-        leave(y);
+        must_close(y);
         must_free(x, of_x);
         must_answer(x, 6 * E);
-        leave(x);
+        must_close(x);
 }
-END_TEST
 
 /* ---- ranges -------------------------------------------------------------------- */
 
-/* 200 extents, every second with a block of somebody who cannot be asked: 64 ranges at a time, and
+/* 200 extents, every second with a block of a session that cannot be asked: 64 ranges at a time, and
  * the next when nothing came of those. */
-START_TEST(test_ranges_are_bounded)
+TEST(test_ranges_are_bounded)
 {
-        struct peer *x = come_in(1, true), *no = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *no = open_trimmed(1, false);
         uint64_t ids[200], first = 0, id;
         unsigned n_asked = 0;
 
@@ -408,17 +358,16 @@ START_TEST(test_ranges_are_bounded)
         }
         ck_assert_int_eq(peer_error(no, id), 0);
         ck_assert_uint_eq(n_asked, 2);
-        leave(x);
-        leave(no);
+        must_close(x);
+        must_close(no);
 }
-END_TEST
 
 /* What it has are small pieces all over its extents, and it gives those first that help least: a few
  * rounds are enough all the same. */
-START_TEST(test_few_rounds)
+TEST(test_few_rounds)
 {
         enum { PER_EXTENT = 8, N = 192 * PER_EXTENT };
-        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t *ids = calloc(N, sizeof(*ids)), id;
         unsigned n_rounds = 0, n_given = 0;
 
@@ -440,21 +389,20 @@ START_TEST(test_few_rounds)
         ck_assert_int_eq(peer_error(y, id), 0);
         ck_assert_uint_gt(n_rounds, 1);
         free(ids);
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
-/* Who was found to have nothing that can be asked for is not looked at again until something of
- * it may have changed, and its client's page is not read for it. */
-START_TEST(test_nothing_is_remembered)
+/* A session without idle memory is not examined again until its blocks change, and its client page
+ * is not read. */
+TEST(idle_sessions_are_not_asked_twice)
 {
-        struct peer *no = come_in(1, false), *x[20];
+        struct peer *no = open_trimmed(1, false), *x[20];
         uint64_t id, since;
 
         must_malloc(no, 0, 256);
         for (int i = 0; i < 20; i++) {
-                x[i] = come_in(1, true);
+                x[i] = open_trimmed(1, true);
                 must_malloc(x[i], 0, 256); /* in the same extent */
         }
         for (int i = 0; i < 3; i++) {
@@ -472,22 +420,21 @@ START_TEST(test_nothing_is_remembered)
                 }
         }
         ck_assert_uint_eq(x[7]->session->shares[0].trim.empty_since, since);
-        leave(no);
+        must_close(no);
         id = peer_malloc(x[0], 0, 6 * E);
         settle();
         must_answer(x[0], 0);
         ck_assert_uint_gt(x[1]->n_trims + x[2]->n_trims + x[3]->n_trims, 0);
         ck_assert_int_eq(peer_error(x[0], id), -1);
         for (int i = 0; i < 20; i++)
-                leave(x[i]);
+                must_close(x[i]);
 }
-END_TEST
 
 /* ---- waiting -------------------------------------------------------------------- */
 
-START_TEST(test_wait_is_over)
+TEST(test_wait_is_over)
 {
-        struct peer *x = come_in(1, false);
+        struct peer *x = open_trimmed(1, false);
         uint64_t id, began = clock_ms();
 
         must_malloc(x, 0, 6 * E);
@@ -500,14 +447,13 @@ START_TEST(test_wait_is_over)
         ck_assert_uint_ge(clock_ms() - began, 100);
         ck_assert_uint_lt(clock_ms() - began, 100 + RECLAIM_MS);
         ck_assert(!broker_is_blocked(b));
-        leave(x);
+        must_close(x);
 }
-END_TEST
 
 /* As soon as there is room, without a tick. */
-START_TEST(test_woken_at_once)
+TEST(test_woken_at_once)
 {
-        struct peer *x = come_in(1, false), *y = come_in(2, false);
+        struct peer *x = open_trimmed(1, false), *y = open_trimmed(2, false);
         uint64_t of_x = must_malloc(x, 0, 6 * E), id;
 
         id = peer_malloc_wait(x, 0, E, 60000);
@@ -524,15 +470,14 @@ START_TEST(test_woken_at_once)
         must_free(x, of_x);
         settle();
         ck_assert_int_eq(peer_error(y, id), 0);
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
-/* Room in the partition is for who has waited the longest; reserves wait for nobody. */
-START_TEST(test_the_longest_waiting_first)
+/* Room in the partition serves the request that has waited the longest; reserves need not wait. */
+TEST(test_the_longest_waiting_first)
 {
-        struct peer *x = come_in(1, false), *y = come_in(2, false), *z = come_in(3, false);
+        struct peer *x = open_trimmed(1, false), *y = open_trimmed(2, false), *z = open_trimmed(3, false);
         uint64_t of_x[5], large, small, n = 0;
 
         for (int i = 0; i < 5; i++)
@@ -563,16 +508,15 @@ START_TEST(test_the_longest_waiting_first)
         broker_tick(b); /* that free followed another one closely */
         settle();
         ck_assert_int_eq(peer_error(z, large), 0);
-        leave(x);
-        leave(y);
-        leave(z);
+        must_close(x);
+        must_close(y);
+        must_close(z);
 }
-END_TEST
 
-/* In order; who fits passes, but not for ever. */
-START_TEST(test_in_order_within_a_tenant)
+/* In order; smaller requests pass, but not for ever. */
+TEST(test_in_order_within_a_tenant)
 {
-        struct peer *x = come_in(1, false), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, false), *y = open_trimmed(1, false);
         uint64_t of_x[6], first, second, id;
 
         for (int i = 0; i < 6; i++)
@@ -611,15 +555,14 @@ START_TEST(test_in_order_within_a_tenant)
         while (peer_error(x, id) < 0)
                 wait_a_little(10);
         ck_assert_int_eq(peer_error(x, id), EDQUOT);
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
-/* One that waits for minutes holds up nobody behind it for longer than he would have waited. */
-START_TEST(test_behind_one_that_waits)
+/* A request that waits for minutes delays later ones no longer than their own time-out. */
+TEST(test_behind_one_that_waits)
 {
-        struct peer *x = come_in(1, false), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, false), *y = open_trimmed(1, false);
         uint64_t of_x[5], first, too_much, fits, began;
 
         for (int i = 0; i < 5; i++)
@@ -637,15 +580,14 @@ START_TEST(test_behind_one_that_waits)
         ck_assert_uint_lt(clock_ms() - began, 10 * RECLAIM_MS);
         ck_assert_int_eq(peer_error(y, first), -1);
         (void)of_x;
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
 /* While it waits more comes to lie idle: that is asked for too. */
-START_TEST(test_asked_again_while_waiting)
+TEST(test_asked_again_while_waiting)
 {
-        struct peer *x = come_in(1, true), *y = come_in(1, false);
+        struct peer *x = open_trimmed(1, true), *y = open_trimmed(1, false);
         uint64_t of_x = must_malloc(x, 0, 6 * E), id, began = clock_ms();
 
         id = peer_malloc_wait(y, 0, E, 60000);
@@ -657,10 +599,9 @@ START_TEST(test_asked_again_while_waiting)
         must_free(x, of_x);
         must_answer(x, 6 * E);
         ck_assert_int_eq(peer_error(y, id), 0);
-        leave(x);
-        leave(y);
+        must_close(x);
+        must_close(y);
 }
-END_TEST
 
 /* ---- claims ---------------------------------------------------------------------- */
 
@@ -673,10 +614,10 @@ static unsigned wait_for(struct peer *p, uint64_t id)
         return (unsigned)(clock_ms() - began);
 }
 
-/* What others' reserves never leave it is refused at once: nobody is asked, nothing is claimed. */
-START_TEST(test_impossible)
+/* A request that other tenants' reserves exclude is refused at once: no Trim, no claim. */
+TEST(request_that_trimming_cannot_serve)
 {
-        struct peer *x = come_in(1, true), *z = come_in(3, true);
+        struct peer *x = open_trimmed(1, true), *z = open_trimmed(3, true);
         uint64_t id;
 
         must_malloc(x, 0, E);
@@ -684,19 +625,18 @@ START_TEST(test_impossible)
         id = peer_malloc_wait(z, 0, 6 * E + 1, 60000); /* 8, of which 2 are guaranteed */
         ck_assert_int_eq(peer_error(z, id), ENOMEM);
         ck_assert_ptr_nonnull(strstr(peer_reply(z, id)->refusal->message, "guaranteed to other tenants"));
-        ck_assert_uint_eq(b->partitions[0].n_claims, 0);
+        ck_assert_uint_eq(b->partitions[0].claims.n, 0);
         ck_assert_uint_eq(x->n_trimmed + z->n_trimmed, 0);
-        ck_assert_uint_eq(b->tenants[2].quotas[0]->n_out_of_memory, 1);
+        ck_assert_uint_eq(b->tenants[2].quotas[0]->refusals.n_out_of_memory, 1);
         must_malloc(x, 0, 4 * E);
-        leave(x);
-        leave(z);
+        must_close(x);
+        must_close(z);
 }
-END_TEST
 
-/* What only its own memory can make possible is asked of nobody else, nor kept from anybody. */
-START_TEST(test_only_its_own_helps)
+/* A request that only its tenant's memory can serve asks no other tenant and claims nothing. */
+TEST(only_trims_of_the_tenant_help)
 {
-        struct peer *x = come_in(1, true), *z = come_in(3, true);
+        struct peer *x = open_trimmed(1, true), *z = open_trimmed(3, true);
         uint64_t of_z = must_malloc(z, 0, 4 * E), of_x, id;
 
         of_x = must_malloc(x, 0, E);
@@ -707,23 +647,22 @@ START_TEST(test_only_its_own_helps)
         ck_assert_uint_ge(z->trims[0].n_bytes, E);
         must_answer(z, 0);
         ck_assert_uint_eq(x->n_trimmed, 0);
-        ck_assert_uint_eq(b->partitions[0].n_claims, 0);
+        ck_assert_uint_eq(b->partitions[0].claims.n, 0);
         must_malloc(x, 0, E);
         must_free(x, of_x);
         ck_assert_int_eq(peer_error(z, id), -1);
         must_free(z, of_z);
         settle();
         ck_assert_int_eq(peer_error(z, id), 0);
-        leave(x);
-        leave(z);
+        must_close(x);
+        must_close(z);
 }
-END_TEST
 
-/* One that waits for very much lets those pass, after a second, who would be refused beside free
- * memory; what comes back beyond that is its own. */
-START_TEST(test_claims_refuse_nobody)
+/* A very large waiting request lets others pass after a second, if these would be refused beside
+ * free memory; memory that is released later is reserved for it. */
+TEST(waiting_claims_refuse_no_request)
 {
-        struct peer *x = come_in(1, false), *y = come_in(2, false), *z = come_in(3, false);
+        struct peer *x = open_trimmed(1, false), *y = open_trimmed(2, false), *z = open_trimmed(3, false);
         uint64_t of_x[3], much, id;
         unsigned ms;
 
@@ -738,7 +677,7 @@ START_TEST(test_claims_refuse_nobody)
         of_x[1] = peer_reply(x, id)->block->block_id;
         ck_assert_uint_ge(ms, 800);
         ck_assert_uint_lt(ms, 3000);
-        /* From now on at once, but for who can wait. */
+        /* From now on at once, except requests that may wait. */
         of_x[2] = must_malloc(x, 0, E);
         id = peer_malloc_wait(y, 0, 3 * E, 60000);
         settle();
@@ -748,16 +687,15 @@ START_TEST(test_claims_refuse_nobody)
                 must_free(x, of_x[i]);
         settle();
         ck_assert_int_eq(peer_error(z, much), 0);
-        leave(x);
-        leave(y);
-        leave(z);
+        must_close(x);
+        must_close(y);
+        must_close(z);
 }
-END_TEST
 
 /* Nor do many that each wait for less than that: their tenant's time is up, not theirs. */
-START_TEST(test_claims_one_after_the_other)
+TEST(test_claims_one_after_the_other)
 {
-        struct peer *x = come_in(1, false), *z = come_in(3, false);
+        struct peer *x = open_trimmed(1, false), *z = open_trimmed(3, false);
         uint64_t much = 0, id;
         unsigned ms = 0;
 
@@ -780,10 +718,9 @@ START_TEST(test_claims_one_after_the_other)
         settle();
         must_malloc(x, 0, E);
         ck_assert_int_eq(peer_error(z, much), -1);
-        leave(x);
-        leave(z);
+        must_close(x);
+        must_close(z);
 }
-END_TEST
 
 /* ---- at random ------------------------------------------------------------------ */
 
@@ -823,7 +760,7 @@ static void walker_step(struct walker *w, unsigned *seed, uid_t uid)
         unsigned what = (unsigned)rand_r(seed) % 100, n = (unsigned)rand_r(seed);
 
         if (!w->peer) {
-                w->peer = come_in(uid, n % 4 != 0);
+                w->peer = open_trimmed(uid, n % 4 != 0);
         } else if (what < 40 && w->n_blocks + w->n_open < N_BLOCKS) {
                 w->open[w->n_open++] = peer_malloc_wait(w->peer, uid == 1 ? n % 2 : 0,
                                                         1 + n % (n % 5 ? 3 * E : E / 8), n % 7 ? 0 : n % 90);
@@ -841,7 +778,7 @@ static void walker_step(struct walker *w, unsigned *seed, uid_t uid)
         }
 }
 
-START_TEST(test_walk)
+TEST(test_walk)
 {
         static const uid_t uids[N_PEERS] = { 1, 1, 1, 1, 2, 2, 3, 3, 3 };
         struct walker walkers[N_PEERS] = { { 0 } };
@@ -859,7 +796,7 @@ START_TEST(test_walk)
                 still_clock_pass(i % 10 == 0);
                 if (i % 50 == 0) {
                         broker_tick(b);
-                        trim_tick(b, clock_ms());
+                        recall_tick(b, clock_ms());
                         check();
                 }
                 for (k = 0; k < N_PEERS; k++)
@@ -871,43 +808,12 @@ START_TEST(test_walk)
         for (size_t k = 0; k < N_PEERS; k++)
                 peer_free(walkers[k].peer);
         settle();
-        ck_assert_uint_eq(b->partitions[0].n_claims, 0);
+        ck_assert_uint_eq(b->partitions[0].claims.n, 0);
         printf("# %u answers\n", n_walk_answers);
         ck_assert_uint_gt(n_walk_answers, 100);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("trim");
-        TCase *tc = tcase_create("trim");
-
-        tcase_set_timeout(tc, 60);
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, test_within_a_tenant);
-        tcase_add_test(tc, test_refused_at_once);
-        tcase_add_test(tc, test_unwilling);
-        tcase_add_test(tc, test_between_tenants);
-        tcase_add_test(tc, test_reserves_are_not_asked_for);
-        tcase_add_test(tc, test_deaf);
-        tcase_add_test(tc, test_late);
-        tcase_add_test(tc, test_hostile_answers);
-        tcase_add_test(tc, test_asked_and_gone);
-        tcase_add_test(tc, test_asker_gone);
-        tcase_add_test(tc, test_ranges_are_bounded);
-        tcase_add_test(tc, test_few_rounds);
-        tcase_add_test(tc, test_nothing_is_remembered);
-        tcase_add_test(tc, test_wait_is_over);
-        tcase_add_test(tc, test_woken_at_once);
-        tcase_add_test(tc, test_the_longest_waiting_first);
-        tcase_add_test(tc, test_in_order_within_a_tenant);
-        tcase_add_test(tc, test_behind_one_that_waits);
-        tcase_add_test(tc, test_asked_again_while_waiting);
-        tcase_add_test(tc, test_impossible);
-        tcase_add_test(tc, test_only_its_own_helps);
-        tcase_add_test(tc, test_claims_refuse_nobody);
-        tcase_add_test(tc, test_claims_one_after_the_other);
-        tcase_add_test(tc, test_walk);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("trim");
 }

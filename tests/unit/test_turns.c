@@ -2,7 +2,7 @@
  * is order: nothing here depends on how long anything takes.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/arena.h"
+#include "daemon/memory/arena.h"
 
 #include <errno.h>
 #include <semaphore.h>
@@ -11,6 +11,7 @@
 
 #include "tests/fake_device.h"
 #include "tests/suite.h"
+#include "tests/checks.h"
 
 #define MIB       (UINT64_C(1) << 20)
 #define E         (2 * MIB)
@@ -84,7 +85,7 @@ static void side_open(struct side *s, const char *name)
                 .worker = worker,
                 .share = DEVICE_SHARE_FD,
                 .limit_bytes = N_EXTENTS * E,
-                .extent_bytes = E,
+                .sizes.extent_bytes = E,
         };
 
         *s = (struct side){ .released_bytes = 0 };
@@ -160,6 +161,8 @@ static void teardown(void)
         sem_destroy(&notified);
 }
 
+FIXTURE(one_thread, setup, teardown);
+
 static void grow(struct side *s, unsigned n_extents)
 {
         struct bfc_growth plan;
@@ -199,7 +202,7 @@ static void poll_until_grown(const struct side *s)
 }
 
 /* One extent of b's beside many of a's, which are being made. */
-START_TEST(test_growth_beside_growth)
+TEST(test_growth_beside_growth)
 {
         grow(&a, N_EXTENTS);
         sem_wait(&arrived);
@@ -216,10 +219,9 @@ START_TEST(test_growth_beside_growth)
         ck_assert_uint_eq(arena_n_extents(a.arena), N_EXTENTS);
         ck_assert_int_eq(arena_dealloc(a.arena, a.grown.handle), 0);
 }
-END_TEST
 
 /* The same beside many that are given back; a's own growth does not wait for all of them, either. */
-START_TEST(test_growth_beside_release)
+TEST(test_growth_beside_release)
 {
         grow_and_free(&a, N_EXTENTS - 1);
         release(&a);
@@ -237,10 +239,9 @@ START_TEST(test_growth_beside_release)
         ck_assert_uint_eq(a.released_bytes, (N_EXTENTS - 1) * E);
         ck_assert_uint_eq(arena_n_extents(a.arena), 1);
 }
-END_TEST
 
 /* What one gives back, another's release does not keep: b's is there while a's goes on. */
-START_TEST(test_release_beside_release)
+TEST(test_release_beside_release)
 {
         grow_and_free(&a, N_EXTENTS);
         grow_and_free(&b, 1);
@@ -257,10 +258,9 @@ START_TEST(test_release_beside_release)
         open_gate();
         ck_assert_uint_eq(a.account.charged_bytes, 0);
 }
-END_TEST
 
 /* All or none, in pieces: a's third extent cannot be made, and b's is granted before a's first two are undone. */
-START_TEST(test_undone_in_turns)
+TEST(test_undone_in_turns)
 {
         grow(&a, N_EXTENTS);
         sem_wait(&arrived);
@@ -285,10 +285,9 @@ START_TEST(test_undone_in_turns)
         ck_assert_uint_eq(arena_n_extents(a.arena), 0);
         ck_assert_uint_eq(device.n_live, 1);
 }
-END_TEST
 
 /* The end of the process does not wait for what is not made yet. */
-START_TEST(test_ending)
+TEST(test_ending)
 {
         grow(&a, N_EXTENTS);
         sem_wait(&arrived);
@@ -299,10 +298,11 @@ START_TEST(test_ending)
         ck_assert_uint_eq(device.n_live, 0);
         ck_assert_uint_eq(a.account.charged_bytes, 0);
 }
-END_TEST
+
+FIXTURE(two_threads, setup_two, teardown);
 
 /* The second thread serves b while a call for a hangs, and a's lane has no second call. */
-START_TEST(test_hanging_call)
+TEST(test_hanging_call)
 {
         grow(&a, N_EXTENTS);
         sem_wait(&arrived);
@@ -316,25 +316,8 @@ START_TEST(test_hanging_call)
         ck_assert_int_eq(a.grown.result, 0);
         ck_assert_uint_eq(device.n_live, N_EXTENTS + 3);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("turns");
-        TCase *tc = tcase_create("one thread");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, test_growth_beside_growth);
-        tcase_add_test(tc, test_growth_beside_release);
-        tcase_add_test(tc, test_release_beside_release);
-        tcase_add_test(tc, test_undone_in_turns);
-        tcase_add_test(tc, test_ending);
-        suite_add_tcase(suite, tc);
-        tc = tcase_create("two threads");
-        tcase_add_checked_fixture(tc, setup_two, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, test_hanging_call);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("turns");
 }

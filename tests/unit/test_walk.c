@@ -1,5 +1,5 @@
 /* A random walk over all that sessions can do, beside a model that is too simple
- * to be wrong: who has which block, how large, under which name, held by whom.
+ * to be wrong: which session has which block, how large, under which name, with which references.
  *
  * Reproducible: one seed decides everything, the clock's hands included. It is
  * printed, with the step, when something does not hold. BFC_TEST_SEED and
@@ -15,7 +15,8 @@
 #include <time.h>
 
 #include "daemon/clock.h"
-#include "daemon/reload.h"
+#include "daemon/admin/reload.h"
+#define SUITE_TIMEOUT 3600.0
 #include "tests/suite.h"
 #include "tests/unit/walk_model.h"
 
@@ -86,7 +87,6 @@ static void op_connect(struct slot *s)
         s->peer = peer_new(w.b, (uid_t)(1 + dice(5)), false);
         s->peer->auto_ack = dice(4) > 0;
         s->peer->wants_events = dice(8) > 0;
-        s->peer->wants_trims = s->peer->wants_events && dice(8) > 0;
         s->n_pending = 0;
         s->n_missed = 0;
         memset(s->asked, 0, sizeof(s->asked));
@@ -99,7 +99,7 @@ static void op_hello(struct slot *s)
 
         if (!s->peer || s->peer->session->state != SESSION_NEW)
                 return;
-        if (s->peer->session->n_hellos < SESSION_MAX_HELLOS)
+        if (s->peer->session->hello.n < SESSION_MAX_HELLOS)
                 (void)peer_hello(s->peer, tenants[dice(6)], partitions[dice(5)]);
         else
                 (void)session_hang_up(s->peer->session); /* or it would never leave */
@@ -208,7 +208,7 @@ static void op_attach(struct slot *s)
 
 static void op_ack(struct slot *s)
 {
-        if (!is_live(s) || s->peer->to_ack <= s->peer->session->acked_sequence)
+        if (!is_live(s) || s->peer->to_ack <= s->peer->session->delivery.acked_sequence)
                 return;
         HOLDS(peer_ack(s->peer, s->peer->to_ack) == 0, "ack");
 }
@@ -280,7 +280,7 @@ static void admin_come_in(void)
 {
         w.admin = peer_new(w.b, 0, true);
         (void)peer_hello(w.admin, "", "");
-        w.order_id = 0; /* nobody hears of the last one's */
+        w.order_id = 0; /* the last one is not answered */
 }
 
 static void op_admin(struct slot *s)
@@ -388,7 +388,7 @@ static void op_violate(struct slot *s)
                 is_caught(s, peer_retired(s->peer, s->peer->retire_sequence + n));
                 break;
         default:
-                is_caught(s, peer_ack(s->peer, s->peer->session->sequence + n));
+                is_caught(s, peer_ack(s->peer, s->peer->session->delivery.sequence + n));
         }
 }
 
@@ -414,7 +414,7 @@ static uint64_t oblige(struct slot *s, const struct peer_trim *t)
         return n_bytes;
 }
 
-/* It frees and says so, or lies, or does not answer in time, or never. */
+/* It frees and answers, answers falsely, late, or never. */
 static void op_trimmed(struct slot *s)
 {
         uint64_t n_bytes;
@@ -475,7 +475,7 @@ static void op_reap(struct slot *s)
 {
         int r;
 
-        if (!s->peer || s->peer->session->state != SESSION_CLOSING)
+        if (!s->peer || !session_is_closing(s->peer->session))
                 return;
         r = session_reap(s->peer->session, 1 + (size_t)dice(6));
         forget_freed(slot_index(s));
@@ -510,9 +510,8 @@ static void op_tick(struct slot *s)
         (void)s;
         walk_now_ns += dice(UINT64_C(60000000));
         broker_tick(w.b);
-        retire_tick(w.b, clock_ms());
+        recall_tick(w.b, clock_ms());
         shared_tick(w.b, clock_ms());
-        trim_tick(w.b, clock_ms());
         time_passed();
 }
 
@@ -630,26 +629,17 @@ static void walk(bool sticky)
         ck_assert(w.n_orders > 0 && w.n_evicted > 0 && w.n_lies > 0);
 }
 
-START_TEST(on_a_device_that_empties_mappings)
+TEST(device_that_empties_mappings)
 {
         walk(false);
 }
-END_TEST
 
-START_TEST(on_one_that_asks_for_them)
+TEST(device_that_asks_for_retirement)
 {
         walk(true);
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("walk");
-        TCase *tc = tcase_create("walk");
-
-        tcase_set_timeout(tc, 3600);
-        tcase_add_test(tc, on_a_device_that_empties_mappings);
-        tcase_add_test(tc, on_one_that_asks_for_them);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("walk");
 }

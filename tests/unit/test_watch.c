@@ -1,14 +1,14 @@
 /* The watch: what is found in destroyed extents that a process kept, and when it ends.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/watch.h"
+#include "daemon/memory/watch.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/arena.h"
+#include "daemon/memory/arena.h"
 #include "device/device.h"
 #include "proto/memfd.h"
 #include "tests/suite.h"
@@ -61,7 +61,7 @@ static void destroy_one(int *ret_lent)
 
         ck_assert_int_eq(device_make(device, DEVICE_SHARE_FD, SIZE, &e), 0);
         if (ret_lent)
-                *ret_lent = device_lend(device, &e);
+                *ret_lent = device_lend(device, &e, false);
         watched = fcntl(e.fd, F_DUPFD_CLOEXEC, 3);
         ck_assert_int_eq(device_destroy(device, &e), 0);
         watch_add(watch, &owner, watched, SIZE);
@@ -75,7 +75,7 @@ static void punch(int fd)
         ck_assert_int_eq(device_destroy(device, &e), 0);
 }
 
-START_TEST(one_that_nobody_has)
+TEST(unreferenced_memory)
 {
         begin(8);
         destroy_one(NULL);
@@ -85,9 +85,8 @@ START_TEST(one_that_nobody_has)
         ck_assert_uint_eq(n_refilled, 0);
         end();
 }
-END_TEST
 
-START_TEST(one_with_an_fd)
+TEST(memory_with_an_open_fd)
 {
         int fd;
 
@@ -112,9 +111,8 @@ START_TEST(one_with_an_fd)
         ck_assert_uint_eq(watch_n_entries(watch), 0);
         end();
 }
-END_TEST
 
-START_TEST(one_with_a_mapping)
+TEST(memory_with_a_mapping)
 {
         volatile char *p;
         int fd;
@@ -135,10 +133,9 @@ START_TEST(one_with_a_mapping)
         ck_assert_uint_eq(n_lessened, 1);
         end();
 }
-END_TEST
 
 /* The oldest of the owner goes; where the owner has none, what is new is not watched. */
-START_TEST(bounds)
+TEST(bounds)
 {
         struct watch_owner other;
         int fds[4];
@@ -165,7 +162,6 @@ START_TEST(bounds)
                 close(fds[i]);
         end();
 }
-END_TEST
 
 /* ---- an arena's --------------------------------------------------------------- */
 
@@ -194,7 +190,7 @@ static void open_arena(struct on_host *h, uint64_t limit_bytes)
                 .watch = watch,
                 .share = DEVICE_SHARE_FD,
                 .limit_bytes = limit_bytes,
-                .extent_bytes = SIZE,
+                .sizes.extent_bytes = SIZE,
         };
 
         ck_assert_int_eq(worker_new_inline(&h->worker), 0);
@@ -227,7 +223,7 @@ static int release_one(struct on_host *h)
 
         ck_assert_int_eq(charge_take(&h->account, SIZE, &charge, &missing), 0);
         ck_assert_int_eq(arena_back(h->arena, SIZE, &charge), 0);
-        fd = device_lend(device, arena_slot_memory(h->arena, 0));
+        fd = device_lend(device, arena_slot_memory(h->arena, 0), false);
         ck_assert_uint_eq(arena_release(h->arena, SIZE, NULL, on_released, &n_released), SIZE);
         ck_assert_uint_eq(worker_poll(h->worker), 1);
         ck_assert_uint_eq(n_released, SIZE);
@@ -236,7 +232,7 @@ static int release_one(struct on_host *h)
 }
 
 /* What is there is charged while it is there, and punched by the worker. */
-START_TEST(arena_charges_refills)
+TEST(arena_charges_refills)
 {
         static const uint8_t bytes[MIB] = { 1 };
         uint64_t missing, n_found;
@@ -256,12 +252,12 @@ START_TEST(arena_charges_refills)
         ck_assert_uint_ge(n_found, MIB);
         ck_assert_uint_eq(arena_n_refills(h.arena), 1);
         ck_assert_uint_eq(h.account.charged_bytes, n_found);
-        ck_assert_uint_eq(arena_unreclaimed_bytes(h.arena), n_found);
+        ck_assert_uint_eq(arena_extentless_bytes(h.arena), n_found);
         ck_assert(!arena_is_quiet(h.arena));
 
         ck_assert_uint_eq(worker_poll(h.worker), 1);
         watch_look(watch, 8);
-        ck_assert_uint_eq(arena_unreclaimed_bytes(h.arena), 0);
+        ck_assert_uint_eq(arena_extentless_bytes(h.arena), 0);
         ck_assert_uint_eq(h.account.charged_bytes, 0);
         ck_assert(arena_is_quiet(h.arena));
 
@@ -270,26 +266,15 @@ START_TEST(arena_charges_refills)
         ck_assert_int_eq(pwrite(fd, bytes, sizeof(bytes), 0), sizeof(bytes));
         watch_look(watch, 8);
         ck_assert_uint_eq(h.account.charged_bytes, 2 * SIZE);
-        ck_assert_uint_ge(arena_unreclaimed_bytes(h.arena), MIB);
+        ck_assert_uint_ge(arena_extentless_bytes(h.arena), MIB);
         ck_assert_uint_eq(worker_poll(h.worker), 1);
         charge_drop(&rest);
         close(fd);
         close_arena(&h);
         end();
 }
-END_TEST
 
 int main(void)
 {
-        Suite *suite = suite_create("watch");
-        TCase *tc = tcase_create("watch");
-
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, one_that_nobody_has);
-        tcase_add_test(tc, one_with_an_fd);
-        tcase_add_test(tc, one_with_a_mapping);
-        tcase_add_test(tc, bounds);
-        tcase_add_test(tc, arena_charges_refills);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("watch");
 }

@@ -2,13 +2,14 @@
  * the thread that polls.
  *
  * SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/worker.h"
+#include "daemon/memory/worker.h"
 
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "daemon/clock.h"
 #include "tests/suite.h"
 
 #define N_JOBS 100u
@@ -87,6 +88,8 @@ static void teardown(void)
         ck_assert_int_eq(suite_count_fds(), n_fds_before);
 }
 
+FIXTURE(worker, setup, teardown);
+
 static void assert_all_in_order(unsigned n)
 {
         ck_assert_uint_eq(n_ran, n);
@@ -99,7 +102,7 @@ static void assert_all_in_order(unsigned n)
         }
 }
 
-START_TEST(test_order)
+TEST(test_order)
 {
         ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
         for (unsigned i = 0; i < N_JOBS; i++)
@@ -119,9 +122,8 @@ START_TEST(test_order)
         ck_assert_uint_eq(worker_n_pending(w), 0);
         ck_assert_uint_eq(worker_poll(w), 0);
 }
-END_TEST
 
-START_TEST(test_notify)
+TEST(test_notify)
 {
         sem_t gate;
 
@@ -145,7 +147,6 @@ START_TEST(test_notify)
         assert_all_in_order(2);
         sem_destroy(&gate);
 }
-END_TEST
 
 /* Each job is submitted by the one before it. */
 static void chain(void)
@@ -155,7 +156,7 @@ static void chain(void)
         worker_submit(w, &steps[0].job);
 }
 
-START_TEST(test_drain)
+TEST(test_drain)
 {
         ck_assert_int_eq(worker_new(1, NULL, NULL, &w), 0);
         worker_drain(w); /* nothing to wait for */
@@ -164,9 +165,8 @@ START_TEST(test_drain)
         assert_all_in_order(N_JOBS);
         ck_assert_uint_eq(worker_n_pending(w), 0);
 }
-END_TEST
 
-START_TEST(test_free_with_jobs_queued)
+TEST(test_free_with_jobs_queued)
 {
         ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
         for (unsigned i = 0; i < N_JOBS; i++)
@@ -174,9 +174,8 @@ START_TEST(test_free_with_jobs_queued)
         w = worker_free(w);
         assert_all_in_order(N_JOBS);
 }
-END_TEST
 
-START_TEST(test_free_with_a_chain)
+TEST(test_free_with_a_chain)
 {
         ck_assert_int_eq(worker_new(1, NULL, NULL, &w), 0);
         chain();
@@ -184,7 +183,6 @@ START_TEST(test_free_with_a_chain)
         w = NULL;
         assert_all_in_order(N_JOBS);
 }
-END_TEST
 
 /* ---- lanes ------------------------------------------------------------------ */
 
@@ -262,8 +260,10 @@ static void poll_until(unsigned n)
         }
 }
 
+FIXTURE(lanes, setup_lanes, teardown_lanes);
+
 /* A job of one piece waits for one piece of a long one, not for all. */
-START_TEST(test_turns)
+TEST(test_turns)
 {
         ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
         work[0].n_pieces = 50;
@@ -281,11 +281,10 @@ START_TEST(test_turns)
         poll_until(3);
         ck_assert_uint_eq(n_ran, 52);
 }
-END_TEST
 
 /* The jobs of a lane are run in order, one at a time, also where there is another thread; those of another
  * lane are run beside them. */
-START_TEST(test_two_threads)
+TEST(test_two_threads)
 {
         ck_assert_int_eq(worker_new(2, on_notify, &n_notified, &w), 0);
         work[1].job.lane = &lanes[0];
@@ -302,11 +301,10 @@ START_TEST(test_two_threads)
         ck_assert_uint_eq(ran[2], 1);
         ck_assert_uint_eq(done[2], 1);
 }
-END_TEST
 
 /* What a request waits for goes first, but the other class gets its share: neither can keep the other
  * from its end. */
-START_TEST(test_classes)
+TEST(test_classes)
 {
         ck_assert_int_eq(worker_new(1, on_notify, &n_notified, &w), 0);
         lanes[2].is_waited_for = true;
@@ -331,10 +329,9 @@ START_TEST(test_classes)
                 ck_assert_uint_eq(done[0], 3 - endless);
         }
 }
-END_TEST
 
 /* A background lane waits for all others, also for one that is between two turns or runs on another thread. */
-START_TEST(test_background)
+TEST(test_background)
 {
         for (unsigned n_threads = 1; n_threads <= 2; n_threads++) {
                 ck_assert_int_eq(worker_new(n_threads, on_notify, &n_notified, &w), 0);
@@ -354,10 +351,9 @@ START_TEST(test_background)
                         w = worker_free(w);
         }
 }
-END_TEST
 
 /* Where turns are counted: the class that no request waits for has a fifth, and an idle lane saved nothing up. */
-START_TEST(test_shares)
+TEST(test_shares)
 {
         unsigned n_others = 0;
 
@@ -383,9 +379,8 @@ START_TEST(test_shares)
         worker_drain(w);
         ck_assert_uint_eq(n_done, N_JOBS);
 }
-END_TEST
 
-START_TEST(test_inline)
+TEST_OF(worker, test_inline)
 {
         ck_assert_int_eq(worker_new_inline(&w), 0);
         ck_assert_uint_eq(worker_poll(w), 0);
@@ -402,9 +397,8 @@ START_TEST(test_inline)
         ck_assert_uint_eq(worker_poll(w), 0);
         assert_all_in_order(3);
 }
-END_TEST
 
-START_TEST(test_inline_chain)
+TEST_OF(worker, test_inline_chain)
 {
         ck_assert_int_eq(worker_new_inline(&w), 0);
         chain();
@@ -413,9 +407,8 @@ START_TEST(test_inline_chain)
         worker_drain(w);
         assert_all_in_order(N_JOBS);
 }
-END_TEST
 
-START_TEST(test_inline_free_with_jobs_queued)
+TEST_OF(worker, test_inline_free_with_jobs_queued)
 {
         ck_assert_int_eq(worker_new_inline(&w), 0);
         for (unsigned i = 0; i < N_JOBS; i++)
@@ -423,32 +416,27 @@ START_TEST(test_inline_free_with_jobs_queued)
         w = worker_free(w);
         assert_all_in_order(N_JOBS);
 }
-END_TEST
+
+TEST(test_calls)
+{
+        struct worker_calls calls;
+        uint64_t now_ns = clock_ns();
+
+        ck_assert_int_eq(worker_new_inline(&w), 0);
+        worker_note_call(NULL, WORKER_MAKES, now_ns, true);
+        worker_note_call(w, WORKER_MAKES, now_ns - 2000000, true);
+        worker_note_call(w, WORKER_MAKES, now_ns - 1000000000, false);
+        worker_count_calls(w, WORKER_MAKES, &calls);
+        ck_assert_uint_eq(calls.n, 2);
+        ck_assert_uint_eq(calls.n_failed, 1);
+        ck_assert_uint_ge(calls.longest_ns, 1000000000);
+        ck_assert_uint_ge(calls.ns, calls.longest_ns + 2000000);
+        worker_count_calls(w, WORKER_DESTROYS, &calls);
+        ck_assert_uint_eq(calls.n + calls.n_failed + calls.ns + calls.longest_ns, 0);
+        w = worker_free(w);
+}
 
 int main(void)
 {
-        Suite *suite = suite_create("worker");
-        TCase *tc = tcase_create("worker");
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 30);
-        tcase_add_test(tc, test_order);
-        tcase_add_test(tc, test_notify);
-        tcase_add_test(tc, test_drain);
-        tcase_add_test(tc, test_free_with_jobs_queued);
-        tcase_add_test(tc, test_free_with_a_chain);
-        tcase_add_test(tc, test_inline);
-        tcase_add_test(tc, test_inline_chain);
-        tcase_add_test(tc, test_inline_free_with_jobs_queued);
-        suite_add_tcase(suite, tc);
-        tc = tcase_create("lanes");
-        tcase_add_checked_fixture(tc, setup_lanes, teardown_lanes);
-        tcase_set_timeout(tc, 30);
-        tcase_add_test(tc, test_turns);
-        tcase_add_test(tc, test_two_threads);
-        tcase_add_test(tc, test_classes);
-        tcase_add_test(tc, test_background);
-        tcase_add_test(tc, test_shares);
-        suite_add_tcase(suite, tc);
-        return suite_run(suite);
+        return suite_main("worker");
 }

@@ -2,6 +2,7 @@
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
+#include "tests/checks.h"
 #include "tests/unit/walk_model.h"
 
 #include <string.h>
@@ -46,7 +47,7 @@ static void block_remove(struct block *block)
 
 bool has(const struct slot *s, const struct block *block)
 {
-        return block->owner < 0 ? block->holds[slot_index(s)] > 0 : block->owner == (int)slot_index(s);
+        return block->owner < 0 ? block->refs[slot_index(s)] > 0 : block->owner == (int)slot_index(s);
 }
 
 struct block *some_block(const struct slot *s)
@@ -65,7 +66,7 @@ struct block *some_block(const struct slot *s)
 static bool is_held(const struct block *block)
 {
         for (size_t i = 0; i < N_SLOTS; i++)
-                if (block->holds[i] > 0)
+                if (block->refs[i] > 0)
                         return true;
         return false;
 }
@@ -73,7 +74,7 @@ static bool is_held(const struct block *block)
 static bool is_held_by_the_living(const struct block *block)
 {
         for (size_t i = 0; i < N_SLOTS; i++)
-                if (block->holds[i] > 0 && w.slots[i].peer->session->state != SESSION_CLOSING)
+                if (block->refs[i] > 0 && !session_is_closing(w.slots[i].peer->session))
                         return true;
         return false;
 }
@@ -83,7 +84,7 @@ void forget_blocks(unsigned slot)
         for (size_t i = w.n_blocks; i-- > 0;) {
                 struct block *block = &w.blocks[i];
 
-                block->holds[slot] = 0;
+                block->refs[slot] = 0;
                 if (block->owner == (int)slot || (block->owner < 0 && !is_held(block)))
                         block_remove(block);
         }
@@ -106,7 +107,7 @@ void forget_freed(unsigned slot)
         for (size_t i = w.n_blocks; i-- > 0;) {
                 const struct block *block = &w.blocks[i];
 
-                if ((block->owner == (int)slot || (block->owner < 0 && block->holds[slot] > 0)) &&
+                if ((block->owner == (int)slot || (block->owner < 0 && block->refs[slot] > 0)) &&
                     ledger_block_find(w.b->ledger, block->id) == LEDGER_NONE)
                         block_remove(&w.blocks[i]);
         }
@@ -126,7 +127,7 @@ bool lies_in(const struct block *block, uint64_t region, uint64_t offset, uint64
                offset < block->offset + block->n_bytes;
 }
 
-/* ---- figures --------------------------------------------------------------- */
+/* ---- statistics ------------------------------------------------------------ */
 
 /* What the model knows of a tenant in one of its partitions. */
 struct sums {
@@ -134,13 +135,13 @@ struct sums {
         uint64_t n_asked;   /* blocks that are asked for */
         uint64_t n_peers;   /* its sessions */
         uint64_t n_holders; /* those of them that have a block there */
-        bool is_all;        /* nobody else can have anything */
+        bool is_all;        /* no other tenant can have memory */
 };
 
 static void sum_up(unsigned tenant, uint32_t share, struct sums *ret)
 {
         uint32_t quota = w.b->tenants[tenant].quotas[share]->index;
-        bool holds[N_SLOTS] = { false };
+        bool refs[N_SLOTS] = { false };
 
         *ret = (struct sums){ .is_all = true };
         for (size_t i = 0; i < w.n_blocks; i++) {
@@ -150,7 +151,7 @@ static void sum_up(unsigned tenant, uint32_t share, struct sums *ret)
                 ret->n_bytes += w.blocks[i].n_bytes;
                 ret->n_requested += w.blocks[i].n_requested;
                 if (w.blocks[i].owner >= 0)
-                        holds[w.blocks[i].owner] = true;
+                        refs[w.blocks[i].owner] = true;
         }
         for (size_t i = 0; i < N_SLOTS; i++) {
                 const struct slot *s = &w.slots[i];
@@ -158,7 +159,7 @@ static void sum_up(unsigned tenant, uint32_t share, struct sums *ret)
                 if (!s->peer || !s->peer->session->tenant || tenant_index(s->peer->session) != tenant)
                         continue;
                 ret->n_peers++;
-                ret->n_holders += holds[i];
+                ret->n_holders += refs[i];
                 ret->is_all = ret->is_all && s->peer->session->state == SESSION_LIVE;
                 for (size_t k = 0; k < s->n_pending; k++)
                         ret->n_asked += s->pending[k].what == MALLOC && s->pending[k].share == share;
@@ -166,7 +167,7 @@ static void sum_up(unsigned tenant, uint32_t share, struct sums *ret)
         ret->is_all = ret->is_all && ret->n_asked == 0;
 }
 
-static void check_figures(unsigned tenant, uint32_t share, const Bfcd__Figures *f)
+static void check_stats(unsigned tenant, uint32_t share, const Bfcd__Statistics *f)
 {
         struct sums sums;
 
@@ -189,8 +190,8 @@ static void answered_usage(const struct slot *s, const struct pending *q, const 
 {
         unsigned tenant = tenant_index(s->peer->session);
 
-        check_figures(tenant, q->share, m->figures);
-        HOLDS(m->figures->bytes_limit == w.limits[tenant][q->share], "%" PRIu64, m->figures->bytes_limit);
+        check_stats(tenant, q->share, m->stats);
+        HOLDS(m->stats->bytes_limit == w.limits[tenant][q->share], "%" PRIu64, m->stats->bytes_limit);
 }
 
 static const struct slot *slot_of_session(uint64_t id)
@@ -246,8 +247,8 @@ static void answered_explain(const struct slot *s, const Bfcd__ExplainReply *m)
                 if (!row->tenant[0])
                         continue; /* the partition in all */
                 HOLDS(strcmp(row->tenant, session->tenant->name) == 0, "it is told of '%s'", row->tenant);
-                check_figures(tenant, share, row->figures);
-                HOLDS(row->figures->bytes_limit == w.limits[tenant][share], "limit");
+                check_stats(tenant, share, row->stats);
+                HOLDS(row->stats->bytes_limit == w.limits[tenant][share], "limit");
                 HOLDS(!row->occupancy[0] || strlen(row->occupancy) == 100, "'%s'", row->occupancy);
                 for (size_t k = 0; k < row->n_holders; k++)
                         check_holder(tenant, share, row->holders[k]);
@@ -279,16 +280,17 @@ static void check_trims(const struct slot *s)
 {
         const struct session *session = s->peer->session;
 
-        HOLDS(session->n_trims == s->peer->n_trimmed && session->n_trims_missed == s->n_missed,
-              "slot %u: %" PRIu64 " Trims of %" PRIu64 " were missed, not %" PRIu64, slot_index(s),
-              session->n_trims_missed, session->n_trims, s->n_missed);
-        for (size_t i = 0; i < session->n_shares; i++) {
-                const struct trim_share *share = &session->shares[i].trim;
+        const struct recall_queue *trims = &session->recall.queues[RECALL_TRIM];
 
-                HOLDS(share->sequence == s->asked[i].sequence, "slot %u: another Trim is open",
-                      slot_index(s));
-                HOLDS(share->sequence == 0 || share->is_deaf == s->asked[i].is_deaf, "slot %u: deaf",
-                      slot_index(s));
+        HOLDS(trims->sequence == s->peer->n_trimmed && trims->n_missed == s->n_missed,
+              "slot %u: %" PRIu64 " Trims of %" PRIu64 " were missed, not %" PRIu64, slot_index(s),
+              trims->n_missed, trims->sequence, s->n_missed);
+        for (size_t i = 0; i < session->n_shares; i++) {
+                const struct recall *trim = &session->shares[i].trim.recall;
+
+                HOLDS(trim->sequence == s->asked[i].sequence, "slot %u: another Trim is open", slot_index(s));
+                HOLDS(trim->sequence == 0 || recall_is_overdue(trim) == s->asked[i].is_unresponsive,
+                      "slot %u: unresponsive", slot_index(s));
         }
 }
 
@@ -297,10 +299,10 @@ static void check_patience(const struct slot *s)
 {
         const struct session *session = s->peer->session;
 
-        for (size_t i = 0; i < s->n_pending && TAILQ_EMPTY(&session->deliveries); i++) {
+        for (size_t i = 0; i < s->n_pending && TAILQ_EMPTY(&session->delivery.list); i++) {
                 uint64_t waited_ms = now_ms() - s->pending[i].since_ms;
 
-                HOLDS(waited_ms < PATIENCE_MS, "slot %u waits", slot_index(s));
+                HOLDS(waited_ms < TIMEOUT_MS, "slot %u waits", slot_index(s));
                 w.longest_wait_ms = waited_ms > w.longest_wait_ms ? waited_ms : w.longest_wait_ms;
         }
 }
@@ -315,15 +317,16 @@ void time_passed(void)
                 for (size_t k = 0; k < N_SHARES; k++) {
                         struct asked *asked = &s->asked[k];
 
-                        if (asked->sequence == 0 || asked->is_deaf || now_ms() - asked->sent_ms <= RECLAIM_MS)
+                        if (asked->sequence == 0 || asked->is_unresponsive ||
+                            now_ms() - asked->sent_ms < RECLAIM_MS)
                                 continue;
-                        asked->is_deaf = true;
+                        asked->is_unresponsive = true;
                         s->n_missed++;
                         w.n_missed++;
                 }
                 check_patience(s);
         }
-        HOLDS(w.order_id == 0 || now_ms() - w.order_ms < PATIENCE_MS, "an operator waits");
+        HOLDS(w.order_id == 0 || now_ms() - w.order_ms < TIMEOUT_MS, "an operator waits");
 }
 
 /* ---- replies --------------------------------------------------------------- */
@@ -361,7 +364,7 @@ static void attached(struct slot *s, const struct pending *q, const Bfcd__Reply 
         HOLDS(block && block->id == m->block->block_id && block->n_requested == m->n_requested &&
                       block->offset == m->block->offset,
               "'%s' is another block", walk_names[q->name]);
-        block->holds[slot_index(s)]++;
+        block->refs[slot_index(s)]++;
 }
 
 static void freed(struct slot *s, const struct pending *q)
@@ -370,7 +373,7 @@ static void freed(struct slot *s, const struct pending *q)
 
         HOLDS(block && has(s, block), "it had no block %" PRIx64, q->block_id);
         s->stale_id = block->id;
-        if (block->owner < 0 && (--block->holds[slot_index(s)] > 0 || is_held_by_the_living(block)))
+        if (block->owner < 0 && (--block->refs[slot_index(s)] > 0 || is_held_by_the_living(block)))
                 return;
         if (block->owner >= 0 || ledger_block_find(w.b->ledger, block->id) == LEDGER_NONE)
                 block_remove(block); /* else one that is closing has it still */
@@ -395,7 +398,7 @@ static void answered(struct slot *s, const struct pending *q, const Bfcd__Reply 
                 HOLDS(block && block->owner == (int)slot_index(s), "it published what it does not have");
                 block->owner = -1;
                 block->name = q->name;
-                block->holds[slot_index(s)] = 1;
+                block->refs[slot_index(s)] = 1;
                 break;
         case ATTACH:
                 attached(s, q, reply);
@@ -500,7 +503,8 @@ static void check_session(const struct slot *s)
         n_ledger = ledger_session_at(w.b->ledger, session->index)->links.n_blocks;
         HOLDS(n_ledger >= n_blocks && n_ledger <= n_blocks + s->n_pending,
               "slot %u: %u blocks, %" PRIu64 " known", slot_index(s), n_ledger, n_blocks);
-        HOLDS(session->bytes_in_use >= n_bytes && (s->n_pending > 0 || session->bytes_in_use == n_bytes),
+        HOLDS(session->stats.bytes_in_use >= n_bytes &&
+                      (s->n_pending > 0 || session->stats.bytes_in_use == n_bytes),
               "slot %u has other bytes", slot_index(s));
         check_trims(s);
 }

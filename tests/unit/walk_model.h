@@ -1,4 +1,4 @@
-/* The model that the random walk (test_walk.c) goes beside: who has which block, how large, under
+/* The model of the random walk (test_walk.c): which session has which block, how large, under
  * which name, held by whom. It is too simple to be wrong, and knows the daemon's side only by its
  * replies.
  *
@@ -22,18 +22,18 @@
 #define N_NAMES   6u
 #define N_SHARES  2u /* of a tenant, at most */
 
-#define RECLAIM_MS  40u    /* timeouts.reclaim */
-#define PATIENCE_MS 20000u /* so long nobody waits, with N_PENDING before him */
+#define RECLAIM_MS 40u    /* timeouts.reclaim */
+#define TIMEOUT_MS 20000u /* no request waits longer, with N_PENDING before it */
 
 extern const char *const walk_names[N_NAMES];
 
 struct block {
         uint64_t id, region, offset, n_bytes, n_requested;
-        uint32_t quota;          /* in the ledger */
-        unsigned tenant;         /* index */
-        int owner;               /* a slot; -1: it is shared */
-        int name;                /* where it is shared */
-        uint64_t holds[N_SLOTS]; /* where it is shared */
+        uint32_t quota;         /* in the ledger */
+        unsigned tenant;        /* index */
+        int owner;              /* a slot; -1: it is shared */
+        int name;               /* where it is shared */
+        uint64_t refs[N_SLOTS]; /* where it is shared */
 };
 
 enum request { NONE, MALLOC, FREE, PUBLISH, ATTACH, LIST, EXPLAIN, USAGE, GOODBYE };
@@ -42,7 +42,7 @@ enum request { NONE, MALLOC, FREE, PUBLISH, ATTACH, LIST, EXPLAIN, USAGE, GOODBY
 struct asked {
         uint64_t sequence; /* 0: there is none */
         uint64_t sent_ms;
-        bool is_deaf;
+        bool is_unresponsive;
 };
 
 struct pending {
@@ -53,11 +53,11 @@ struct pending {
         uint64_t block_id;
         int name;
         uint64_t since_ms;
-        int error; /* that it must be refused with; 0: must not; -1: who knows */
+        int error; /* that it must be refused with; 0: must not; -1: either */
 };
 
 struct slot {
-        struct peer *peer; /* NULL: nobody */
+        struct peer *peer; /* NULL: none */
         struct pending pending[N_PENDING];
         size_t n_pending;
         uint64_t stale_id; /* a block that it freed */
@@ -129,7 +129,7 @@ bool is_being_freed(const struct slot *s, uint64_t id);
 /* Whether any of the block lies in that range. */
 bool lies_in(const struct block *block, uint64_t region, uint64_t offset, uint64_t n_bytes);
 
-/* Time went on, and was looked at: whose answers are late now, and nobody waits for ever. */
+/* Time has passed: marks late answers, and checks that no request waits for ever. */
 void time_passed(void);
 
 /* All replies that came are compared with the model, which learns from them. */

@@ -1,0 +1,165 @@
+/* Extents; see extents.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The thread that reads a reply first maps the extents that came before it. The tables change under the
+ * client's lock, which is not held while a Retire is answered. */
+#include "client/extents.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/client.h"
+#include "client/request.h"
+#include "client/streams.h"
+
+/* An extent has a handle if its partition is shared by handles. */
+static int extent_handle(const Bfcd__Extent *e, const struct device_view *view, struct device_extent *ret)
+{
+        ret->share = view->share;
+        if (view->share == DEVICE_SHARE_FD)
+                return e->handle.len == 0 ? 0 : -EPROTO;
+        if (e->handle.len != sizeof(ret->handle))
+                return -EPROTO;
+        memcpy(ret->handle, e->handle.data, sizeof(ret->handle));
+        return 0;
+}
+
+int client_on_extents(void *userdata, const Bfcd__Extents *extents, int *fds)
+{
+        bfc_client *client = userdata;
+        int r = 0;
+
+        pthread_mutex_lock(&client->lock);
+        for (size_t i = 0; i < extents->n_extents; i++) {
+                const Bfcd__Extent *e = extents->extents[i];
+                struct region_extent extent = { e->extent_id, e->region_id, e->region_bytes,
+                                                e->offset,    e->n_bytes,   e->partition };
+                struct device_extent memory = { .fd = fds[i],
+                                                .n_bytes = e->n_bytes,
+                                                .is_read_only = e->read_only };
+
+                /* Before the hello's reply there are no partitions. */
+                if (r == 0 && (!client->places || e->partition >= client->hello->hello->n_partitions))
+                        r = -EPROTO;
+                if (r == 0)
+                        r = extent_handle(e, &client->places[e->partition], &memory);
+                if (r == 0) {
+                        r = regions_map(&client->regions, &extent, &client->places[e->partition], &memory);
+                        if (r == REGIONS_UNMAPPED) { /* a call that is granted a block there fails */
+                                fds[i] = -1;
+                                r = 0;
+                        }
+                        if (r < 0)
+                                snprintf(client->end_reason, sizeof(client->end_reason),
+                                         "an extent of %llu bytes could not be mapped: %s",
+                                         (unsigned long long)e->n_bytes, strerror(-r));
+                }
+                if (fds[i] >= 0)
+                        close(fds[i]);
+        }
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0) /* the session cannot be resumed after that */
+                __atomic_store_n(&client->lost, r == -EPROTO ? r : -ECONNRESET, __ATOMIC_RELAXED);
+        return r;
+}
+
+int client_resolve(bfc_client *client, const Bfcd__Block *block, int *ret_why, void **ret_ptr)
+{
+        int r = regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, ret_ptr);
+
+        if (r == 0 || block->n_bytes == 0)
+                return r;
+        r = regions_retry(&client->regions, block->region_id, block->offset, block->n_bytes);
+        if (r < 0 && r != -ENOENT && r != -EPROTO) {
+                *ret_why = r;
+                return -ECANCELED;
+        }
+        return regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, ret_ptr);
+}
+
+int client_unmappable(const bfc_client *client, uint32_t partition, int why)
+{
+        const Bfcd__PartitionInfo *p = client->hello->hello->partitions[partition];
+        bool by_handle = client->places[partition].share == DEVICE_SHARE_CUDA_IPC;
+
+        if (why == -ENOMEM && !client->places[partition].is_cuda)
+                return error_set(why,
+                                 "partition '%s': this process has no room to map memory of device '%s': "
+                                 "check its address space limit (RLIMIT_AS, ulimit -v) and "
+                                 "vm.max_map_count",
+                                 p->name, p->device);
+        if (why == -EMFILE)
+                return error_set(
+                        why,
+                        "partition '%s': memory of device '%s' could not be mapped in this process, which "
+                        "is at its limit of open files: raise RLIMIT_NOFILE (ulimit -n)",
+                        p->name, p->device);
+        return error_set(why,
+                         "partition '%s': memory of device '%s' could not be mapped in this process: %s%s",
+                         p->name, p->device, strerror(-why),
+                         !by_handle || why == -ENODEV || why == -ENOMEM
+                                 ? ""
+                                 : "; the driver may refuse CUDA IPC handles to other users and "
+                                   "containers: for these, set 'share: fd' for the partition in "
+                                   "bfcd.yaml");
+}
+
+/* The daemon of that epoch may take the extent back. The lock is held. */
+static int check_retire(const bfc_client *client, uint64_t epoch, uint64_t extent_id)
+{
+        struct region_place place;
+
+        /* A later daemon was told that it is mapped. */
+        if (client->epoch != epoch)
+                return -ESTALE;
+        if (regions_find_extent(&client->regions, extent_id, &place) < 0 ||
+            blocks_lie_in(&client->blocks, place.region_id, place.offset, place.n_bytes) ||
+            blocks_lie_in(&client->slabs, place.region_id, place.offset, place.n_bytes) ||
+            (client->cache && cache_lies_in(client->cache, place.region_id, place.offset, place.n_bytes)))
+                return -EPROTO;
+        return 0;
+}
+
+/* No block of this client is in these extents. Their blocks were freed when no work used them any more: after
+ * a wait, or an event. So this waits for nothing, which would break captures. If the driver refuses the first
+ * extent for now, all are tried again. */
+int client_on_retire(void *userdata, uint64_t epoch, const uint64_t *extent_ids, size_t n_extent_ids)
+{
+        bfc_client *client = userdata;
+        size_t i;
+        int r = 0;
+
+        pthread_mutex_lock(&client->lock);
+        for (i = 0; r == 0 && i < n_extent_ids; i++) {
+                r = check_retire(client, epoch, extent_ids[i]);
+                if (r == 0)
+                        r = regions_unmap(&client->regions, extent_ids[i]);
+        }
+        pthread_mutex_unlock(&client->lock);
+        if (r == 0 || r == -ESTALE || (r == -EBUSY && i == 1)) /* i is one further */
+                return r;
+        if (r == -EPROTO)
+                return client_end(client, r, "the daemon sent a Retire for memory that is in use");
+        return client_end(client, -ECONNRESET, "memory could not be unmapped");
+}
+
+/* The block's next owner must not see our kernels write to it. The block is still ours, here and at the
+ * daemon, so its region stays. */
+int client_finish(bfc_client *client, uint32_t partition, struct device_range *range)
+{
+        int r = streams_check_captured(client, partition) ? -EBUSY : device_range_finish(range);
+
+        if (r == -EBUSY)
+                return error_set(r, "a stream is being captured, so a kernel may still use the block: "
+                                    "free it after the capture");
+        /* No work of this process runs on a lost device, or in a broken context. */
+        if (r == 0 || r == -ENODEV || r == -EIO)
+                return 0;
+        return error_set(r == -ENOMEM ? r : -EIO,
+                         "waiting for the work on the device failed (%s), so the block was not freed: "
+                         "free it again",
+                         strerror(-r));
+}

@@ -1,0 +1,321 @@
+/* Freeing; see free.h and bfcclient.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * While a free waits for the device, its block is marked as leaving: a second free does not find it, and its
+ * extents cannot be retired. It leaves the table before the daemon is told, which may grant the same place to
+ * another thread at once.
+ *
+ * A block can be parked if its memory can be another block's at once: cut by the cache, at most 1 MiB, and
+ * of a device that works only for this process's own code. Only blocks of the client's own partition are
+ * parked, so there is one set of magazines. */
+#include "client/free.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "client/extents.h"
+#include "client/reclaim.h"
+#include "client/request.h"
+#include "client/streams.h"
+
+/* Forked children may have the block's memory mapped (BFC_INHERIT): it must be zeroed when it is freed.
+ * client_wipe() does that if it is needed, for a block that only the caller can reach. */
+static bool client_needs_wipe(const bfc_client *client, uint32_t partition)
+{
+        return client->regions.inherits && !client->places[partition].is_cuda &&
+               fork_guard_has_forked(&client->fork) && !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+}
+
+void client_wipe(const bfc_client *client, uint32_t partition, const struct block *block)
+{
+        if (client_needs_wipe(client, partition))
+                memset((void *)(uintptr_t)block->ptr, 0, block->n_bytes);
+}
+
+/* ---- parking ----------------------------------------------------------------- */
+
+int parking_init(bfc_client *client, uint64_t idle_bytes)
+{
+        bool parks = client->cache && !client->places[client->partition].is_cuda;
+        int r = magazines_new(parks ? idle_bytes / 8 : 0, &client->parking.magazines);
+
+        client->parking.max_bytes = r == 0 ? magazines_max_block(client->parking.magazines) : 0;
+        client->parking.is_enabled = client->parking.max_bytes > 0;
+        return r;
+}
+
+bool client_can_park(const bfc_client *client, uint32_t partition, uint64_t n_bytes)
+{
+        return n_bytes <= client->parking.max_bytes && partition == client->partition;
+}
+
+void client_set_draining(bfc_client *client, uint32_t partition, bool is_draining)
+{
+        if (client->cache)
+                cache_set_draining(client->cache, partition, is_draining);
+        if (client->parking.max_bytes > 0 && partition == client->partition)
+                __atomic_store_n(&client->parking.is_enabled, !is_draining, __ATOMIC_RELAXED);
+}
+
+bool client_unpark(bfc_client *client, uint32_t partition, uint64_t n_bytes, void **ret_ptr)
+{
+        struct record *record;
+
+        if (!client_can_park(client, partition, n_bytes))
+                return false;
+        record = magazines_get(client->parking.magazines, n_bytes);
+        if (!record)
+                return false;
+        *ret_ptr = (void *)(uintptr_t)record->block.ptr;
+        return true;
+}
+
+/* Into the cache. The lock is held. */
+static void unpark_into_cache(bfc_client *client, struct record *list)
+{
+        struct record *below;
+        struct block block;
+
+        for (; list; list = below) {
+                below = list->below;
+                blocks_take_parked(&client->blocks, list, &block);
+                cache_dealloc(&block);
+        }
+}
+
+/* Frees a block by parking it. False: it cannot be parked; *ret_excess is set if so many idle bytes exceed
+ * the cache's bound. The lock is not held. */
+static bool client_park(bfc_client *client, const void *ptr, uint64_t *ret_excess)
+{
+        struct record *record, *full;
+
+        if (!__atomic_load_n(&client->parking.is_enabled, __ATOMIC_RELAXED) ||
+            __atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
+                return false;
+        record = blocks_park(&client->blocks, ptr);
+        if (!record)
+                return false;
+        if (client->regions.inherits)
+                client_wipe(client, client->partition, &record->block);
+        full = magazines_put(client->parking.magazines, record);
+        if (full) {
+                pthread_mutex_lock(&client->lock);
+                unpark_into_cache(client, full);
+                *ret_excess = cache_excess(client->cache, client->partition);
+                pthread_mutex_unlock(&client->lock);
+        }
+        return true;
+}
+
+bool client_drain_parked(bfc_client *client)
+{
+        struct record *all =
+                client->parking.max_bytes > 0 ? magazines_take_all(client->parking.magazines) : NULL;
+
+        unpark_into_cache(client, all);
+        return all != NULL;
+}
+
+/* ---- freeing ----------------------------------------------------------------- */
+
+/* If the free was sent, the daemon may have taken the memory back before it went away. */
+void client_restore_block(bfc_client *client, const struct block *block)
+{
+        void *ptr;
+
+        pthread_mutex_lock(&client->lock);
+        if (regions_resolve(&client->regions, block->region_id, block->offset, block->n_bytes, &ptr) == 0 &&
+            ptr == block->ptr && blocks_add(&client->blocks, block) == 0) {
+                client_count_alloc(client, block);
+                client->counters.partitions[block->partition].num_allocs--;
+                client->counters.partitions[block->partition].num_frees--;
+        }
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* Frees the block in the cache. The lock is held. Returns how many idle bytes exceed the bound. */
+static uint64_t uncut(bfc_client *client, const struct block *block)
+{
+        cache_dealloc(block);
+        return cache_excess(client->cache, block->partition);
+}
+
+/* The common case in one step: a cached block of memory on which no device works. False: it is no such block,
+ * or it must be zeroed, which takes too long for a lock. */
+static bool uncut_fast(bfc_client *client, const void *ptr, uint32_t *ret_partition, uint64_t *ret_excess)
+{
+        const struct block *found;
+        struct block block;
+        bool done;
+
+        pthread_mutex_lock(&client->lock);
+        found = blocks_find(&client->blocks, ptr);
+        done = found && found->slab && !client->places[found->partition].is_cuda &&
+               !client_needs_wipe(client, found->partition) &&
+               !__atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+        if (done)
+                done = blocks_take(&client->blocks, ptr, &block) == 0;
+        if (done) {
+                client_count_free(client, &block);
+                *ret_partition = block.partition;
+                *ret_excess = uncut(client, &block);
+        }
+        pthread_mutex_unlock(&client->lock);
+        return done;
+}
+
+enum { PUT_ASIDE = 1 };
+
+/* Waits for the work, and then takes the block out of the table. PUT_ASIDE: the wait is not possible now, and
+ * the pools of streams have the block. */
+static int take_out(bfc_client *client, const void *ptr, bool in_captures, struct block *ret,
+                    uint64_t *ret_epoch)
+{
+        struct device_range *range = NULL;
+        uint32_t partition = 0;
+        int r;
+
+        pthread_mutex_lock(&client->lock);
+        /* Another thread may publish it now, which is an error of the program. */
+        r = shared_has(client, ptr) ? -EINVAL : blocks_leave(&client->blocks, ptr, ret);
+        if (r == 0)
+                range = regions_range(&client->regions, ret->region_id);
+        if (r == 0)
+                partition = regions_partition(&client->regions, ret->region_id);
+        pthread_mutex_unlock(&client->lock);
+        if (r < 0)
+                return error_set(-EINVAL,
+                                 "%p is not a block of this client: never allocated, or already freed", ptr);
+        r = client_finish(client, partition, range);
+        if (r == -EBUSY && in_captures && streams_put_aside(client, ret, partition) == 0)
+                return PUT_ASIDE;
+        pthread_mutex_lock(&client->lock);
+        if (r < 0)
+                blocks_stay(&client->blocks, ptr);
+        else if (blocks_take(&client->blocks, ptr, ret) == 0)
+                client_count_free(client, ret);
+        *ret_epoch = client->epoch;
+        pthread_mutex_unlock(&client->lock);
+        if (r == 0)
+                client_wipe(client, partition, ret);
+        return r;
+}
+
+/* A block that no work uses goes to the cache, or is freed at the daemon. It left the table in this epoch. */
+static int put_back(bfc_client *client, const struct block *block, uint64_t epoch, uint64_t *ret_excess)
+{
+        int r = block->slab || block->stream_alloc ? __atomic_load_n(&client->lost, __ATOMIC_RELAXED) : 0;
+
+        if (r != 0)
+                return client_lost(client, r);
+        if (block->stream_alloc) {
+                streams_free_done(client, block->stream_alloc);
+                return 0;
+        }
+        if (!block->slab)
+                r = client_release(client, block->block_id, epoch);
+        if (client_has_ended(r))
+                return r;
+        pthread_mutex_lock(&client->lock);
+        if (block->slab) {
+                *ret_excess = uncut(client, block);
+        } else {
+                client_count_released(client, block->partition, block->n_bytes);
+                client_page_whole(client, block->partition, -(int64_t)block->n_bytes);
+        }
+        pthread_mutex_unlock(&client->lock);
+        return r;
+}
+
+int client_return_slab(bfc_client *client, const struct block *slab)
+{
+        uint64_t excess = 0, n_bytes, epoch = 0;
+        struct block gone;
+        int r;
+
+        if (!slab->slab) {
+                pthread_mutex_lock(&client->lock);
+                blocks_take(&client->slabs, slab->ptr, &gone);
+                epoch = client->epoch;
+                pthread_mutex_unlock(&client->lock);
+        }
+        r = put_back(client, slab, epoch, &excess);
+        if (excess > 0)
+                client_free_idle(client, slab->partition, NULL, excess, &n_bytes);
+        return r;
+}
+
+/* *ret_stays: the call failed and the block is still this process's. */
+static int free_block(bfc_client *client, const void *ptr, bool in_captures, bool *ret_stays)
+{
+        uint64_t excess = 0, n_bytes, epoch = 0;
+        uint32_t partition = 0;
+        struct block block;
+        int r = 0;
+
+        *ret_stays = false;
+        partition = client->partition;
+        if (!client_park(client, ptr, &excess) && !uncut_fast(client, ptr, &partition, &excess)) {
+                r = shared_release(client, ptr, ret_stays);
+                if (r != SHARED_NONE)
+                        return r;
+                r = take_out(client, ptr, in_captures, &block, &epoch);
+                *ret_stays = r < 0 && r != -EINVAL;
+                if (r != 0)
+                        return r == PUT_ASIDE ? 0 : r;
+                partition = block.partition;
+                r = put_back(client, &block, epoch, &excess);
+                if (client_has_ended(r) ||
+                    (r < 0 && (block.slab || block.stream_alloc))) { /* it stays mapped in this process */
+                        client_restore_block(client, &block);
+                        *ret_stays = true;
+                }
+        }
+        if (excess > 0)
+                client_free_idle(client, partition, NULL, excess, &n_bytes);
+        return r;
+}
+
+static int free_now(bfc_client *client, void *ptr, bool in_captures)
+{
+        struct recorder_lifetime lifetime;
+        bool stays = false;
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        if (!ptr)
+                return 0;
+        recorder_freeing(client->recorder, ptr, &lifetime);
+        r = free_block(client, ptr, in_captures, &stays);
+        if (stays)
+                recorder_kept(client->recorder, &lifetime);
+        else
+                recorder_freed(client->recorder, &lifetime);
+        return r;
+}
+
+/* The common case in one step: a block that can be parked. */
+static bool free_fast(bfc_client *client, const void *ptr)
+{
+        uint64_t excess = 0, n_bytes;
+
+        if (!client || !fork_guard_is_own(&client->fork) || client->recorder ||
+            !client_park(client, ptr, &excess))
+                return false;
+        if (excess > 0)
+                client_free_idle(client, client->partition, NULL, excess, &n_bytes);
+        return true;
+}
+
+BFC_API int bfc_free(bfc_client *client, void *ptr)
+{
+        return free_fast(client, ptr) ? 0 : free_now(client, ptr, true);
+}
+
+int client_free_unless_captured(bfc_client *client, void *ptr)
+{
+        return free_now(client, ptr, false);
+}

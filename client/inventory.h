@@ -1,0 +1,41 @@
+/* The inventory: all extents and blocks of a session that is resumed. The daemon compares it with its own
+ * list.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CLIENT_INVENTORY_H
+#define BFC_CLIENT_INVENTORY_H
+
+#include <bfcclient.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/call.h"
+#include "client/shared.h"
+
+/* A Split without an answer, see proto/bfcd.proto. block_id 0: none. */
+struct pending_split {
+        uint64_t block_id;
+        uint64_t n_bytes;
+};
+
+/* Zero-initialised is empty. */
+struct inventory {
+        uint64_t *extents;
+        size_t n_extents;
+        uint64_t *blocks; /* sorted, each once, without the shared ones */
+        size_t n_blocks;
+        struct shared_count *shared;
+        size_t n_shared;
+        struct pending_split splitting;
+};
+
+/* A consistent snapshot, which begins a new epoch. -ENOMEM. The client's lock is not held. */
+int inventory_take(bfc_client *client, struct inventory *ret, uint64_t *ret_epoch);
+
+/* Sends it, and waits for the last reply. -ECONNRESET, -EPROTO; -EBADMSG: refused, and the caller owns
+ * the reply *ret_refusal. */
+int inventory_send(const struct inventory *i, struct call_connection *c, Bfcd__Reply **ret_refusal);
+
+void inventory_clear(struct inventory *i);
+
+#endif

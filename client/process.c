@@ -1,0 +1,163 @@
+/* The library and its process; see process.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "client/process.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ERROR_BYTES 1024
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
+#endif
+
+/* No malloc(), so that "out of memory" can be reported. */
+static _Thread_local char message[ERROR_BYTES];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static LIST_HEAD(entry_list, fork_entry) entries = LIST_HEAD_INITIALIZER(entries);
+static uint64_t n_forks; /* atomic */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int watch_error;
+
+int error_set(int error, const char *format, ...)
+{
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(message, sizeof(message), format, args);
+        va_end(args);
+        return error;
+}
+
+int error_no_memory(void)
+{
+        return error_set(-ENOMEM, "this process is out of memory");
+}
+
+const char *error_last(void)
+{
+        return message;
+}
+
+int64_t clock_now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* ---- fork -------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+        pthread_mutex_lock(&lock);
+}
+
+static void in_parent(void)
+{
+        __atomic_add_fetch(&n_forks, 1, __ATOMIC_RELEASE);
+        pthread_mutex_unlock(&lock);
+}
+
+/* The child's children inherit what this leaves, so the entries are done with. */
+static void in_child(void)
+{
+        int error = errno;
+
+        for (struct fork_entry *e = LIST_FIRST(&entries); e; e = LIST_NEXT(e, link))
+                e->in_child(e);
+        LIST_INIT(&entries);
+        pthread_mutex_unlock(&lock);
+        errno = error;
+}
+
+static void watch(void)
+{
+        watch_error = -pthread_atfork(before_fork, in_parent, in_child);
+}
+
+int fork_watch(void)
+{
+        pthread_once(&once, watch);
+        return watch_error;
+}
+
+void fork_add(struct fork_entry *entry)
+{
+        pthread_mutex_lock(&lock);
+        LIST_INSERT_HEAD(&entries, entry, link);
+        pthread_mutex_unlock(&lock);
+}
+
+void fork_remove(struct fork_entry *entry)
+{
+        pthread_mutex_lock(&lock);
+        LIST_REMOVE(entry, link);
+        pthread_mutex_unlock(&lock);
+}
+
+static void *reserve(const struct fork_entry *entry, int flag)
+{
+        return mmap(entry->base, entry->n_bytes, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flag, -1, 0);
+}
+
+/* Either call leaves no hole. The second one needs less memory of the kernel. */
+void fork_hide(struct fork_entry *entry)
+{
+        if (reserve(entry, MAP_FIXED) == MAP_FAILED)
+                (void)mprotect(entry->base, entry->n_bytes, PROT_NONE);
+}
+
+void fork_fill(struct fork_entry *entry)
+{
+        void *at = reserve(entry, MAP_FIXED_NOREPLACE);
+
+        if (at != MAP_FAILED && at != entry->base) /* an older kernel takes the address for a hint */
+                munmap(at, entry->n_bytes);
+}
+
+int fork_guard_init(struct fork_guard *g)
+{
+        char *page;
+
+        g->n_forks = __atomic_load_n(&n_forks, __ATOMIC_ACQUIRE);
+        g->page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+        page = mmap(NULL, g->page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED)
+                return -ENOMEM;
+        g->page = page;
+        if (madvise(page, g->page_bytes, MADV_WIPEONFORK) < 0)
+                return -errno;
+        page[0] = 1;
+        return 0;
+}
+
+void fork_guard_clear(struct fork_guard *g)
+{
+        if (g->is_registered)
+                fork_remove(&g->entry);
+        if (g->page)
+                munmap((void *)(uintptr_t)g->page, g->page_bytes);
+        *g = (struct fork_guard){ .page = NULL };
+}
+
+void fork_guard_watch(struct fork_guard *g, void (*handler)(struct fork_entry *entry), void *userdata)
+{
+        g->entry = (struct fork_entry){ .in_child = handler, .userdata = userdata };
+        fork_add(&g->entry);
+        g->is_registered = true;
+}
+
+bool fork_guard_has_forked(const struct fork_guard *g)
+{
+        return __atomic_load_n(&n_forks, __ATOMIC_ACQUIRE) != g->n_forks;
+}

@@ -1,0 +1,80 @@
+/* What the library needs of its process: a thread's error message, a clock, and the handling of fork(2).
+ *
+ * A client registers its address ranges and its sockets. In the child the handler of fork(2) replaces
+ * each range by reserved addresses (PROT_NONE) before any other code of the program runs there, and
+ * closes the sockets. The ranges are inherited mappings until then, so no other mapping can be placed
+ * there at any time.
+ *
+ * The list has its own lock, which is held over fork() and otherwise only while an entry is added or
+ * removed. No code waits or takes another lock under it, so fork() cannot deadlock.
+ *
+ * Invariant: a registered range is mapped by its owner, and by nothing else.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CLIENT_PROCESS_H
+#define BFC_CLIENT_PROCESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+/* Stores the message for this thread (truncated if too long) and returns error. */
+int error_set(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same with -ENOMEM: this process has no memory. */
+int error_no_memory(void);
+/* "" if nothing has failed in this thread. */
+const char *error_last(void);
+
+/* Milliseconds of CLOCK_MONOTONIC. */
+int64_t clock_now_ms(void);
+
+/* ---- fork ------------------------------------------------------------------ */
+
+/* Embedded in its owner. */
+struct fork_entry {
+        /* Called in the child, on its only thread. Async-signal-safe functions only; no lock. */
+        void (*in_child)(struct fork_entry *entry);
+        void *userdata;
+        void *base; /* of a range */
+        size_t n_bytes;
+        LIST_ENTRY(fork_entry) link;
+};
+
+/* Must have succeeded before registrations take effect. -ENOMEM. */
+int fork_watch(void);
+
+/* in_child, userdata, base and n_bytes are the caller's to set. */
+void fork_add(struct fork_entry *entry);
+/* A range is removed before it is unmapped. */
+void fork_remove(struct fork_entry *entry);
+
+/* For in_child: reserves the range, replacing all mappings. */
+void fork_hide(struct fork_entry *entry);
+/* The same for a range of which the child inherits nothing. If it inherits a part, nothing is changed. */
+void fork_fill(struct fork_entry *entry);
+
+/* Distinguishes a forked child from the process that made an object, without a system call or a lock. */
+struct fork_guard {
+        const volatile char *page; /* the kernel wipes it in the child */
+        size_t page_bytes;
+        uint64_t n_forks; /* of the process at the creation */
+        struct fork_entry entry;
+        bool is_registered; /* `entry` is */
+};
+
+/* Zero-initialised before. -ENOMEM; -EINVAL and others: the kernel cannot wipe a page on fork. */
+int fork_guard_init(struct fork_guard *g);
+void fork_guard_clear(struct fork_guard *g); /* also after a failure, or zero-initialised */
+/* in_child(): with `userdata` in its entry. */
+void fork_guard_watch(struct fork_guard *g, void (*in_child)(struct fork_entry *entry), void *userdata);
+/* The process has forked since. */
+bool fork_guard_has_forked(const struct fork_guard *g);
+
+/* False in a forked child. */
+static inline bool fork_guard_is_own(const struct fork_guard *g)
+{
+        return *g->page != 0;
+}
+
+#endif

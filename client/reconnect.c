@@ -1,0 +1,481 @@
+/* Reconnecting: the daemon was restarted, and the session is resumed; see reconnect.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The first thread that notices does it, in a request or while it reads events; the others
+ * wait for it. It uses a connection of its own: hello, pages and events are made ready
+ * so that nothing can fail later, then the inventory is sent. With the
+ * answer to its last message the session is resumed, and all threads use the connection.
+ *
+ * Meanwhile no lock is held that a request or an allocation takes: the cache works as
+ * ever. Answers from before are valid or not by their epoch, which the inventory raises.
+ *
+ * A daemon that ended the session on purpose refuses to resume it. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "client/client.h"
+#include "client/extents.h"
+#include "client/request.h"
+#include "client/inventory.h"
+
+#define FIRST_PAUSE_MS 1
+#define MAX_PAUSE_MS   50
+#define IDLE_SPREAD_MS 256u /* clients without a call reconnect within this time, in random order */
+#define SECRET_BYTES   16u
+#define INTERRUPT_MS   10 /* between looks of a thread that can be interrupted and waits for another */
+
+enum { RETRY = 1, GAVE_UP = 2 }; /* the result of an attempt; 0: resumed */
+
+/* What has been tried, for the message in the end. */
+struct attempt {
+        int64_t until_ms;
+        struct call_interrupt *interrupt; /* of the thread that reconnects; NULL: none */
+        int error;                        /* of the last attempt */
+        char words[96];                   /* the daemon's message; "": none */
+};
+
+static bool can_resume(const bfc_client *client)
+{
+        return client->hello && client->hello->hello->can_resume;
+}
+
+/* ---- the hello --------------------------------------------------------------- */
+
+static bool data_is_same(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
+{
+        return a->len == b->len && (a->len == 0 || memcmp(a->data, b->data, a->len) == 0);
+}
+
+static bool partition_is_same(const Bfcd__PartitionInfo *a, const Bfcd__PartitionInfo *b)
+{
+        return strcmp(a->name, b->name) == 0 && strcmp(a->share, b->share) == 0 &&
+               data_is_same(&a->device_uuid, &b->device_uuid);
+}
+
+/* NULL: it is the same session. Without a page statistics are requested. */
+static const char *find_difference(const Bfcd__HelloReply *old, const Bfcd__HelloReply *new)
+{
+        bool same = old->n_partitions == new->n_partitions;
+
+        if (old->session_id != new->session_id || !data_is_same(&old->secret, &new->secret))
+                return "the daemon restarted without this session";
+        if (new->version != old->version || new->has_events != old->has_events || !new->can_resume)
+                return "the restarted daemon does not offer the same version, events or resumption";
+        if (strcmp(old->tenant, new->tenant) != 0)
+                return "the restarted daemon assigned the session to another tenant";
+        for (size_t i = 0; same && i < old->n_partitions; i++)
+                same = partition_is_same(old->partitions[i], new->partitions[i]);
+        return same ? NULL : "the restarted daemon lists other partitions for the session";
+}
+
+static void set_end_reason(bfc_client *client, const char *why)
+{
+        pthread_mutex_lock(&client->lock);
+        if (!client->end_reason[0])
+                snprintf(client->end_reason, sizeof(client->end_reason), "%s", why);
+        pthread_mutex_unlock(&client->lock);
+}
+
+/* The daemon refused for good. */
+static int give_up(bfc_client *client, const char *why)
+{
+        __atomic_store_n(&client->reconnect.is_refused, true, __ATOMIC_RELAXED);
+        set_end_reason(client, why);
+        return GAVE_UP;
+}
+
+/* The refusal may not last. */
+static bool is_temporary(uint32_t error)
+{
+        return error == EAGAIN || error == EBUSY || error == ENOMEM || error == EDQUOT;
+}
+
+/* An administrator ended the session: its blocks are lost, and the program must know. */
+static int evicted(bfc_client *client, const char *why)
+{
+        __atomic_store_n(&client->reconnect.is_refused, true, __ATOMIC_RELAXED);
+        set_end_reason(client, why);
+        return -EIDRM;
+}
+
+static int refused(bfc_client *client, const Bfcd__Refusal *refusal, struct attempt *a)
+{
+        char why[sizeof(client->end_reason)];
+
+        if (refusal->error == EIDRM)
+                return evicted(client, refusal->message);
+        snprintf(a->words, sizeof(a->words), "%s", refusal->message);
+        if (is_temporary(refusal->error))
+                return RETRY;
+        snprintf(why, sizeof(why), "the restarted daemon refused to resume it: %s", refusal->message);
+        return give_up(client, why);
+}
+
+/* A daemon that is starting may leave it unanswered for long. The session is resumed only after the
+ * inventory, so this can be interrupted, and the inventory cannot. */
+static int send_hello(struct call_connection *c, struct attempt *a, Bfcd__Request *request, Bfcd__Reply **ret)
+{
+        struct call_interrupt interrupt = { .cancel_fd = -1, .hangs_up = true };
+        uint64_t epoch;
+        int r;
+
+        if (!a->interrupt)
+                return call_send(c, request, ret);
+        interrupt.cancel_fd = a->interrupt->cancel_fd;
+        r = call_send_interruptible(c, &interrupt, request, ret, &epoch);
+        a->interrupt->is_interrupted |= interrupt.is_interrupted;
+        return r;
+}
+
+static int exchange_hello(bfc_client *client, struct call_connection *c, struct attempt *a, Bfcd__Reply **ret)
+{
+        const Bfcd__HelloReply *old = client->hello->hello;
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Hello hello = BFCD__HELLO__INIT;
+        Bfcd__Reply *reply = NULL;
+        const char *why;
+        int r;
+
+        hello.version = old->version;
+        hello.wants_events = old->has_events;
+        hello.wants_pages = old->has_pages;
+        hello.can_resume = true;
+        hello.name = client->reconnect.name;
+        hello.tenant = old->tenant;
+        hello.partition = old->partitions[client->partition]->name;
+        hello.session_id = old->session_id;
+        hello.secret = old->secret;
+        request.body_case = BFCD__REQUEST__BODY_HELLO;
+        request.hello = &hello;
+        r = send_hello(c, a, &request, &reply);
+        if (r < 0)
+                return r;
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL)
+                r = refused(client, reply->refusal, a);
+        else if (reply->body_case != BFCD__REPLY__BODY_HELLO)
+                r = -EPROTO;
+        else if ((why = find_difference(old, reply->hello)))
+                r = give_up(client, why);
+        if (r != 0)
+                bfcd__reply__free_unpacked(reply, NULL);
+        else
+                *ret = reply;
+        return r;
+}
+
+/* ---- one attempt --------------------------------------------------------------- */
+
+static int make_socket(bfc_client *client, struct call_connection *c, struct events_socket **ret)
+{
+        if (!client->hello->hello->has_events)
+                return 0;
+        return events_socket_new(call_take_events_fd(c), ret);
+}
+
+static int send_inventory(bfc_client *client, struct call_connection *c, struct attempt *a,
+                          uint64_t *ret_epoch)
+{
+        Bfcd__Reply *refusal = NULL;
+        struct inventory inventory;
+        int r = inventory_take(client, &inventory, ret_epoch);
+
+        if (r < 0)
+                return r;
+        r = inventory_send(&inventory, c, &refusal);
+        if (r == -EBADMSG) {
+                r = refused(client, refusal->refusal, a);
+                bfcd__reply__free_unpacked(refusal, NULL);
+        }
+        inventory_clear(&inventory);
+        return r;
+}
+
+/* Nothing fails from here on. */
+static void adopt_connection(bfc_client *client, struct call_connection *c, uint64_t epoch)
+{
+        struct reconnect *b = &client->reconnect;
+
+        pthread_mutex_lock(&b->lock);
+        b->next = NULL;
+        call_set_timeout(c, 0);
+        call_replace(client->connection, c, epoch);
+        b->epoch = epoch;
+        pthread_mutex_unlock(&b->lock);
+        __atomic_add_fetch(&client->reconnect.n_resumed, 1, __ATOMIC_RELAXED);
+}
+
+/* The connection is taken over if 0 is returned. */
+static int resume_over(bfc_client *client, struct call_connection *c, struct attempt *a)
+{
+        struct client_pages_next pages;
+        struct events_socket *socket = NULL;
+        Bfcd__Reply *hello = NULL;
+        uint64_t epoch = 0;
+        int r = exchange_hello(client, c, a, &hello);
+
+        if (r != 0)
+                return r;
+        client_pages_keep(c, &pages);
+        r = make_socket(client, c, &socket);
+        if (r == 0)
+                r = send_inventory(client, c, a, &epoch);
+        if (r == 0) {
+                client_pages_renew(client, &pages, hello->hello);
+                client_forget_drains(client); /* the new daemon announces its own */
+                events_resume(client->events, socket, epoch);
+                adopt_connection(client, c, epoch);
+        } else {
+                client_pages_drop(&pages);
+                events_socket_free(socket);
+        }
+        bfcd__reply__free_unpacked(hello, NULL);
+        return r;
+}
+
+static void show_next(struct reconnect *b, struct call_connection *c)
+{
+        pthread_mutex_lock(&b->lock);
+        b->next = c;
+        pthread_mutex_unlock(&b->lock);
+}
+
+static int try_once(bfc_client *client, struct attempt *a)
+{
+        struct reconnect *b = &client->reconnect;
+        int64_t left_ms = a->until_ms - clock_now_ms();
+        struct call_connection *c = NULL;
+        int r = call_connect_now(b->path, client_on_extents, client, &c);
+
+        if (r == 0) {
+                call_set_timeout(c, left_ms > 0 ? (unsigned)left_ms : 1);
+                show_next(b, c);
+                r = resume_over(client, c, a);
+                if (r == 0)
+                        return 0;
+                show_next(b, NULL);
+                call_free(c);
+        }
+        a->error = r < 0 ? r : a->error;
+        return r < 0 && r != -EPROTO && r != -EIDRM ? RETRY : r;
+}
+
+/* ---- all of them ----------------------------------------------------------------- */
+
+/* True: the thread was interrupted. */
+static bool interruptible_pause(struct call_interrupt *interrupt, int pause_ms)
+{
+        struct pollfd p = { .fd = interrupt->cancel_fd, .events = POLLIN };
+        int r = poll(&p, 1, pause_ms);
+
+        interrupt->is_interrupted |= r > 0 || (r < 0 && errno == EINTR);
+        return interrupt->is_interrupted;
+}
+
+/* False: reconnecting is stopped. */
+static bool pause_until_stopped(struct reconnect *b, int pause_ms)
+{
+        int64_t until_ms = clock_now_ms() + pause_ms;
+        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+        bool goes_on;
+
+        pthread_mutex_lock(&b->lock);
+        while (!b->is_stopping && clock_now_ms() < until_ms)
+                pthread_cond_timedwait(&b->changed, &b->lock, &until);
+        goes_on = !b->is_stopping;
+        pthread_mutex_unlock(&b->lock);
+        return goes_on;
+}
+
+/* False: reconnecting is stopped, or the thread was interrupted. */
+static bool pause_for(struct reconnect *b, struct call_interrupt *interrupt, int pause_ms)
+{
+        if (!interrupt)
+                return pause_until_stopped(b, pause_ms);
+        return !interruptible_pause(interrupt, pause_ms) && !reconnect_check_stopping(b);
+}
+
+static int time_out(bfc_client *client, unsigned return_ms, const struct attempt *a)
+{
+        char why[sizeof(client->end_reason)];
+
+        snprintf(why, sizeof(why), "the daemon stopped and did not resume it within %u ms: %s", return_ms,
+                 a->words[0] ? a->words : strerror(a->error < 0 ? -a->error : ETIMEDOUT));
+        set_end_reason(client, why);
+        return GAVE_UP;
+}
+
+static int reconnect_within(bfc_client *client, unsigned return_ms, struct call_interrupt *interrupt)
+{
+        struct attempt a = { .until_ms = clock_now_ms() + return_ms, .interrupt = interrupt };
+        int r = RETRY, pause_ms = FIRST_PAUSE_MS;
+        char why[sizeof(client->end_reason)];
+
+        /* An invalid message ended the session for good. */
+        if (call_end(client->connection, -ECONNRESET) == -EPROTO)
+                return -EPROTO;
+        client_pages_invalidate(client);
+        call_drain(client->connection);
+        if (call_read_end_reason(client->connection, why, sizeof(why)))
+                return evicted(client, why);
+        while (__atomic_load_n(&client->lost, __ATOMIC_RELAXED) == 0) {
+                r = try_once(client, &a);
+                if (r != RETRY)
+                        break;
+                if (interrupt && interrupt->is_interrupted)
+                        return -EINTR;
+                if (clock_now_ms() >= a.until_ms)
+                        r = time_out(client, return_ms, &a);
+                if (r != RETRY || !pause_for(&client->reconnect, interrupt, pause_ms))
+                        break;
+                pause_ms = pause_ms < MAX_PAUSE_MS / 2 ? pause_ms * 2 : MAX_PAUSE_MS;
+        }
+        if (r == RETRY && interrupt && interrupt->is_interrupted)
+                return -EINTR;
+        return r > 0 ? -ECONNRESET : r;
+}
+
+/* The lock is held, but not meanwhile. An interrupted attempt does not count. */
+static int reconnect_now(bfc_client *client, unsigned return_ms, struct call_interrupt *interrupt)
+{
+        struct reconnect *b = &client->reconnect;
+        int known = 0, r;
+
+        b->is_under_way = true;
+        pthread_mutex_unlock(&b->lock);
+        r = reconnect_within(client, return_ms, interrupt);
+        pthread_mutex_lock(&b->lock);
+        if (r < 0 && r != -EINTR && !b->is_stopping)
+                __atomic_compare_exchange_n(&client->lost, &known, r, false, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED);
+        b->is_under_way = false;
+        pthread_cond_broadcast(&b->changed);
+        return r;
+}
+
+/* Another thread reconnects. The lock is held. */
+static int wait_for_other(struct reconnect *b, struct call_interrupt *interrupt)
+{
+        bool is_interrupted;
+
+        if (!interrupt) {
+                pthread_cond_wait(&b->changed, &b->lock);
+                return 0;
+        }
+        pthread_mutex_unlock(&b->lock);
+        is_interrupted = interruptible_pause(interrupt, INTERRUPT_MS);
+        pthread_mutex_lock(&b->lock);
+        return is_interrupted ? -EINTR : 0;
+}
+
+static unsigned random_below(unsigned n)
+{
+        unsigned value = 0;
+
+        (void)!getrandom(&value, sizeof(value), GRND_NONBLOCK); /* without one the pause is none */
+        return value % n;
+}
+
+void reconnect_pause_idle(struct reconnect *b, uint64_t epoch)
+{
+        int64_t until_ms = clock_now_ms() + random_below(IDLE_SPREAD_MS);
+        struct timespec until = { until_ms / 1000, until_ms % 1000 * 1000000 };
+
+        pthread_mutex_lock(&b->lock);
+        while (!b->is_stopping && b->epoch <= epoch && clock_now_ms() < until_ms)
+                pthread_cond_timedwait(&b->changed, &b->lock, &until);
+        pthread_mutex_unlock(&b->lock);
+}
+
+int client_reconnect(bfc_client *client, uint64_t epoch, unsigned return_ms, struct call_interrupt *interrupt)
+{
+        struct reconnect *b = &client->reconnect;
+        int r = 0, cancel_state;
+
+        if (!can_resume(client))
+                return -ECONNRESET;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+        pthread_mutex_lock(&b->lock);
+        while (r == 0 && b->epoch <= epoch) {
+                r = b->is_stopping ? -ECONNRESET : __atomic_load_n(&client->lost, __ATOMIC_RELAXED);
+                if (r == 0 && b->is_under_way)
+                        r = wait_for_other(b, interrupt);
+                else if (r == 0)
+                        r = reconnect_now(client, return_ms, interrupt);
+        }
+        if (r == 0 && interrupt && interrupt->is_interrupted)
+                r = -EINTR;
+        pthread_mutex_unlock(&b->lock);
+        pthread_setcancelstate(cancel_state, NULL);
+        return r;
+}
+
+/* ---- begin and end ---------------------------------------------------------------------- */
+
+int reconnect_init(struct reconnect *b, const char *path, const char *name, unsigned return_ms)
+{
+        pthread_condattr_t attr;
+
+        b->path = strdup(path);
+        if (!b->path)
+                return error_no_memory();
+        snprintf(b->name, sizeof(b->name), "%s", name);
+        b->return_ms = return_ms;
+        b->epoch = 1;
+        pthread_mutex_init(&b->lock, NULL);
+        pthread_condattr_init(&attr);
+        pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+        pthread_cond_init(&b->changed, &attr);
+        pthread_condattr_destroy(&attr);
+        return 0;
+}
+
+void reconnect_clear(struct reconnect *b)
+{
+        if (!b->path)
+                return;
+        pthread_cond_destroy(&b->changed);
+        pthread_mutex_destroy(&b->lock);
+        free(b->path);
+        b->path = NULL;
+}
+
+void reconnect_stop(struct reconnect *b, bool stops)
+{
+        pthread_mutex_lock(&b->lock);
+        b->is_stopping = stops;
+        pthread_cond_broadcast(&b->changed);
+        pthread_mutex_unlock(&b->lock);
+}
+
+bool reconnect_try_once_more(bfc_client *client)
+{
+        int given_up = -ECONNRESET;
+
+        return !__atomic_load_n(&client->reconnect.is_refused, __ATOMIC_RELAXED) &&
+               __atomic_compare_exchange_n(&client->lost, &given_up, 0, false, __ATOMIC_RELAXED,
+                                           __ATOMIC_RELAXED);
+}
+
+bool reconnect_check_stopping(struct reconnect *b)
+{
+        bool ret;
+
+        pthread_mutex_lock(&b->lock);
+        ret = b->is_stopping;
+        pthread_mutex_unlock(&b->lock);
+        return ret;
+}
+
+void reconnect_hang_up(struct reconnect *b)
+{
+        pthread_mutex_lock(&b->lock);
+        if (b->next)
+                call_end(b->next, -ECONNRESET);
+        pthread_mutex_unlock(&b->lock);
+}

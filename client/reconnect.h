@@ -1,0 +1,50 @@
+/* Reconnecting: a session is resumed by a daemon that was restarted.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CLIENT_RECONNECT_H
+#define BFC_CLIENT_RECONNECT_H
+
+#include <bfcclient.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/call.h"
+
+struct reconnect {
+        char *path;         /* of the socket */
+        char name[64];      /* of the program */
+        unsigned return_ms; /* these three are constant */
+        bool has_thread; /* that reads events; else the program does, in bfc_poll(). Set before it starts */
+        uint64_t n_resumed; /* atomic */
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+        uint64_t epoch;    /* of the connection in use */
+        bool is_under_way; /* a thread is reconnecting */
+        bool is_stopping;
+        bool is_refused;              /* atomic: a daemon refused to resume the session */
+        struct call_connection *next; /* not in use yet; NULL: none */
+};
+
+int reconnect_init(struct reconnect *b, const char *path, const char *name, unsigned return_ms); /* -ENOMEM */
+void reconnect_clear(struct reconnect *b);
+
+/* The connection of that epoch is gone. 0: there is another one, made by this or another thread.
+ * -ECONNRESET: there is none, `lost` and end_reason are set. -EPROTO. No lock is held. interrupt: NULL,
+ * or what interrupts this thread's wait: -EINTR, and the next call tries again. */
+int client_reconnect(bfc_client *client, uint64_t epoch, unsigned return_ms,
+                     struct call_interrupt *interrupt);
+
+/* For a thread that reconnects without a call that waits: pauses for a random time, so that after a restart
+ * of the daemon clients with a call come first, and not all of them in one moment. Ends when another thread
+ * has reconnected. */
+void reconnect_pause_idle(struct reconnect *b, uint64_t epoch);
+
+/* Makes current and later attempts fail soon; or no longer. */
+void reconnect_stop(struct reconnect *b, bool stops);
+bool reconnect_check_stopping(struct reconnect *b);
+/* The attempts were given up, but no daemon refused: allows one more. */
+bool reconnect_try_once_more(bfc_client *client);
+void reconnect_hang_up(struct reconnect *b); /* aborts the current attempt */
+
+#endif

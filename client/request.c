@@ -1,0 +1,147 @@
+/* Requests to the daemon; see request.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "client/request.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "client/client.h"
+
+int client_lost(bfc_client *client, int error)
+{
+        char why[sizeof(client->end_reason)];
+
+        if (error == -ECONNRESET && call_read_end_reason(client->connection, why, sizeof(why)))
+                error = -EIDRM;
+        if (error == -ECONNRESET || error == -EPROTO || error == -EIDRM)
+                __atomic_store_n(&client->lost, error, __ATOMIC_RELAXED);
+        pthread_mutex_lock(&client->lock);
+        memcpy(why, client->end_reason, sizeof(why));
+        pthread_mutex_unlock(&client->lock);
+        if (error == -EIDRM && (why[0] || call_read_end_reason(client->connection, why, sizeof(why))))
+                return error_set(error, "%s", why);
+        if (why[0])
+                return error_set(error, "the session ended: %s", why);
+        if (error == -ECONNRESET)
+                return error_set(error, "the daemon ended the session or is not running");
+        if (error == -EPROTO)
+                return error_set(error, "the session ended: the daemon sent an invalid message");
+        if (error == -EMFILE)
+                return error_set(error, "this process is at its limit of open files, so it cannot receive "
+                                        "the daemon's: raise RLIMIT_NOFILE (ulimit -n)");
+        return error_set(error, "the request to the daemon failed: %s", strerror(-error));
+}
+
+int client_end(bfc_client *client, int error, const char *why)
+{
+        pthread_mutex_lock(&client->lock);
+        if (!client->end_reason[0])
+                snprintf(client->end_reason, sizeof(client->end_reason), "%s", why);
+        pthread_mutex_unlock(&client->lock);
+        __atomic_store_n(&client->lost, error, __ATOMIC_RELAXED);
+        call_end(client->connection, error);
+        return error;
+}
+
+/* 0: a reply of the kind expected. Else its error; the reply is freed. */
+static int check_reply(Bfcd__Reply *reply, Bfcd__Reply__BodyCase expected)
+{
+        int r;
+
+        if (reply->body_case == expected)
+                return 0;
+        if (reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->error > 0 &&
+            reply->refusal->error < 4096)
+                r = error_set(-(int)reply->refusal->error, "%s", reply->refusal->message);
+        else
+                r = error_set(-EPROTO, "the daemon sent a reply of another type than requested");
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+/* The call is over. A block that the daemon granted before it read the Cancel is freed. */
+static int request_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t epoch)
+{
+        const Bfcd__Block *block = NULL;
+
+        if (reply && reply->body_case == BFCD__REPLY__BODY_BLOCK)
+                block = reply->block;
+        else if (reply && reply->body_case == BFCD__REPLY__BODY_ATTACHED)
+                block = reply->attached->block;
+        if (block)
+                client_release(client, block->block_id, epoch);
+        if (reply)
+                bfcd__reply__free_unpacked(reply, NULL);
+        return error_set(-EINTR, "the wait was interrupted by a signal or by cancel_fd");
+}
+
+int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *request,
+                   Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
+{
+        struct call_interrupt *interrupt = call ? call->interrupt : NULL;
+        Bfcd__Reply *reply = NULL;
+        int r;
+
+        do {
+                r = interrupt ? call_send_interruptible(client->connection, interrupt, request, &reply,
+                                                        ret_epoch)
+                              : call_send_at(client->connection, 0, request, &reply, ret_epoch);
+                __atomic_add_fetch(&client->counters.n_requests, 1, __ATOMIC_RELAXED);
+                if (interrupt && interrupt->is_interrupted && r != -EPROTO)
+                        return request_interrupted(client, reply, *ret_epoch);
+        } while (r == -ECONNRESET &&
+                 (r = client_reconnect(client, *ret_epoch, client->reconnect.return_ms, interrupt)) == 0);
+        if (r == -EINTR)
+                return request_interrupted(client, NULL, *ret_epoch);
+        if (r < 0)
+                return client_lost(client, r);
+        if (call)
+                call->is_final = reply->body_case == BFCD__REPLY__BODY_REFUSAL && reply->refusal->is_final;
+        r = check_reply(reply, expected);
+        if (r == 0)
+                *ret_reply = reply;
+        return r;
+}
+
+/* The first refusal of these, which are all freed. */
+static int check_replies(Bfcd__Reply **replies, size_t n)
+{
+        int r = 0;
+
+        for (size_t i = 0; i < n; i++) {
+                int error = replies[i] ? check_reply(replies[i], BFCD__REPLY__BODY_DONE) : 0;
+
+                if (replies[i] && error == 0)
+                        bfcd__reply__free_unpacked(replies[i], NULL);
+                replies[i] = NULL;
+                r = r < 0 ? r : error;
+        }
+        return r;
+}
+
+int client_release_all(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch)
+{
+        Bfcd__Request requests[CALL_MAX_AT_ONCE], *pointers[CALL_MAX_AT_ONCE] = { NULL };
+        Bfcd__Free frees[CALL_MAX_AT_ONCE];
+        Bfcd__Reply *replies[CALL_MAX_AT_ONCE] = { NULL };
+        uint64_t at = epoch;
+        int lost, r = 0, error;
+
+        for (size_t i = 0; i < n; i++) {
+                bfcd__request__init(&requests[i]);
+                bfcd__free__init(&frees[i]);
+                frees[i].block_id = block_ids[i];
+                requests[i].body_case = BFCD__REQUEST__BODY_FREE;
+                requests[i].free = &frees[i];
+                pointers[i] = &requests[i];
+        }
+        do {
+                lost = call_send_all_at(client->connection, epoch, pointers, n, replies, &at);
+                __atomic_add_fetch(&client->counters.n_requests, n, __ATOMIC_RELAXED);
+                error = check_replies(replies, n);
+                r = r < 0 ? r : error;
+        } while (lost == -ECONNRESET &&
+                 (lost = client_reconnect(client, at, client->reconnect.return_ms, NULL)) == 0);
+        return lost < 0 && lost != -ESTALE ? client_lost(client, lost) : r;
+}

@@ -1,0 +1,46 @@
+/* Requests: what a client sends to the daemon, and how a session ends.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CLIENT_REQUEST_H
+#define BFC_CLIENT_REQUEST_H
+
+#include <bfcclient.h>
+#include <errno.h>
+#include <stdbool.h>
+
+#include "client/call.h"
+
+/* The session has ended, or this call failed: sets the message and returns error. */
+int client_lost(bfc_client *client, int error);
+
+/* Ends the session for this reason, unless another was set before. Returns error. */
+int client_end(bfc_client *client, int error, const char *why);
+
+/* True: the session ended before the daemon processed the request. */
+static inline bool client_has_ended(int error)
+{
+        return error == -ECONNRESET || error == -EIDRM;
+}
+
+/* What the requests of one call of the program have in common. */
+struct client_call {
+        struct call_interrupt *interrupt; /* NULL: it cannot be interrupted */
+        bool is_final;                    /* the daemon refused, and freeing memory does not help */
+};
+
+/* Sends one request and returns its reply, of the expected kind, to be freed by
+ * bfcd__reply__free_unpacked(). A refusal becomes the daemon's error with its message. If the daemon is
+ * gone the session is resumed, and the request repeated. call: NULL, or the call that the request is part
+ * of. -EINTR: it was interrupted, with a message; a block that was granted nevertheless has been freed. */
+int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *request,
+                   Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
+
+/* Frees blocks of the daemon, at most CALL_MAX_AT_ONCE, which left the tables in this epoch, with one
+ * wait in total. Tries all; returns the first error. The client's lock is not held. */
+int client_release_all(bfc_client *client, const uint64_t *block_ids, size_t n, uint64_t epoch);
+static inline int client_release(bfc_client *client, uint64_t block_id, uint64_t epoch)
+{
+        return client_release_all(client, &block_id, 1, epoch);
+}
+
+#endif

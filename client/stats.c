@@ -1,0 +1,344 @@
+/* Statistics; see stats.h and bfcclient.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "client/stats.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "client/options.h"
+#include "client/partitions.h"
+#include "client/request.h"
+#include "client/streams.h"
+
+/* ---- counting ---------------------------------------------------------------- */
+
+static void add_with_peak(uint64_t *sum, uint64_t *peak, uint64_t n_bytes)
+{
+        *sum += n_bytes;
+        if (*sum > *peak)
+                *peak = *sum;
+}
+
+void client_count_reserved(bfc_client *client, uint32_t partition, uint64_t n_bytes)
+{
+        struct bfc_client_stats *s = &client->counters.partitions[partition];
+
+        add_with_peak(&s->bytes_reserved, &s->peak_bytes_reserved, n_bytes);
+        add_with_peak(&client->counters.bytes_reserved, &client->counters.peak_bytes_reserved, n_bytes);
+}
+
+void client_count_released(bfc_client *client, uint32_t partition, uint64_t n_bytes)
+{
+        client->counters.partitions[partition].bytes_reserved -= n_bytes;
+        client->counters.bytes_reserved -= n_bytes;
+}
+
+void client_stamp(const bfc_client *client, uint32_t partition, struct block *block)
+{
+        if (!client->cache)
+                return; /* the daemon knows the ages of its own blocks */
+        block->age_place = (uint8_t)(1 + (block->may_park                    ? PAGES_SMALL
+                                          : partition < PAGES_MAX_PARTITIONS ? partition
+                                                                             : PAGES_MAX_PARTITIONS));
+        block->born = ages_now();
+}
+
+/* The lock is held. */
+static void count_age(bfc_client *client, const struct block *block, uint64_t n_bytes)
+{
+        unsigned place = block->age_place - 1u;
+        bool moved;
+        unsigned c;
+
+        if (block->born == 0)
+                return;
+        c = ages_count(&client->counters.ages[place], block->born, n_bytes, &moved);
+        client_page_ages(client, place, moved ? AGES_CLASSES : c);
+}
+
+void client_share_age(bfc_client *client, const struct block *block, bool is_shared)
+{
+        const void *ptr = block->ptr;
+
+        if (block->age_place == 0)
+                return;
+        if (is_shared)
+                count_age(client, block, -block->n_bytes);
+        blocks_set_born(&client->blocks, ptr, is_shared ? 0 : ages_now());
+        if (!is_shared)
+                count_age(client, block, block->n_bytes);
+}
+
+void client_count_alloc(bfc_client *client, const struct block *block)
+{
+        struct bfc_client_stats *s = &client->counters.partitions[block->partition];
+
+        s->num_allocs++;
+        s->bytes_requested += block->n_requested;
+        if (block->n_bytes > s->largest_alloc_size)
+                s->largest_alloc_size = block->n_bytes;
+        if (block->partition == client->partition) {
+                magazines_count_alloc(client->parking.magazines, block->n_bytes);
+        } else {
+                s->bytes_in_use += block->n_bytes;
+                if (s->bytes_in_use > s->peak_bytes_in_use)
+                        s->peak_bytes_in_use = s->bytes_in_use;
+                magazines_count_other_alloc(client->parking.magazines, block->n_bytes);
+        }
+        count_age(client, block, block->n_bytes);
+}
+
+void client_count_free(bfc_client *client, const struct block *block)
+{
+        struct bfc_client_stats *s = &client->counters.partitions[block->partition];
+
+        s->num_frees++;
+        s->bytes_requested -= block->n_requested;
+        if (block->partition == client->partition) {
+                magazines_count_free(client->parking.magazines, block->n_bytes);
+        } else {
+                s->bytes_in_use -= block->n_bytes;
+                magazines_count_other_free(client->parking.magazines, block->n_bytes);
+        }
+        count_age(client, block, -block->n_bytes);
+}
+
+/* ---- of the client ----------------------------------------------------------- */
+
+/* Of one partition, without bytes_mapped and derived values. */
+static void read_counts(const bfc_client *client, uint32_t partition, const struct magazine_sums *sums,
+                        struct bfc_client_stats *ret)
+{
+        *ret = client->counters.partitions[partition];
+        if (partition == client->partition) {
+                ret->num_allocs += sums->num_allocs;
+                ret->num_frees += sums->num_frees;
+                ret->bytes_requested += sums->bytes_requested;
+                ret->bytes_in_use = sums->bytes_in_use;
+                ret->peak_bytes_in_use = sums->peak_bytes_in_use;
+        }
+}
+
+static void derive_stats(struct bfc_client_stats *s)
+{
+        s->num_blocks = s->num_allocs - s->num_frees;
+        s->bytes_idle = s->bytes_reserved - s->bytes_in_use;
+}
+
+static void read_stats_in(bfc_client *client, uint32_t partition, struct bfc_client_stats *ret)
+{
+        struct magazine_sums sums;
+
+        magazines_read(client->parking.magazines, &sums);
+        read_counts(client, partition, &sums, ret);
+        ret->bytes_mapped = regions_mapped(&client->regions, partition);
+        derive_stats(ret);
+}
+
+static void read_stats(bfc_client *client, struct bfc_client_stats *ret)
+{
+        struct magazine_sums sums;
+
+        magazines_read(client->parking.magazines, &sums);
+        *ret = (struct bfc_client_stats){ .bytes_in_use = sums.all_bytes_in_use,
+                                          .peak_bytes_in_use = sums.all_peak_bytes_in_use,
+                                          .bytes_mapped = client->regions.n_bytes_mapped,
+                                          .bytes_reserved = client->counters.bytes_reserved,
+                                          .peak_bytes_reserved = client->counters.peak_bytes_reserved };
+        for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
+                struct bfc_client_stats s;
+
+                read_counts(client, i, &sums, &s);
+                ret->num_allocs += s.num_allocs;
+                ret->num_frees += s.num_frees;
+                ret->num_failures += s.num_failures;
+                ret->bytes_requested += s.bytes_requested;
+                if (s.largest_alloc_size > ret->largest_alloc_size)
+                        ret->largest_alloc_size = s.largest_alloc_size;
+        }
+        derive_stats(ret);
+}
+
+/* NULL for all partitions together. */
+static int give_stats(bfc_client *client, const uint32_t *partition, struct bfc_client_stats *ret)
+{
+        struct bfc_client_stats stats;
+
+        pthread_mutex_lock(&client->lock);
+        if (partition)
+                read_stats_in(client, *partition, &stats);
+        else
+                read_stats(client, &stats);
+        pthread_mutex_unlock(&client->lock);
+        stats.num_calls = __atomic_load_n(&client->counters.n_requests, __ATOMIC_RELAXED);
+        stats.num_returns = __atomic_load_n(&client->reconnect.n_resumed, __ATOMIC_RELAXED);
+        struct_fill(ret, ret->struct_size, &stats, sizeof(stats));
+        return 0;
+}
+
+BFC_API int bfc_stats(bfc_client *client, struct bfc_client_stats *ret)
+{
+        int r = client_check(client);
+
+        if (r == 0)
+                r = struct_check("bfc_stats", ret, sizeof(*ret));
+        return r < 0 ? r : give_stats(client, NULL, ret);
+}
+
+BFC_API int bfc_stats_in(bfc_client *client, const char *partition, struct bfc_client_stats *ret)
+{
+        uint32_t index = 0;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = struct_check("bfc_stats_in", ret, sizeof(*ret));
+        if (r == 0)
+                r = client_partition_index(client, partition, &index);
+        return r < 0 ? r : give_stats(client, &index, ret);
+}
+
+static void reset_peaks(bfc_client *client)
+{
+        magazines_reset_peak(client->parking.magazines);
+        client->counters.peak_bytes_reserved = client->counters.bytes_reserved;
+        for (uint32_t i = 0; i < client->hello->hello->n_partitions; i++) {
+                client->counters.partitions[i].peak_bytes_in_use =
+                        client->counters.partitions[i].bytes_in_use;
+                client->counters.partitions[i].peak_bytes_reserved =
+                        client->counters.partitions[i].bytes_reserved;
+        }
+}
+
+BFC_API int bfc_reset_peaks(bfc_client *client)
+{
+        int r = client_check(client);
+
+        if (r < 0)
+                return r;
+        pthread_mutex_lock(&client->lock);
+        reset_peaks(client);
+        pthread_mutex_unlock(&client->lock);
+        streams_reset_peaks(client);
+        return 0;
+}
+
+/* ---- of the tenant ----------------------------------------------------------- */
+
+/* ret_room: NULL, or it is requested, too. */
+static int usage_ask(bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret,
+                     Bfcd__Room *ret_room)
+{
+        Bfcd__Request request = BFCD__REQUEST__INIT;
+        Bfcd__Usage body = BFCD__USAGE__INIT;
+        const Bfcd__Statistics *f;
+        Bfcd__Reply *reply = NULL;
+        uint64_t epoch;
+        int r;
+
+        body.partition = partition;
+        body.with_room = ret_room != NULL;
+        request.body_case = BFCD__REQUEST__BODY_USAGE;
+        request.usage = &body;
+        r = client_request(client, NULL, &request, BFCD__REPLY__BODY_USAGE, &reply, &epoch);
+        if (r < 0)
+                return r;
+        f = reply->usage->stats;
+        if (f && ret_room && !reply->usage->room)
+                f = NULL;
+        if (f && ret_room)
+                *ret_room = (Bfcd__Room){ .bytes_free = reply->usage->room->bytes_free,
+                                          .bytes_total = reply->usage->room->bytes_total };
+        if (f)
+                *ret = (struct bfc_tenant_usage){
+                        .struct_size = ret->struct_size,
+                        .bytes_limit = f->bytes_limit,
+                        .bytes_reserved = f->bytes_reserved,
+                        .peak_bytes_reserved = f->peak_bytes_reserved,
+                        .bytes_in_use = f->bytes_in_use,
+                        .peak_bytes_in_use = f->peak_bytes_in_use,
+                        .bytes_requested = f->bytes_requested,
+                        .num_blocks = f->num_blocks,
+                        .num_sessions = f->num_sessions,
+                        .largest_free_block_bytes = f->largest_free_block_bytes,
+                        .lifetime_peak_bytes_in_use = f->lifetime_peak_bytes_in_use,
+                        .lifetime_peak_bytes_reserved = f->lifetime_peak_bytes_reserved,
+                };
+        else
+                r = error_set(-EPROTO, "the daemon's reply has no statistics");
+        bfcd__reply__free_unpacked(reply, NULL);
+        return r;
+}
+
+/* The page of a session that has ended is out of date. */
+static int usage_read(const bfc_client *client, uint32_t partition, struct bfc_tenant_usage *ret)
+{
+        if (__atomic_load_n(&client->lost, __ATOMIC_RELAXED) != 0)
+                return -EAGAIN;
+        return client_pages_read(client, partition, ret);
+}
+
+BFC_API int bfc_usage(bfc_client *client, const char *partition, struct bfc_tenant_usage *ret)
+{
+        struct bfc_tenant_usage usage;
+        uint32_t index = 0;
+        int r = client_check(client);
+
+        if (r == 0)
+                r = struct_check("bfc_usage", ret, sizeof(*ret));
+        if (r == 0)
+                r = client_partition_index(client, partition, &index);
+        if (r < 0)
+                return r;
+        usage.struct_size = ret->struct_size;
+        if (usage_read(client, index, &usage) < 0)
+                r = usage_ask(client, index, &usage, NULL);
+        if (r < 0)
+                return r;
+        if (ret->struct_size == sizeof(usage)) /* so that no size has to be looked at */
+                *ret = usage;
+        else
+                struct_fill(ret, ret->struct_size, &usage, sizeof(usage));
+        return 0;
+}
+
+/* Memory of the client itself that is idle, for any request. */
+static uint64_t idle_bytes(bfc_client *client, uint32_t partition)
+{
+        struct magazine_sums sums;
+        uint64_t n_bytes = 0;
+
+        streams_collect(client);
+        pthread_mutex_lock(&client->lock);
+        magazines_read(client->parking.magazines, &sums);
+        if (client->cache)
+                n_bytes = cache_idle_bytes(client->cache, partition);
+        pthread_mutex_unlock(&client->lock);
+        if (partition == client->partition) /* parked there, and cut as the cache sees it */
+                n_bytes += sums.bytes_parked;
+        return n_bytes;
+}
+
+BFC_API int bfc_mem_get_info(bfc_client *client, const char *partition, size_t *ret_free_bytes,
+                             size_t *ret_total_bytes)
+{
+        struct bfc_tenant_usage usage;
+        Bfcd__Room room = BFCD__ROOM__INIT;
+        uint64_t n_bytes;
+        uint32_t index = 0;
+        int r = client_check(client);
+
+        if (r == 0 && (!ret_free_bytes || !ret_total_bytes))
+                r = error_set(-EINVAL, "bfc_mem_get_info: ret_free_bytes or ret_total_bytes is NULL");
+        if (r == 0)
+                r = client_partition_index(client, partition, &index);
+        if (r == 0)
+                r = usage_ask(client, index, &usage, &room);
+        if (r < 0)
+                return r;
+        n_bytes = room.bytes_free + idle_bytes(client, index);
+        *ret_free_bytes = n_bytes < room.bytes_total ? n_bytes : room.bytes_total;
+        *ret_total_bytes = room.bytes_total;
+        return 0;
+}

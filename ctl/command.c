@@ -1,0 +1,511 @@
+/* The commands of bfcctl; see command.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "ctl/command.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ctl/drain.h"
+#include "ctl/explain.h"
+#include "ctl/grants.h"
+#include "ctl/history.h"
+#include "ctl/leaks.h"
+#include "ctl/metrics.h"
+#include "ctl/pictures.h"
+#include "ctl/progress.h"
+#include "ctl/reload.h"
+#include "ctl/show.h"
+#include "ctl/table.h"
+#include "ctl/tensorboard.h"
+#include "ctl/text.h"
+#include "ctl/top.h"
+#include "ctl/top_keys.h"
+#include "ctl/trim.h"
+
+int command_usage(const char *what, const char *which, const char *right)
+{
+        fprintf(stderr, "bfcctl: %s%s%s%s; %s\n", what, which ? " \"" : "", which ? which : "",
+                which ? "\"" : "", right);
+        return EXIT_USAGE;
+}
+
+const char *command_right_use(const struct command *c)
+{
+        return c->use ? c->use : "this command takes no arguments";
+}
+
+int command_complain(const struct ask *a)
+{
+        fprintf(stderr, "bfcctl: %s\n", a->error);
+        return EXIT_REFUSED;
+}
+
+/* The result of writing to standard output. */
+int command_finish(int r)
+{
+        if (r == 0 && fflush(stdout) == 0)
+                return EXIT_SUCCESS;
+        fprintf(stderr, "bfcctl: %s.\n",
+                r == -ENOMEM ? "Out of memory" : "Standard output cannot be written");
+        return EXIT_REFUSED;
+}
+
+int run_list(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct list *l;
+        int r;
+
+        if (ask_list(a, c->kind, &l) < 0)
+                return command_complain(a);
+        list_leave_out(l, a->session_id);
+        r = i->json ? show_print(stdout, show_json(c->kind, l)) : show_table(stdout, c->kind, l);
+        list_free(l);
+        return command_finish(r);
+}
+
+int run_grants(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct list *l;
+        int r;
+
+        if (ask_list(a, c->kind, &l) < 0)
+                return command_complain(a);
+        r = i->json ? show_print(stdout, grants_json(l)) : grants_print(stdout, l);
+        list_free(l);
+        return command_finish(r);
+}
+
+int run_metrics(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct list *l;
+        int r;
+
+        if (i->json)
+                return command_usage("--json is not valid for", c->name, command_right_use(c));
+        if (ask_lists(a, metrics_lists, METRICS_LISTS, &l) < 0)
+                return command_complain(a);
+        r = metrics_print(stdout, l, i->openmetrics != NULL);
+        list_free(l);
+        return command_finish(r);
+}
+
+int run_top(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct top_options o = { .socket = i->socket,
+                                 .interval_ms = 1000,
+                                 .is_once = i->once != NULL,
+                                 .is_wide = table_look.is_wide };
+
+        (void)a;
+        if (i->json || (i->n_arguments > 0 && !top_find_view(i->arguments[0], &o.view)))
+                return command_usage(i->json ? "--json is not valid for" : "there is no view",
+                                     i->json ? c->name : i->arguments[0], c->use);
+        if (i->interval && !top_read_interval(i->interval, &o.interval_ms))
+                return command_usage("wrong value for --interval", i->interval, "0.1 to 3600 seconds");
+        return top_run(&o);
+}
+
+static int add_row(void *userdata, const Bfcd__BlockRow *row)
+{
+        return show_blocks_add(userdata, row);
+}
+
+int run_blocks(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct show_blocks *s;
+        int r;
+
+        (void)c;
+        if (show_blocks_new(stdout, i->json, &s) < 0)
+                return command_finish(-ENOMEM);
+        r = ask_blocks(a, add_row, s) < 0 ? command_complain(a) : command_finish(show_blocks_end(s));
+        show_blocks_free(s);
+        return r;
+}
+
+int run_config(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        char *text;
+        int r = 0;
+
+        (void)c;
+        if (ask_config(a, &text) < 0)
+                return command_complain(a);
+        if (i->json) {
+                r = show_print(stdout, show_document("config", table_json_string(text)));
+        } else {
+                /* YAML itself has no other control characters. */
+                for (const char *s = text; *s; s++)
+                        putchar((unsigned char)*s >= ' ' || *s == '\n' || *s == '\t' ? *s : '?');
+        }
+        free(text);
+        return command_finish(r);
+}
+
+int run_reset_peaks(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        const char *tenant = i->n_arguments > 0 ? i->arguments[0] : "";
+        const char *partition = i->n_arguments > 1 ? i->arguments[1] : "";
+
+        (void)c;
+        if (ask_reset_peaks(a, tenant, partition) < 0)
+                return command_complain(a);
+        if (i->json)
+                return command_finish(show_print(
+                        stdout, show_document("reset_peaks",
+                                              json_pack("{s:o, s:o}", "tenant", table_json_string(tenant),
+                                                        "partition", table_json_string(partition)))));
+        printf("The peaks of %s%s in %s%s were reset to the current usage.\n",
+               *tenant ? "tenant " : "all tenants", tenant, *partition ? "partition " : "all partitions",
+               partition);
+        return command_finish(0);
+}
+
+int run_reload(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        Bfcd__Reply *reply;
+        bool failed;
+        int r;
+
+        if (i->n_arguments > 0 && !i->dry_run)
+                return command_usage("reload applies the daemon's own file, not", i->arguments[0],
+                                     command_right_use(c));
+        if ((i->n_arguments > 0 && reload_send_files(a, i->arguments[0]) < 0) ||
+            ask_reload(a, i->dry_run != NULL, &reply) < 0)
+                return command_complain(a);
+        failed = reply->reload->n_errors > 0;
+        r = i->json ? reload_show_json(stdout, reply->reload, i->dry_run != NULL)
+                    : reload_show(stdout, stderr, reply->reload, i->dry_run != NULL);
+        bfcd__reply__free_unpacked(reply, NULL);
+        r = command_finish(r);
+        return failed ? EXIT_REFUSED : r;
+}
+
+static uint64_t now_ms(void)
+{
+        struct timespec now;
+
+        clock_gettime(CLOCK_REALTIME, &now);
+        return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+int run_explain(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct list *l;
+        int r;
+
+        (void)c;
+        if (ask_explain(a, i->n_arguments > 0 ? i->arguments[0] : "", i->tenant ? i->tenant : "", &l) < 0)
+                return command_complain(a);
+        r = i->json ? show_print(stdout, explain_json(l)) : explain_print(stdout, l, now_ms());
+        list_free(l);
+        return command_finish(r);
+}
+
+static int add_leak(void *userdata, const Bfcd__BlockRow *row)
+{
+        return leaks_add(userdata, row);
+}
+
+/* An unknown name would give an empty list, which looks like no leaks. */
+static int must_be_tenant(struct ask *a, const char *name)
+{
+        struct list *l;
+        int r;
+
+        if (ask_list(a, BFCD__LIST__KIND__TENANTS, &l) < 0)
+                return command_complain(a);
+        r = ask_check_name(a, l, BFCD__LIST__KIND__TENANTS, name);
+        list_free(l);
+        return r < 0 ? command_complain(a) : EXIT_SUCCESS;
+}
+
+/* Sessions are read after the blocks: the session of a block that was seen most likely still exists. */
+static int print_leaks(struct ask *a, const struct invocation *i, struct leaks *k)
+{
+        struct list *sessions, *ages;
+        int r;
+
+        if (i->tenant && (r = must_be_tenant(a, i->tenant)) != EXIT_SUCCESS)
+                return r;
+        if (ask_list(a, BFCD__LIST__KIND__AGES, &ages) < 0)
+                return command_complain(a);
+        r = leaks_add_ages(k, ages);
+        list_free(ages);
+        if (r < 0)
+                return command_finish(r);
+        if (ask_blocks(a, add_leak, k) < 0 || ask_list(a, BFCD__LIST__KIND__SESSIONS, &sessions) < 0)
+                return command_complain(a);
+        r = i->json ? show_print(stdout, leaks_json(k, sessions)) : leaks_print(stdout, k, sessions);
+        list_free(sessions);
+        return command_finish(r);
+}
+
+int run_leaks(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct leaks_options options = { .by = LEAKS_BY_TAG, .tenant = i->tenant };
+        struct leaks *k;
+        int status;
+
+        (void)c;
+        if (i->older && leaks_parse_age(i->older, &options.older_ms) < 0)
+                return command_usage("wrong value for --older", i->older,
+                                     "a number and ms, s, m, h or d, as in --older 10m");
+        if (i->by && leaks_parse_by(i->by, &options.by) < 0)
+                return command_usage("wrong value for --by", i->by, "tag, session or block");
+        if (leaks_new(&options, &k) < 0)
+                return command_finish(-ENOMEM);
+        status = print_leaks(a, i, k);
+        leaks_free(k);
+        return status;
+}
+
+int run_map(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        if (i->n_arguments == 0)
+                return command_usage("no partition", NULL, command_right_use(c));
+        if (i->svg && i->json)
+                return command_usage("--svg and --json exclude each other", NULL, command_right_use(c));
+        if (pictures_map(a, &(struct pictures_map){ i->arguments[0], i->tenant, i->svg, i->json }) < 0)
+                return command_complain(a);
+        return command_finish(0);
+}
+
+int run_snapshot(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        uint64_t n_left_out;
+
+        if (i->json)
+                return command_usage("--json is not valid for", c->name, command_right_use(c));
+        if (pictures_snapshot(a, i->n_arguments > 0 ? i->arguments[0] : "-", &n_left_out) < 0)
+                return command_complain(a);
+        if (n_left_out > 0)
+                fprintf(stderr, "bfcctl: %llu blocks changed while they were listed and are left out.\n",
+                        (unsigned long long)n_left_out);
+        return command_finish(0);
+}
+
+/* "123", "512KiB", "3MiB", "2GiB". False: none of these, or too much. */
+static bool read_size(const char *text, uint64_t *ret)
+{
+        static const char *const units[] = { "", "KiB", "MiB", "GiB", "TiB" };
+        char *end;
+        uint64_t n;
+
+        errno = 0;
+        n = strtoull(text, &end, 10);
+        if (end == text || errno != 0 || text[0] < '0' || text[0] > '9')
+                return false;
+        for (unsigned i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+                if (strcmp(end, units[i]) != 0)
+                        continue;
+                *ret = n << 10 * i;
+                return *ret >> 10 * i == n;
+        }
+        return false;
+}
+
+/* Bytes that sessions of a tenant ("": all) report as idle. */
+static int ask_idle(struct ask *a, const char *tenant, uint64_t *ret)
+{
+        struct list *l;
+        int r = ask_list(a, BFCD__LIST__KIND__SESSIONS, &l);
+
+        if (r < 0)
+                return r;
+        *ret = list_idle(l, *tenant ? tenant : NULL);
+        list_free(l);
+        return 0;
+}
+
+#define TRIM_TIMEOUT_MS 10000
+
+static int print_trim(const struct invocation *i, const char *tenant, uint64_t n_asked, uint64_t n_bytes,
+                      uint64_t n_pending, uint64_t n_idle)
+{
+        char size[TEXT_MAX], pending[TEXT_MAX], idle[TEXT_MAX];
+
+        if (i->json)
+                return command_finish(show_print(
+                        stdout, show_document("trim", json_pack("{s:I, s:o, s:o, s:o}", "num_asked",
+                                                                (json_int_t)n_asked, "bytes_given_back",
+                                                                table_json_number(n_bytes), "bytes_pending",
+                                                                table_json_number(n_pending), "bytes_idle",
+                                                                table_json_number(n_idle)))));
+        printf("%llu sessions asked, %s reclaimed, %s pending; %s still idle in sessions%s%s, as reported "
+               "by the clients.\n",
+               (unsigned long long)n_asked, text_size(n_bytes, size), text_size(n_pending, pending),
+               text_size(n_idle, idle), *tenant ? " of " : "", tenant);
+        return command_finish(0);
+}
+
+int run_trim(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        const char *tenant = i->n_arguments > 0 ? i->arguments[0] : "";
+        const char *partition = i->partition ? i->partition : "";
+        uint64_t want = 0, n_asked, n_before, n_idle;
+        int64_t timeout_ms = TRIM_TIMEOUT_MS;
+        struct trim_look now;
+        int r;
+
+        (void)c;
+        if (i->bytes && (!read_size(i->bytes, &want) || want == 0))
+                return command_usage("wrong value for --bytes", i->bytes, "a size, as in --bytes 512MiB");
+        if (i->timeout && !command_read_seconds(i->timeout, &timeout_ms))
+                return command_usage("wrong value for --timeout", i->timeout,
+                                     "a number of seconds, as in --timeout 30");
+        if (ask_trim(a, tenant, partition, want, &n_asked, &n_before) < 0 ||
+            trim_wait(a, tenant, partition, timeout_ms, &now) < 0 || ask_idle(a, tenant, &n_idle) < 0)
+                return command_complain(a);
+        r = print_trim(i, tenant, n_asked, n_before > now.n_reserved ? n_before - now.n_reserved : 0,
+                       now.n_pending, n_idle);
+        if (r == EXIT_SUCCESS && now.n_pending > 0) {
+                fprintf(stderr, "bfcctl: Timeout: memory is still pending; it is reclaimed later.\n");
+                r = EXIT_TIMED_OUT;
+        }
+        return r;
+}
+
+/* "123", not 0 and nothing else. */
+static bool read_id(const char *text, uint64_t *ret)
+{
+        uint64_t n = 0;
+
+        for (const char *c = text; *c; c++)
+                if (*c < '0' || *c > '9' || __builtin_mul_overflow(n, 10, &n) ||
+                    __builtin_add_overflow(n, (uint64_t)(*c - '0'), &n))
+                        return false;
+        *ret = n;
+        return n != 0;
+}
+
+/* "30"; at most a year. */
+bool command_read_seconds(const char *text, int64_t *ret_ms)
+{
+        uint64_t n = 0;
+
+        if (strcmp(text, "0") != 0 && (!read_id(text, &n) || n > UINT64_C(366) * 24 * 3600))
+                return false;
+        *ret_ms = (int64_t)n * 1000;
+        return true;
+}
+
+int run_evict(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        uint64_t id = 0;
+
+        (void)c;
+        if (i->n_arguments == 0 || !read_id(i->arguments[0], &id))
+                return command_usage(
+                        i->n_arguments == 0 ? "no session" : "not a session number:",
+                        i->n_arguments == 0 ? NULL : i->arguments[0],
+                        "usage: bfcctl evict SESSION [--reason TEXT]; \"bfcctl sessions\" lists the numbers");
+        if (ask_evict(a, id, i->reason ? i->reason : "") < 0)
+                return command_complain(a);
+        if (i->json)
+                return command_finish(show_print(
+                        stdout, show_document("evict", json_pack("{s:I}", "session_id", (json_int_t)id))));
+        printf("Session %llu was evicted. Its memory is reclaimed when its process exits.\n",
+               (unsigned long long)id);
+        return command_finish(0);
+}
+
+int run_forget(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        if (i->n_arguments < 2)
+                return command_usage("no tenant or no name", NULL, command_right_use(c));
+        if (ask_forget(a, i->arguments[0], i->arguments[1]) < 0)
+                return command_complain(a);
+        if (i->json)
+                return command_finish(show_print(stdout, show_forget_json(i->arguments[0], i->arguments[1])));
+        puts("The block is kept no longer: it is freed with its last reference.");
+        return command_finish(0);
+}
+
+#define GLANCE_MS 200 /* a device without blocks is drained by then */
+
+int run_drain(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct drain_look l;
+        bool is_late;
+        int r;
+
+        if (i->n_arguments == 0)
+                return command_usage("no device", NULL, command_right_use(c));
+        if (ask_drain(a, i->arguments[0]) < 0 ||
+            drain_wait(a, i->arguments[0], i->wait ? i->wait_ms : GLANCE_MS, &l) < 0)
+                return command_complain(a);
+        is_late = i->wait && !l.is_drained;
+        r = command_finish(i->json ? show_print(stdout, drain_json(&l)) : drain_print(stdout, &l));
+        drain_look_end(&l);
+        if (r == EXIT_SUCCESS && is_late) {
+                fprintf(stderr, "bfcctl: Timeout: the device is not drained yet; draining continues.\n");
+                r = EXIT_TIMED_OUT;
+        }
+        return r;
+}
+
+int run_resume(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        char *device;
+
+        if (i->n_arguments == 0)
+                return command_usage("no device", NULL, command_right_use(c));
+        if (ask_resume(a, i->arguments[0]) < 0)
+                return command_complain(a);
+        if (i->json)
+                return command_finish(show_print(
+                        stdout, show_document("resume", json_pack("{s:o}", "device",
+                                                                  table_json_string(i->arguments[0])))));
+        device = text_escape(i->arguments[0]);
+        if (!device)
+                return command_finish(-ENOMEM);
+        printf("Device %s is resumed.\n", device);
+        free(device);
+        return command_finish(0);
+}
+
+int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        struct tensorboard_options options = { .socket = ask_socket(i->socket),
+                                               .own_tenant = getenv("BFC_TENANT"),
+                                               .logdir = i->logdir,
+                                               .tenant = i->tenant };
+        int64_t interval_ms = 10000;
+
+        (void)a;
+        if (i->json)
+                return command_usage("--json is not valid for", c->name, command_right_use(c));
+        if (!i->logdir || !*i->logdir)
+                return command_usage("no --logdir", NULL, command_right_use(c));
+        if (i->interval && (!command_read_seconds(i->interval, &interval_ms) || interval_ms == 0))
+                return command_usage("wrong value for --interval", i->interval,
+                                     "a number of seconds, as in --interval 30");
+        if (i->count && !read_id(i->count, &options.n_steps))
+                return command_usage("wrong value for --count", i->count, "a number, as in --count 100");
+        options.interval_ms = (uint64_t)interval_ms;
+        return tensorboard_run(&options);
+}
+
+/* a: NULL; the daemon need not run. */
+int run_history(struct ask *a, const struct invocation *i, const struct command *c)
+{
+        char error[HISTORY_ERROR_BYTES];
+        struct history *h;
+        int r = history_open(&(struct history_texts){ i->since, i->until, i->tenant, i->file }, &h, error);
+
+        (void)a;
+        (void)c;
+        if (r < 0) {
+                fprintf(stderr, "bfcctl: %s\n", error);
+                return r == -EINVAL ? EXIT_USAGE : EXIT_REFUSED;
+        }
+        r = i->json ? show_print(stdout, history_json(h)) : history_print(stdout, h);
+        history_free(h);
+        return command_finish(r);
+}

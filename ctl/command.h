@@ -1,0 +1,72 @@
+/* The commands of bfcctl, and what was asked for on its command line.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A command writes one document to standard output or one sentence to standard error, and returns the exit
+ * status. Standard output stays empty until the answer is complete, so a program never reads half of it. Only
+ * the list of blocks, which may have millions, is printed as it arrives: its JSON is incomplete if the answer
+ * was. */
+#ifndef CTL_COMMAND_H
+#define CTL_COMMAND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ctl/ask.h"
+
+enum {
+        EXIT_REFUSED = 1,
+        EXIT_USAGE = 2,
+        EXIT_TIMED_OUT = 3, /* the request is still in progress */
+};
+
+struct invocation {
+        const char *socket; /* NULL: by ask_socket()'s rule */
+        bool json;
+        /* The values of `own_options`; "" for those without one; NULL: not given. */
+        const char *dry_run, *tenant, *older, *by, *partition, *bytes, *reason, *timeout, *wait, *openmetrics,
+                *svg, *logdir, *interval, *count, *once, *since, *until, *file;
+        int64_t wait_ms;  /* -1: as long as it takes */
+        char **arguments; /* after the command */
+        int n_arguments;
+};
+
+struct command {
+        const char *name;
+        int max_arguments;
+        enum { ANYONE, SEES_ALL, ADMIN, ITSELF } needs; /* ITSELF: it connects by itself */
+        Bfcd__List__Kind kind;
+        int (*run)(struct ask *a, const struct invocation *i, const struct command *c);
+        unsigned options; /* of `own_options`, a bit each */
+        const char *use;  /* NULL: it takes no arguments */
+};
+
+/* a: NULL for a command that connects by itself. */
+int run_list(struct ask *a, const struct invocation *i, const struct command *c);
+int run_grants(struct ask *a, const struct invocation *i, const struct command *c);
+int run_metrics(struct ask *a, const struct invocation *i, const struct command *c);
+int run_top(struct ask *a, const struct invocation *i, const struct command *c);
+int run_blocks(struct ask *a, const struct invocation *i, const struct command *c);
+int run_config(struct ask *a, const struct invocation *i, const struct command *c);
+int run_reset_peaks(struct ask *a, const struct invocation *i, const struct command *c);
+int run_reload(struct ask *a, const struct invocation *i, const struct command *c);
+int run_explain(struct ask *a, const struct invocation *i, const struct command *c);
+int run_leaks(struct ask *a, const struct invocation *i, const struct command *c);
+int run_map(struct ask *a, const struct invocation *i, const struct command *c);
+int run_snapshot(struct ask *a, const struct invocation *i, const struct command *c);
+int run_trim(struct ask *a, const struct invocation *i, const struct command *c);
+int run_evict(struct ask *a, const struct invocation *i, const struct command *c);
+int run_forget(struct ask *a, const struct invocation *i, const struct command *c);
+int run_drain(struct ask *a, const struct invocation *i, const struct command *c);
+int run_resume(struct ask *a, const struct invocation *i, const struct command *c);
+int run_tensorboard(struct ask *a, const struct invocation *i, const struct command *c);
+int run_history(struct ask *a, const struct invocation *i, const struct command *c);
+
+/* Prints the error and what would be right. EXIT_USAGE. */
+int command_usage(const char *what, const char *which, const char *right);
+const char *command_right_use(const struct command *c);
+bool command_read_seconds(const char *text, int64_t *ret_ms);
+int command_complain(const struct ask *a); /* the daemon's error. EXIT_REFUSED */
+int command_finish(int r); /* the exit status after writing to standard output with result r */
+
+#endif

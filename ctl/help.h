@@ -1,0 +1,11 @@
+/* bfcctl --help.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CTL_HELP_H
+#define BFC_CTL_HELP_H
+
+#include <stdio.h>
+
+void help_print(FILE *out);
+
+#endif

@@ -1,0 +1,20 @@
+/* bfcctl metrics: the daemon's state for Prometheus.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_CTL_METRICS_H
+#define BFC_CTL_METRICS_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "ctl/list.h"
+
+/* The kinds that it needs in one list; see ask_lists(). */
+#define METRICS_LISTS 4u
+extern const Bfcd__List__Kind metrics_lists[METRICS_LISTS];
+
+/* The list has these. openmetrics: in this format; else in the text
+ * format of Prometheus, version 0.0.4. -EIO. */
+int metrics_print(FILE *out, const struct list *l, bool openmetrics);
+
+#endif

@@ -1,0 +1,251 @@
+/* The search for a plan; see plan.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A run is a whole replay, and each tells only whether a limit serves. What separates the limit from the peak
+ * is found by three searches: in one region of memory without extents, with the daemon but without the client's
+ * cache, and with both. */
+#include "ctl/plan.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "bfc/bfc.h"
+#include "ctl/plan_client.h"
+#include "ctl/progress.h"
+
+#define REGION_STEPS  16384u /* the region is searched in steps of peak / REGION_STEPS */
+#define MAX_DOUBLINGS 8u     /* of the peak: a refusal with that limit has another cause */
+
+struct search {
+        const struct plan_options *options;
+        struct progress progress;
+        bool has_cache;
+        uint64_t n_runs;
+        struct plan_result result; /* of the last run */
+        struct plan_daemon_stats stats;
+        struct plan_result served; /* of the last run that was served, and its statistics */
+        struct plan_daemon_stats served_stats;
+        uint64_t served_bytes; /* its limit */
+        char *error;
+};
+
+static uint64_t round_up(uint64_t n, uint64_t unit)
+{
+        return (n + unit - 1) / unit * unit;
+}
+
+/* ---- one run ------------------------------------------------------------------- */
+
+/* 1: served; 0: refused. */
+static int run_daemon(struct search *s, uint64_t limit_bytes)
+{
+        const struct plan_options *o = s->options;
+        struct plan_run run = {
+                .trace = o->trace, .has_cache = s->has_cache, .progress = &s->progress, .stop = o->stop
+        };
+        struct plan_daemon *d = NULL;
+        char sentence[512];
+        int r = plan_daemon_new(&o->place, limit_bytes, &d, sentence, sizeof(sentence));
+
+        s->n_runs++;
+        if (r < 0) {
+                s->error = strdup(sentence);
+                return r;
+        }
+        r = plan_client_run(d, &run, &s->result);
+        plan_daemon_read(d, &s->stats);
+        plan_daemon_free(d);
+        if (r < 0)
+                return r;
+        if (s->result.is_served) {
+                s->served = s->result;
+                s->served_stats = s->stats;
+                s->served_bytes = limit_bytes;
+        }
+        return s->result.is_served;
+}
+
+static int live_in_region(struct search *s, struct bfc *b, bfc_handle *handles)
+{
+        const struct trace *t = s->options->trace;
+        uint64_t offset;
+
+        for (size_t i = 0; i < t->n_events; i++) {
+                const struct trace_event *e = &t->events[i];
+                int r = e->is_free
+                                ? bfc_dealloc(b, handles[e->buffer])
+                                : bfc_alloc(b, t->buffers[e->buffer].n_bytes, &handles[e->buffer], &offset);
+
+                if (r != 0)
+                        return r < 0 ? r : 0;
+                progress_step(&s->progress, 1);
+        }
+        return 1;
+}
+
+/* The same in one region of memory. */
+static int run_region(struct search *s, uint64_t n_bytes)
+{
+        bfc_handle *handles = calloc(s->options->trace->n_buffers, sizeof(*handles));
+        struct bfc *b = NULL;
+        int r = handles ? bfc_new(n_bytes, &b) : -ENOMEM;
+
+        s->n_runs++;
+        if (r == 0)
+                r = bfc_add_region(b, 0, n_bytes, n_bytes, true);
+        if (r == 0)
+                r = live_in_region(s, b, handles);
+        bfc_destroy(b);
+        free(handles);
+        return r;
+}
+
+/* ---- the search ------------------------------------------------------------------ */
+
+typedef int (*run_fn)(struct search *s, uint64_t n_bytes);
+
+/* Nothing below `least`, a multiple of step, serves. From there up in growing steps, then by bisection: what
+ * tests/bench/plan.py does with daemons. */
+static int search(struct search *s, run_fn run, uint64_t step, uint64_t least, uint64_t *ret)
+{
+        uint64_t low = least - step, high = least, most = least;
+        uint64_t stride = low / 64 / step * step;
+        int r = run(s, high);
+
+        if (stride == 0)
+                stride = step;
+        for (unsigned i = 0; i < MAX_DOUBLINGS && most < BFC_MAX_SPACE / 2; i++)
+                most *= 2;
+        for (; r == 0; stride *= 2) {
+                low = high;
+                high += stride;
+                r = high > most ? -ERANGE : run(s, high);
+        }
+        while (r >= 0 && high - low > step) {
+                uint64_t middle = low + (high - low) / 2 / step * step;
+
+                r = run(s, middle);
+                if (r > 0)
+                        high = middle;
+                else
+                        low = middle;
+        }
+        *ret = high;
+        return r < 0 ? r : 0;
+}
+
+/* The smallest region of memory. Without gaps it is exactly the peak, which need not be a multiple of step. */
+static int find_region(struct search *s, uint64_t peak_blocks, uint64_t *ret)
+{
+        uint64_t step = round_up(peak_blocks / REGION_STEPS + 1, BFC_GRANULE);
+        int r = run_region(s, peak_blocks);
+
+        if (r > 0)
+                *ret = peak_blocks;
+        if (r != 0)
+                return r < 0 ? r : 0;
+        return search(s, run_region, step, round_up(peak_blocks + 1, step), ret);
+}
+
+static int find_all(struct search *s, struct plan *ret)
+{
+        uint64_t peak_blocks = trace_peak(s->options->trace, BFC_GRANULE), region = 0, without = 0, limit = 0;
+        uint64_t least = round_up(peak_blocks, PLAN_STEP_BYTES);
+        int r;
+
+        ret->peak_live_bytes = trace_peak(s->options->trace, 1);
+        if (peak_blocks > BFC_MAX_SPACE / 2) {
+                s->error = strdup("the peak is above 512 GiB; an arena has at most 1 TiB of addresses");
+                return -ERANGE;
+        }
+        r = find_region(s, peak_blocks, &region);
+        if (r == 0)
+                r = search(s, run_daemon, PLAN_STEP_BYTES, least, &without);
+        limit = without;
+        s->has_cache = s->options->has_cache;
+        if (r == 0 && s->has_cache)
+                r = search(s, run_daemon, PLAN_STEP_BYTES, least, &limit);
+        if (r < 0)
+                return r;
+        ret->limit_bytes = limit;
+        ret->rounding_bytes = (int64_t)(peak_blocks - ret->peak_live_bytes);
+        ret->placement_bytes = (int64_t)(region - peak_blocks);
+        ret->extent_bytes = (int64_t)without - (int64_t)region;
+        ret->cache_bytes = (int64_t)limit - (int64_t)without;
+        return 0;
+}
+
+static double now_seconds(void)
+{
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* What there is to say of an error. */
+static void explain(struct search *s, int error, char **ret_error)
+{
+        *ret_error = s->error;
+        if (s->error)
+                return;
+        if (error == -ERANGE && !s->result.is_served && s->result.refusal[0])
+                *ret_error = strdup(s->result.refusal);
+        else
+                *ret_error = strdup(strerror(-error));
+}
+
+static void search_begin(struct search *s, const struct plan_options *options)
+{
+        *s = (struct search){ .options = options };
+        progress_begin(&s->progress, NULL, "plan", 0);
+        if (!options->shows_progress)
+                progress_end(&s->progress);
+}
+
+int plan_find(const struct plan_options *options, struct plan *ret, char **ret_error)
+{
+        double begin = now_seconds();
+        struct plan plan = { 0 };
+        struct search s;
+        int r;
+
+        search_begin(&s, options);
+        r = find_all(&s, &plan);
+        if (r == 0 && s.served_bytes != plan.limit_bytes)
+                r = run_daemon(&s, plan.limit_bytes);
+        progress_end(&s.progress);
+        if (r < 0) {
+                explain(&s, r, ret_error);
+                return r;
+        }
+        plan.peak_charged_bytes = s.served_stats.peak_charged_bytes;
+        plan.peak_client_bytes = s.served.peak_client_bytes;
+        plan.largest_extent_bytes = s.served_stats.largest_extent_bytes;
+        plan.n_runs = s.n_runs;
+        plan.seconds = now_seconds() - begin;
+        *ret = plan;
+        return 0;
+}
+
+int plan_try(const struct plan_options *options, uint64_t limit_bytes, uint32_t *ret_refused,
+             char **ret_error)
+{
+        struct search s;
+        int r;
+
+        search_begin(&s, options);
+        s.has_cache = options->has_cache;
+        r = run_daemon(&s, limit_bytes);
+        progress_end(&s.progress);
+        if (r < 0) {
+                explain(&s, r, ret_error);
+                return r;
+        }
+        *ret_refused = r > 0 ? 0 : options->trace->buffers[s.result.refused].line;
+        return 0;
+}

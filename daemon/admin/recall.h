@@ -1,0 +1,78 @@
+/* Recalls: an event asks a client to give memory back, and the client has a time-out to answer it.
+ *
+ * There are two kinds: a Retire has extents unmapped (see retire.h), a Trim has idle memory
+ * returned (see trim.h). A recall begins, is sent under the next sequence number of its kind and
+ * session, and ends with the answer to that number or with the session. The recalls of one kind
+ * have the same time-out, so each of the broker's lists is in the order of its deadlines.
+ *
+ * A recall that is not answered in time is overdue: it loses its deadline and stays open. The
+ * client is unresponsive then, and its kind decides what that means.
+ *
+ * Invariants: only a LIVE session has recalls; in its queue those that were sent come first, by
+ * ascending sequence, and n_sent counts them; a recall is in the broker's list exactly while it
+ * has a deadline; n_overdue counts those without one, and tenant.n_unresponsive the sessions that have any.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_RECALL_H
+#define BFCD_RECALL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/memory/broker.h"
+
+struct session;
+
+/* The first member of each kind's struct. */
+struct recall {
+        enum recall_kind kind;
+        struct session *session; /* NULL: not open */
+        uint64_t sequence;       /* of the event; 0: it was not sent */
+        uint64_t since_ms;
+        bool has_deadline;
+        TAILQ_ENTRY(recall) of_session, of_broker;
+};
+
+/* The recalls of one kind of a session. */
+struct recall_queue {
+        struct recall_list open;
+        unsigned n_sent;   /* the number of sent ones */
+        uint64_t sequence; /* of the last event, so also the number of events */
+        uint64_t n_missed; /* recalls that became overdue, in total */
+};
+
+/* A session's part. */
+struct recall_state {
+        struct recall_queue queues[RECALL_KINDS];
+        unsigned n_overdue;   /* recalls of all kinds that are late; > 0: counted in tenant.n_unresponsive */
+        bool ignores_retires; /* Retires are not answered: it takes no events, has hung up, or missed one */
+};
+
+void recall_init(struct recall_state *state);
+
+/* Opens a recall; its time-out begins now. */
+void recall_begin(struct recall *r, enum recall_kind kind, struct session *s, uint64_t now_ms);
+
+/* Returns the sequence number for its event, which is to be sent now. */
+uint64_t recall_number(struct recall *r);
+
+void recall_clear_deadline(struct recall *r);
+void recall_end(struct recall *r);
+
+static inline bool recall_is_overdue(const struct recall *r)
+{
+        return r->session && !r->has_deadline;
+}
+
+/* The open recall that a client answers. NULL: there is none, and *ret_why says so. */
+struct recall *recall_find(struct session *s, enum recall_kind kind, uint64_t sequence, const char **ret_why);
+
+/* Marks recalls overdue whose time is up. */
+void recall_tick(struct broker *b, uint64_t now_ms);
+
+/* The invariants of one kind; slow. NULL, or a sentence. */
+const char *recall_check(const struct broker *b, enum recall_kind kind);
+
+#endif

@@ -1,0 +1,780 @@
+/* Reports; see report.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/admin/report.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <malloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/admin/drain.h"
+#include "daemon/record/records.h"
+
+#define REPORT_SCAN       4096u  /* records looked at for one page */
+#define REPORT_GRANTS     512u   /* ways of quotas, for a page of GRANTS */
+#define REPORT_MONITOR_NS 10000u /* of a page for a monitor */
+#define REPORT_MANY       64u    /* quotas of a partition, whose sums are kept for monitors for so long */
+#define REPORT_KEPT_MS    100u
+#define REPORT_MEMORY_MS  1000u /* between looks at the daemon's own memory for monitors */
+
+static bool viewer_sees(const struct session *viewer, const struct tenant *t)
+{
+        return viewer->admin || viewer->tenant == t;
+}
+
+bool report_shows(const struct session *viewer, const struct quota *q)
+{
+        return viewer->admin || q->tenant == viewer->tenant->name;
+}
+
+void report_quota_stats(const struct quota *q, Bfcd__Statistics *f)
+{
+        const struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
+        struct bfc_stats stats;
+
+        arena_read_stats(q->arena, &stats);
+        f->bytes_limit = q->account.limit_bytes;
+        f->bytes_reserved = q->account.charged_bytes;
+        f->peak_bytes_reserved = q->account.peak_charged_bytes;
+        f->bytes_in_use = q->bytes_in_use;
+        f->peak_bytes_in_use = q->peaks.bytes_in_use;
+        f->bytes_requested = q->bytes_requested;
+        f->peak_bytes_requested = q->peaks.bytes_requested;
+        f->num_allocs = stats.num_allocs;
+        f->largest_alloc_size = stats.largest_alloc_size;
+        f->largest_free_block_bytes = stats.largest_free_block_bytes;
+        f->bytes_free = stats.bytes_free;
+        if (stats.bytes_free > stats.largest_free_block_bytes)
+                f->bytes_fragmented = stats.bytes_free - stats.largest_free_block_bytes;
+        f->num_blocks = q->n_blocks;
+        f->num_sessions = q->sessions.n;
+        f->num_extents = arena_n_extents(q->arena);
+        f->num_refusals = q->refusals.n;
+        f->num_over_quota = q->refusals.n_over_quota;
+        f->num_out_of_memory = q->refusals.n_out_of_memory;
+        f->last_refusal_time_ms = q->refusals.last_ms;
+        f->peak_bytes_in_use_time_ms = q->peaks.in_use_ms;
+        f->peak_bytes_reserved_time_ms = q->account.peak_charged_ms;
+        f->lifetime_peak_bytes_in_use = record->life.peak_in_use;
+        f->lifetime_peak_bytes_reserved = q->account.lifetime_peak_charged_bytes;
+        f->bytes_guaranteed = q->account.reserve_bytes;
+        f->bytes_unreclaimed = arena_extentless_bytes(q->arena);
+}
+
+static void report_pool_stats(const struct partition *p, Bfcd__Statistics *f)
+{
+        f->peak_bytes_reserved = p->pool.peak_charged_bytes;
+        f->lifetime_peak_bytes_reserved = p->pool.lifetime_peak_charged_bytes;
+        f->peak_bytes_reserved_time_ms = p->pool.peak_charged_ms;
+        f->peak_bytes_in_use = p->use.peak_bytes;
+        f->peak_bytes_in_use_time_ms = p->use.peak_ms;
+        f->lifetime_peak_bytes_in_use = p->use.lifetime_peak_bytes;
+}
+
+/* All viewers see the limit and the charges of a partition, which explain a refusal. */
+static void sum_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
+{
+        const struct quota *q;
+
+        f->bytes_limit = p->pool.limit_bytes;
+        f->bytes_reserved = p->pool.charged_bytes;
+        if (viewer->admin)
+                report_pool_stats(p, f);
+        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+        {
+                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
+
+                if (!report_shows(viewer, q))
+                        continue;
+                report_quota_stats(q, &one);
+                f->bytes_in_use += one.bytes_in_use;
+                f->bytes_unreclaimed += one.bytes_unreclaimed;
+                f->bytes_requested += one.bytes_requested;
+                f->num_allocs += one.num_allocs;
+                f->bytes_free += one.bytes_free;
+                f->bytes_fragmented += one.bytes_fragmented;
+                f->num_blocks += one.num_blocks;
+                f->num_sessions += one.num_sessions;
+                f->num_extents += one.num_extents;
+                f->num_refusals += one.num_refusals;
+                f->num_over_quota += one.num_over_quota;
+                f->num_out_of_memory += one.num_out_of_memory;
+                if (one.last_refusal_time_ms > f->last_refusal_time_ms)
+                        f->last_refusal_time_ms = one.last_refusal_time_ms;
+                f->bytes_guaranteed += one.bytes_guaranteed;
+                if (one.largest_alloc_size > f->largest_alloc_size)
+                        f->largest_alloc_size = one.largest_alloc_size;
+                if (one.largest_free_block_bytes > f->largest_free_block_bytes)
+                        f->largest_free_block_bytes = one.largest_free_block_bytes;
+        }
+}
+
+/* Sums over many quotas for monitors: they can ask again and again. */
+struct partition_report {
+        uint64_t looked_ms; /* 0: never */
+        Bfcd__Statistics stats;
+};
+
+void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *f)
+{
+        struct broker *b = viewer->broker;
+        struct partition_report *kept = NULL;
+        uint64_t now_ms;
+
+        if (viewer->is_monitor && p->n_quotas > REPORT_MANY && !b->reports.partitions)
+                b->reports.partitions = calloc(b->n_partitions, sizeof(*b->reports.partitions));
+        if (viewer->is_monitor && p->n_quotas > REPORT_MANY && b->reports.partitions)
+                kept = &b->reports.partitions[p - b->partitions];
+        now_ms = kept ? clock_ms() : 0;
+        if (kept && kept->looked_ms != 0 && now_ms - kept->looked_ms < REPORT_KEPT_MS) {
+                *f = kept->stats;
+                return;
+        }
+        sum_partition_stats(viewer, p, f);
+        if (kept)
+                *kept = (struct partition_report){ now_ms, *f };
+}
+
+static bool report_is_full(const struct report *r)
+{
+        return r->n_rows == REPORT_ROWS;
+}
+
+/* The next row is for the next page. */
+static bool report_page_ends(const struct report *r)
+{
+        return report_is_full(r) || (r->end_ns != 0 && r->n_rows > 0 && clock_ns() >= r->end_ns);
+}
+
+static void add_row(struct report *r, void *row)
+{
+        r->pointers[r->n_rows++] = row;
+}
+
+static Bfcd__Statistics *report_stats(struct report *r)
+{
+        Bfcd__Statistics *f = &r->stats[r->n_rows];
+
+        bfcd__statistics__init(f);
+        return f;
+}
+
+/* ---- the lists ----------------------------------------------------------- */
+
+static void report_device(const struct broker *b, const struct broker_device *d, Bfcd__DeviceRow *row)
+{
+        bfcd__device_row__init(row);
+        row->id = report_borrow(d->config->id);
+        row->name = report_borrow(d->name);
+        if (d->config->is_cuda) {
+                row->uuid.data = (uint8_t *)(uintptr_t)d->config->uuid;
+                row->uuid.len = sizeof(d->config->uuid);
+        }
+        row->bytes_total = d->bytes_total > 0 ? d->bytes_total : d->config->size_bytes;
+        row->state = report_borrow(drain_state(d));
+        row->bytes_standby = standby_bytes(d->standby);
+        for (size_t k = 0; k < b->n_partitions; k++) {
+                const struct quota *q;
+
+                if (b->partitions[k].device != d->device)
+                        continue;
+                row->bytes_reserved += b->partitions[k].pool.charged_bytes;
+                TAILQ_FOREACH(q, &b->partitions[k].quotas, lists.of_partition)
+                {
+                        row->bytes_pending += arena_pending_bytes(q->arena);
+                        row->bytes_unreclaimed += arena_extentless_bytes(q->arena);
+                }
+        }
+}
+
+static Bfcd__DeviceCalls *report_calls(struct worker *w, enum worker_call kind, Bfcd__DeviceCalls *ret)
+{
+        struct worker_calls calls;
+
+        worker_count_calls(w, kind, &calls);
+        bfcd__device_calls__init(ret);
+        ret->num_calls = calls.n;
+        ret->num_failed = calls.n_failed;
+        ret->total_ns = calls.ns;
+        ret->longest_ns = calls.longest_ns;
+        return ret;
+}
+
+static void report_devices(const struct session *viewer, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        for (size_t i = 0; i < b->n_devices && !report_is_full(r); i++) {
+                Bfcd__DeviceRow *row = &r->rows.devices.rows[r->n_rows];
+                Bfcd__DeviceCalls *calls = r->rows.devices.calls[r->n_rows];
+
+                report_device(b, &b->devices[i], row);
+                if (viewer->admin) {
+                        row->makes = report_calls(b->devices[i].worker, WORKER_MAKES, &calls[WORKER_MAKES]);
+                        row->destroys =
+                                report_calls(b->devices[i].worker, WORKER_DESTROYS, &calls[WORKER_DESTROYS]);
+                }
+                add_row(r, row);
+        }
+        r->status.n_devices = r->n_rows;
+        r->status.devices = (Bfcd__DeviceRow **)r->pointers;
+}
+
+/* 0 where the C library cannot tell, and under a sanitizer that replaces malloc(). */
+static uint64_t allocated_bytes(void)
+{
+#ifdef HAVE_MALLINFO2
+        struct mallinfo2 info = mallinfo2();
+
+        return (uint64_t)info.uordblks + info.hblkhd;
+#else
+        return 0;
+#endif
+}
+
+static uint64_t resident_bytes(void)
+{
+        int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+        char text[128] = "";
+        uint64_t n_pages = 0;
+
+        if (fd < 0)
+                return 0;
+        if (read(fd, text, sizeof(text) - 1) < 0 || sscanf(text, "%*s %" SCNu64, &n_pages) != 1)
+                n_pages = 0;
+        close(fd);
+        return n_pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static const struct own_memory *report_own_memory(const struct session *viewer)
+{
+        struct own_memory *m = &viewer->broker->reports.own_memory;
+        uint64_t now_ms = clock_ms();
+
+        if (viewer->is_monitor && m->looked_ms != 0 && now_ms - m->looked_ms < REPORT_MEMORY_MS)
+                return m;
+        m->looked_ms = now_ms;
+        m->allocated_bytes = allocated_bytes();
+        m->resident_bytes = resident_bytes();
+        return m;
+}
+
+static void report_status(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        (void)cursor;
+        bfcd__status__init(&r->status);
+        r->status.version = report_borrow(BFCD_VERSION);
+        r->status.protocol_version = SESSION_PROTOCOL_VERSION;
+        r->status.uptime_ms = clock_ms() - b->started_ms;
+        r->status.pid = (uint64_t)getpid();
+        r->status.max_sessions = b->config->max_sessions;
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                if (!viewer_sees(viewer, t))
+                        continue;
+                r->status.num_tenants += t->config != NULL;
+                r->status.num_sessions += t->n_sessions;
+                r->status.num_quarantined += t->n_quarantined;
+                r->status.num_unresponsive += t->n_unresponsive;
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        r->status.num_blocks += t->quotas[k]->n_blocks;
+                        r->status.num_extents += arena_n_extents(t->quotas[k]->arena);
+                }
+        }
+        if (viewer->admin) {
+                const struct own_memory *m = report_own_memory(viewer);
+
+                r->status.bytes_allocated = m->allocated_bytes;
+                r->status.bytes_resident = m->resident_bytes;
+                r->status.longest_turn_ns = b->reports.turns.longest_ns;
+                r->status.recent_longest_turn_ns = loop_turns_recent_ns(&b->reports.turns);
+                r->status.num_log_lines_lost = log_count_lost();
+                r->status.num_records_lost = records_count_dropped();
+        }
+        report_devices(viewer, r);
+        r->list.status = &r->status;
+}
+
+static bool report_shows_partition(const struct session *viewer, const struct partition *p)
+{
+        if (viewer->admin)
+                return true;
+        for (size_t i = 0; i < viewer->tenant->n_quotas; i++)
+                if (viewer->tenant->quotas[i]->partition == p)
+                        return true;
+        return false;
+}
+
+/* Of the extents that the viewer may see. A driver does not tell of its pages. */
+static void report_partition_pages(const struct session *viewer, const struct partition *p,
+                                   Bfcd__PartitionRow *row)
+{
+        const struct quota *q;
+
+        if (p->is_cuda)
+                return;
+        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+        {
+                if (!report_shows(viewer, q))
+                        continue;
+                row->bytes_in_2mib_pages += arena_huge_bytes(q->arena);
+                row->bytes_in_4kib_pages += arena_small_bytes(q->arena);
+        }
+}
+
+static void report_partitions(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t i;
+
+        for (i = cursor; i < b->n_partitions && !report_page_ends(r); i++) {
+                const struct partition *p = &b->partitions[i];
+                Bfcd__PartitionRow *row = &r->rows.partitions[r->n_rows];
+
+                if (!report_shows_partition(viewer, p))
+                        continue;
+                bfcd__partition_row__init(row);
+                row->name = report_borrow(p->name);
+                row->device = report_borrow(p->device_id);
+                row->growth = report_borrow(partition_growth_name(p));
+                row->share = report_borrow(partition_share_name(p));
+                row->clears_on_release = p->clears;
+                report_partition_pages(viewer, p, row);
+                row->num_tenants = p->n_quotas;
+                row->stats = report_stats(r);
+                report_partition_stats(viewer, p, row->stats);
+                add_row(r, row);
+        }
+        r->list.next_cursor = i < b->n_partitions ? i : 0;
+        r->list.n_partitions = r->n_rows;
+        r->list.partitions = (Bfcd__PartitionRow **)r->pointers;
+}
+
+/* The cursor counts the quotas of all tenants. */
+static void report_tenants(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t n = 0;
+
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                for (size_t k = 0; k < t->n_quotas; k++) {
+                        Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
+
+                        if (n++ < cursor || !viewer_sees(viewer, t))
+                                continue;
+                        if (report_page_ends(r)) {
+                                r->list.next_cursor = n - 1;
+                                goto out;
+                        }
+                        bfcd__tenant_row__init(row);
+                        row->is_removed = t->quotas[k]->is_removed;
+                        row->bytes_pending = arena_retiring_bytes(t->quotas[k]->arena);
+                        row->bytes_kept = quota_kept_bytes(t->quotas[k]);
+                        row->kept_ms = quota_kept_ms(t->quotas[k]);
+                        row->num_waiting = t->quotas[k]->queue.n;
+                        row->bytes_waiting = t->quotas[k]->queue.n_bytes;
+                        row->tenant = report_borrow(t->name);
+                        row->partition = report_borrow(t->quotas[k]->partition->name);
+                        row->stats = report_stats(r);
+                        report_quota_stats(t->quotas[k], row->stats);
+                        add_row(r, row);
+                }
+        }
+out:
+        r->list.n_tenants = r->n_rows;
+        r->list.tenants = (Bfcd__TenantRow **)r->pointers;
+}
+
+static bool way_is_empty(const struct grants_of_way *g)
+{
+        for (size_t i = 0; i < GRANT_CLASSES; i++)
+                if (g->n[i] > 0)
+                        return false;
+        return true;
+}
+
+static void report_quota_grants(const struct quota *q, enum grant_way way, Bfcd__GrantsRow *row)
+{
+        const struct grants_of_way *g = &q->grants.ways[way];
+
+        bfcd__grants_row__init(row);
+        row->tenant = report_borrow(q->tenant);
+        row->partition = report_borrow(q->partition->name);
+        row->way = report_borrow(grant_way_name(way));
+        row->counts = (uint64_t *)(uintptr_t)g->n;
+        row->n_counts = GRANT_CLASSES;
+        row->total_ns = g->ns;
+}
+
+/* The cursor counts the ways of the quotas of all tenants. A page ends with the tenant that completes REPORT_GRANTS. */
+static void report_grants(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t n = 0;
+
+        r->list.grant_bounds_ns = (uint64_t *)(uintptr_t)grant_bounds_ns;
+        r->list.n_grant_bounds_ns = GRANT_CLASSES - 1;
+        for (size_t i = 0; i < b->n_tenants; i++) {
+                const struct tenant *t = &b->tenants[i];
+
+                if (n + t->n_quotas * GRANT_WAYS <= cursor) {
+                        n += t->n_quotas * GRANT_WAYS;
+                        continue;
+                }
+                if (n > cursor && n - cursor >= REPORT_GRANTS) {
+                        r->list.next_cursor = n;
+                        break;
+                }
+                for (size_t k = 0; k < t->n_quotas * GRANT_WAYS; k++) {
+                        const struct quota *q = t->quotas[k / GRANT_WAYS];
+                        enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
+
+                        if (n++ < cursor || !viewer_sees(viewer, t) || way_is_empty(&q->grants.ways[way]))
+                                continue;
+                        if (report_page_ends(r)) {
+                                r->list.next_cursor = n - 1;
+                                goto out;
+                        }
+                        report_quota_grants(q, way, &r->rows.grants[r->n_rows]);
+                        add_row(r, &r->rows.grants[r->n_rows]);
+                }
+        }
+out:
+        r->list.n_grants = r->n_rows;
+        r->list.grants = (Bfcd__GrantsRow **)r->pointers;
+}
+
+static void report_session(const struct session *s, Bfcd__SessionRow *row)
+{
+        const struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+        struct client_usage client;
+
+        bfcd__session_row__init(row);
+        row->session_id = s->id;
+        row->tenant = report_borrow(s->tenant ? s->tenant->name : "");
+        row->pid = (uint64_t)s->who.pid;
+        row->uid = s->who.uid;
+        row->name = report_borrow(s->name);
+        row->state = report_borrow(session_state_name(s));
+        row->age_ms = clock_ms() - s->born_ms;
+        row->num_blocks = record->links.n_blocks;
+        row->bytes_in_use = s->stats.bytes_in_use;
+        row->peak_bytes_in_use = s->stats.peak_bytes_in_use;
+        session_client_usage(s, &client);
+        row->client_bytes_reserved = client.bytes_held;
+        row->client_bytes_in_use = client.bytes_in_use;
+        row->client_bytes_idle = client.bytes_idle;
+        row->num_trims = s->recall.queues[RECALL_TRIM].sequence;
+        row->num_trims_missed = s->recall.queues[RECALL_TRIM].n_missed;
+        row->is_unresponsive = s->recall.n_overdue > 0;
+}
+
+static void report_sessions(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint64_t i;
+
+        for (i = cursor; i < b->sessions.n_slots && !report_page_ends(r); i++) {
+                const struct session *s = b->sessions.table[i];
+
+                if (!s || !viewer_sees(viewer, s->tenant))
+                        continue;
+                report_session(s, &r->rows.sessions[r->n_rows]);
+                add_row(r, &r->rows.sessions[r->n_rows]);
+        }
+        r->list.next_cursor = i < b->sessions.n_slots ? i : 0;
+        r->list.n_sessions = r->n_rows;
+        r->list.sessions = (Bfcd__SessionRow **)r->pointers;
+}
+
+static const struct quota *quota_of_block(const struct session *viewer, const struct ledger_block *block)
+{
+        return viewer->broker->quotas[block->quota];
+}
+
+static bool viewer_sees_block(const struct session *viewer, const struct ledger_block *block)
+{
+        const struct quota *q = quota_of_block(viewer, block);
+
+        return q && report_shows(viewer, q);
+}
+
+static void report_block(const struct session *viewer, const struct ledger_block *block, Bfcd__BlockRow *row)
+{
+        const struct broker *b = viewer->broker;
+        const struct quota *q = quota_of_block(viewer, block);
+        struct arena_place place;
+
+        arena_locate(q->arena, block->offset, &place);
+        bfcd__block_row__init(row);
+        row->block_id = block->id;
+        if (block->shared == LEDGER_NONE)
+                row->session_id = b->sessions.table[block->session]->id;
+        else
+                row->shared_name = ledger_shared_at(b->ledger, block->shared)->name;
+        row->tenant = report_borrow(q->tenant);
+        row->partition = report_borrow(q->partition->name);
+        row->region_id = place.region_id;
+        row->offset = place.offset;
+        row->n_bytes = block->n_bytes;
+        row->n_requested = block->n_requested;
+        row->age_ms = clock_ms() - block->born_ms;
+        row->tag = report_borrow(block->tag);
+}
+
+/* The cursor is the ledger's index of the next record to look at. */
+static void report_blocks(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint32_t end = ledger_block_end(b->ledger);
+        uint64_t i, last = cursor < end ? cursor + REPORT_SCAN : cursor;
+
+        for (i = cursor; i < end && i < last && !report_page_ends(r); i++) {
+                const struct ledger_block *block = ledger_block_get(b->ledger, (uint32_t)i);
+
+                if (!block || !viewer_sees_block(viewer, block))
+                        continue;
+                report_block(viewer, block, &r->rows.blocks[r->n_rows]);
+                add_row(r, &r->rows.blocks[r->n_rows]);
+        }
+        r->list.next_cursor = i < end ? i : 0;
+        r->list.n_blocks = r->n_rows;
+        r->list.blocks = (Bfcd__BlockRow **)r->pointers;
+}
+
+static void report_extent(const struct quota *q, const struct ledger_extent *extent, Bfcd__ExtentRow *row)
+{
+        struct arena_place place;
+
+        arena_locate(q->arena, extent->offset, &place);
+        bfcd__extent_row__init(row);
+        row->tenant = report_borrow(q->tenant);
+        row->partition = report_borrow(q->partition->name);
+        row->region_id = place.region_id;
+        row->region_bytes = place.region_bytes;
+        row->offset = place.offset;
+        row->n_bytes = extent->n_bytes;
+        row->is_retiring = arena_is_retiring(q->arena, extent->offset);
+}
+
+/* The same, of the table of extents. */
+static void report_extents(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint32_t end = ledger_extent_end(b->ledger);
+        uint64_t i, last = cursor < end ? cursor + REPORT_SCAN : cursor;
+
+        for (i = cursor; i < end && i < last && !report_page_ends(r); i++) {
+                const struct ledger_extent *extent = ledger_extent_get(b->ledger, (uint32_t)i);
+                const struct quota *q = extent ? b->quotas[extent->quota] : NULL;
+
+                if (!q || !report_shows(viewer, q)) /* NULL: of an arena that is closed */
+                        continue;
+                report_extent(q, extent, &r->rows.extents[r->n_rows]);
+                add_row(r, &r->rows.extents[r->n_rows]);
+        }
+        r->list.next_cursor = i < end ? i : 0;
+        r->list.n_extents = r->n_rows;
+        r->list.extents = (Bfcd__ExtentRow **)r->pointers;
+}
+
+/* How long a kept block without references stays yet. */
+static uint64_t kept_ms(const struct ledger_shared *shared)
+{
+        uint64_t now_ms = clock_ms();
+
+        if (shared->links.n_refs > 0 || shared->keep_ms == 0)
+                return 0;
+        if (shared->until_ms == LEDGER_FOREVER)
+                return LEDGER_FOREVER;
+        return shared->until_ms > now_ms ? shared->until_ms - now_ms : 0;
+}
+
+static void report_shared_block(const struct session *viewer, const struct ledger_shared *shared,
+                                Bfcd__SharedRow *row)
+{
+        struct ledger *l = viewer->broker->ledger;
+        const struct ledger_block *block = ledger_block_at(l, shared->block);
+        const struct quota *q = quota_of_block(viewer, block);
+
+        bfcd__shared_row__init(row);
+        row->name = report_borrow(shared->name);
+        row->tenant = report_borrow(q->tenant);
+        row->partition = report_borrow(q->partition->name);
+        row->block_id = block->id;
+        row->n_bytes = block->n_bytes;
+        row->n_requested = block->n_requested;
+        row->num_references = shared->links.n_refs;
+        row->age_ms = clock_ms() - shared->born_ms;
+        row->keep_ms = shared->keep_ms;
+        row->kept_ms = kept_ms(shared);
+        if (shared->metadata != LEDGER_NONE)
+                row->n_metadata_bytes = ledger_metadata_at(l, shared->metadata)->n_bytes;
+}
+
+/* The same, of the table of shared blocks: all, or those that are kept. */
+static void report_shared_blocks(const struct session *viewer, uint64_t cursor, bool only_kept,
+                                 struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint32_t end = ledger_shared_end(b->ledger);
+        uint64_t i, last = cursor < end ? cursor + REPORT_SCAN : cursor;
+
+        for (i = cursor; i < end && i < last && !report_page_ends(r); i++) {
+                const struct ledger_shared *shared = ledger_shared_get(b->ledger, (uint32_t)i);
+
+                if (!shared || (only_kept && shared->keep_ms == 0) ||
+                    !viewer_sees_block(viewer, ledger_block_at(b->ledger, shared->block)))
+                        continue;
+                report_shared_block(viewer, shared, &r->rows.shared[r->n_rows]);
+                add_row(r, &r->rows.shared[r->n_rows]);
+        }
+        r->list.next_cursor = i < end ? i : 0;
+        r->list.n_shared = r->n_rows;
+        r->list.shared = (Bfcd__SharedRow **)r->pointers;
+}
+
+static void report_shared(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        report_shared_blocks(viewer, cursor, false, r);
+}
+
+static void report_kept(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        report_shared_blocks(viewer, cursor, true, r);
+}
+
+/* A client's ages are bounded by what the daemon knows: the age of the session, and the bytes that it
+ * holds. The oldest class comes first, so an excess is taken off the youngest. Returns how many classes
+ * are not empty. */
+static size_t clamp_ages(const struct session *s, uint64_t held, const uint64_t bytes[AGES_CLASSES],
+                         uint64_t ret_least_ms[AGES_CLASSES], uint64_t ret_bytes[AGES_CLASSES])
+{
+        uint64_t clamped[AGES_CLASSES] = { 0 }, age_ms = clock_ms() - s->born_ms;
+        size_t n = 0;
+
+        for (unsigned c = AGES_CLASSES; c-- > 0;) {
+                uint64_t n_bytes = bytes[c] < held ? bytes[c] : held;
+                unsigned to = c;
+
+                while (to > 0 && ages_least_ms(to) > age_ms)
+                        to--;
+                clamped[to] += n_bytes;
+                held -= n_bytes;
+        }
+        for (unsigned c = 0; c < AGES_CLASSES; c++) {
+                if (clamped[c] == 0)
+                        continue;
+                ret_least_ms[n] = ages_least_ms(c);
+                ret_bytes[n++] = clamped[c];
+        }
+        return n;
+}
+
+static void report_session_ages(const struct session *s, size_t share, const struct client_ages *ages,
+                                struct report *r)
+{
+        const struct session_share *of = &s->shares[share];
+        Bfcd__AgesRow *row = &r->rows.ages.rows[r->n_rows];
+
+        bfcd__ages_row__init(row);
+        row->session_id = s->id;
+        row->tenant = report_borrow(of->quota->tenant);
+        row->partition = report_borrow(of->quota->partition->name);
+        row->least_age_ms = r->rows.ages.least_ms[r->n_rows];
+        row->bytes = r->rows.ages.bytes[r->n_rows];
+        row->n_bytes = clamp_ages(s, of->usage.bytes, ages->bytes[share], row->least_age_ms, row->bytes);
+        row->n_least_age_ms = row->n_bytes;
+        add_row(r, row);
+}
+
+/* The cursor is a session's place times PAGES_MAX_PARTITIONS, plus a share. To read a client's page takes
+ * several system calls, also without a row; so their number is bounded. */
+static void report_ages(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+        uint32_t now = ages_now();
+        struct client_ages ages;
+        unsigned n_looks = 0;
+        uint64_t i;
+
+        for (i = cursor / PAGES_MAX_PARTITIONS; i < b->sessions.n_slots; i++, cursor = 0) {
+                const struct session *s = b->sessions.table[i];
+                size_t k = cursor % PAGES_MAX_PARTITIONS;
+
+                if (!s || !viewer_sees(viewer, s->tenant) || s->stats.bytes_in_use == 0)
+                        continue;
+                if (report_page_ends(r) || n_looks++ == REPORT_LOOKS) {
+                        r->list.next_cursor = i * PAGES_MAX_PARTITIONS;
+                        break;
+                }
+                if (client_page_ages(s->page, now, &ages) < 0)
+                        continue;
+                for (; k < s->n_shares && k < PAGES_MAX_PARTITIONS && !report_page_ends(r); k++)
+                        if (ages.are_told[k] && s->shares[k].joined)
+                                report_session_ages(s, k, &ages, r);
+                if (k < s->n_shares && k < PAGES_MAX_PARTITIONS) {
+                        r->list.next_cursor = i * PAGES_MAX_PARTITIONS + k;
+                        break;
+                }
+        }
+        r->list.n_ages = r->n_rows;
+        r->list.ages = (Bfcd__AgesRow **)r->pointers;
+}
+
+static void report_whoami(const struct session *viewer, uint64_t cursor, struct report *r)
+{
+        const struct broker *b = viewer->broker;
+
+        (void)cursor;
+        bfcd__whoami__init(&r->whoami);
+        r->whoami.tenant = report_borrow(viewer->tenant ? viewer->tenant->name : "");
+        r->whoami.session_id = viewer->id;
+        r->whoami.uid = viewer->who.uid;
+        r->whoami.gid = viewer->who.gid;
+        r->whoami.pid = (uint64_t)viewer->who.pid;
+        r->whoami.admin = viewer->admin && !viewer->is_monitor;
+        r->whoami.monitor = viewer->is_monitor;
+        for (size_t i = 0; i < viewer->who.matches.n_tenants && !report_is_full(r); i++)
+                add_row(r, report_borrow(b->selection.order[viewer->who.matches.tenants[i]]->name));
+        r->whoami.n_matching_tenants = r->n_rows;
+        r->whoami.matching_tenants = (char **)r->pointers;
+        r->list.whoami = &r->whoami;
+}
+
+int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret)
+{
+        static void (*const reports[])(const struct session *, uint64_t, struct report *) = {
+                [BFCD__LIST__KIND__STATUS] = report_status,
+                [BFCD__LIST__KIND__PARTITIONS] = report_partitions,
+                [BFCD__LIST__KIND__TENANTS] = report_tenants,
+                [BFCD__LIST__KIND__SESSIONS] = report_sessions,
+                [BFCD__LIST__KIND__BLOCKS] = report_blocks,
+                [BFCD__LIST__KIND__WHOAMI] = report_whoami,
+                [BFCD__LIST__KIND__SHARED] = report_shared,
+                [BFCD__LIST__KIND__AGES] = report_ages,
+                [BFCD__LIST__KIND__GRANTS] = report_grants,
+                [BFCD__LIST__KIND__EXTENTS] = report_extents,
+                [BFCD__LIST__KIND__KEPT] = report_kept,
+        };
+        size_t kind = (size_t)request->kind;
+
+        if (kind >= sizeof(reports) / sizeof(reports[0]) || !reports[kind])
+                return -EINVAL;
+        ret->n_rows = 0;
+        ret->end_ns = viewer->is_monitor ? clock_ns() + REPORT_MONITOR_NS : 0;
+        bfcd__list_reply__init(&ret->list);
+        reports[kind](viewer, request->cursor, ret);
+        return 0;
+}

@@ -1,0 +1,63 @@
+/* Reports: the rows of lists for a viewer. A tenant's session sees its tenant, an admin session sees
+ * all. A page fits in a frame. A page may be empty and still have a next one, because the number of
+ * records that it looks at is bounded, too. For monitors, who may ask for pages as fast as they can, a page is also
+ * bounded by time.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_REPORT_H
+#define BFCD_REPORT_H
+
+#include "daemon/session/session.h"
+#include "daemon/memory/grants.h"
+#include "proto/ages.h"
+#include "proto/bfcd.pb-c.h"
+
+#define REPORT_ROWS  96u /* a page; about 500 bytes a row at most */
+#define REPORT_LOOKS 24u /* at clients' pages for one page of AGES: each takes several copies */
+
+/* A page and the memory of its rows; names are borrowed. */
+struct report {
+        Bfcd__ListReply list;
+        Bfcd__Status status;
+        Bfcd__Whoami whoami;
+        size_t n_rows;
+        uint64_t end_ns; /* the page ends after the row that is made then; 0: when it is full */
+        union {
+                Bfcd__PartitionRow partitions[REPORT_ROWS];
+                Bfcd__TenantRow tenants[REPORT_ROWS];
+                Bfcd__SessionRow sessions[REPORT_ROWS];
+                Bfcd__BlockRow blocks[REPORT_ROWS];
+                Bfcd__SharedRow shared[REPORT_ROWS];
+                Bfcd__ExtentRow extents[REPORT_ROWS];
+                Bfcd__GrantsRow grants[REPORT_ROWS];
+                struct {
+                        Bfcd__DeviceRow rows[REPORT_ROWS];
+                        Bfcd__DeviceCalls calls[REPORT_ROWS][WORKER_CALLS];
+                } devices;
+                struct {
+                        Bfcd__AgesRow rows[REPORT_ROWS];
+                        uint64_t least_ms[REPORT_ROWS][AGES_CLASSES], bytes[REPORT_ROWS][AGES_CLASSES];
+                } ages;
+        } rows;
+        void *pointers[REPORT_ROWS];
+        Bfcd__Statistics stats[REPORT_ROWS];
+};
+
+/* Fills the page of a list. -EINVAL: no such kind. */
+int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret);
+
+/* protobuf-c's strings are not const, but replies are only read. */
+static inline char *report_borrow(const char *s)
+{
+        return (char *)(uintptr_t)s;
+}
+
+/* True: the viewer may see this quota's tenant. */
+bool report_shows(const struct session *viewer, const struct quota *q);
+
+void report_quota_stats(const struct quota *q, Bfcd__Statistics *ret);
+
+/* What all viewers see of the partition, and sums of what this viewer may see. */
+void report_partition_stats(const struct session *viewer, const struct partition *p, Bfcd__Statistics *ret);
+
+#endif

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tenants and quotas: the grammar below the key `tenants`, and what is summed over tenants. */
+#include "daemon/config/reader.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_QUOTA_LIMIT (UINT64_C(512) << 30) /* an arena's address space is twice this: 1 TiB */
+#define SMALL_IPC_LIMIT (UINT64_C(256) << 20) /* less than eight pieces of 32 MiB */
+
+/* ---- quotas --------------------------------------------------------------- */
+
+bool config_read_quota_partition(struct config_reader *r, struct config_place *p,
+                                 const struct config_field *field, const struct yamltree_node *n)
+{
+        const struct config_tenant *t = p->in->object;
+        struct config_quota *q = p->object;
+        struct config_names names;
+
+        if (!n || !config_want_name(r, n, field->key))
+                return false;
+        if (!config_find_partition(r->c, n->text, &q->partition)) {
+                if (!r->lacks_partitions) /* it may be one of those that could not be read */
+                        config_fail(r, n, "partition '%s' does not exist; the partitions are: %s", SHOW(n),
+                                    config_list_names(&names, r->c->partitions, r->c->n_partitions,
+                                                      sizeof(r->c->partitions[0]),
+                                                      offsetof(struct config_partition, name)));
+                return false;
+        }
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                if (t->quotas[i].partition == q->partition)
+                        return config_fail(r, n, "this tenant already has a quota in partition '%s'",
+                                           n->text);
+        }
+        p->whole_known = config_knows(&r->partitions[q->partition].place, PARTITION_LIMIT);
+        p->whole_bytes = p->whole_known ? r->c->partitions[q->partition].limit_bytes : 0;
+        q->limit_bytes = p->whole_bytes;
+        return true;
+}
+
+static uint64_t add_up(uint64_t a, uint64_t b)
+{
+        return __builtin_add_overflow(a, b, &a) ? UINT64_MAX : a;
+}
+
+static void check_reserve(struct config_reader *r, const struct yamltree_node *at,
+                          const struct config_quota *q)
+{
+        struct partition_note *note = &r->partitions[q->partition];
+
+        if (q->reserve_bytes > q->limit_bytes) {
+                config_fail(r, at, "reserve %s is more than this quota's limit, %s", SIZE(q->reserve_bytes),
+                            SIZE(q->limit_bytes));
+                return;
+        }
+        note->sum_of_reserves = add_up(note->sum_of_reserves, q->reserve_bytes);
+        if (note->sum_of_reserves > r->c->partitions[q->partition].limit_bytes && !note->reserve_too_much)
+                note->reserve_too_much = at;
+}
+
+/* The limits of the quota and of its partition are known. */
+static void check_quota(struct config_reader *r, const struct config_place *place,
+                        const struct config_quota *q)
+{
+        const struct config_partition *p = &r->c->partitions[q->partition];
+        const struct yamltree_node *at = config_at(place, QUOTA_LIMIT), *reserve = place->at[QUOTA_RESERVE];
+        struct partition_note *note = &r->partitions[q->partition];
+
+        if (q->limit_bytes > p->limit_bytes)
+                config_fail(r, at, "limit %s is more than the limit of partition '%s', %s",
+                            SIZE(q->limit_bytes), p->name, SIZE(p->limit_bytes));
+        else if (q->limit_bytes > MAX_QUOTA_LIMIT)
+                config_fail(
+                        r, at,
+                        "limit %s is more than 512GiB, the most that one tenant can have in one partition",
+                        SIZE(q->limit_bytes));
+        else
+                note->sum_of_limits = add_up(note->sum_of_limits, q->limit_bytes);
+        /* A partition that preallocates has one extent of the whole limit. */
+        if (p->share == CONFIG_SHARE_CUDA_IPC && p->growth == CONFIG_GROWTH_ON_DEMAND &&
+            q->limit_bytes < SMALL_IPC_LIMIT)
+                config_advise(r, at,
+                              "limit %s in partition '%s' is allocated in extents of 32MiB, because the "
+                              "partition has share: cuda-ipc; one small block reserves a whole extent; "
+                              "with share: fd extents have 2MiB",
+                              SIZE(q->limit_bytes), p->name);
+        if (reserve && config_knows(place, QUOTA_RESERVE))
+                check_reserve(r, reserve, q);
+}
+
+/* The quota's limit is known. */
+static void check_keep(struct config_reader *r, const struct yamltree_node *n,
+                       const struct yamltree_node *bytes, const struct config_quota *q)
+{
+        const struct config_partition *p = &r->c->partitions[q->partition];
+
+        if (q->keep_bytes > q->limit_bytes)
+                config_fail(r, bytes, "keep has %s, more than this quota's limit, %s", SIZE(q->keep_bytes),
+                            SIZE(q->limit_bytes));
+        else if (p->growth == CONFIG_GROWTH_PREALLOCATE)
+                config_warn(r, n,
+                            "keep has no effect in partition '%s', which preallocates and never releases "
+                            "its memory",
+                            p->name);
+}
+
+bool config_read_keep(struct config_reader *r, struct config_place *in, const struct config_field *field,
+                      const struct yamltree_node *n)
+{
+        struct config_quota *q = in->object;
+        struct config_place p = config_inner(in, field, n);
+
+        p.whole_bytes = q->limit_bytes;
+        p.whole_known = q->limit_bytes > 0;
+        if (!n || !config_read_section(r, &p))
+                return false;
+        if (config_knows(&p, KEEP_BYTES) && config_knows(in, QUOTA_PARTITION) && q->limit_bytes > 0)
+                check_keep(r, n, p.at[KEEP_BYTES], q);
+        return true;
+}
+
+bool config_read_quota(struct config_reader *r, const struct yamltree_node *n, struct config_place *in)
+{
+        struct tenant_note *note = (struct tenant_note *)in;
+        struct config_tenant *t = in->object;
+        struct config_quota q = { 0 };
+        struct config_place p = config_place(&CONFIG_QUOTA, n, &q);
+
+        p.in = in;
+        config_init(&CONFIG_QUOTA, &q);
+        if (!config_read_section(r, &p))
+                return false;
+        if (p.whole_known && (!p.at[QUOTA_LIMIT] || config_knows(&p, QUOTA_LIMIT)))
+                check_quota(r, &p, &q);
+        if (p.at[QUOTA_MAX_SESSIONS] && q.max_sessions > note->n_sessions)
+                note->n_sessions = q.max_sessions;
+        if (!config_knows(&p, QUOTA_PARTITION))
+                return false;
+        r->partitions[q.partition].n_sessions += q.max_sessions;
+        return config_append(r, (void **)&t->quotas, &t->n_quotas, &q, sizeof(q));
+}
+
+/* ---- tenants -------------------------------------------------------------- */
+
+static ssize_t find_tenant(const struct config *c, const char *name)
+{
+        for (size_t i = 0; i < c->n_tenants; i++)
+                if (strcmp(c->tenants[i].name, name) == 0)
+                        return (ssize_t)i;
+        return -1;
+}
+
+void config_free_tenant(struct config_tenant *t)
+{
+        free(t->name);
+        config_free_match(t);
+        free(t->quotas);
+}
+
+/* A session counts in each partition that it uses, so the largest of the quotas' numbers is the default: a
+ * tenant has no more sessions for having quotas in more partitions. */
+static void count_sessions(struct config_reader *r, struct config_tenant *t, bool is_configured)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (!is_configured && t->quotas[i].max_sessions > t->max_sessions)
+                        t->max_sessions = t->quotas[i].max_sessions;
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i].max_sessions > t->max_sessions)
+                        r->partitions[t->quotas[i].partition].n_sessions -=
+                                t->quotas[i].max_sessions - t->max_sessions;
+}
+
+bool config_read_tenant(struct config_reader *r, const struct yamltree_node *n, struct config_place *in)
+{
+        struct config_tenant t = { 0 };
+        struct tenant_note note = { .place = config_place(&CONFIG_TENANT, n, &t) };
+        size_t n_notes = r->c->n_tenants;
+        const struct config_place *p = &note.place;
+        bool has_name, is_kept = false;
+
+        (void)in;
+        if (!config_read_section(r, &note.place))
+                return false;
+        count_sessions(r, &t, config_knows(p, TENANT_MAX_SESSIONS));
+        if (p->at[TENANT_MAX_SESSIONS])
+                note.n_sessions = t.max_sessions;
+        has_name = config_knows(p, TENANT_NAME);
+        if (has_name && find_tenant(r->c, t.name) >= 0)
+                config_fail(r, p->at[TENANT_NAME], "tenant '%s' is defined twice", t.name);
+        else if (has_name && r->c->n_tenants == CONFIG_MAX_TENANTS)
+                config_fail(r, p->at[TENANT_NAME], "more than %d tenants", CONFIG_MAX_TENANTS);
+        else if (has_name)
+                is_kept = config_append(r, (void **)&r->tenants, &n_notes, &note, sizeof(note)) &&
+                          config_append(r, (void **)&r->c->tenants, &r->c->n_tenants, &t, sizeof(t));
+        if (!is_kept)
+                config_free_tenant(&t);
+        return has_name;
+}
+
+void config_read_default_tenant(struct config_reader *r)
+{
+        const struct yamltree_node *n = r->top.at[TOP_DEFAULT];
+        struct config_names names;
+
+        if (!n || !config_want_name(r, n, "default_tenant"))
+                return;
+        r->c->default_tenant = find_tenant(r->c, n->text);
+        if (r->c->default_tenant < 0 && !r->lacks_tenants)
+                config_fail(r, n, "default_tenant '%s' does not exist; the tenants are: %s", SHOW(n),
+                            config_list_names(&names, r->c->tenants, r->c->n_tenants,
+                                              sizeof(r->c->tenants[0]),
+                                              offsetof(struct config_tenant, name)));
+}
+
+void config_check_sessions(struct config_reader *r)
+{
+        const struct config *c = r->c;
+        uint64_t n_promised = 0;
+
+        if (c->n_tenants > c->max_sessions) {
+                config_advise(r, config_at(&r->top, TOP_MAX_SESSIONS),
+                              "max_sessions is %u for %zu tenants: no tenant is guaranteed a session; "
+                              "raise it",
+                              c->max_sessions, c->n_tenants);
+                return;
+        }
+        for (size_t i = 0; i < c->n_tenants; i++)
+                n_promised += r->tenants[i].n_sessions;
+        if (n_promised > c->max_sessions)
+                config_advise(r, config_at(&r->top, TOP_MAX_SESSIONS),
+                              "the max_sessions of the tenants sum to %llu, and the daemon's max_sessions "
+                              "is %u: each tenant is guaranteed at most %u sessions; lower the former, or "
+                              "raise the latter",
+                              (unsigned long long)n_promised, c->max_sessions,
+                              c->max_sessions / (uint32_t)c->n_tenants);
+}
+
+void config_check_matches(struct config_reader *r, bool default_known)
+{
+        for (size_t i = 0; i < r->c->n_tenants; i++) {
+                const struct config_tenant *t = &r->c->tenants[i];
+                const struct tenant_note *note = &r->tenants[i];
+                bool is_default = (ssize_t)i == r->c->default_tenant;
+
+                if (is_default || !default_known)
+                        continue;
+                if (!note->place.at[TENANT_MATCH])
+                        config_fail(
+                                r, note->place.node,
+                                "tenant '%s' lacks match and is not the default_tenant; no process can be "
+                                "this tenant",
+                                t->name);
+                else if (t->names_ids && t->n_uids == 0 && t->n_gids == 0 && !r->has_failed)
+                        config_warn(r, note->place.node, "tenant '%s' matches no process", t->name);
+        }
+}

@@ -1,0 +1,511 @@
+/* Inheriting; see inherit.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/handover/inherit.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/handover/crash.h"
+#include "daemon/log.h"
+#include "daemon/number.h"
+#include "device/host_free.h"
+
+#define MAX_FAULTS_LOGGED 32u
+
+/* While quotas are made, the pools have room for all inherited charges; their limits are set at the end. */
+#define NO_LIMIT (UINT64_MAX / 2)
+
+/* ---- the ledger ---------------------------------------------------------- */
+
+static void on_fault(void *userdata, const struct ledger_fault *fault)
+{
+        unsigned *n = userdata;
+
+        if (strcmp(fault->table, "header") == 0)
+                log_error("the ledger of the previous daemon cannot be read: %s", fault->why);
+        else if (++*n <= MAX_FAULTS_LOGGED)
+                log_error("the ledger is damaged: %s %" PRIu32 " (id %" PRIu64 "): %s; the affected quota "
+                          "is closed",
+                          fault->table, fault->index, fault->id, fault->why);
+}
+
+static bool has_room(const struct ledger_limits *have, const struct ledger_limits *room,
+                     const struct capacity_records *n)
+{
+        return have->n_sessions >= room->n_sessions && have->n_quotas >= n->n_quotas &&
+               have->n_extents >= n->n_extents && have->n_exports >= n->n_exports &&
+               have->n_blocks >= n->n_blocks && have->n_shared >= n->n_blocks && have->n_refs >= n->n_refs;
+}
+
+/* The config needs more records than there are. */
+static int grow_ledger(struct broker *b, char *ret_sentence, size_t n_sentence)
+{
+        struct ledger *larger = NULL;
+        int r = ledger_grow(b->ledger, &b->room, &larger);
+
+        if (r == 0)
+                r = store_swap_ledger(b->options.store, ledger_fd(larger));
+        if (r < 0) {
+                snprintf(ret_sentence, n_sentence,
+                         "the configuration needs larger tables than the previous daemon had, and they "
+                         "cannot be created: %s: lower max_blocks, max_sessions or limits to their "
+                         "previous values",
+                         strerror(-r));
+                ledger_free(larger);
+                return r;
+        }
+        ledger_free(b->ledger);
+        b->ledger = larger;
+        ledger_read_limits(b->ledger, &b->room);
+        log_notice("the configuration needs larger tables than the previous daemon had: they were "
+                   "enlarged, with room for %" PRIu32 " blocks",
+                   b->room.n_blocks);
+        return 0;
+}
+
+/* 0 with b->ledger NULL: the ledger is not used, as was logged. */
+static int open_ledger(struct broker *b, int fd, const struct capacity_records *n, char *ret_sentence,
+                       size_t n_sentence)
+{
+        struct ledger_limits have;
+        unsigned n_faults = 0;
+        int r = ledger_open(fd, on_fault, &n_faults, &b->ledger);
+
+        if (r < 0)
+                close(fd);
+        if (n_faults > MAX_FAULTS_LOGGED)
+                log_error("the ledger is damaged: %u more records", n_faults - MAX_FAULTS_LOGGED);
+        if (r == -EBADMSG) {
+                log_error("the daemon starts without it: the previous sessions cannot be resumed; restart "
+                          "their programs");
+                return 0;
+        }
+        if (r < 0)
+                return r;
+        if (*ledger_crashes(b->ledger) >= INHERIT_MAX_CRASHES) {
+                log_error("%" PRIu32 " daemons in a row crashed with the ledger of the previous daemon: "
+                          "the daemon starts without it, and the previous sessions cannot be resumed",
+                          *ledger_crashes(b->ledger));
+                b->ledger = ledger_free(b->ledger);
+                return 0;
+        }
+        ledger_read_limits(b->ledger, &have);
+        if (has_room(&have, &b->room, n)) {
+                b->room = have;
+                return 0;
+        }
+        return grow_ledger(b, ret_sentence, n_sentence);
+}
+
+/* True: the punch continues the releases of this partition while the loop runs, because a client can
+ * delay them, and the start must not wait for that. */
+static bool is_punched(void *userdata, const char *partition)
+{
+        const struct broker *b = userdata;
+        const struct config *c = b->config;
+
+        for (size_t i = 0; b->options.punch && i < c->n_partitions; i++)
+                if (strcmp(c->partitions[i].name, partition) == 0)
+                        return !c->devices[c->partitions[i].device].is_cuda;
+        return false;
+}
+
+int inherit_ledger(struct broker *b, const struct capacity_records *n, char *ret_sentence, size_t n_sentence)
+{
+        int fd = store_take_ledger(b->options.store), r = 0;
+
+        if (fd >= 0)
+                r = open_ledger(b, fd, n, ret_sentence, n_sentence);
+        if (r == 0 && b->ledger) {
+                b->restored.extents_end = ledger_extents_end(b->ledger);
+                crash_count_in(ledger_crashes(b->ledger));
+                return inherited_new(b->ledger, b->options.store, b->options.punch, is_punched, b,
+                                     &b->inherited);
+        }
+        if (r == 0)
+                r = ledger_new(&b->room, &b->ledger);
+        if (r < 0)
+                return r;
+        b->restored.extents_end = ledger_extents_end(b->ledger);
+        if (store_keeps(b->options.store))
+                crash_count_in(ledger_crashes(b->ledger));
+        r = store_put_ledger(b->options.store, ledger_fd(b->ledger));
+        if (r < 0)
+                log_warning("the service manager does not store the ledger: a restart ends all sessions: %s",
+                            strerror(-r));
+        return 0;
+}
+
+/* ---- quotas -------------------------------------------------------------- */
+
+static size_t find_partition(const struct broker *b, const char *name)
+{
+        size_t i = 0;
+
+        while (i < b->n_partitions && strcmp(b->partitions[i].name, name) != 0)
+                i++;
+        return i;
+}
+
+static struct device *device_of(void *userdata, const char *partition, bool *ret_clears)
+{
+        const struct broker *b = userdata;
+        size_t i = find_partition(b, partition);
+
+        if (i == b->n_partitions)
+                return NULL;
+        *ret_clears = b->partitions[i].clears;
+        return b->partitions[i].device;
+}
+
+static const struct config_quota *find_config_quota(const struct tenant *t, size_t partition)
+{
+        for (size_t i = 0; t->config && i < t->config->n_quotas; i++)
+                if (t->config->quotas[i].partition == partition)
+                        return &t->config->quotas[i];
+        return NULL;
+}
+
+static struct quota *find_quota(const struct tenant *t, const struct partition *p)
+{
+        for (size_t i = 0; i < t->n_quotas; i++)
+                if (t->quotas[i]->partition == p)
+                        return t->quotas[i];
+        return NULL;
+}
+
+static void close_quota(struct broker *b, struct inherited_quota *from, const char *why)
+{
+        log_error("tenant '%s' in partition '%s': %s: its arena is closed, with %" PRIu64 " bytes in %zu "
+                  "extents and %zu blocks; these stay charged, and the previous sessions cannot be resumed",
+                  from->tenant, from->partition, why, from->n_bytes, from->arena.n_extents,
+                  from->arena.n_blocks);
+        inherited_close(b->inherited, from);
+}
+
+/* The bytes of a tenant in a partition, in arenas that are closed. */
+static uint64_t closed_bytes(const struct broker *b, const char *tenant, const char *partition)
+{
+        uint64_t n_bytes = 0;
+        size_t n;
+        const struct inherited_quota *q = inherited_find(b->inherited, tenant, partition, &n);
+
+        for (size_t i = 0; i < n; i++)
+                n_bytes += q[i].is_closed ? q[i].n_bytes : 0;
+        return n_bytes;
+}
+
+/* How much of a limit extents of these sizes can back: see arena_prepare_limit(). */
+static uint64_t limit_in(const struct partition *p, uint64_t limit_bytes, const struct extent_sizes *g)
+{
+        if (p->share != DEVICE_SHARE_FD || !extent_sizes_are_valid(g, device_granularity(p->device)))
+                return limit_bytes;
+        return min_u64(limit_bytes, extent_max_limit(g));
+}
+
+static void took_fds(struct inherited *r, const struct inherited_quota *q)
+{
+        for (size_t i = 0; i < q->arena.n_extents; i++)
+                r->fds[q->arena.fds + i - r->fds] = -1;
+}
+
+static bool is_fatal(int error)
+{
+        return error == -ENOMEM || error == -EMFILE || error == -ENFILE;
+}
+
+/* The previous daemon ended during a growth. If the kernel killed a process for lack of memory meanwhile,
+ * it would do so again. */
+static void note_interrupted_growth(struct quota *q, uint32_t growing_mib, uint32_t oom_kills)
+{
+        ledger_quota_grows(q->ledger, q->index, 0, 0);
+        if (growing_mib == 0 || (int32_t)(host_free_oom_kills() - oom_kills) <= 0)
+                return;
+        log_warning("tenant '%s' in partition '%s': the kernel killed a process for lack of memory while the "
+                    "previous daemon allocated %" PRIu32
+                    " MiB, so the tenant gets no new memory there for %u s",
+                    q->tenant, q->partition->name, growing_mib, QUOTA_PAUSE_MS / 1000);
+        quota_pause_growth(q);
+}
+
+/* 0: it continues, or is closed. */
+static int restore_quota(struct broker *b, struct tenant *t, size_t partition, struct inherited_quota *from)
+{
+        const struct partition *p = &b->partitions[partition];
+        const struct config_quota *to = find_config_quota(t, partition);
+        uint64_t closed = closed_bytes(b, from->tenant, from->partition);
+        struct extent_sizes grid = quota_extent_sizes(ledger_quota_at(b->ledger, from->index));
+        uint64_t limit = to ? to->limit_bytes : max_u64(from->n_bytes + closed, CONFIG_GRANULARITY);
+        const char *why = NULL;
+        struct quota_options options = {
+                .max_sessions = to ? to->max_sessions : 0,
+                .max_blocks = to ? to->max_blocks : (uint32_t)from->arena.n_blocks,
+                .keep_bytes = to ? to->keep_bytes : 0,
+                .keep_ms = to ? to->keep_ms : 0,
+                .inherited = &from->arena,
+                .index = from->index,
+                .inherited_bytes = from->n_bytes,
+                .closed_bytes = closed,
+                .ret_why = &why,
+        };
+        struct quota *q;
+        int r;
+
+        if (limit_in(p, limit, &grid) < limit) {
+                log_warning("tenant '%s' in partition '%s': the size of its extents does not allow its "
+                            "limit of %" PRIu64 " bytes; until they are released and bfcd is restarted, "
+                            "the limit is %" PRIu64 " bytes",
+                            t->name, p->name, limit, limit_in(p, limit, &grid));
+                limit = limit_in(p, limit, &grid);
+        }
+        options.limit_bytes = max_u64(limit, from->n_bytes + closed);
+        r = broker_make_quota(b, t, partition, &options);
+        if (is_fatal(r))
+                return r;
+        if (r < 0) {
+                close_quota(b, from, why ? why : strerror(-r));
+                return 0;
+        }
+        took_fds(b->inherited, from);
+        b->restored.n_bytes += from->n_bytes;
+        b->restored.n_blocks += (uint32_t)from->arena.n_blocks;
+        q = from->quota = t->quotas[t->n_quotas - 1];
+        r = quota_prepare_limit(q, limit);
+        if (r == 0)
+                quota_set_early(q, &(struct quota_limits){ limit, to ? min_u64(to->reserve_bytes, limit) : 0,
+                                                           options.max_sessions, options.max_blocks,
+                                                           options.keep_bytes, options.keep_ms });
+        q->is_removed = !to;
+        note_interrupted_growth(q, from->growing_mib, from->oom_kills);
+        return r;
+}
+
+static bool has_all_fds(const struct inherited_quota *from)
+{
+        for (size_t i = 0; i < from->arena.n_extents; i++)
+                if (from->arena.fds[i] < 0)
+                        return false;
+        return true;
+}
+
+/* Makes a quota of one in the ledger. */
+static int inherit_quota(struct broker *b, struct tenant *t, struct inherited_quota *from)
+{
+        size_t partition = find_partition(b, from->partition);
+        bool is_there = partition < b->n_partitions;
+
+        /* No session knows it: a new one has extents of the right sizes for its limit. */
+        if (!from->has_sessions && (from->is_closed || from->arena.n_extents == 0)) {
+                inherited_forget(b->inherited, from);
+                return 0;
+        }
+        if (from->is_closed) { /* by this process or an earlier one, and never opened again */
+                log_error("tenant '%s' in partition '%s': its previous arena stays closed: %" PRIu64
+                          " bytes in %zu extents stay charged, and the previous sessions cannot be resumed",
+                          from->tenant, from->partition, from->n_bytes, from->arena.n_extents);
+                return 0;
+        }
+        if (is_there && b->partitions[partition].share != DEVICE_SHARE_FD) {
+                inherited_forget(b->inherited, from); /* its memory ended with its process */
+                return 0;
+        }
+        if (!is_there)
+                close_quota(b, from, "the configuration no longer has this partition");
+        else if (!has_all_fds(from))
+                close_quota(b, from, "the service manager has not stored all of its extents");
+        else
+                return restore_quota(b, t, partition, from);
+        return 0;
+}
+
+static int compare_ids(const void *x, const void *y)
+{
+        const struct inherited_quota *const *p = x, *const *q = y;
+
+        return (*p)->id < (*q)->id ? -1 : (*p)->id > (*q)->id;
+}
+
+/* The quotas of a tenant in their original order, which its sessions know. */
+static int inherit_tenant(struct broker *b, struct tenant *t, struct inherited_quota *first, size_t n)
+{
+        struct inherited_quota **list = calloc(n + 1, sizeof(struct inherited_quota *));
+        int r = list ? 0 : -ENOMEM;
+
+        for (size_t i = 0; list && i < n; i++)
+                list[i] = &first[i];
+        if (list)
+                qsort(list, n, sizeof(struct inherited_quota *), compare_ids);
+        for (size_t i = 0; r == 0 && i < n; i++)
+                r = inherit_quota(b, t, list[i]);
+        free(list);
+        return r;
+}
+
+/* The previous daemon may have had such quotas, including removed ones. */
+static void note_growth_of(const struct broker *b, struct quota *q)
+{
+        size_t n;
+        const struct inherited_quota *from = inherited_find(b->inherited, q->tenant, q->partition->name, &n);
+
+        for (size_t i = 0; i < n; i++)
+                note_interrupted_growth(q, from[i].growing_mib, from[i].oom_kills);
+}
+
+/* The quotas that did not exist. */
+static int add_quotas(struct broker *b, struct tenant *t, char *ret_sentence, size_t n_sentence)
+{
+        for (size_t i = 0; t->config && i < t->config->n_quotas; i++) {
+                const struct config_quota *to = &t->config->quotas[i];
+                struct partition *p = &b->partitions[to->partition];
+                uint64_t closed = closed_bytes(b, t->name, p->name);
+                struct quota_options options = {
+                        .limit_bytes = max_u64(to->limit_bytes, closed),
+                        .max_sessions = to->max_sessions,
+                        .max_blocks = to->max_blocks,
+                        .keep_bytes = to->keep_bytes,
+                        .keep_ms = to->keep_ms,
+                        .closed_bytes = closed,
+                        .is_backed_later = true,
+                };
+                int r;
+
+                if (find_quota(t, p))
+                        continue;
+                r = broker_make_quota(b, t, to->partition, &options);
+                if (r < 0) {
+                        snprintf(ret_sentence, n_sentence,
+                                 "the quota of tenant '%s' in partition '%s' could not be set up: %s",
+                                 t->name, p->name, device_error(r));
+                        return r;
+                }
+                account_set(&find_quota(t, p)->account, to->limit_bytes, to->reserve_bytes);
+                note_growth_of(b, find_quota(t, p));
+        }
+        return 0;
+}
+
+/* The tenant with that name; one that the config no longer has gets a place as long as it has quotas.
+ * NULL: there is no place. */
+static struct tenant *tenant_for(struct broker *b, const char *name)
+{
+        struct tenant *t;
+
+        for (size_t i = 0; i < b->selection.n; i++)
+                if (strcmp(b->selection.order[i]->name, name) == 0)
+                        return b->selection.order[i];
+        t = broker_tenant_place(b);
+        if (t)
+                tenant_init_removed(t, name);
+        return t;
+}
+
+static int inherit_tenants(struct broker *b)
+{
+        struct inherited *r = b->inherited;
+        int error = 0;
+
+        for (size_t i = 0, n; error == 0 && i < r->n_quotas; i += n) {
+                struct inherited_quota *first = &r->quotas[i];
+                struct tenant *t;
+
+                for (n = 1; i + n < r->n_quotas && strcmp(first[n].tenant, first->tenant) == 0;)
+                        n++;
+                if (first->tenant[0] == '\0') /* damaged: its tenant is unknown */
+                        continue;
+                t = tenant_for(b, first->tenant);
+                error = t ? inherit_tenant(b, t, first, n) : -ENOSPC;
+                if (error == 0 && !t->config && t->n_quotas == 0)
+                        broker_leave_place(b, t);
+        }
+        return error;
+}
+
+/* Also of quotas that were dropped because nothing of them was left: the operator's statistics continue. */
+static void keep_lives(struct broker *b)
+{
+        for (size_t i = 0; i < b->inherited->n_quotas; i++) {
+                const struct inherited_quota *from = &b->inherited->quotas[i];
+                size_t partition = find_partition(b, from->partition);
+
+                if (partition == b->n_partitions)
+                        continue;
+                partition_restore_lifetime(&b->partitions[partition], &from->life);
+                for (size_t k = 0; k < b->n_tenants; k++) {
+                        struct tenant *t = &b->tenants[k];
+                        struct quota *q = strcmp(t->name, from->tenant) == 0
+                                                  ? find_quota(t, &b->partitions[partition])
+                                                  : NULL;
+
+                        if (q)
+                                quota_restore_lifetime(q, &from->life);
+                }
+        }
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_keep_life(&b->partitions[i]);
+}
+
+/* Extents that resumed sessions may have mapped. */
+static int note_extents(struct broker *b)
+{
+        const struct inherited *r = b->inherited;
+
+        b->restored.extents = calloc(r->n_extents + 1, sizeof(*b->restored.extents));
+        if (!b->restored.extents)
+                return -ENOMEM;
+        for (size_t i = 0; i < r->n_quotas; i++)
+                for (size_t k = 0; r->quotas[i].quota && k < r->quotas[i].arena.n_extents; k++) {
+                        uint32_t index = r->quotas[i].arena.extents[k];
+
+                        if (ledger_extent_at(b->ledger, index)->is_leaving)
+                                continue; /* for a session it is gone */
+                        b->restored.extents[b->restored.n_extents++] =
+                                (struct kept_record){ ledger_extent_at(b->ledger, index)->id, index };
+                }
+        qsort(b->restored.extents, b->restored.n_extents, sizeof(*b->restored.extents), kept_record_compare);
+        return 0;
+}
+
+/* Backs what the previous process had not backed or had released, because it ended half-way or with a
+ * device drained. A failure does not end existing sessions. */
+static void back_quotas(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        struct quota *q = b->tenants[i].quotas[k];
+                        uint64_t limit = q->account.limit_bytes;
+                        int r = quota_back_early(q);
+
+                        if (r < 0 ||
+                            (q->partition->preallocate && !q->is_removed && q->account.charged_bytes < limit))
+                                log_warning("tenant '%s' in partition '%s': of its %" PRIu64
+                                            " preallocated bytes, %" PRIu64 " are allocated; the rest is "
+                                            "allocated on demand%s%s",
+                                            q->tenant, q->partition->name, limit, q->account.charged_bytes,
+                                            r < 0 ? ": " : "", r < 0 ? device_error(r) : "");
+                }
+}
+
+int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
+{
+        int r;
+
+        inherited_finish(b->inherited, device_of, b);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                pool_set_limit(&b->partitions[i].pool, NO_LIMIT);
+        r = inherit_tenants(b);
+        for (size_t i = 0; r == 0 && i < b->selection.n; i++)
+                r = add_quotas(b, b->selection.order[i], ret_sentence, n_sentence);
+        for (size_t i = 0; i < b->n_partitions; i++)
+                pool_set_limit(&b->partitions[i].pool, b->config->partitions[i].limit_bytes);
+        if (r < 0)
+                return r;
+        keep_lives(b);
+        r = note_extents(b);
+        if (r == 0)
+                back_quotas(b);
+        return r;
+}

@@ -1,0 +1,353 @@
+/* Sessions of the previous daemon; see restore.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/handover/restore.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+#include "daemon/session/session.h"
+
+/* ---- a session's memory --------------------------------------------------- */
+
+/* The share of a record's quota. NULL: *ret says why; no daemon writes a record without one. */
+static struct session_share *share_for(struct session *s, uint32_t quota, int *ret)
+{
+        struct session_share *share = session_share_of(s, quota);
+
+        *ret = share ? session_rejoin(s, share) : -EBADMSG;
+        return *ret < 0 ? NULL : share;
+}
+
+/* Those of all sessions, in the order of the table: a walk along each session's list would wait for memory
+ * at nearly every block. */
+static int restore_blocks(struct broker *b)
+{
+        uint32_t end = ledger_block_end(b->ledger);
+        int r = 0;
+
+        for (uint32_t i = 0; i < end; i++) {
+                const struct ledger_block *block = ledger_block_get(b->ledger, i);
+                struct session_share *share;
+                struct session *s;
+
+                if (!block || block->session == LEDGER_NONE)
+                        continue;
+                s = b->sessions.table[block->session];
+                share = share_for(s, block->quota, &r);
+                if (!share)
+                        return r;
+                session_add_block(s, share, block->offset, block->n_bytes);
+        }
+        return 0;
+}
+
+static int restore_exports(struct session *s)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t i = ledger_session_at(l, s->index)->links.first_export;
+        int r = 0;
+
+        for (; r == 0 && i != LEDGER_NONE; i = ledger_export_at(l, i)->links.next_of_session) {
+                const struct ledger_extent *e = ledger_extent_at(l, ledger_export_at(l, i)->extent);
+                struct session_share *share = share_for(s, e->quota, &r);
+                size_t last;
+
+                if (share)
+                        share->seen[arena_slots(share->quota->arena, e->offset, e->n_bytes, &last)] =
+                                e->id | (ledger_export_at(l, i)->is_read_only ? SEEN_READ_ONLY : 0);
+        }
+        return r;
+}
+
+static int restore_refs(struct session *s)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t i = ledger_session_at(l, s->index)->links.first_ref;
+        int r = 0;
+
+        if (ledger_session_at(l, s->index)->links.n_refs > REFS_MAX)
+                return -EBADMSG;
+        for (; r == 0 && i != LEDGER_NONE; i = ledger_ref_at(l, i)->links.next_of_session) {
+                uint32_t shared = ledger_ref_at(l, i)->shared;
+
+                (void)share_for(s, ledger_block_at(l, ledger_shared_at(l, shared)->block)->quota, &r);
+                if (r == 0)
+                        r = refs_make_room(&s->shared.refs);
+                if (r < 0)
+                        continue;
+                refs_add(&s->shared.refs, shared, i);
+                s->shared.n_read_only += ledger_ref_at(l, i)->is_read_only != 0;
+        }
+        return r;
+}
+
+/* ---- a session ------------------------------------------------------------ */
+
+/* Whether the session knew a quota that is gone: of a tenant's quotas in a partition it knew the last one
+ * that existed at its hello. */
+static bool has_lost_a_quota(const struct broker *b, const char *tenant, uint64_t quotas_end)
+{
+        const struct inherited *r = b->inherited;
+        size_t i = inherited_first_of(r, tenant);
+
+        while (i < r->n_quotas && strcmp(r->quotas[i].tenant, tenant) == 0) {
+                const char *partition = r->quotas[i].partition;
+                const struct inherited_quota *known = NULL;
+
+                for (; i < r->n_quotas && strcmp(r->quotas[i].tenant, tenant) == 0 &&
+                       strcmp(r->quotas[i].partition, partition) == 0;
+                     i++)
+                        if (r->quotas[i].id < quotas_end)
+                                known = &r->quotas[i];
+                if (known && !known->quota)
+                        return true;
+        }
+        return false;
+}
+
+/* Until session_attach(). */
+static int no_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+{
+        (void)userdata;
+        (void)reply;
+        (void)fds;
+        (void)n_fds;
+        return 0;
+}
+
+static void no_ready(void *userdata)
+{
+        (void)userdata;
+}
+
+static void no_abort(void *userdata, const char *why)
+{
+        (void)userdata;
+        (void)why;
+}
+
+static void no_event(void *userdata, const Bfcd__Event *event)
+{
+        (void)userdata;
+        (void)event;
+}
+
+static const struct session_ops no_ops = {
+        .send = no_send,
+        .ready = no_ready,
+        .abort = no_abort,
+        .send_event = no_event,
+};
+
+static void describe(struct session *s, const struct ledger_session *record)
+{
+        s->born_ms = record->born_ms;
+        session_set_name(s, record->name);
+        s->has_events = record->has_events;
+        if (has_lost_a_quota(s->broker, record->tenant, record->quotas_end))
+                s->resume.fault = "memory of this session was lost: its arena was closed when the daemon "
+                                  "restarted; see the daemon's log for the cause";
+}
+
+static bool can_be_resumed(const struct session *s, const struct ledger_session *record)
+{
+        return !s->resume.fault && record->start_time != 0 && record->can_resume;
+}
+
+static int restore_session(struct broker *b, struct tenant *tenant, uint32_t index)
+{
+        const struct ledger_session *record = ledger_session_at(b->ledger, index);
+        struct credentials who = { .pid = (pid_t)record->pid,
+                                   .uid = record->uid,
+                                   .gid = record->gid,
+                                   .start_time = record->start_time };
+        struct session *s;
+        int r = session_new(b, ROLE_CLIENT, &who, &no_ops, NULL, &s);
+
+        if (r < 0)
+                return r;
+        s->index = index;
+        s->tenant = tenant;
+        describe(s, record);
+        session_enlist(s);
+        b->suspended.records[b->suspended.n_slots++] = (struct kept_record){ s->id, index };
+        r = session_take_shares(s, record->quotas_end);
+        if (r == 0)
+                r = restore_exports(s);
+        if (r == 0)
+                r = restore_refs(s);
+        return r;
+}
+
+/* When all sessions have their memory. */
+static void set_states(struct broker *b)
+{
+        for (size_t i = 0; i < b->suspended.n_slots; i++) {
+                struct session *s = b->sessions.table[b->suspended.records[i].index];
+                const struct ledger_session *record = ledger_session_at(b->ledger, s->index);
+
+                session_transit(s, can_be_resumed(s, record) ? EVENT_RESTORED_RESUMABLE : EVENT_RESTORED,
+                                NULL);
+        }
+}
+
+/* ---- all of them --------------------------------------------------------- */
+
+static int compare_tenants(const void *x, const void *y)
+{
+        const struct tenant *const *p = x, *const *q = y;
+
+        return strcmp((*p)->name, (*q)->name);
+}
+
+static int compare_tenant(const void *name, const void *element)
+{
+        const struct tenant *const *t = element;
+
+        return strcmp(name, (*t)->name);
+}
+
+static int restore_each(struct broker *b)
+{
+        struct tenant **by_name = calloc(b->n_tenants + 1, sizeof(*by_name));
+        size_t n = 0;
+        int r = 0;
+
+        b->suspended.records =
+                calloc((size_t)ledger_session_end(b->ledger) + 1, sizeof(*b->suspended.records));
+        if (!by_name || !b->suspended.records)
+                r = -ENOMEM;
+        for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
+                by_name[n++] = &b->tenants[i];
+        if (r == 0)
+                qsort(by_name, n, sizeof(*by_name), compare_tenants);
+        for (uint32_t i = 0; r == 0 && i < ledger_session_end(b->ledger); i++) {
+                const struct ledger_session *record = ledger_session_get(b->ledger, i);
+                struct tenant **found =
+                        record ? bsearch(record->tenant, by_name, n, sizeof(*by_name), compare_tenant) : NULL;
+
+                if (found)
+                        r = restore_session(b, *found, i);
+                else if (record &&
+                         record->links.n_blocks + record->links.n_exports + record->links.n_refs == 0)
+                        ledger_session_clear(b->ledger,
+                                             i); /* the tenant is gone, and the session has nothing */
+                else if (record)
+                        r = -EBADMSG;
+        }
+        free(by_name);
+        if (r == 0)
+                qsort(b->suspended.records, b->suspended.n_slots, sizeof(*b->suspended.records),
+                      kept_record_compare);
+        return r;
+}
+
+static int compare_uids(const void *x, const void *y)
+{
+        const uid_t *p = x, *q = y;
+
+        return *p < *q ? -1 : *p > *q;
+}
+
+static int note_suspended_uids(struct broker *b)
+{
+        b->suspended.uids = calloc(b->suspended.n + 1, sizeof(*b->suspended.uids));
+        if (!b->suspended.uids)
+                return -ENOMEM;
+        for (size_t i = 0; i < b->suspended.n_slots; i++) {
+                const struct session *s = b->sessions.table[b->suspended.records[i].index];
+
+                if (session_is_suspended(s))
+                        b->suspended.uids[b->suspended.n_uids++] = s->who.uid;
+        }
+        if (b->suspended.n_uids > 1)
+                qsort(b->suspended.uids, b->suspended.n_uids, sizeof(*b->suspended.uids), compare_uids);
+        return 0;
+}
+
+bool restore_has_suspended(const struct broker *b, uid_t uid)
+{
+        return b->suspended.n > 0 && b->suspended.n_uids > 0 &&
+               bsearch(&uid, b->suspended.uids, b->suspended.n_uids, sizeof(uid), compare_uids);
+}
+
+static void restore_shared_counts(struct broker *b)
+{
+        for (size_t i = 0; i < b->inherited->n_quotas; i++) {
+                const struct inherited_quota *from = &b->inherited->quotas[i];
+                struct quota *q = from->quota;
+
+                for (size_t k = 0; q && k < from->arena.n_blocks; k++) {
+                        const struct ledger_block *block = ledger_block_at(b->ledger, from->arena.blocks[k]);
+
+                        if (block->shared != LEDGER_NONE)
+                                trim_add_shared_block(q, block->offset, block->n_bytes);
+                }
+        }
+}
+
+/* Releases extents that no session uses, or that are above a lowered limit. */
+static void publish_quotas(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++) {
+                        quota_release_free(b->tenants[i].quotas[k]);
+                        broker_note_leave(b, b->tenants[i].quotas[k]);
+                }
+        for (size_t i = 0; i < b->n_partitions; i++)
+                partition_set_limit(&b->partitions[i], b->partitions[i].pool.limit_bytes,
+                                    b->partitions[i].reclaim_timeout_ms);
+        b->changes.may_have_gone = true;
+}
+
+int restore_sessions(struct broker *b)
+{
+        uint64_t began_ns = clock_ns();
+        int r;
+
+        if (!b->inherited)
+                return 0;
+        r = restore_each(b);
+        if (r == 0)
+                r = restore_blocks(b);
+        if (r == 0)
+                set_states(b);
+        if (r == 0)
+                r = note_suspended_uids(b);
+        if (r == 0)
+                r = shared_restore(b);
+        if (r < 0)
+                return r;
+        restore_shared_counts(b);
+        b->inherited = inherited_free(b->inherited);
+        publish_quotas(b);
+        b->restored.ns += clock_ns() - began_ns;
+        log_notice("%zu sessions, %" PRIu32 " blocks, %" PRIu64 " bytes restored after restart in %.1f "
+                   "ms; %zu sessions suspended",
+                   b->sessions.n_clients, b->restored.n_blocks, b->restored.n_bytes,
+                   (double)b->restored.ns / 1e6, b->suspended.n);
+        if (b->sessions.n_clients == 0) /* no session that another start could lose */
+                broker_note_well(b);
+        return 0;
+}
+
+void restore_forget(struct broker *b)
+{
+        for (size_t i = 0; i < b->sessions.n_slots; i++) {
+                struct session *s = b->sessions.table[i];
+
+                if (!s)
+                        continue;
+                session_leave_behind(s);
+                session_free(s);
+        }
+        shared_forget(b);
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        trim_forget(b->tenants[i].quotas[k]);
+}

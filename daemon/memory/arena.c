@@ -1,0 +1,475 @@
+/* The arena: slots, regions, blocks and limits; see arena.h and arena_internal.h.
+ *
+ * Growth and release are operations: a worker job with its slots. While one is under way, the
+ * memory that it makes or destroys belongs to the operation, and the allocator keeps others
+ * off those offsets (pending, retiring). Only the loop touches slots, ledger and allocator.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/number.h"
+
+const struct arena_slot arena_unused_slot = { .extent = LEDGER_NONE, .memory = DEVICE_EXTENT_EMPTY };
+
+#define UNUSED_SLOT ((struct arena_slot *)(uintptr_t)&arena_unused_slot) /* only read */
+
+static const struct arena_layout *layout_of(enum device_share share)
+{
+        return share == DEVICE_SHARE_FD ? &arena_layout_fd : &arena_layout_ipc;
+}
+
+/* ---- slots and regions --------------------------------------------------- */
+
+const struct arena_region *arena_region_at(const struct arena *a, uint64_t offset)
+{
+        const struct arena_region *regions = a->regions.items;
+        size_t low = 0, high = a->regions.n;
+
+        while (low < high) {
+                size_t middle = low + (high - low) / 2;
+
+                if (regions[middle].base <= offset)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        assert(low > 0 && offset - regions[low - 1].base < regions[low - 1].n_bytes);
+        return &regions[low - 1];
+}
+
+uint64_t arena_regions_end(const struct arena *a)
+{
+        const struct arena_region *last = a->regions.n > 0 ? &a->regions.items[a->regions.n - 1] : NULL;
+
+        return last ? last->base + last->n_bytes : 0;
+}
+
+size_t arena_slot_at(const struct arena *a, uint64_t offset)
+{
+        const struct arena_region *r = arena_region_at(a, offset);
+        size_t number = 0;
+
+        if (r->n_slots > 1)
+                (void)bfc_extent_at(a->bfc, offset, &number);
+        return r->first_slot + number;
+}
+
+struct bfc_range arena_slot_range(const struct arena *a, size_t slot)
+{
+        const struct arena_region *r = a->regions.items;
+
+        if (arena_slot_is_made(a, slot))
+                return arena_slot_of(a, slot)->range;
+        while (slot - r->first_slot >= r->n_slots)
+                r++;
+        return bfc_extent_numbered(a->bfc, r->base, slot - r->first_slot);
+}
+
+uint64_t arena_slot_bytes(const struct arena *a, size_t slot)
+{
+        struct bfc_range range = arena_slot_range(a, slot);
+
+        return range.end - range.begin;
+}
+
+int arena_reserve_region(struct arena *a)
+{
+        size_t n = a->regions.n + 1;
+        struct arena_region *regions;
+
+        if (n <= a->regions.n_room)
+                return 0;
+        n += n / 2;
+        regions = reallocarray(a->regions.items, n, sizeof(*regions));
+        if (!regions)
+                return -ENOMEM;
+        a->regions.items = regions;
+        a->regions.n_room = n;
+        return 0;
+}
+
+/* The table ends behind the highest slot that was ever made, or a little later: most arenas use few of the
+ * slots that they could have. */
+static int arena_reserve_slot(struct arena *a, size_t slot)
+{
+        struct arena_slot **table;
+        size_t n = slot + 1 + slot / 2;
+
+        if (slot < a->slots.n_room)
+                return 0;
+        table = reallocarray(a->slots.table, n, sizeof(*table));
+        if (!table)
+                return -ENOMEM;
+        a->slots.table = table;
+        while (a->slots.n_room < n)
+                table[a->slots.n_room++] = UNUSED_SLOT;
+        return 0;
+}
+
+static int arena_reserve_scratch(struct arena *a, size_t n)
+{
+        struct arena_scratch *s = &a->scratch;
+        struct bfc_range *ranges;
+        uint32_t *retired;
+
+        if (n <= s->n_room)
+                return 0;
+        n += n / 2;
+        ranges = reallocarray(s->ranges, n, sizeof(*ranges));
+        if (!ranges)
+                return -ENOMEM;
+        s->ranges = ranges;
+        retired = reallocarray(s->retired, n, sizeof(*retired));
+        if (!retired)
+                return -ENOMEM;
+        s->retired = retired;
+        s->n_room = n;
+        return 0;
+}
+
+int arena_make_slot(struct arena *a, size_t slot, struct bfc_range range)
+{
+        struct arena_slot *s;
+
+        if (arena_slot_is_made(a, slot))
+                return 0;
+        if (arena_reserve_scratch(a, a->slots.n_made + 1) < 0 || arena_reserve_slot(a, slot) < 0)
+                return -ENOMEM;
+        s = malloc(sizeof(*s));
+        if (!s)
+                return -ENOMEM;
+        *s = arena_unused_slot;
+        s->range = range;
+        a->slots.table[slot] = s;
+        a->slots.n_made++;
+        return 0;
+}
+
+int arena_make_slots(struct arena *a, size_t first, size_t last)
+{
+        int r = 0;
+
+        for (size_t slot = first; r == 0 && slot <= last; slot++)
+                r = arena_make_slot(a, slot, arena_slot_range(a, slot));
+        return r;
+}
+
+void arena_unmake_slot(struct arena *a, size_t slot)
+{
+        if (!arena_slot_is_made(a, slot))
+                return;
+        free(a->slots.table[slot]);
+        a->slots.table[slot] = UNUSED_SLOT;
+        a->slots.n_made--;
+}
+
+void arena_forget_plan(struct arena *a)
+{
+        if (a->regions.planned != ARENA_NO_SLOT)
+                a->layout->drop_slot(a, a->regions.planned);
+        a->regions.planned = ARENA_NO_SLOT;
+}
+
+/* ---- making and ending one --------------------------------------------------- */
+
+static uint64_t arena_max_count(const struct arena *a, uint64_t limit_bytes)
+{
+        return extent_max_count(a->o.share, limit_bytes, &a->o.sizes);
+}
+
+int arena_begin(const struct arena_options *options, size_t n_extents, struct arena **ret)
+{
+        struct arena *a;
+        int r;
+
+        assert(options->sizes.extent_bytes > 0 && options->limit_bytes > 0);
+        a = calloc(1, sizeof(*a));
+        if (!a)
+                return -ENOMEM;
+        a->o = *options;
+        a->layout = layout_of(options->share);
+        if (!a->layout->has_fds)
+                a->o.store = NULL;
+        if (a->o.sizes.extents_per_zone == 0)
+                a->o.sizes.small_extent_bytes = a->o.sizes.extent_bytes;
+        TAILQ_INIT(&a->punched);
+        arena_refills_init(a);
+        a->regions.planned = ARENA_NO_SLOT;
+        a->growths.is_waited_for = true;
+        a->n_extents_max = (size_t)max_u64(arena_max_count(a, a->o.limit_bytes), n_extents);
+        r = bfc_new(a->o.sizes.extent_bytes, &a->bfc);
+        if (r < 0)
+                a = arena_free(a);
+        *ret = a;
+        return r;
+}
+
+int arena_new(const struct arena_options *options, struct arena **ret)
+{
+        struct arena *a = NULL;
+        int r = options->limit_bytes > layout_of(options->share)->limit_max_bytes
+                        ? -ENOMEM
+                        : arena_begin(options, 0, &a);
+
+        if (r == 0)
+                *ret = a;
+        return r;
+}
+
+void arena_free_tables(struct arena *a)
+{
+        watch_leave(a->o.watch, &a->refills.owner);
+        charge_drop(&a->refills.charge);
+        charge_drop(&a->unreclaimed.charge);
+        bfc_destroy(a->bfc);
+        free(a->scratch.ranges);
+        free(a->scratch.retired);
+        for (size_t i = 0; i < a->slots.n; i++)
+                arena_unmake_slot(a, i);
+        free(a->slots.table);
+        free(a->regions.items);
+        free(a);
+}
+
+static void arena_destroy_slot(struct arena *a, size_t slot)
+{
+        uint32_t extent = arena_slot_of(a, slot)->extent;
+        struct device_extent *memory = &arena_slot_of(a, slot)->memory;
+        uint64_t key = ledger_extent_at(a->o.ledger, extent)->store_key;
+
+        ledger_extent_leave(a->o.ledger, extent);
+        if (!a->o.punch) {
+                (void)extent_destroy(&a->o, memory, key);
+                return;
+        }
+        if (memory->fd >= 0)
+                punch_discard(a->o.punch, memory->fd, memory->n_bytes, a->o.quota);
+        *memory = DEVICE_EXTENT_EMPTY;
+        (void)store_remove_extent(a->o.store, key, false);
+}
+
+struct arena *arena_free(struct arena *a)
+{
+        if (!a)
+                return NULL;
+        arena_drop_punched(a);
+        arena_drop_refills(a);
+        assert(a->totals.pending_bytes == 0 && !a->unreclaimed.is_asked);
+        for (size_t i = 0; i < a->slots.n; i++) {
+                if (!arena_slot_is_backed(a, i))
+                        continue;
+                arena_destroy_slot(a, i);
+                arena_empty_slot(a, i, false);
+        }
+        for (size_t i = 0; i < a->regions.n; i++)
+                if (a->regions.items[i].record != LEDGER_NONE)
+                        ledger_region_clear(a->o.ledger, a->regions.items[i].record);
+        arena_free_tables(a);
+        return NULL;
+}
+
+struct arena *arena_leave(struct arena *a)
+{
+        if (!a)
+                return NULL;
+        arena_drop_punched(a);
+        arena_drop_refills(a);
+        assert(a->totals.leaving_bytes == 0 && a->totals.pending_bytes == a->totals.retiring_bytes &&
+               !a->unreclaimed.is_asked);
+        for (size_t i = 0; i < a->slots.n; i++) {
+                struct arena_slot *s = arena_slot_of(a, i);
+
+                if (s->extent == LEDGER_NONE)
+                        continue;
+                free(s->retired); /* the successor asks the sessions again */
+                if (s->memory.fd >= 0)
+                        close(s->memory.fd);
+                occupancy_close(&s->occupancy);
+                charge_drop(&s->charge);
+        }
+        arena_free_tables(a);
+        return NULL;
+}
+
+/* ---- limits --------------------------------------------------------------- */
+
+int arena_prepare_limit(const struct arena *a, uint64_t limit_bytes)
+{
+        return limit_bytes > a->o.limit_bytes && arena_max_count(a, limit_bytes) > a->layout->max_extents
+                       ? -ENOTSUP
+                       : 0;
+}
+
+void arena_set_limit(struct arena *a, uint64_t limit_bytes)
+{
+        a->n_extents_max = (size_t)arena_extent_room(a, limit_bytes);
+        a->o.limit_bytes = limit_bytes;
+}
+
+uint64_t arena_extent_room(const struct arena *a, uint64_t limit_bytes)
+{
+        return max_u64(arena_max_count(a, limit_bytes), a->n_extents_max);
+}
+
+uint64_t arena_limit_max(const struct arena *a)
+{
+        return a->layout->max_extents == UINT64_MAX
+                       ? UINT64_MAX
+                       : max_u64(extent_max_limit(&a->o.sizes), a->o.limit_bytes);
+}
+
+uint64_t arena_growable(const struct arena *a, uint64_t room_bytes)
+{
+        return a->layout->growable(a, room_bytes);
+}
+
+/* ---- blocks --------------------------------------------------------------- */
+
+void arena_count_block(struct arena *a, uint64_t offset, uint64_t n_bytes,
+                       void (*count)(struct occupancy *o, struct bfc_range range))
+{
+        size_t last = arena_slot_at(a, offset + n_bytes - 1);
+
+        for (size_t slot = arena_slot_at(a, offset); slot <= last; slot++) {
+                struct bfc_range range = arena_slot_range(a, slot), part = { 0, range.end - range.begin };
+
+                if (offset > range.begin)
+                        part.begin = offset - range.begin;
+                if (offset + n_bytes < range.end)
+                        part.end = offset + n_bytes - range.begin;
+                count(&arena_slot_of(a, slot)->occupancy, part);
+        }
+}
+
+int arena_alloc(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        int r = bfc_alloc(a->bfc, n_bytes, ret_handle, ret_offset);
+
+        if (r == 0)
+                arena_count_block(a, *ret_offset, bfc_block_bytes(n_bytes), occupancy_add);
+        return r;
+}
+
+int arena_alloc_in_extent(struct arena *a, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        int r = a->layout->alloc_in_extent(a->bfc, n_bytes, ret_handle, ret_offset);
+
+        if (r == 0)
+                arena_count_block(a, *ret_offset, bfc_block_bytes(n_bytes), occupancy_add);
+        return r;
+}
+
+int arena_dealloc(struct arena *a, bfc_handle handle)
+{
+        struct bfc_info info;
+        int r = bfc_info(a->bfc, handle, &info);
+
+        if (r == 0)
+                r = bfc_dealloc(a->bfc, handle);
+        if (r == 0)
+                arena_count_block(a, info.offset, info.n_bytes, occupancy_remove);
+        return r;
+}
+
+/* Only the extent in which the block is cut sees a change: a cell counts bytes, but a block that has
+ * all of an extent is in no cell. */
+int arena_split(struct arena *a, bfc_handle handle, uint64_t at, bfc_handle *ret_high)
+{
+        struct occupancy *occupancy;
+        struct bfc_range range;
+        struct bfc_info info;
+        uint64_t cut;
+        size_t slot;
+        int r = bfc_info(a->bfc, handle, &info);
+
+        if (r == 0)
+                r = bfc_split(a->bfc, handle, at, ret_high);
+        if (r < 0)
+                return r;
+        cut = info.offset + at;
+        slot = arena_slot_at(a, cut);
+        range = arena_slot_range(a, slot);
+        if (range.begin == cut || info.offset > range.begin || info.offset + info.n_bytes < range.end)
+                return 0;
+        occupancy = &arena_slot_of(a, slot)->occupancy;
+        cut -= range.begin;
+        range.end -= range.begin;
+        occupancy_remove(occupancy, (struct bfc_range){ 0, range.end });
+        occupancy_add(occupancy, (struct bfc_range){ 0, cut });
+        occupancy_add(occupancy, (struct bfc_range){ cut, range.end });
+        return 0;
+}
+
+uint64_t arena_max_in_extent(const struct arena *a)
+{
+        return a->layout->max_in_extent(a);
+}
+
+typedef int (*plan_fn)(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes, struct bfc_growth *ret);
+
+static int plan_by(struct arena *a, plan_fn plan, uint64_t n_bytes, uint64_t room_bytes,
+                   struct bfc_growth *ret)
+{
+        int r;
+
+        arena_forget_plan(a);
+        r = plan(a->bfc, n_bytes, UINT64_MAX, ret);
+        if (r != BFC_NO_FIT)
+                return r;
+        r = a->layout->add_space(a, n_bytes, room_bytes);
+        if (r < 0)
+                return r;
+        r = plan(a->bfc, n_bytes, UINT64_MAX, ret);
+        return r == BFC_NO_FIT ? -ENOMEM : r;
+}
+
+int arena_plan(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
+{
+        return plan_by(a, bfc_plan_growth, n_bytes, room_bytes, ret);
+}
+
+int arena_plan_in_extent(struct arena *a, uint64_t n_bytes, uint64_t room_bytes, struct bfc_growth *ret)
+{
+        return plan_by(a, a->layout->plan_in_extent, n_bytes, room_bytes, ret);
+}
+
+/* ---- places --------------------------------------------------------------- */
+
+void arena_locate(const struct arena *a, uint64_t offset, struct arena_place *ret)
+{
+        const struct arena_region *r = arena_region_at(a, offset);
+
+        *ret = (struct arena_place){
+                .region_id = ((uint64_t)a->o.quota + 1) << 32 | r->number,
+                .region_bytes = r->n_bytes,
+                .offset = offset - r->base,
+        };
+}
+
+size_t arena_slots(const struct arena *a, uint64_t offset, uint64_t n_bytes, size_t *ret_last)
+{
+        *ret_last = arena_slot_at(a, offset + n_bytes - 1);
+        return arena_slot_at(a, offset);
+}
+
+uint32_t arena_slot_extent(const struct arena *a, size_t slot)
+{
+        assert(!arena_slot_of(a, slot)->retired); /* no session is given it any more */
+        return arena_slot_of(a, slot)->extent;
+}
+
+const struct device_extent *arena_slot_memory(const struct arena *a, size_t slot)
+{
+        assert(arena_slot_is_backed(a, slot));
+        return &arena_slot_of(a, slot)->memory;
+}
+
+size_t arena_n_slots(const struct arena *a)
+{
+        return min_u64(a->slots.n, a->slots.n_room);
+}

@@ -1,0 +1,240 @@
+/* The layout of share mode fd: large regions, in which extents of fixed sizes come and go. The first
+ * region is for the limit that the arena was made with; another one is added where none has space.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/number.h"
+
+static uint64_t arena_zones_bytes(const struct arena *a)
+{
+        return extent_zones_bytes(&a->o.sizes);
+}
+
+/* What zones and extents leave of the limit is the first extent of the first region, so
+ * that every byte of the limit can be backed. There is one such extent. */
+static uint64_t first_extent_bytes(const struct arena *a)
+{
+        uint64_t zones_bytes = arena_zones_bytes(a);
+
+        if (a->o.limit_bytes < zones_bytes)
+                return a->o.limit_bytes % a->o.sizes.small_extent_bytes;
+        return (a->o.limit_bytes - zones_bytes) % a->o.sizes.extent_bytes;
+}
+
+/* ---- regions --------------------------------------------------------------- */
+
+/* Only the first region has zones: others are added for large blocks. */
+static bool region_has_zones(const struct ledger_region *facts)
+{
+        return facts->base == 0;
+}
+
+/* Adds the region's space to the allocator, and the region. */
+static int region_open(struct arena *a, const struct ledger_region *facts, uint32_t record)
+{
+        const struct extent_sizes *sizes = &a->o.sizes;
+        struct bfc_zones zones = { facts->first_extent_bytes, sizes->extent_bytes, 0 };
+        struct arena_region *region;
+        size_t last;
+        int r;
+
+        if (region_has_zones(facts) && sizes->extents_per_zone > 0) {
+                zones.small_extent_bytes = sizes->small_extent_bytes;
+                zones.extents_per_zone = sizes->extents_per_zone;
+        }
+        r = arena_reserve_region(a);
+        if (r == 0)
+                r = bfc_add_zoned_region(a->bfc, facts->base, facts->n_bytes, &zones, false);
+        if (r < 0)
+                return r;
+        (void)bfc_extent_at(a->bfc, facts->base + facts->n_bytes - BFC_GRANULE, &last);
+        region = &a->regions.items[a->regions.n++];
+        *region = (struct arena_region){
+                .base = facts->base,
+                .n_bytes = facts->n_bytes,
+                .first_slot = a->slots.n,
+                .n_slots = last + 1,
+                .number = a->regions.n_numbers++,
+                .record = record,
+        };
+        a->slots.n += region->n_slots;
+        return 0;
+}
+
+/* Twice the limit of address space (less where so much is not left), in whole extents. */
+static int region_add(struct arena *a)
+{
+        uint64_t e = a->o.sizes.extent_bytes, base = arena_regions_end(a), fixed = 0;
+        struct ledger_region facts = { .quota = a->o.quota, .number = a->regions.n_numbers, .base = base };
+        uint32_t record;
+        int r;
+
+        if (a->regions.n == 0) {
+                facts.first_extent_bytes = first_extent_bytes(a);
+                fixed = arena_zones_bytes(a) + facts.first_extent_bytes;
+        }
+        if (round_up_u64(a->o.limit_bytes, e) > BFC_MAX_SPACE - base || fixed > BFC_MAX_SPACE - base)
+                return -ENOMEM;
+        facts.n_bytes = fixed + round_up_u64(excess_u64(2 * a->o.limit_bytes, fixed), e);
+        if (facts.n_bytes > BFC_MAX_SPACE - base)
+                facts.n_bytes = fixed + (BFC_MAX_SPACE - base - fixed) / e * e;
+        if (ledger_region_add(a->o.ledger, &facts, &record) < 0)
+                return -ENOMEM;
+        r = region_open(a, &facts, record);
+        if (r < 0)
+                ledger_region_clear(a->o.ledger, record);
+        return r;
+}
+
+static int fd_add_space(struct arena *a, uint64_t n_bytes, uint64_t room_bytes)
+{
+        (void)n_bytes;
+        (void)room_bytes;
+        return region_add(a);
+}
+
+/* The first one is added when it is needed: most tenants of a large config use few of their quotas. */
+static int fd_need_region(struct arena *a)
+{
+        return a->regions.n > 0 ? 0 : region_add(a);
+}
+
+/* ---- what is backed in advance --------------------------------------------- */
+
+static int fd_add_first_space(struct arena *a, uint64_t n_bytes, size_t *ret_first, size_t *ret_end)
+{
+        int r = fd_need_region(a);
+
+        if (r == 0) {
+                *ret_first = 0;
+                *ret_end = arena_slot_at(a, n_bytes - 1) + 1;
+        }
+        return r;
+}
+
+static uint64_t fd_unbacked_bytes(struct arena *a, uint64_t n_bytes)
+{
+        uint64_t n_missing = 0;
+        size_t first = 0, end = 0;
+
+        if (fd_add_first_space(a, n_bytes, &first, &end) < 0)
+                return n_bytes;
+        for (size_t slot = first; slot < end; slot++)
+                n_missing += arena_slot_is_backed(a, slot) ? 0 : arena_slot_bytes(a, slot);
+        return n_missing;
+}
+
+/* ---- how much can grow ----------------------------------------------------- */
+
+/* How many extents of a zone are not there; slot: the first of the zone. */
+static uint64_t zone_n_unbacked(const struct arena *a, size_t slot)
+{
+        uint64_t n = 0;
+
+        for (size_t i = slot; i < slot + a->o.sizes.extents_per_zone; i++)
+                n += !arena_slot_is_backed(a, i);
+        return n;
+}
+
+/* Without the first extent, which may have any size. Each other size divides the next, so the largest
+ * come first. */
+static uint64_t fd_fit(const struct arena *a, uint64_t room_bytes, size_t n_first)
+{
+        const struct extent_sizes *sizes = &a->o.sizes;
+        uint64_t rest = room_bytes % sizes->extent_bytes, size = sizes->extent_bytes;
+        size_t n_zones = 0;
+
+        for (uint64_t small = sizes->small_extent_bytes; small < size; small *= 2)
+                n_zones++;
+        while (n_zones-- > 0) {
+                size /= 2;
+                rest -= size *
+                        min_u64(rest / size, zone_n_unbacked(a, n_first + n_zones * sizes->extents_per_zone));
+        }
+        return room_bytes - rest;
+}
+
+static uint64_t fd_growable(const struct arena *a, uint64_t room_bytes)
+{
+        uint64_t first =
+                a->regions.n > 0
+                        ? ledger_region_get(a->o.ledger, a->regions.items[0].record)->first_extent_bytes
+                        : first_extent_bytes(a);
+
+        if (first == 0 || first > room_bytes || arena_slot_is_backed(a, 0))
+                return fd_fit(a, room_bytes, first > 0);
+        return max_u64(fd_fit(a, room_bytes, 1), first + fd_fit(a, room_bytes - first, 1));
+}
+
+/* ---- what is inherited ------------------------------------------------------- */
+
+static int compare_regions(const void *x, const void *y, void *userdata)
+{
+        const struct ledger_region *p = ledger_region_get(userdata, *(const uint32_t *)x);
+        const struct ledger_region *q = ledger_region_get(userdata, *(const uint32_t *)y);
+
+        return p->base < q->base ? -1 : p->base > q->base;
+}
+
+/* The next region, as region_add() made it: they are side by side from 0 on. */
+static int restore_region(struct arena *a, uint32_t record, const char **ret_why)
+{
+        const struct ledger_region *g = ledger_region_get(a->o.ledger, record);
+        uint64_t fixed = g->first_extent_bytes + (region_has_zones(g) ? arena_zones_bytes(a) : 0);
+        int r;
+
+        *ret_why = "a region is not at its recorded address";
+        if (g->base != arena_regions_end(a) || g->number != a->regions.n_numbers)
+                return -EBADMSG;
+        *ret_why = "a region does not belong to the arena's extents";
+        if (g->first_extent_bytes > a->o.sizes.extent_bytes || fixed > g->n_bytes ||
+            (g->n_bytes - fixed) % a->o.sizes.extent_bytes != 0)
+                return -EBADMSG;
+        r = region_open(a, g, record);
+        return r == -EINVAL ? -EBADMSG : r;
+}
+
+static int fd_restore_regions(struct arena *a, const char **ret_why)
+{
+        uint32_t end = ledger_region_end(a->o.ledger), n = 0;
+        uint32_t *records = calloc((size_t)end + 1, sizeof(*records));
+        int r = 0;
+
+        if (!records)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < end; i++) {
+                const struct ledger_region *g = ledger_region_get(a->o.ledger, i);
+
+                if (g && g->quota == a->o.quota)
+                        records[n++] = i;
+        }
+        qsort_r(records, n, sizeof(*records), compare_regions, a->o.ledger);
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                r = restore_region(a, records[i], ret_why);
+        free(records);
+        return r;
+}
+
+static uint64_t fd_max_in_extent(const struct arena *a)
+{
+        return a->o.sizes.extent_bytes;
+}
+
+const struct arena_layout arena_layout_fd = {
+        .limit_max_bytes = BFC_MAX_SPACE,
+        .max_extents = EXTENT_MAX_COUNT,
+        .has_fds = true,
+        .alloc_in_extent = bfc_alloc_in_extent,
+        .plan_in_extent = bfc_plan_growth_in_extent,
+        .max_in_extent = fd_max_in_extent,
+        .add_space = fd_add_space,
+        .add_first_space = fd_add_first_space,
+        .unbacked_bytes = fd_unbacked_bytes,
+        .growable = fd_growable,
+        .drop_slot = arena_unmake_slot,
+        .restore_regions = fd_restore_regions,
+};

@@ -1,0 +1,267 @@
+/* The internals of an arena. Only its own files include this.
+ *
+ *   arena.c         slots, regions, blocks, limits
+ *   arena_fd.c      the layout of share mode fd
+ *   arena_ipc.c     the layout of share mode cuda-ipc
+ *   arena_restore.c an arena of inherited records
+ *   extent.c        one extent: its memory, its record, its slot
+ *   growth.c        operations that make extents
+ *   release.c       operations that release extents
+ *   unreclaimed.c   memory that the device did not return
+ *   refill.c        memory that clients wrote into destroyed extents
+ *   arena_report.c  statistics, the map, the check
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_ARENA_INTERNAL_H
+#define BFCD_ARENA_INTERNAL_H
+
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "daemon/memory/arena.h"
+
+#define ARENA_NO_SLOT SIZE_MAX
+
+struct operation;
+
+struct arena_slot {
+        struct bfc_range range;
+        uint32_t extent; /* in the ledger; LEDGER_NONE: unbacked */
+        struct device_extent memory;
+        struct charge charge;
+        struct occupancy occupancy; /* of the extent */
+        struct operation *retired;  /* not NULL: submitted when the extent has no exports */
+        uint32_t n_late;            /* of its exports; while it is retired */
+};
+
+struct arena_region {
+        uint64_t base;
+        uint64_t n_bytes;
+        size_t first_slot;
+        size_t n_slots;
+        uint32_t number;
+        uint32_t record; /* in the ledger; LEDGER_NONE: cuda-ipc */
+};
+
+/* The parts that depend on the share mode. The functions that make extents are not called per block. */
+struct arena_layout {
+        uint64_t limit_max_bytes; /* of a new arena */
+        uint64_t max_extents;     /* up to which a limit can be raised */
+        bool has_fds;
+        /* bfc_alloc_in_extent() and bfc_plan_growth_in_extent(), or the simpler functions if regions are
+         * extents. */
+        int (*alloc_in_extent)(struct bfc *b, uint64_t n_bytes, bfc_handle *ret_handle, uint64_t *ret_offset);
+        int (*plan_in_extent)(const struct bfc *b, uint64_t n_bytes, uint64_t max_new_bytes,
+                              struct bfc_growth *ret);
+        uint64_t (*max_in_extent)(const struct arena *a);
+        /* Adds a region in which a plan for n_bytes finds space. room_bytes: see arena_plan(). */
+        int (*add_space)(struct arena *a, uint64_t n_bytes, uint64_t room_bytes);
+        /* Adds the missing parts of the regions that cover [0, n_bytes), and returns their slots. */
+        int (*add_first_space)(struct arena *a, uint64_t n_bytes, size_t *ret_first, size_t *ret_end);
+        uint64_t (*unbacked_bytes)(struct arena *a, uint64_t n_bytes);
+        uint64_t (*growable)(const struct arena *a, uint64_t room_bytes);
+        /* The slot's extent was removed, or could not be made. */
+        void (*drop_slot)(struct arena *a, size_t slot);
+        int (*restore_regions)(struct arena *a, const char **ret_why); /* NULL: nothing can be inherited */
+};
+extern const struct arena_layout arena_layout_fd, arena_layout_ipc;
+
+TAILQ_HEAD(operation_list, operation);
+TAILQ_HEAD(refill_job_list, refill_job);
+
+struct arena_regions {
+        struct arena_region *items; /* by base */
+        size_t n, n_room;
+        uint32_t n_numbers; /* regions ever made */
+        size_t planned;     /* cuda-ipc: the slot that was made for a plan, or ARENA_NO_SLOT */
+};
+
+struct arena_slots {
+        struct arena_slot **table; /* arena_unused_slot: nothing was made there */
+        size_t n;                  /* number of places */
+        size_t n_room;             /* in the table */
+        size_t n_made;             /* that are not arena_unused_slot */
+};
+
+/* Working memory for planning a release. */
+struct arena_scratch {
+        struct bfc_range *ranges;
+        uint32_t *retired;
+        size_t n_room; /* of both, at least slots.n_made */
+};
+
+/* retiring == leaving + suspended + late-by-a-session <= pending; late <= leaving */
+struct arena_totals {
+        uint32_t n_extents;
+        uint64_t huge_bytes; /* of the extents, made in pages of 2 MiB */
+        uint64_t small_bytes;
+        uint64_t pending_bytes;
+        uint64_t retiring_bytes;
+        uint64_t leaving_bytes;   /* with the worker or the punch */
+        uint64_t late_bytes;      /* of these, in releases that are late */
+        uint64_t suspended_bytes; /* of retired extents without a late export */
+};
+
+/* Memory that the device did not return, and the query to the device about it. */
+struct arena_unreclaimed {
+        struct worker_job job;
+        struct arena *arena;
+        struct charge charge;
+        uint64_t confirmed_bytes; /* confirmed by the device since; may be more than is charged */
+        uint64_t asked_bytes;     /* when the query was submitted */
+        uint64_t foreign_bytes;   /* the answer */
+        int result;
+        bool is_asked;
+};
+
+struct arena_refills {
+        struct watch_owner owner;
+        struct charge charge;
+        struct account *account; /* of the arena's charges; NULL: nothing was released yet */
+        uint64_t n;
+        struct refill_job_list jobs;
+        unsigned n_jobs;
+};
+
+struct arena {
+        struct arena_options o;
+        const struct arena_layout *layout;
+        struct bfc *bfc;
+        struct arena_regions regions;
+        struct arena_slots slots;
+        struct arena_scratch scratch;
+        struct arena_totals totals;
+        struct worker_lane growths;    /* requests wait for them */
+        struct worker_lane the_rest;   /* releases, queries, refills, and preallocation */
+        struct operation_list punched; /* releases with extents that were submitted to the punch */
+        _Atomic uint64_t progress_ms;  /* of these, which the punch does in order */
+        struct arena_unreclaimed unreclaimed;
+        struct arena_refills refills;
+        size_t n_extents_max; /* the maximum number, now or earlier */
+        bool is_lost;         /* as the device reported */
+};
+
+/* An extent that is being made or released. */
+struct operation_item {
+        size_t slot;
+        struct device_extent memory;
+        uint64_t key;        /* in the store; 0: it is not there */
+        bool unreclaimed;    /* the device did not return it */
+        uint64_t punched_ns; /* when its punch was requested */
+        int watched;         /* an fd of the extent that is watched after its destruction; -1: none */
+        struct punch_request punch;
+        struct operation *operation; /* of the item, while the punch has it */
+};
+
+struct operation {
+        struct worker_job job;
+        struct arena *arena;
+        struct charge charge; /* growth: for all items */
+        bfc_handle handle;    /* growth; 0: preallocation */
+        struct bfc_growth plan;
+        uint64_t n_bytes;
+        int result;
+        bool is_lost;      /* as the device reported */
+        bool is_punched;   /* in arena.punched */
+        bool is_late;      /* counted in totals.late_bytes */
+        size_t n_to_punch; /* used by the punch, from the submission on */
+        size_t n_made;     /* the first n_made items are made; used by the worker */
+        size_t n_gone;     /* the first n_gone items are destroyed; used by the worker */
+        TAILQ_ENTRY(operation) of_arena;
+        arena_grown_fn grown;
+        arena_released_fn released;
+        void *userdata;
+        size_t n_items;
+        struct operation_item items[];
+};
+
+/* ---- arena.c ---------------------------------------------------------------- */
+
+extern const struct arena_slot arena_unused_slot;
+
+/* The slot, or a constant one for reading if it was not made. */
+static inline struct arena_slot *arena_slot_of(const struct arena *a, size_t slot)
+{
+        return slot < a->slots.n_room ? a->slots.table[slot]
+                                      : (struct arena_slot *)(uintptr_t)&arena_unused_slot;
+}
+
+static inline bool arena_slot_is_made(const struct arena *a, size_t slot)
+{
+        return arena_slot_of(a, slot) != &arena_unused_slot;
+}
+
+static inline bool arena_slot_is_backed(const struct arena *a, size_t slot)
+{
+        return arena_slot_of(a, slot)->extent != LEDGER_NONE;
+}
+
+const struct arena_region *arena_region_at(const struct arena *a, uint64_t offset);
+uint64_t arena_regions_end(const struct arena *a);
+size_t arena_slot_at(const struct arena *a, uint64_t offset);
+struct bfc_range arena_slot_range(const struct arena *a, size_t slot);
+uint64_t arena_slot_bytes(const struct arena *a, size_t slot);
+
+/* Prepares an unused slot for an extent. It stays prepared until its extent is gone. -ENOMEM. */
+int arena_make_slot(struct arena *a, size_t slot, struct bfc_range range);
+int arena_make_slots(struct arena *a, size_t first, size_t last);
+void arena_unmake_slot(struct arena *a, size_t slot);
+
+/* Reserves memory for one more region. */
+int arena_reserve_region(struct arena *a);
+
+/* A block now occupies a range, or no longer does: each of its extents counts its part. */
+void arena_count_block(struct arena *a, uint64_t offset, uint64_t n_bytes,
+                       void (*count)(struct occupancy *o, struct bfc_range range));
+
+/* An arena without a region; n_extents: the number of inherited extents. */
+int arena_begin(const struct arena_options *options, size_t n_extents, struct arena **ret);
+void arena_free_tables(struct arena *a);
+
+/* cuda-ipc: drops the slot that was made for an unused plan. */
+void arena_forget_plan(struct arena *a);
+
+/* ---- extent.c --------------------------------------------------------------- */
+
+/* For any thread. Makes and stores the extent, or does neither. */
+int extent_make(const struct arena_options *o, uint64_t n_bytes, uint64_t key, struct device_extent *ret,
+                bool *ret_unreclaimed);
+int extent_destroy(const struct arena_options *o, struct device_extent *memory, uint64_t key);
+
+/* Clears an extent and its exports in the ledger. */
+void extent_strike(struct ledger *l, uint32_t extent);
+
+/* Records an extent in the ledger and puts it into its slot. The ledger has a record for every extent
+ * that the limits allow, so this cannot fail. */
+void arena_fill_slot(struct arena *a, size_t slot, struct device_extent memory, uint64_t key,
+                     struct charge *charge);
+
+/* The same for an extent that is already in the ledger. */
+void arena_occupy_slot(struct arena *a, size_t slot, struct device_extent memory, struct charge *charge);
+
+/* Clears an extent whose memory was released or is unreclaimed. */
+void arena_empty_slot(struct arena *a, size_t slot, bool unreclaimed);
+
+/* ---- growth.c, release.c ---------------------------------------------------- */
+
+struct operation *operation_new(struct arena *a, size_t n_items);
+
+/* On the worker. */
+void operation_destroy(struct operation *op, struct operation_item *item);
+void release_run(struct worker_job *job);
+
+/* After punch_stop(): the punch no longer refers to them. */
+void arena_drop_punched(struct arena *a);
+
+/* ---- unreclaimed.c, refill.c ------------------------------------------------ */
+
+/* Takes the charge over, until arena_check_unreclaimed() finds the memory returned. */
+void arena_note_unreclaimed(struct arena *a, struct charge *charge);
+
+/* The same for the items that a failed operation left. */
+void arena_note_unreclaimed_items(struct operation *op);
+
+void arena_refills_init(struct arena *a);
+void arena_drop_refills(struct arena *a);
+
+#endif

@@ -1,0 +1,125 @@
+/* The layout of share mode cuda-ipc: each region is one extent, since the driver chooses where a client
+ * sees it. The region comes and goes with the extent, and its id is never used again.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/number.h"
+
+/* The lowest gap between regions that is large enough; its index in the regions. */
+static int region_find_gap(const struct arena *a, uint64_t n_bytes, size_t *ret_index, uint64_t *ret_base)
+{
+        const struct arena_region *regions = a->regions.items;
+        uint64_t base = 0;
+        size_t i;
+
+        for (i = 0; i < a->regions.n && regions[i].base - base < n_bytes; i++)
+                base = regions[i].base + regions[i].n_bytes;
+        if (n_bytes > BFC_MAX_SPACE - base)
+                return -ENOMEM;
+        *ret_index = i;
+        *ret_base = base;
+        return 0;
+}
+
+static int region_add(struct arena *a, uint64_t n_bytes, size_t *ret_slot)
+{
+        size_t index, slot = 0;
+        struct arena_region *at;
+        uint64_t base;
+        int r = a->regions.n_numbers == UINT32_MAX ? -ENOMEM : region_find_gap(a, n_bytes, &index, &base);
+
+        if (r == 0)
+                r = arena_reserve_region(a);
+        if (r == 0)
+                r = bfc_add_region(a->bfc, base, n_bytes, n_bytes, false);
+        if (r < 0)
+                return r;
+        while (slot < a->slots.n && arena_slot_is_made(a, slot))
+                slot++;
+        if (slot == a->slots.n)
+                a->slots.n++;
+        r = arena_make_slot(a, slot, (struct bfc_range){ base, base + n_bytes });
+        if (r < 0) {
+                (void)bfc_remove_region(a->bfc, base);
+                return r;
+        }
+        at = a->regions.items + index;
+        memmove(at + 1, at, (a->regions.n++ - index) * sizeof(*at));
+        *at = (struct arena_region){ base, n_bytes, slot, 1, a->regions.n_numbers++, LEDGER_NONE };
+        *ret_slot = slot;
+        return 0;
+}
+
+static void ipc_drop_slot(struct arena *a, size_t slot)
+{
+        uint64_t base = arena_slot_range(a, slot).begin;
+        size_t index = (size_t)(arena_region_at(a, base) - a->regions.items);
+        struct arena_region *at = a->regions.items + index;
+        int r = bfc_remove_region(a->bfc, base);
+
+        assert(r == 0 && !arena_slot_is_backed(a, slot));
+        (void)r;
+        memmove(at, at + 1, (--a->regions.n - index) * sizeof(*at));
+        arena_unmake_slot(a, slot);
+}
+
+/* How large an extent is made for a block. */
+static uint64_t new_extent_bytes(const struct arena *a, uint64_t n_bytes, uint64_t room_bytes)
+{
+        uint64_t unit = a->o.sizes.extent_bytes, own = round_up_u64(n_bytes, unit);
+        uint64_t room = room_bytes - room_bytes % unit;
+
+        if (n_bytes >= EXTENT_OWN_BYTES || room <= own)
+                return own;
+        return min_u64(room, round_up_u64(EXTENT_SHARED_BYTES, unit));
+}
+
+static int ipc_add_space(struct arena *a, uint64_t n_bytes, uint64_t room_bytes)
+{
+        if (n_bytes > BFC_MAX_SPACE || a->regions.n >= a->n_extents_max)
+                return -ENOMEM;
+        return region_add(a, new_extent_bytes(a, n_bytes, room_bytes), &a->regions.planned);
+}
+
+static int ipc_add_first_space(struct arena *a, uint64_t n_bytes, size_t *ret_first, size_t *ret_end)
+{
+        int r = region_add(a, n_bytes, ret_first);
+
+        if (r == 0)
+                *ret_end = *ret_first + 1;
+        return r;
+}
+
+static uint64_t ipc_unbacked_bytes(struct arena *a, uint64_t n_bytes)
+{
+        return a->totals.n_extents == 0 && a->totals.pending_bytes == 0 ? n_bytes : 0;
+}
+
+static uint64_t ipc_growable(const struct arena *a, uint64_t room_bytes)
+{
+        return room_bytes - room_bytes % a->o.sizes.extent_bytes;
+}
+
+static uint64_t ipc_max_in_extent(const struct arena *a)
+{
+        (void)a;
+        return BFC_MAX_SPACE;
+}
+
+const struct arena_layout arena_layout_ipc = {
+        .limit_max_bytes = UINT64_MAX,
+        .max_extents = UINT64_MAX,
+        .alloc_in_extent = bfc_alloc,
+        .plan_in_extent = bfc_plan_growth,
+        .max_in_extent = ipc_max_in_extent,
+        .add_space = ipc_add_space,
+        .add_first_space = ipc_add_first_space,
+        .unbacked_bytes = ipc_unbacked_bytes,
+        .growable = ipc_growable,
+        .drop_slot = ipc_drop_slot,
+};

@@ -1,0 +1,151 @@
+/* An arena of what an earlier process left: see arena_restore().
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* Puts the extent's index in its slot, and backs it. */
+static int restore_extent(struct arena *a, uint32_t extent, const char **ret_why)
+{
+        const struct ledger_extent *e = ledger_extent_at(a->o.ledger, extent);
+        struct bfc_range range;
+        size_t slot;
+        int r;
+
+        *ret_why = "an extent is outside all regions";
+        if (e->offset >= arena_regions_end(a))
+                return -EBADMSG;
+        slot = arena_slot_at(a, e->offset);
+        range = arena_slot_range(a, slot);
+        *ret_why = "an extent is not aligned to the arena's extent size";
+        if (range.begin != e->offset || range.end - range.begin != e->n_bytes ||
+            arena_slot_is_backed(a, slot))
+                return -EBADMSG;
+        r = arena_make_slot(a, slot, range);
+        if (r < 0)
+                return r;
+        arena_slot_of(a, slot)->extent = extent;
+        return bfc_back(a->bfc, range);
+}
+
+static int restore_blocks(struct arena *a, const struct arena_inherited *inherited, bfc_handle *handles,
+                          const char **ret_why)
+{
+        struct bfc_place *places = calloc(inherited->n_blocks + 1, sizeof(*places));
+        int r = places ? 0 : -ENOMEM;
+
+        for (size_t i = 0; r == 0 && i < inherited->n_blocks; i++) {
+                const struct ledger_block *b = ledger_block_at(a->o.ledger, inherited->blocks[i]);
+
+                if (b->n_requested > BFC_MAX_SPACE || b->n_bytes != bfc_block_bytes(b->n_requested)) {
+                        *ret_why = "a block's size does not match its requested size";
+                        r = -EBADMSG;
+                }
+                places[i] = (struct bfc_place){ b->offset, b->n_requested };
+        }
+        if (r == 0)
+                r = bfc_restore(a->bfc, places, inherited->n_blocks, handles);
+        if (r == -EINVAL) {
+                *ret_why = "blocks are outside the extents";
+                r = -EBADMSG;
+        }
+        free(places);
+        return r;
+}
+
+/* The memory of each extent, which has its slot already. All or none. */
+static int restore_memory(struct arena *a, const struct arena_inherited *inherited,
+                          struct device_extent *memories, const char **ret_why)
+{
+        for (size_t i = 0; i < inherited->n_extents; i++) {
+                const struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
+                int r = device_adopt(a->o.device, inherited->fds[i], e->n_bytes, &memories[i]);
+
+                if (r == -EPROTO) {
+                        *ret_why = "an fd does not belong to its extent";
+                        r = -EBADMSG;
+                }
+                if (r < 0)
+                        return r;
+        }
+        return 0;
+}
+
+/* Everything that can fail. */
+static int restore_all(struct arena *a, const struct arena_inherited *inherited, bfc_handle *handles,
+                       struct device_extent *memories, const char **ret_why)
+{
+        int r = a->layout->restore_regions ? a->layout->restore_regions(a, ret_why) : -ENOTSUP;
+
+        for (size_t i = 0; r == 0 && i < inherited->n_extents; i++)
+                r = restore_extent(a, inherited->extents[i], ret_why);
+        if (r == 0)
+                r = restore_blocks(a, inherited, handles, ret_why);
+        if (r == 0)
+                r = restore_memory(a, inherited, memories, ret_why);
+        return r;
+}
+
+static void restore_commit(struct arena *a, const struct arena_inherited *inherited,
+                           const bfc_handle *handles, const struct device_extent *memories,
+                           struct charge *charge)
+{
+        for (size_t i = 0; i < inherited->n_extents; i++) {
+                struct ledger_extent *e = ledger_extent_at(a->o.ledger, inherited->extents[i]);
+
+                e->fd = memories[i].fd;
+                arena_occupy_slot(a, arena_slot_at(a, e->offset), memories[i], charge);
+        }
+        for (size_t i = 0; i < inherited->n_blocks; i++) {
+                struct ledger_block *b = ledger_block_at(a->o.ledger, inherited->blocks[i]);
+
+                b->handle = handles[i];
+                arena_count_block(a, b->offset, b->n_bytes, occupancy_add);
+        }
+        assert(charge->n_bytes == 0);
+        *charge = (struct charge){ NULL, 0 };
+}
+
+int arena_restore(const struct arena_options *options, const struct arena_inherited *inherited,
+                  struct charge *charge, struct arena **ret, const char **ret_why)
+{
+        bfc_handle *handles = calloc(inherited->n_blocks + 1, sizeof(*handles));
+        struct device_extent *memories = calloc(inherited->n_extents + 1, sizeof(*memories));
+        struct arena *a = NULL;
+        int r = handles && memories ? 0 : -ENOMEM;
+
+        if (r == 0)
+                r = arena_begin(options, inherited->n_extents, &a);
+        if (r == 0)
+                r = restore_all(a, inherited, handles, memories, ret_why);
+        if (r == 0) {
+                restore_commit(a, inherited, handles, memories, charge);
+                *ret = a;
+        } else if (a) {
+                arena_free_tables(a);
+        }
+        free(handles);
+        free(memories);
+        return r;
+}
+
+int arena_finish(const struct arena_options *options, uint32_t extent, int fd)
+{
+        const struct ledger_extent *e = ledger_extent_at(options->ledger, extent);
+        struct device_extent memory = DEVICE_EXTENT_EMPTY;
+        int r = fd >= 0 ? device_adopt(options->device, fd, e->n_bytes, &memory) : 0;
+
+        assert(e->is_leaving);
+        if (r < 0) {
+                close(fd);
+                (void)store_remove_extent(options->store, e->store_key, false);
+        } else if (fd >= 0) {
+                r = extent_destroy(options, &memory, e->store_key);
+        }
+        extent_strike(options->ledger, extent);
+        return r;
+}

@@ -1,0 +1,241 @@
+/* The broker: all objects of the daemon, made from the config: devices with their workers, partitions,
+ * tenants with their quotas, the ledger, and the table of sessions. It has no socket and no loop; unit
+ * tests and fuzzers make one and use sessions on it directly.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_BROKER_H
+#define BFCD_BROKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/queue.h>
+
+#include "daemon/config/config.h"
+#include "daemon/memory/capacity.h"
+#include "daemon/memory/devices.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/log.h"
+#include "daemon/memory/pages.h"
+#include "daemon/memory/partition.h"
+#include "daemon/memory/quota.h"
+#include "daemon/handover/inherited.h"
+#include "daemon/handover/store.h"
+#include "daemon/session/state.h"
+#include "daemon/memory/tenant.h"
+#include "daemon/memory/upcalls.h"
+#include "daemon/memory/worker.h"
+#include "device/device.h"
+
+struct broker;
+struct session;
+TAILQ_HEAD(session_list, session);
+struct reloads; /* the session layer's, see reload.h; NULL: nothing can be reloaded */
+struct recall;  /* the session layer's, see recall.h */
+TAILQ_HEAD(recall_list, recall);
+enum recall_kind { RECALL_RETIRE, RECALL_TRIM, RECALL_KINDS };
+struct drain;        /* see drain.h */
+struct trim_command; /* the session layer's, see command.h */
+
+struct broker_device {
+        const struct config_device *config;
+        struct device *device;
+        struct worker *worker;
+        struct standby *standby;
+        char name[sizeof(((struct device_facts *)0)->name)]; /* the vendor's */
+        uint64_t bytes_total;                                /* as the device reports; 0: not bounded by it */
+        uint64_t foreign_bytes; /* used there by others at the start; UINT64_MAX: unknown */
+        bool is_lost;
+        struct drain *drain;          /* NULL: it was never drained */
+        struct trim_command *command; /* the session layer's: asks for idle memory while it drains */
+        uint64_t asked_ms;            /* of the session layer: when that ended */
+};
+
+struct broker_options {
+        const struct config *config;
+        struct store *store;            /* borrowed, outlives the broker; may be NULL */
+        struct punch *punch;            /* the same; see arena.h */
+        struct devices *devices;        /* borrowed, outlive the broker; NULL: it opens its own */
+        bool inline_workers;            /* for tests, see worker.h */
+        void (*notify)(void *userdata); /* from a worker's thread: call broker_poll() soon */
+        void (*wake)(void *userdata);   /* from the caller's own: call broker_turn() and shared_turn() soon */
+        void *userdata;
+        const struct upcalls *upcalls; /* NULL: there are no sessions */
+};
+
+/* The inherited state. */
+struct broker_restored {
+        struct kept_record *extents; /* inherited, by id */
+        size_t n_extents;
+        uint64_t extents_end; /* ids from here on belong to this process */
+        uint32_t n_blocks;
+        uint64_t n_bytes; /* of extents */
+        uint64_t ns;      /* duration of inheriting */
+};
+
+struct broker_sessions {
+        struct session **table; /* by index in the ledger; NULL: none */
+        size_t n_slots;         /* one past the highest index ever used */
+        size_t n;               /* after their hello, including quarantined and closing ones */
+        size_t n_clients;       /* of these, those that are not admins */
+        size_t n_promised;      /* unused places of tenants' shares, which no other tenant can take */
+};
+
+/* Which tenant a session belongs to. */
+struct broker_selection {
+        struct tenant **order; /* in the order of the config: the first match counts */
+        size_t n;
+        struct tenant *fallback; /* the default tenant; NULL: none */
+        struct matcher *matcher; /* of the same config */
+};
+
+struct broker_changes {
+        bool may_have_gone; /* a removed object may be empty by now */
+        bool has_removed;   /* there was such a quota at the last look */
+        uint64_t n_visits;  /* of quotas because they changed, in total: for tests */
+};
+
+struct broker {
+        const struct config *config; /* the current one */
+        struct {
+                struct config *config; /* the same if it came by a reload; NULL: it is borrowed */
+                char *text;            /* as YAML, for the operators */
+        } own;
+        struct broker_options options; /* after a reload its config is not the current one */
+        struct ledger *ledger;
+        struct ledger_limits room;   /* of the ledger */
+        struct inherited *inherited; /* while the broker is made from inherited state; NULL: none */
+        struct broker_restored restored;
+        struct devices *opened; /* the broker's own; NULL: they were passed */
+        struct broker_device *devices;
+        size_t n_devices;
+        size_t n_drains; /* devices that have been drained */
+        struct partition *partitions;
+        size_t n_partitions;
+        struct keepers keepers;
+        struct watch *watch;    /* of destroyed extents */
+        struct tenant *tenants; /* including those that the config no longer has, until they are empty */
+        size_t n_tenants;
+        struct broker_selection selection;
+        struct quota **quotas; /* by index in the ledger; only valid for quotas with blocks or extents */
+        struct broker_sessions sessions;
+        struct broker_changes changes;
+        struct {
+                uint64_t check_ms; /* when devices were last asked */
+                bool may_be;       /* some quota's device may have returned memory */
+        } unreclaimed;
+        uint64_t started_ms;
+        /* The session layer's. */
+        struct suspended_sessions suspended;
+        struct shared_names shared;
+        struct session_logs logs;
+        struct {
+                struct own_memory own_memory;
+                struct loop_turns turns;
+                struct partition_report *partitions; /* by partition; NULL: none yet */
+        } reports;
+        struct session_list mapped_sessions; /* in quarantine; their memory may be unmapped, see mappings.h */
+        struct recall_list recalls[RECALL_KINDS]; /* those with a deadline, the earliest first */
+        uint64_t trim_clock;                      /* counts Trims and their answers */
+        struct reloads *reloads;                  /* borrowed */
+};
+
+/* Makes all objects, and backs preallocating partitions, which may take long. If the store has a ledger,
+ * all memory in it is inherited; restore_sessions() restores the sessions. What cannot be inherited is
+ * closed and logged. On failure ret_sentence has a sentence. */
+int broker_new(const struct broker_options *options, struct broker **ret, char *ret_sentence,
+               size_t n_sentence);
+
+/* There must be no session. Takes NULL. Destroys every extent without checking for unreclaimed memory,
+ * because the process is about to end. */
+struct broker *broker_free(struct broker *b);
+
+/* Leaves the store, every extent and the ledger to the next daemon. There must be no session except those
+ * of session_leave_behind(). */
+struct broker *broker_leave(struct broker *b);
+
+/* Called before that, while there are sessions: from now on no extent is released. */
+void broker_prepare_leave(struct broker *b);
+
+/* The process has run long enough that earlier crashes were not caused by the ledger. */
+void broker_note_well(struct broker *b);
+
+/* Delivers results of the workers, and handles what they report about devices: a lost device fails all of
+ * its partitions, with their waiting requests. */
+void broker_poll(struct broker *b);
+
+/* One turn for waiting requests; and whether any are due. */
+void broker_turn(struct broker *b);
+bool broker_is_due(const struct broker *b);
+
+/* A turn is due, or a time-out has changed. */
+void broker_wake(const struct broker *b);
+
+/* Call broker_tick(), recall_tick() and shared_tick() periodically while there is something to wait for:
+ * unreclaimed memory, which is queried once a second; requests that wait for other sessions; sessions
+ * that do not unmap, or do not answer a Trim; and waits for a name. */
+bool broker_is_blocked(const struct broker *b);
+void broker_tick(struct broker *b);
+
+/* Looks after frees were postponed: call broker_look_again() QUOTA_ROUND_MS later. */
+bool broker_is_deferred(const struct broker *b);
+void broker_look_again(struct broker *b);
+
+/* Looks in all quotas for unreclaimed memory about which to query the devices, also after a drain; and
+ * sends the queries periodically. */
+void broker_check_unreclaimed(struct broker *b);
+void broker_ask_unreclaimed(struct broker *b);
+
+/* A session of a tenant takes a place in the table, or frees it. */
+void broker_session_begins(struct broker *b, struct tenant *t);
+void broker_session_ends(struct broker *b, struct tenant *t);
+
+/* Recomputes the places that are promised to tenants, for a new config. */
+void broker_promise_sessions(struct broker *b);
+
+/* Whether there is a place for a new session of the tenant. -EDQUOT, and a sentence. */
+int broker_admits(const struct broker *b, const struct tenant *t, char *ret_sentence, size_t n_sentence);
+
+/* A session left the quota, or a change of the config removed it: if it was removed, it may be freed at
+ * the next turn. */
+void broker_note_leave(struct broker *b, const struct quota *q);
+
+/* Looks for removed quotas that are empty at the next turn. */
+void broker_look_for_gone(struct broker *b);
+
+/* A place for a tenant; NULL: none, because too many removed tenants are not empty yet. And whether there
+ * are n places. */
+struct tenant *broker_tenant_place(struct broker *b);
+bool broker_has_places(const struct broker *b, size_t n);
+void broker_leave_place(struct broker *b, struct tenant *t);
+
+/* Adds a quota to a tenant, at the end of its list. The caller sets the fields of *options that are not
+ * the broker's: the tenant's limits and its inherited state. Fails as quota_new() does. */
+int broker_make_quota(struct broker *b, struct tenant *t, size_t partition, struct quota_options *options);
+
+/* One more quota of a tenant, at the end of its list. partition: the broker's index.
+ * Fails as quota_new() does. */
+int broker_add_quota(struct broker *b, struct tenant *t, size_t partition, const struct config_quota *from,
+                     uint64_t reserve_bytes);
+
+/* Destroyed extents of host memory that other processes have open: call broker_look() with this period in
+ * milliseconds while broker_watches(). */
+#define BROKER_LOOK_MS 250
+bool broker_watches(const struct broker *b);
+void broker_look(struct broker *b);
+
+/* Applies the config to standby memory; and updates the room that the partitions still have, where no
+ * worker's result does that. */
+void broker_set_standby(struct broker *b);
+void broker_stand_by(struct broker *b);
+
+/* When kept memory is released next, or standby memory is made again, by clock_ms(); 0: never. And: does
+ * it. */
+uint64_t broker_keeps_until(const struct broker *b);
+void broker_expire_kept(struct broker *b);
+
+/* Jobs that workers have not finished yet. */
+size_t broker_n_pending(const struct broker *b);
+
+#endif

@@ -1,0 +1,157 @@
+/* What devices and their workers say: lost devices, unreclaimed memory, refills.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/broker.h"
+
+#include <inttypes.h>
+
+#include "daemon/admin/drain.h"
+#include "daemon/clock.h"
+
+#define BROKER_UNRECLAIMED_MS 1000u
+#define BROKER_LOOKS          128u /* at watched extents, each time */
+
+/* Whether its device may have returned unreclaimed memory. */
+static bool quota_may_be_unreclaimed(const struct quota *q)
+{
+        return arena_unreclaimed_bytes(q->arena) > 0 && !q->partition->is_lost &&
+               !q->partition->is_draining && q->partition->device->ops->others;
+}
+
+/* Memory that a process references for a moment is not logged. */
+static uint64_t quota_unreclaimed_to_log(const struct quota *q)
+{
+        return quota_may_be_unreclaimed(q) ? arena_confirmed_unreclaimed_bytes(q->arena)
+                                           : arena_unreclaimed_bytes(q->arena);
+}
+
+static void quota_log_unreclaimed(struct tenant *t, struct quota *q)
+{
+        uint64_t n_bytes = quota_unreclaimed_to_log(q);
+
+        if (n_bytes < q->logged.unreclaimed_bytes)
+                log_limited(
+                        &t->unreclaimed_logs[false], LOG_LEVEL_INFO,
+                        "device '%s' returned unreclaimed memory of tenant '%s' in partition '%s': %" PRIu64
+                        " bytes are no longer charged, %" PRIu64 " bytes are still unreclaimed",
+                        q->partition->device_id, q->tenant, q->partition->name,
+                        q->logged.unreclaimed_bytes - n_bytes, n_bytes);
+        else if (!q->partition->is_lost) /* then that says it all */
+                log_limited(&t->unreclaimed_logs[true], LOG_LEVEL_ERROR,
+                            "device '%s' did not return memory of tenant '%s' in partition '%s': %" PRIu64
+                            " bytes are unreclaimed and stay charged",
+                            q->partition->device_id, q->tenant, q->partition->name, n_bytes);
+        q->logged.unreclaimed_bytes = n_bytes;
+}
+
+/* Waiting requests are refused with ENODEV at the next turn. */
+static void broker_lose_device(struct broker *b, const struct device *device)
+{
+        for (size_t i = 0; i < b->n_devices; i++) {
+                struct broker_device *d = &b->devices[i];
+
+                if (d->device != device)
+                        continue;
+                d->is_lost = true;
+                log_error("device '%s' (%s) is lost: its partitions refuse all requests until an operator "
+                          "drains and resumes the device or restarts bfcd; see the kernel log for the "
+                          "cause",
+                          d->config->id, d->name);
+        }
+        for (size_t i = 0; i < b->n_partitions; i++)
+                if (b->partitions[i].device == device)
+                        partition_lose(&b->partitions[i]);
+}
+
+static void quota_log_refills(struct tenant *t, struct quota *q)
+{
+        q->logged.n_refills = arena_n_refills(q->arena);
+        log_limited(&t->refill_log, LOG_LEVEL_WARNING,
+                    "tenant '%s' writes into released extents of partition '%s' through fds or mappings "
+                    "that its processes kept: %" PRIu64 " bytes found; the daemon returns them to the "
+                    "kernel again and charges them to the tenant until then",
+                    q->tenant, q->partition->name, arena_refilled_bytes(q->arena));
+}
+
+static struct tenant *broker_tenant_of(const struct broker *b, const struct quota *q)
+{
+        size_t i = 0;
+
+        while (b->tenants[i].name != q->tenant)
+                i++;
+        return &b->tenants[i];
+}
+
+/* Notes what is new of the quotas that changed since the last time. */
+static void broker_note_changes(struct broker *b)
+{
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                struct quota *q;
+
+                while ((q = partition_next_changed(&b->partitions[i]))) {
+                        b->changes.n_visits++;
+                        if (arena_is_lost(q->arena) && !q->partition->is_lost)
+                                broker_lose_device(b, q->partition->device);
+                        if (quota_unreclaimed_to_log(q) != q->logged.unreclaimed_bytes)
+                                quota_log_unreclaimed(broker_tenant_of(b, q), q);
+                        if (arena_n_refills(q->arena) != q->logged.n_refills)
+                                quota_log_refills(broker_tenant_of(b, q), q);
+                        if (!b->unreclaimed.may_be && quota_may_be_unreclaimed(q)) {
+                                b->unreclaimed.may_be = true;
+                                b->unreclaimed.check_ms =
+                                        clock_ms(); /* the device is asked in BROKER_UNRECLAIMED_MS */
+                        }
+                }
+        }
+        if (b->changes.has_removed)
+                broker_look_for_gone(b);
+}
+
+void broker_poll(struct broker *b)
+{
+        size_t n = 0;
+
+        for (size_t i = 0; i < b->n_devices; i++)
+                n += worker_poll(b->devices[i].worker);
+        if (n == 0)
+                return;
+        broker_note_changes(b);
+        if (b->unreclaimed.may_be)
+                broker_check_unreclaimed(b); /* the last may be back */
+        drain_poll(b);
+        broker_stand_by(b);
+}
+
+void broker_check_unreclaimed(struct broker *b)
+{
+        b->unreclaimed.may_be = false;
+        for (size_t i = 0; i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        b->unreclaimed.may_be =
+                                b->unreclaimed.may_be || quota_may_be_unreclaimed(b->tenants[i].quotas[k]);
+}
+
+void broker_look(struct broker *b)
+{
+        watch_look(b->watch, BROKER_LOOKS);
+        broker_note_changes(b);
+}
+
+bool broker_watches(const struct broker *b)
+{
+        return watch_n_entries(b->watch) > 0;
+}
+
+void broker_ask_unreclaimed(struct broker *b)
+{
+        uint64_t now_ms = clock_ms();
+
+        if (!b->unreclaimed.may_be || now_ms - b->unreclaimed.check_ms < BROKER_UNRECLAIMED_MS)
+                return;
+        b->unreclaimed.check_ms = now_ms;
+        broker_check_unreclaimed(b);
+        for (size_t i = 0; b->unreclaimed.may_be && i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        if (quota_may_be_unreclaimed(b->tenants[i].quotas[k]))
+                                arena_check_unreclaimed(b->tenants[i].quotas[k]->arena);
+}

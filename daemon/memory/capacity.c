@@ -1,0 +1,176 @@
+/* What a config may need: records in the ledger, fds, and standby memory; see capacity.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/capacity.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/resource.h>
+
+#include "daemon/number.h"
+
+#define MORE_SESSIONS 128u                /* admins and monitors also when max_sessions are there */
+#define MAX_RECORDS   (UINT64_C(1) << 30) /* of one table; only those used take memory */
+#define SESSION_FDS   5u /* its socket, its process, its events' socket, its page, its page's pipe */
+#define TENANT_FDS    2u /* its usage page, and what pins it */
+/* Destroyed extents that are watched: so many, and of the fds that the process may have one of so many. */
+#define MAX_WATCHED     4096u
+#define FDS_PER_WATCHED 16u
+#define MORE_FDS        192u /* the daemon's own, monitors, pending connections, extents that are being made */
+/* Records that a later config may need beyond twice what this one does. */
+#define MORE_QUOTAS   4096u
+#define MORE_EXTENTS  65536u
+#define MORE_BLOCKS   (UINT64_C(4) << 20)
+#define MORE_REFS     (UINT64_C(1) << 20)
+#define MORE_METADATA 65536u
+
+enum device_share capacity_share(const struct config_partition *p)
+{
+        return p->share == CONFIG_SHARE_FD ? DEVICE_SHARE_FD : DEVICE_SHARE_CUDA_IPC;
+}
+
+/* ---- records ---------------------------------------------------------------- */
+
+/* Admins have none. */
+uint64_t capacity_refs(const struct config *c)
+{
+        return (uint64_t)c->max_sessions * CAPACITY_REFS;
+}
+
+/* As many records as the limits allow to be in use: no table is ever full. */
+int capacity_count(const struct config *c, struct capacity_records *ret, char *ret_sentence,
+                   size_t n_sentence)
+{
+        uint64_t n_sessions = (uint64_t)c->max_sessions + MORE_SESSIONS;
+
+        *ret = (struct capacity_records){ .n_refs = capacity_refs(c),
+                                          .n_metadata = (uint64_t)c->n_tenants * CAPACITY_KEPT };
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        const struct config_quota *q = &c->tenants[i].quotas[k];
+                        enum device_share share = capacity_share(&c->partitions[q->partition]);
+                        struct extent_sizes g = extent_sizes_for(share, q->limit_bytes, CONFIG_GRANULARITY);
+                        uint64_t extents = extent_max_count(share, q->limit_bytes, &g);
+                        uint64_t sessions = min_u64(q->max_sessions, n_sessions);
+
+                        ret->n_quotas++;
+                        ret->n_extents += extents;
+                        ret->n_exports += extents * sessions;
+                        ret->n_blocks += q->max_blocks;
+                }
+        }
+        if (ret->n_extents <= MAX_RECORDS && ret->n_exports <= MAX_RECORDS && ret->n_blocks <= MAX_RECORDS)
+                return 0;
+        snprintf(ret_sentence, n_sentence,
+                 "the quotas together allow %" PRIu64 " blocks and %" PRIu64 " extents shared with "
+                 "sessions; the daemon supports at most %" PRIu64 " of each: lower max_blocks or "
+                 "max_sessions of the quotas",
+                 ret->n_blocks, ret->n_exports, MAX_RECORDS);
+        return -EINVAL;
+}
+
+/* Room for a later config, which only address space pays. */
+static uint32_t with_room(uint64_t n, uint64_t more)
+{
+        return (uint32_t)(2 * n + more < MAX_RECORDS ? 2 * n + more : MAX_RECORDS);
+}
+
+struct ledger_limits capacity_ledger(const struct capacity_records *n)
+{
+        return (struct ledger_limits){
+                .n_quotas = with_room(n->n_quotas, MORE_QUOTAS),
+                .n_sessions = CONFIG_MAX_SESSIONS + MORE_SESSIONS,
+                .n_extents = with_room(n->n_extents, MORE_EXTENTS),
+                .n_exports = with_room(n->n_exports, MORE_BLOCKS),
+                .n_blocks = with_room(n->n_blocks, MORE_BLOCKS),
+                .n_shared = with_room(n->n_blocks, MORE_BLOCKS),
+                .n_refs = with_room(n->n_refs, MORE_REFS),
+                .n_metadata = with_room(n->n_metadata, MORE_METADATA),
+        };
+}
+
+/* ---- fds and standby memory --------------------------------------------------- */
+
+/* How many extents of this size the quotas of a partition can have, whatever the partition has. */
+static uint64_t quotas_max_extents(const struct config *c, size_t partition, uint64_t size)
+{
+        uint64_t n = 0;
+
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        const struct config_quota *q = &c->tenants[i].quotas[k];
+                        struct extent_sizes g =
+                                extent_sizes_for(DEVICE_SHARE_FD, q->limit_bytes, CONFIG_GRANULARITY);
+
+                        if (q->partition == partition)
+                                n += extent_max_count_of_size(q->limit_bytes, &g, size);
+                }
+        }
+        return n;
+}
+
+/* The extents of all tenants together are no more than the partition: the smallest come first. */
+static uint64_t partition_max_extents(const struct config *c, size_t partition)
+{
+        uint64_t rest = c->partitions[partition].limit_bytes, n = 0;
+
+        if (capacity_share(&c->partitions[partition]) != DEVICE_SHARE_FD)
+                return 0;                         /* they are no fds */
+        for (size_t i = 0; i < c->n_tenants; i++) /* the first extent of each may have any size */
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++)
+                        n += c->tenants[i].quotas[k].partition == partition;
+        for (uint64_t size = CONFIG_GRANULARITY; size <= rest; size *= 2) {
+                uint64_t n_here = min_u64(rest / size, quotas_max_extents(c, partition, size));
+
+                n += n_here;
+                rest -= n_here * size;
+        }
+        return n;
+}
+
+/* For the quota with the highest limit, whose sizes are also those of lower ones. */
+struct standby_goal capacity_standby(const struct config *c, size_t device)
+{
+        uint64_t limit_bytes = 0;
+
+        for (size_t i = 0; i < c->n_tenants; i++) {
+                for (size_t k = 0; k < c->tenants[i].n_quotas; k++) {
+                        const struct config_quota *q = &c->tenants[i].quotas[k];
+                        const struct config_partition *p = &c->partitions[q->partition];
+
+                        if (p->device == device && config_takes_standby(p))
+                                limit_bytes = max_u64(limit_bytes, q->limit_bytes);
+                }
+        }
+        return (struct standby_goal){ c->devices[device].standby_bytes,
+                                      extent_sizes_for(DEVICE_SHARE_FD, limit_bytes, CONFIG_GRANULARITY) };
+}
+
+static uint64_t device_max_spares(const struct config *c, size_t device)
+{
+        struct standby_goal goal = capacity_standby(c, device);
+
+        return standby_n_extents(&goal);
+}
+
+uint64_t capacity_fds(const struct config *c)
+{
+        uint64_t n = (uint64_t)c->max_sessions * SESSION_FDS + MORE_FDS + (uint64_t)c->n_tenants * TENANT_FDS;
+
+        for (size_t i = 0; i < c->n_partitions; i++)
+                n += partition_max_extents(c, i);
+        for (size_t i = 0; i < c->n_devices; i++)
+                n += device_max_spares(c, i);
+        return n + n / (FDS_PER_WATCHED - 1);
+}
+
+/* So that destroyed extents never take the fds of living sessions. */
+size_t capacity_watched(void)
+{
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+                return MAX_WATCHED;
+        return (size_t)min_u64(limit.rlim_cur / FDS_PER_WATCHED, MAX_WATCHED);
+}

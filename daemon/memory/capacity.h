@@ -1,0 +1,46 @@
+/* The maximum needs of a config: records in the ledger, fds, and standby memory.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_CAPACITY_H
+#define BFCD_CAPACITY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/config/config.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/extent_sizes.h"
+#include "daemon/memory/standby.h"
+#include "device/device.h"
+
+enum device_share capacity_share(const struct config_partition *p);
+
+/* The number of records that the limits allow: no table is ever full. -EINVAL, and a sentence. */
+struct capacity_records {
+        uint64_t n_quotas, n_extents, n_exports, n_blocks, n_refs, n_metadata;
+};
+int capacity_count(const struct config *c, struct capacity_records *ret, char *ret_sentence,
+                   size_t n_sentence);
+
+/* A ledger for these, with room for a later config, which takes only address space. */
+struct ledger_limits capacity_ledger(const struct capacity_records *n);
+
+/* The maximum number of shared blocks of a session; and of all sessions. */
+#define CAPACITY_REFS 1024u
+uint64_t capacity_refs(const struct config *c);
+
+/* Shared blocks of a tenant that are kept or have metadata. */
+#define CAPACITY_KEPT 256u
+
+/* The approximate number of fds for the sessions and extents of the config, and everything else: with
+ * fewer, connections may be refused below the limits. */
+uint64_t capacity_fds(const struct config *c);
+
+/* How many destroyed extents may be watched without taking fds that live sessions need. */
+size_t capacity_watched(void);
+
+/* The standby memory of a device: for the quota with the highest limit, whose sizes include those of
+ * lower limits. */
+struct standby_goal capacity_standby(const struct config *c, size_t device);
+
+#endif

@@ -1,0 +1,153 @@
+/* The devices; see devices.h. A handful: a list is enough.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/devices.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct opened {
+        char *id;
+        struct device *device;
+};
+
+struct devices {
+        struct opened *items;
+        size_t n_items;
+};
+
+int devices_new(struct devices **ret)
+{
+        struct devices *d = calloc(1, sizeof(*d));
+
+        if (!d)
+                return -ENOMEM;
+        *ret = d;
+        return 0;
+}
+
+struct devices *devices_free(struct devices *d)
+{
+        if (!d)
+                return NULL;
+        for (size_t i = 0; i < d->n_items; i++) {
+                device_free(d->items[i].device);
+                free(d->items[i].id);
+        }
+        free(d->items);
+        free(d);
+        return NULL;
+}
+
+static struct device *devices_find(const struct devices *d, const char *id)
+{
+        for (size_t i = 0; i < d->n_items; i++)
+                if (strcmp(d->items[i].id, id) == 0)
+                        return d->items[i].device;
+        return NULL;
+}
+
+int devices_put(struct devices *d, const char *id, struct device *device)
+{
+        struct opened *items;
+
+        if (devices_find(d, id))
+                return -EEXIST;
+        items = reallocarray(d->items, d->n_items + 1, sizeof(*items));
+        if (!items)
+                return -ENOMEM;
+        d->items = items;
+        items[d->n_items] = (struct opened){ .id = strdup(id), .device = device };
+        if (!items[d->n_items].id)
+                return -ENOMEM;
+        d->n_items++;
+        return 0;
+}
+
+static int open_by_id(const char *id, struct device **ret, char *ret_sentence, size_t n_sentence)
+{
+        int r;
+
+        if (strcmp(id, "host") != 0)
+                return device_cuda_new(id, ret, ret_sentence, n_sentence);
+        r = device_host_new(ret);
+        if (r < 0)
+                snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
+        return r;
+}
+
+int devices_open(struct devices *d, const char *id, struct device **ret, char *ret_sentence,
+                 size_t n_sentence)
+{
+        struct device *device = devices_find(d, id);
+        int r;
+
+        if (device) {
+                *ret = device;
+                return 0;
+        }
+        r = open_by_id(id, &device, ret_sentence, n_sentence);
+        if (r < 0)
+                return r;
+        /* All that the config promises is in these pieces. */
+        if (CONFIG_GRANULARITY % device_granularity(device) != 0) {
+                snprintf(ret_sentence, n_sentence,
+                         "%s: its allocation granularity is %" PRIu64 " bytes, and 2MiB is not a multiple "
+                         "of it",
+                         id, device_granularity(device));
+                r = -ENOTSUP;
+        } else {
+                r = devices_put(d, id, device);
+                if (r < 0)
+                        snprintf(ret_sentence, n_sentence, "%s: %s", id, strerror(-r));
+        }
+        if (r < 0) {
+                device_free(device);
+                return r;
+        }
+        *ret = device;
+        return 0;
+}
+
+int devices_look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
+                 size_t n_sentence)
+{
+        struct device *device = NULL;
+        struct device_facts facts;
+        int r = devices_open(userdata, id, &device, ret_sentence, n_sentence);
+
+        if (r < 0)
+                return r;
+        r = device_facts(device, &facts);
+        if (r < 0) {
+                snprintf(ret_sentence, n_sentence, "%s: the device does not respond: %s", id, strerror(-r));
+                return r;
+        }
+        *ret = (struct config_gpu){ .bytes_total = facts.bytes_total,
+                                    .bytes_free = facts.bytes_free,
+                                    .lacks_fd = !facts.shares[DEVICE_SHARE_FD],
+                                    .lacks_ipc = !facts.shares[DEVICE_SHARE_CUDA_IPC] };
+        memcpy(ret->uuid, facts.uuid, sizeof(ret->uuid));
+        return 0;
+}
+
+struct device_supply devices_supply(const struct config_partition *p)
+{
+        static const enum device_pages pages[] = { [CONFIG_PAGES_AUTO] = DEVICE_PAGES_AUTO,
+                                                   [CONFIG_PAGES_2MIB] = DEVICE_PAGES_RESERVED,
+                                                   [CONFIG_PAGES_OFF] = DEVICE_PAGES_SMALL };
+
+        return (struct device_supply){ .pages = pages[p->pages], .is_bound = p->has_node, .node = p->node };
+}
+
+int devices_look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause)
+{
+        struct device_supply supply = devices_supply(p);
+
+        return device_host_check(&supply, n_bytes, ret_clause, n_clause);
+}
+
+_Static_assert(CONFIG_UUID_BYTES == DEVICE_UUID_BYTES, "one kind of UUID");

@@ -1,0 +1,38 @@
+/* The devices of a config, each opened once for the whole daemon: the config reads their sizes, the
+ * broker uses them.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_DEVICES_H
+#define BFCD_DEVICES_H
+
+#include <stddef.h>
+
+#include "daemon/config/config.h"
+#include "device/device.h"
+
+struct devices;
+
+int devices_new(struct devices **ret);
+
+/* Closes all: no extent may be left. Takes NULL. */
+struct devices *devices_free(struct devices *d);
+
+/* The device with this id of the config, opened if necessary. It belongs to `d`. On failure a sentence,
+ * "ID: what is missing". */
+int devices_open(struct devices *d, const char *id, struct device **ret, char *ret_sentence,
+                 size_t n_sentence);
+
+/* Adds a device of the caller under a new id; taken over on success. -EEXIST, -ENOMEM. */
+int devices_put(struct devices *d, const char *id, struct device *device);
+
+/* A config_machine.look; userdata is the devices. */
+int devices_look(void *userdata, const char *id, struct config_gpu *ret, char *ret_sentence,
+                 size_t n_sentence);
+
+/* A config_machine.look_pages. */
+int devices_look_pages(const struct config_partition *p, uint64_t n_bytes, char *ret_clause, size_t n_clause);
+
+/* How the memory of a partition is made. */
+struct device_supply devices_supply(const struct config_partition *p);
+
+#endif

@@ -1,0 +1,269 @@
+/* Operations that make extents: for a plan, or in advance.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "device/host_free.h"
+
+struct operation *operation_new(struct arena *a, size_t n_items)
+{
+        struct operation *op = calloc(1, sizeof(*op) + n_items * sizeof(op->items[0]));
+
+        if (!op)
+                return NULL;
+        op->arena = a;
+        for (size_t i = 0; i < n_items; i++) {
+                op->items[i].memory = DEVICE_EXTENT_EMPTY;
+                op->items[i].watched = -1;
+        }
+        return op;
+}
+
+void operation_destroy(struct operation *op, struct operation_item *item)
+{
+        int r = extent_destroy(&op->arena->o, &item->memory, item->key);
+
+        item->unreclaimed = r < 0;
+        op->is_lost = op->is_lost || r == -ENODEV;
+}
+
+/* ---- on the worker ----------------------------------------------------------- */
+
+/* The kernel may kill this process for lack of memory here. The record tells its successor. */
+static void arena_begin_growth(const struct arena *a, uint64_t n_bytes)
+{
+        if (a->o.device->charges_process)
+                ledger_quota_grows(a->o.ledger, a->o.quota, n_bytes, host_free_oom_kills());
+}
+
+static void arena_end_growth(const struct arena *a)
+{
+        if (a->o.device->charges_process)
+                ledger_quota_grows(a->o.ledger, a->o.quota, 0, 0);
+}
+
+/* The next extent; none any more while the process ends. */
+static void growth_make(struct operation *op)
+{
+        const struct arena_options *o = &op->arena->o;
+        struct operation_item *item = &op->items[op->n_made];
+
+        if (__atomic_load_n(&o->device->is_ending, __ATOMIC_RELAXED))
+                op->result = -ECANCELED;
+        else
+                op->result =
+                        extent_make(o, item->memory.n_bytes, item->key, &item->memory, &item->unreclaimed);
+        op->is_lost = op->result == -ENODEV;
+        op->n_made += op->result == 0;
+}
+
+/* An extent a turn: all of them, or none. The note is there from the first turn to the last: the kernel may
+ * kill this process also between them, for what has been made. */
+static void growth_run(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+
+        if (op->result < 0) {
+                operation_destroy(op, &op->items[--op->n_made]);
+        } else if (op->n_made < op->n_items) {
+                if (op->n_made == 0)
+                        arena_begin_growth(op->arena, op->n_bytes);
+                growth_make(op);
+        }
+        job->goes_on = op->result < 0 ? op->n_made > 0 : op->n_made < op->n_items;
+        if (!job->goes_on)
+                arena_end_growth(op->arena);
+}
+
+/* ---- on the loop --------------------------------------------------------------- */
+
+/* Slots without an extent are no operation's: they were to be made, and are not. */
+static void arena_drop_unbacked(struct arena *a, size_t first, size_t end)
+{
+        for (size_t slot = first; slot < end; slot++)
+                if (arena_slot_is_made(a, slot) && !arena_slot_is_backed(a, slot))
+                        a->layout->drop_slot(a, slot);
+}
+
+/* For the slots [first, end), which are made, as far as they have no extent. */
+static struct operation *growth_new(struct arena *a, size_t first, size_t end)
+{
+        struct operation *op = operation_new(a, end - first);
+
+        for (size_t slot = first; op && slot < end; slot++) {
+                struct operation_item *item = &op->items[op->n_items];
+
+                if (arena_slot_is_backed(a, slot))
+                        continue;
+                item->slot = slot;
+                item->key = store_next_key(a->o.store);
+                item->memory.n_bytes = arena_slot_bytes(a, slot);
+                op->n_bytes += item->memory.n_bytes;
+                op->n_items++;
+        }
+        return op;
+}
+
+static void growth_submit(struct operation *op, struct charge *charge, arena_grown_fn grown, void *userdata)
+{
+        struct arena *a = op->arena;
+
+        assert(op->n_bytes == charge->n_bytes);
+        op->grown = grown;
+        op->userdata = userdata;
+        op->charge = *charge;
+        *charge = (struct charge){ NULL, 0 };
+        op->job.run = growth_run;
+        a->totals.pending_bytes += op->n_bytes;
+        worker_submit(a->o.worker, &op->job);
+}
+
+/* Fills the slots, or drops them. */
+static void growth_finish(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        a->totals.pending_bytes -= op->n_bytes;
+        a->is_lost = a->is_lost || op->is_lost;
+        if (op->result < 0)
+                arena_note_unreclaimed_items(op);
+        for (size_t i = 0; i < op->n_items; i++) {
+                if (op->result < 0)
+                        a->layout->drop_slot(a, op->items[i].slot);
+                else
+                        arena_fill_slot(a, op->items[i].slot, op->items[i].memory, op->items[i].key,
+                                        &op->charge);
+        }
+        assert(op->result < 0 || op->charge.n_bytes == 0);
+        charge_drop(&op->charge);
+}
+
+static void growth_done(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct arena *a = op->arena;
+        int r;
+
+        if (op->result < 0) {
+                r = bfc_grow_cancel(a->bfc, op->handle);
+                op->handle = 0;
+                growth_finish(op);
+        } else {
+                growth_finish(op);
+                r = bfc_grow_commit(a->bfc, op->handle);
+                arena_count_block(a, op->plan.offset, op->plan.n_bytes, occupancy_add);
+        }
+        assert(r == 0);
+        (void)r;
+        op->grown(op->userdata, op->result, op->handle, op->plan.offset);
+        free(op);
+}
+
+int arena_grow(struct arena *a, const struct bfc_growth *plan, struct charge *charge, arena_grown_fn done,
+               void *userdata)
+{
+        size_t first = arena_slot_at(a, plan->span.begin), last = arena_slot_at(a, plan->span.end - 1);
+        struct operation *op;
+        int r;
+
+        assert(charge->n_bytes == plan->new_bytes);
+        op = arena_make_slots(a, first, last) == 0 ? growth_new(a, first, last + 1) : NULL;
+        if (!op)
+                return -ENOMEM;
+        r = bfc_grow_begin(a->bfc, plan, &op->handle);
+        if (r < 0) {
+                free(op);
+                return r;
+        }
+        a->regions.planned = ARENA_NO_SLOT; /* it has become a region like others */
+        op->plan = *plan;
+        op->job.done = growth_done;
+        op->job.lane = &a->growths;
+        growth_submit(op, charge, done, userdata);
+        return 0;
+}
+
+/* ---- what is backed in advance ------------------------------------------------- */
+
+uint64_t arena_unbacked_bytes(struct arena *a, uint64_t n_bytes)
+{
+        return a->layout->unbacked_bytes(a, n_bytes);
+}
+
+static int arena_back_slot(struct arena *a, size_t slot, struct charge *charge)
+{
+        struct bfc_range range = arena_slot_range(a, slot);
+        struct device_extent memory = DEVICE_EXTENT_EMPTY;
+        uint64_t key = store_next_key(a->o.store);
+        bool unreclaimed = false; /* not charged: the daemon does not start */
+        int r = arena_make_slot(a, slot, range);
+
+        if (r < 0)
+                return r;
+        arena_begin_growth(a, range.end - range.begin);
+        r = extent_make(&a->o, range.end - range.begin, key, &memory, &unreclaimed);
+        arena_end_growth(a);
+        if (r < 0)
+                return r;
+        arena_fill_slot(a, slot, memory, key, charge);
+        return bfc_back(a->bfc, range);
+}
+
+int arena_back(struct arena *a, uint64_t n_bytes, struct charge *charge)
+{
+        size_t slot = 0, end = 0;
+        int r = a->layout->add_first_space(a, n_bytes, &slot, &end);
+
+        for (; r == 0 && slot < end; slot++)
+                if (!arena_slot_is_backed(a, slot) && arena_slot_bytes(a, slot) <= charge->n_bytes)
+                        r = arena_back_slot(a, slot, charge);
+        if (charge->n_bytes == 0)
+                *charge = (struct charge){ NULL, 0 };
+        return r;
+}
+
+static void backing_done(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct arena *a = op->arena;
+        struct bfc_range range = { arena_slot_range(a, op->items[0].slot).begin,
+                                   arena_slot_range(a, op->items[op->n_items - 1].slot).end };
+
+        if (op->result == 0 && bfc_back(a->bfc, range) < 0) {
+                op->result = -ENOMEM; /* the allocator has no memory for that: the worker releases all */
+                op->job.run = release_run;
+                worker_submit(a->o.worker, &op->job);
+                return;
+        }
+        growth_finish(op);
+        op->grown(op->userdata, op->result, 0, 0);
+        free(op);
+}
+
+int arena_back_later(struct arena *a, uint64_t n_bytes, struct charge *charge, arena_grown_fn done,
+                     void *userdata)
+{
+        struct operation *op = NULL;
+        size_t first = 0, end = 0;
+        int r;
+
+        arena_forget_plan(a);
+        r = a->layout->add_first_space(a, n_bytes, &first, &end);
+        if (r < 0)
+                return r;
+        if (arena_make_slots(a, first, end - 1) == 0)
+                op = growth_new(a, first, end);
+        if (!op) {
+                arena_drop_unbacked(a, first, end);
+                return -ENOMEM;
+        }
+        assert(op->n_items > 0);
+        op->job.done = backing_done;
+        op->job.lane = &a->the_rest;
+        growth_submit(op, charge, done, userdata);
+        return 0;
+}

@@ -1,0 +1,132 @@
+/* A partition: a named part of a device. It owns the pool of its tenants' accounts, and knows its quotas,
+ * so that memory that one tenant does not use can serve another one.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_PARTITION_H
+#define BFCD_PARTITION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/queue.h>
+
+#include "daemon/memory/account.h"
+#include "daemon/memory/standby.h"
+#include "daemon/memory/worker.h"
+#include "device/device.h"
+
+struct quota;
+struct store;
+struct watch;
+TAILQ_HEAD(quota_list, quota);
+
+struct punch;
+
+/* Quotas that keep memory for the next session, see quota_keep(). */
+struct keepers {
+        struct quota_list quotas; /* by kept_until_ms */
+        size_t n_recalled; /* quotas that release what they kept, because a device has no more memory */
+};
+
+/* Bytes of the blocks of all quotas. */
+struct partition_use {
+        uint64_t n_bytes;
+        uint64_t peak_bytes;
+        uint64_t peak_ms; /* when: milliseconds since 1970; 0: never */
+        uint64_t lifetime_peak_bytes;
+};
+
+/* Quotas with waiting requests. */
+struct partition_queue {
+        struct quota_list due;     /* their requests are due for a look */
+        struct quota_list waiting; /* all, in the order in which they began to wait */
+        size_t n_blocked;          /* of these, those that partition_tick() looks at */
+        size_t n_deferred;         /* of these, those whose look after a free was deferred */
+        size_t n_closing;          /* sessions of all quotas that are closing */
+        uint64_t n_tickets;        /* requests that have waited */
+        uint64_t n_looks;          /* at requests, in total: tests count the cost of a free */
+};
+
+struct partition_lists {
+        struct quota_list releasing; /* quotas that are releasing extents */
+        struct quota_list freed;     /* quotas that may have wholly free extents, see lists.may_have_free */
+        struct quota_list changed;   /* quotas whose charges, extents or device changed: see broker_poll() */
+        uint64_t n_visits;           /* of quotas for a request of another one, in total: for tests */
+};
+
+/* Requests that wait for room in the partition, see quota_request.claim. */
+struct partition_claims {
+        size_t n;
+        uint64_t n_bytes;   /* of all of them */
+        uint64_t looked_ms; /* when a free last made them due */
+        bool is_deferred;   /* a later free did not: see partition_look_again() */
+};
+
+struct broker;
+struct upcalls;
+
+struct partition {
+        const char *name;      /* the config's */
+        const char *device_id; /* the config's */
+        enum device_share share;
+        bool clears; /* clear_on_release */
+        struct device_supply supply;
+        bool is_cuda;
+        uint8_t uuid[DEVICE_UUID_BYTES]; /* of the GPU */
+        bool is_lost;                    /* the device is: every request is refused */
+        bool is_draining;                /* every request is refused; free extents are released */
+        bool has_idle;                   /* while it drains: memory was freed since drain.c looked */
+        bool preallocate;
+        struct device *device;
+        struct worker *worker;
+        struct punch *punch;             /* see arena.h; NULL: none */
+        struct store *store;             /* of its extents' fds; NULL: none */
+        struct watch *watch;             /* of its destroyed extents; NULL: none */
+        struct standby_consumer standby; /* of its device */
+        struct pool pool;
+        struct partition_use use;
+        struct quota_list quotas;
+        size_t n_quotas;
+        struct keepers *keepers; /* of all partitions; NULL: nothing is kept */
+        struct partition_queue queue;
+        struct partition_lists lists;
+        struct quota_list asked; /* quotas whose sessions may have idle memory, see trim.h */
+        struct partition_claims claims;
+        uint64_t reclaim_timeout_ms;
+        void (*wake)(void *userdata); /* a turn is due; may be NULL */
+        void *userdata;
+        struct {
+                const struct upcalls *calls; /* NULL: there are no sessions */
+                struct broker *broker;       /* for the upcalls */
+        } up;
+};
+
+static inline const char *partition_growth_name(const struct partition *p)
+{
+        return p->preallocate ? "preallocate" : "on-demand";
+}
+
+static inline const char *partition_share_name(const struct partition *p)
+{
+        return p->share == DEVICE_SHARE_FD ? "fd" : "cuda-ipc";
+}
+
+static inline void partition_init_lists(struct partition *p)
+{
+        TAILQ_INIT(&p->quotas);
+        TAILQ_INIT(&p->queue.due);
+        TAILQ_INIT(&p->queue.waiting);
+        TAILQ_INIT(&p->lists.releasing);
+        TAILQ_INIT(&p->lists.freed);
+        TAILQ_INIT(&p->asked);
+        TAILQ_INIT(&p->lists.changed);
+}
+
+/* Resets peaks to the current values; lifetime peaks stay. */
+static inline void partition_clear_peaks(struct partition *p)
+{
+        pool_clear_peaks(&p->pool);
+        p->use.peak_bytes = p->use.n_bytes;
+        p->use.peak_ms = p->pool.peak_charged_ms;
+}
+
+#endif

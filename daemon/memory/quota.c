@@ -1,0 +1,768 @@
+/* The quota: its blocks, sessions and limits; see quota.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/quota.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/memory/reclaim.h"
+#include "daemon/number.h"
+
+/* Before any reply that goes out because of the change: a client that knows of it reads it. */
+void quota_publish(struct quota *q)
+{
+        uint64_t values[PAGES_N_STATS];
+        struct bfc_stats stats;
+
+        if (!q->page)
+                return;
+        arena_read_stats(q->arena, &stats);
+        values[PAGES_BYTES_LIMIT] = q->account.limit_bytes;
+        values[PAGES_BYTES_RESERVED] = q->account.charged_bytes;
+        values[PAGES_PEAK_BYTES_RESERVED] = q->account.peak_charged_bytes;
+        values[PAGES_BYTES_IN_USE] = q->bytes_in_use;
+        values[PAGES_PEAK_BYTES_IN_USE] = q->peaks.bytes_in_use;
+        values[PAGES_BYTES_REQUESTED] = q->bytes_requested;
+        values[PAGES_NUM_BLOCKS] = q->n_blocks;
+        values[PAGES_NUM_SESSIONS] = q->sessions.n;
+        values[PAGES_LARGEST_FREE_BLOCK_BYTES] = stats.largest_free_block_bytes;
+        values[PAGES_LIFETIME_PEAK_BYTES_IN_USE] = ledger_quota_at(q->ledger, q->index)->life.peak_in_use;
+        values[PAGES_LIFETIME_PEAK_BYTES_RESERVED] = q->account.lifetime_peak_charged_bytes;
+        pages_write(q->page, values);
+}
+
+void quota_note_change(struct quota *q)
+{
+        if (q->lists.is_changed)
+                return;
+        q->lists.is_changed = true;
+        TAILQ_INSERT_TAIL(&q->partition->lists.changed, q, lists.of_changed);
+}
+
+static void quota_forget_change(struct quota *q)
+{
+        if (q->lists.is_changed)
+                TAILQ_REMOVE(&q->partition->lists.changed, q, lists.of_changed);
+        q->lists.is_changed = false;
+}
+
+struct quota *partition_next_changed(struct partition *p)
+{
+        struct quota *q = TAILQ_FIRST(&p->lists.changed);
+
+        if (q)
+                quota_forget_change(q);
+        return q;
+}
+
+static void quota_charge_changed(struct account *a)
+{
+        struct quota *q = (struct quota *)(void *)((char *)a - offsetof(struct quota, account));
+
+        quota_note_change(q);
+        quota_publish(q);
+}
+
+static void quota_assert(const struct quota *q)
+{
+        assert(q->bytes_in_use <= q->account.charged_bytes);
+        assert(q->account.charged_bytes <= q->account.ceiling_bytes);
+        assert(q->n_blocks <= q->blocks_ceiling);
+        assert(q->bytes_requested <= q->bytes_in_use);
+        (void)q;
+}
+
+/* The present values may be new peaks. */
+static void quota_note_peaks(struct quota *q)
+{
+        struct partition *p = q->partition;
+        bool is_new = q->bytes_in_use > q->peaks.bytes_in_use;
+        bool is_partitions = p->use.n_bytes > p->use.peak_bytes;
+        uint64_t now_ms = is_new || is_partitions ? clock_wall_ms() : 0;
+
+        q->peaks.window_in_use = max_u64(q->peaks.window_in_use, q->bytes_in_use);
+        q->peaks.window_is_used = true;
+        if (is_new) {
+                q->peaks.bytes_in_use = q->bytes_in_use;
+                q->peaks.in_use_ms = now_ms;
+        }
+        if (is_partitions) {
+                p->use.peak_bytes = p->use.n_bytes;
+                p->use.peak_ms = now_ms;
+        }
+}
+
+/* ---- making and ending one ---------------------------------------------------------- */
+
+/* The only way to charge: the ledger learns of the peak. */
+int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes)
+{
+        bool empty = q->account.charged_bytes == 0;
+        int r = charge_take(&q->account, n_bytes, ret, ret_missing_bytes);
+        struct ledger_lifetime *life;
+
+        if (r < 0)
+                return r;
+        q->growth.high_bytes = empty ? n_bytes : max_u64(q->growth.high_bytes, q->account.charged_bytes);
+        life = &ledger_quota_at(q->ledger, q->index)->life;
+        life->peak_reserved = q->account.lifetime_peak_charged_bytes;
+        life->partition_peak_reserved = q->partition->pool.lifetime_peak_charged_bytes;
+        return 0;
+}
+
+struct extent_sizes quota_extent_sizes(const struct ledger_quota *record)
+{
+        return (struct extent_sizes){ record->extent_bytes, record->small_extent_bytes,
+                                      record->extents_per_zone };
+}
+
+static void quota_describe_arena(const struct quota *q, const struct extent_sizes *sizes,
+                                 struct arena_options *ret)
+{
+        const struct partition *p = q->partition;
+
+        *ret = (struct arena_options){
+                .ledger = q->ledger,
+                .device = p->device,
+                .worker = p->worker,
+                .punch = p->punch,
+                .store = p->store,
+                .watch = p->watch,
+                .standby = p->standby.standby,
+                .quota = q->index,
+                .share = p->share,
+                .clears = p->clears,
+                .supply = p->supply,
+                .limit_bytes = q->account.limit_bytes,
+                .sizes = *sizes,
+                .upcalls = p->up.calls,
+                .broker = p->up.broker,
+        };
+}
+
+/* As much as there may be now: others may be over what is theirs. */
+static int quota_charge_some(struct quota *q, uint64_t n_bytes, struct charge *ret)
+{
+        uint64_t missing = 0;
+        int r = quota_charge(q, n_bytes, ret, &missing);
+
+        return r < 0 && missing < n_bytes ? quota_charge(q, n_bytes - missing, ret, &missing) : r;
+}
+
+void quota_pause_growth(struct quota *q)
+{
+        q->growth.paused_until_ms = clock_ms() + QUOTA_PAUSE_MS;
+}
+
+uint64_t quota_growth_pause_ms(const struct quota *q)
+{
+        uint64_t now_ms = q->growth.paused_until_ms != 0 ? clock_ms() : 0;
+
+        return now_ms < q->growth.paused_until_ms ? q->growth.paused_until_ms - now_ms : 0;
+}
+
+int quota_back_early(struct quota *q)
+{
+        uint64_t n_room = excess_u64(q->account.limit_bytes, q->account.charged_bytes);
+        uint64_t n_bytes = 0;
+        struct charge charge;
+        int r;
+
+        if (q->partition->preallocate && !q->is_removed)
+                n_bytes = min_u64(arena_unbacked_bytes(q->arena, q->account.limit_bytes), n_room);
+        if (n_bytes == 0)
+                return 0;
+        if (quota_growth_pause_ms(q) > 0)
+                return -ECANCELED;
+        r = quota_charge_some(q, n_bytes, &charge);
+        if (r < 0)
+                return r;
+        r = arena_back(q->arena, q->account.limit_bytes, &charge);
+        charge_drop(&charge); /* what was not used up */
+        quota_publish(q);
+        return r;
+}
+
+static int quota_open_arena(struct quota *q, const struct quota_options *from)
+{
+        const struct partition *p = q->partition;
+        uint64_t limit_bytes = q->account.limit_bytes;
+        struct extent_sizes sizes = extent_sizes_for(p->share, limit_bytes, device_granularity(p->device));
+        struct ledger_quota facts = { .extent_bytes = sizes.extent_bytes,
+                                      .small_extent_bytes = sizes.small_extent_bytes,
+                                      .extents_per_zone = sizes.extents_per_zone };
+        struct arena_options options;
+        int r;
+
+        snprintf(facts.tenant, sizeof(facts.tenant), "%s", q->tenant);
+        snprintf(facts.partition, sizeof(facts.partition), "%s", p->name);
+        r = ledger_quota_add(q->ledger, &facts, &q->index);
+        if (r < 0)
+                return r;
+        quota_describe_arena(q, &sizes, &options);
+        r = arena_new(&options, &q->arena);
+        if (r < 0 || !p->preallocate || from->is_backed_later)
+                return r;
+        r = quota_back_early(q);
+        return r == 0 && q->account.charged_bytes < limit_bytes ? -ENOMEM : r;
+}
+
+/* ---- from inherited records -------------------------------------------------- */
+
+static void quota_count_inherited(struct quota *q, const struct arena_inherited *from)
+{
+        struct partition *p = q->partition;
+
+        for (size_t i = 0; i < from->n_blocks; i++) {
+                const struct ledger_block *b = ledger_block_at(q->ledger, from->blocks[i]);
+
+                q->bytes_in_use += b->n_bytes;
+                q->bytes_requested += b->n_requested;
+        }
+        q->n_blocks = (uint32_t)from->n_blocks;
+        q->blocks_ceiling = (uint32_t)max_u64(q->n_blocks, q->max_blocks);
+        q->peaks.bytes_requested = q->bytes_requested;
+        p->use.n_bytes += q->bytes_in_use;
+        p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
+        quota_note_peaks(q);
+}
+
+/* Its record stays whatever happens. */
+static int quota_restore_arena(struct quota *q, const struct quota_options *from)
+{
+        struct ledger_quota *record = ledger_quota_at(q->ledger, from->index);
+        struct extent_sizes sizes = quota_extent_sizes(record);
+        struct arena_options options;
+        struct charge charge = { NULL, 0 };
+        uint64_t missing;
+        int r;
+
+        *from->ret_why = "extents of this size are not supported";
+        if (!extent_sizes_are_valid(&sizes, device_granularity(q->partition->device)))
+                return -EBADMSG;
+        q->index = from->index;
+        q->account.lifetime_peak_charged_bytes = record->life.peak_reserved;
+        quota_describe_arena(q, &sizes, &options);
+        r = quota_charge(q, from->inherited_bytes, &charge, &missing);
+        *from->ret_why = NULL;
+        if (r == 0)
+                r = arena_restore(&options, from->inherited, &charge, &q->arena, from->ret_why);
+        charge_drop(&charge);
+        if (r < 0) {
+                q->index = LEDGER_NONE;
+                return r;
+        }
+        quota_count_inherited(q, from->inherited);
+        return q->partition->punch ? reclaim_resume_release(q) : 0;
+}
+
+static int quota_open(struct quota *q, const struct quota_options *from)
+{
+        uint64_t missing;
+        int r;
+
+        r = account_init(&q->account, &q->partition->pool, from->limit_bytes, from->reserve_bytes);
+        if (r == 0)
+                r = charge_take(&q->account, from->closed_bytes, &q->closed, &missing);
+        if (r < 0)
+                return r;
+        return from->inherited ? quota_restore_arena(q, from) : quota_open_arena(q, from);
+}
+
+int quota_new(const struct quota_options *options, struct quota **ret)
+{
+        struct quota *q = calloc(1, sizeof(*q));
+        int r;
+
+        if (!q)
+                return -ENOMEM;
+        q->partition = options->partition;
+        q->tenant = options->tenant;
+        q->ledger = options->ledger;
+        q->max_sessions = options->max_sessions;
+        q->max_blocks = options->max_blocks;
+        q->keep.n_bytes = options->keep_bytes;
+        q->keep.ms = options->keep_ms;
+        q->blocks_ceiling = options->max_blocks;
+        q->index = LEDGER_NONE;
+        q->peaks.window_ms = clock_wall_ms();
+        TAILQ_INIT(&q->queue.requests);
+        quota_usages_init(&q->usages);
+        TAILQ_INSERT_TAIL(&q->partition->quotas, q, lists.of_partition);
+        q->partition->n_quotas++;
+        reclaim_note_free(q);
+
+        r = quota_open(q, options);
+        if (r < 0) {
+                quota_free(q);
+                return r;
+        }
+        q->account.changed = quota_charge_changed;
+        quota_note_change(q);
+        q->page = options->page;
+        quota_publish(q);
+        *ret = q;
+        return 0;
+}
+
+static void quota_end(struct quota *q)
+{
+        struct partition *p = q->partition;
+
+        reclaim_unkeep(q);
+        reclaim_end_recall(q, true);
+        charge_drop(&q->closed);
+        account_deinit(&q->account);
+        if (q->queue.is_due)
+                TAILQ_REMOVE(&p->queue.due, q, queue.of_due);
+        reclaim_leave_lists(q);
+        quota_forget_change(q);
+        TAILQ_REMOVE(&p->quotas, q, lists.of_partition);
+        p->n_quotas--;
+        quota_usages_deinit(&q->usages);
+        free(q);
+}
+
+struct quota *quota_free(struct quota *q)
+{
+        struct partition *p;
+
+        if (!q)
+                return NULL;
+        assert(q->sessions.n == 0 && q->n_blocks == 0 && TAILQ_EMPTY(&q->queue.requests));
+        assert(!q->growth.is_running && !q->growth.backed && q->growth.held.n_bytes == 0 && !q->asked);
+        q->page = NULL; /* the arena is freed first */
+        q->arena = arena_free(q->arena);
+        p = q->partition;
+        if (q->index != LEDGER_NONE)
+                ledger_quota_clear(q->ledger, q->index);
+        quota_end(q);
+        partition_keep_life(p);
+        return NULL;
+}
+
+struct quota *quota_abandon(struct quota *q)
+{
+        if (!q)
+                return NULL;
+        assert(q->sessions.n == 0 && TAILQ_EMPTY(&q->queue.requests));
+        assert(!q->growth.is_running && q->growth.held.n_bytes == 0);
+        q->page = NULL;
+        q->account.changed = NULL;
+        q->arena = arena_leave(q->arena);
+        q->partition->use.n_bytes -= q->bytes_in_use;
+        quota_end(q);
+        return NULL;
+}
+
+/* ---- blocks -------------------------------------------------------------- */
+
+void quota_count_alloc(struct quota *q, uint64_t n_bytes)
+{
+        struct ledger_quota *record = ledger_quota_at(q->ledger, q->index);
+        struct partition *p = q->partition;
+
+        q->n_blocks++;
+        q->bytes_in_use += bfc_block_bytes(n_bytes);
+        q->bytes_requested += n_bytes;
+        p->use.n_bytes += bfc_block_bytes(n_bytes);
+        quota_note_peaks(q);
+        p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, p->use.n_bytes);
+        q->peaks.bytes_requested = max_u64(q->peaks.bytes_requested, q->bytes_requested);
+        record->life.peak_in_use = max_u64(record->life.peak_in_use, q->bytes_in_use);
+        record->life.partition_peak_in_use = p->use.lifetime_peak_bytes;
+        quota_assert(q);
+        quota_publish(q);
+}
+
+int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle, uint64_t *ret_offset)
+{
+        int r;
+
+        if (q->partition->is_draining)
+                return -EBUSY;
+        if (q->partition->is_lost)
+                return -ENODEV;
+        if (q->n_blocks >= q->max_blocks)
+                return -EDQUOT;
+        r = in_extent ? arena_alloc_in_extent(q->arena, n_bytes, ret_handle, ret_offset)
+                      : arena_alloc(q->arena, n_bytes, ret_handle, ret_offset);
+        if (r == 0)
+                quota_count_alloc(q, n_bytes);
+        return r;
+}
+
+void quota_count_refusal(struct quota *q, int r)
+{
+        struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+
+        if (r != -EDQUOT && r != -ENOMEM)
+                return;
+        q->refusals.n++;
+        if (r == -EDQUOT)
+                q->refusals.n_over_quota++;
+        else
+                q->refusals.n_out_of_memory++;
+        q->refusals.last_ms = clock_wall_ms();
+        life->n_over_quota = q->refusals.n_over_quota;
+        life->n_out_of_memory = q->refusals.n_out_of_memory;
+        life->last_refusal_ms = q->refusals.last_ms;
+}
+
+void partition_keep_life(struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+        {
+                struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+
+                life->partition_peak_in_use = p->use.lifetime_peak_bytes;
+                life->partition_peak_reserved = p->pool.lifetime_peak_charged_bytes;
+        }
+}
+
+void partition_restore_lifetime(struct partition *p, const struct ledger_lifetime *life)
+{
+        p->use.lifetime_peak_bytes = max_u64(p->use.lifetime_peak_bytes, life->partition_peak_in_use);
+        p->pool.lifetime_peak_charged_bytes =
+                max_u64(p->pool.lifetime_peak_charged_bytes, life->partition_peak_reserved);
+}
+
+void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from)
+{
+        struct ledger_lifetime *life = &ledger_quota_at(q->ledger, q->index)->life;
+        struct account *a = &q->account;
+
+        life->peak_in_use = max_u64(life->peak_in_use, from->peak_in_use);
+        a->lifetime_peak_charged_bytes = max_u64(a->lifetime_peak_charged_bytes, from->peak_reserved);
+        life->peak_reserved = a->lifetime_peak_charged_bytes;
+        life->n_over_quota = q->refusals.n_over_quota = max_u64(q->refusals.n_over_quota, from->n_over_quota);
+        life->n_out_of_memory = q->refusals.n_out_of_memory =
+                max_u64(q->refusals.n_out_of_memory, from->n_out_of_memory);
+        life->last_refusal_ms = q->refusals.last_ms = max_u64(q->refusals.last_ms, from->last_refusal_ms);
+        q->refusals.n = q->refusals.n_over_quota + q->refusals.n_out_of_memory;
+        q->peaks.window_refusals = q->refusals.n;
+        quota_publish(q);
+}
+
+bool quota_is_impossible(const struct quota *q, uint64_t n_bytes)
+{
+        return n_bytes > max_u64(account_attainable(&q->account), q->account.charged_bytes);
+}
+
+static int quota_never_holds(const struct quota *q, uint64_t n_bytes)
+{
+        if (n_bytes > q->account.limit_bytes)
+                return -EDQUOT;
+        return quota_is_impossible(q, n_bytes) ? -ENOMEM : 0;
+}
+
+int quota_refuse_at_once(struct quota *q, uint64_t n_bytes)
+{
+        int r = q->partition->is_draining || q->partition->is_lost ? 0 : quota_never_holds(q, n_bytes);
+
+        quota_count_refusal(q, r);
+        return r;
+}
+
+int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                         uint64_t *ret_offset)
+{
+        int r;
+
+        if (n_bytes == 0)
+                return -EINVAL;
+        if (q->partition->is_draining)
+                r = -EBUSY;
+        else if (q->partition->is_lost)
+                r = -ENODEV;
+        else if (n_bytes > q->account.limit_bytes)
+                r = -EDQUOT;
+        else if (in_extent && n_bytes > arena_max_in_extent(q->arena))
+                r = -EINVAL;
+        else if (q->queue.is_due || (q->queue.blocked_ms != 0 && quota_first_is_aged(q, clock_ms())))
+                r = QUOTA_WAIT; /* requests that came before are looked at first */
+        else
+                r = quota_try(q, n_bytes, in_extent, ret_handle, ret_offset);
+        if (r == 0)
+                q->grants.ways[GRANT_BACKED].n[0]++;
+        if (r > 0 && quota_is_impossible(q, n_bytes))
+                r = -ENOMEM;
+        return r > 0 ? QUOTA_WAIT : r;
+}
+
+int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                uint64_t *ret_offset)
+{
+        int r = quota_alloc_or_again(q, n_bytes, in_extent, ret_handle, ret_offset);
+
+        quota_count_refusal(q, r);
+        return r;
+}
+
+/* Extents that must be released may be free. */
+static void quota_note_idle(struct quota *q)
+{
+        struct partition *p = q->partition;
+
+        q->lists.has_freed = true;
+        p->has_idle = true;
+        if (p->wake)
+                p->wake(p->userdata);
+}
+
+void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested)
+{
+        int r = arena_dealloc(q->arena, handle);
+
+        assert(r == 0);
+        (void)r;
+        assert(q->n_blocks > 0);
+        q->n_blocks--;
+        if (q->blocks_ceiling > q->max_blocks)
+                q->blocks_ceiling = (uint32_t)max_u64(q->n_blocks, q->max_blocks);
+        q->bytes_in_use -= n_bytes;
+        q->bytes_requested -= n_requested;
+        q->partition->use.n_bytes -= n_bytes;
+        reclaim_note_free(q);
+        quota_assert(q);
+        quota_publish(q);
+        if (!TAILQ_EMPTY(&q->queue.requests))
+                quota_note_free(q);
+        if (q->partition->claims.n > 0)
+                partition_make_claims_due(q->partition);
+        if (q->partition->is_draining)
+                quota_note_idle(q);
+}
+
+int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more, bfc_handle *ret_high)
+{
+        bool has_room = (uint64_t)q->n_blocks + n_more < q->max_blocks;
+        int r = has_room ? arena_split(q->arena, handle, at, ret_high) : -EDQUOT;
+
+        if (r < 0)
+                return r;
+        q->n_blocks++;
+        quota_assert(q);
+        quota_publish(q);
+        return 0;
+}
+
+/* ---- devices and memory in advance ---------------------------------------------------------- */
+
+void partition_lose(struct partition *p)
+{
+        p->is_lost = true;
+        partition_make_due(p);
+}
+
+void partition_tell_standby(struct partition *p)
+{
+        bool takes = p->share == DEVICE_SHARE_FD && !p->preallocate && !p->is_draining && !p->is_lost;
+        uint64_t limit = takes ? p->pool.limit_bytes : 0;
+
+        standby_set_room(&p->standby, excess_u64(limit, p->pool.charged_bytes));
+}
+
+void partition_set_draining(struct partition *p, bool is_draining)
+{
+        struct quota *q;
+
+        p->is_draining = is_draining;
+        p->has_idle = false;
+        if (!is_draining)
+                return;
+        partition_make_due(p);
+        TAILQ_FOREACH(q, &p->quotas, lists.of_partition)
+        {
+                reclaim_unkeep(q);
+                quota_note_idle(q);
+        }
+}
+
+bool quota_is_drained(const struct quota *q)
+{
+        return !q->growth.is_running && !q->growth.backed && arena_is_quiet(q->arena);
+}
+
+static void quota_backed(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        struct quota *q = userdata;
+        void (*done)(void *, struct quota *, int) = q->growth.backed;
+
+        (void)handle;
+        (void)offset;
+        q->growth.backed = NULL;
+        reclaim_note_free(q);
+        quota_note_change(q);
+        quota_publish(q);
+        done(q->growth.backed_userdata, q, result);
+}
+
+int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata)
+{
+        uint64_t n_bytes = 0, missing;
+        struct charge charge;
+        int r;
+
+        if (q->partition->preallocate && !q->is_removed)
+                n_bytes = arena_unbacked_bytes(q->arena, q->account.limit_bytes);
+        if (n_bytes == 0)
+                return QUOTA_WAIT;
+        r = quota_charge(q, n_bytes, &charge, &missing);
+        if (r < 0)
+                return r;
+        r = arena_back_later(q->arena, q->account.limit_bytes, &charge, quota_backed, q);
+        charge_drop(&charge); /* after a failure */
+        if (r < 0)
+                return r;
+        q->growth.backed = done;
+        q->growth.backed_userdata = userdata;
+        return 0;
+}
+
+/* ---- limits that change -------------------------------------------------- */
+
+int quota_prepare_limit(struct quota *q, uint64_t limit_bytes)
+{
+        return arena_prepare_limit(q->arena, limit_bytes);
+}
+
+void quota_set_early(struct quota *q, const struct quota_limits *limits)
+{
+        arena_set_limit(q->arena, limits->limit_bytes);
+        account_set(&q->account, limits->limit_bytes, limits->reserve_bytes);
+        q->max_sessions = limits->max_sessions;
+        q->max_blocks = limits->max_blocks;
+        q->blocks_ceiling = (uint32_t)max_u64(q->n_blocks, q->max_blocks);
+        q->is_removed = false;
+        quota_assert(q);
+}
+
+void quota_set(struct quota *q, const struct quota_limits *limits)
+{
+        quota_set_early(q, limits);
+        reclaim_set_keep(q, limits->keep_bytes, limits->keep_ms);
+        reclaim_release_excess(q);
+}
+
+void quota_remove(struct quota *q)
+{
+        account_set(&q->account, q->account.limit_bytes, 0);
+        q->is_removed = true;
+        reclaim_unkeep(q);
+        reclaim_release_unused(q);
+}
+
+bool quota_is_gone(const struct quota *q)
+{
+        return q->is_removed && q->sessions.n_told == 0 && q->sessions.n == 0 && q->n_blocks == 0 &&
+               !q->growth.is_running && !q->growth.backed && TAILQ_EMPTY(&q->queue.requests) &&
+               q->account.charged_bytes == 0 && arena_is_quiet(q->arena);
+}
+
+void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms)
+{
+        pool_set_limit(&p->pool, limit_bytes);
+        p->reclaim_timeout_ms = reclaim_timeout_ms;
+        reclaim_release_partition_excess(p);
+        partition_make_due(p);
+}
+
+/* ---- sessions ------------------------------------------------------------ */
+
+int quota_join(struct quota *q)
+{
+        if (q->is_removed)
+                return -ENOENT;
+        if (q->sessions.n >= q->max_sessions)
+                return -EDQUOT;
+        /* The peak of jobs that have ended does not excuse what the next one reserves. */
+        if (q->sessions.n == 0 && q->keep.until_ms != 0)
+                q->growth.high_bytes = q->account.charged_bytes;
+        q->sessions.n++;
+        quota_publish(q);
+        return 0;
+}
+
+void quota_rejoin(struct quota *q)
+{
+        q->sessions.n++;
+        quota_publish(q);
+}
+
+void quota_release_free(struct quota *q)
+{
+        if (q->sessions.n == 0 && q->account.charged_bytes > 0)
+                quota_keep(q);
+        quota_release_unused(q);
+}
+
+void quota_release_unused(struct quota *q)
+{
+        reclaim_release_unused(q);
+        reclaim_release_excess(q);
+}
+
+void quota_closing(struct quota *q)
+{
+        q->sessions.n_closing++;
+        q->partition->queue.n_closing++;
+        assert(q->sessions.n_closing <= q->sessions.n);
+}
+
+void quota_closed(struct quota *q)
+{
+        assert(q->sessions.n_closing > 0);
+        q->sessions.n_closing--;
+        q->partition->queue.n_closing--;
+        partition_make_due(q->partition);
+}
+
+void quota_leave(struct quota *q)
+{
+        assert(q->sessions.n > q->sessions.n_closing);
+        q->sessions.n--;
+        reclaim_release_unused(q);
+        quota_publish(q);
+}
+
+/* ---- statistics --------------------------------------------------- */
+
+void quota_clear_peaks(struct quota *q)
+{
+        q->peaks.bytes_in_use = q->bytes_in_use;
+        q->peaks.bytes_requested = q->bytes_requested;
+        account_clear_peaks(&q->account);
+        quota_publish(q);
+        q->peaks.in_use_ms = q->account.peak_charged_ms;
+}
+
+bool quota_take_window(struct quota *q, struct quota_window *ret)
+{
+        uint64_t now_ms = clock_wall_ms();
+
+        if (!q->peaks.window_is_used && q->account.window_peak_bytes == 0 &&
+            q->peaks.window_refusals == q->refusals.n) {
+                q->peaks.window_ms = now_ms;
+                return false;
+        }
+        *ret = (struct quota_window){ .begin_ms = q->peaks.window_ms,
+                                      .end_ms = now_ms,
+                                      .peak_in_use = q->peaks.window_in_use,
+                                      .peak_charged = q->account.window_peak_bytes,
+                                      .n_refusals = q->refusals.n - q->peaks.window_refusals };
+        q->peaks.window_ms = now_ms;
+        q->peaks.window_in_use = q->bytes_in_use;
+        q->peaks.window_refusals = q->refusals.n;
+        q->peaks.window_is_used = false;
+        q->account.window_peak_bytes = q->account.charged_bytes;
+        return true;
+}

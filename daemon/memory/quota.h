@@ -1,0 +1,422 @@
+/* A quota: one tenant's part of one partition. It decides, and the arena carries out: which request is
+ * granted now, which waits, what is released to make room, and which is refused.
+ *
+ * A request that fits into backed space is granted at once, also before others that wait. Otherwise it
+ * waits in order, and room is made for the first in line: the quota grows within the limits, after it has
+ * released wholly free extents, its own first and, if the partition is short, those of other quotas. If
+ * that does not help, or the memory being released does not arrive within the reclaim time-out, the
+ * request is refused. Before that, the quotas that were not asked yet are asked for all missing bytes,
+ * and it waits once more. One growth is in progress at a time, so that many small requests share one
+ * extent.
+ *
+ * Before a growth would exceed the most bytes charged since the quota was last empty (`high_bytes`), the
+ * quota releases its own free extents. The part of the growth that they do not cover is charged before
+ * they are released, and their bytes are charged again in the same turn of the loop. So no other quota can
+ * take them, and the tenant never has more charged than before or after. For this it does not release
+ * extents that a session may not unmap in time: that would not justify to disconnect a session.
+ *
+ * Waiting requests are looked at only in turns, a bounded number in each. So no number of them delays
+ * others, and done() is never called inside another call.
+ *
+ * Invariant, asserted at every change:
+ *   bytes_in_use <= charged extent bytes <= limit; n_blocks <= max_blocks
+ *
+ * After a limit was lowered below the usage, the invariant uses the ceiling: the usage then, minus what
+ * was released since (see account.h).
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_QUOTA_H
+#define BFCD_QUOTA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/memory/account.h"
+#include "daemon/memory/arena.h"
+#include "daemon/memory/grants.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/memory/pages.h"
+#include "daemon/memory/partition.h"
+#include "daemon/session/usages.h"
+
+struct quota;
+struct trim_quota;
+
+/* What is known of the sessions that were asked for idle memory, for one request. */
+struct quota_asking {
+        uint64_t begun_ms; /* 0: no session was asked */
+        uint64_t heard_ms; /* when a session last released something; 0: none did */
+        unsigned n_gave;   /* how often */
+        uint64_t clock;    /* the rest is for upcalls.trim() */
+        unsigned n_round;
+        unsigned n_vain; /* sessions that were looked at in vain */
+};
+
+/* A request that waits. Embedded by the session; it leaves the queue before done() is called, or by
+ * quota_cancel(). */
+struct quota_request {
+        struct quota *quota;
+        uint64_t n_bytes;
+        bool in_extent;     /* the block must be in one extent */
+        bool device_failed; /* result: the device failed, the limits had room */
+        uint32_t wait_ms;   /* time to wait for other sessions' frees, after all reclaim steps */
+        bool is_no_refusal; /* the client repeats it if it is refused: a refusal is not counted */
+        void *requester;    /* its session, for upcalls.trim(); may be NULL */
+        /* The rest belongs to the quota. */
+        uint64_t since_ms;  /* the start of its wait */
+        uint64_t since_ns;  /* the same, for statistics */
+        uint64_t ticket;    /* the lower one has waited longer, in the whole partition */
+        bool asked_again;   /* the other quotas were asked again when its time was up */
+        bool has_recalled;  /* the device had no memory for it, so kept memory was released */
+        bool has_reclaimed; /* memory was reclaimed for it, or a reclaim was started */
+        bool has_grown;     /* extents were made for it */
+        uint64_t queued_ms; /* since then it waits for other sessions' frees; 0: not yet */
+        uint64_t claim;     /* bytes of the partition that it gets before later requests */
+        struct quota_asking asking;
+        /* 0: the callee owns the block. -EDQUOT, -ENOMEM, -ENODEV, ... */
+        void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
+        TAILQ_ENTRY(quota_request) link;
+};
+TAILQ_HEAD(quota_request_list, quota_request);
+
+/* Waiting requests; looked at in rounds. */
+struct quota_queue {
+        struct quota_request_list requests;
+        uint32_t n;                 /* requests, including the one that the quota grows for */
+        uint64_t n_bytes;           /* the sum of their sizes */
+        struct quota_request *next; /* the next in this round; NULL: all were looked at */
+        bool is_due;                /* in partition.queue.due */
+        bool look_again;            /* something changed: begin a new round */
+        bool is_deferred;           /* a later free did not make it due: see partition_look_again() */
+        uint64_t blocked_ms;        /* since when requests are blocked by other sessions; 0: they are not */
+        uint64_t least_bytes;       /* the smallest request; UINT64_MAX: none waits */
+        uint64_t round_ms;          /* when the last round began */
+        TAILQ_ENTRY(quota) of_due, of_waiting;
+};
+
+struct quota_growth {
+        bool is_running;
+        struct quota_request *request; /* the growth is for this one; NULL: it was cancelled */
+        struct charge held;            /* for the growth of the first in line */
+        uint64_t own_release_bytes;    /* charged too when they are released */
+        uint64_t high_bytes;           /* the most that was charged since the quota was last empty */
+        uint64_t paused_until_ms;      /* 0: there is no pause */
+        uint64_t claim_ms;             /* since when its requests have claims without growing; 0: never */
+        uint64_t unclaimed_ms;         /* when it last lost its last claim */
+        void (*backed)(void *userdata, struct quota *q, int result); /* NULL: nothing is being backed */
+        void *backed_userdata;
+};
+
+/* Memory for the next session; see keep.c. */
+struct quota_keep {
+        uint64_t n_bytes, ms; /* the config's `keep`; 0: nothing */
+        uint64_t until_ms;    /* 0: nothing is kept. Else the quota is one of partition.keepers */
+        bool is_recalled;     /* it counts in keepers.n_recalled */
+        TAILQ_ENTRY(quota) of_kept;
+};
+
+/* Places in the lists of the partition. */
+struct quota_lists {
+        bool is_changed;    /* in lists.changed */
+        bool is_releasing;  /* in lists.releasing */
+        bool may_have_free; /* in lists.freed: set by a free, cleared by a look that finds none */
+        bool has_freed;     /* while the partition drains: since drain.c looked */
+        TAILQ_ENTRY(quota) of_partition, of_releasing, of_freed, of_changed;
+};
+
+struct quota_sessions {
+        uint32_t n;
+        uint32_t n_told;      /* sessions that were told of the quota in their hello, joined or not */
+        uint32_t n_closing;   /* of n, those that ended and whose blocks are being freed */
+        uint64_t peaks_bytes; /* the sum of the sessions' peaks: what they may need again together */
+        bool limit_changed;   /* the sessions are to be told */
+};
+
+struct quota_peaks { /* since the start or the last reset */
+        uint64_t bytes_in_use;
+        uint64_t in_use_ms; /* when: milliseconds since 1970; 0: never */
+        uint64_t bytes_requested;
+        /* Since the last record of them, see quota_take_window(). */
+        uint64_t window_in_use;
+        uint64_t window_ms;       /* when it began: milliseconds since 1970 */
+        uint64_t window_refusals; /* those before it */
+        bool window_is_used;      /* a block was made, or memory charged */
+};
+
+/* Peaks in an interval. */
+struct quota_window {
+        uint64_t begin_ms, end_ms; /* since 1970 */
+        uint64_t peak_in_use, peak_charged;
+        uint64_t n_refusals;
+};
+
+struct quota_refusals {
+        uint64_t n; /* == n_over_quota + n_out_of_memory */
+        uint64_t n_over_quota;
+        uint64_t n_out_of_memory;
+        uint64_t last_ms; /* since 1970; 0: none */
+};
+
+struct quota {
+        struct partition *partition;
+        const char *tenant; /* name, the config's */
+        struct account account;
+        struct arena *arena;
+        struct ledger *ledger;
+        struct pages_entry *page; /* for its clients; NULL: none */
+        uint32_t index;           /* in the ledger */
+        uint32_t max_sessions;
+        uint32_t max_blocks;
+        uint32_t blocks_ceiling; /* max_blocks, or the number of blocks when it was lowered */
+        bool is_removed;         /* the config no longer has it; its sessions may stay */
+        bool is_left;            /* left to the next daemon: nothing is released */
+        uint32_t n_blocks;
+        uint64_t bytes_in_use;
+        uint64_t bytes_requested;
+        struct charge closed; /* for quota_options.closed_bytes */
+        struct quota_peaks peaks;
+        struct quota_refusals refusals;
+        struct grants grants;
+        struct quota_sessions sessions;
+        struct quota_queue queue;
+        struct quota_growth growth;
+        struct quota_keep keep;
+        struct quota_lists lists;
+        struct quota_usages usages; /* the session layer's */
+        struct {
+                uint64_t unreclaimed_bytes, n_refills;
+                uint64_t recorded_ms; /* when its peaks were a record, by accounting.h; 0: never */
+        } logged;                     /* by the broker */
+        struct trim_quota *asked;     /* of trim.h; NULL: it has no session of this quota */
+        bool may_have_idle;           /* of trim.h: it is in partition.asked */
+        TAILQ_ENTRY(quota) of_asked;
+};
+
+struct quota_options {
+        const char *tenant;
+        struct partition *partition;
+        struct ledger *ledger;
+        struct pages_entry *page; /* borrowed, outlives the quota; may be NULL */
+        uint64_t limit_bytes;
+        uint64_t reserve_bytes;
+        uint32_t max_sessions;
+        uint32_t max_blocks;
+        uint64_t keep_bytes, keep_ms; /* 0: nothing is kept */
+        /* The inherited state with this `index` in the ledger, and the bytes of its extents; the limit is
+         * not below that. NULL: a new quota. See arena_restore(). */
+        const struct arena_inherited *inherited;
+        uint32_t index;
+        uint64_t inherited_bytes;
+        const char **ret_why;  /* a sentence, if the records do not fit together */
+        uint64_t closed_bytes; /* in its permanently closed arenas: they stay charged */
+        bool is_backed_later;  /* by quota_back_early() */
+};
+
+/* The sizes of its arena's extents, as the ledger has them. */
+struct extent_sizes quota_extent_sizes(const struct ledger_quota *record);
+
+/* -ENOMEM, or the device's error if a preallocating partition could not be backed; for inherited records
+ * the errors of arena_restore(). */
+int quota_new(const struct quota_options *options, struct quota **ret);
+
+/* There must be no session, block, request or operation. Takes NULL. */
+struct quota *quota_free(struct quota *q);
+
+/* Leaves its ledger records to the next daemon. There must be no session, request or operation. */
+struct quota *quota_abandon(struct quota *q);
+
+/* ---- limits ----------------------------------------------------------------- */
+
+/* Changes limits while sessions use the quota. Charges beyond them stay until they are released, and
+ * nothing grows meanwhile; free extents are released at once. Call quota_prepare_limit() first: -ENOMEM;
+ * -ENOTSUP: the arena's extents are too small for the limit. Then this cannot fail. It undoes a removal.
+ * The caller ensures that the pool has the reserve, see account_set(), and calls partition_set_limit()
+ * last, which makes the waiting requests due. */
+struct quota_limits {
+        uint64_t limit_bytes;
+        uint64_t reserve_bytes;
+        uint32_t max_sessions;
+        uint32_t max_blocks;
+        uint64_t keep_bytes, keep_ms;
+};
+int quota_prepare_limit(struct quota *q, uint64_t limit_bytes);
+void quota_set(struct quota *q, const struct quota_limits *limits);
+void partition_set_limit(struct partition *p, uint64_t limit_bytes, uint64_t reclaim_timeout_ms);
+
+/* The same before there are sessions: quota_release_free() releases free extents then. */
+void quota_set_early(struct quota *q, const struct quota_limits *limits);
+
+/* No session can join and nothing is guaranteed any more; joined sessions stay. And: they have ended and
+ * nothing is left, so it can be freed. */
+void quota_remove(struct quota *q);
+bool quota_is_gone(const struct quota *q);
+
+/* ---- blocks ----------------------------------------------------------------- */
+
+enum {
+        QUOTA_WAIT = 1, /* it must wait: hand in a quota_request */
+};
+
+/* Allocates a block at once, inside one extent if required: 0, QUOTA_WAIT, or a refusal: -EINVAL (0
+ * bytes, or more than an extent), -EDQUOT (max_blocks, or more than the limit), -ENOMEM (more than the
+ * others' reserves ever leave), -ENODEV (the device is lost), -EBUSY (it is being drained). */
+int quota_alloc(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                uint64_t *ret_offset);
+
+/* The same for a request that its client repeats after a refusal, which is not counted. */
+int quota_alloc_or_again(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+                         uint64_t *ret_offset);
+
+/* Refuses a request for which released memory can never make room within the current limits: -EDQUOT,
+ * -ENOMEM (counted). 0: it may be possible. */
+int quota_refuse_at_once(struct quota *q, uint64_t n_bytes);
+
+/* Frees a block: its rounded size, and the requested one. */
+void quota_dealloc(struct quota *q, bfc_handle handle, uint64_t n_bytes, uint64_t n_requested);
+
+/* Splits a block, see bfc_split(). -EDQUOT: max_blocks does not allow this one and n_more. -EINVAL,
+ * -ENOMEM. */
+int quota_split(struct quota *q, bfc_handle handle, uint64_t at, uint32_t n_more, bfc_handle *ret_high);
+
+/* ---- waiting requests -------------------------------------------------------- */
+
+/* Queues a request, whose first fields are set. */
+void quota_wait(struct quota_request *request);
+
+/* Removes a request in any state; done() is not called. */
+void quota_cancel(struct quota_request *request);
+
+/* One turn for the requests of a quota in its partition's `due`; it stays there while there is more to do. */
+void quota_turn(struct quota *q);
+
+/* Makes each quota due whose first request waits for others; and whether there are any. */
+void partition_tick(struct partition *p);
+bool partition_is_blocked(const struct partition *p);
+
+/* Makes each quota due whose look after a free was postponed. While there are any: call it QUOTA_ROUND_MS
+ * later. */
+#define QUOTA_ROUND_MS 2u /* between looks for frees in which no waiting request fits */
+bool partition_is_deferred(const struct partition *p);
+void partition_look_again(struct partition *p);
+
+/* Sessions have answered: makes all waiting requests of the partition due. gave: they released memory of
+ * this quota. */
+void quota_note_answer(struct quota *q, bool gave);
+
+/* Peaks since the last call, or since the start. False: nothing was allocated, charged or refused since, so there is
+ * nothing to tell. */
+bool quota_take_window(struct quota *q, struct quota_window *ret);
+
+/* Writes the sentence for a refusal, with sizes, into buf. Reads quota, n_bytes and in_extent of the
+ * request. */
+void quota_explain(const struct quota_request *refused, int error, char *buf, size_t n_buf);
+
+/* ---- release ----------------------------------------------------------------- */
+
+/* Charges above its reserve: only these can return to its pool. */
+uint64_t quota_surplus(const struct quota *q);
+
+/* Charges above lowered limits: its own, or its partition's as far as releasing helps that. */
+uint64_t quota_excess(const struct quota *q);
+
+/* Releases all free extents. */
+void quota_release_idle(struct quota *q);
+
+/* Releases at least n_bytes of extents that are expected to be unmapped in time, so that no session
+ * without events is disconnected for it. Returns how much of the quota's is being released now, without
+ * late bytes. */
+uint64_t quota_release_soon(struct quota *q, uint64_t n_bytes);
+
+/* A session has ended: the other sessions keep as much of its memory as their joint peak. Other free
+ * extents are released, as far as no session has them mapped. */
+void quota_release_surplus(struct quota *q);
+
+/* The total bytes that further requests of the tenant can get, in blocks of any size: free space in its
+ * extents, and new extents within its limit and the partition's. Bytes being released count, except late
+ * ones. Claims of waiting requests, and others' idle memory, do not. */
+uint64_t quota_obtainable(struct quota *q);
+
+/* A session with blocks has ended: for the next keep_ms the quota keeps keep_bytes, in whole extents with
+ * the lowest offsets, that would otherwise be released. */
+void quota_keep(struct quota *q);
+
+/* How much it keeps now, and the remaining time; 0 outside of that time. */
+uint64_t quota_kept_bytes(const struct quota *q);
+uint64_t quota_kept_ms(const struct quota *q);
+
+/* Releases kept memory whose time is over, of a bounded number of quotas: call it when the time of the
+ * first has passed. */
+void quota_expire_kept(struct keepers *keepers);
+
+/* ---- sessions ----------------------------------------------------------------- */
+
+/* -EDQUOT: max_sessions. -ENOENT: it was removed. */
+int quota_join(struct quota *q);
+void quota_leave(struct quota *q);
+
+/* A session that had joined before a restart; limits do not apply. And: all of them have, so memory that
+ * no session needs is released. */
+void quota_rejoin(struct quota *q);
+void quota_release_free(struct quota *q);
+
+/* Without sessions: releases the free extents that are not kept for the next one. */
+void quota_release_unused(struct quota *q);
+
+/* A joined session has ended and its blocks are being freed; requests wait for that instead of being
+ * refused. And: all are freed. */
+void quota_closing(struct quota *q);
+void quota_closed(struct quota *q);
+
+/* ---- statistics ---------------------------------------------------------------- */
+
+/* Inherited statistics of the quota, or of its partition: lifetime peaks and counts of refusals are at
+ * least these from now on. And: all quotas of the partition record its peaks, so that they outlive the
+ * end of one quota. */
+void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from);
+void partition_restore_lifetime(struct partition *p, const struct ledger_lifetime *life);
+void partition_keep_life(struct partition *p);
+
+void quota_clear_peaks(struct quota *q);
+
+/* The next quota of the partition that changed since it was last asked for here; NULL: none. */
+struct quota *partition_next_changed(struct partition *p);
+
+/* Writes its statistics into its usage page entry. All functions that change them call it. */
+void quota_publish(struct quota *q);
+
+/* ---- devices --------------------------------------------------------------------- */
+
+/* The partition's device is lost: its waiting requests are refused at the next turn, and all later ones
+ * at once. */
+void partition_lose(struct partition *p);
+
+/* Tells standby memory how much the partition's quotas can still grow. Called before a growth that takes
+ * of it. */
+void partition_tell_standby(struct partition *p);
+
+/* Draining begins, or ends (false): requests are refused, and free extents are released, including
+ * preallocated ones. A free calls partition.wake(). */
+void partition_set_draining(struct partition *p, bool is_draining);
+
+/* In a partition that is draining: there is no extent, and none is being made or released. */
+bool quota_is_drained(const struct quota *q);
+
+/* Backs the missing part of a quota in a preallocating partition, on the caller's thread and before
+ * sessions are served: as much as its partition has room for. The device's error, or -ENOMEM if there is
+ * no room; extents that were made stay. */
+int quota_back_early(struct quota *q);
+
+/* The same by the worker; done() is called from worker_poll(): 0, or the device's error, and nothing was
+ * made. 0: started; QUOTA_WAIT: there is nothing to make, done() is not called. -EDQUOT or -ENOMEM:
+ * unreclaimed memory is still charged. One at a time. */
+int quota_back(struct quota *q, void (*done)(void *userdata, struct quota *q, int result), void *userdata);
+
+/* The previous process was killed while it made memory for this quota: the quota does not grow for a
+ * minute, so that repeated requests do not kill every daemon. The remaining time of the pause; 0: none. */
+#define QUOTA_PAUSE_MS 60000u
+void quota_pause_growth(struct quota *q);
+uint64_t quota_growth_pause_ms(const struct quota *q);
+
+#endif

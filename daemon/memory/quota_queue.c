@@ -1,0 +1,373 @@
+/* The queue of a quota: requests that wait, in order; see quota.h.
+ *
+ * Requests are looked at in rounds, a bounded number in each turn. A round is finished before the next
+ * begins, so that no request at its end is starved.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/reclaim.h"
+
+#include <errno.h>
+
+#include "daemon/clock.h"
+#include "daemon/number.h"
+
+#define QUOTA_LOOKS      256u /* requests looked at in one turn */
+#define QUOTA_ROOMS      32u  /* and for so many room is made, or a refusal written */
+#define QUOTA_ROOM_LOOKS 8u
+#define QUOTA_ROOMS_NS   20000u /* at most about so long: what it takes is a matter of how many there are */
+
+/* ---- turns and ticks ------------------------------------------------------- */
+
+static void quota_ask_for_turn(struct quota *q)
+{
+        struct partition *p = q->partition;
+
+        if (q->queue.is_due)
+                return;
+        q->queue.is_due = true;
+        TAILQ_INSERT_TAIL(&p->queue.due, q, queue.of_due);
+        if (p->wake)
+                p->wake(p->userdata);
+}
+
+void quota_make_due(struct quota *q)
+{
+        if (TAILQ_EMPTY(&q->queue.requests))
+                return;
+        q->queue.look_again = true;
+        quota_ask_for_turn(q);
+}
+
+void partition_make_due(struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        quota_make_due(q);
+}
+
+static bool quota_needs_ticks(const struct quota *q)
+{
+        return q->queue.blocked_ms != 0 || q->queue.is_deferred;
+}
+
+static void quota_set_ticks(struct quota *q, uint64_t blocked_ms, bool is_deferred)
+{
+        bool needed = quota_needs_ticks(q);
+
+        q->queue.blocked_ms = blocked_ms;
+        q->partition->queue.n_deferred += is_deferred;
+        q->partition->queue.n_deferred -= q->queue.is_deferred;
+        q->queue.is_deferred = is_deferred;
+        q->partition->queue.n_blocked += quota_needs_ticks(q);
+        q->partition->queue.n_blocked -= needed;
+}
+
+void quota_set_blocked(struct quota *q, uint64_t since_ms)
+{
+        quota_set_ticks(q, since_ms, q->queue.is_deferred);
+}
+
+/* ---- the queue ------------------------------------------------------------- */
+
+static void quota_begin_waiting(struct quota *q)
+{
+        if (!TAILQ_EMPTY(&q->queue.requests))
+                return;
+        TAILQ_INSERT_TAIL(&q->partition->queue.waiting, q, queue.of_waiting);
+        q->queue.least_bytes = UINT64_MAX;
+}
+
+static void quota_enqueue(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        quota_begin_waiting(q);
+        TAILQ_INSERT_TAIL(&q->queue.requests, request, link);
+        q->queue.least_bytes = min_u64(q->queue.least_bytes, request->n_bytes);
+}
+
+void quota_enqueue_first(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        quota_begin_waiting(q);
+        TAILQ_INSERT_HEAD(&q->queue.requests, request, link);
+        q->queue.least_bytes = min_u64(q->queue.least_bytes, request->n_bytes);
+}
+
+static void quota_unqueue(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        if (q->queue.next == request)
+                q->queue.next = TAILQ_NEXT(request, link);
+        TAILQ_REMOVE(&q->queue.requests, request, link);
+        reclaim_claim(request, 0);
+        if (!TAILQ_EMPTY(&q->queue.requests))
+                return;
+        TAILQ_REMOVE(&q->partition->queue.waiting, q, queue.of_waiting);
+        quota_set_ticks(q, 0, false);
+        reclaim_uncharge(q);
+}
+
+/* If that was the first, the next one has its time before it; one that is served past the first changes
+ * nothing for it. */
+void quota_unqueue_served(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        if (TAILQ_FIRST(&q->queue.requests) == request)
+                quota_set_blocked(q, 0);
+        quota_unqueue(request);
+}
+
+static enum grant_way request_way(const struct quota_request *request)
+{
+        return request->queued_ms != 0  ? GRANT_WAITED
+               : request->has_reclaimed ? GRANT_RECLAIMED
+               : request->has_grown     ? GRANT_GROWN
+                                        : GRANT_BACKED;
+}
+
+void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
+{
+        struct quota *q = request->quota;
+
+        q->queue.n--;
+        q->queue.n_bytes -= request->n_bytes;
+        if (result == 0)
+                grants_add(&q->grants, request_way(request), clock_ns() - request->since_ns);
+        if (!request->is_no_refusal)
+                quota_count_refusal(request->quota, result);
+        request->done(request, result, handle, offset);
+}
+
+void quota_wait(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        request->since_ms = clock_ms();
+        request->ticket = ++q->partition->queue.n_tickets;
+        request->since_ns = clock_ns();
+        request->asked_again = false;
+        request->has_recalled = false;
+        request->has_reclaimed = false;
+        request->has_grown = false;
+        request->queued_ms = 0;
+        request->claim = 0;
+        request->asking = (struct quota_asking){ 0 };
+        quota_enqueue(request);
+        q->queue.n++;
+        q->queue.n_bytes += request->n_bytes;
+        /* The round is over: it continues with this one, unless a new round is due. */
+        if (!q->queue.next && !q->queue.look_again)
+                q->queue.next = request;
+        quota_ask_for_turn(q);
+}
+
+void quota_cancel(struct quota_request *request)
+{
+        struct quota *q = request->quota;
+
+        q->queue.n--;
+        q->queue.n_bytes -= request->n_bytes;
+        if (q->growth.request == request)
+                q->growth.request = NULL;
+        else
+                quota_unqueue(request);
+}
+
+/* ---- a turn ---------------------------------------------------------------- */
+
+bool quota_first_is_aged(const struct quota *q, uint64_t now)
+{
+        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+
+        return first && first->queued_ms != 0 && now - first->queued_ms >= RECLAIM_AGED_MS;
+}
+
+/* Whether it may have what fits now. */
+static bool quota_may_pass(const struct quota_request *request, uint64_t now)
+{
+        const struct quota *q = request->quota;
+
+        return request == TAILQ_FIRST(&q->queue.requests) || !quota_first_is_aged(q, now) ||
+               q->partition->is_draining || now - request->since_ms >= q->partition->reclaim_timeout_ms;
+}
+
+/* Whether a request behind one that waits for others to free has waited for as long as it would have as the
+ * first. */
+static bool quota_is_over(const struct quota_request *request, uint64_t now)
+{
+        const struct quota *q = request->quota;
+        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+
+        return request != first && first->queued_ms != 0 && !q->growth.is_running &&
+               now - request->since_ms >= RECLAIM_STEPS * q->partition->reclaim_timeout_ms + request->wait_ms;
+}
+
+/* 0: it is served, or grows. Positive: it continues to wait. */
+static int quota_serve_one(struct quota *q, struct quota_request *request, uint64_t now, unsigned *budget)
+{
+        bfc_handle handle = 0;
+        uint64_t offset = 0;
+        int r = QUOTA_WAIT;
+
+        if (quota_may_pass(request, now))
+                r = quota_try(q, request->n_bytes, request->in_extent, &handle, &offset);
+        if (r > 0 && quota_is_over(request, now)) {
+                *budget -= *budget > QUOTA_ROOM_LOOKS ? QUOTA_ROOM_LOOKS : *budget;
+                r = reclaim_last_chance(q, request);
+                if (r == 0)
+                        return 0;
+        }
+        if (r > 0)
+                return r;
+        quota_unqueue_served(request);
+        quota_complete(request, r, handle, offset);
+        return 0;
+}
+
+/* Serves the requests that fit; false: the budget is used up. */
+static bool quota_serve(struct quota *q, unsigned *budget)
+{
+        uint64_t now = q->queue.next ? clock_ms() : 0;
+
+        while (q->queue.next && *budget > 0) {
+                struct quota_request *request = q->queue.next;
+
+                (*budget)--;
+                q->partition->queue.n_looks++;
+                q->queue.next = TAILQ_NEXT(request, link);
+                quota_serve_one(q, request, now, budget);
+        }
+        return !q->queue.next;
+}
+
+/* Makes room for the first request, or refuses it and the next; false: the budget is used up. */
+static bool quota_make_rooms(struct quota *q, unsigned *budget)
+{
+        struct quota_request *request;
+        uint64_t began_ns = 0;
+
+        while (!q->growth.is_running && (request = TAILQ_FIRST(&q->queue.requests))) {
+                int r;
+
+                if ((*budget)-- == 0 || (began_ns != 0 && clock_ns() - began_ns >= QUOTA_ROOMS_NS))
+                        return false;
+                began_ns = began_ns == 0 ? clock_ns() : began_ns;
+                q->partition->queue.n_looks++;
+                r = q->partition->is_draining ? -EBUSY : reclaim_make_room(q, request);
+                if (r == 0)
+                        return true;
+                quota_unqueue(request);
+                quota_complete(request, r, 0, 0);
+        }
+        return true;
+}
+
+static void quota_begin_round(struct quota *q)
+{
+        q->queue.look_again = false;
+        q->queue.next = TAILQ_FIRST(&q->queue.requests);
+        q->queue.round_ms = clock_ms();
+        quota_set_ticks(q, q->queue.blocked_ms, false);
+}
+
+void quota_turn(struct quota *q)
+{
+        unsigned looks = QUOTA_LOOKS, rooms = QUOTA_ROOMS;
+
+        /* A round is finished before the next begins, so that no request at its end is starved. */
+        if (q->queue.look_again && !q->queue.next)
+                quota_begin_round(q);
+        if (!quota_serve(q, &looks) || !quota_make_rooms(q, &rooms) || q->queue.look_again)
+                return;
+        q->queue.is_due = false;
+        TAILQ_REMOVE(&q->partition->queue.due, q, queue.of_due);
+}
+
+/* ---- what makes it due ----------------------------------------------------- */
+
+/* A block was freed: there may be room for requests that wait for the partition's memory. Frees that
+ * follow each other closely make them due once. */
+void partition_make_claims_due(struct partition *p)
+{
+        uint64_t now_ms = clock_ms();
+        struct quota *q;
+
+        if (now_ms - p->claims.looked_ms < QUOTA_ROUND_MS) {
+                p->claims.is_deferred = true;
+                return;
+        }
+        p->claims.looked_ms = now_ms;
+        p->claims.is_deferred = false;
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        if (TAILQ_FIRST(&q->queue.requests)->claim > 0)
+                quota_make_due(q);
+}
+
+/* A block was freed while requests wait. Where one of them may fit by now there is a round at once. Room for
+ * the first may also have come from a free that no request fits in, but to find that out costs as much as
+ * many frees: so that is not done for each. */
+void quota_note_free(struct quota *q)
+{
+        struct bfc_stats stats;
+
+        arena_read_stats(q->arena, &stats);
+        if (stats.largest_free_block_bytes >= q->queue.least_bytes || q->n_blocks + 1 >= q->max_blocks ||
+            clock_ms() - q->queue.round_ms >= QUOTA_ROUND_MS)
+                quota_make_due(q);
+        else
+                quota_set_ticks(q, q->queue.blocked_ms, true);
+}
+
+bool partition_is_deferred(const struct partition *p)
+{
+        return p->queue.n_deferred > 0 || (p->claims.is_deferred && p->claims.n > 0);
+}
+
+void partition_look_again(struct partition *p)
+{
+        struct quota *q;
+
+        if (!partition_is_deferred(p))
+                return;
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        if (q->queue.is_deferred || (p->claims.is_deferred && TAILQ_FIRST(&q->queue.requests)->claim > 0))
+                quota_make_due(q);
+        p->claims.looked_ms = clock_ms();
+        p->claims.is_deferred = false;
+}
+
+void partition_tick(struct partition *p)
+{
+        struct quota *q;
+
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        if (q->queue.blocked_ms != 0)
+                quota_make_due(q);
+        partition_look_again(p);
+}
+
+bool partition_is_blocked(const struct partition *p)
+{
+        return p->queue.n_blocked > 0 || (p->claims.is_deferred && p->claims.n > 0);
+}
+
+void quota_note_answer(struct quota *q, bool gave)
+{
+        struct quota_request *first;
+        struct quota *each;
+
+        TAILQ_FOREACH(each, &q->partition->queue.waiting, queue.of_waiting)
+        {
+                first = TAILQ_FIRST(&each->queue.requests);
+                if (!gave || first->asking.begun_ms == 0)
+                        continue;
+                first->asking.heard_ms = clock_ms();
+                first->asking.n_gave++;
+        }
+        partition_make_due(q->partition);
+}

@@ -1,0 +1,731 @@
+/* Reclaim steps: how room is made for the first request in a queue; see quota.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/reclaim.h"
+
+#include <errno.h>
+
+#include "daemon/clock.h"
+#include "daemon/memory/upcalls.h"
+#include "daemon/number.h"
+
+#define RECLAIM_AGAIN_MS 500u
+#define RECLAIM_CALM_MS  10000u /* after this time without a claim the next one counts as the first */
+
+/* Drops the charge that is held for a growth. */
+void reclaim_uncharge(struct quota *q)
+{
+        q->growth.own_release_bytes = 0;
+        if (q->growth.held.n_bytes == 0)
+                return;
+        charge_drop(&q->growth.held);
+        partition_make_due(q->partition);
+}
+
+/* ---- which quotas can release -------------------------------------------- */
+
+void reclaim_note_free(struct quota *q)
+{
+        if (q->lists.may_have_free)
+                return;
+        q->lists.may_have_free = true;
+        TAILQ_INSERT_TAIL(&q->partition->lists.freed, q, lists.of_freed);
+}
+
+static void reclaim_unlist_free(struct quota *q)
+{
+        if (q->lists.may_have_free)
+                TAILQ_REMOVE(&q->partition->lists.freed, q, lists.of_freed);
+        q->lists.may_have_free = false;
+}
+
+/* After the arena has begun or ended to release extents. */
+static void reclaim_note_releasing(struct quota *q)
+{
+        bool is_releasing = arena_retiring_bytes(q->arena) > 0;
+
+        if (is_releasing && !q->lists.is_releasing)
+                TAILQ_INSERT_TAIL(&q->partition->lists.releasing, q, lists.of_releasing);
+        else if (q->lists.is_releasing && !is_releasing)
+                TAILQ_REMOVE(&q->partition->lists.releasing, q, lists.of_releasing);
+        q->lists.is_releasing = is_releasing;
+}
+
+void reclaim_leave_lists(struct quota *q)
+{
+        reclaim_unlist_free(q);
+        if (q->lists.is_releasing)
+                TAILQ_REMOVE(&q->partition->lists.releasing, q, lists.of_releasing);
+        q->lists.is_releasing = false;
+}
+
+/* So many bytes are being released. Returns them. */
+static uint64_t quota_begin_release(struct quota *q, uint64_t n_bytes)
+{
+        reclaim_note_releasing(q);
+        if (n_bytes > 0)
+                quota_publish(q);
+        return n_bytes;
+}
+
+static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep);
+
+/* Whether extents that are kept may be what the device lacked: memory of the machine or of the control group,
+ * reserved pages, fds, or places in the store. */
+static bool reclaim_may_help(int result)
+{
+        return standby_may_help(result) || result == -EXFULL;
+}
+
+static void quota_grown(void *userdata, int result, bfc_handle handle, uint64_t offset)
+{
+        struct quota *q = userdata;
+        struct quota_request *request = q->growth.request;
+
+        q->growth.is_running = false;
+        q->growth.request = NULL;
+        if (request && result == 0 && q->partition->is_draining)
+                result = -EBUSY;
+        else if (request && result == 0 && q->n_blocks >= q->max_blocks)
+                result = -EDQUOT; /* others that passed by took the last ones */
+        else if (request && result < 0)
+                request->device_failed = true;
+        else if (request)
+                quota_count_alloc(q, request->n_bytes);
+
+        if (handle != 0 && (!request || result < 0)) {
+                (void)arena_dealloc(q->arena, handle);
+                handle = 0;
+        }
+        reclaim_note_free(q);
+        quota_note_change(q);
+        quota_publish(q);
+        if (request && !(reclaim_may_help(result) && reclaim_recall_kept(q, request)))
+                quota_complete(request, result, handle, offset);
+        quota_make_due(q);
+        if (q->partition->is_draining)
+                (void)quota_release(q, UINT64_MAX, NULL);
+        reclaim_release_unused(q);
+}
+
+/* ---- claims in the partition -------------------------------------- */
+
+void reclaim_claim(struct quota_request *request, uint64_t n_bytes)
+{
+        struct partition *p = request->quota->partition;
+        struct quota *q;
+
+        if (request->claim == 0 && n_bytes > 0) {
+                uint64_t now = clock_ms();
+
+                p->claims.n++;
+                if (request->quota->growth.claim_ms == 0 ||
+                    now - request->quota->growth.unclaimed_ms >= RECLAIM_CALM_MS)
+                        request->quota->growth.claim_ms = now;
+        }
+        if (request->claim > 0 && n_bytes == 0) {
+                request->quota->growth.unclaimed_ms = clock_ms();
+                p->claims.n--;
+                TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+                if (q != request->quota) /* those behind it */
+                        quota_make_due(q);
+        }
+        p->claims.n_bytes += n_bytes - request->claim;
+        request->claim = n_bytes;
+}
+
+/* Its first request has waited for a second beyond all steps, or its requests, one after the other,
+ * have had claims for as long as that can take. */
+static bool quota_claim_is_aged(const struct quota *q, uint64_t now)
+{
+        return quota_first_is_aged(q, now) ||
+               now - q->growth.claim_ms >= RECLAIM_STEPS * q->partition->reclaim_timeout_ms + RECLAIM_AGED_MS;
+}
+
+/* now: those that are aged are not counted; 0: all are. */
+static uint64_t partition_claims_before(const struct quota_request *request, uint64_t now)
+{
+        const struct partition *p = request->quota->partition;
+        const struct quota *q;
+        uint64_t n_bytes = 0;
+
+        if (p->claims.n == 0)
+                return 0;
+        TAILQ_FOREACH(q, &p->queue.waiting, queue.of_waiting)
+        {
+                const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+
+                if (q != request->quota && first->ticket < request->ticket && first->claim > 0 &&
+                    (now == 0 || !quota_claim_is_aged(q, now)))
+                        n_bytes += first->claim;
+        }
+        return n_bytes;
+}
+
+uint64_t reclaim_claims_before(const struct quota_request *request)
+{
+        return partition_claims_before(request, 0);
+}
+
+/* Whether n_bytes may be charged now for this request, with `claims` bytes of the partition left to other
+ * requests; fails as account_probe() does. What is free in the partition is for the request that has waited
+ * the longest; what the reserve keeps is available to all. *ret_pool_bytes: how much of the partition's it
+ * would take. */
+static int reclaim_probe(const struct quota_request *request, uint64_t n_bytes, uint64_t claims,
+                         uint64_t *ret_missing_bytes, uint64_t *ret_pool_bytes)
+{
+        const struct account *a = &request->quota->account;
+        const struct pool *pool = a->pool;
+        uint64_t after = a->charged_bytes + n_bytes;
+        uint64_t room = excess_u64(pool->limit_bytes, pool->committed_bytes);
+        int r = account_probe(a, n_bytes, ret_missing_bytes);
+
+        *ret_pool_bytes = max_u64(after, a->reserve_bytes) - max_u64(a->charged_bytes, a->reserve_bytes);
+        if (r == -EDQUOT || *ret_pool_bytes == 0)
+                return r;
+        room -= min_u64(room, claims);
+        if (*ret_pool_bytes <= room)
+                return 0;
+        *ret_missing_bytes = *ret_pool_bytes - room;
+        return -ENOMEM;
+}
+
+/* ---- growing --------------------------------------------------------------- */
+
+/* Holds at least n_bytes for the next growth; false: they are not available. */
+static bool quota_hold(struct quota *q, uint64_t n_bytes)
+{
+        struct charge more;
+        uint64_t missing;
+
+        if (n_bytes <= q->growth.held.n_bytes)
+                return true;
+        if (quota_charge(q, n_bytes - q->growth.held.n_bytes, &more, &missing) < 0)
+                return false;
+        charge_join(&q->growth.held, &more);
+        return true;
+}
+
+/* Whether no request that has waited longer claims them. */
+static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
+{
+        const struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+        uint64_t missing, of_pool;
+
+        return n_bytes <= q->growth.held.n_bytes ||
+               reclaim_probe(first, n_bytes - q->growth.held.n_bytes, reclaim_claims_before(first), &missing,
+                             &of_pool) == 0;
+}
+
+/* What was released is uncharged by now, in this turn of the loop: no other quota could take it. It is
+ * less than n_bytes where the device did not return all of it. */
+static void quota_released(void *userdata, uint64_t n_bytes)
+{
+        struct quota *q = userdata;
+        uint64_t own_released = min_u64(n_bytes, q->growth.own_release_bytes);
+
+        quota_note_change(q);
+        reclaim_note_releasing(q);
+        reclaim_end_recall(q, arena_leaving_bytes(q->arena) == 0);
+        q->growth.own_release_bytes -= own_released;
+        (void)quota_hold(q, q->growth.held.n_bytes + own_released);
+        reclaim_release_unused(q);
+        partition_make_due(q->partition);
+}
+
+/* What was made in advance stays, and what a successor is to have. */
+static bool quota_may_release(const struct quota *q)
+{
+        return !q->is_left && (!q->partition->preallocate || q->is_removed || q->partition->is_draining);
+}
+
+/* Begins to release; returns how many bytes. */
+static uint64_t quota_release(struct quota *q, uint64_t want_bytes, const struct bfc_growth *keep)
+{
+        if (!quota_may_release(q))
+                return 0;
+        return quota_begin_release(q, arena_release(q->arena, want_bytes, keep, quota_released, q));
+}
+
+int reclaim_resume_release(struct quota *q)
+{
+        int r = arena_resume_release(q->arena, quota_released, q);
+
+        reclaim_note_releasing(q);
+        return r;
+}
+
+/* What is charged for something other than extents that can be used or released. */
+static uint64_t quota_unusable_bytes(const struct quota *q)
+{
+        return arena_retiring_bytes(q->arena) + arena_unreclaimed_bytes(q->arena) + q->closed.n_bytes +
+               q->growth.held.n_bytes;
+}
+
+void reclaim_release_unused(struct quota *q)
+{
+        uint64_t n_kept = quota_keep_limit(q);
+
+        if (q->sessions.n > 0 || q->growth.is_running || !quota_may_release(q) ||
+            (n_kept > 0 && q->account.charged_bytes <= n_kept + quota_unusable_bytes(q)))
+                return;
+        (void)quota_begin_release(q, arena_release_beyond(q->arena, n_kept, quota_released, q));
+}
+
+/* Bytes that this quota is releasing, without late ones. */
+static uint64_t quota_coming(const struct quota *q)
+{
+        return arena_leaving_bytes(q->arena) + arena_suspended_bytes(q->arena);
+}
+
+/* What a quota holds beyond what its reserve keeps anyway: only that can come
+ * back to its pool. */
+uint64_t quota_surplus(const struct quota *q)
+{
+        const struct account *a = &q->account;
+
+        return excess_u64(a->charged_bytes, a->reserve_bytes);
+}
+
+/* Of what is released for the next growth, what is still being released. */
+static uint64_t quota_own_released(const struct quota *q)
+{
+        return min_u64(q->growth.own_release_bytes, quota_coming(q));
+}
+
+/* What is being released to the pool. */
+static uint64_t partition_coming(struct partition *p)
+{
+        const struct quota *each;
+        uint64_t n_bytes = 0;
+
+        TAILQ_FOREACH(each, &p->lists.releasing, lists.of_releasing)
+        {
+                p->lists.n_visits++;
+                n_bytes += min_u64(quota_coming(each), quota_surplus(each));
+        }
+        return n_bytes;
+}
+
+/* The same without what q releases for its own growth. */
+static uint64_t partition_coming_beside(const struct quota *q)
+{
+        uint64_t sum = partition_coming(q->partition); /* first: what is late meanwhile counts no more */
+        uint64_t coming = quota_coming(q), surplus = quota_surplus(q);
+
+        return sum - min_u64(coming, surplus) + min_u64(coming - quota_own_released(q), surplus);
+}
+
+/* What a quota could return to its pool by releasing free extents, without what is being released anyway. */
+static uint64_t quota_yield(struct quota *q)
+{
+        uint64_t surplus = quota_surplus(q), coming = min_u64(quota_coming(q), surplus), n_free;
+
+        q->partition->lists.n_visits++;
+        if (q->partition->preallocate || (surplus == coming && q->account.charged_bytes > 0))
+                return 0;
+        n_free = arena_releasable(q->arena, NULL);
+        if (n_free == 0)
+                reclaim_unlist_free(q);
+        return min_u64(n_free, surplus - coming);
+}
+
+/* So many bytes are released for a growth, which gets the room. */
+static void quota_note_own_release(struct quota *q, const struct bfc_growth *plan, uint64_t n_bytes)
+{
+        q->growth.own_release_bytes = min_u64(q->growth.own_release_bytes + n_bytes,
+                                              excess_u64(plan->new_bytes, q->growth.held.n_bytes));
+}
+
+/* Begins to release for a growth; returns how many bytes. */
+static uint64_t quota_give_for(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
+{
+        uint64_t n_bytes = quota_release(q, want_bytes, plan);
+
+        quota_note_own_release(q, plan, n_bytes);
+        return n_bytes;
+}
+
+/* Releases own free extents first, so many bytes more of them or as many as there are, for those of the plan.
+ * What they do not pay for is charged now. False: there are none, or not enough. No session is asked that may
+ * not unmap them in time: it is no reason to end it. */
+static bool quota_release_own(struct quota *q, const struct bfc_growth *plan, uint64_t want_bytes)
+{
+        uint64_t n_bytes = q->partition->preallocate ? 0 : arena_releasable_soon(q->arena, plan);
+        uint64_t own_released;
+
+        n_bytes = min_u64(n_bytes, want_bytes);
+        own_released = min_u64(plan->new_bytes, quota_own_released(q) + n_bytes);
+        if (n_bytes == 0 || !quota_may_hold(q, plan->new_bytes - own_released) ||
+            !quota_hold(q, plan->new_bytes - own_released))
+                return false;
+        n_bytes = quota_begin_release(q, arena_release_soon(q->arena, n_bytes, plan, quota_released, q));
+        quota_note_own_release(q, plan, n_bytes);
+        return n_bytes > 0;
+}
+
+/* What it could release for its own growth, also what its reserve keeps. */
+static uint64_t quota_own_yield(const struct quota *q, const struct bfc_growth *plan)
+{
+        return q->partition->preallocate ? 0 : arena_releasable(q->arena, plan);
+}
+
+/* False: the quota's sessions were already waited for without success. */
+static bool quota_can_trim(const struct quota *q, bool again)
+{
+        return !again || arena_suspended_bytes(q->arena) == 0;
+}
+
+/* Begins to release want_bytes of free extents of the partition's quotas, or as many as there are. except:
+ * may be NULL. */
+static void partition_release(struct partition *p, uint64_t want_bytes, const struct quota *except,
+                              bool again)
+{
+        struct quota *q, *next;
+
+        for (q = TAILQ_FIRST(&p->lists.freed); q && want_bytes > 0; q = next) {
+                bool ask = q != except && quota_can_trim(q, again);
+                uint64_t yield;
+
+                next = TAILQ_NEXT(q, lists.of_freed);
+                yield = ask ? quota_yield(q) : 0;
+                if (yield > 0)
+                        want_bytes =
+                                excess_u64(want_bytes, quota_release(q, min_u64(want_bytes, yield), NULL));
+        }
+}
+
+/* The partition lacks `missing` bytes: releases free extents, the quota's own first, then others'. False: they
+ * are not enough. `again`: skips quotas that were asked without success. */
+static bool quota_reclaim_from_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan,
+                                         bool again)
+{
+        uint64_t own = quota_can_trim(q, again) ? quota_own_yield(q, plan) : 0, sum = own;
+        struct quota *other, *next;
+
+        for (other = TAILQ_FIRST(&q->partition->lists.freed); other; other = next) {
+                next = TAILQ_NEXT(other, lists.of_freed);
+                if (other != q && quota_can_trim(other, again))
+                        sum += quota_yield(other);
+        }
+        if (sum < missing)
+                return false;
+
+        if (own > 0)
+                missing = excess_u64(missing, quota_give_for(q, plan, min_u64(missing, own)));
+        partition_release(q->partition, missing, q, again);
+        return quota_own_released(q) + partition_coming_beside(q) > 0; /* none where all are late */
+}
+
+/* Begins the time in which the first request waits for others, unless it has begun. True: it is over. */
+static bool quota_time_out(struct quota *q)
+{
+        uint64_t now = clock_ms();
+
+        if (q->queue.blocked_ms == 0)
+                quota_set_blocked(q, now);
+        return now - max_u64(q->queue.blocked_ms, TAILQ_FIRST(&q->queue.requests)->since_ms) >
+               q->partition->reclaim_timeout_ms;
+}
+
+/* Waits for what others release, within that time. */
+static int quota_wait_for_others(struct quota *q, int refusal)
+{
+        return quota_time_out(q) ? refusal : 0;
+}
+
+/* So many bytes are missing, and are being released. */
+static int quota_wait_for_own(struct quota *q, uint64_t missing, int refusal)
+{
+        /* The device takes its time; sessions get a limited one. */
+        return arena_leaving_bytes(q->arena) >= missing ? 0 : quota_wait_for_others(q, refusal);
+}
+
+/* Its own limit, or what others' reserves leave it, lacks so many bytes. 0: they are being released. */
+static int quota_reclaim(struct quota *q, uint64_t missing, const struct bfc_growth *plan, int refusal)
+{
+        uint64_t coming =
+                quota_coming(q) + arena_late_bytes(q->arena); /* its own it waits for, up to a time */
+
+        if (coming < missing && arena_releasable(q->arena, plan) >= missing - coming)
+                coming += quota_give_for(q, plan, missing - coming);
+        if (coming < missing && q->sessions.n_closing == 0)
+                return refusal;
+        return quota_wait_for_own(q, missing, refusal);
+}
+
+/* The partition lacks so many bytes, without those that the quota releases itself. 0: they are being
+ * released. */
+static int quota_reclaim_in_partition(struct quota *q, uint64_t missing, const struct bfc_growth *plan)
+{
+        struct quota_request *first = TAILQ_FIRST(&q->queue.requests);
+        uint64_t coming = partition_coming_beside(q);
+
+        if (coming < missing && q->partition->queue.n_closing == 0 &&
+            !quota_reclaim_from_partition(q, missing - coming, plan, false))
+                return -ENOMEM;
+        if (!quota_time_out(q))
+                return 0;
+        /* What did not come may hide what others would give: they are asked as if it never came. */
+        if (first->asked_again || !quota_reclaim_from_partition(q, missing, plan, true))
+                return -ENOMEM;
+        first->asked_again = true;
+        quota_set_blocked(q, clock_ms());
+        return 0;
+}
+
+/* Begins the growth, for which the limits have room, and takes the request out of the queue. */
+static int quota_grow(struct quota *q, struct quota_request *request, const struct bfc_growth *plan)
+{
+        struct charge charge;
+        uint64_t missing;
+        int r;
+
+        reclaim_uncharge(q);
+        if (quota_growth_pause_ms(q) > 0) {
+                request->device_failed = true;
+                return -ECANCELED;
+        }
+        r = quota_charge(q, plan->new_bytes, &charge, &missing);
+        if (r < 0)
+                return r;
+        partition_tell_standby(q->partition); /* before anything is made */
+        r = arena_grow(q->arena, plan, &charge, quota_grown, q);
+        if (r < 0) {
+                charge_drop(&charge);
+                return r;
+        }
+        if (request->claim > 0)
+                q->growth.claim_ms = 0;
+        quota_unqueue_served(request);
+        request->has_grown = true;
+        q->growth.is_running = true;
+        q->growth.request = request;
+        quota_publish(q); /* the free space that it takes in is spoken for */
+        return 0;
+}
+
+static int reclaim_plan(struct quota *q, const struct quota_request *request, struct bfc_growth *ret)
+{
+        uint64_t room = account_room(&q->account) + q->growth.held.n_bytes;
+
+        return request->in_extent ? arena_plan_in_extent(q->arena, request->n_bytes, room, ret)
+                                  : arena_plan(q->arena, request->n_bytes, room, ret);
+}
+
+/* What it takes beside what is held for it. */
+static uint64_t growth_need(const struct quota *q, const struct bfc_growth *plan)
+{
+        return excess_u64(plan->new_bytes, q->growth.held.n_bytes);
+}
+
+/* How much the request lacks, and of what. */
+struct shortage {
+        int refusal; /* -EDQUOT: only its own memory helps; -ENOMEM: others' too; 0: nothing is lacking */
+        uint64_t missing;
+};
+
+/* The steps that ask no session: free extents are released, or are being released. */
+static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *request, struct shortage *ret)
+{
+        uint64_t need, after, want, own_released = quota_own_released(q), missing = 0, of_pool;
+        uint64_t most = account_attainable(&q->account);
+        struct bfc_growth plan;
+        bool of_own;
+        int r;
+
+        if (request->has_recalled && q->partition->keepers->n_recalled > 0 && !quota_time_out(q))
+                return 0;
+        r = reclaim_plan(q, request, &plan);
+        if (r < 0)
+                return r;
+        if (plan.new_bytes == 0) { /* it fits by now: the next round serves it */
+                q->queue.look_again = true;
+                return 0;
+        }
+        if (quota_is_impossible(q, request->n_bytes))
+                return -ENOMEM;
+        need = growth_need(q, &plan);
+        after = q->account.charged_bytes + need;
+        r = reclaim_probe(request, need, reclaim_claims_before(request), &missing, &of_pool);
+        of_own = r == -EDQUOT || (r == -ENOMEM && after > most);
+        if (r == -ENOMEM && of_own) /* the others have it for good: nothing is claimed of them */
+                missing = after - most;
+        *ret = (struct shortage){ of_own ? -EDQUOT : r, missing };
+        reclaim_claim(request, r == -ENOMEM && !of_own ? of_pool : 0);
+        want = max_u64(missing, excess_u64(after, q->growth.high_bytes));
+        if (want > own_released && (r < 0 || !quota_time_out(q)) &&
+            quota_release_own(q, &plan, want - own_released)) {
+                request->has_reclaimed = true;
+                return quota_wait_for_others(q, 0); /* from now on */
+        }
+        if (r == 0)
+                return own_released > 0 && !quota_time_out(q) ? 0 : quota_grow(q, request, &plan);
+        request->has_reclaimed = true; /* or it is refused */
+        if (of_own)
+                return quota_reclaim(q, missing, &plan, r);
+        if (own_released >= missing)
+                return quota_wait_for_own(q, missing, r);
+        return quota_reclaim_in_partition(q, missing - own_released, &plan);
+}
+
+/* What sessions freed is being released to where it is needed. */
+static bool reclaim_is_coming(const struct quota *q, const struct quota_request *request, int refusal,
+                              uint64_t now)
+{
+        uint64_t coming =
+                refusal == -EDQUOT ? quota_coming(q) : quota_own_released(q) + partition_coming_beside(q);
+
+        return coming > 0 && request->asking.heard_ms != 0 &&
+               now - request->asking.heard_ms <= q->partition->reclaim_timeout_ms;
+}
+
+/* Asks sessions for their idle memory. True: wait for them. */
+static bool reclaim_ask_sessions(struct quota *q, struct quota_request *request, const struct shortage *lack,
+                                 uint64_t now)
+{
+        const struct partition *p = q->partition;
+        struct quota_asking *asking = &request->asking;
+
+        if (asking->begun_ms == 0)
+                asking->begun_ms = now;
+        if (p->up.calls && now - asking->begun_ms <= p->reclaim_timeout_ms &&
+            p->up.calls->trim(p->up.broker, q, request, lack->refusal, lack->missing))
+                return true;
+        return reclaim_is_coming(q, request, lack->refusal, now);
+}
+
+/* For as long as the request itself says. More memory may become idle meanwhile, so sessions are asked
+ * again now and then. */
+static bool reclaim_queue(struct quota *q, struct quota_request *request, uint64_t now)
+{
+        if (request->wait_ms == 0)
+                return false;
+        if (request->queued_ms == 0)
+                request->queued_ms = now;
+        if (now - request->queued_ms >= request->wait_ms)
+                return false;
+        if (now - request->asking.begun_ms >= q->partition->reclaim_timeout_ms + RECLAIM_AGAIN_MS)
+                request->asking = (struct quota_asking){ 0 };
+        return true;
+}
+
+int reclaim_last_chance(struct quota *q, struct quota_request *request)
+{
+        uint64_t need, missing, of_pool;
+        struct bfc_growth plan;
+        int r = reclaim_plan(q, request, &plan);
+
+        if (r < 0)
+                return r;
+        need = growth_need(q, &plan);
+        r = reclaim_probe(request, need, partition_claims_before(request, clock_ms()), &missing, &of_pool);
+        if (r == 0)
+                return quota_grow(q, request, &plan);
+        return r == -ENOMEM && account_probe(&q->account, need, &missing) == 0 ? RECLAIM_WAIT : r;
+}
+
+int reclaim_make_room(struct quota *q, struct quota_request *request)
+{
+        struct shortage lack = { 0 };
+        int r = reclaim_make_room_by_itself(q, request, &lack);
+        uint64_t now;
+
+        if (r == 0 || lack.refusal == 0)
+                return r;
+        now = clock_ms();
+        if (q->queue.blocked_ms == 0)
+                quota_set_blocked(q, now);
+        if (reclaim_ask_sessions(q, request, &lack, now) || reclaim_queue(q, request, now))
+                return 0;
+        r = r == -ENOMEM ? reclaim_last_chance(q, request) : r;
+        return r == RECLAIM_WAIT ? 0 : r;
+}
+
+void reclaim_release_surplus(struct quota *q)
+{
+        uint64_t kept = q->sessions.peaks_bytes + quota_unusable_bytes(q) + quota_keep_limit(q);
+        uint64_t surplus = excess_u64(q->account.charged_bytes, kept);
+
+        /* A waiting request uses the free extents, or releases them itself. */
+        if (surplus == 0 || q->is_left || q->growth.is_running || q->growth.backed ||
+            !TAILQ_EMPTY(&q->queue.requests) || (q->partition->preallocate && !q->is_removed))
+                return;
+        (void)quota_begin_release(q, arena_release_unmapped(q->arena, surplus, quota_released, q));
+}
+
+void quota_release_surplus(struct quota *q)
+{
+        /* After the last one quota_leave() releases all but what is kept. */
+        if (q->sessions.n > 1 || quota_keep_limit(q) == 0)
+                reclaim_release_surplus(q);
+}
+
+void quota_release_idle(struct quota *q)
+{
+        (void)quota_release(q, UINT64_MAX, NULL);
+}
+
+uint64_t quota_release_soon(struct quota *q, uint64_t n_bytes)
+{
+        if (n_bytes > 0 && quota_may_release(q))
+                (void)quota_begin_release(q, arena_release_soon(q->arena, n_bytes, NULL, quota_released, q));
+        return quota_coming(q);
+}
+
+/* ---- what there is room for ------------------------------------------------ */
+
+/* Bytes of the pool that new extents may take, once all that is being released is returned. */
+static uint64_t partition_room(struct partition *p)
+{
+        uint64_t room = p->pool.limit_bytes, committed = p->pool.committed_bytes;
+
+        committed -= partition_coming(p);
+        room -= min_u64(room, committed);
+        return excess_u64(room, p->claims.n_bytes);
+}
+
+/* Bytes of new extents that the quota may have. */
+static uint64_t quota_growth_room(const struct quota *q)
+{
+        const struct account *a = &q->account;
+        uint64_t after = excess_u64(a->charged_bytes, quota_coming(q));
+        uint64_t kept = excess_u64(a->reserve_bytes, after); /* by its own reserve */
+        uint64_t room;
+
+        if (quota_growth_pause_ms(q) > 0)
+                return 0;
+        room = min_u64(excess_u64(a->limit_bytes, after), kept + partition_room(q->partition));
+        return arena_growable(q->arena, room);
+}
+
+uint64_t quota_obtainable(struct quota *q)
+{
+        struct bfc_stats stats;
+
+        if (q->partition->is_draining || q->partition->is_lost || q->n_blocks >= q->max_blocks)
+                return 0;
+        arena_read_stats(q->arena, &stats);
+        return stats.bytes_free + quota_growth_room(q);
+}
+
+/* ---- limits that were lowered -------------------------------------------- */
+
+uint64_t quota_excess(const struct quota *q)
+{
+        return max_u64(account_excess(&q->account),
+                       min_u64(pool_excess(&q->partition->pool), quota_surplus(q)));
+}
+
+void reclaim_release_excess(struct quota *q)
+{
+        uint64_t excess = excess_u64(account_excess(&q->account), quota_coming(q));
+
+        if (excess > 0)
+                (void)quota_release(q, excess, NULL);
+}
+
+void reclaim_release_partition_excess(struct partition *p)
+{
+        partition_release(p, excess_u64(pool_excess(&p->pool), partition_coming(p)), NULL, false);
+}

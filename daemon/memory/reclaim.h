@@ -1,0 +1,125 @@
+/* The internals of a quota. Only its own files include this.
+ *
+ *   quota.c          blocks, sessions, limits
+ *   quota_queue.c    waiting requests
+ *   quota_explain.c  the sentences of refusals
+ *   reclaim.c        makes room for the first in line
+ *   keep.c           memory that is kept for the next session
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_RECLAIM_H
+#define BFCD_RECLAIM_H
+
+#include "daemon/memory/quota.h"
+
+#define RECLAIM_STEPS 3u /* each lasts at most timeouts.reclaim, before a request is queued or refused */
+/* A request that has waited this long beyond the reclaim steps no longer has priority over all others. */
+#define RECLAIM_AGED_MS 1000u
+
+/* ---- reclaim.c ------------------------------------------------------------ */
+
+/* Makes room for the first request. 0: wait, something is in progress. Negative: it is refused. */
+int reclaim_make_room(struct quota *q, struct quota_request *request);
+
+/* A request whose time is up: it grows if the limits have room now (0), or is refused. If only the claim
+ * of another request denies it the room, it gets the room when that one has waited long enough; until
+ * then it waits: RECLAIM_WAIT. */
+enum {
+        RECLAIM_WAIT = 1,
+};
+int reclaim_last_chance(struct quota *q, struct quota_request *request);
+
+/* Claims n_bytes of the partition before later requests. */
+void reclaim_claim(struct quota_request *request, uint64_t n_bytes);
+
+/* The claims of requests that have waited longer, in the partition. */
+uint64_t reclaim_claims_before(const struct quota_request *request);
+
+/* Drops the charge that is held for a growth. */
+void reclaim_uncharge(struct quota *q);
+
+/* Extents of the quota may have become wholly free. */
+void reclaim_note_free(struct quota *q);
+
+/* Removes the quota from the partition's lists of those that can release something. */
+void reclaim_leave_lists(struct quota *q);
+
+/* See arena_resume_release(). */
+int reclaim_resume_release(struct quota *q);
+
+/* If there is no session, releases all free extents except kept ones. */
+void reclaim_release_unused(struct quota *q);
+
+/* Releases free extents to get below its limit. */
+void reclaim_release_excess(struct quota *q);
+/* The same to get below the partition's limit, from all quotas with free extents. */
+void reclaim_release_partition_excess(struct partition *p);
+
+/* Releases free extents beyond the sessions' peaks, except kept ones. */
+void reclaim_release_surplus(struct quota *q);
+
+/* ---- keep.c --------------------------------------------------------------- */
+
+/* How many bytes of wholly free extents may be kept now. */
+uint64_t quota_keep_limit(const struct quota *q);
+
+/* Keeps nothing from now on, but releases nothing. */
+void reclaim_unkeep(struct quota *q);
+
+/* Changes `keep`; its time begins now if memory is kept, and what is too much is released. */
+void reclaim_set_keep(struct quota *q, uint64_t keep_bytes, uint64_t keep_ms);
+
+/* The device has no memory for the first in line: releases what quotas keep of that device, and tries the
+ * request again then. False: nothing is kept, or that was done for it before. */
+bool reclaim_recall_kept(struct quota *q, struct quota_request *request);
+
+/* The kept memory that the quota released for that was returned. */
+void reclaim_end_recall(struct quota *q, bool is_over);
+
+/* ---- quota.c -------------------------------------------------------------- */
+
+/* The quota's charges or extents, or what its device says, have changed. */
+void quota_note_change(struct quota *q);
+
+/* The only way to charge: the ledger learns of the peak. Fails as charge_take() does. */
+int quota_charge(struct quota *q, uint64_t n_bytes, struct charge *ret, uint64_t *ret_missing_bytes);
+
+/* True: more than it could get if all others had only their reserves. */
+bool quota_is_impossible(const struct quota *q, uint64_t n_bytes);
+
+/* Allocates a block in backed space, if that is allowed now: as arena_alloc(), or a refusal. */
+int quota_try(struct quota *q, uint64_t n_bytes, bool in_extent, bfc_handle *ret_handle,
+              uint64_t *ret_offset);
+
+/* Counts a block of n_bytes requested; and a refusal. */
+void quota_count_alloc(struct quota *q, uint64_t n_bytes);
+void quota_count_refusal(struct quota *q, int r);
+
+/* ---- quota_queue.c -------------------------------------------------------- */
+
+/* Since when the requests are blocked by other sessions; 0: they are not. */
+void quota_set_blocked(struct quota *q, uint64_t since_ms);
+
+/* Makes waiting requests due, if there are any; of the quota, or of the whole partition. */
+void quota_make_due(struct quota *q);
+void partition_make_due(struct partition *p);
+
+/* A block was freed while requests wait; while requests have claims in the partition. */
+void quota_note_free(struct quota *q);
+void partition_make_claims_due(struct partition *p);
+
+/* True: the first request has waited so long for other sessions that no request of its tenant passes it
+ * any more, except one that would otherwise be refused, and that its claim no longer refuses other
+ * requests. */
+bool quota_first_is_aged(const struct quota *q, uint64_t now);
+
+/* Returns a request that has left the queue to its head. */
+void quota_enqueue_first(struct quota_request *request);
+
+/* It is granted: removes it from the queue. */
+void quota_unqueue_served(struct quota_request *request);
+
+/* It has left the queue: calls its done(). */
+void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
+
+#endif

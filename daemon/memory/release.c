@@ -1,0 +1,473 @@
+/* Operations that release extents. That of a retired extent waits in its slot until no session has the
+ * extent any more; it is made beforehand, so that nothing can fail then.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/arena_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/clock.h"
+#include "daemon/memory/upcalls.h"
+#include "daemon/net/fd_reserve.h"
+#include "daemon/number.h"
+
+#define LATE_MS 1000u /* without progress, and a release is late */
+
+/* An operation releases so much at most (but one extent of any size), and is then uncharged. So a request
+ * that waits for room does not wait for all of a large release. */
+#define RELEASE_BYTES (UINT64_C(64) << 20)
+#define RELEASE_ITEMS (RELEASE_BYTES / EXTENT_MIN_BYTES)
+
+/* ---- on the worker and the punch's thread ----------------------------------- */
+
+static void arena_note_progress(struct arena *a)
+{
+        atomic_store_explicit(&a->progress_ms, clock_ms(), memory_order_relaxed);
+}
+
+/* An extent a turn. */
+void release_run(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+
+        operation_destroy(op, &op->items[op->n_gone++]);
+        job->goes_on = op->n_gone < op->n_items;
+}
+
+/* When all are punched; an extent a turn. */
+static void punched_run(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+
+        (void)store_remove_extent(op->arena->o.store, op->items[op->n_gone++].key, false);
+        arena_note_progress(op->arena);
+        job->goes_on = op->n_gone < op->n_items;
+}
+
+/* On the punch's thread. */
+static void on_item_punched(struct punch_request *request, int result)
+{
+        struct operation_item *item =
+                (struct operation_item *)(void *)((char *)request - offsetof(struct operation_item, punch));
+        struct operation *op = item->operation;
+
+        item->unreclaimed = result < 0;
+        worker_note_call(op->arena->o.worker, WORKER_DESTROYS, item->punched_ns, result < 0);
+        arena_note_progress(op->arena);
+        if (--op->n_to_punch == 0)
+                worker_submit(op->arena->o.worker, &op->job);
+}
+
+/* ---- one operation ------------------------------------------------------------ */
+
+static void release_done(struct worker_job *job)
+{
+        struct operation *op = (struct operation *)job;
+        struct arena *a = op->arena;
+
+        a->is_lost = a->is_lost || op->is_lost;
+        a->totals.pending_bytes -= op->n_bytes;
+        a->totals.retiring_bytes -= op->n_bytes;
+        a->totals.leaving_bytes -= op->n_bytes;
+        a->totals.late_bytes -= op->is_late ? op->n_bytes : 0;
+        if (op->is_punched)
+                TAILQ_REMOVE(&a->punched, op, of_arena);
+        for (size_t i = 0; i < op->n_items; i++) {
+                const struct operation_item *item = &op->items[i];
+                struct bfc_range range = arena_slot_range(a, item->slot);
+                int r = bfc_release_commit(a->bfc, range);
+
+                assert(r == 0);
+                (void)r;
+                a->refills.account = arena_slot_of(a, item->slot)->charge.account;
+                if (item->watched >= 0)
+                        watch_add(a->o.watch, &a->refills.owner, item->watched, range.end - range.begin);
+                arena_empty_slot(a, item->slot, item->unreclaimed);
+                a->layout->drop_slot(a, item->slot);
+        }
+        op->released(op->userdata, op->n_bytes);
+        free(op);
+}
+
+static struct operation *release_new(struct arena *a, size_t n_items, arena_released_fn done, void *userdata)
+{
+        struct operation *op = operation_new(a, n_items);
+
+        if (op) {
+                op->released = done;
+                op->userdata = userdata;
+                op->job.run = release_run;
+                op->job.done = release_done;
+                op->job.lane = &a->the_rest;
+        }
+        return op;
+}
+
+/* An fd of the extent for the watch; -1: it is not to be watched, or there is no fd left. */
+static int arena_dup_watched(const struct arena *a, const struct device_extent *memory)
+{
+        int fd;
+
+        if (!a->o.watch || !a->o.device->empties_mappings || memory->fd < 0)
+                return -1;
+        fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 3);
+        if (!fd_reserve_has(fd)) /* reserved fds are for admin commands */
+                return fd;
+        close(fd);
+        return -1;
+}
+
+/* From here on the memory is the operation's, or a successor's. */
+static void release_add(struct operation *op, size_t slot)
+{
+        struct arena *a = op->arena;
+        struct device_extent *memory = &arena_slot_of(a, slot)->memory;
+        uint32_t extent = arena_slot_of(a, slot)->extent;
+
+        ledger_extent_leave(a->o.ledger, extent);
+        op->items[op->n_items++] = (struct operation_item){
+                .slot = slot,
+                .memory = *memory,
+                .key = ledger_extent_at(a->o.ledger, extent)->store_key,
+                .watched = arena_dup_watched(a, memory),
+        };
+        op->n_bytes += memory->n_bytes;
+        *memory = DEVICE_EXTENT_EMPTY;
+}
+
+/* The process ends without a successor: the helper does what is sent to it, and is not waited for. */
+static void release_discard(struct operation *op)
+{
+        for (size_t i = 0; i < op->n_items; i++) {
+                struct device_extent *memory = &op->items[i].memory;
+
+                punch_discard(op->arena->o.punch, memory->fd, memory->n_bytes, op->arena->o.quota);
+                *memory = DEVICE_EXTENT_EMPTY;
+        }
+        op->job.run = punched_run;
+        worker_submit(op->arena->o.worker, &op->job);
+}
+
+static void release_punch(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        op->job.run = punched_run;
+        op->n_to_punch = op->n_items;
+        op->is_punched = true;
+        if (TAILQ_EMPTY(&a->punched))
+                arena_note_progress(a);
+        TAILQ_INSERT_TAIL(&a->punched, op, of_arena);
+        for (size_t i = 0; i < op->n_items; i++) {
+                struct operation_item *item = &op->items[i];
+
+                item->operation = op;
+                item->punched_ns = clock_ns();
+                item->punch = (struct punch_request){ .fd = item->memory.fd,
+                                                      .n_bytes = item->memory.n_bytes,
+                                                      .lane = a->o.quota,
+                                                      .done = on_item_punched };
+                item->memory = DEVICE_EXTENT_EMPTY;
+                punch_submit(a->o.punch, &item->punch);
+        }
+}
+
+static void release_submit(struct operation *op)
+{
+        struct arena *a = op->arena;
+
+        a->totals.leaving_bytes += op->n_bytes;
+        if (a->o.punch && punch_is_stopped(a->o.punch))
+                release_discard(op);
+        else if (a->o.punch)
+                release_punch(op);
+        else
+                worker_submit(a->o.worker, &op->job);
+}
+
+/* One that another extent can be added to: op, or a new one where that is full. NULL: there is no memory
+ * for it; op has been submitted. */
+static struct operation *release_continue(struct operation *op)
+{
+        struct operation *next;
+
+        if (op->n_items < RELEASE_ITEMS && op->n_bytes < RELEASE_BYTES)
+                return op;
+        next = release_new(op->arena, RELEASE_ITEMS, op->released, op->userdata);
+        release_submit(op);
+        return next;
+}
+
+static void release_finish(struct operation *op)
+{
+        if (op && op->n_items > 0)
+                release_submit(op);
+        else
+                free(op);
+}
+
+void arena_drop_punched(struct arena *a)
+{
+        struct operation *op;
+
+        while ((op = TAILQ_FIRST(&a->punched))) {
+                TAILQ_REMOVE(&a->punched, op, of_arena);
+                a->totals.pending_bytes -= op->n_bytes;
+                a->totals.retiring_bytes -= op->n_bytes;
+                a->totals.leaving_bytes -= op->n_bytes;
+                for (size_t i = 0; i < op->n_items; i++)
+                        if (op->items[i].watched >= 0)
+                                close(op->items[i].watched);
+                free(op);
+        }
+}
+
+/* ---- which extents ------------------------------------------------------------ */
+
+enum release { RELEASE_ANY, RELEASE_SOON, RELEASE_UNMAPPED };
+
+/* Sessions may still have this extent mapped, and the device cannot empty their mappings. */
+static bool arena_must_retire(const struct arena *a, size_t slot)
+{
+        return !a->o.device->empties_mappings &&
+               ledger_extent_at(a->o.ledger, arena_slot_of(a, slot)->extent)->links.n_exports > 0;
+}
+
+static bool arena_may_release(const struct arena *a, size_t slot, enum release kind)
+{
+        if (kind == RELEASE_ANY || !arena_must_retire(a, slot))
+                return true;
+        return kind == RELEASE_SOON && a->o.upcalls->unmaps_soon(a->o.broker, arena_slot_of(a, slot)->extent);
+}
+
+static int arena_begin_release(struct arena *a, size_t slot)
+{
+        int r = bfc_release_begin(a->bfc, arena_slot_range(a, slot));
+
+        if (r == 0) {
+                a->totals.pending_bytes += arena_slot_of(a, slot)->memory.n_bytes;
+                a->totals.retiring_bytes += arena_slot_of(a, slot)->memory.n_bytes;
+        }
+        return r;
+}
+
+/* Begins to release one extent, with the others in `op` or by an operation of its own. Where memory is
+ * short it stays. */
+static void arena_release_slot(struct arena *a, size_t slot, struct operation *op, size_t *n_retired)
+{
+        struct arena_slot *s = arena_slot_of(a, slot);
+        bool must_retire = arena_must_retire(a, slot);
+        struct operation *own = must_retire ? release_new(a, 1, op->released, op->userdata) : NULL;
+
+        if ((must_retire && !own) || arena_begin_release(a, slot) < 0) {
+                free(own);
+                return;
+        }
+        if (!own) {
+                release_add(op, slot);
+                return;
+        }
+        a->totals.suspended_bytes += s->memory.n_bytes;
+        s->retired = own;
+        s->n_late = 0;
+        a->scratch.retired[(*n_retired)++] = s->extent;
+}
+
+/* Begins to release what was planned, at least want_bytes of it where only some may be. */
+static uint64_t arena_release_planned(struct arena *a, size_t n_ranges, uint64_t want_bytes,
+                                      enum release kind, arena_released_fn done, void *userdata)
+{
+        uint64_t pending_before = a->totals.pending_bytes;
+        size_t n_retired = 0;
+        struct operation *op = n_ranges > 0 ? release_new(a, RELEASE_ITEMS, done, userdata) : NULL;
+
+        for (size_t i = 0; op && i < n_ranges; i++) {
+                size_t first = arena_slot_at(a, a->scratch.ranges[i].begin);
+
+                /* The highest first, as bfc_plan_release() says. */
+                for (size_t slot = arena_slot_at(a, a->scratch.ranges[i].end - 1) + 1;
+                     op && slot-- > first;) {
+                        if (kind != RELEASE_ANY && (a->totals.pending_bytes - pending_before >= want_bytes ||
+                                                    !arena_may_release(a, slot, kind)))
+                                continue;
+                        arena_release_slot(a, slot, op, &n_retired);
+                        op = release_continue(op);
+                }
+        }
+        release_finish(op);
+        if (n_retired > 0)
+                a->o.upcalls->retire(a->o.broker, a->scratch.retired, n_retired);
+        return a->totals.pending_bytes - pending_before;
+}
+
+/* Into the scratch. Returns the number of ranges; *ret_n_bytes only where there are any. */
+static size_t plan_release(const struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                           uint64_t *ret_n_bytes)
+{
+        return bfc_plan_release(a->bfc, want_bytes, keep, a->scratch.ranges, a->scratch.n_room, ret_n_bytes);
+}
+
+uint64_t arena_release(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                       arena_released_fn done, void *userdata)
+{
+        uint64_t n_bytes;
+        size_t n_ranges = plan_release(a, want_bytes, keep, &n_bytes);
+
+        return arena_release_planned(a, n_ranges, want_bytes, RELEASE_ANY, done, userdata);
+}
+
+uint64_t arena_release_soon(struct arena *a, uint64_t want_bytes, const struct bfc_growth *keep,
+                            arena_released_fn done, void *userdata)
+{
+        uint64_t n_bytes;
+        size_t n_ranges = plan_release(a, UINT64_MAX, keep, &n_bytes);
+
+        return arena_release_planned(a, n_ranges, want_bytes, RELEASE_SOON, done, userdata);
+}
+
+uint64_t arena_release_unmapped(struct arena *a, uint64_t want_bytes, arena_released_fn done, void *userdata)
+{
+        uint64_t n_bytes;
+        size_t n_ranges = plan_release(a, UINT64_MAX, NULL, &n_bytes);
+
+        return arena_release_planned(a, n_ranges, want_bytes, RELEASE_UNMAPPED, done, userdata);
+}
+
+uint64_t arena_release_beyond(struct arena *a, uint64_t keep_bytes, arena_released_fn done, void *userdata)
+{
+        uint64_t n_bytes;
+        size_t n_ranges = plan_release(a, UINT64_MAX, NULL, &n_bytes);
+
+        while (n_ranges > 0 && keep_bytes > 0) {
+                struct bfc_range *lowest = &a->scratch.ranges[n_ranges - 1];
+
+                n_bytes = arena_slot_bytes(a, arena_slot_at(a, lowest->begin));
+                lowest->begin += n_bytes;
+                keep_bytes = excess_u64(keep_bytes, n_bytes);
+                n_ranges -= lowest->begin == lowest->end;
+        }
+        return arena_release_planned(a, n_ranges, UINT64_MAX, RELEASE_ANY, done, userdata);
+}
+
+int arena_resume_release(struct arena *a, arena_released_fn done, void *userdata)
+{
+        struct operation *op = release_new(a, a->totals.n_extents, done, userdata);
+
+        if (!op)
+                return -ENOMEM;
+        for (size_t slot = 0; slot < a->slots.n; slot++) {
+                const struct arena_slot *s = arena_slot_of(a, slot);
+
+                if (s->extent == LEDGER_NONE || !ledger_extent_at(a->o.ledger, s->extent)->is_leaving)
+                        continue;
+                if (arena_begin_release(a, slot) < 0) {
+                        free(op); /* the arena will be left to a successor, which continues */
+                        return -ENOMEM;
+                }
+                release_add(op, slot);
+        }
+        release_finish(op);
+        return 0;
+}
+
+uint64_t arena_releasable(const struct arena *a, const struct bfc_growth *keep)
+{
+        uint64_t n_bytes = 0;
+
+        return plan_release(a, UINT64_MAX, keep, &n_bytes) == 0 ? 0 : n_bytes;
+}
+
+uint64_t arena_releasable_soon(const struct arena *a, const struct bfc_growth *keep)
+{
+        uint64_t n_bytes = 0, n_soon = 0;
+        size_t n_ranges = plan_release(a, UINT64_MAX, keep, &n_bytes);
+
+        for (size_t i = 0; i < n_ranges; i++) {
+                size_t last = arena_slot_at(a, a->scratch.ranges[i].end - 1);
+
+                for (size_t slot = arena_slot_at(a, a->scratch.ranges[i].begin); slot <= last; slot++)
+                        if (arena_may_release(a, slot, RELEASE_SOON))
+                                n_soon += arena_slot_of(a, slot)->memory.n_bytes;
+        }
+        return n_soon;
+}
+
+/* ---- retired extents ---------------------------------------------------------- */
+
+static struct arena_slot *arena_slot_of_extent(const struct arena *a, uint32_t extent)
+{
+        struct arena_slot *s =
+                arena_slot_of(a, arena_slot_at(a, ledger_extent_at(a->o.ledger, extent)->offset));
+
+        assert(s->extent == extent);
+        return s;
+}
+
+bool arena_extent_is_retired(const struct arena *a, uint32_t extent)
+{
+        return arena_slot_of_extent(a, extent)->retired != NULL;
+}
+
+void arena_note_late_export(struct arena *a, uint32_t extent)
+{
+        struct arena_slot *s = arena_slot_of_extent(a, extent);
+
+        assert(s->retired);
+        if (s->n_late++ == 0)
+                a->totals.suspended_bytes -= s->memory.n_bytes;
+}
+
+void arena_note_export_gone(struct arena *a, uint32_t extent, bool was_late)
+{
+        struct arena_slot *s = arena_slot_of_extent(a, extent);
+        struct operation *op = s->retired;
+
+        if (!op)
+                return;
+        assert(s->n_late >= was_late);
+        s->n_late -= was_late;
+        if (was_late && s->n_late == 0)
+                a->totals.suspended_bytes += s->memory.n_bytes;
+        if (ledger_extent_at(a->o.ledger, extent)->links.n_exports > 0)
+                return;
+        assert(s->n_late == 0);
+        s->retired = NULL;
+        a->totals.suspended_bytes -= s->memory.n_bytes;
+        release_add(op, arena_slot_at(a, s->range.begin));
+        release_submit(op);
+}
+
+/* ---- how much -------------------------------------------------------------------- */
+
+/* Notes which releases are late by now. */
+static void arena_note_late(struct arena *a)
+{
+        uint64_t since_ms = atomic_load_explicit(&a->progress_ms, memory_order_relaxed);
+        uint64_t now_ms = TAILQ_EMPTY(&a->punched) ? 0 : clock_ms();
+        struct operation *op;
+
+        if (now_ms < since_ms || now_ms - since_ms < LATE_MS)
+                return;
+        TAILQ_FOREACH(op, &a->punched, of_arena)
+        {
+                a->totals.late_bytes += op->is_late ? 0 : op->n_bytes;
+                op->is_late = true;
+        }
+}
+
+uint64_t arena_leaving_bytes(struct arena *a)
+{
+        arena_note_late(a);
+        return a->totals.leaving_bytes - a->totals.late_bytes;
+}
+
+uint64_t arena_late_bytes(struct arena *a)
+{
+        arena_note_late(a);
+        return a->totals.late_bytes;
+}

@@ -1,0 +1,72 @@
+/* A tenant: the account that is charged for memory. A process is identified only by its peer credentials
+ * (uid, gid, supplementary groups, control group).
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_TENANT_H
+#define BFCD_TENANT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/config/config.h"
+#include "daemon/log.h"
+#include "daemon/memory/match.h"
+#include "daemon/memory/pages.h"
+#include "daemon/memory/quota.h"
+
+/* Sessions that ended in this minute: see accounting.h. */
+struct tenant_ends {
+        uint64_t since_ms; /* 0: none */
+        uint32_t n_short;  /* that had a line; never had memory */
+        uint32_t n_lines;
+        uint64_t n_summed; /* those without a line; and their sums */
+        uint64_t n_allocs, n_refusals, lasted_ms;
+        uint64_t peak_bytes; /* the largest */
+};
+
+/* Refusals without a line of their own: what they have in common. See accounting.h. */
+struct tenant_suppressed {
+        char partition[CONFIG_NAME_MAX + 1]; /* a copy: a reload frees the config; "": of a hello */
+        const char *limit;                   /* a constant */
+        bool is_mixed;
+};
+
+/* Its address never changes: sessions point at it. */
+struct tenant {
+        const struct config_tenant *config; /* NULL: the config no longer has it, and no process matches */
+        const char *name;                   /* its own; "": an unused place */
+        char name_bytes[CONFIG_NAME_MAX + 1];
+        struct quota **quotas; /* new ones are at the end; some may be removed */
+        size_t n_quotas;
+        struct usage_page *usage; /* an entry for each partition; NULL: this kernel cannot seal it */
+        size_t n_sessions;
+        size_t n_quarantined;  /* of these */
+        size_t n_unresponsive; /* of these; set by the session layer */
+        size_t n_kept;         /* shared blocks that are kept or have metadata; set by the session layer */
+        struct log_limit refusal_log; /* requests; one per tenant, so that none hides another's */
+        struct tenant_suppressed suppressed;
+        struct tenant_ends ends;
+        struct log_limit late_log;         /* sessions that do not confirm a Retire in time */
+        struct log_limit unresponsive_log; /* sessions that do not answer a Trim in time */
+        struct log_limit refill_log;       /* memory in destroyed extents */
+        struct log_limit disconnect_log, quarantine_log, return_log;
+        struct log_limit kept_log;            /* kept blocks that end */
+        struct log_limit unreclaimed_logs[2]; /* memory that was returned, that is unreclaimed */
+};
+
+/* Initializes a place for a tenant of the config; for one that the config no longer has; and clears it
+ * (its quotas are freed). */
+void tenant_init(struct tenant *t, const struct config_tenant *config);
+void tenant_init_removed(struct tenant *t, const char *name);
+void tenant_deinit(struct tenant *t);
+
+/* The first matching tenant, or, if `name` is not empty, the matching one with that name. The list is
+ * that of the current config, with which `who` was matched (match_is_known()). NULL: none, and
+ * ret_sentence says what would match. `fallback`: the default tenant, or NULL. */
+struct tenant *tenant_select(struct tenant *const *tenants, size_t n_tenants, struct tenant *fallback,
+                             const char *name, const struct credentials *who, char *ret_sentence,
+                             size_t n_sentence);
+
+#endif

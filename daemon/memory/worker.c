@@ -1,0 +1,338 @@
+/* The worker; see worker.h.
+ *
+ * Turns are start-time fair queuing: each lane, and each class, has a sum of the time that it has
+ * used, and the lowest sum is next. A lane that had no jobs begins with the sum of the lane that was
+ * served last, if its own is lower. So an idle lane saves no turns up, and a lane that was served
+ * beyond its share still owes that when it has jobs again.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/memory/worker.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include "daemon/clock.h"
+
+#define MAX_THREADS 4u
+#define OTHERS_COST 4u /* their class pays so many times what it uses */
+
+TAILQ_HEAD(lane_list, worker_lane);
+
+/* Lanes with jobs, of those that requests wait for, or of the others. */
+struct lane_class {
+        struct lane_list lanes;
+        uint64_t used;
+        uint64_t lane_now; /* the sum of the lane served last, or a higher one before */
+};
+
+struct worker {
+        void (*notify)(void *userdata);
+        void *userdata;
+        unsigned n_threads; /* 0: inline */
+        pthread_t threads[MAX_THREADS];
+        pthread_mutex_t mutex; /* guards what follows, lanes, and jobs that do not run */
+        pthread_cond_t wake;   /* for the threads: a lane has a job, or stop */
+        pthread_cond_t ready;  /* for worker_drain(): there is a finished job */
+        bool stop;
+        size_t n_pending;
+        struct lane_class classes[2]; /* by is_waited_for */
+        struct lane_class background;
+        uint64_t class_now;
+        struct worker_lane own;
+        struct worker_job *finished, **last_finished;
+        struct worker_calls calls[WORKER_CALLS];
+};
+
+/* ---- lanes ------------------------------------------------------------------ */
+
+static void raise_to(uint64_t *n, uint64_t least)
+{
+        if (*n < least)
+                *n = least;
+}
+
+static struct lane_class *class_of(struct worker *w, const struct worker_lane *lane)
+{
+        return lane->is_background ? &w->background : &w->classes[lane->is_waited_for];
+}
+
+static void lane_add(struct worker *w, struct worker_lane *lane, struct worker_job *job)
+{
+        struct lane_class *c = class_of(w, lane);
+
+        job->next = NULL;
+        if (lane->first) {
+                lane->last = lane->last->next = job;
+                return;
+        }
+        lane->first = lane->last = job;
+        raise_to(&lane->used, c->lane_now);
+        if (TAILQ_EMPTY(&c->lanes))
+                raise_to(&c->used, w->class_now);
+        TAILQ_INSERT_TAIL(&c->lanes, lane, link);
+}
+
+static struct worker_lane *class_next(const struct lane_class *c)
+{
+        struct worker_lane *lane, *least = NULL;
+
+        TAILQ_FOREACH(lane, &c->lanes, link)
+        if (!lane->is_running && (!least || lane->used < least->used))
+                least = lane;
+        return least;
+}
+
+/* Whose turn it is; NULL: there is nothing to do. */
+static struct worker_lane *worker_next(struct worker *w)
+{
+        struct worker_lane *other = class_next(&w->classes[false]);
+        struct worker_lane *lane = class_next(&w->classes[true]);
+        struct lane_class *c;
+
+        if (!lane || (other && w->classes[false].used < w->classes[true].used))
+                lane = other;
+        /* A lane that runs is still in its class. */
+        if (!lane && TAILQ_EMPTY(&w->classes[false].lanes) && TAILQ_EMPTY(&w->classes[true].lanes))
+                lane = class_next(&w->background);
+        if (!lane)
+                return NULL;
+        c = class_of(w, lane);
+        if (!lane->is_background)
+                raise_to(&w->class_now, c->used);
+        raise_to(&c->lane_now, lane->used);
+        return lane;
+}
+
+/* After a turn of its first job. */
+static void worker_charge(struct worker *w, struct worker_lane *lane, uint64_t used)
+{
+        struct worker_job *job = lane->first;
+        struct lane_class *c = class_of(w, lane);
+
+        lane->is_running = false;
+        lane->used += used;
+        c->used += lane->is_waited_for ? used : OTHERS_COST * used;
+        if (job->goes_on)
+                return;
+        lane->first = job->next;
+        if (!lane->first)
+                TAILQ_REMOVE(&c->lanes, lane, link);
+        job->next = NULL;
+        *w->last_finished = job;
+        w->last_finished = &job->next;
+        pthread_cond_signal(&w->ready);
+        if (w->notify)
+                w->notify(w->userdata);
+}
+
+/* ---- threads ---------------------------------------------------------------- */
+
+static void job_run(struct worker_job *job)
+{
+        job->goes_on = false;
+        job->run(job);
+}
+
+static void *worker_main(void *userdata)
+{
+        struct worker *w = userdata;
+
+        pthread_mutex_lock(&w->mutex);
+        for (;;) {
+                struct worker_lane *lane = worker_next(w);
+                struct worker_job *job;
+                uint64_t begin;
+
+                if (!lane) {
+                        if (w->stop)
+                                break;
+                        pthread_cond_wait(&w->wake, &w->mutex);
+                        continue;
+                }
+                lane->is_running = true;
+                job = lane->first;
+                pthread_mutex_unlock(&w->mutex);
+                begin = clock_ns();
+                job_run(job);
+                begin = clock_ns() - begin;
+                pthread_mutex_lock(&w->mutex);
+                worker_charge(w, lane, begin);
+        }
+        pthread_mutex_unlock(&w->mutex);
+        return NULL;
+}
+
+int worker_new_inline(struct worker **ret)
+{
+        struct worker *w = calloc(1, sizeof(*w));
+
+        if (!w)
+                return -ENOMEM;
+        TAILQ_INIT(&w->classes[false].lanes);
+        TAILQ_INIT(&w->classes[true].lanes);
+        TAILQ_INIT(&w->background.lanes);
+        w->last_finished = &w->finished;
+        pthread_mutex_init(&w->mutex, NULL);
+        pthread_cond_init(&w->wake, NULL);
+        pthread_cond_init(&w->ready, NULL);
+        *ret = w;
+        return 0;
+}
+
+static int worker_start(struct worker *w, unsigned n_threads)
+{
+        sigset_t all, before;
+        int r = 0;
+
+        /* Signals belong to the loop's thread. */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        while (r == 0 && w->n_threads < n_threads) {
+                r = -pthread_create(&w->threads[w->n_threads], NULL, worker_main, w);
+                w->n_threads += r == 0;
+        }
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return r;
+}
+
+int worker_new(unsigned n_threads, void (*notify)(void *userdata), void *userdata, struct worker **ret)
+{
+        struct worker *w;
+        int r;
+
+        r = n_threads >= 1 && n_threads <= MAX_THREADS ? worker_new_inline(&w) : -EINVAL;
+        if (r < 0)
+                return r;
+        w->notify = notify;
+        w->userdata = userdata;
+        r = worker_start(w, n_threads);
+        if (r < 0) {
+                worker_free(w);
+                return r;
+        }
+        *ret = w;
+        return 0;
+}
+
+struct worker *worker_free(struct worker *w)
+{
+        if (!w)
+                return NULL;
+        worker_drain(w);
+        pthread_mutex_lock(&w->mutex);
+        w->stop = true;
+        pthread_cond_broadcast(&w->wake);
+        pthread_mutex_unlock(&w->mutex);
+        while (w->n_threads > 0)
+                pthread_join(w->threads[--w->n_threads], NULL);
+        pthread_cond_destroy(&w->ready);
+        pthread_cond_destroy(&w->wake);
+        pthread_mutex_destroy(&w->mutex);
+        free(w);
+        return NULL;
+}
+
+void worker_submit(struct worker *w, struct worker_job *job)
+{
+        pthread_mutex_lock(&w->mutex);
+        w->n_pending++;
+        lane_add(w, job->lane ? job->lane : &w->own, job);
+        pthread_cond_signal(&w->wake);
+        pthread_mutex_unlock(&w->mutex);
+}
+
+static struct worker_job *worker_take_finished(struct worker *w)
+{
+        struct worker_job *job;
+
+        pthread_mutex_lock(&w->mutex);
+        job = w->finished;
+        if (job) {
+                w->finished = job->next;
+                if (!w->finished)
+                        w->last_finished = &w->finished;
+                w->n_pending--;
+        }
+        pthread_mutex_unlock(&w->mutex);
+        return job;
+}
+
+/* One job, if there is any, on this thread. */
+static void worker_run_inline(struct worker *w)
+{
+        struct worker_lane *lane;
+
+        pthread_mutex_lock(&w->mutex);
+        lane = worker_next(w);
+        pthread_mutex_unlock(&w->mutex);
+        if (!lane)
+                return;
+        do
+                job_run(lane->first);
+        while (lane->first->goes_on);
+        pthread_mutex_lock(&w->mutex);
+        worker_charge(w, lane, 1);
+        pthread_mutex_unlock(&w->mutex);
+}
+
+size_t worker_poll(struct worker *w)
+{
+        struct worker_job *job;
+        size_t n = 0;
+
+        if (w->n_threads == 0)
+                worker_run_inline(w);
+        while ((job = worker_take_finished(w))) {
+                job->done(job);
+                n++;
+        }
+        return n;
+}
+
+void worker_drain(struct worker *w)
+{
+        while (worker_n_pending(w) > 0) {
+                pthread_mutex_lock(&w->mutex);
+                while (w->n_threads > 0 && !w->finished)
+                        pthread_cond_wait(&w->ready, &w->mutex);
+                pthread_mutex_unlock(&w->mutex);
+                worker_poll(w);
+        }
+}
+
+size_t worker_n_pending(struct worker *w)
+{
+        size_t n;
+
+        pthread_mutex_lock(&w->mutex);
+        n = w->n_pending;
+        pthread_mutex_unlock(&w->mutex);
+        return n;
+}
+
+/* ---- calls ------------------------------------------------------------------ */
+
+void worker_note_call(struct worker *w, enum worker_call kind, uint64_t begun_ns, bool has_failed)
+{
+        uint64_t ns = clock_ns() - begun_ns;
+        struct worker_calls *c;
+
+        if (!w)
+                return;
+        pthread_mutex_lock(&w->mutex);
+        c = &w->calls[kind];
+        c->n++;
+        c->n_failed += has_failed;
+        c->ns += ns;
+        raise_to(&c->longest_ns, ns);
+        pthread_mutex_unlock(&w->mutex);
+}
+
+void worker_count_calls(struct worker *w, enum worker_call kind, struct worker_calls *ret)
+{
+        pthread_mutex_lock(&w->mutex);
+        *ret = w->calls[kind];
+        pthread_mutex_unlock(&w->mutex);
+}

@@ -1,0 +1,84 @@
+/* A worker makes the slow calls of one device, on one or more threads.
+ *
+ * The loop submits a job and continues; a thread runs it and wakes the loop, which calls worker_poll() to
+ * run the job's done() on the loop's thread. So only run() is executed on another thread.
+ *
+ * A job belongs to a lane. The jobs of a lane run one at a time, in order, and lanes take turns: the next
+ * turn is for the lane that has used the least time. A job that sets goes_on in run() is run again in a
+ * later turn of its lane. So work in small pieces delays other lanes by no more than their share and one
+ * piece.
+ *
+ * Lanes are of two classes, each with its own turns: lanes that requests wait for, and others, which get
+ * at most a fifth of the time while both have jobs. A background lane has turns only while no other lane
+ * has a job.
+ *
+ * Invariant: every submitted job is run until it does not go on, and then done once; in the order of
+ * submission within a lane.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_WORKER_H
+#define BFCD_WORKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+/* Embedded in the object of its jobs, which may be freed when they are done. All zero: a new lane that no
+ * request waits for. */
+struct worker_lane {
+        bool is_waited_for; /* this and the next: set before the first job; not both */
+        bool is_background;
+        /* The rest belongs to the worker. */
+        struct worker_job *first, *last;
+        uint64_t used; /* of the thread's time */
+        bool is_running;
+        TAILQ_ENTRY(worker_lane) link;
+};
+
+/* Embedded in its object; owned by the submitter, who may free it in done(). */
+struct worker_job {
+        void (*run)(struct worker_job *job);  /* on the worker */
+        void (*done)(struct worker_job *job); /* inside worker_poll() */
+        struct worker_lane *lane;             /* NULL: the worker's own, that no request waits for */
+        bool goes_on; /* set by run(): it is to be run again; the worker clears it before each run */
+        struct worker_job *next; /* the worker's */
+};
+
+struct worker;
+
+/* Starts the threads. notify (may be NULL) is called on a worker's thread
+ * after each job: it must only wake the loop. */
+int worker_new(unsigned n_threads, void (*notify)(void *userdata), void *userdata, struct worker **ret);
+
+/* A worker without a thread: jobs run inside worker_poll(), one per call, completely. Turns are counted,
+ * not timed. For tests and fuzzers, which so control when a device answers. */
+int worker_new_inline(struct worker **ret);
+
+/* Drains, ends the threads. Takes NULL. */
+struct worker *worker_free(struct worker *w);
+
+/* From any thread. */
+void worker_submit(struct worker *w, struct worker_job *job);
+
+/* Calls done() of every job that has run; returns how many. */
+size_t worker_poll(struct worker *w);
+
+/* Waits until every job, also those that done() submits, is done. */
+void worker_drain(struct worker *w);
+
+/* Calls of the device that take long, made by jobs and for them. */
+enum worker_call { WORKER_MAKES, WORKER_DESTROYS, WORKER_CALLS };
+struct worker_calls {
+        uint64_t n, n_failed;
+        uint64_t ns, longest_ns;
+};
+
+/* From any thread: such a call, begun then by clock_ns(), has ended. w may be NULL. And: all of a kind so far. */
+void worker_note_call(struct worker *w, enum worker_call kind, uint64_t begun_ns, bool has_failed);
+void worker_count_calls(struct worker *w, enum worker_call kind, struct worker_calls *ret);
+
+/* Jobs submitted and not done. */
+size_t worker_n_pending(struct worker *w);
+
+#endif

@@ -1,0 +1,795 @@
+/* The connection; see connection.h.
+ *
+ * Handles of libuv lie inside the connection, which is freed by the close callback of the last of them.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/connection.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "daemon/clock.h"
+#include "daemon/log.h"
+#include "daemon/net/events.h"
+#include "daemon/net/fd_reserve.h"
+#include "daemon/net/peer_process.h"
+#include "daemon/net/stream.h"
+#include "daemon/session/session.h"
+#include "proto/frame.h"
+
+#define CONNECTION_REQUESTS_PER_TURN 8u
+#define CONNECTION_TURN_NS           10000u /* a request begun after that waits for the next turn */
+#define CONNECTION_SLICE_NS          20000u /* of turns; then the kernel is asked for new events */
+#define CONNECTION_ENDS_NS           10000u /* an end begun after that waits for the next turn */
+#define CONNECTION_CLOSING_COST      8u     /* blocks that could be freed instead of an end */
+#define CONNECTION_NO_USER           ((uid_t)-1)
+#define CONNECTION_EVICT_LOOKS       4u /* at most as many sockets are asked whether their hello has come */
+
+struct connection {
+        struct connection_host *host;
+        enum role role;
+        struct session *session;
+        struct stream stream;
+        struct events *events; /* NULL: none */
+        struct peer_process process;
+        uv_poll_t process_poll;
+        bool is_watching; /* process_poll is in use: from the hello on */
+        uv_timer_t timer; /* for the session's deadline */
+        uint64_t deadline_ms;
+        unsigned n_handles;
+        bool is_new;      /* has not said hello */
+        bool is_dropped;  /* the socket is no longer used, though perhaps not closed */
+        bool is_working;  /* it is in host->working */
+        bool in_batch;    /* replies are flushed at its end */
+        bool has_frames;  /* the stream may have whole frames */
+        bool is_blocked;  /* the next of these may be handled only when fewer requests wait */
+        char failure[96]; /* not empty: to be dropped for this */
+        struct sched_member member;
+        struct unauth_member unauth; /* while it is_new, of a client */
+        size_t monitor_place;        /* 0: it is no monitor's */
+        TAILQ_ENTRY(connection) of_all, of_working;
+};
+
+/* ---- lists --------------------------------------------------------------- */
+
+static struct connection *connection_of(struct sched_member *m)
+{
+        return (struct connection *)((char *)m - offsetof(struct connection, member));
+}
+
+static struct connection *connection_of_unauth(const struct unauth_member *m)
+{
+        return (struct connection *)((uintptr_t)m - offsetof(struct connection, unauth));
+}
+
+static void connection_leave_unauth(struct connection *c)
+{
+        c->is_new = false;
+        unauth_leave(&c->host->unauth, &c->unauth);
+}
+
+static void connection_make_ready(void *userdata)
+{
+        struct connection *c = userdata;
+
+        if (c->is_dropped)
+                return;
+        sched_ready(&c->host->sched, &c->member);
+        c->host->wake(c->host);
+}
+
+static void connection_make_working(struct connection *c)
+{
+        if (c->is_working)
+                return;
+        c->is_working = true;
+        TAILQ_INSERT_TAIL(&c->host->working, c, of_working);
+        c->host->wake(c->host);
+}
+
+static void connection_fail(void *userdata, const char *why)
+{
+        struct connection *c = userdata;
+
+        if (c->failure[0] == '\0')
+                snprintf(c->failure, sizeof(c->failure), "%s", why);
+        connection_make_ready(c);
+}
+
+/* ---- the end ------------------------------------------------------------- */
+
+static void on_stream_closed(void *userdata)
+{
+        struct connection *c = userdata;
+
+        if (--c->n_handles > 0)
+                return;
+        stream_free(&c->stream);
+        peer_process_close(&c->process);
+        free(c);
+}
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+        on_stream_closed(handle->data);
+}
+
+/* Ends a connection that has no socket any more, without its session. */
+static void connection_end(struct connection *c)
+{
+        assert(c->is_dropped);
+        connection_leave_unauth(c);
+        monitors_leave(&c->host->monitors, c->monitor_place);
+        sched_leave(&c->host->sched, &c->member);
+        if (c->is_working)
+                TAILQ_REMOVE(&c->host->working, c, of_working);
+        c->is_working = false;
+        TAILQ_REMOVE(&c->host->all, c, of_all);
+        c->host->n_connections[c->role]--;
+        if (c->stream.is_open)
+                stream_end(&c->stream);
+        uv_close((uv_handle_t *)&c->timer, on_handle_closed);
+        if (c->is_watching)
+                uv_close((uv_handle_t *)&c->process_poll, on_handle_closed);
+}
+
+static void connection_close_socket(struct connection *c)
+{
+        c->is_dropped = true;
+        c->events = events_close(c->events);
+        stream_shut(&c->stream, session_has_fds_in_flight(c->session));
+        sched_idle(&c->host->sched, &c->member);
+}
+
+/* Of its tenant; before the hello, and of operators, of its user. */
+static struct log_limit *connection_disconnect_log(struct connection *c)
+{
+        const struct session *s = c->session;
+
+        return s->tenant ? &s->tenant->disconnect_log
+                         : log_limit_of_user(&c->host->disconnect_logs, s->who.uid);
+}
+
+/* Gives up the socket. The connection stays until nothing of the session is left. */
+static void connection_drop(struct connection *c, const char *why)
+{
+        struct session *s = c->session;
+
+        if (c->is_dropped)
+                return;
+        connection_close_socket(c);
+        if (why)
+                log_limited(connection_disconnect_log(c), LOG_LEVEL_NOTICE,
+                            "session %" PRIu64 " (0: no hello yet; uid %u, pid %d): disconnected: %s", s->id,
+                            (unsigned)s->who.uid, (int)s->who.pid, why);
+        if (session_hang_up(s) > 0 && peer_process_has_exited(&c->process))
+                session_exit(s);
+}
+
+/* Writes what is queued, such as the answer to a goodbye, and gives up the socket. */
+static void connection_leave(struct connection *c)
+{
+        if (c->is_dropped)
+                return;
+        (void)stream_flush(&c->stream, STREAM_NO_TIMEOUT);
+        connection_drop(c, NULL);
+}
+
+/* The session is reaped: nothing but the handles is left. */
+static void connection_finish(struct connection *c)
+{
+        connection_leave(c);
+        c->session = session_free(c->session);
+        connection_end(c); /* before the hello it counts until nothing of it is left */
+}
+
+/* ---- the process ---------------------------------------------------------- */
+
+/* Also without a hang-up: a forked child may keep the socket open. */
+static void on_process_exit(uv_poll_t *handle, int status, int events)
+{
+        struct connection *c = handle->data;
+
+        (void)status;
+        (void)events;
+        connection_drop(c, NULL);
+        session_exit(c->session);
+}
+
+/* From the hello on, when something depends on the process: to watch it costs as much as to accept it. */
+static void connection_watch_process(struct connection *c)
+{
+        if (c->process.pidfd < 0)
+                return;
+        if (uv_poll_init(c->host->loop, &c->process_poll, c->process.pidfd) < 0) {
+                peer_process_close(&c->process);
+                peer_identity_end(&c->process.identity, c->stream.fd);
+                return;
+        }
+        c->is_watching = true;
+        c->n_handles++;
+        c->process_poll.data = c;
+        uv_poll_start(&c->process_poll, UV_READABLE, on_process_exit);
+}
+
+/* The client said hello: the connection gets turns with its tenant's. */
+static int connection_change_class(struct connection *c)
+{
+        struct sched_key key = { .tenant = c->session->tenant, .role = c->role };
+
+        connection_leave_unauth(c);
+        connection_watch_process(c);
+        session_set_watched(c->session, c->is_watching);
+        return sched_join(&c->host->sched, &c->member, &key);
+}
+
+/* ---- writing ------------------------------------------------------------- */
+
+static bool connection_is_paused(const struct connection *c)
+{
+        return !session_may_read(c->session) || stream_is_full(&c->stream) ||
+               (c->is_blocked && session_is_full(c->session));
+}
+
+static void connection_flush(struct connection *c)
+{
+        uint64_t timeout_ms = c->host->broker->config->read_timeout_ms;
+        bool has_deadline = session_deadline_ms(c->session) != 0; /* which comes first */
+        int r = stream_flush(&c->stream, has_deadline ? STREAM_NO_TIMEOUT : timeout_ms);
+
+        if ((r == -EPIPE || r == -ECONNRESET) && c->failure[0] == '\0')
+                connection_drop(c, NULL); /* the client is gone and has not read its replies */
+        else if (r < 0)
+                connection_fail(c, strerror(-r));
+}
+
+/* ---- what the session calls ------------------------------------------------ */
+
+static int on_session_send(void *userdata, const Bfcd__Reply *reply, const int *fds, size_t n_fds)
+{
+        struct connection *c = userdata;
+        uint8_t *payload;
+        int r;
+
+        if (c->is_dropped || c->failure[0] != '\0')
+                return 0;
+        r = frame_writer_add(c->stream.writer, bfcd__reply__get_packed_size(reply), fds, n_fds, &payload);
+        if (r == -EMFILE)
+                return r;
+        if (r < 0) {
+                connection_fail(c, r == -ENOBUFS ? "too many unread replies: the client does not read them"
+                                                 : strerror(-r));
+                return 0;
+        }
+        bfcd__reply__pack(reply, payload);
+        if (!c->in_batch)
+                connection_make_ready(c); /* its turn flushes */
+        return 0;
+}
+
+static void on_deadline(uv_timer_t *timer)
+{
+        const struct connection *c = timer->data;
+
+        session_expire(c->session);
+}
+
+static void on_session_changed(void *userdata)
+{
+        struct connection *c = userdata;
+        uint64_t deadline_ms = session_deadline_ms(c->session), now_ms;
+
+        if (session_is_closing(c->session) && c->is_watching)
+                uv_poll_stop(&c->process_poll);
+        if (session_has_work(c->session))
+                connection_make_working(c);
+        if (deadline_ms == c->deadline_ms)
+                return;
+        c->deadline_ms = deadline_ms;
+        now_ms = clock_ms();
+        if (deadline_ms == 0)
+                uv_timer_stop(&c->timer);
+        else
+                uv_timer_start(&c->timer, on_deadline, deadline_ms > now_ms ? deadline_ms - now_ms : 0, 0);
+}
+
+static void on_session_send_event(void *userdata, const Bfcd__Event *event)
+{
+        struct connection *c = userdata;
+
+        if (!c->is_dropped && c->failure[0] == '\0')
+                events_send(c->events, event);
+}
+
+static int on_event_reply(void *userdata, const Bfcd__EventReply *reply, const char **ret_why)
+{
+        const struct connection *c = userdata;
+
+        if (c->failure[0] != '\0')
+                return 0;
+        return session_handle_event(c->session, reply, ret_why);
+}
+
+/* The exit of a process may be heard here first. A client that closed only this socket has disconnected too,
+ * because it could not unmap anything any more. */
+static void on_events_end(void *userdata, const char *why)
+{
+        struct connection *c = userdata;
+
+        if (why)
+                connection_fail(c, why);
+        else if (!session_is_closing(c->session))
+                connection_drop(c, NULL);
+}
+
+static const struct events_ops connection_events_ops = {
+        .ready = connection_make_ready,
+        .reply = on_event_reply,
+        .end = on_events_end,
+};
+
+/* A new one for each hello, because the one before may have been refused. */
+static int on_session_open_events(void *userdata, int *ret_fd)
+{
+        struct connection *c = userdata;
+
+        c->events = events_close(c->events);
+        return events_new(c->host->loop, c->host->arena, &connection_events_ops, c, &c->events, ret_fd);
+}
+
+/* Both sessions have the same process; the new connection has read more about it. */
+static void on_session_resume_kept(void *userdata, struct session *kept)
+{
+        struct connection *c = userdata;
+        struct credentials *who = &c->session->who;
+
+        credentials_clear(&kept->who);
+        kept->who = *who;
+        kept->ops = c->session->ops;
+        *who = (struct credentials){ .pid = kept->who.pid };
+        session_free(c->session);
+        connection_end(kept->userdata);
+        c->session = kept;
+        kept->userdata = c;
+}
+
+static const struct session_ops connection_session_ops = {
+        .send = on_session_send,
+        .ready = connection_make_ready,
+        .changed = on_session_changed,
+        .abort = connection_fail,
+        .open_events = on_session_open_events,
+        .send_event = on_session_send_event,
+        .resume_kept = on_session_resume_kept,
+};
+
+/* ---- reading ------------------------------------------------------------- */
+
+static int connection_handle_frame(struct connection *c, const uint8_t *payload, size_t n_bytes)
+{
+        const Bfcd__Request *request = message_unpack_request(c->host->arena, payload, n_bytes);
+        const char *why = "the client sent a frame that is not a request";
+        int r = request ? 0 : -EPROTO;
+
+        if (request && peer_process_match(&c->process, c->host->broker, c->stream.fd, &c->session->who) < 0) {
+                why = "out of memory";
+                r = -ENOMEM;
+        }
+        if (request && c->process.identity.is_open && session_is_greeted(c->session)) {
+                why = "the client did not wait for the reply to its hello, so its process cannot be "
+                      "identified";
+                r = -EPERM;
+        }
+        if (r == 0)
+                r = session_handle(c->session, request, &why);
+        if (r == 0 && c->is_new && session_is_greeted(c->session)) {
+                r = connection_change_class(c);
+                why = "out of memory";
+        }
+        if (r < 0)
+                connection_fail(c, why);
+        return r;
+}
+
+/* Whether the next frame has to wait, because the session may not handle it yet. */
+static void connection_look_ahead(struct connection *c)
+{
+        const Bfcd__Request *request;
+        const uint8_t *payload;
+        size_t n_bytes;
+
+        c->is_blocked = false;
+        if (!session_is_full(c->session) || frame_reader_peek(c->stream.reader, &payload, &n_bytes) != 0)
+                return;
+        request = message_unpack_request(c->host->arena, payload, n_bytes);
+        c->is_blocked = request && !session_may_handle(c->session, request);
+}
+
+/* Handles whole frames in the buffer, up to a turn's worth. */
+static void connection_handle_frames(struct connection *c)
+{
+        unsigned n_most = c->role == ROLE_MONITOR ? 1 : CONNECTION_REQUESTS_PER_TURN;
+        uint64_t end_ns = uv_hrtime() + CONNECTION_TURN_NS;
+
+        c->in_batch = true;
+        c->has_frames = false;
+        for (unsigned n = 0; c->failure[0] == '\0'; n++) {
+                const uint8_t *payload;
+                size_t n_bytes;
+                int r;
+
+                connection_look_ahead(c);
+                if (n == n_most || (n > 0 && uv_hrtime() >= end_ns) || connection_is_paused(c)) {
+                        c->has_frames = true;
+                        break;
+                }
+                r = stream_next(&c->stream, &payload, &n_bytes);
+                if (r < 0)
+                        connection_fail(c, "the client sent a frame with an invalid length");
+                if (r != 0 || connection_handle_frame(c, payload, n_bytes) < 0)
+                        break;
+        }
+        c->in_batch = false;
+}
+
+static void connection_receive(struct connection *c)
+{
+        int r = stream_read(&c->stream, &c->process);
+
+        if (r == 0)
+                connection_handle_frames(c);
+        else if (r == FRAME_EOF || r == -ECONNRESET)
+                connection_drop(c, NULL);
+        else if (r == -EPROTO)
+                connection_fail(c, "the client sent file descriptors, which the protocol does not allow");
+        else if (r == -EPERM)
+                connection_fail(c, "a process other than the one that connected sent data");
+        else if (r < 0)
+                connection_fail(c, strerror(-r));
+}
+
+/* ---- turns ---------------------------------------------------------------- */
+
+/* Sends what was queued in the turn, and drops the connection if it has failed. */
+static void connection_end_turn(struct connection *c)
+{
+        if (!c->is_dropped)
+                connection_flush(c); /* also of a failing one: the client may be told why */
+        if (c->failure[0] != '\0')
+                connection_drop(c, c->failure);
+        if (c->is_dropped)
+                return;
+        /* The flush may have ended a pause, with frames waiting in the buffer. */
+        if (c->has_frames && !connection_is_paused(c))
+                connection_make_ready(c);
+        stream_wait(&c->stream, !connection_is_paused(c));
+}
+
+static void connection_serve(struct connection *c)
+{
+        bool is_readable, has_hung_up;
+
+        if (c->events)
+                events_turn(c->events);
+        if (c->is_dropped)
+                return;
+        if (session_may_deliver(c->session) && c->failure[0] == '\0') {
+                c->in_batch = true;
+                session_deliver(c->session);
+                c->in_batch = false;
+                connection_end_turn(c);
+                connection_make_ready(c); /* what has come is read in a later turn */
+                return;
+        }
+        stream_begin_turn(&c->stream, &is_readable, &has_hung_up);
+        if (c->failure[0] != '\0')
+                ; /* the turn's end drops it */
+        else if (c->has_frames && !connection_is_paused(c))
+                connection_handle_frames(c);
+        else if (is_readable)
+                connection_receive(c);
+        else if (has_hung_up)
+                connection_drop(c, NULL);
+        connection_end_turn(c);
+}
+
+static void connection_take_turn(struct sched_member *m)
+{
+        struct connection *c = connection_of(m);
+        bool is_admin = c->role == ROLE_ADMIN;
+
+        if (is_admin)
+                fd_reserve_begin();
+        connection_serve(c);
+        if (is_admin)
+                fd_reserve_end();
+}
+
+static void on_stream_drained(void *userdata)
+{
+        const struct connection *c = userdata;
+
+        session_end_linger(c->session);
+}
+
+static const struct stream_ops connection_stream_ops = {
+        .ready = connection_make_ready,
+        .fail = connection_fail,
+        .drained = on_stream_drained,
+        .closed = on_stream_closed,
+};
+
+/* ---- places before the hello ----------------------------------------------- */
+
+/* The oldest, but rather one whose hello has not come yet. */
+static struct connection *find_oldest_unauth(const struct unauth_user *user)
+{
+        struct unauth_member *m = TAILQ_FIRST(&user->members);
+
+        for (unsigned i = 0; m && i < CONNECTION_EVICT_LOOKS; i++, m = TAILQ_NEXT(m, link))
+                if (!stream_has_input(&connection_of_unauth(m)->stream))
+                        return connection_of_unauth(m);
+        return connection_of_unauth(TAILQ_FIRST(&user->members));
+}
+
+/* It is in no turn of its own now, so it can end at once. */
+static void connection_evict(struct connection *c)
+{
+        const struct credentials *who = &c->session->who;
+
+        log_limited(log_limit_of_user(&c->host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
+                    "uid %u (pid %d) was disconnected before its hello: too many connections have sent no "
+                    "hello, and most of them belong to this user",
+                    (unsigned)who->uid, (int)who->pid);
+        connection_drop(c, NULL);
+        connection_finish(c);
+}
+
+static int refuse_place(struct connection *c, const struct credentials *who, const char *why)
+{
+        log_limited(log_limit_of_user(&c->host->unauth_logs, who->uid), LOG_LEVEL_WARNING,
+                    "uid %u (pid %d): connection refused: %s", (unsigned)who->uid, (int)who->pid, why);
+        return -EUSERS;
+}
+
+static int connection_find_place(struct connection *c, int fd, struct credentials *who)
+{
+        struct connection_host *host = c->host;
+        struct unauth_user *user;
+        bool named;
+        int r = peer_process_match_early(&c->process, host->broker, fd, who);
+
+        if (r < 0)
+                return r;
+        named = peer_process_is_named(host->broker, who);
+        r = unauth_look(&host->unauth, who->uid, named, &user);
+        if (r < 0)
+                return refuse_place(c, who, "too many connections have sent no hello");
+        if (r > 0)
+                connection_evict(find_oldest_unauth(user));
+        return unauth_join(&host->unauth, &c->unauth, who->uid, named);
+}
+
+static int connection_find_monitor_place(struct connection *c, const struct credentials *who)
+{
+        int r = monitors_join(&c->host->monitors, who->uid, &c->monitor_place);
+
+        return r == 0 ? 0
+                      : refuse_place(c, who,
+                                     r == -EDQUOT ? "the user has too many connections to the monitor socket"
+                                                  : "the monitor socket has too many connections");
+}
+
+/* ---- what the server calls ----------------------------------------------- */
+
+/* All but libuv's handles. */
+static int connection_prepare(struct connection *c, int fd, const struct fd_guard *guard)
+{
+        struct connection_host *host = c->host;
+        struct credentials who = { .gids = NULL };
+        struct sched_key key = { .role = c->role };
+        /* Soon: bytes that were sent before do not show their sender, on older kernels. */
+        int r = peer_process_new(&c->process, fd, &who);
+
+        if (r == -ESRCH) /* as stream_has_hung_up() */
+                r = -ECONNABORTED;
+        if (r == 0 && c->role == ROLE_CLIENT)
+                r = connection_find_place(c, fd, &who);
+        if (r == 0 && c->role == ROLE_MONITOR)
+                r = connection_find_monitor_place(c, &who);
+        if (r == 0)
+                r = session_new(host->broker, c->role, &who, &connection_session_ops, c, &c->session);
+        /* Users that no tenant names are one class: tenants' clients wait for one turn of theirs. */
+        if (r == 0 && c->role == ROLE_CLIENT)
+                key.uid = c->unauth.user->is_named ? who.uid : CONNECTION_NO_USER;
+        if (r == 0)
+                r = sched_join(&host->sched, &c->member, &key);
+        if (r == 0)
+                r = stream_open(&c->stream, host->loop, fd, guard, &connection_stream_ops, c);
+        credentials_clear(&who);
+        return r;
+}
+
+int connection_new(struct connection_host *host, int fd, enum role role)
+{
+        struct connection *c = NULL;
+        struct fd_guard guard;
+        int r = 0;
+
+        fd_guard_init(&guard, fd);
+        if (stream_has_hung_up(fd)) /* not logged: so a crowd that connects and disconnects costs little */
+                r = -ECONNABORTED;
+        else if (!(c = calloc(1, sizeof(*c))))
+                r = -ENOMEM;
+        if (r < 0) {
+                fd_guard_close(&guard, fd);
+                return r;
+        }
+        c->host = host;
+        c->member.turn = connection_take_turn;
+        c->role = role;
+        c->process.pidfd = -1;
+        r = connection_prepare(c, fd, &guard);
+        if (r < 0) {
+                peer_process_close(&c->process);
+                unauth_leave(&host->unauth, &c->unauth);
+                monitors_leave(&host->monitors, c->monitor_place);
+                sched_leave(&host->sched, &c->member);
+                session_free(c->session);
+                free(c);
+                fd_guard_close(&guard, fd);
+                return r;
+        }
+        uv_timer_init(host->loop, &c->timer);
+        c->timer.data = c;
+        c->n_handles = STREAM_HANDLES + 1;
+        c->is_new = true;
+        host->n_connections[role]++;
+        TAILQ_INSERT_TAIL(&host->all, c, of_all);
+        on_session_changed(c);
+        stream_wait(&c->stream, true);
+        return 0;
+}
+
+int connection_keep(struct connection_host *host, struct session *s)
+{
+        struct connection *c = calloc(1, sizeof(*c));
+        int r;
+
+        if (!c)
+                return -ENOMEM;
+        c->host = host;
+        c->session = s;
+        c->stream.fd = -1;
+        c->is_dropped = true;
+        r = peer_process_find(&c->process, &s->who);
+        uv_timer_init(host->loop, &c->timer);
+        c->n_handles = 1;
+        c->timer.data = c;
+        connection_watch_process(c);
+        host->n_connections[ROLE_CLIENT]++;
+        TAILQ_INSERT_TAIL(&host->all, c, of_all);
+        session_set_watched(s, c->is_watching);
+        session_attach(s, &connection_session_ops, c, r == -ESRCH);
+        if (peer_process_has_exited(&c->process))
+                session_exit(s);
+        return 0;
+}
+
+void connection_host_init(struct connection_host *host)
+{
+        TAILQ_INIT(&host->all);
+        TAILQ_INIT(&host->working);
+        sched_init(&host->sched);
+        unauth_init(&host->unauth);
+}
+
+/* Turns, for as long as a slice: new events wait no longer than that, and for one turn of each other
+ * scheduling class. */
+static void turn_ready(struct connection_host *host)
+{
+        uint64_t end_ns = uv_hrtime() + CONNECTION_SLICE_NS;
+        struct sched_member *m;
+
+        do {
+                m = sched_next(&host->sched);
+                if (m)
+                        m->turn(m);
+        } while (m && uv_hrtime() < end_ns);
+}
+
+/* One slice of the first session's work; its next turn comes after the others'. */
+static void work_one(struct connection_host *host, size_t n_blocks)
+{
+        struct connection *c = TAILQ_FIRST(&host->working);
+        const char *why = "";
+        int r;
+
+        TAILQ_REMOVE(&host->working, c, of_working);
+        c->is_working = false;
+        if (c->failure[0] != '\0' && !c->is_dropped && !session_is_closing(c->session))
+                return; /* its turn drops it */
+        r = session_work(c->session, n_blocks, &why);
+        if (r == SESSION_MORE) {
+                connection_make_working(c);
+        } else if (r == SESSION_LINGERS) {
+                connection_leave(c);
+                stream_drain(&c->stream);
+        } else if (r == SESSION_DONE) {
+                connection_finish(c);
+        } else if (r < 0) {
+                connection_fail(c, why);
+        } else {
+                connection_make_ready(c); /* for what the client has sent meanwhile */
+        }
+}
+
+/* An end costs as much as the freeing of some blocks, and all share one slice of these. */
+static void work(struct connection_host *host)
+{
+        uint64_t end_ns = uv_hrtime() + CONNECTION_ENDS_NS;
+        size_t n_blocks = SESSION_REAP_SLICE;
+
+        while (n_blocks > 0) {
+                struct connection *c = TAILQ_FIRST(&host->working);
+                size_t n_spent = (c ? session_n_records(c->session) : 0) + CONNECTION_CLOSING_COST;
+
+                if (!c)
+                        return;
+                work_one(host, n_blocks);
+                n_blocks -= n_spent < n_blocks ? n_spent : n_blocks;
+                if (uv_hrtime() >= end_ns)
+                        return;
+        }
+}
+
+void connection_turn(struct connection_host *host)
+{
+        turn_ready(host);
+        work(host);
+}
+
+bool connection_is_due(const struct connection_host *host)
+{
+        return !TAILQ_EMPTY(&host->sched.due) || !TAILQ_EMPTY(&host->working);
+}
+
+void connection_leave_all(struct connection_host *host, const char *why)
+{
+        struct connection *c, *next;
+
+        for (c = TAILQ_FIRST(&host->all); c; c = next) {
+                next = TAILQ_NEXT(c, of_all);
+                if (!session_can_stay(c->session))
+                        continue;
+                if (!c->is_dropped)
+                        connection_close_socket(c);
+                session_leave_behind(c->session);
+                connection_finish(c);
+        }
+        connection_drop_all(host, why);
+}
+
+void connection_drop_all(struct connection_host *host, const char *why)
+{
+        struct connection *c;
+
+        TAILQ_FOREACH(c, &host->all, of_all)
+        {
+                connection_drop(c, NULL);
+                session_close(c->session, why);
+        }
+        while (!TAILQ_EMPTY(&host->working))
+                work(host);
+        /* Sessions that linger do not wait any longer. */
+        while ((c = TAILQ_FIRST(&host->all))) {
+                session_end_linger(c->session);
+                work(host);
+        }
+}

@@ -1,0 +1,73 @@
+/* A connection: one accepted socket and its session. It reads frames, passes requests to the session,
+ * writes its replies, and watches the peer's process. It exists until the session is reaped. The session
+ * decides when it may be read, served or closed.
+ *
+ * Three time-outs end a connection. session.c decides on the first, and session_deadline_ms() says when:
+ * SESSION_HELLO_TIMEOUT_MS (10 s) for the hello, and for the list of a resumed client. stream.c decides on
+ * the second: `timeouts.read` for a client that does not read its replies. retire.c decides on the third:
+ * `timeouts.release` for a session without events that has GPU memory to unmap. docs/operations.md lists all
+ * reasons for a disconnect.
+ *
+ * Bounds: a turn is a few requests, or some microseconds. Tenants have turns one after the other, however
+ * many connections each has. While replies wait in the queue, or too many requests are unanswered,
+ * nothing is read. Connections before the hello (unauth.h) and to the monitor socket (monitors.h) are
+ * limited.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_CONNECTION_H
+#define BFCD_CONNECTION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "daemon/memory/broker.h"
+#include "daemon/net/monitors.h"
+#include "daemon/net/unauth.h"
+#include "daemon/net/sched.h"
+#include "proto/message.h"
+
+struct connection;
+struct session;
+struct uv_loop_s;
+TAILQ_HEAD(connection_list, connection);
+
+/* What all connections share; owned by the server. */
+struct connection_host {
+        struct uv_loop_s *loop;
+        struct broker *broker;
+        struct message_arena *arena; /* for the request at hand */
+        struct connection_list all;
+        struct connection_list working; /* see session_has_work() */
+        struct sched sched;
+        struct unauth unauth; /* clients before their hello */
+        size_t n_connections[ROLE_COUNT];
+        struct monitors monitors;
+        struct log_limits unauth_logs, disconnect_logs;
+        void (*wake)(struct connection_host *host); /* work is due in a list */
+};
+
+void connection_host_init(struct connection_host *host);
+
+/* Takes over fd, also on failure. May close another connection that has not sent a hello. -EUSERS: there
+ * are too many of these, and none may be displaced, or too many monitors; logged. -ECONNABORTED: the peer
+ * has already hung up. */
+int connection_new(struct connection_host *host, int fd, enum role role);
+
+/* A connection without a socket, for a session of the previous daemon. It watches the client's process, and
+ * lives until the session is reaped or resumed. -ENOMEM. */
+int connection_keep(struct connection_host *host, struct session *s);
+
+/* Runs turns of ready connections for one time slice, and one slice of sessions' work. And whether there
+ * is any. */
+void connection_turn(struct connection_host *host);
+bool connection_is_due(const struct connection_host *host);
+
+/* Ends every connection. Sessions that a successor can inherit stay in the ledger, all others end. */
+void connection_leave_all(struct connection_host *host, const char *why);
+
+/* Ends every connection and session now, whatever they have. */
+void connection_drop_all(struct connection_host *host, const char *why);
+
+#endif

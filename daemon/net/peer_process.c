@@ -1,0 +1,176 @@
+/* The process of a peer; see peer_process.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/peer_process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/handover/restore.h"
+#include "daemon/memory/cgroup.h"
+
+#define FEW_GROUPS 1024u /* as many are matched when the process connects */
+
+/* Matches by ids; groups are the caller's. */
+static int match_with(struct matcher *m, struct credentials *who, gid_t *gids, size_t n_bytes)
+{
+        int r;
+
+        who->n_gids = n_bytes / sizeof(*gids);
+        match_sort_gids(gids, who->n_gids);
+        who->gids = gids;
+        r = match_ids(m, who);
+        who->gids = NULL;
+        who->n_gids = 0;
+        return r;
+}
+
+int peer_process_match_early(struct peer_process *p, const struct broker *b, int fd, struct credentials *who)
+{
+        gid_t gids[FEW_GROUPS];
+        socklen_t n_bytes = sizeof(gids);
+
+        p->n_group_bytes = 0;
+        if (!matcher_needs_groups(b->selection.matcher))
+                return match_with(b->selection.matcher, who, gids, 0);
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, gids, &n_bytes) == 0)
+                return match_with(b->selection.matcher, who, gids, n_bytes);
+        if (errno == ERANGE)
+                p->n_group_bytes = n_bytes;
+        return 0;
+}
+
+/* The kernel keeps the groups of the connect(), so their number does not change. The daemon keeps only the
+ * tenants that they match. */
+static int match_late(const struct peer_process *p, struct matcher *m, int fd, struct credentials *who)
+{
+        socklen_t n_bytes = p->n_group_bytes;
+        gid_t *gids = NULL;
+        int r;
+
+        if (!matcher_needs_groups(m))
+                return match_with(m, who, gids, 0);
+        if (n_bytes == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &n_bytes) < 0 && errno != ERANGE)
+                n_bytes = 0;
+        if (n_bytes > 0)
+                gids = malloc(n_bytes);
+        if (n_bytes > 0 && !gids)
+                return -ENOMEM;
+        if (n_bytes > 0 && getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, gids, &n_bytes) < 0)
+                r = -errno;
+        else
+                r = match_with(m, who, gids, n_bytes);
+        free(gids);
+        return r;
+}
+
+/* Field 22 of /proc/PID/stat; the name before it may contain anything. */
+static uint64_t process_start_time(pid_t pid)
+{
+        char path[64], buf[1024], *at;
+        uint64_t start_time = 0;
+        ssize_t n;
+        int fd;
+
+        snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+                return 0;
+        n = read(fd, buf, sizeof(buf) - 1);
+        close(fd);
+        if (n <= 0)
+                return 0;
+        buf[n] = '\0';
+        at = strrchr(buf, ')');
+        if (!at ||
+            sscanf(at + 1,
+                   " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %" SCNu64,
+                   &start_time) != 1)
+                return 0;
+        return start_time;
+}
+
+int peer_process_new(struct peer_process *p, int fd, struct credentials *ret_who)
+{
+        struct ucred ucred;
+        socklen_t n = sizeof(ucred);
+
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &ucred, &n) < 0)
+                return -errno;
+        *ret_who = (struct credentials){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
+        return peer_identity_new(&p->identity, fd, ucred.pid, &p->pidfd);
+}
+
+int peer_process_find(struct peer_process *p, const struct credentials *who)
+{
+        uint64_t start_time;
+
+        p->is_known = true;
+        p->pidfd = -1;
+        if (who->pid <= 0)
+                return -EINVAL;
+        p->pidfd = (int)syscall(SYS_pidfd_open, who->pid, 0);
+        if (p->pidfd < 0)
+                return -errno;
+        if (who->start_time == 0)
+                return 0;
+        start_time = process_start_time(who->pid); /* 0: it may not be read */
+        if (start_time == 0 || start_time == who->start_time)
+                return 0;
+        peer_process_close(p);
+        return -ESRCH;
+}
+
+/* A cgroup that cannot be read matches no pattern. */
+static void read_cgroup(const struct peer_process *p, struct credentials *who)
+{
+        char path[CGROUP_PATH_BYTES];
+
+        if (cgroup_of_process("/proc", who->pid, p->pidfd, path) == 0)
+                who->cgroup = strdup(path);
+}
+
+bool peer_process_is_named(const struct broker *b, const struct credentials *who)
+{
+        return b->selection.fallback || match_names_user(b->selection.matcher, who) ||
+               restore_has_suspended(b, who->uid);
+}
+
+int peer_process_match(struct peer_process *p, const struct broker *b, int fd, struct credentials *who)
+{
+        int r = 0;
+
+        if (!p->is_known)
+                who->start_time = process_start_time(who->pid);
+        p->is_known = true;
+        if (match_is_known(b->selection.matcher, who))
+                return 0;
+        if (b->config->has_patterns && !who->cgroup)
+                read_cgroup(p, who);
+        if (!match_ids_are_known(b->selection.matcher, who))
+                r = match_late(p, b->selection.matcher, fd, who);
+        if (r == 0)
+                match_places(b->selection.matcher, who);
+        return r;
+}
+
+bool peer_process_has_exited(const struct peer_process *p)
+{
+        struct pollfd fd = { .fd = p->pidfd, .events = POLLIN };
+
+        return p->pidfd >= 0 && poll(&fd, 1, 0) == 1;
+}
+
+void peer_process_close(struct peer_process *p)
+{
+        if (p->pidfd >= 0)
+                close(p->pidfd);
+        p->pidfd = -1;
+}

@@ -1,0 +1,45 @@
+/* The process of a peer: its identity, and which tenants it matches.
+ *
+ * At the connect only the data is read that a place before the hello needs. The rest is slower, and is
+ * read when the first request arrives.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_PEER_PROCESS_H
+#define BFCD_PEER_PROCESS_H
+
+#include <stdbool.h>
+#include <sys/socket.h>
+
+#include "daemon/memory/broker.h"
+#include "daemon/net/peer_identity.h"
+
+struct peer_process {
+        int pidfd; /* -1: the process cannot be watched */
+        struct peer_identity identity;
+        bool is_known;           /* its start time was read */
+        socklen_t n_group_bytes; /* size of its group list, if it is too long to be matched early; else 0 */
+};
+
+/* Of a socket that was just accepted. *ret_who: ids only. -ESRCH: the process is gone; -errno. */
+int peer_process_new(struct peer_process *p, int fd, struct credentials *ret_who);
+
+/* The process of a session of the previous daemon. -ESRCH: it is gone, whichever process has its pid now.
+ * Other errors: it cannot be watched. */
+int peer_process_find(struct peer_process *p, const struct credentials *who);
+
+/* Matches the ids, if that is fast. -ENOMEM. */
+int peer_process_match_early(struct peer_process *p, const struct broker *b, int fd, struct credentials *who);
+
+/* Its user has a place before users that no tenant names: tenants have such users, or sessions that are to be
+ * resumed. */
+bool peer_process_is_named(const struct broker *b, const struct credentials *who);
+
+/* Reads and matches what is not known yet, also after a reload. -ENOMEM; -errno. */
+int peer_process_match(struct peer_process *p, const struct broker *b, int fd, struct credentials *who);
+
+bool peer_process_has_exited(const struct peer_process *p);
+
+/* Stops watching it. */
+void peer_process_close(struct peer_process *p);
+
+#endif

@@ -1,0 +1,79 @@
+/* Scheduling classes: members of one class share its turns.
+ *
+ * The sessions of a tenant are one class, those of admins another, those of monitors a third. Before the
+ * hello each user's connections to the client socket are a class; users that no tenant names share one
+ * class. The pending connections of a listening socket are a class too. Classes with work take turns, one
+ * member's turn each. So a class with many members delays itself, and no other class.
+ *
+ * All unauthenticated classes (before the hello, or not accepted; not those of admins) count together as
+ * one class among the others, and use its turns one after the other.
+ *
+ * Invariant: a class is in the list of due classes (an unauthenticated one in theirs) exactly if one of
+ * its members is ready. The former list has the entry for unauthenticated classes exactly if one of them
+ * is due. A class exists as long as it has members.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_SCHED_H
+#define BFCD_SCHED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "daemon/role.h"
+
+struct tenant;
+TAILQ_HEAD(sched_class_list, class);
+TAILQ_HEAD(sched_ready, sched_member);
+
+enum sched_kind {
+        SCHED_CONNECTIONS,
+        SCHED_PENDING, /* on a listening socket, not accepted yet */
+};
+
+struct sched_key {
+        const struct tenant *tenant; /* NULL: before the hello, or not a client */
+        uid_t uid;                   /* of a client before the hello */
+        enum role role;
+        enum sched_kind kind;
+};
+
+struct class
+{
+        struct sched_key key;
+        size_t n_members;
+        struct sched_ready ready;
+        TAILQ_ENTRY(class) of_all, of_due;
+};
+
+struct sched {
+        struct sched_class_list all;
+        struct sched_class_list due;
+        struct sched_class_list unauthenticated_due;
+        struct class unauthenticated; /* stands for all of them in `due` */
+};
+
+/* Embedded in a connection, or a listener. */
+struct sched_member {
+        struct class *class;
+        void (*turn)(struct sched_member *m);
+        bool is_ready;
+        TAILQ_ENTRY(sched_member) link;
+};
+
+void sched_init(struct sched *all);
+
+/* Moves the member from its class, if it has one, to the class of the key. -ENOMEM: nothing changes. */
+int sched_join(struct sched *all, struct sched_member *m, const struct sched_key *key);
+void sched_leave(struct sched *all, struct sched_member *m);
+
+/* The member has work, or none any more. Idempotent. */
+void sched_ready(struct sched *all, struct sched_member *m);
+void sched_idle(struct sched *all, struct sched_member *m);
+
+/* The member whose turn it is. It is no longer ready, and its class has its next turn after the others.
+ * NULL: no turn is due. */
+struct sched_member *sched_next(struct sched *all);
+
+#endif

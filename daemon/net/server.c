@@ -1,0 +1,791 @@
+/* The server; see server.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/clock.h"
+#include "daemon/session/accounting.h"
+#include "daemon/net/closer.h"
+#include "daemon/net/connection.h"
+#include "daemon/net/fd_guard.h"
+#include "daemon/net/fd_reserve.h"
+#include "daemon/log.h"
+#include "daemon/admin/command.h"
+#include "daemon/record/records.h"
+#include "daemon/handover/restore.h"
+#include "daemon/admin/recall.h"
+#include "daemon/session/mappings.h"
+#include "daemon/session/shared.h"
+#include "proto/message.h"
+
+#define SERVER_ACCEPTS_PER_TURN 4 /* until one is accepted; the others are gone already, or refused */
+#define SERVER_BACKLOG          1024
+#define SERVER_ADMINS           64u /* connections on the admin socket; of monitors see connection.h */
+#define SERVER_TICK_MS          50u
+#define SERVER_ACCOUNT_MS       250u
+#define SERVER_WELL_MS          10000u /* after that a start has succeeded */
+#define SERVER_USAGE_MS         60000u /* between looks for peaks to record */
+#define SERVER_PAUSE_MS         100u   /* without accepting, when no fds are left */
+#define SERVER_MAX_CLOSING      256u   /* sockets that wait for the closer; more pause accepting */
+
+struct listener {
+        struct server *server;
+        enum role role;
+        int fd;
+        int lock_fd;
+        char *path; /* NULL: not bound here, so not ours to remove */
+        uv_poll_t poll;
+        uv_timer_t pause;
+        struct sched_member pending; /* connections that are not accepted yet have turns too */
+};
+
+struct server {
+        uv_loop_t loop;
+        uv_async_t async;     /* a worker has finished something */
+        uv_check_t check;     /* turns, after the kernel was asked for events */
+        uv_prepare_t prepare; /* before it is asked again */
+        uint64_t turn_ns;     /* when the turns began; 0: they are over */
+        uv_idle_t idle;       /* runs while turns are due: then the loop does not wait for events */
+        uv_signal_t signals[3];
+        struct listener listeners[ROLE_COUNT];
+        struct connection_host host;
+        struct broker *broker;
+        struct log_limit failure_log;
+        void (*ready)(const struct broker *b);
+        uv_timer_t start;
+        uv_timer_t tick;  /* while requests wait for others */
+        uv_timer_t again; /* while looks after frees are delayed */
+        uv_timer_t look;  /* while destroyed extents are watched */
+        uv_timer_t keep;  /* while memory is kept, until keep_ms */
+        uint64_t keep_ms;
+        uv_timer_t account;      /* while lines of the log are due later */
+        uv_timer_t beat;         /* for the service manager */
+        uv_timer_t well;         /* and from then on for accounting_usage() */
+        struct manager *manager; /* borrowed; NULL: none */
+        struct reloads *reloads;
+        struct reload_request hangup; /* by SIGHUP */
+        bool hung_up_again;           /* while that was under way */
+        uv_work_t reading;            /* of the config, by reloads */
+        bool is_reading, is_ending;
+};
+
+/* ---- sockets ------------------------------------------------------------- */
+
+/* Removes a stale socket file. -EADDRINUSE: another daemon serves it. -ENOTSOCK: it is not a socket, so it is
+ * not removed. */
+static int remove_stale_socket(const struct sockaddr_un *address)
+{
+        struct stat st;
+        int fd, r;
+
+        if (lstat(address->sun_path, &st) < 0)
+                return errno == ENOENT ? 0 : -errno;
+        if (!S_ISSOCK(st.st_mode))
+                return -ENOTSOCK;
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd < 0)
+                return -errno;
+        r = connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0 ? -errno : 0;
+        close(fd);
+        if (r != -ECONNREFUSED)
+                return -EADDRINUSE;
+        return unlink(address->sun_path) < 0 ? -errno : 0;
+}
+
+/* Two daemons that start at once must not replace each other's socket: the owner of the lock owns the path.
+ * The lock file stays: if it were removed, a third daemon could lock a new file beside the old one. */
+static int lock_path(const char *path, int *ret_fd)
+{
+        char lock[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
+        int fd;
+
+        snprintf(lock, sizeof(lock), "%s.lock", path);
+        fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0)
+                return -errno;
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+                int r = errno == EWOULDBLOCK ? -EADDRINUSE : -errno;
+
+                close(fd);
+                return r;
+        }
+        *ret_fd = fd;
+        return 0;
+}
+
+static int listener_bind(struct listener *l, const struct config_socket *c)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        mode_t umask_before;
+        int r;
+
+        if (strlen(c->path) >= sizeof(address.sun_path))
+                return -ENAMETOOLONG;
+        strcpy(address.sun_path, c->path);
+        r = lock_path(c->path, &l->lock_fd);
+        if (r < 0)
+                return r;
+        r = remove_stale_socket(&address);
+        if (r < 0)
+                return r;
+        l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (l->fd < 0)
+                return -errno;
+        (void)fd_guard_refuse(l->fd);
+        umask_before = umask(0777); /* no client can connect before the mode is set */
+        r = bind(l->fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? -errno : 0;
+        umask(umask_before);
+        if (r < 0)
+                return r;
+        l->path = strdup(c->path);
+        if (!l->path)
+                return -ENOMEM;
+        if (c->group != (gid_t)-1 && chown(c->path, (uid_t)-1, c->group) < 0)
+                return -errno;
+        if (chmod(c->path, c->mode) < 0)
+                return -errno;
+        return listen(l->fd, SERVER_BACKLOG) < 0 ? -errno : 0;
+}
+
+/* True: clients that open the path reach this socket. */
+static bool is_bound_to(int fd, const char *path)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNSPEC };
+        socklen_t n = sizeof(address) - 1; /* so that the path is terminated */
+        struct stat a, b;
+
+        if (getsockname(fd, (struct sockaddr *)&address, &n) < 0 || address.sun_family != AF_UNIX)
+                return false;
+        return stat(address.sun_path, &a) == 0 && stat(path, &b) == 0 && S_ISSOCK(b.st_mode) &&
+               a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+static bool is_listening(int fd)
+{
+        int type = 0, listens = 0;
+        socklen_t n = sizeof(int);
+
+        return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) == 0 && type == SOCK_STREAM &&
+               getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &n) == 0 && listens;
+}
+
+/* Takes a socket that the service manager has bound. Its group and mode are the config's, whatever the
+ * socket's unit says. */
+static int listener_adopt(struct listener *l, int fd, const struct config_socket *c)
+{
+        int flags = fcntl(fd, F_GETFL);
+        struct stat st;
+
+        l->fd = fd;
+        if (!is_listening(fd) || !is_bound_to(fd, c->path))
+                return -EDESTADDRREQ;
+        (void)fd_guard_refuse(fd); /* connections that wait already are guarded one by one */
+        if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 || stat(c->path, &st) < 0)
+                return -errno;
+        if (c->group != (gid_t)-1 && st.st_gid != c->group && chown(c->path, (uid_t)-1, c->group) < 0)
+                return -errno;
+        return (st.st_mode & 07777) != c->mode && chmod(c->path, c->mode) < 0 ? -errno : 0;
+}
+
+static int listener_open(struct listener *l, const struct config_socket *c, struct manager *m)
+{
+        static const char *const names[ROLE_COUNT] = { "client", "admin", "monitor" };
+        int fd = m ? manager_take(m, names[l->role]) : -1;
+
+        return fd >= 0 ? listener_adopt(l, fd, c) : listener_bind(l, c);
+}
+
+static const char *listener_trouble(int r)
+{
+        switch (r) {
+        case -EADDRINUSE:
+                return "another daemon listens on it";
+        case -ENOTSOCK:
+                return "a file that is not a socket has this path; move it, or choose another path";
+        case -EDESTADDRREQ:
+                return "the service manager passed a socket with another path; ListenStream= of the "
+                       "socket unit and the configuration must agree";
+        case -EPERM:
+                return "the daemon is not a member of its group; add the group to SupplementaryGroups= of "
+                       "the service";
+        default:
+                return strerror(-r);
+        }
+}
+
+static void on_listener(uv_poll_t *handle, int status, int events);
+
+static void on_pause_end(uv_timer_t *timer)
+{
+        struct listener *l = timer->data;
+
+        uv_poll_start(&l->poll, UV_READABLE, on_listener);
+}
+
+static bool is_shortage(int r)
+{
+        return r == -EMFILE || r == -ENFILE || r == -ENOMEM || r == -ENOBUFS;
+}
+
+/* Without a pause the socket would wake the loop at once, again and again. */
+static void listener_pause(struct listener *l, const char *why)
+{
+        log_limited(&l->server->failure_log, LOG_LEVEL_ERROR, "no connection is accepted for %u ms: %s",
+                    SERVER_PAUSE_MS, why);
+        uv_poll_stop(&l->poll);
+        uv_timer_start(&l->pause, on_pause_end, SERVER_PAUSE_MS, 0);
+}
+
+static void on_listener(uv_poll_t *handle, int status, int events)
+{
+        struct listener *l = handle->data;
+
+        (void)status;
+        (void)events;
+        sched_ready(&l->server->host.sched, &l->pending);
+        server_wake(l->server);
+}
+
+/* Accepts one connection. 0; 1: there is none, or accepting is paused; -errno: it was refused. */
+static int listener_take(struct listener *l)
+{
+        int fd, r;
+
+        if (closer_n_waiting() >= SERVER_MAX_CLOSING) {
+                listener_pause(l, "too many ended connections are not closed yet, because file "
+                                  "descriptors sent by their clients are slow to close");
+                return 1;
+        }
+        fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) {
+                if (is_shortage(-errno))
+                        listener_pause(l, strerror(errno));
+                return 1;
+        }
+        if (l->role == ROLE_ADMIN && l->server->host.n_connections[ROLE_ADMIN] >= SERVER_ADMINS) {
+                struct fd_guard guard;
+
+                fd_guard_init(&guard, fd);
+                fd_guard_close(&guard, fd);
+                return -EUSERS;
+        }
+        r = connection_new(&l->server->host, fd, l->role);
+        if (is_shortage(r)) {
+                listener_pause(l, strerror(-r));
+                return 1;
+        }
+        if (r < 0 && r != -EUSERS && r != -ECONNABORTED)
+                log_limited(&l->server->failure_log, LOG_LEVEL_ERROR,
+                            "a connection could not be accepted: %s", strerror(-r));
+        return r;
+}
+
+/* The kernel reports the socket again while connections wait. */
+static void on_pending_turn(struct sched_member *m)
+{
+        struct listener *l = (struct listener *)((char *)m - offsetof(struct listener, pending));
+
+        if (l->role == ROLE_ADMIN)
+                fd_reserve_begin();
+        for (int i = 0; i < SERVER_ACCEPTS_PER_TURN; i++)
+                if (listener_take(l) >= 0)
+                        break;
+        if (l->role == ROLE_ADMIN)
+                fd_reserve_end();
+}
+
+/* ---- the loop's other events --------------------------------------------- */
+
+void server_notify(void *userdata)
+{
+        struct server *s = userdata;
+
+        uv_async_send(&s->async);
+}
+
+static void on_async(uv_async_t *handle)
+{
+        struct server *s = handle->data;
+
+        if (s->turn_ns == 0)
+                s->turn_ns = clock_ns();
+        broker_poll(s->broker);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_tick(s->broker);
+        recall_tick(s->broker, clock_ms());
+        shared_tick(s->broker, clock_ms());
+        command_tick(s->broker, clock_ms());
+        server_wake(s); /* which starts the timer again if needed */
+}
+
+static void on_again(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_look_again(s->broker);
+        server_wake(s);
+}
+
+static void on_look(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_look(s->broker);
+        mappings_look(s->broker);
+        server_wake(s);
+}
+
+static void server_arm_look(struct server *s)
+{
+        if (!broker_watches(s->broker) && !mappings_are_watched(s->broker))
+                uv_timer_stop(&s->look);
+        else if (!uv_is_active((uv_handle_t *)&s->look))
+                uv_timer_start(&s->look, on_look, BROKER_LOOK_MS, 0);
+}
+
+static void on_keep(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        s->keep_ms = 0;
+        broker_expire_kept(s->broker);
+        shared_expire_kept(s->broker, clock_ms());
+        server_wake(s);
+}
+
+static void server_arm_keep(struct server *s)
+{
+        uint64_t until_ms = broker_keeps_until(s->broker), shared_ms = shared_keeps_until(s->broker), now_ms;
+
+        if (shared_ms != 0 && (until_ms == 0 || shared_ms < until_ms))
+                until_ms = shared_ms;
+        if (until_ms == s->keep_ms)
+                return;
+        s->keep_ms = until_ms;
+        now_ms = clock_ms();
+        if (until_ms == 0)
+                uv_timer_stop(&s->keep);
+        else
+                uv_timer_start(&s->keep, on_keep, until_ms > now_ms ? until_ms - now_ms : 0, 0);
+}
+
+static void server_arm_account(struct server *s);
+
+static void on_account(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        (void)log_flush();
+        records_flush();
+        s->broker->logs.has_accounts = accounting_tick(s->broker, clock_ms(), false);
+        server_arm_account(s);
+}
+
+static void server_arm_account(struct server *s)
+{
+        bool is_due = s->broker->logs.has_accounts || log_is_queued() || records_are_queued();
+
+        if (is_due && !uv_is_active((uv_handle_t *)&s->account))
+                uv_timer_start(&s->account, on_account, SERVER_ACCOUNT_MS, 0);
+}
+
+/* A running timer is not restarted, or frequent wake-ups would delay it for ever. */
+static void server_arm_tick(struct server *s)
+{
+        if (!broker_is_blocked(s->broker))
+                uv_timer_stop(&s->tick);
+        else if (!uv_is_active((uv_handle_t *)&s->tick))
+                uv_timer_start(&s->tick, on_tick, SERVER_TICK_MS, 0);
+}
+
+static void server_arm_again(struct server *s)
+{
+        if (!broker_is_deferred(s->broker))
+                uv_timer_stop(&s->again);
+        else if (!uv_is_active((uv_handle_t *)&s->again))
+                uv_timer_start(&s->again, on_again, QUOTA_ROUND_MS, 0);
+}
+
+static void on_idle(uv_idle_t *handle)
+{
+        (void)handle;
+}
+
+void server_wake(void *userdata)
+{
+        struct server *s = userdata;
+
+        if (!uv_is_active((uv_handle_t *)&s->idle))
+                uv_idle_start(&s->idle, on_idle);
+}
+
+static void on_check(uv_check_t *handle)
+{
+        struct server *s = handle->data;
+
+        if (s->turn_ns == 0)
+                s->turn_ns = clock_ns();
+        /* Each may cause work for the others, so all are asked at the end. */
+        connection_turn(&s->host);
+        broker_turn(s->broker);
+        shared_turn(s->broker);
+        server_arm_tick(s); /* also while turns stay due */
+        server_arm_again(s);
+        server_arm_look(s);
+        server_arm_keep(s);
+        server_arm_account(s);
+        if (!connection_is_due(&s->host) && !broker_is_due(s->broker) && !shared_is_due(s->broker))
+                uv_idle_stop(&s->idle);
+        else
+                server_wake(s);
+}
+
+static void on_prepare(uv_prepare_t *handle)
+{
+        struct server *s = handle->data;
+        uint64_t now_ns;
+
+        if (s->turn_ns == 0)
+                return;
+        now_ns = clock_ns();
+        loop_turns_add(&s->broker->reports.turns, now_ns, now_ns - s->turn_ns);
+        s->turn_ns = 0;
+}
+
+static void on_wake(struct connection_host *host)
+{
+        server_wake((char *)host - offsetof(struct server, host));
+}
+
+/* ---- reloads -------------------------------------------------------------- */
+
+static void run_reading(uv_work_t *work)
+{
+        struct server *s = work->data;
+
+        reload_read(s->reloads);
+}
+
+static void on_read(uv_work_t *work, int status)
+{
+        struct server *s = work->data;
+
+        (void)status; /* it is never cancelled */
+        s->is_reading = false;
+        reload_finish(s->reloads);
+}
+
+static void server_read(void *userdata)
+{
+        struct server *s = userdata;
+
+        s->is_reading = true;
+        s->reading.data = s;
+        uv_queue_work(&s->loop, &s->reading, run_reading, on_read); /* fails without a function only */
+}
+
+static void on_hangup_done(struct reload_request *request, const struct reload_result *result)
+{
+        struct server *s = (struct server *)((char *)request - offsetof(struct server, hangup));
+
+        (void)result; /* it is in the log */
+        if (s->hung_up_again && !s->is_ending) {
+                s->hung_up_again = false;
+                reload_ask(s->reloads, request);
+        }
+}
+
+static void server_hang_up(struct server *s)
+{
+        log_notice("SIGHUP: reloading the configuration");
+        if (s->hangup.is_asked) {
+                s->hung_up_again = true;
+                return;
+        }
+        s->hangup.done = on_hangup_done;
+        reload_ask(s->reloads, &s->hangup);
+}
+
+int server_set_source(struct server *s, const struct reload_source *source)
+{
+        s->reloads = reloads_new(s->broker, source, server_read, s);
+        return s->reloads ? 0 : -ENOMEM;
+}
+
+static void server_end_reloads(struct server *s)
+{
+        if (!s->reloads)
+                return;
+        reload_cancel(s->reloads, &s->hangup);
+        while (s->is_reading)
+                uv_run(&s->loop, UV_RUN_ONCE);
+        s->reloads = reloads_free(s->reloads);
+}
+
+/* ---- signals -------------------------------------------------------------- */
+
+static void server_note_end(const struct server *s, const char *why)
+{
+        bool keeps = store_keeps(s->broker->options.store);
+        struct record r;
+
+        record_init(&r, RECORD_STOP);
+        record_add_text(&r, "reason", why, SIZE_MAX);
+        record_add_text(&r, "sessions_are", keeps ? "suspended" : "ended", SIZE_MAX);
+        record_add_number(&r, "sessions", s->broker->sessions.n_clients);
+        records_write(LOG_LEVEL_NOTICE, &r, "%s: %s %zu sessions", why,
+                      keeps ? "suspending for the next daemon" : "ending", s->broker->sessions.n);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+        struct server *s = handle->data;
+
+        if (number == SIGHUP) {
+                if (s->reloads)
+                        server_hang_up(s);
+                return;
+        }
+        s->is_ending = true;
+        server_note_end(s, number == SIGTERM ? "SIGTERM" : "SIGINT");
+        uv_stop(&s->loop);
+}
+
+/* ---- the service manager -------------------------------------------------- */
+
+static void server_count(const struct server *s, struct manager_stats *ret)
+{
+        const struct broker *b = s->broker;
+
+        *ret = (struct manager_stats){ .n_sessions = b->sessions.n_clients, .n_suspended = b->suspended.n };
+        for (size_t i = 0; i < b->n_partitions; i++) {
+                ret->bytes_in_use += b->partitions[i].use.n_bytes;
+                ret->bytes_reserved += b->partitions[i].pool.charged_bytes;
+        }
+        for (size_t i = 0; i < b->n_devices; i++)
+                ret->n_lost += b->devices[i].is_lost;
+}
+
+/* From the loop, so that the watchdog notices a loop that hangs. */
+static void on_beat(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+        struct manager_stats stats;
+
+        server_count(s, &stats);
+        manager_beat(s->manager, &stats);
+}
+
+static void on_minute(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        accounting_usage(s->broker, false);
+}
+
+static void on_well(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+
+        broker_note_well(s->broker);
+        uv_timer_start(&s->well, on_minute, SERVER_USAGE_MS, SERVER_USAGE_MS);
+}
+
+static void on_start(uv_timer_t *timer)
+{
+        struct server *s = timer->data;
+        struct manager_stats stats;
+        uint64_t beat_ms = s->manager ? manager_beat_ms(s->manager) : 0;
+
+        if (beat_ms > 0) {
+                server_count(s, &stats);
+                manager_ready(s->manager, &stats);
+                uv_timer_start(&s->beat, on_beat, beat_ms, beat_ms);
+        }
+        s->ready(s->broker);
+}
+
+/* ---- start and end -------------------------------------------------------- */
+
+int server_new(struct server **ret)
+{
+        static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
+        struct server *s = calloc(1, sizeof(*s));
+        int r;
+
+        if (!s)
+                return -ENOMEM;
+        r = message_arena_new(MESSAGE_ARENA_BYTES, &s->host.arena);
+        if (r == 0)
+                r = uv_loop_init(&s->loop);
+        if (r < 0) {
+                message_arena_free(s->host.arena);
+                free(s);
+                return r;
+        }
+        uv_async_init(&s->loop, &s->async, on_async);
+        uv_idle_init(&s->loop, &s->idle);
+        uv_check_init(&s->loop, &s->check);
+        uv_prepare_init(&s->loop, &s->prepare);
+        uv_timer_init(&s->loop, &s->start);
+        uv_timer_init(&s->loop, &s->tick);
+        uv_timer_init(&s->loop, &s->again);
+        uv_timer_init(&s->loop, &s->look);
+        uv_timer_init(&s->loop, &s->keep);
+        uv_timer_init(&s->loop, &s->account);
+        uv_timer_init(&s->loop, &s->beat);
+        uv_timer_init(&s->loop, &s->well);
+        s->prepare.data = s->account.data = s->async.data = s->idle.data = s->check.data = s->start.data =
+                s->tick.data = s->again.data = s->look.data = s->keep.data = s->beat.data = s->well.data = s;
+        for (size_t i = 0; i < 3; i++) {
+                uv_signal_init(&s->loop, &s->signals[i]);
+                s->signals[i].data = s;
+                uv_signal_start(&s->signals[i], on_signal, numbers[i]);
+        }
+        for (int i = 0; i < ROLE_COUNT; i++)
+                s->listeners[i] = (struct listener){ .server = s,
+                                                     .role = (enum role)i,
+                                                     .fd = -1,
+                                                     .lock_fd = -1,
+                                                     .pending.turn = on_pending_turn };
+        s->host.loop = &s->loop;
+        s->host.wake = on_wake;
+        connection_host_init(&s->host);
+        *ret = s;
+        return 0;
+}
+
+/* Sessions of the previous daemon. */
+static int server_keep_sessions(struct server *s, char *ret_sentence, size_t n_sentence)
+{
+        int r = restore_sessions(s->broker);
+
+        for (size_t i = 0; r == 0 && i < s->broker->sessions.n_slots; i++)
+                if (s->broker->sessions.table[i])
+                        r = connection_keep(&s->host, s->broker->sessions.table[i]);
+        if (r < 0)
+                snprintf(ret_sentence, n_sentence,
+                         "the sessions of the previous daemon could not be restored: %s", strerror(-r));
+        server_wake(s);
+        return r;
+}
+
+int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
+                  char *ret_sentence, size_t n_sentence)
+{
+        const struct config_socket *sockets[ROLE_COUNT] = { &c->socket, &c->admin_socket,
+                                                            &c->monitor_socket };
+
+        s->broker = s->host.broker = b;
+        s->manager = m;
+        for (size_t i = 0; i < ROLE_COUNT; i++) {
+                struct listener *l = &s->listeners[i];
+                struct sched_key key = { .kind = SCHED_PENDING, .role = l->role };
+                int r = listener_open(l, sockets[i], m);
+
+                if (r == 0)
+                        r = sched_join(&s->host.sched, &l->pending, &key);
+                if (r == 0)
+                        r = uv_poll_init(&s->loop, &l->poll, l->fd);
+                if (r < 0) {
+                        snprintf(ret_sentence, n_sentence, "cannot listen on socket %s: %s", sockets[i]->path,
+                                 listener_trouble(r));
+                        return r;
+                }
+                uv_timer_init(&s->loop, &l->pause);
+                l->poll.data = l->pause.data = l;
+                uv_poll_start(&l->poll, UV_READABLE, on_listener);
+        }
+        uv_check_start(&s->check, on_check);
+        uv_prepare_start(&s->prepare, on_prepare);
+        return server_keep_sessions(s, ret_sentence, n_sentence);
+}
+
+int server_run(struct server *s, void (*ready)(const struct broker *b))
+{
+        s->ready = ready;
+        uv_timer_start(&s->start, on_start, 0, 0);
+        uv_timer_start(&s->well, on_well, SERVER_WELL_MS, 0);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        broker_note_well(s->broker);
+        if (s->manager)
+                manager_ending(s->manager, s->broker->sessions.n_clients);
+        uv_check_stop(&s->check);
+        uv_prepare_stop(&s->prepare);
+        for (size_t i = 0; i < ROLE_COUNT; i++)
+                uv_poll_stop(&s->listeners[i].poll);
+        if (store_keeps(s->broker->options.store)) {
+                broker_prepare_leave(s->broker);
+                connection_leave_all(&s->host, "the daemon restarts");
+        } else {
+                connection_drop_all(&s->host, "the daemon exits");
+        }
+        server_end_reloads(s);
+        (void)accounting_tick(s->broker, clock_ms(), true);
+        accounting_usage(s->broker, true);
+        return 0;
+}
+
+static void close_handle(uv_handle_t *handle, void *unused)
+{
+        (void)unused;
+        if (!uv_is_closing(handle))
+                uv_close(handle, NULL);
+}
+
+static void listener_close(struct listener *l)
+{
+        if (l->fd >= 0)
+                closer_close(l->fd); /* slow: it closes connections that were not accepted */
+        if (l->path) {
+                unlink(l->path);
+                free(l->path);
+        }
+        if (l->lock_fd >= 0)
+                close(l->lock_fd);
+}
+
+struct server *server_free(struct server *s)
+{
+        sigset_t endings;
+
+        if (!s)
+                return NULL;
+        sigemptyset(&endings);
+        sigaddset(&endings, SIGTERM);
+        sigaddset(&endings, SIGINT);
+        pthread_sigmask(SIG_BLOCK, &endings, NULL);
+        uv_walk(&s->loop, close_handle, NULL);
+        uv_run(&s->loop, UV_RUN_DEFAULT);
+        uv_loop_close(&s->loop);
+        /* libuv has restored the default actions: a second SIGTERM would end the process before its sockets are
+         * removed. */
+        signal(SIGTERM, SIG_IGN);
+        signal(SIGINT, SIG_IGN);
+        pthread_sigmask(SIG_UNBLOCK, &endings, NULL);
+        for (size_t i = 0; i < ROLE_COUNT; i++) {
+                sched_leave(&s->host.sched, &s->listeners[i].pending);
+                listener_close(&s->listeners[i]);
+        }
+        message_arena_free(s->host.arena);
+        free(s);
+        return NULL;
+}

@@ -1,0 +1,42 @@
+/* The server: the event loop, the three listening sockets, signals, and the list
+ * of connections. One thread runs it; only workers run beside it.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_SERVER_H
+#define BFCD_SERVER_H
+
+#include <stddef.h>
+
+#include "daemon/memory/broker.h"
+#include "daemon/config/config.h"
+#include "daemon/handover/manager.h"
+#include "daemon/admin/reload.h"
+
+struct server;
+
+/* A loop that does not listen yet. */
+int server_new(struct server **ret);
+
+/* For the broker; userdata is the server. server_notify(), from any thread: a worker has finished a job.
+ * server_wake(), from the loop's thread: turns are due. */
+void server_notify(void *userdata);
+void server_wake(void *userdata);
+
+/* Opens all sockets. The service manager may pass them as "client", "admin" and "monitor"; they must have the
+ * config's paths. Others are bound here. A stale socket file is replaced; a socket that another daemon serves is an
+ * error. On failure one sentence in ret_sentence. m may be NULL; it outlives the server and is told the
+ * daemon's status. */
+int server_listen(struct server *s, struct broker *b, const struct config *c, struct manager *m,
+                  char *ret_sentence, size_t n_sentence);
+
+/* The source that SIGHUP and an operator's Reload read. -ENOMEM. */
+int server_set_source(struct server *s, const struct reload_source *source);
+
+/* Serves until SIGTERM or SIGINT, then ends every session. ready() is called
+ * once the loop runs. */
+int server_run(struct server *s, void (*ready)(const struct broker *b));
+
+/* Removes the sockets' files. Takes NULL. */
+struct server *server_free(struct server *s);
+
+#endif

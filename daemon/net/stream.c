@@ -1,0 +1,269 @@
+/* The socket of a connection; see stream.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/net/stream.h"
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include "daemon/net/peer_process.h"
+#include "proto/frame.h"
+
+#define STREAM_RECEIVE_BYTES 128u           /* in one turn: several requests */
+#define STREAM_DRIBBLE_BYTES 16u            /* the same, after bytes that completed no frame */
+#define STREAM_QUEUE_PAUSE   (128u * 1024u) /* bytes of replies; then no more reading */
+#define STREAM_QUEUE_FDS     FRAME_MAX_FDS  /* in the queue of replies; the same */
+#define STREAM_QUEUE_MAX     (1024u * 1024u)
+#define STREAM_CROWDED_MS    20u
+#define STREAM_DRAIN_MAX_MS  128u
+
+/* The kernel says that bytes came each time it is asked, until they are read. After so many times the socket
+ * is taken out of the poll until its turn, which costs three system calls. */
+#define STREAM_HEARD_MAX 24u
+
+bool stream_has_hung_up(int fd)
+{
+        char c;
+
+        return recv(fd, &c, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+int stream_open(struct stream *s, struct uv_loop_s *loop, int fd, const struct fd_guard *guard,
+                const struct stream_ops *ops, void *userdata)
+{
+        int r;
+
+        *s = (struct stream){ .ops = ops, .userdata = userdata, .fd = fd, .guard = *guard, .drain_ms = 1 };
+        r = frame_reader_new(false, &s->reader);
+        if (r == 0)
+                r = frame_writer_new(STREAM_QUEUE_MAX, &s->writer);
+        if (r == 0)
+                r = uv_poll_init(loop, &s->poll, fd);
+        if (r < 0) {
+                s->fd = -1;
+                stream_free(s);
+                return r;
+        }
+        uv_timer_init(loop, &s->timer);
+        s->poll.data = s->timer.data = s;
+        s->is_open = true;
+        return 0;
+}
+
+/* As the kernel counts them. */
+static int socket_n_unread(int fd)
+{
+        int n_bytes = 0;
+
+        return fd >= 0 && ioctl(fd, SIOCOUTQ, &n_bytes) == 0 ? n_bytes : 0;
+}
+
+/* ---- waiting ------------------------------------------------------------- */
+
+static void stream_mute(struct stream *s)
+{
+        s->is_muted = true;
+        s->polled = 0;
+        uv_poll_stop(&s->poll);
+}
+
+/* Notes what the kernel says; the turn acts on it. */
+static void on_socket(uv_poll_t *handle, int status, int events)
+{
+        struct stream *s = handle->data;
+
+        if (status < 0)
+                s->ops->fail(s->userdata, uv_strerror(status));
+        s->is_readable = s->is_readable || (events & UV_READABLE);
+        s->has_hung_up = s->has_hung_up || (events & UV_DISCONNECT);
+        s->ops->ready(s->userdata);
+        if (++s->n_reports >= STREAM_HEARD_MAX)
+                stream_mute(s);
+}
+
+void stream_wait(struct stream *s, bool reads)
+{
+        int events = UV_DISCONNECT;
+
+        if (s->is_muted)
+                return;
+        if (reads)
+                events |= UV_READABLE;
+        if (frame_writer_n_queued(s->writer) > 0 && !s->is_crowded)
+                events |= UV_WRITABLE;
+        if (events == s->polled)
+                return;
+        s->polled = events;
+        uv_poll_start(&s->poll, events, on_socket);
+}
+
+void stream_begin_turn(struct stream *s, bool *ret_has_come, bool *ret_has_left)
+{
+        *ret_has_come = s->is_readable;
+        *ret_has_left = s->has_hung_up;
+        s->is_readable = s->has_hung_up = s->is_muted = false;
+        s->n_reports = 0;
+}
+
+/* ---- reading ------------------------------------------------------------- */
+
+bool stream_has_input(const struct stream *s)
+{
+        int n_bytes = 0;
+
+        return s->fd >= 0 && ioctl(s->fd, SIOCINQ, &n_bytes) == 0 && n_bytes > 0;
+}
+
+static int stream_receive(struct stream *s, struct peer_process *p, size_t n_max)
+{
+        pid_t sender;
+        int r = fd_guard_look(&s->guard, s->fd, p->identity.is_open, &n_max);
+
+        if (r != 0)
+                return r;
+        if (!p->identity.is_open)
+                return frame_reader_receive_some(s->reader, s->fd, MSG_DONTWAIT, n_max);
+        r = frame_reader_receive_from(s->reader, s->fd, MSG_DONTWAIT, n_max, &sender);
+        return r == 0 ? peer_identity_verify_sender(&p->identity, s->fd, p->pidfd, sender) : r;
+}
+
+int stream_read(struct stream *s, struct peer_process *p)
+{
+        int r = stream_receive(s, p, s->is_incomplete ? STREAM_DRIBBLE_BYTES : STREAM_RECEIVE_BYTES);
+
+        s->is_incomplete = true; /* until there is a frame */
+        return r;
+}
+
+int stream_next(struct stream *s, const uint8_t **ret_payload, size_t *ret_n_bytes)
+{
+        int r = frame_reader_next(s->reader, ret_payload, ret_n_bytes);
+
+        if (r == 0)
+                s->is_incomplete = false;
+        return r;
+}
+
+/* ---- writing ------------------------------------------------------------- */
+
+bool stream_is_full(const struct stream *s)
+{
+        return frame_writer_n_queued(s->writer) > STREAM_QUEUE_PAUSE ||
+               frame_writer_n_fds(s->writer) >= STREAM_QUEUE_FDS;
+}
+
+static void on_crowd_end(uv_timer_t *timer)
+{
+        struct stream *s = timer->data;
+
+        s->is_crowded = false;
+        s->ops->ready(s->userdata); /* its turn flushes */
+}
+
+static void on_read_timeout(uv_timer_t *timer);
+
+static void start_read_time(struct stream *s)
+{
+        s->n_unread = socket_n_unread(s->fd);
+        uv_timer_start(&s->timer, on_read_timeout, s->read_timeout_ms, 0);
+}
+
+/* The socket takes more only when most of it was read: a slow reader may have read something. */
+static void on_read_timeout(uv_timer_t *timer)
+{
+        struct stream *s = timer->data;
+
+        if (socket_n_unread(s->fd) < s->n_unread)
+                start_read_time(s);
+        else
+                s->ops->fail(s->userdata,
+                             "timeout: the client did not read its replies within timeouts.read");
+}
+
+static void watch_reader(struct stream *s, size_t n_before)
+{
+        size_t n_queued = frame_writer_n_queued(s->writer);
+
+        if (s->is_stuck && n_queued > 0 && n_queued >= n_before)
+                return;
+        if (n_queued > 0)
+                start_read_time(s);
+        else if (s->is_stuck)
+                uv_timer_stop(&s->timer);
+        s->is_stuck = n_queued > 0;
+}
+
+int stream_flush(struct stream *s, uint64_t read_timeout_ms)
+{
+        size_t n_before = frame_writer_n_queued(s->writer);
+        int r;
+
+        if (s->is_crowded)
+                return 0;
+        r = frame_writer_flush(s->writer, s->fd);
+        if (r < 0)
+                return r;
+        if (r == FRAME_CROWDED) {
+                s->is_crowded = true;
+                s->is_stuck = false;
+                uv_timer_start(&s->timer, on_crowd_end, STREAM_CROWDED_MS, 0);
+        } else if (read_timeout_ms != STREAM_NO_TIMEOUT) {
+                s->read_timeout_ms = read_timeout_ms;
+                watch_reader(s, n_before);
+        }
+        return 0;
+}
+
+/* ---- the end ------------------------------------------------------------- */
+
+static void on_handle_closed(uv_handle_t *handle)
+{
+        struct stream *s = handle->data;
+
+        s->ops->closed(s->userdata);
+}
+
+void stream_shut(struct stream *s, bool keeps_fd)
+{
+        uv_timer_stop(&s->timer);
+        uv_close((uv_handle_t *)&s->poll, on_handle_closed);
+        if (keeps_fd) {
+                shutdown(s->fd, SHUT_RDWR);
+        } else {
+                fd_guard_close(&s->guard, s->fd);
+                s->fd = -1;
+        }
+        frame_writer_clear(s->writer); /* with references to extents */
+}
+
+static void on_drain(uv_timer_t *timer)
+{
+        stream_drain(timer->data);
+}
+
+void stream_drain(struct stream *s)
+{
+        if (socket_n_unread(s->fd) > 0) {
+                uv_timer_start(&s->timer, on_drain, s->drain_ms, 0);
+                if (s->drain_ms < STREAM_DRAIN_MAX_MS)
+                        s->drain_ms *= 2;
+                return;
+        }
+        s->ops->drained(s->userdata);
+}
+
+void stream_end(struct stream *s)
+{
+        uv_close((uv_handle_t *)&s->timer, on_handle_closed);
+}
+
+void stream_free(struct stream *s)
+{
+        if (s->fd >= 0)
+                fd_guard_close(&s->guard, s->fd);
+        frame_reader_free(s->reader);
+        frame_writer_free(s->writer);
+}

@@ -1,0 +1,95 @@
+/* The socket of a connection: reads frames, queues and writes replies. It knows no session.
+ *
+ * Bounds: a turn reads a few requests. A peer that reads none of its replies for too long fails.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_STREAM_H
+#define BFCD_STREAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "daemon/net/fd_guard.h"
+
+#define STREAM_HANDLES    2 /* libuv handles of an open stream */
+#define STREAM_NO_TIMEOUT UINT64_MAX
+
+struct frame_reader;
+struct frame_writer;
+struct peer_process;
+
+struct stream_ops {
+        void (*ready)(void *userdata);                 /* a turn is due */
+        void (*fail)(void *userdata, const char *why); /* the stream has failed */
+        void (*drained)(void *userdata);               /* see stream_drain() */
+        void (*closed)(void *userdata);                /* once for each handle, after stream_end() */
+};
+
+struct stream {
+        const struct stream_ops *ops;
+        void *userdata;
+        int fd; /* -1: there is none */
+        struct fd_guard guard;
+        struct frame_reader *reader;
+        struct frame_writer *writer;
+        uv_poll_t poll;
+        uv_timer_t timer;   /* while crowded, stuck or draining */
+        bool is_open;       /* the handles are in use */
+        int polled;         /* events that poll waits for */
+        bool is_readable;   /* the kernel reported readable bytes; the turn reads them */
+        bool has_hung_up;   /* the kernel reported that the peer hung up */
+        unsigned n_reports; /* how often it did so before the turn */
+        bool is_muted;      /* too often: events are off until the turn */
+        bool is_incomplete; /* the last bytes completed no frame */
+        bool is_crowded;    /* too many fds are in flight: the kernel refuses more */
+        bool is_stuck;      /* replies wait for the peer to read */
+        int n_unread;       /* bytes in the socket at the start of that time */
+        uint64_t read_timeout_ms;
+        uint64_t drain_ms; /* the interval to the next look, doubling */
+};
+
+/* True: the peer of an accepted socket has already hung up. */
+bool stream_has_hung_up(int fd);
+
+/* Takes over fd on success. -ENOMEM; -errno: everything is undone. */
+int stream_open(struct stream *s, struct uv_loop_s *loop, int fd, const struct fd_guard *guard,
+                const struct stream_ops *ops, void *userdata);
+
+/* Waits for the events that the stream needs. Without reads it still notices a hang-up. */
+void stream_wait(struct stream *s, bool reads);
+
+/* Turns events on again, and returns what was reported. */
+void stream_begin_turn(struct stream *s, bool *ret_has_come, bool *ret_has_left);
+
+/* Reads some bytes and, while the identity check is open, checks which process sent them. 0; FRAME_AGAIN;
+ * FRAME_EOF; -ECONNRESET; -EPROTO: fds came with them; -EPERM: another process sent them; -errno. */
+int stream_read(struct stream *s, struct peer_process *p);
+
+/* The kernel has bytes to read. */
+bool stream_has_input(const struct stream *s);
+
+/* The next frame that was read; see frame_reader_next(). */
+int stream_next(struct stream *s, const uint8_t **ret_payload, size_t *ret_n_bytes);
+
+/* True: so many replies are queued that no more requests may be read. Fds in the queue count, because a
+ * client can acknowledge what it has not read. */
+bool stream_is_full(const struct stream *s);
+
+/* Writes what the socket accepts. The time-out restarts whenever the peer reads something.
+ * STREAM_NO_TIMEOUT: none. Negative: the socket failed. */
+int stream_flush(struct stream *s, uint64_t read_timeout_ms);
+
+/* Drops what is queued and stops using the socket. keeps_fd: the peer can still read what was sent. */
+void stream_shut(struct stream *s, bool keeps_fd);
+
+/* Calls drained(), now or later, when the socket's queue is empty. Fds that were sent are in flight until
+ * the peer reads them or every copy of its socket is closed. */
+void stream_drain(struct stream *s);
+
+/* Closes the handles. After the last closed() call stream_free(). */
+void stream_end(struct stream *s);
+void stream_free(struct stream *s);
+
+#endif

@@ -1,0 +1,334 @@
+/* The hello; see hello.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/hello.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "daemon/admin/command.h"
+#include "daemon/handover/resume.h"
+#include "daemon/log.h"
+#include "daemon/session/accounting.h"
+#include "daemon/session/session.h"
+#include "proto/memfd.h"
+
+int hello_match(struct session *s)
+{
+        int r = match_ids(s->broker->selection.matcher, &s->who);
+
+        if (r == 0)
+                match_places(s->broker->selection.matcher, &s->who);
+        return r;
+}
+
+static void forget_tenant(struct session *s)
+{
+        session_leave_shares(s);
+        s->tenant = NULL;
+}
+
+static void refuse_partition(struct session *s, const Bfcd__Request *r)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        snprintf(sentence, sizeof(sentence),
+                 "tenant '%s' has no quota in partition '%.63s'; its partitions are:", s->tenant->name,
+                 r->hello->partition);
+        for (size_t i = 0; i < s->n_shares; i++) {
+                size_t used = strlen(sentence);
+
+                snprintf(sentence + used, sizeof(sentence) - used, " '%s'",
+                         s->shares[i].quota->partition->name);
+        }
+        session_refuse(s, r->id, -ENOENT, sentence);
+}
+
+/* Finds the tenant and joins a quota. Refuses the hello where that fails. */
+static int find_place(struct session *s, const Bfcd__Request *r, size_t *ret_share)
+{
+        struct broker *b = s->broker;
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        if (hello_match(s) < 0) {
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return -ENOMEM;
+        }
+        s->tenant = tenant_select(b->selection.order, b->selection.n, b->selection.fallback, r->hello->tenant,
+                                  &s->who, sentence, sizeof(sentence));
+        if (!s->tenant) {
+                accounting_refuse_hello(s, "tenant", sentence);
+                session_refuse(s, r->id, -EACCES, sentence);
+                return -EACCES;
+        }
+        if (broker_admits(b, s->tenant, sentence, sizeof(sentence)) < 0) {
+                accounting_refuse_hello(s, "max_sessions", sentence);
+                session_refuse(s, r->id, -EDQUOT, sentence);
+                return -EDQUOT;
+        }
+        if (session_take_shares(s, UINT64_MAX) < 0) {
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return -ENOMEM;
+        }
+        if (session_find_share(s, r->hello->partition, ret_share) < 0) {
+                refuse_partition(s, r);
+                return -ENOENT;
+        }
+        return session_join(s, &s->shares[*ret_share], r->id);
+}
+
+static int add_record(struct session *s)
+{
+        struct broker *b = s->broker;
+        struct ledger_session facts = {
+                .start_time = s->who.start_time,
+                .pid = (uint32_t)s->who.pid,
+                .uid = s->who.uid,
+                .gid = s->who.gid,
+                .born_ms = s->born_ms,
+                .quotas_end = ledger_quotas_end(b->ledger),
+        };
+        int r;
+
+        snprintf(facts.name, sizeof(facts.name), "%s", s->name);
+        if (getrandom(facts.secret, sizeof(facts.secret), 0) != (ssize_t)sizeof(facts.secret))
+                return -EIO;
+        if (s->tenant)
+                snprintf(facts.tenant, sizeof(facts.tenant), "%s", s->tenant->name);
+        r = ledger_session_add(b->ledger, &facts, &s->index);
+        if (r < 0)
+                return r;
+        session_enlist(s);
+        session_transit(s, EVENT_ADMITTED, NULL);
+        return 0;
+}
+
+/* protobuf-c's strings and bytes are not const, but it does not write them. */
+static void describe_partition(const struct broker *b, const struct quota *q, Bfcd__PartitionInfo *ret)
+{
+        const struct partition *p = q->partition;
+
+        bfcd__partition_info__init(ret);
+        ret->name = (char *)(uintptr_t)p->name;
+        ret->device = (char *)(uintptr_t)p->device_id;
+        ret->bytes_limit = q->account.limit_bytes;
+        ret->share = (char *)(uintptr_t)partition_share_name(p);
+        ret->usage_entry = (uint32_t)(p - b->partitions);
+        if (p->is_cuda) {
+                ret->device_uuid.data = (uint8_t *)(uintptr_t)p->uuid;
+                ret->device_uuid.len = sizeof(p->uuid);
+        }
+}
+
+int hello_open_events(struct session *s, const Bfcd__Request *r, int *ret_fd)
+{
+        *ret_fd = -1;
+        if (s->admin || !s->ops->open_events || !r->hello->wants_events)
+                return 0;
+        return s->ops->open_events(s->userdata, ret_fd);
+}
+
+/* A successor could inherit all that the session may get, and would recognize its process. */
+static bool can_be_resumed(const struct session *s)
+{
+        if (s->admin || !store_keeps(s->broker->options.store) || s->who.pid <= 0 || s->who.start_time == 0)
+                return false;
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->partition->share != DEVICE_SHARE_FD ||
+                    !s->shares[i].quota->partition->device->ops->adopt)
+                        return false;
+        return true;
+}
+
+/* Refuses the hello where that fails. */
+static int begin_session(struct session *s, const Bfcd__Request *r, int *ret_events_fd)
+{
+        int fd, result = hello_open_events(s, r, &fd);
+
+        if (result == 0)
+                result = add_record(s);
+        if (result == 0) {
+                *ret_events_fd = fd;
+                return 0;
+        }
+        if (fd >= 0)
+                close(fd);
+        forget_tenant(s);
+        if (result == -ENOSPC)
+                session_refuse(s, r->id, -EDQUOT, "the daemon's table of sessions is full");
+        else if (result == -EMFILE || result == -ENFILE)
+                session_refuse(s, r->id, -ENOMEM,
+                               "the daemon has no file descriptors left for an events socket");
+        else
+                session_refuse(s, r->id, result, strerror(-result));
+        return result;
+}
+
+/* Owned by the caller. */
+struct welcome_fds {
+        int events; /* the client's end of the events socket, or -1 */
+        int usage;  /* the pages; both or none of them are -1 */
+        int page;
+};
+
+/* No pages if the client did not ask for them, or there is no room: then it asks for statistics. */
+static void open_pages(struct session *s, const Bfcd__Request *r, struct welcome_fds *fds)
+{
+        int usage, page;
+
+        if (s->admin || !s->tenant->usage || !r->hello->wants_pages)
+                return;
+        usage = memfd_lend(s->tenant->usage->fd, O_RDONLY);
+        if (usage < 0)
+                return;
+        if (client_page_new(&s->page, &page) < 0) {
+                close(usage);
+                return;
+        }
+        fds->usage = usage;
+        fds->page = page;
+}
+
+static void close_pages(struct welcome_fds *fds)
+{
+        if (fds->page < 0)
+                return;
+        close(fds->usage);
+        close(fds->page);
+        fds->usage = fds->page = -1;
+}
+
+static int send_welcome(struct session *s, Bfcd__Reply *reply, const struct welcome_fds *from)
+{
+        size_t n_fds = 0;
+        int fds[3];
+
+        if (from->events >= 0)
+                fds[n_fds++] = from->events;
+        if (from->page >= 0) {
+                fds[n_fds++] = from->usage;
+                fds[n_fds++] = from->page;
+        }
+        s->delivery.in_flight = n_fds > 0;
+        reply->hello->has_events = s->has_events;
+        reply->hello->has_pages = from->page >= 0;
+        return s->ops->send(s->userdata, reply, fds, n_fds);
+}
+
+/* Fills the reply but for has_events and has_pages. infos, pointers: one for each share. */
+static void describe(const struct session *s, size_t share, Bfcd__PartitionInfo *infos,
+                     Bfcd__PartitionInfo **pointers, Bfcd__HelloReply *ret)
+{
+        struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+
+        for (size_t i = 0; i < s->n_shares; i++) {
+                describe_partition(s->broker, s->shares[i].quota, &infos[i]);
+                pointers[i] = &infos[i];
+        }
+        bfcd__hello_reply__init(ret);
+        ret->version = SESSION_PROTOCOL_VERSION;
+        ret->session_id = s->id;
+        ret->secret.data = record->secret;
+        ret->secret.len = sizeof(record->secret);
+        if (s->tenant)
+                ret->tenant = (char *)(uintptr_t)s->tenant->name;
+        ret->n_partitions = s->n_shares;
+        ret->partitions = pointers;
+        ret->default_partition = (uint32_t)share;
+        ret->can_resume = record->can_resume != 0;
+        ret->is_monitor = s->is_monitor;
+}
+
+static void welcome(struct session *s, uint64_t id, size_t share, struct welcome_fds *fds)
+{
+        Bfcd__PartitionInfo *infos = calloc(s->n_shares + 1, sizeof(*infos)),
+                            **pointers = calloc(s->n_shares + 1, sizeof(*pointers));
+        Bfcd__HelloReply hello;
+        Bfcd__Reply reply = BFCD__REPLY__INIT;
+        int sent;
+
+        if (!infos || !pointers) {
+                s->ops->abort(s->userdata, "out of memory");
+                goto out;
+        }
+        describe(s, share, infos, pointers, &hello);
+        reply.id = id;
+        reply.body_case = BFCD__REPLY__BODY_HELLO;
+        reply.hello = &hello;
+        sent = send_welcome(s, &reply, fds);
+        if (sent < 0 && fds->page >= 0) {
+                /* Pages are optional: without fds for them the session still works. */
+                s->page = client_page_free(s->page);
+                close_pages(fds);
+                sent = send_welcome(s, &reply, fds);
+        }
+        if (sent < 0)
+                s->ops->abort(s->userdata, "the daemon has no file descriptors left");
+        else
+                command_tell_drains(s);
+out:
+        free(infos);
+        free(pointers);
+}
+
+void hello_welcome(struct session *s, const Bfcd__Request *r, size_t share, int events_fd)
+{
+        struct ledger_session *record = ledger_session_at(s->broker->ledger, s->index);
+        struct welcome_fds fds = { .events = events_fd, .usage = -1, .page = -1 };
+
+        s->has_events = events_fd >= 0;
+        record->has_events = s->has_events;
+        record->can_resume = r->hello->can_resume && can_be_resumed(s);
+        open_pages(s, r, &fds);
+        welcome(s, r->id, share, &fds);
+        if (events_fd >= 0)
+                close(events_fd);
+        close_pages(&fds);
+}
+
+int hello_handle(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        size_t share = 0;
+        int events_fd = -1;
+
+        if (session_is_greeted(s)) {
+                *ret_why = "the client sent a second hello";
+                return -EPROTO;
+        }
+        if (++s->hello.n > SESSION_MAX_HELLOS) {
+                *ret_why = "too many refused hellos";
+                return -EPROTO;
+        }
+        if (r->hello->version != SESSION_PROTOCOL_VERSION) {
+                session_refuse_format(
+                        s, r->id, -EPROTO,
+                        "the client uses protocol version %u and this daemon uses version %u: install "
+                        "libbfcclient and bfcd of the same release",
+                        r->hello->version, SESSION_PROTOCOL_VERSION);
+                return 0;
+        }
+        if (r->hello->session_id != 0 && !s->admin)
+                return resume_hello(s, r);
+        session_set_name(s, r->hello->name);
+        if (!s->admin && find_place(s, r, &share) < 0) {
+                forget_tenant(s);
+                return 0;
+        }
+        if (begin_session(s, r, &events_fd) < 0)
+                return 0;
+        s->has_events = events_fd >= 0;
+        retire_begin(s);
+        hello_welcome(s, r, share, events_fd);
+        log_debug("session %" PRIu64 " started: tenant '%s', uid %u, pid %d, %s", s->id,
+                  s->tenant       ? s->tenant->name
+                  : s->is_monitor ? "(monitor)"
+                                  : "(admin)",
+                  (unsigned)s->who.uid, (int)s->who.pid, s->name);
+        return 0;
+}

@@ -1,0 +1,110 @@
+/* Looks for mappings; see mappings.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/mappings.h"
+
+#include "daemon/number.h"
+#include "daemon/session/session.h"
+
+#define MAPPINGS_LOOKS        128u /* at extents, in one mappings_look() */
+#define MAPPINGS_LOOKS_OF_ONE 32u  /* of these, at one session's */
+
+static struct device *extent_device(const struct session *s, uint32_t extent)
+{
+        const struct ledger_extent *e = ledger_extent_at(s->broker->ledger, extent);
+
+        return session_share_of(s, e->quota)->quota->partition->device;
+}
+
+bool session_has_fixed_mappings(const struct session *s)
+{
+        struct ledger *ledger = s->broker->ledger;
+        uint32_t x;
+
+        if (s->index == LEDGER_NONE)
+                return false;
+        x = ledger_session_at(ledger, s->index)->links.first_export;
+        for (; x != LEDGER_NONE; x = ledger_export_at(ledger, x)->links.next_of_session)
+                if (!extent_device(s, ledger_export_at(ledger, x)->extent)->empties_mappings)
+                        return true;
+        return false;
+}
+
+void mappings_begin(struct session *s)
+{
+        if (s->mappings.is_listed || session_has_fixed_mappings(s))
+                return;
+        s->mappings.is_listed = true;
+        s->mappings.id = 0;
+        TAILQ_INSERT_TAIL(&s->broker->mapped_sessions, s, mappings.link);
+        broker_wake(s->broker);
+}
+
+void mappings_end(struct session *s)
+{
+        if (s->mappings.is_listed)
+                TAILQ_REMOVE(&s->broker->mapped_sessions, s, mappings.link);
+        s->mappings.is_listed = false;
+}
+
+/* An extent without another reference never gets one again: the session is given no extent any more, and
+ * only the daemon may open it. So it is enough to see each extent alone once. */
+static bool extent_is_alone(const struct session *s, uint32_t index)
+{
+        const struct ledger_extent *extent = ledger_extent_at(s->broker->ledger, index);
+        struct device_extent memory = { .fd = extent->fd, .n_bytes = extent->n_bytes };
+        struct device *device = extent_device(s, index);
+
+        /* A worker has an extent that is leaving; its export is cleared soon. */
+        return device->empties_mappings && !extent->is_leaving && device_is_alone(device, &memory);
+}
+
+/* Looks at n_max of the session's extents at most. True: the session has no mapping. */
+static bool session_look(struct session *s, size_t n_max, size_t *ret_n)
+{
+        struct ledger *l = s->broker->ledger;
+        struct mappings_state *m = &s->mappings;
+        const struct ledger_export *x = m->id != 0 ? ledger_export_get(l, m->export) : NULL;
+        uint32_t at;
+
+        /* The record may be another export's by now. */
+        if (x && x->id == m->id && x->session == s->index)
+                at = m->export;
+        else
+                at = ledger_session_at(l, s->index)->links.first_export;
+        for (*ret_n = 0; at != LEDGER_NONE; at = x->links.next_of_session) {
+                x = ledger_export_at(l, at);
+                m->export = at;
+                m->id = x->id;
+                if (*ret_n == n_max)
+                        return false;
+                (*ret_n)++;
+                if (!extent_is_alone(s, x->extent))
+                        return false;
+        }
+        return true;
+}
+
+/* Each session at most once. A session whose memory is mapped costs one look. */
+void mappings_look(struct broker *b)
+{
+        const struct session *last = TAILQ_LAST(&b->mapped_sessions, session_list);
+        size_t n_left = MAPPINGS_LOOKS, n;
+        bool is_last = !last;
+
+        while (!is_last && n_left > 0) {
+                struct session *s = TAILQ_FIRST(&b->mapped_sessions);
+
+                is_last = s == last;
+                TAILQ_REMOVE(&b->mapped_sessions, s, mappings.link);
+                TAILQ_INSERT_TAIL(&b->mapped_sessions, s, mappings.link);
+                if (session_look(s, min_u64(n_left, MAPPINGS_LOOKS_OF_ONE), &n))
+                        session_close(s, "process has unmapped all its memory");
+                n_left -= n > 0 ? n : 1;
+        }
+}
+
+bool mappings_are_watched(const struct broker *b)
+{
+        return !TAILQ_EMPTY(&b->mapped_sessions);
+}

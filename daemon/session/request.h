@@ -1,0 +1,45 @@
+/* Requests of a client: one handler for each.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_REQUEST_H
+#define BFCD_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/queue.h>
+
+#include "proto/bfcd.pb-c.h"
+
+#define SESSION_MAX_PENDING 64u     /* requests that wait for room */
+#define SESSION_MAX_WAIT_MS 600000u /* a longer time in a request counts as this */
+
+struct session;
+struct session_request; /* a malloc that waits for room */
+TAILQ_HEAD(session_request_list, session_request);
+
+/* A session's part. */
+struct request_state {
+        struct session_request_list list;
+        size_t n; /* waiting, those of shared.h included */
+};
+
+void request_init(struct request_state *r);
+
+/* Handles one request of a session that session_may_read(). Replies are sent by ops->send(), now or
+ * later. A negative errno is a violation of the protocol, named in *ret_why: end the session. After a
+ * goodbye the session is closing. */
+int session_handle(struct session *s, const Bfcd__Request *request, const char **ret_why);
+
+/* The same for a reply on the events socket. It is ignored unless the session is LIVE. */
+int session_handle_event(struct session *s, const Bfcd__EventReply *reply, const char **ret_why);
+
+/* While SESSION_MAX_PENDING requests wait, only a request that cancels one of them may be handled. */
+bool session_may_handle(const struct session *s, const Bfcd__Request *request);
+
+/* True: SESSION_MAX_PENDING requests wait. */
+bool session_is_full(const struct session *s);
+
+/* Drops requests that wait for room, without an answer. */
+void request_drop_all(struct session *s);
+
+#endif

@@ -1,0 +1,187 @@
+/* A session's share of a quota; see share.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/share.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/number.h"
+#include "daemon/session/accounting.h"
+#include "daemon/session/session.h"
+
+struct session_share *session_share_of(const struct session *s, uint32_t quota)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                if (s->shares[i].quota->index == quota)
+                        return &s->shares[i];
+        return NULL;
+}
+
+int session_find_share(const struct session *s, const char *partition, size_t *ret)
+{
+        for (size_t i = 0; i < s->n_shares; i++) {
+                if (partition[0] == '\0' || strcmp(partition, s->shares[i].quota->partition->name) == 0) {
+                        *ret = i;
+                        return 0;
+                }
+        }
+        return -ENOENT;
+}
+
+int session_reserve_seen(struct session_share *share)
+{
+        size_t n = arena_n_slots(share->quota->arena);
+        uint64_t *seen;
+
+        if (n <= share->n_seen)
+                return 0;
+        seen = realloc(share->seen, n * sizeof(*seen));
+        if (!seen)
+                return -ENOMEM;
+        memset(seen + share->n_seen, 0, (n - share->n_seen) * sizeof(*seen));
+        share->seen = seen;
+        share->n_seen = n;
+        return 0;
+}
+
+int session_rejoin(struct session *s, struct session_share *share)
+{
+        if (!share->joined) {
+                share->joined = true;
+                usage_join(&share->usage, s, share->quota);
+                quota_rejoin(share->quota);
+        }
+        return session_reserve_seen(share);
+}
+
+static void refuse_join(struct session *s, uint64_t id, const struct quota *q, int error)
+{
+        char sentence[SESSION_SENTENCE_BYTES];
+
+        snprintf(sentence, sizeof(sentence),
+                 "tenant '%s' has %" PRIu32 " sessions in partition '%s': its limit max_sessions is %" PRIu32,
+                 s->tenant->name, q->sessions.n, q->partition->name, q->max_sessions);
+        accounting_refuse(s, &(struct accounting_refusal){ .partition = q->partition->name,
+                                                           .limit = "max_sessions",
+                                                           .sentence = sentence });
+        session_refuse(s, id, error, sentence);
+}
+
+int session_join(struct session *s, struct session_share *share, uint64_t id)
+{
+        int r;
+
+        if (share->joined)
+                return 0;
+        r = quota_join(share->quota);
+        if (r == -ENOENT) {
+                session_refuse_format(
+                        s, id, r,
+                        "tenant '%s' no longer has a quota in partition '%s': the configuration was "
+                        "changed",
+                        s->tenant->name, share->quota->partition->name);
+                return r;
+        }
+        if (r < 0) {
+                refuse_join(s, id, share->quota, r);
+                return r;
+        }
+        share->joined = true;
+        usage_join(&share->usage, s, share->quota);
+        return 0;
+}
+
+/* Usage may be at its peak; quota_release_surplus() relies on that. */
+static void share_note_peak(struct session_share *share)
+{
+        if (share->usage.bytes <= share->peak_bytes)
+                return;
+        share->quota->sessions.peaks_bytes += share->usage.bytes - share->peak_bytes;
+        share->peak_bytes = share->usage.bytes;
+}
+
+static void share_forget_peak(struct session_share *share)
+{
+        share->quota->sessions.peaks_bytes -= share->peak_bytes;
+        share->peak_bytes = 0;
+}
+
+void session_forget_peaks(struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++) {
+                struct session_share *share = &s->shares[i];
+
+                if (!share->joined)
+                        continue;
+                if (share->peak_bytes > 0)
+                        quota_keep(share->quota);
+                share_forget_peak(share);
+                quota_closed(share->quota);
+                quota_release_surplus(share->quota);
+        }
+}
+
+void session_leave_shares(struct session *s)
+{
+        for (size_t i = 0; i < s->n_shares; i++) {
+                struct quota *q = s->shares[i].quota;
+
+                share_forget_peak(&s->shares[i]);
+                if (s->shares[i].joined) {
+                        usage_leave(&s->shares[i].usage);
+                        quota_leave(q);
+                        accounting_leave(q);
+                }
+                q->sessions.n_told--;
+                broker_note_leave(s->broker, q);
+                free(s->shares[i].seen);
+                trim_share_free(&s->shares[i]);
+        }
+        free(s->shares);
+        s->shares = NULL;
+        s->n_shares = 0;
+}
+
+int session_take_shares(struct session *s, uint64_t quotas_end)
+{
+        const struct tenant *t = s->tenant;
+
+        s->shares = calloc(t->n_quotas + 1, sizeof(*s->shares));
+        if (!s->shares)
+                return -ENOMEM;
+        for (size_t i = 0; i < t->n_quotas; i++) {
+                bool is_late = ledger_quota_at(s->broker->ledger, t->quotas[i]->index)->id >= quotas_end;
+
+                if (is_late || (s->index == LEDGER_NONE && t->quotas[i]->is_removed))
+                        continue;
+                s->shares[s->n_shares++].quota = t->quotas[i];
+                t->quotas[i]->sessions.n_told++;
+        }
+        return 0;
+}
+
+void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes)
+{
+        trim_add_block(s, share, offset, n_bytes);
+        usage_add(&share->usage, n_bytes);
+        share_note_peak(share);
+        s->stats.bytes_in_use += n_bytes;
+        s->stats.peak_bytes_in_use = max_u64(s->stats.peak_bytes_in_use, s->stats.bytes_in_use);
+}
+
+void session_free_block(struct session *s, uint32_t index)
+{
+        struct ledger_block *block = ledger_block_at(s->broker->ledger, index);
+        struct session_share *share = session_share_of(s, block->quota);
+        uint64_t n_bytes = block->n_bytes, n_requested = block->n_requested, handle = block->handle;
+
+        trim_remove_block(share, block->offset, n_bytes);
+        ledger_block_clear(s->broker->ledger, index);
+        s->stats.bytes_in_use -= n_bytes;
+        usage_remove(&share->usage, n_bytes);
+        quota_dealloc(share->quota, handle, n_bytes, n_requested);
+}

@@ -1,0 +1,58 @@
+/* A session's share of a quota: its slots, its blocks and its usage there.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFCD_SHARE_H
+#define BFCD_SHARE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/admin/trim.h"
+#include "daemon/ledger/ledger.h"
+#include "daemon/session/usage.h"
+
+struct session;
+
+/* The session has no write access to the extent. Ids count up from 1 and never have this bit. */
+#define SEEN_READ_ONLY (UINT64_C(1) << 63)
+
+struct session_share {
+        struct quota *quota;
+        bool joined;
+        struct usage usage;  /* once it joined */
+        uint64_t peak_bytes; /* largest usage; counted in quota.peaks_bytes */
+        uint64_t *seen;      /* by slot: the id of the extent that was exported, or 0; with SEEN_READ_ONLY */
+        size_t n_seen;
+        struct trim_share trim;
+};
+
+/* One share for each quota of the session's tenant with an id below quotas_end. -ENOMEM. */
+int session_take_shares(struct session *s, uint64_t quotas_end);
+void session_leave_shares(struct session *s);
+
+/* By the quota's index in the ledger. NULL: the quota was added after the hello. */
+struct session_share *session_share_of(const struct session *s, uint32_t quota);
+
+/* By the partition's name; the first share for "". -ENOENT. */
+int session_find_share(const struct session *s, const char *partition, size_t *ret);
+
+/* Joins the quota, unless it has. On failure the request `id` has been refused. */
+int session_join(struct session *s, struct session_share *share, uint64_t id);
+
+/* The same for a session of the previous daemon, whatever the limits say now. -ENOMEM. */
+int session_rejoin(struct session *s, struct session_share *share);
+
+/* Makes `seen` as long as the arena has slots. -ENOMEM. */
+int session_reserve_seen(struct session_share *share);
+
+/* Counts a block of the session. */
+void session_add_block(struct session *s, struct session_share *share, uint64_t offset, uint64_t n_bytes);
+
+/* Frees a block of the session. */
+void session_free_block(struct session *s, uint32_t index);
+
+/* The session has freed all its blocks: its peaks no longer count. */
+void session_forget_peaks(struct session *s);
+
+#endif

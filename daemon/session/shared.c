@@ -1,0 +1,751 @@
+/* Shared blocks; see shared.h.
+ *
+ * Names are in one balanced tree (tsearch(3)), by tenant and name, so that no client can choose names that
+ * are slow to find.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/shared.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <search.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/clock.h"
+#include "daemon/session/session.h"
+#include "daemon/session/shared_internal.h"
+
+#define EXPIRE_LOOKS 4096u /* at sessions, in one turn */
+
+void shared_init(struct shared_state *shared)
+{
+        TAILQ_INIT(&shared->waits.list);
+}
+
+/* ---- names --------------------------------------------------------------- */
+
+static int name_compare(const void *a, const void *b)
+{
+        const struct shared_name *x = a, *y = b;
+        int r = strcmp(x->tenant, y->tenant);
+
+        return r != 0 ? r : strcmp(x->name, y->name);
+}
+
+static void name_key(const char *tenant, const char *text, struct shared_name *ret)
+{
+        snprintf(ret->tenant, sizeof(ret->tenant), "%s", tenant);
+        snprintf(ret->name, sizeof(ret->name), "%s", text);
+}
+
+struct shared_name *shared_name_find(const struct broker *b, const char *tenant, const char *text)
+{
+        struct shared_name key, *const *found;
+
+        name_key(tenant, text, &key);
+        found = tfind(&key, &b->shared.tree, name_compare);
+        return found ? *found : NULL;
+}
+
+static struct shared_name *name_find(const struct session *s, const char *text)
+{
+        return shared_name_find(s->broker, s->tenant->name, text);
+}
+
+/* A name that does not exist yet. NULL: out of memory. */
+static struct shared_name *name_new(struct broker *b, const char *tenant, const char *text)
+{
+        struct shared_name *name = calloc(1, sizeof(*name));
+
+        if (!name)
+                return NULL;
+        name_key(tenant, text, name);
+        name->shared = LEDGER_NONE;
+        TAILQ_INIT(&name->waits);
+        if (!tsearch(name, &b->shared.tree, name_compare)) {
+                free(name);
+                return NULL;
+        }
+        return name;
+}
+
+/* Finds or makes a name. NULL: out of memory. */
+static struct shared_name *name_get(struct session *s, const char *text)
+{
+        struct shared_name *name = name_find(s, text);
+
+        return name ? name : name_new(s->broker, s->tenant->name, text);
+}
+
+static void name_set_due(struct broker *b, struct shared_name *name, bool is_due)
+{
+        if (name->is_due == is_due)
+                return;
+        name->is_due = is_due;
+        if (is_due)
+                TAILQ_INSERT_TAIL(&b->shared.due, name, of_due);
+        else
+                TAILQ_REMOVE(&b->shared.due, name, of_due);
+}
+
+/* Forgets a name that is neither published nor waited for. */
+void shared_name_release(struct broker *b, struct shared_name *name)
+{
+        if (name->shared == LEDGER_NONE || TAILQ_EMPTY(&name->waits))
+                name_set_due(b, name, false);
+        if (name->shared != LEDGER_NONE || !TAILQ_EMPTY(&name->waits) || name->is_busy)
+                return;
+        tdelete(name, &b->shared.tree, name_compare);
+        free(name);
+}
+
+/* 1 to 63 bytes of printable ASCII. Others are refused. */
+bool shared_refuse_name(struct session *s, uint64_t id, const char *text)
+{
+        size_t n = strlen(text);
+
+        for (size_t i = 0; i < n; i++)
+                if (text[i] < ' ' || text[i] > '~')
+                        n = 0;
+        if (n > 0 && n < LEDGER_NAME_BYTES)
+                return false;
+        session_refuse(s, id, -EINVAL, "the name of a shared block must be 1 to 63 bytes of printable ASCII");
+        return true;
+}
+
+/* ---- references ---------------------------------------------------------- */
+
+/* The session has fewer than SHARED_MAX_REFS, and none to this block. -ENOSPC, -ENOMEM. */
+static int ref_begin(struct session *s, uint32_t shared, uint32_t *ret_ref)
+{
+        int r = refs_make_room(&s->shared.refs);
+
+        if (r == 0)
+                r = ledger_ref_add(s->broker->ledger, s->index, shared, ret_ref);
+        if (r == 0)
+                refs_add(&s->shared.refs, shared, *ret_ref);
+        return r;
+}
+
+void shared_end(struct broker *b, struct shared_name *name, uint32_t ref)
+{
+        struct ledger *l = b->ledger;
+        uint32_t index = name->shared, block_index = ledger_shared_at(l, index)->block;
+        const struct ledger_block block = *ledger_block_at(l, block_index);
+        struct quota *q = b->quotas[block.quota];
+
+        keep_remove(b, name);
+        ledger_block_clear(l, block_index);
+        if (ref != LEDGER_NONE)
+                ledger_ref_clear(l, ref);
+        ledger_shared_clear(l, index);
+        name->shared = LEDGER_NONE;
+        name->owner = NULL;
+        shared_name_release(b, name);
+        trim_remove_shared_block(q, block.offset, block.n_bytes);
+        quota_dealloc(q, block.handle, block.n_bytes, block.n_requested);
+}
+
+bool shared_protects(const struct session *s, const struct ledger_block *block)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct arena *arena;
+        size_t first, last, from, to;
+
+        if (s->shared.n_read_only == 0)
+                return false;
+        arena = session_share_of(s, block->quota)->quota->arena;
+        first = arena_slots(arena, block->offset, block->n_bytes, &last);
+        for (size_t i = 0; i < s->shared.refs.n; i++) {
+                const struct ledger_ref *ref = ledger_ref_at(l, s->shared.refs.list[i].ref);
+                const struct ledger_block *other;
+
+                if (!ref->is_read_only)
+                        continue;
+                other = ledger_block_at(l, ledger_shared_at(l, ref->shared)->block);
+                if (other->quota != block->quota)
+                        continue;
+                from = arena_slots(arena, other->offset, other->n_bytes, &to);
+                if (from <= last && first <= to)
+                        return true;
+        }
+        return false;
+}
+
+/* The last reference frees the block, or the block is kept. */
+static void ref_end(struct session *s, uint32_t ref)
+{
+        struct broker *b = s->broker;
+        struct ledger *l = b->ledger;
+        uint32_t shared = ledger_ref_at(l, ref)->shared;
+        struct shared_name *name = NULL;
+
+        refs_remove(&s->shared.refs, shared);
+        s->shared.n_read_only -= ledger_ref_at(l, ref)->is_read_only != 0;
+        if (ledger_shared_at(l, shared)->links.n_refs == 1)
+                name = name_find(s, ledger_shared_at(l, shared)->name);
+        if (name && !keep_allows(b, name)) {
+                shared_end(b, name, ref);
+                return;
+        }
+        if (name)
+                keep_begin(b, name);
+        ledger_ref_clear(l, ref);
+}
+
+static void ref_count_down(struct session *s, uint32_t ref)
+{
+        struct ledger_ref *h = ledger_ref_at(s->broker->ledger, ref);
+
+        if (h->count > 1)
+                h->count--;
+        else
+                ref_end(s, ref);
+}
+
+bool shared_release(struct session *s, uint32_t block)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t ref = refs_find(&s->shared.refs, ledger_block_at(l, block)->shared);
+
+        if (ref == LEDGER_NONE || ledger_ref_at(l, ref)->count == ledger_ref_at(l, ref)->links.n_in_delivery)
+                return false;
+        ref_count_down(s, ref);
+        return true;
+}
+
+void shared_delivered(struct session *s, uint32_t ref)
+{
+        ledger_ref_at(s->broker->ledger, ref)->links.n_in_delivery--;
+}
+
+void shared_undelivered(struct session *s, uint32_t ref)
+{
+        shared_delivered(s, ref);
+        ref_count_down(s, ref);
+}
+
+bool shared_release_unclaimed(struct session *s, uint32_t ref)
+{
+        struct ledger_ref *h = ledger_ref_at(s->broker->ledger, ref);
+        uint32_t n = h->links.n_in_delivery;
+
+        h->links.n_in_delivery = 0;
+        if (n == h->count) {
+                ref_end(s, ref);
+                return true;
+        }
+        h->count -= n;
+        return false;
+}
+
+/* The last of the list, so that the others do not move. */
+void shared_reap(struct session *s)
+{
+        ref_end(s, s->shared.refs.list[s->shared.refs.n - 1].ref);
+}
+
+/* ---- publish ------------------------------------------------------------- */
+
+/* True: the Publish was refused, or answered because the block is published already. */
+static bool refuse_publish(struct session *s, uint64_t id, const Bfcd__Publish *p, uint32_t index)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_block *block = index == LEDGER_NONE ? NULL : ledger_block_at(l, index);
+        uint32_t shared = block ? block->shared : LEDGER_NONE;
+        const struct shared_name *taken;
+
+        if (shared != LEDGER_NONE && refs_find(&s->shared.refs, shared) != LEDGER_NONE) {
+                if (s->resume.is_done && strcmp(ledger_shared_at(l, shared)->name, p->name) == 0) {
+                        session_done(s, id); /* the previous daemon did, and its answer was lost */
+                        return true;
+                }
+                session_refuse_format(s, id, -EINVAL, "block %" PRIu64 " is already shared as '%s'",
+                                      p->block_id, ledger_shared_at(l, shared)->name);
+                return true;
+        }
+        if (!block || block->session != s->index || block->links.in_delivery) {
+                session_refuse_format(s, id, -EINVAL,
+                                      "block %" PRIu64
+                                      " does not belong to this session: already freed, or never "
+                                      "allocated by it",
+                                      p->block_id);
+                return true;
+        }
+        taken = name_find(s, p->name);
+        if (taken && taken->shared != LEDGER_NONE) {
+                session_refuse_format(
+                        s, id, -EEXIST,
+                        "tenant '%s' already has a block shared as '%s'; the name is free when the last "
+                        "of %" PRIu32 " sessions has detached or freed it%s",
+                        s->tenant->name, p->name, ledger_shared_at(l, taken->shared)->links.n_refs,
+                        ledger_shared_at(l, taken->shared)->keep_ms > 0 ? " and it is no longer kept" : "");
+                return true;
+        }
+        return false;
+}
+
+/* True: the block cannot be kept or described as requested, and the request was refused. */
+static bool refuse_keep(struct session *s, uint64_t id, const Bfcd__Publish *p)
+{
+        if (p->metadata.len > LEDGER_METADATA_BYTES) {
+                session_refuse_format(s, id, -EINVAL,
+                                      "the metadata has %zu bytes, and at most %u are allowed",
+                                      p->metadata.len, LEDGER_METADATA_BYTES);
+                return true;
+        }
+        if (p->keep_ms == 0 && p->metadata.len == 0)
+                return false;
+        if (s->tenant->n_kept >= SHARED_MAX_KEPT) {
+                session_refuse_format(s, id, -EDQUOT,
+                                      "tenant '%s' has %zu shared blocks that are kept or have metadata, the "
+                                      "maximum",
+                                      s->tenant->name, s->tenant->n_kept);
+                return true;
+        }
+        if (keep_make_room(s->broker) == 0)
+                return false;
+        session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
+        return true;
+}
+
+/* True: the session has too many references, and the request was refused. */
+static bool refuse_excess_ref(struct session *s, uint64_t id)
+{
+        if (ledger_session_at(s->broker->ledger, s->index)->links.n_refs < SHARED_MAX_REFS)
+                return false;
+        session_refuse_format(s, id, -EDQUOT, "this session has %u shared blocks, the maximum",
+                              SHARED_MAX_REFS);
+        return true;
+}
+
+/* The block's record is changed last. -ENOSPC: a table is full; -ENOMEM. */
+static int publish_write_down(struct session *s, const Bfcd__Publish *p, uint32_t block, uint32_t *ret_shared)
+{
+        struct ledger *l = s->broker->ledger;
+        struct ledger_shared facts = { .block = block, .born_ms = clock_ms(), .keep_ms = p->keep_ms };
+        uint32_t shared, ref;
+        int r;
+
+        snprintf(facts.name, sizeof(facts.name), "%s", p->name);
+        r = ledger_shared_add(l, &facts, &shared);
+        if (r < 0)
+                return r;
+        if (p->metadata.len > 0)
+                r = ledger_shared_describe(l, shared, p->metadata.data, p->metadata.len);
+        if (r == 0)
+                r = ref_begin(s, shared, &ref);
+        if (r < 0) {
+                ledger_shared_clear(l, shared);
+                return r;
+        }
+        ledger_block_share(l, block, shared);
+        *ret_shared = shared;
+        return 0;
+}
+
+int shared_publish(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        const Bfcd__Publish *p = r->publish;
+        struct broker *b = s->broker;
+        uint32_t index = ledger_block_find(b->ledger, p->block_id);
+        struct shared_name *name;
+        int error;
+
+        (void)ret_why;
+        if (s->admin) {
+                session_refuse(s, r->id, -EACCES, "the admin socket serves no blocks: use the client socket");
+                return 0;
+        }
+        if (shared_refuse_name(s, r->id, p->name) || refuse_publish(s, r->id, p, index) ||
+            refuse_excess_ref(s, r->id) || refuse_keep(s, r->id, p))
+                return 0;
+        name = name_get(s, p->name);
+        error = name ? publish_write_down(s, p, index, &name->shared) : -ENOMEM;
+        if (error < 0) {
+                if (name)
+                        shared_name_release(b, name);
+                session_refuse(s, r->id, -ENOMEM,
+                               error == -ENOSPC
+                                       ? "the daemon's table of shared blocks, of their references or of "
+                                         "their metadata is full"
+                                       : "the daemon is out of memory");
+                return 0;
+        }
+        name->owner = s->tenant;
+        keep_add(b, name);
+        s->stats.bytes_in_use -= ledger_block_at(b->ledger, index)->n_bytes;
+        usage_remove(&session_share_of(s, ledger_block_at(b->ledger, index)->quota)->usage,
+                     ledger_block_at(b->ledger, index)->n_bytes);
+        trim_publish_block(session_share_of(s, ledger_block_at(b->ledger, index)->quota),
+                           ledger_block_at(b->ledger, index)->offset,
+                           ledger_block_at(b->ledger, index)->n_bytes);
+        session_done(s, r->id);
+        if (!TAILQ_EMPTY(&name->waits)) {
+                name_set_due(b, name, true);
+                broker_wake(b);
+        }
+        return 0;
+}
+
+/* ---- attach -------------------------------------------------------------- */
+
+/* Why the block cannot be attached read-only; NULL: it can. */
+static const char *read_only_fault(const struct session *s, const struct session_share *share,
+                                   uint32_t shared)
+{
+        struct ledger *l = s->broker->ledger;
+        const struct ledger_block *block = ledger_block_at(l, ledger_shared_at(l, shared)->block);
+        const struct arena *arena = share->quota->arena;
+        uint32_t ref = refs_find(&s->shared.refs, shared);
+        size_t last, slot = arena_slots(arena, block->offset, block->n_bytes, &last);
+
+        if (share->quota->partition->share != DEVICE_SHARE_FD)
+                return "its partition has 'share: cuda-ipc', and the driver maps such memory with write access "
+                       "only";
+        if (ref != LEDGER_NONE)
+                return ledger_ref_at(l, ref)->is_read_only ? NULL : "this session has it with write access";
+        for (; slot <= last && slot < share->n_seen; slot++)
+                if (share->seen[slot] == ledger_extent_at(l, arena_slot_extent(arena, slot))->id)
+                        return "this session has write access to the same memory: attach it on another "
+                               "connection";
+        return NULL;
+}
+
+/* The same for an attach with write access. What else the session has read-only is seen at the delivery. */
+static const char *write_fault(const struct session *s, uint32_t shared)
+{
+        uint32_t ref = refs_find(&s->shared.refs, shared);
+
+        return ref != LEDGER_NONE && ledger_ref_at(s->broker->ledger, ref)->is_read_only
+                       ? "this session has it read-only"
+                       : NULL;
+}
+
+/* One reference more. On failure the request was refused. */
+static int attach_count_up(struct session *s, uint64_t id, uint32_t shared, bool is_read_only,
+                           uint32_t *ret_ref)
+{
+        struct ledger *l = s->broker->ledger;
+        int r;
+        uint32_t ref = refs_find(&s->shared.refs, shared);
+
+        if (ref == LEDGER_NONE) {
+                if (refuse_excess_ref(s, id))
+                        return -EDQUOT;
+                r = ref_begin(s, shared, &ref);
+                if (r == 0)
+                        keep_end(s->broker, name_find(s, ledger_shared_at(l, shared)->name));
+                if (r == 0 && is_read_only) {
+                        ledger_ref_set_read_only(l, ref);
+                        s->shared.n_read_only++;
+                }
+                if (r < 0) {
+                        session_refuse(s, id, -ENOMEM,
+                                       r == -ENOMEM ? "the daemon is out of memory"
+                                                    : "the daemon's table of references to shared "
+                                                      "blocks is full");
+                        return -ENOMEM;
+                }
+        } else if (ledger_ref_at(l, ref)->count == UINT32_MAX) {
+                session_refuse(s, id, -EDQUOT, "this session has attached that block 2^32 - 1 times");
+                return -EDQUOT;
+        } else {
+                ledger_ref_at(l, ref)->count++;
+        }
+        ledger_ref_at(l, ref)->links.n_in_delivery++;
+        *ret_ref = ref;
+        return 0;
+}
+
+/* Answers an attach of a published name. */
+static void attach_give(struct session *s, uint64_t id, uint32_t shared, const struct shared_wait *w)
+{
+        struct ledger *l = s->broker->ledger;
+        uint32_t index = ledger_shared_at(l, shared)->block, ref;
+        struct session_share *share = session_share_of(s, ledger_block_at(l, index)->quota);
+        const char *fault;
+        const struct partition *p;
+
+        if (!share) {
+                session_refuse(s, id, -ENOENT,
+                               "the shared block is in a partition in which the tenant had no quota "
+                               "when this session started: connect again");
+                return;
+        }
+        p = share->quota->partition;
+        if (p->is_lost || !w->sees[share - s->shares]) {
+                session_refuse_format(s, id, -ENODEV, "'%s' is in partition '%s', on device '%s', which %s",
+                                      ledger_shared_at(l, shared)->name, p->name, p->device_id,
+                                      p->is_lost ? "is lost" : "this process does not see");
+                return;
+        }
+        fault = w->is_read_only ? read_only_fault(s, share, shared) : write_fault(s, shared);
+        if (fault) {
+                session_refuse_format(s, id, p->share == DEVICE_SHARE_FD ? -EBUSY : -ENOTSUP,
+                                      "'%s' cannot be attached%s: %s", ledger_shared_at(l, shared)->name,
+                                      w->is_read_only ? " read-only" : "", fault);
+                return;
+        }
+        if (session_join(s, share, id) < 0 || attach_count_up(s, id, shared, w->is_read_only, &ref) < 0)
+                return;
+        if (session_deliver_ref(s, id, share, index, ref) < 0) {
+                shared_undelivered(s, ref);
+                session_refuse(s, id, -ENOMEM, "the daemon is out of memory");
+        }
+}
+
+/* The partitions that the client says it can map; all if it names none. */
+static void attach_read_sees(const struct session *s, const Bfcd__Attach *a, bool *ret)
+{
+        for (size_t i = 0; i < s->n_shares; i++)
+                ret[i] = a->n_partitions == 0;
+        for (size_t i = 0; i < a->n_partitions; i++)
+                if (a->partitions[i] < s->n_shares)
+                        ret[a->partitions[i]] = true;
+}
+
+static void wait_remove(struct shared_wait *w)
+{
+        struct session *s = w->session;
+
+        TAILQ_REMOVE(&w->name->waits, w, of_name);
+        TAILQ_REMOVE(&s->shared.waits.list, w, of_session);
+        s->requests.n--;
+        s->broker->shared.n_waits--;
+        if (--s->shared.waits.n == 0)
+                s->shared.waits.until_ms = 0;
+}
+
+static void wait_add(struct session *s, struct shared_wait *w, struct shared_name *name, uint32_t wait_ms)
+{
+        w->session = s;
+        w->name = name;
+        w->until_ms = clock_ms() + (wait_ms < SHARED_MAX_WAIT_MS ? wait_ms : SHARED_MAX_WAIT_MS);
+        TAILQ_INSERT_TAIL(&name->waits, w, of_name);
+        TAILQ_INSERT_TAIL(&s->shared.waits.list, w, of_session);
+        s->requests.n++;
+        s->broker->shared.n_waits++;
+        if (s->shared.waits.n++ == 0 || w->until_ms < s->shared.waits.until_ms)
+                s->shared.waits.until_ms = w->until_ms;
+        broker_wake(s->broker); /* its deadline has to be watched */
+}
+
+static bool refuse_wait(struct session *s, uint64_t id, const Bfcd__Attach *a)
+{
+        if (a->wait_ms > 0 && s->shared.waits.n < SHARED_MAX_WAITS)
+                return false;
+        if (a->wait_ms > 0)
+                session_refuse_format(s, id, -EDQUOT, "this session has %u waiting attaches, the maximum",
+                                      SHARED_MAX_WAITS);
+        else
+                session_refuse_format(s, id, -ENOENT, "tenant '%s' has no block shared as '%s'",
+                                      s->tenant->name, a->name);
+        return true;
+}
+
+int shared_attach(struct session *s, const Bfcd__Request *r, const char **ret_why)
+{
+        const Bfcd__Attach *a = r->attach;
+        struct shared_name *name;
+        struct shared_wait *w;
+
+        (void)ret_why;
+        if (s->admin) {
+                session_refuse(s, r->id, -EACCES, "the admin socket serves no blocks: use the client socket");
+                return 0;
+        }
+        if (shared_refuse_name(s, r->id, a->name) || session_refuse_delivery(s, r->id))
+                return 0;
+        name = name_find(s, a->name);
+        if (!(name && name->shared != LEDGER_NONE) && refuse_wait(s, r->id, a))
+                return 0;
+        w = calloc(1, sizeof(*w) + s->n_shares * sizeof(w->sees[0]));
+        name = w ? name_get(s, a->name) : NULL;
+        if (!name) {
+                free(w);
+                session_refuse(s, r->id, -ENOMEM, "the daemon is out of memory");
+                return 0;
+        }
+        w->request_id = r->id;
+        w->is_read_only = a->read_only;
+        attach_read_sees(s, a, w->sees);
+        if (name->shared == LEDGER_NONE) {
+                wait_add(s, w, name, a->wait_ms);
+                return 0;
+        }
+        attach_give(s, r->id, name->shared, w);
+        free(w);
+        return 0;
+}
+
+/* ---- waits --------------------------------------------------------------- */
+
+void shared_drop_waits(struct session *s)
+{
+        struct shared_wait *w;
+
+        while ((w = TAILQ_FIRST(&s->shared.waits.list))) {
+                wait_remove(w);
+                shared_name_release(s->broker, w->name);
+                free(w);
+        }
+}
+
+bool shared_withdraw_attach(struct session *s, uint64_t request_id)
+{
+        struct shared_wait *w;
+
+        TAILQ_FOREACH(w, &s->shared.waits.list, of_session)
+        {
+                if (w->request_id != request_id)
+                        continue;
+                wait_remove(w);
+                shared_name_release(s->broker, w->name);
+                free(w);
+                return true;
+        }
+        return false;
+}
+
+/* Serves waits for a name, as far as the budget allows. */
+static void name_serve(struct broker *b, struct shared_name *name, unsigned *budget)
+{
+        struct shared_wait *w;
+
+        name->is_busy = true; /* a failed delivery may release the last reference */
+        while (name->shared != LEDGER_NONE && *budget > 0 && (w = TAILQ_FIRST(&name->waits))) {
+                struct session *s = w->session;
+
+                (*budget)--;
+                wait_remove(w);
+                attach_give(s, w->request_id, name->shared, w);
+                free(w);
+                s->ops->ready(s->userdata);
+        }
+        name->is_busy = false;
+        shared_name_release(b, name);
+}
+
+/* Refuses waits whose time is up, and finds the next deadline. */
+static void waits_expire(struct session *s, uint64_t now_ms, unsigned *budget)
+{
+        struct shared_wait *w, *next;
+        uint64_t until_ms = UINT64_MAX;
+
+        for (w = TAILQ_FIRST(&s->shared.waits.list); w; w = next) {
+                struct shared_name *name = w->name;
+
+                next = TAILQ_NEXT(w, of_session);
+                if (w->until_ms > now_ms || name->is_due || *budget == 0) {
+                        until_ms = w->until_ms < until_ms ? w->until_ms : until_ms;
+                        continue;
+                }
+                (*budget)--;
+                wait_remove(w);
+                session_refuse_format(s, w->request_id, -ETIMEDOUT,
+                                      "timeout: no process of tenant '%s' shared a block as '%s'",
+                                      s->tenant->name, name->name);
+                free(w);
+                shared_name_release(s->broker, name);
+                s->ops->ready(s->userdata);
+        }
+        if (s->shared.waits.n > 0)
+                s->shared.waits.until_ms = until_ms;
+}
+
+/* Continues what a tick began, for one turn. */
+static void expire_some(struct broker *b, unsigned *budget)
+{
+        for (unsigned i = 0; *budget > 0 && i < EXPIRE_LOOKS && b->shared.n_slots > 0; i++) {
+                size_t slot = --b->shared.n_slots;
+                struct session *s = slot < b->sessions.n_slots ? b->sessions.table[slot] : NULL;
+
+                if (!s || s->shared.waits.n == 0 || s->shared.waits.until_ms > b->shared.now_ms)
+                        continue;
+                waits_expire(s, b->shared.now_ms, budget);
+                if (*budget == 0)
+                        b->shared.n_slots++; /* it may have more waits to refuse */
+        }
+        if (b->shared.n_waits == 0)
+                b->shared.n_slots = 0;
+}
+
+void shared_tick(struct broker *b, uint64_t now_ms)
+{
+        unsigned budget = SHARED_SLICE;
+
+        if (b->shared.n_waits == 0)
+                return;
+        if (b->shared.n_slots == 0) { /* that was the last session */
+                b->shared.n_slots = b->sessions.n_slots;
+                b->shared.now_ms = now_ms;
+        }
+        expire_some(b, &budget);
+}
+
+void shared_turn(struct broker *b)
+{
+        struct shared_name *name;
+        unsigned budget = SHARED_SLICE;
+
+        while (budget > 0 && (name = TAILQ_FIRST(&b->shared.due)))
+                name_serve(b, name, &budget);
+        expire_some(b, &budget);
+        keep_expire(b, 0, &budget);
+}
+
+/* A kept block whose time is 0 is to be freed at once. */
+bool shared_is_due(const struct broker *b)
+{
+        return !TAILQ_EMPTY(&b->shared.due) || b->shared.n_slots > 0 || shared_frees_kept_now(b);
+}
+
+/* ---- inherited names ------------------------------------------------------ */
+
+static int restore_name(struct broker *b, uint32_t index, struct tenant *const *tenants)
+{
+        const struct ledger_shared *shared = ledger_shared_at(b->ledger, index);
+        uint32_t quota = ledger_block_at(b->ledger, shared->block)->quota;
+        struct shared_name *name = name_new(b, tenants[quota]->name, shared->name);
+
+        if (!name)
+                return -ENOMEM;
+        name->shared = index;
+        name->owner = tenants[quota];
+        if (keep_make_room(b) < 0)
+                return -ENOMEM;
+        keep_add(b, name);
+        if (shared->links.n_refs == 0)
+                keep_restore(b, name);
+        return 0;
+}
+
+int shared_restore(struct broker *b)
+{
+        struct ledger *l = b->ledger;
+        struct tenant **tenants = calloc((size_t)ledger_quota_end(l) + 1, sizeof(struct tenant *));
+        int r = tenants ? 0 : -ENOMEM;
+
+        for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
+                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                        tenants[b->tenants[i].quotas[k]->index] = &b->tenants[i];
+        for (uint32_t i = 0; r == 0 && i < ledger_shared_end(l); i++)
+                if (ledger_shared_get(l, i))
+                        r = restore_name(b, i, tenants);
+        free(tenants);
+        return r;
+}
+
+void shared_forget(struct broker *b)
+{
+        assert(b->shared.n_waits == 0 && TAILQ_EMPTY(&b->shared.due));
+        tdestroy(b->shared.tree, free);
+        b->shared.tree = NULL;
+        free(b->shared.idle);
+        b->shared.idle = NULL;
+        b->shared.n_idle = b->shared.n_idle_room = b->shared.n_kept = 0;
+}

@@ -1,0 +1,162 @@
+/* Usage and its ranking; see usage.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/session/usage.h"
+
+#include <assert.h>
+#include <errno.h>
+
+#include "daemon/clock.h"
+#include "daemon/session/session.h"
+
+#define USAGE_RANK_MS 20u
+
+void usage_join(struct usage *h, struct session *s, struct quota *q)
+{
+        *h = (struct usage){ .session = s, .quota = q };
+        TAILQ_INSERT_TAIL(&q->usages.list, h, of_quota);
+}
+
+void usage_leave(struct usage *h)
+{
+        struct quota_ranks *ranks = &h->quota->usages.ranks;
+        struct quota_report *report = h->quota->usages.report;
+
+        assert(h->n_blocks == 0 && h->bytes == 0);
+        TAILQ_REMOVE(&h->quota->usages.list, h, of_quota);
+        for (size_t i = 0; i < QUOTA_RANKS; i++) {
+                if (ranks->by_bytes[i] == h)
+                        ranks->by_bytes[i] = NULL;
+                if (ranks->by_blocks[i] == h)
+                        ranks->by_blocks[i] = NULL;
+        }
+        for (size_t i = 0; report && i < QUOTA_HOLDERS; i++)
+                if (report->most[i] == h)
+                        report->most[i] = NULL;
+}
+
+static uint64_t usage_weight(const struct usage *h, bool by_blocks)
+{
+        return !h ? 0 : by_blocks ? h->n_blocks : h->bytes;
+}
+
+/* The usage grew: it may be one of the first now. These need not be in order here. */
+static void rank_offer(struct usage *ranks[QUOTA_RANKS], struct usage *h, bool by_blocks)
+{
+        size_t least = 0;
+
+        for (size_t i = 0; i < QUOTA_RANKS; i++) {
+                if (ranks[i] == h)
+                        return;
+                if (usage_weight(ranks[i], by_blocks) < usage_weight(ranks[least], by_blocks))
+                        least = i;
+        }
+        if (usage_weight(ranks[least], by_blocks) < usage_weight(h, by_blocks))
+                ranks[least] = h;
+}
+
+void usage_add(struct usage *h, uint64_t n_bytes)
+{
+        if (h->n_blocks++ == 0 || n_bytes >= h->largest_bytes) {
+                h->largest_bytes = n_bytes;
+                h->largest_is_old = false;
+        }
+        h->bytes += n_bytes;
+        rank_offer(h->quota->usages.ranks.by_bytes, h, false);
+        rank_offer(h->quota->usages.ranks.by_blocks, h, true);
+}
+
+void usage_remove(struct usage *h, uint64_t n_bytes)
+{
+        assert(h->n_blocks > 0 && h->bytes >= n_bytes);
+        h->n_blocks--;
+        h->bytes -= n_bytes;
+        if (n_bytes == h->largest_bytes)
+                h->largest_is_old = true;
+        if (h->n_blocks == 0)
+                h->largest_bytes = 0;
+}
+
+void usage_split(struct usage *h, uint64_t n_bytes)
+{
+        h->n_blocks++;
+        if (n_bytes == h->largest_bytes)
+                h->largest_is_old = true;
+        rank_offer(h->quota->usages.ranks.by_blocks, h, true);
+}
+
+/* Inserts it among the first n, if it belongs there; places may be empty. */
+static void rank_insert(struct usage **ranks, size_t n, struct usage *h, bool by_blocks)
+{
+        size_t i = n;
+
+        while (i > 0 && usage_weight(ranks[i - 1], by_blocks) < usage_weight(h, by_blocks))
+                i--;
+        if (i == n) /* also without any memory */
+                return;
+        for (size_t k = n - 1; k > i; k--)
+                ranks[k] = ranks[k - 1];
+        ranks[i] = h;
+}
+
+static void usage_rank_anew(struct quota *q)
+{
+        uint64_t now_ms = clock_ms();
+        struct usage *h;
+
+        if (q->usages.ranks.since_ms != 0 && now_ms - q->usages.ranks.since_ms < USAGE_RANK_MS)
+                return;
+        q->usages.ranks = (struct quota_ranks){ .since_ms = now_ms };
+        TAILQ_FOREACH(h, &q->usages.list, of_quota)
+        {
+                rank_insert(q->usages.ranks.by_bytes, QUOTA_RANKS, h, false);
+                rank_insert(q->usages.ranks.by_blocks, QUOTA_RANKS, h, true);
+        }
+}
+
+size_t usage_rank(struct quota *q, bool by_blocks, struct usage *ret[QUOTA_RANKS])
+{
+        struct usage *const *ranks = by_blocks ? q->usages.ranks.by_blocks : q->usages.ranks.by_bytes;
+        size_t n = 0;
+
+        usage_rank_anew(q);
+        for (size_t i = 0; i < QUOTA_RANKS; i++)
+                ret[i] = NULL;
+        for (size_t i = 0; i < QUOTA_RANKS; i++)
+                if (ranks[i]) /* in the current order */
+                        rank_insert(ret, QUOTA_RANKS, ranks[i], by_blocks);
+        while (n < QUOTA_RANKS && ret[n])
+                n++;
+        return n;
+}
+
+void usage_most(const struct quota *q, struct usage **ret, size_t n)
+{
+        struct usage *h;
+
+        for (size_t i = 0; i < n; i++)
+                ret[i] = NULL;
+        TAILQ_FOREACH(h, &q->usages.list, of_quota)
+        rank_insert(ret, n, h, false);
+}
+
+uint64_t usage_largest(struct usage *h, size_t *budget)
+{
+        struct ledger *ledger = h->session->broker->ledger;
+        const struct ledger_session *record = ledger_session_at(ledger, h->session->index);
+        const struct ledger_block *block;
+        uint64_t largest = 0;
+        uint32_t i;
+
+        if (!h->largest_is_old || record->links.n_blocks > *budget)
+                return h->largest_bytes < h->bytes ? h->largest_bytes : h->bytes;
+        *budget -= record->links.n_blocks;
+        for (i = record->links.first_block; i != LEDGER_NONE; i = block->links.next_of_session) {
+                block = ledger_block_at(ledger, i);
+                if (block->quota == h->quota->index && block->n_bytes > largest)
+                        largest = block->n_bytes;
+        }
+        h->largest_bytes = largest;
+        h->largest_is_old = false;
+        return largest;
+}

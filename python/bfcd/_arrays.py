@@ -1,0 +1,176 @@
+"""Arrays on blocks: numpy.ndarray on the host, DeviceArray on a GPU.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from . import _dlpack
+
+if TYPE_CHECKING:
+    from ._client import Block, Client
+
+
+class _HostMemory:
+    """What numpy keeps as the base of an array: its interface, and the block."""
+
+    __slots__ = ("__array_interface__", "block")
+
+    def __init__(self, block: Block, shape: tuple[int, ...], typestr: str) -> None:
+        self.block = block
+        self.__array_interface__ = {
+            "shape": shape,
+            "typestr": typestr,
+            "data": (block.ptr, block.read_only),
+            "version": 3,
+        }
+
+
+class DeviceArray:
+    """A C-contiguous array on a GPU. It computes nothing: pass it to CuPy, PyTorch, Numba or JAX, which take it by
+    `__cuda_array_interface__` or `__dlpack__` without a copy."""
+
+    __slots__ = ("block", "shape", "dtype", "read_only", "_ordinal", "_offset", "__weakref__")
+
+    def __init__(
+        self,
+        block: Block,
+        shape: tuple[int, ...],
+        dtype: Any,
+        ordinal: int,
+        offset: int = 0,
+        read_only: bool | None = None,
+    ) -> None:
+        self.block = block
+        self.shape = shape
+        self.dtype = dtype
+        self.read_only = block.read_only if read_only is None else read_only
+        self._ordinal = ordinal
+        self._offset = offset
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.block.ptr is None:
+            raise ValueError("the block has been freed")
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.block.ptr + self._offset, self.read_only),
+            "version": 3,
+            "strides": None,
+            "stream": None,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _dlpack.CUDA, self._ordinal
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        # DeviceArray gives its memory no work, so there is no stream to wait for.
+        if copy:
+            raise BufferError("a DeviceArray is exported without a copy only")
+        if dl_device is not None and dl_device != self.__dlpack_device__():
+            raise BufferError(f"the array is on device {self.__dlpack_device__()}, not on {dl_device}")
+        return _dlpack.capsule(
+            self,
+            self.block._address(self._offset),
+            self.shape,
+            self.dtype,
+            _dlpack.CUDA,
+            self._ordinal,
+            max_version,
+            self.read_only,
+        )
+
+    def __repr__(self) -> str:
+        return f"<bfcd.DeviceArray {self.shape} {self.dtype} on cuda:{self._ordinal}>"
+
+
+def on_block(block: Block, shape: tuple[int, ...], dtype: Any, ordinal: int | None) -> Any:
+    """An array at the begin of a block, which has the bytes that it needs. ordinal: the GPU's; None: the host."""
+    import numpy
+
+    if ordinal is not None:
+        return DeviceArray(block, shape, dtype, ordinal)
+    if dtype.names is None and dtype.kind != "V":
+        return numpy.asarray(_HostMemory(block, shape, dtype.str))
+    n_bytes = math.prod(shape) * dtype.itemsize
+    return numpy.asarray(_HostMemory(block, (max(n_bytes, 1),), "|u1"))[:n_bytes].view(dtype).reshape(shape)
+
+
+def empty(
+    client: Client,
+    shape: int | tuple[int, ...],
+    dtype: Any,
+    partition: str | None,
+    tag: str | None,
+    wait: float | None,
+    whole: bool,
+) -> Any:
+    import numpy
+
+    dtype = numpy.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(f"memory of bfcd cannot hold Python objects, as {dtype} does")
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"negative dimensions are not allowed: {shape}")
+    n_bytes = math.prod(shape) * dtype.itemsize
+    # An array without bytes has an address all the same.
+    block = client.malloc(max(n_bytes, 1), partition=partition, tag=tag, wait=wait, whole=whole)
+    name = partition or ""
+    ordinal = client._ordinals.get(name, -2)
+    if ordinal == -2:
+        found = block.device_ordinal
+        ordinal = client._ordinals[name] = -1 if found is None else found
+    return on_block(block, shape, dtype, None if ordinal < 0 else ordinal)
+
+
+# ---- sharing ----
+
+
+def block_of(array: Any) -> Block:
+    """The block that an array begins at and is alone on."""
+    if isinstance(array, DeviceArray) and array._offset == 0:
+        return array.block
+    base = array
+    while hasattr(base, "base") and base.base is not None:
+        base = base.base
+    if not isinstance(base, _HostMemory) or array.ctypes.data != base.block.ptr or not array.flags.c_contiguous:
+        raise ValueError("only a whole array of Client.empty(whole=True), or a block, can be published")
+    return base.block
+
+
+def describe(array: Any) -> bytes:
+    """What published() reads."""
+    dtype: Any = array.dtype
+    kind = dtype.str if dtype.names is None else [list(field) for field in dtype.descr]
+    return json.dumps({"dtype": kind, "shape": list(array.shape)}).encode()
+
+
+def published(block: Block) -> Any:
+    import numpy
+
+    try:
+        d = json.loads(block.metadata)
+        kind = d["dtype"] if isinstance(d["dtype"], str) else [tuple(field) for field in d["dtype"]]
+        dtype, shape = numpy.dtype(kind), tuple(int(n) for n in d["shape"])
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f"the block's metadata does not describe an array: {e}") from None
+    if dtype.hasobject or any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize > block.nbytes:
+        raise ValueError("the block's metadata describes an array that is not inside of the block")
+    return on_block(block, shape, dtype, block.device_ordinal)

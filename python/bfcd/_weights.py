@@ -1,0 +1,320 @@
+"""weights(): a .safetensors file in one shared block, read once per machine.
+
+The block has the file's tensor data at its begin, so that it is aligned as the block is, then the file's header, and in
+its last 8 bytes the header's length. It is published when it is complete, so a loader that is killed leaves nothing.
+
+One process of the tenant loads at a time: the one that could publish a small block, the lock, under the name and "~".
+The lock is not kept. It ends with the loader's session, however the loader ends, and another process tries again.
+
+A client cannot have an extent for reading and for writing, so the block is attached by a client that only reads.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import _arrays, _client, _errors
+
+_CHUNK = 16 << 20
+#: How long a process waits for the name before it looks whether the loader has died.
+_LOOK_S = 0.25
+_MAX_HEADER = 100_000_000  # of the format
+_LENGTH = struct.Struct("<Q")
+
+_NUMPY = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8",
+    "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?", "C64": "<c8",
+}  # fmt: skip
+_ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_TORCH = _ML_DTYPES | {
+    "F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16",
+    "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
+}  # fmt: skip
+
+
+# ---- the file ----
+
+
+def _name(path: str, stat: os.stat_result, partition: str) -> str:
+    """Of the file as it is now. It is printable and shorter than 63 bytes."""
+    numbers = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    identity = "\0".join([path, partition, *map(str, numbers)])
+    digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(path).removesuffix(".safetensors"))[:24]
+    return f"{stem}-{digest}"
+
+
+class _File:
+    def __init__(self, fd: int, path: str) -> None:
+        import safetensors
+
+        opened = safetensors.safe_open(f"/proc/self/fd/{fd}", framework="np")  # type: ignore[no-untyped-call]
+        with opened:
+            pass  # it has checked the header
+        self._fd, self._path, self._stat = fd, path, os.fstat(fd)
+        (n_header,) = _LENGTH.unpack(os.pread(fd, _LENGTH.size, 0))
+        self.header = os.pread(fd, n_header, _LENGTH.size)
+        self.data_offset = _LENGTH.size + n_header
+        self.n_data = self._stat.st_size - self.data_offset
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """Tensor data from an offset."""
+        while into:
+            n = os.preadv(self._fd, [into], self.data_offset + offset)
+            if n == 0:
+                raise self._changed()
+            offset += n
+            into = into[n:]
+
+    def check(self) -> None:
+        now = os.fstat(self._fd)
+        if (now.st_size, now.st_mtime_ns) != (self._stat.st_size, self._stat.st_mtime_ns):
+            raise self._changed()
+
+    def _changed(self) -> OSError:
+        return OSError(errno.ESTALE, "the file was changed while it was read", self._path)
+
+
+# ---- loading ----
+
+
+def _progress(wanted: bool | None, n_bytes: int, path: str) -> Any:
+    if wanted is None:
+        wanted = sys.stderr.isatty()
+    if wanted:
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm
+
+            return tqdm(total=n_bytes, unit="B", unit_scale=True, desc=os.path.basename(path))
+    return contextlib.nullcontext()
+
+
+def _fill(block: _client.Block, file: _File, bar: Any) -> None:
+    host = block.buffer() if block.device_ordinal is None else None
+    buffer = memoryview(b"" if host else bytearray(min(_CHUNK, file.n_data)))
+    for offset in range(0, file.n_data, _CHUNK):
+        n = min(_CHUNK, file.n_data - offset)
+        if host:
+            file.read(offset, host[offset : offset + n])
+        else:
+            file.read(offset, buffer[:n])
+            block.write(buffer[:n], offset)
+        if bar:
+            bar.update(n)
+    block.write(file.header + _LENGTH.pack(len(file.header)), file.n_data)
+    file.check()
+
+
+def _metadata(path: str) -> bytes:
+    """For those who look at Client.shared()."""
+    return json.dumps({"safetensors": path}).encode()[:4096]
+
+
+def _load(
+    loader: _client.Client, name: str, path: str, fd: int, keep: float, wait: float | None, progress: bool | None
+) -> _client.Block:
+    file = _File(fd, path)
+    n_bytes = file.n_data + len(file.header) + _LENGTH.size
+    block = loader.malloc(n_bytes, tag="weights", wait=wait, whole=True)
+    try:
+        with _progress(progress, file.n_data, path) as bar:
+            _fill(block, file, bar)
+        loader.publish(block, name, keep=keep, metadata=_metadata(path))
+    except BaseException:
+        block.free()  # now: the traceback refers to it
+        raise
+    return block
+
+
+@contextlib.contextmanager
+def _loading(client: _client.Client, name: str, partition: str) -> Iterator[_client.Client | None]:
+    """A client of its own with the lock; None: another process has it. Its access for writing ends with it."""
+    with client._another(partition=partition, cache=False) as loader:
+        lock = loader.malloc(1, tag="weights lock", whole=True)
+        try:
+            loader.publish(lock, name + "~")
+        except _errors.Exists:
+            yield None
+            return
+        try:
+            yield loader
+        finally:
+            lock.free()
+
+
+def _attach(reader: _client.Client, name: str, wait: float) -> _client.Block | None:
+    with contextlib.suppress(_errors.NotFound, _errors.Timeout):
+        try:
+            return reader.attach(name, read_only=True, wait=wait)
+        except _errors.Error as e:
+            if e.errno != errno.ENOTSUP:
+                raise
+        block = reader.attach(name, wait=wait)  # by CUDA IPC, which has no read-only access: only the arrays say so
+        block.read_only = True
+        return block
+    return None
+
+
+def _shared_block(
+    client: _client.Client, name: str, partition: str, wait: float | None, load: Callable[[_client.Client], Any]
+) -> _client.Block:
+    reader = client._for_reading()
+    end = None if wait is None else time.monotonic() + wait
+    block = _attach(reader, name, 0)
+    while block is None:
+        with _loading(client, name, partition) as loader:
+            # It may have been published before the lock was free.
+            if loader is not None and (block := _attach(reader, name, 0)) is None:
+                try:
+                    loaded = load(loader)
+                except _errors.Exists:  # published meanwhile, and not by weights(); NotFound: where this client has no quota
+                    block = reader.attach(name, read_only=True)
+                else:
+                    block = _attach(reader, name, 0)
+                    del loaded
+        while block is None and any(each.name == name + "~" for each in reader.shared()):
+            left = _LOOK_S if end is None else end - time.monotonic()
+            if left <= 0:
+                raise _errors.Timeout(errno.ETIMEDOUT, f"another process did not load '{name}' in {wait} seconds")
+            block = _attach(reader, name, min(left, _LOOK_S))
+    return block
+
+
+# ---- tensors ----
+
+
+def _entries(block: _client.Block) -> tuple[int, Iterator[tuple[str, str, tuple[int, ...], int, int]]]:
+    """The size of the data, and for each tensor its name, type, shape, begin and end."""
+    wrong = ValueError("the shared block has no safetensors header")
+    if block.nbytes < _LENGTH.size:
+        raise wrong
+    (n_header,) = _LENGTH.unpack(block.read(_LENGTH.size, block.nbytes - _LENGTH.size))
+    n_data = block.nbytes - _LENGTH.size - n_header
+    if n_header > _MAX_HEADER or n_data < 0:
+        raise wrong
+    header = json.loads(block.read(n_header, n_data))
+
+    def entries() -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = tensor["data_offsets"]
+            if not all(type(n) is int and n >= 0 for n in (begin, end, *tensor["shape"])) or not begin <= end <= n_data:
+                raise wrong
+            yield name, tensor["dtype"], tuple(tensor["shape"]), begin, end
+
+    return n_data, entries()
+
+
+def _check_size(name: str, shape: tuple[int, ...], itemsize: int, n_bytes: int) -> None:
+    if math.prod(shape) * itemsize != n_bytes:
+        raise ValueError(f"tensor '{name}' has {n_bytes} bytes, which its shape {shape} does not need")
+
+
+def _numpy_type(name: str) -> Any:
+    import numpy
+
+    if name in _NUMPY:
+        return numpy.dtype(_NUMPY[name])
+    if name in _ML_DTYPES:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(f"NumPy has no type {name}: install ml_dtypes, or use framework='torch'") from None
+        return numpy.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+    raise TypeError(f"NumPy has no type {name}")
+
+
+def _numpy_tensors(block: _client.Block) -> dict[str, Any]:
+    n_data, entries = _entries(block)
+    ordinal = block.device_ordinal
+    whole: Any = _arrays.on_block(block, (n_data,), _numpy_type("U8"), ordinal)
+    tensors: dict[str, Any] = {}
+    for name, kind, shape, begin, end in entries:
+        dtype = _numpy_type(kind)
+        _check_size(name, shape, dtype.itemsize, end - begin)
+        if ordinal is not None:
+            tensors[name] = _arrays.DeviceArray(block, shape, dtype, ordinal, begin)
+        else:
+            tensors[name] = whole[begin:end].view(dtype).reshape(shape)
+    return tensors
+
+
+def _torch_tensors(block: _client.Block) -> dict[str, Any]:
+    import torch
+
+    n_data, entries = _entries(block)
+    ordinal = block.device_ordinal
+    if ordinal is None:
+        # PyTorch has no read-only tensors: it takes the memory as writable, and a write is a SIGSEGV.
+        whole = torch.frombuffer(_client.buffer_at(block, block._address(), block.nbytes), dtype=torch.uint8)
+    else:
+        array = _arrays.DeviceArray(block, (block.nbytes,), _numpy_type("U8"), ordinal, read_only=False)
+        whole = torch.from_dlpack(array)
+    tensors: dict[str, Any] = {}
+    for name, kind, shape, begin, end in entries:
+        if kind not in _TORCH or not hasattr(torch, _TORCH[kind]):
+            raise TypeError(f"this version of PyTorch has no type {kind}")
+        dtype = getattr(torch, _TORCH[kind])
+        _check_size(name, shape, dtype.itemsize, end - begin)
+        part = whole[begin:end]
+        if begin % dtype.itemsize != 0:
+            part = part.clone()
+        tensors[name] = part.view(dtype).reshape(shape)
+    return tensors
+
+
+_FRAMEWORKS = {"numpy": _numpy_tensors, "torch": _torch_tensors}
+
+
+def weights(
+    path: str | os.PathLike[str],
+    client: _client.Client | None = None,
+    framework: str = "numpy",
+    *,
+    partition: str | None = None,
+    keep: float = 3600.0,
+    wait: float | None = None,
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """The tensors of a .safetensors file, in memory that all processes of the tenant share.
+
+    The first process reads the file into a block, the others attach it: a copy for each partition. Tensors are
+    read-only, and each keeps the block. A file that was changed since is another one.
+
+    framework: "numpy" (arrays; bfcd.DeviceArray on a GPU) or "torch".
+    keep: how many seconds the block stays when no process has it any more; math.inf: until Client.forget(). The
+    first process decides.
+    wait: how many seconds to wait for memory, and for another process that is loading the file. None: for memory
+    BFC_WAIT_MS, for the other process without a limit. Timeout: it has not finished.
+    progress: show a progress bar (tqdm) while loading; None: if stderr is a terminal.
+    """
+    if framework not in _FRAMEWORKS:
+        raise ValueError(f"framework is '{framework}', and must be one of {', '.join(_FRAMEWORKS)}")
+    client = client or _client.default()
+    where = partition or client.partition
+    real = os.path.realpath(os.fspath(path))
+    fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        name = _name(real, os.fstat(fd), where)
+        block = _shared_block(
+            client, name, where, wait, lambda loader: _load(loader, name, real, fd, keep, wait, progress)
+        )
+        if block.nbytes != os.fstat(fd).st_size:
+            raise ValueError(f"the shared block '{name}' does not have the size of {real}")
+    finally:
+        os.close(fd)
+    return _FRAMEWORKS[framework](block)

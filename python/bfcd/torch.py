@@ -1,0 +1,178 @@
+"""PyTorch's GPU memory from bfcd.
+
+    import bfcd.torch
+    with bfcd.torch.pool():             # tensors made here are in bfcd's memory
+        x = torch.zeros(1 << 20, device="cuda")
+
+    bfcd.torch.install()                # before the first GPU tensor: all of them
+
+A pool keeps PyTorch's cache, statistics, OutOfMemoryError and graphs. install() replaces the allocator of the process:
+PyTorch then caches nothing, has no statistics, and out of memory is a RuntimeError with the daemon's sentence.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+from typing import Any
+
+import torch
+
+from . import _client
+from ._library import lib
+
+_MIN_TORCH = (2, 5)
+_SHIM = pathlib.Path(__file__).with_name("_torch_shim.cpp")
+
+
+class CompilerError(RuntimeError):
+    """install() needs a C++ compiler, and there is none, or it fails."""
+
+
+def _check_version() -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _MIN_TORCH:
+        raise RuntimeError(f"bfcd.torch needs PyTorch 2.5 or newer, and this is {torch.__version__}")
+
+
+class _DlInfo(ctypes.Structure):
+    _fields_ = [
+        ("dli_fname", ctypes.c_char_p),
+        ("dli_fbase", ctypes.c_void_p),
+        ("dli_sname", ctypes.c_char_p),
+        ("dli_saddr", ctypes.c_void_p),
+    ]
+
+
+def _path_of_library() -> str:
+    """The file of the libbfcclient that is loaded."""
+    info = _DlInfo()
+    if not ctypes.CDLL(None).dladdr(ctypes.cast(lib.bfc_version, ctypes.c_void_p), ctypes.byref(info)):
+        raise RuntimeError("the loaded libbfcclient cannot be found")
+    return os.path.realpath(os.fsdecode(info.dli_fname))
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _no_cache_below() -> None:
+    """Before the default client connects: PyTorch caches, so a cache below it would hold the same memory idle."""
+    if _client._default is None:
+        os.environ.setdefault("BFC_CACHE", "off")
+
+
+@functools.cache
+def _allocator(one_extent: bool) -> Any:
+    """The allocator of all pools. A MemPool refers to it until it is gone, at the interpreter's end too, without
+    keeping it alive; so it lives as long as the process."""
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        _path_of_library(),
+        "bfc_torch_pool_malloc_one_extent" if one_extent else "bfc_torch_pool_malloc",
+        "bfc_torch_pool_free",
+    )
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(allocator))
+    functions = allocator.allocator()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))
+    return functions
+
+
+class Pool:
+    """A memory pool of PyTorch over bfcd, and a context manager: tensors that are made inside of `with` are in it.
+
+    `mem_pool` is the torch.cuda.MemPool, for torch.cuda.graph(pool=p.mem_pool.id) for instance.
+
+    Inside of `with` PyTorch takes back no tensor that another stream uses (record_stream): it does so at an allocation
+    outside of it, and in torch.cuda.empty_cache().
+    """
+
+    def __init__(self, one_extent: bool = False) -> None:
+        _check_version()
+        _no_cache_below()
+        self.mem_pool = torch.cuda.MemPool(_allocator(one_extent))
+        self._contexts: list[Any] = []
+
+    def __enter__(self) -> Pool:
+        context = torch.cuda.use_mem_pool(self.mem_pool)
+        context.__enter__()
+        self._contexts.append(context)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._contexts.pop().__exit__(*exception)
+
+
+def pool(*, one_extent: bool = False) -> Pool:
+    """A pool of its own. Freed tensors stay in PyTorch's cache for the pool until torch.cuda.empty_cache().
+
+    one_extent: each of PyTorch's segments lies in one extent, which NCCL needs. In a partition with "share: fd" a
+    segment, 20 MiB and more for tensors above 1 MiB, must not exceed the tenant's largest extents.
+
+    An allocation waits for BFC_WAIT_MS milliseconds when memory is short.
+    """
+    return Pool(one_extent)
+
+
+def _shim() -> pathlib.Path:
+    """The compiled shim for this library, from the user's cache folder or made now."""
+    library, source = _path_of_library(), _SHIM.read_bytes()
+    key = hashlib.sha256(source + library.encode()).hexdigest()[:16]
+    folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "bfcd"
+    path = folder / f"torch-{key}.so"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (folder, path):
+        if each.exists() and (each.stat().st_uid != os.geteuid() or each.stat().st_mode & 0o022):
+            raise CompilerError(
+                f"{each} belongs to another user, or others can write to it, so its code is not loaded: remove it, set "
+                "XDG_CACHE_HOME to a folder of yours, or use bfcd.torch.pool()"
+            )
+    if path.exists():
+        return path
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    if shutil.which(compiler[0]) is None:
+        raise CompilerError(
+            f"bfcd.torch.install() needs a C++ compiler, and '{compiler[0]}' is not there: install g++ or set CXX, or "
+            "use bfcd.torch.pool(), which needs none"
+        )
+    made = folder / f"{path.name}.{os.getpid()}"
+    command = [*compiler, "-std=c++17", "-O2", "-fPIC", "-shared", "-o", str(made), str(_SHIM), library]
+    command.append(f"-Wl,-rpath,{os.path.dirname(library)}")
+    r = subprocess.run(command, capture_output=True, text=True)
+    if r.returncode != 0:
+        raise CompilerError(
+            f"bfcd.torch.install(): '{shlex.join(command)}' failed; bfcd.torch.pool() needs no compiler:\n{r.stderr}"
+        )
+    os.replace(made, path)
+    return path
+
+
+def install(*, one_extent: bool = False) -> None:
+    """Makes bfcd the allocator of the whole process. Call it before the first tensor on a GPU: PyTorch refuses it
+    later with a RuntimeError.
+
+    An allocation waits for BFC_WAIT_MS milliseconds when memory is short. one_extent: each tensor lies in one
+    extent, which NCCL needs.
+
+    Memory is allocated and freed in the order of streams; Tensor.record_stream() works as ever. torch.cuda.empty_cache()
+    returns idle memory to the daemon. CompilerError: there is no C++ compiler, which a small shim needs.
+    """
+    _check_version()
+    path = _shim()
+    shim = ctypes.CDLL(str(path))
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(
+        str(path), "bfcd_torch_malloc_one_extent" if one_extent else "bfcd_torch_malloc", "bfc_torch_free"
+    )
+    functions = allocator.allocator()
+    functions.set_record_stream_fn(_address(lib, "bfc_torch_record_stream"))
+    functions.set_reset_fn(_address(shim, "bfcd_torch_reset"))
+    torch.cuda.memory.change_current_allocator(allocator)

@@ -1,0 +1,114 @@
+# A real daemon for each test that asks for one. BFCD and BFC_LIBRARY name the programs under test; BFC_TEST_DEVICE is
+# host, cuda-fd or cuda-ipc, the latter two on the fake driver (LD_LIBRARY_PATH).
+#
+# SPDX-License-Identifier: Apache-2.0
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from fd_store import FdStore
+
+DEVICE = os.environ.get("BFC_TEST_DEVICE", "host")
+LIMIT_S = 120  # for what takes milliseconds on an idle machine
+MIB = 1 << 20
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"no {what} within {LIMIT_S} s"
+        time.sleep(0.01)
+
+
+class Daemon:
+    def __init__(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="bfcd-py-"))
+        self.socket = self.folder / "bfcd.sock"
+        device = "host, size: 512MiB" if DEVICE == "host" else '"cuda:0", headroom: 0'
+        share = "" if DEVICE == "host" else f", share: {DEVICE.removeprefix('cuda-').replace('ipc', 'cuda-ipc')}"
+        self.config = self.folder / "bfcd.yaml"
+        self.config.write_text(
+            f"""
+socket: {{path: {self.socket}}}
+admin_socket: {{path: {self.folder}/admin.sock}}
+devices:
+  - {{id: {device}, partitions: [{{name: train, limit: 256MiB{share}}}, {{name: infer, limit: 128MiB{share}}}]}}
+tenants:
+  - name: me
+    match: {{uid: [{os.getuid()}]}}
+    quotas:
+      - {{partition: train, limit: 64MiB}}
+      - {{partition: infer}}
+"""
+        )
+        self.log = open(self.folder / "log", "w")
+        self.store = FdStore(self.folder / "notify.sock")
+        self.process = None
+        self.start()
+
+    def start(self):
+        self.process = self.store.start([os.environ["BFCD"], "--config", self.config], stderr=self.log)
+        wait_for(lambda: self.listens() or self.process.poll() is not None, "socket")
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+
+    def listens(self):
+        with socket.socket(socket.AF_UNIX) as s:
+            return s.connect_ex(str(self.socket)) == 0
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(LIMIT_S) == 0, (self.folder / "log").read_text()
+        self.store.close()
+        self.log.close()
+        shutil.rmtree(self.folder)
+
+    def restart(self):
+        """Kills the daemon and starts another one, which inherits its memory."""
+        self.process.kill()
+        self.process.wait()
+        self.start()
+
+    def run(self, program, **environment):
+        """Runs a Python program with this daemon's client library."""
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env=self.environment() | environment,
+            text=True,
+            capture_output=True,
+            timeout=LIMIT_S,
+        )
+
+    def environment(self):
+        return os.environ | {
+            "BFC_SOCKET": str(self.socket),
+            "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent.parent),
+        }
+
+
+@pytest.fixture
+def daemon():
+    d = Daemon()
+    yield d
+    d.stop()
+
+
+@pytest.fixture
+def client(daemon):
+    import bfcd
+
+    c = bfcd.connect(daemon.socket)
+    yield c
+    c.close()
+
+
+host_only = pytest.mark.skipif(DEVICE != "host", reason="about host memory")
+gpu_only = pytest.mark.skipif(DEVICE == "host", reason="about GPUs")

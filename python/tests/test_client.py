@@ -1,0 +1,337 @@
+# Clients, blocks, statistics and errors, with a real daemon.
+#
+# SPDX-License-Identifier: Apache-2.0
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import bfcd
+import pytest
+from conftest import LIMIT_S, MIB, host_only, wait_for
+
+
+def test_a_block_is_charged_until_it_is_freed(client):
+    block = client.malloc(5 * MIB)
+    assert client.bytes_in_use() == 5 * MIB
+    assert block.nbytes == 5 * MIB
+    del block
+    assert client.bytes_in_use() == 0
+    assert client.max_bytes_in_use() == 5 * MIB
+    client.reset_peak()
+    assert client.max_bytes_in_use() == 0
+
+
+def test_a_freed_block_is_refused(client):
+    block = client.malloc(MIB)
+    block.free()
+    block.free()
+    for use in (block.info, block.read, lambda: block.write(b"x"), lambda: client.publish(block, "name")):
+        with pytest.raises(ValueError, match="freed"):
+            use()
+
+
+def test_an_exception_inside_of_free_frees_once(client):
+    block = client.malloc(MIB)
+    frees = []
+
+    def interrupted(handle, ptr):
+        frees.append(ptr)
+        raise KeyboardInterrupt
+
+    free, block._free = block._free, interrupted
+    ptr = block.ptr
+    with pytest.raises(KeyboardInterrupt):
+        block.free()
+    session = block._session
+    del block
+    gc.collect()
+    assert frees == [ptr]
+    free(session.handle, ptr)
+
+
+def test_an_exception_inside_of_malloc_frees(client, monkeypatch):
+    def interrupted(handle, n_bytes, ptr):
+        assert real(handle, n_bytes, ptr) == 0
+        raise KeyboardInterrupt
+
+    real = bfcd._client._malloc
+    monkeypatch.setattr(bfcd._client, "_malloc", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.malloc(MIB)
+    assert client.bytes_in_use() == 0
+
+
+def test_bytes_are_read_and_written_inside_of_the_block_only(client):
+    block = client.malloc(1000)
+    block.write(b"hello", offset=995)
+    assert block.read(5, 995) == b"hello"
+    for offset, n in ((996, 5), (-1, 2), (0, 1001), (0, -1)):
+        with pytest.raises(ValueError, match="not inside"):
+            block.read(n, offset)
+    with pytest.raises(ValueError, match="not inside"):
+        block.write(b"hello", offset=996)
+
+
+def test_over_quota_names_the_limit_and_the_sessions(client):
+    block = client.malloc(60 * MIB)
+    with pytest.raises(bfcd.QuotaExceeded) as e:
+        client.malloc(32 * MIB)
+    assert isinstance(e.value, MemoryError) and isinstance(e.value, OSError)
+    text = str(e.value)
+    assert "tenant 'me'" in text and "asked 32.0 MiB" in text and f"pid {os.getpid()}" in text
+    block.free()
+    client.malloc(32 * MIB)
+
+
+def test_a_full_partition_is_out_of_memory(daemon, client):
+    with pytest.raises(MemoryError):
+        client.malloc(200 * MIB, partition="infer")
+
+
+@pytest.mark.parametrize(
+    "call, kind, words",
+    [
+        (lambda c: c.malloc(0), bfcd.InvalidValue, ""),
+        (lambda c: c.malloc(1, partition="nowhere"), bfcd.NotFound, "nowhere"),
+        (lambda c: c.malloc(1, tag="x" * 32), bfcd.InvalidValue, "tag"),
+        (lambda c: c.attach("nothing"), bfcd.NotFound, "nothing"),
+        (lambda c: c.attach("nothing", wait=0.01), bfcd.Timeout, "nothing"),
+        (lambda c: c.malloc(1, wait=-1), ValueError, "negative"),
+        (lambda c: c.mem_get_info("nowhere"), bfcd.NotFound, "nowhere"),
+    ],
+)
+def test_errors_have_a_kind_and_a_sentence(client, call, kind, words):
+    with pytest.raises(kind) as e:
+        call(client)
+    assert str(e.value) and words in str(e.value)
+
+
+def test_no_daemon_is_an_error_that_names_the_socket(tmp_path):
+    with pytest.raises(bfcd.Error) as e:
+        bfcd.connect(tmp_path / "none.sock")
+    assert "none.sock" in str(e.value)
+    assert isinstance(e.value, (bfcd.NotFound, bfcd.Disconnected))
+
+
+def test_statistics_agree(client):
+    block = client.malloc(3 * MIB)
+    s = client.memory_stats()
+    assert s["bytes_in_use"] == s["allocated_bytes.all.current"] == 3 * MIB
+    assert s["peak_bytes_in_use"] == s["allocated_bytes.all.peak"] == client.max_bytes_in_use()
+    assert s["bytes_limit"] == client.bytes_limit() == 64 * MIB
+    assert s["bytes_reserved"] == s["bytes_in_use"] + s["bytes_idle"]
+    assert s["allocation.all.current"] == 1
+    assert client.tenant_stats()["bytes_in_use"] >= 3 * MIB
+    free, total = client.mem_get_info()
+    assert total == 64 * MIB and free == 61 * MIB
+    assert client.memory_stats("infer")["bytes_in_use"] == 0
+    block.free()
+
+
+def test_a_trace_has_partitions_and_tags(daemon, tmp_path):
+    trace = tmp_path / "job.csv"
+    r = daemon.run(
+        """
+import bfcd
+client = bfcd.default()
+blocks = [client.malloc(3000, tag="weights"), client.malloc(5000, partition="infer", tag="kv"), client.malloc(7)]
+""",
+        BFC_TRACE=str(trace),
+    )
+    assert r.returncode == 0, r.stderr
+    lines = [line.split(",") for line in trace.read_text().splitlines()]
+    assert lines[0] == ["id", "lower", "upper", "size", "partition", "tag"]
+    assert [line[3:] for line in lines[1:]] == [["3000", "train", "weights"], ["5000", "infer", "kv"], ["7", "train", ""]]
+
+
+def test_idle_memory_goes_back(client):
+    client.malloc(8 * MIB).free()
+    assert client.memory_stats()["bytes_idle"] > 0
+    client.empty_cache()
+    assert client.memory_stats()["bytes_idle"] == 0
+    wait_for(lambda: client.tenant_stats()["bytes_reserved"] == 0, "release of the memory")
+
+
+def test_a_closed_client_refuses_and_its_blocks_live(client, daemon):
+    c = bfcd.connect(daemon.socket)
+    block = c.malloc(MIB)
+    block.write(b"still")
+    c.close()
+    for call in (lambda: c.malloc(1), c.memory_stats, c.empty_cache, lambda: c.tenant):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    assert "closed" in repr(c)
+    assert block.read(5) == b"still"
+    assert client.tenant_stats()["num_sessions"] == 2
+    del block
+    gc.collect()
+    wait_for(lambda: client.tenant_stats()["num_sessions"] == 1, "end of the session")
+
+
+def test_a_request_waits_for_memory(client, daemon):
+    other = bfcd.connect(daemon.socket)
+    block = other.malloc(60 * MIB)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(client.malloc(32 * MIB, wait=LIMIT_S)))
+    thread.start()
+    assert not got
+    block.free()
+    thread.join()
+    assert got and got[0].nbytes == 32 * MIB
+
+
+def test_ctrl_c_ends_a_wait(daemon):
+    program = f"""
+import bfcd, sys
+c = bfcd.connect()
+block = c.malloc(60 << 20)
+try:
+    print("waiting", flush=True)
+    c.malloc(32 << 20, wait={LIMIT_S})
+except KeyboardInterrupt:
+    print("interrupted", c.bytes_in_use() == 60 << 20, flush=True)
+"""
+    p = subprocess.Popen([sys.executable, "-c", program], env=daemon.environment(), stdout=subprocess.PIPE, text=True)
+    assert p.stdout.readline() == "waiting\n"
+    p.send_signal(signal.SIGINT)
+    assert p.stdout.readline() == "interrupted True\n"
+    assert p.wait(LIMIT_S) == 0
+
+
+def test_other_signals_do_not_end_a_wait(client, daemon):
+    other = bfcd.connect(daemon.socket)
+    block = other.malloc(60 * MIB)
+    heard = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
+
+    def disturb():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        heard.wait()
+        block.free()
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    assert client.malloc(32 * MIB, wait=LIMIT_S).nbytes == 32 * MIB
+    thread.join()
+    signal.signal(signal.SIGUSR1, before)
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_blocks_are_published_and_attached(client, daemon):
+    block = client.malloc(MIB, whole=True)
+    block.write(b"weights")
+    client.publish(block, "model")
+    with pytest.raises(bfcd.Exists, match="model"):
+        client.publish(client.malloc(MIB, whole=True), "model")
+    other = bfcd.connect(daemon.socket)
+    attached = other.attach("model")
+    assert attached.nbytes == MIB and attached.read(7) == b"weights"
+    block.free()
+    assert other.attach("model").read(7) == b"weights"
+
+
+def test_the_default_client_is_one_for_a_process(daemon):
+    r = daemon.run(
+        """
+import bfcd
+assert bfcd.default() is bfcd.default()
+x = bfcd.default().malloc(1 << 20)
+try:
+    bfcd.trace("/tmp/never")
+except RuntimeError as e:
+    print(e)
+"""
+    )
+    assert r.returncode == 0, r.stderr
+    assert "connected already" in r.stdout
+
+
+def test_a_trace_is_written(daemon, tmp_path):
+    path = tmp_path / "job.csv"
+    r = daemon.run(f"import bfcd\nbfcd.trace({str(path)!r})\nb = bfcd.default().malloc(1000)\nb.free()")
+    assert r.returncode == 0, r.stderr
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_blocks_may_be_left_at_the_end(daemon):
+    r = daemon.run(
+        """
+import bfcd, threading
+c = bfcd.connect()
+blocks = [c.malloc(1 << 20) for _ in range(10)]
+def allocate():
+    while True:
+        c.malloc(4096)
+threading.Thread(target=allocate, daemon=True).start()
+"""
+    )
+    assert (r.returncode, r.stderr) == (0, "")
+
+
+@host_only
+def test_a_forked_child_connects_by_itself(daemon):
+    r = daemon.run(
+        """
+import bfcd, os, gc
+c = bfcd.default()
+block = c.malloc(1 << 20)
+block.write(b"parent")
+pid = os.fork()
+if pid == 0:
+    try:
+        c.malloc(1)
+    except bfcd.Forked:
+        own = bfcd.default().malloc(1 << 20)
+        own.write(b"child")
+        del block, c
+        gc.collect()
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+assert block.read(6) == b"parent"
+"""
+    )
+    assert r.returncode == 0, r.stderr
+
+
+@host_only
+def test_multiprocessing_workers_allocate(daemon):
+    r = daemon.run(
+        """
+import bfcd, multiprocessing
+def work(n):
+    return bfcd.default().malloc(n).nbytes
+if __name__ == "__main__":
+    bfcd.default().malloc(1000)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(pool.map(work, [1000, 2000, 3000]))
+"""
+    )
+    assert r.returncode == 0, r.stderr
+    assert r.stdout == "[1000, 2000, 3000]\n"
+
+
+def test_many_threads_allocate(client):
+    def work():
+        for i in range(1, 2000):
+            client.malloc(i)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert client.bytes_in_use() == 0
+
+
+def test_a_library_that_is_not_there_is_named(daemon):
+    r = daemon.run("import os\nos.environ['BFC_LIBRARY'] = '/nowhere.so'\nimport bfcd")
+    assert r.returncode == 1 and "/nowhere.so" in r.stderr and "ldconfig" in r.stderr
+
+
+def test_a_wrong_default_wait_is_named(daemon):
+    r = daemon.run("import os\nos.environ['BFC_WAIT_MS'] = 'long'\nimport bfcd")
+    assert r.returncode == 1 and "BFC_WAIT_MS is 'long'" in r.stderr

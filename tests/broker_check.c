@@ -1,0 +1,100 @@
+/* See checks.h.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/checks.h"
+
+#include <errno.h>
+
+#include "daemon/admin/drain.h"
+#include "daemon/memory/broker.h"
+#include "daemon/session/session.h"
+
+int quota_check(const struct quota *q, const char **ret_why)
+{
+        struct bfc_stats stats;
+        int r = arena_check(q->arena, ret_why);
+
+        if (r < 0)
+                return r;
+        if (q->keep.until_ms != 0 && (q->keep.n_bytes == 0 || q->is_removed || q->partition->is_draining)) {
+                *ret_why = "memory is kept although keep does not allow it";
+                return -EBADMSG;
+        }
+        if (q->lists.is_releasing != (arena_retiring_bytes(q->arena) > 0) ||
+            (!q->lists.may_have_free && arena_releasable(q->arena, NULL) > 0)) {
+                *ret_why = "a quota with free or leaving extents is not listed";
+                return -EBADMSG;
+        }
+        arena_read_stats(q->arena, &stats);
+        if (stats.bytes_reserved > q->account.charged_bytes) {
+                *ret_why = "the allocator has more bytes reserved than are charged";
+                return -EBADMSG;
+        }
+        /* A growing block is the allocator's already and the quota's not yet. */
+        if (!q->growth.is_running &&
+            (stats.bytes_in_use != q->bytes_in_use || stats.num_blocks != q->n_blocks)) {
+                *ret_why = "blocks of the quota and of the allocator differ";
+                return -EBADMSG;
+        }
+        return 0;
+}
+
+/* Whether every usage in `remembered` is in the quota's list. */
+static bool usages_are_listed(const struct quota *q, struct usage *const *remembered, size_t n)
+{
+        const struct usage *h;
+
+        for (size_t i = 0; i < n; i++) {
+                TAILQ_FOREACH(h, &q->usages.list, of_quota)
+                if (h == remembered[i])
+                        break;
+                if (remembered[i] && !h)
+                        return false;
+        }
+        return true;
+}
+
+int usage_check(const struct quota *q, const char **ret_why)
+{
+        const struct usage *h;
+
+        *ret_why = "an ended session is listed among the largest";
+        if (!usages_are_listed(q, q->usages.ranks.by_bytes, QUOTA_RANKS) ||
+            !usages_are_listed(q, q->usages.ranks.by_blocks, QUOTA_RANKS) ||
+            (q->usages.report && !usages_are_listed(q, q->usages.report->most, QUOTA_HOLDERS)))
+                return -EBADMSG;
+
+        TAILQ_FOREACH(h, &q->usages.list, of_quota)
+        {
+                struct ledger *ledger = h->session->broker->ledger;
+                uint32_t i = ledger_session_at(ledger, h->session->index)->links.first_block;
+                uint64_t n_blocks = 0, n_bytes = 0;
+                bool fits = true;
+
+                for (; i != LEDGER_NONE; i = ledger_block_at(ledger, i)->links.next_of_session) {
+                        const struct ledger_block *block = ledger_block_at(ledger, i);
+
+                        if (block->quota != q->index)
+                                continue;
+                        n_blocks++;
+                        n_bytes += block->n_bytes;
+                        fits = fits && block->n_bytes <= h->largest_bytes;
+                }
+                *ret_why = "a session's blocks do not match its recorded usage";
+                if (n_blocks != h->n_blocks || n_bytes != h->bytes || !fits)
+                        return -EBADMSG;
+        }
+        return 0;
+}
+
+int broker_check(const struct broker *b, const char **ret_why)
+{
+        int r = ledger_check(b->ledger, ret_why);
+
+        for (size_t i = 0; r == 0 && i < b->n_tenants; i++)
+                for (size_t k = 0; r == 0 && k < b->tenants[i].n_quotas; k++)
+                        r = quota_check(b->tenants[i].quotas[k], ret_why);
+        if (r == 0)
+                r = drain_check(b, ret_why);
+        return r;
+}

@@ -1,0 +1,451 @@
+/* bfc-exporter beside a real daemon: what it serves, what it refuses, and what it does without a daemon.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "ctl/serve.h"
+#include "tests/integration/json.h"
+
+static const struct rig_config one_tenant = { .tenants = TENANT("red", "@UID@", "train, limit: 64MiB") };
+
+struct exporter {
+        char path[112]; /* its socket */
+        pid_t pid;
+};
+
+/* ---- the program ----------------------------------------------------------------- */
+
+static const char *program(void)
+{
+        const char *path = getenv("BFC_EXPORTER");
+
+        return path && *path ? path : BUILT_EXPORTER;
+}
+
+static int try_connect(const char *path)
+{
+        struct sockaddr_un address = { .sun_family = AF_UNIX };
+        struct timeval limit = { .tv_sec = SETTLE_MS / 1000 };
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+        ck_assert_int_ge(fd, 0);
+        ck_assert_uint_lt(strlen(path), sizeof(address.sun_path));
+        strcpy(address.sun_path, path);
+        (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0)
+                return fd;
+        close(fd);
+        return -1;
+}
+
+static bool is_up(const char *path)
+{
+        int fd = try_connect(path);
+
+        if (fd < 0)
+                return false;
+        close(fd);
+        return true;
+}
+
+static struct exporter exporter_start(const struct rig *rig)
+{
+        struct exporter e;
+        pid_t parent = getpid();
+
+        snprintf(e.path, sizeof(e.path), "%s/http", rig->folder);
+        e.pid = fork();
+        ck_assert_int_ge(e.pid, 0);
+        if (e.pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                if (getppid() == parent)
+                        execl(program(), program(), "--listen", e.path, "--socket", rig->monitor_socket,
+                              (char *)NULL);
+                _exit(127);
+        }
+        ck_assert(WAIT_FOR(is_up(e.path), SETTLE_MS));
+        return e;
+}
+
+/* It ends by itself, and removes its socket. */
+static void exporter_stop(const struct exporter *e)
+{
+        int status;
+
+        ck_assert_int_eq(kill(e->pid, SIGTERM), 0);
+        ck_assert_int_eq(waitpid(e->pid, &status, 0), e->pid);
+        ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+        ck_assert_int_lt(access(e->path, F_OK), 0);
+}
+
+/* ---- HTTP ------------------------------------------------------------------------- */
+
+struct reply {
+        char *all; /* head and body */
+        const char *body;
+        int status;
+};
+
+static void reply_read(int fd, struct reply *ret)
+{
+        size_t n = 0, n_room = 1 << 16;
+        ssize_t got;
+
+        ret->all = malloc(n_room);
+        ck_assert_ptr_nonnull(ret->all);
+        while ((got = read(fd, ret->all + n, n_room - n - 1)) > 0) {
+                n += (size_t)got;
+                if (n + 1 == n_room)
+                        ret->all = realloc(ret->all, n_room *= 2);
+        }
+        ck_assert_msg(got == 0, "the answer did not end: %s", strerror(errno));
+        ret->all[n] = '\0';
+        ret->status = 0;
+        ck_assert_int_eq(sscanf(ret->all, "HTTP/1.1 %d ", &ret->status), 1);
+        ret->body = strstr(ret->all, "\r\n\r\n");
+        ck_assert_ptr_nonnull(ret->body);
+        ret->body += 4;
+}
+
+static void request(const struct exporter *e, const char *method, const char *path, const char *more,
+                    struct reply *ret)
+{
+        int fd = try_connect(e->path);
+        char *text;
+
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_gt(asprintf(&text, "%s %s HTTP/1.1\r\nHost: here\r\nConnection: close\r\n%s\r\n",
+                                  method, path, more),
+                         0);
+        ck_assert_int_eq(send(fd, text, strlen(text), MSG_NOSIGNAL), (ssize_t)strlen(text));
+        free(text);
+        reply_read(fd, ret);
+        close(fd);
+}
+
+static void get(const struct exporter *e, const char *path, struct reply *ret)
+{
+        request(e, "GET", path, "", ret);
+}
+
+/* ---- what it serves ------------------------------------------------------------------ */
+
+TEST(metrics_over_http)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        struct raw *red = session_open(rig->socket, "red");
+        struct exporter e = exporter_start(rig);
+        Bfcd__Block block;
+        struct reply r;
+
+        ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
+        get(&e, "/metrics", &r);
+        ck_assert_int_eq(r.status, 200);
+        ck_assert_ptr_nonnull(strstr(r.all, "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
+        ck_assert_ptr_nonnull(strstr(r.body, "partition=\"train\",tenant=\"red\"} 3145728\n"));
+        ck_assert_ptr_null(strstr(r.body, "# EOF"));
+        free(r.all);
+        request(&e, "GET", "/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n", &r);
+        ck_assert_int_eq(r.status, 200);
+        ck_assert_ptr_nonnull(strstr(r.all, "Content-Type: application/openmetrics-text; version=1.0.0"));
+        ck_assert_str_eq(r.body + strlen(r.body) - 6, "# EOF\n");
+        free(r.all);
+        request(&e, "HEAD", "/metrics", "", &r);
+        ck_assert_int_eq(r.status, 200);
+        ck_assert_str_eq(r.body, "");
+        free(r.all);
+        exporter_stop(&e);
+        session_end(red);
+        rig_stop(rig);
+}
+
+/* The same JSON as bfcctl's. */
+TEST(lists_over_http)
+{
+        static const char *const lists[] = { "status", "partitions", "tenants", "sessions",
+                                             "keep",   "grants",     "explain" };
+        struct rig *rig = rig_start(&one_tenant);
+        struct raw *red = session_open(rig->socket, "red");
+        struct exporter e = exporter_start(rig);
+        Bfcd__Block block;
+        char path[64];
+        struct reply r;
+
+        ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
+        for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+                json_t *document;
+
+                snprintf(path, sizeof(path), "/api/%s", lists[i]);
+                get(&e, path, &r);
+                ck_assert_msg(r.status == 200, "%s: %d", path, r.status);
+                ck_assert_ptr_nonnull(strstr(r.all, "Content-Type: application/json"));
+                document = json_loads(r.body, JSON_REJECT_DUPLICATES, NULL);
+                ck_assert_msg(json_object_get(document, lists[i]), "%s: %s", path, r.body);
+                if (strcmp(lists[i], "tenants") == 0 || strcmp(lists[i], "partitions") == 0) {
+                        json_t *told = ctl_json(rig->monitor_socket, WORDS("--json", lists[i]));
+
+                        ck_assert(json_equal(json_object_get(document, lists[i]), told));
+                        json_decref(told);
+                }
+                json_decref(document);
+                free(r.all);
+        }
+        exporter_stop(&e);
+        session_end(red);
+        rig_stop(rig);
+}
+
+/* The same drawing as bfcctl's. The name may be encoded. */
+TEST(a_map_over_http)
+{
+        static const char *const paths[] = { "/api/map.svg?partition=train", "/api/map.svg?partition=tr%61in",
+                                             "/api/map.svg?x=y&partition=train&z" };
+        struct rig *rig = rig_start(&one_tenant);
+        struct raw *red = session_open(rig->socket, "red");
+        struct exporter e = exporter_start(rig);
+        Bfcd__Block block;
+        struct reply r;
+        char *drawn;
+
+        ck_assert_int_eq(raw_malloc(red, 0, 3 * MIB, &block), 0);
+        ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("map", "train", "--svg", "-"), &drawn, NULL), 0);
+        for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
+                get(&e, paths[i], &r);
+                ck_assert_msg(r.status == 200, "%s: %d", paths[i], r.status);
+                ck_assert_ptr_nonnull(strstr(r.all, "Content-Type: image/svg+xml\r\n"));
+                ck_assert_int_eq(strncmp(r.body, drawn, strcspn(drawn, "\n")), 0);
+                ck_assert_ptr_nonnull(strstr(r.body, "red: 3.0 MiB in use"));
+                ck_assert_str_eq(r.body + strlen(r.body) - 7, "</svg>\n");
+                free(r.all);
+        }
+        free(drawn);
+        exporter_stop(&e);
+        session_end(red);
+        rig_stop(rig);
+}
+
+TEST(wrong_maps_are_refused)
+{
+        static const struct {
+                const char *path;
+                int status;
+                const char *error;
+        } wrong[] = {
+                { "/api/map.svg", 400, "A partition is needed" },
+                { "/api/map.svg?partition", 400, "A partition is needed" },
+                { "/api/map.svg?partition=", 400, "A partition is needed" },
+                { "/api/map.svg?partition=train%00x", 400, "A partition is needed" },
+                { "/api/map.svg?tenant=red", 400, "A partition is needed" },
+                { "/api/map.svg?partition=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa%C3%A9",
+                  404, "There is no partition 'aaaaaaaa" },
+                { "/api/map.svg?partition=green", 404, "There is no partition 'green'; you can see: train" },
+                { "/api/map.svg?partition=%3Cscript%3E%1b", 404, "There is no partition '<script>\\x1b'" },
+                { "/api/map.svg/train", 404, "There are /, /metrics" },
+        };
+        struct rig *rig = rig_start(&one_tenant);
+        struct exporter e = exporter_start(rig);
+        struct reply r;
+
+        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+                json_t *document;
+
+                get(&e, wrong[i].path, &r);
+                ck_assert_msg(r.status == wrong[i].status, "%s: %d", wrong[i].path, r.status);
+                ck_assert_ptr_nonnull(strstr(r.all, "Content-Type: application/json"));
+                document = json_loads(r.body, JSON_REJECT_DUPLICATES, NULL);
+                ck_assert_ptr_nonnull(document);
+                ck_assert_msg(strstr(string_of(document, "error"), wrong[i].error), "%s: %s", wrong[i].path,
+                              r.body);
+                json_decref(document);
+                free(r.all);
+        }
+        exporter_stop(&e);
+        rig_stop(rig);
+}
+
+static size_t count(const char *text, const char *part)
+{
+        size_t n = 0;
+
+        while ((text = strstr(text, part))) {
+                text += strlen(part);
+                n++;
+        }
+        return n;
+}
+
+/* Its script and its style are allowed by their hashes, and it names no other host. */
+TEST(page_over_http)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        struct exporter e = exporter_start(rig);
+        struct reply r;
+        char *length;
+
+        get(&e, "/", &r);
+        ck_assert_int_eq(r.status, 200);
+        ck_assert_ptr_nonnull(strstr(r.all, "Content-Type: text/html; charset=utf-8\r\n"));
+        ck_assert_ptr_nonnull(
+                strstr(r.all, "Content-Security-Policy: default-src 'none'; script-src 'sha256-"));
+        ck_assert_ptr_nonnull(strstr(r.all, "; style-src 'sha256-"));
+        ck_assert_ptr_nonnull(strstr(r.all, "X-Content-Type-Options: nosniff\r\n"));
+        ck_assert_ptr_null(strstr(r.all, "unsafe-"));
+        ck_assert_int_eq(strncmp(r.body, "<!DOCTYPE html>", 15), 0);
+        ck_assert_str_eq(r.body + strlen(r.body) - 8, "</html>\n");
+        ck_assert_uint_eq(count(r.body, "<script>") + count(r.body, "<style>"), 2);
+        ck_assert_uint_eq(count(r.body, "://"), 0);
+        ck_assert_uint_eq(count(r.body, "src=") + count(r.body, "url("), 0);
+        ck_assert_int_gt(asprintf(&length, "Content-Length: %zu\r\n", strlen(r.body)), 0);
+        free(r.all);
+        request(&e, "HEAD", "/", "", &r);
+        ck_assert_int_eq(r.status, 200);
+        ck_assert_str_eq(r.body, "");
+        ck_assert_ptr_nonnull(strstr(r.all, length));
+        free(r.all);
+        free(length);
+        get(&e, "/api/sessions", &r);
+        ck_assert_ptr_nonnull(strstr(r.all, "Content-Security-Policy: default-src 'none'"));
+        ck_assert_ptr_nonnull(strstr(r.all, "; sandbox\r\n"));
+        free(r.all);
+        exporter_stop(&e);
+        rig_stop(rig);
+}
+
+/* ---- what it refuses -------------------------------------------------------------------- */
+
+TEST(other_requests_are_refused)
+{
+        static const char *const nowhere[] = { "/index.html", "/api/",           "/api/blocks",
+                                               "/metrics/",   "/api/../metrics", "/etc/passwd" };
+        static const char *const methods[] = { "POST", "PUT", "DELETE", "OPTIONS", "PATCH" };
+        struct rig *rig = rig_start(&one_tenant);
+        struct exporter e = exporter_start(rig);
+        struct reply r;
+
+        for (size_t i = 0; i < sizeof(nowhere) / sizeof(nowhere[0]); i++) {
+                get(&e, nowhere[i], &r);
+                ck_assert_msg(r.status == 404, "%s: %d", nowhere[i], r.status);
+                free(r.all);
+        }
+        for (size_t i = 0; i < sizeof(methods) / sizeof(methods[0]); i++) {
+                request(&e, methods[i], "/metrics", "Content-Length: 0\r\n", &r);
+                ck_assert_msg(r.status == 405, "%s: %d", methods[i], r.status);
+                ck_assert_ptr_nonnull(strstr(r.all, "Allow: GET, HEAD\r\n"));
+                free(r.all);
+        }
+        exporter_stop(&e);
+        rig_stop(rig);
+}
+
+static bool is_served(const struct exporter *e)
+{
+        struct reply r;
+        bool ret;
+
+        get(e, "/metrics", &r);
+        ret = r.status == 200;
+        free(r.all);
+        return ret;
+}
+
+/* Clients that send half a request delay no other client, and are closed; so are those beyond the bound. */
+TEST(idle_connections_are_closed)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        struct exporter e = exporter_start(rig);
+        int fds[SERVE_CONNECTIONS - 1];
+        char byte;
+
+        for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++) {
+                fds[i] = try_connect(e.path);
+                ck_assert_int_ge(fds[i], 0);
+                ck_assert_int_eq(send(fds[i], "GET /met", 8, MSG_NOSIGNAL), 8);
+        }
+        ck_assert(is_served(&e));
+        for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++) {
+                while (read(fds[i], &byte, 1) > 0)
+                        ;
+                close(fds[i]);
+        }
+        ck_assert(is_served(&e));
+        exporter_stop(&e);
+        rig_stop(rig);
+}
+
+/* ---- without a daemon -------------------------------------------------------------------- */
+
+TEST(the_daemon_may_be_away)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        struct exporter e = exporter_start(rig);
+        struct reply r;
+
+        ck_assert(is_served(&e));
+        rig_terminate(rig);
+        get(&e, "/metrics", &r);
+        ck_assert_int_eq(r.status, 503);
+        ck_assert_ptr_nonnull(strstr(r.body, "Cannot reach bfcd at "));
+        free(r.all);
+        rig->pid = rig_spawn_daemon(rig);
+        ck_assert(WAIT_FOR(is_served(&e), SETTLE_MS));
+        exporter_stop(&e);
+        rig_meet(rig);
+        rig_stop(rig);
+}
+
+TEST(only_the_monitor_socket_will_do)
+{
+        struct rig *rig = rig_start(&one_tenant);
+        struct exporter e;
+        struct reply r;
+
+        strcpy(rig->monitor_socket, rig->admin_socket);
+        e = exporter_start(rig);
+        get(&e, "/metrics", &r);
+        ck_assert_int_eq(r.status, 503);
+        ck_assert_ptr_nonnull(strstr(r.body, "is not the monitor socket"));
+        free(r.all);
+        exporter_stop(&e);
+        rig_stop(rig);
+}
+
+/* ---- the command line ---------------------------------------------------------------------- */
+
+TEST(wrong_options)
+{
+        static const struct {
+                const char *where;
+                const char *said;
+        } wrong[] = {
+                { "0.0.0.0:9477", "not a loopback address" },
+                { "[::]:9477", "not a loopback address" },
+                { "localhost:9477", "not a numeric address" },
+                { "127.0.0.1", "ADDRESS:PORT" },
+                { "", "ADDRESS:PORT" },
+                { "/nowhere/at/all", "No such file" },
+        };
+        char *err;
+
+        for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+                ck_assert_int_eq(program_run(WORDS(program(), "--listen", wrong[i].where), NULL, &err), 1);
+                ck_assert_msg(strstr(err, wrong[i].said), "%s: %s", wrong[i].where, err);
+                free(err);
+        }
+        ck_assert_int_eq(program_run(WORDS(program(), "--no-such"), NULL, NULL), 2);
+        ck_assert_int_eq(program_run(WORDS(program(), "more"), NULL, NULL), 2);
+        ck_assert_int_eq(program_run(WORDS(program(), "--help"), NULL, NULL), 0);
+        ck_assert_int_eq(program_run(WORDS(program(), "--version"), NULL, NULL), 0);
+}
+
+int main(void)
+{
+        return harness_cases("exporter");
+}

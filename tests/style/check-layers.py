@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+# Includes go down only. The layers are in layers.txt beside this file.
+#
+# SPDX-License-Identifier: Apache-2.0
+#
+# usage: check-layers.py ROOT          prints TAP, one case per rule
+#        check-layers.py --self-test   shows that each rule can fail
+import fnmatch
+import os
+import re
+import sys
+
+LAYERS = "tests/style/layers.txt"
+FOLDERS = ("bfc", "client", "ctl", "daemon", "device", "include", "proto")
+# Generated from .proto files, so no files of the tree.
+GENERATED = {"ctl/tensorboard.pb-c.h", "proto/bfcd.pb-c.h"}
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.M)
+COMMENT = re.compile(r'/\*.*?\*/|//[^\n]*|("(?:\\.|[^"\\\n])*")', re.S)
+
+# (name, files that the rule is about, files that it spares, what may not stand there)
+NEVER = (
+    ("libuv is named in the daemon's server, connection, stream and events only",
+     "*", ("daemon/net/server.c", "daemon/net/connection.c", "daemon/net/connection.h", "daemon/net/stream.c", "daemon/net/stream.h", "daemon/net/events.c", "daemon/net/events.h"),
+     re.compile(r"\buv_\w+|\bUV_[A-Z]\w+|<uv\.h>")),
+    ("bfc, device, proto and the library never log or print",
+     # PyTorch's and CuPy's functions cannot return an error.
+     ("bfc/*", "device/*", "proto/*", "client/*"), ("client/frameworks.c",),
+     re.compile(r"\blog_(?:write|limited|open|error|warning|notice|info|debug)\b|\bv?f?printf\s*\(|\bperror\s*\(|"
+                r"\bsyslog\s*\(|\bsd_journal_\w+|\bputs\s*\(|\bstderr\b")),
+    ("bfc does no I/O and knows no clock, lock or thread",
+     "bfc/*", (),
+     re.compile(r"<(?:stdio|unistd|fcntl|time|pthread|signal|poll|threads|sys/(?!mman)\w+)\.h>|"
+                r"\b(?:clock_gettime|pthread_\w+|open|read|write)\s*\(")),
+    ("low layers of the daemon do not log",
+     ("daemon/memory/tenant.*", "daemon/memory/partition.*", "daemon/memory/quota*", "daemon/memory/reclaim.*", "daemon/memory/keep.*", "daemon/memory/arena*", "daemon/memory/extent*", "daemon/memory/growth.*", "daemon/memory/release.*", "daemon/memory/refill.*",
+      "daemon/memory/unreclaimed.*", "daemon/memory/worker.*",
+      "daemon/ledger/ledger.*", "daemon/config*", "daemon/memory/account.*"), (),
+     re.compile(r"\blog_(?:write|limited|open|error|warning|notice|info|debug)\b")),
+)
+
+
+def read_tree(root):
+    files = {}
+    for folder in FOLDERS:
+        for where, _, names in os.walk(os.path.join(root, folder)):
+            for name in names:
+                path = os.path.join(where, name)
+                if name.endswith((".c", ".h")):
+                    with open(path, encoding="utf-8") as f:
+                        files[os.path.relpath(path, root)] = f.read()
+    return files
+
+
+def code_of(text):
+    """The text without comments, lines kept; strings stay."""
+    return COMMENT.sub(lambda m: m.group(1) or "\n" * m.group(0).count("\n"), text)
+
+
+def read_layers(text):
+    layers = {}
+    for line in text.splitlines():
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        layers[words[0]] = (words[1], [w for w in words[2:] if w != "-"])
+    for name, (_, below) in layers.items():
+        for other in below:
+            if other not in layers:
+                raise ValueError(f"{name} uses {other}, which is no layer")
+    return layers
+
+
+def reach(layers, name, path=()):
+    """The layers under `name`; a circle is an error."""
+    if name in path:
+        raise ValueError("layers in a circle: " + " -> ".join(path + (name,)))
+    below = set()
+    for other in layers[name][1]:
+        below |= {other} | reach(layers, other, path + (name,))
+    return below
+
+
+def layer_of(layers, file):
+    for name, (pattern, _) in layers.items():
+        if any(fnmatch.fnmatchcase(file, p) for p in pattern.split(",")):
+            return name
+    return None
+
+
+def check_includes(files, layers):
+    for file, text in sorted(files.items()):
+        here = layer_of(layers, file)
+        if here is None:
+            yield f"{file}: is in no layer; add it to {LAYERS}"
+            continue
+        allowed = reach(layers, here) | {here}
+        for match in INCLUDE.finditer(code_of(text)):
+            quoted, angled = match.groups()
+            if angled is not None and angled != "bfcclient.h":
+                continue
+            target = "include/bfcclient.h" if angled else quoted
+            if target not in files and target not in GENERATED:
+                yield f'{file}: includes "{target}", which is not a path from the root'
+                continue
+            there = layer_of(layers, target)
+            if there is not None and there not in allowed:
+                yield f"{file}: {here} includes {target}, which is in {there}: not below {here}"
+
+
+def check_never(files, about, spared, pattern):
+    abouts = (about,) if isinstance(about, str) else about
+    for file, text in sorted(files.items()):
+        if file in spared or not any(fnmatch.fnmatchcase(file, a) for a in abouts):
+            continue
+        for number, line in enumerate(code_of(text).splitlines(), 1):
+            match = pattern.search(line)
+            if match:
+                yield f"{file}:{number}: {match.group(0).strip()}"
+
+
+def run(files, layers_text):
+    """[(rule, [what is wrong])]"""
+    results = []
+    try:
+        layers = read_layers(layers_text)
+        wrong = list(check_includes(files, layers))
+    except ValueError as e:
+        wrong = [str(e)]
+    results.append(("includes go down only", wrong))
+    for name, about, spared, pattern in NEVER:
+        results.append((name, list(check_never(files, about, spared, pattern))))
+    return results
+
+
+def self_test():
+    table = "up a/* down\ndown b/* -\n"
+    good = {"a/x.c": '#include "b/y.h"\n#include "a/x.h"\n#include <stdio.h>\n', "a/x.h": "", "b/y.h": ""}
+    bad = (
+        ("upward", {"b/y.h": '#include "a/x.h"\n'}, table, 0),
+        ("not from the root", {"a/x.c": '#include "x.h"\n'}, table, 0),
+        ("no layer", {"c/z.c": ""}, table, 0),
+        ("circle", {}, "up a/* down\ndown b/* up\n", 0),
+        ("libuv", {"daemon/memory/arena.c": "int r = uv_run(l);\n"}, table + "d daemon/* -\n", 1),
+        ("log", {"proto/x.c": 'log_info("x");\n'}, table + "p proto/* -\n", 2),
+        ("print", {"bfc/x.c": 'printf("x");\n'}, table + "p bfc/* -\n", 2),
+        ("clock", {"bfc/x.c": "#include <time.h>\n"}, table + "p bfc/* -\n", 3),
+        ("low log", {"daemon/memory/arena.c": 'log_info("x");\n'}, table + "d daemon/* -\n", 4),
+    )
+    failed = 0
+    results = run(dict(good, **{"a/c.c": "/* uv_run(), printf( */\n"}), table)
+    cases = [("nothing wrong", all(not wrong for _, wrong in results))]
+    for name, extra, layers_text, rule in bad:
+        cases.append((name, bool(run(dict(good, **extra), layers_text)[rule][1])))
+    print(f"1..{len(cases)}")
+    for number, (name, caught) in enumerate(cases, 1):
+        print(f"{'ok' if caught else 'not ok'} {number} - {name}")
+        failed += not caught
+    return 1 if failed else 0
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit("usage: check-layers.py ROOT | --self-test")
+    if sys.argv[1] == "--self-test":
+        return self_test()
+    root = sys.argv[1]
+    with open(os.path.join(root, LAYERS), encoding="utf-8") as f:
+        layers_text = f.read()
+    results = run(read_tree(root), layers_text)
+    print(f"1..{len(results)}")
+    for number, (name, wrong) in enumerate(results, 1):
+        print(f"{'not ok' if wrong else 'ok'} {number} - {name}")
+        for one in wrong:
+            print(f"# {one}")
+            print(f"{name}: {one}", file=sys.stderr)
+    return 1 if any(wrong for _, wrong in results) else 0
+
+
+sys.exit(main())

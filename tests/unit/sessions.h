@@ -1,0 +1,37 @@
+/* One broker and its sessions, for the tests that look at them: the fixture, what must succeed, and the
+ * checks of all invariants.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#ifndef BFC_TESTS_SESSIONS_H
+#define BFC_TESTS_SESSIONS_H
+
+#include "tests/peer.h"
+
+extern struct broker *b;
+extern struct config *config;
+
+/* The broker of this config; the end checks that nothing is left. */
+void sessions_start(const char *config_text);
+void sessions_start_sticky(const char *config_text); /* peer_broker_sticky() */
+void sessions_end(void);
+
+/* All invariants. And: runs what is due and checks them. */
+void check(void);
+void settle(void);
+
+struct peer *say_hello(struct peer *p); /* which must be accepted; p */
+struct peer *open_session(uid_t uid);
+struct peer *open_admin_session(void);
+
+uint64_t must_malloc(struct peer *p, uint32_t partition, uint64_t n_bytes); /* the block's id */
+const Bfcd__Block *must_malloc_block(struct peer *p, uint32_t partition, uint64_t n_bytes);
+void must_free(struct peer *p, uint64_t block_id);
+void must_close(struct peer *p); /* the session and its process */
+
+/* The request must be refused with this error; the message. */
+const char *refusal_of(struct peer *p, uint64_t id, int error);
+
+/* A page of a list. */
+const Bfcd__ListReply *list_page(struct peer *p, Bfcd__List__Kind kind, uint64_t cursor);
+
+#endif

@@ -1,0 +1,118 @@
+/* Memory of processes from NVML, with tests/fake_nvml in its place.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include "tests/suite.h"
+
+#include <errno.h>
+
+#include "ctl/nvml.h"
+
+#define MIB 1048576u
+
+static char path[] = "/tmp/test-nvml-XXXXXX"; /* of the running test */
+
+static void say(const char *text)
+{
+        FILE *f = fopen(path, "we");
+
+        ck_assert_ptr_nonnull(f);
+        fputs(text, f);
+        fclose(f);
+}
+
+static void setup(void)
+{
+        int fd;
+
+        strcpy(path, "/tmp/test-nvml-XXXXXX"); /* the test before has replaced the Xs */
+        fd = mkstemp(path);
+        ck_assert_int_ge(fd, 0);
+        close(fd);
+        ck_assert_int_eq(setenv("FAKE_NVML", path, 1), 0);
+}
+
+static void teardown(void)
+{
+        unlink(path);
+}
+
+FIXTURE(nvml, setup, teardown);
+
+static bool is_ours(const void *userdata, const char *uuid)
+{
+        return strncmp(uuid, userdata, strlen(userdata)) == 0;
+}
+
+TEST(sums_of_processes)
+{
+        struct nvml *n;
+        struct nvml_use *uses;
+        size_t n_uses;
+
+        say("GPU-a 30 1048576\nGPU-b 30 2097152\nGPU-c 30 4194304\nGPU-a 20 3145728\nGPU-a 25 -\n");
+        ck_assert_int_eq(nvml_open(&n), 0);
+        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-", &uses, &n_uses), 0);
+        ck_assert_uint_eq(n_uses, 2);
+        ck_assert_uint_eq(nvml_find(uses, n_uses, 20)->n_bytes, 3 * MIB);
+        ck_assert_uint_eq(nvml_find(uses, n_uses, 30)->n_bytes, 7 * MIB);
+        ck_assert_ptr_null(nvml_find(uses, n_uses, 25)); /* not known */
+        ck_assert_ptr_null(nvml_find(uses, n_uses, 31));
+        free(uses);
+        /* Other devices than ours do not count. */
+        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-b", &uses, &n_uses), 0);
+        ck_assert_uint_eq(n_uses, 1);
+        ck_assert_uint_eq(uses[0].n_bytes, 2 * MIB);
+        free(uses);
+        ck_assert_int_eq(nvml_read(n, is_ours, "MIG-", &uses, &n_uses), -ENOENT);
+        nvml_close(n);
+}
+
+TEST(device_without_processes)
+{
+        struct nvml *n;
+        struct nvml_use *uses;
+        size_t n_uses;
+
+        say("GPU-a\n");
+        ck_assert_int_eq(nvml_open(&n), 0);
+        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-", &uses, &n_uses), 0);
+        ck_assert_uint_eq(n_uses, 0);
+        ck_assert_ptr_null(nvml_find(uses, n_uses, 1));
+        free(uses);
+        nvml_close(n);
+}
+
+/* More than the first call has room for. */
+TEST(many_processes)
+{
+        char text[16384], *to = text;
+        struct nvml *n;
+        struct nvml_use *uses;
+        size_t n_uses;
+
+        for (unsigned i = 0; i < 500; i++)
+                to += sprintf(to, "GPU-a %u %u\n", 1000 - i, i);
+        say(text);
+        ck_assert_int_eq(nvml_open(&n), 0);
+        ck_assert_int_eq(nvml_read(n, is_ours, "GPU-", &uses, &n_uses), 0);
+        ck_assert_uint_eq(n_uses, 500);
+        for (unsigned i = 0; i < 500; i++)
+                ck_assert_uint_eq(nvml_find(uses, n_uses, 1000 - i)->n_bytes, i);
+        free(uses);
+        nvml_close(n);
+}
+
+/* The library is there, but no driver. */
+TEST(no_driver)
+{
+        struct nvml *n = NULL;
+
+        unsetenv("FAKE_NVML");
+        ck_assert_int_eq(nvml_open(&n), -ENOENT);
+        ck_assert_ptr_null(n);
+}
+
+int main(void)
+{
+        return suite_main("nvml");
+}

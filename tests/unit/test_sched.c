@@ -1,0 +1,210 @@
+/* Scheduling classes: turns go round-robin over them, and round-robin over the members of each.
+ *
+ * SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+
+#include "daemon/net/monitors.h"
+#include "daemon/net/sched.h"
+#include "daemon/session/state.h"
+#include "tests/suite.h"
+
+static struct sched all;
+static const struct sched_key red = { .tenant = (const struct tenant *)&all };
+static const struct sched_key uid_7 = { .uid = 7 }, uid_8 = { .uid = 8 };
+
+static size_t n_members(const struct sched_key *key)
+{
+        const struct class *p;
+
+        TAILQ_FOREACH(p, &all.all, of_all)
+        if (p->key.tenant == key->tenant && p->key.uid == key->uid && p->key.role == key->role &&
+            p->key.kind == key->kind)
+                return p->n_members;
+        return 0;
+}
+
+static void setup(void)
+{
+        sched_init(&all);
+}
+
+FIXTURE(sched, setup, NULL);
+
+TEST(sessions_of_one_class_share_one_turn)
+{
+        struct sched_member unauth[3] = { { 0 } }, one = { 0 };
+
+        for (int i = 0; i < 3; i++) {
+                ck_assert_int_eq(sched_join(&all, &unauth[i], &uid_7), 0);
+                sched_ready(&all, &unauth[i]);
+                sched_ready(&all, &unauth[i]);
+        }
+        ck_assert_int_eq(sched_join(&all, &one, &red), 0);
+        sched_ready(&all, &one);
+        ck_assert_ptr_eq(sched_next(&all), &unauth[0]);
+        sched_ready(&all, &unauth[0]); /* it has more to do already */
+        ck_assert_ptr_eq(sched_next(&all), &one);
+        sched_ready(&all, &one);
+        ck_assert_ptr_eq(sched_next(&all), &unauth[1]);
+        ck_assert_ptr_eq(sched_next(&all), &one);
+        ck_assert_ptr_eq(sched_next(&all), &unauth[2]);
+        ck_assert_ptr_eq(sched_next(&all), &unauth[0]);
+        ck_assert_ptr_null(sched_next(&all));
+        for (int i = 0; i < 3; i++)
+                sched_leave(&all, &unauth[i]);
+        sched_leave(&all, &one);
+        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+}
+
+TEST(hello_moves_a_connection_to_its_tenants_class)
+{
+        struct sched_member a = { 0 }, b = { 0 };
+
+        ck_assert_int_eq(sched_join(&all, &a, &uid_7), 0);
+        ck_assert_int_eq(sched_join(&all, &b, &uid_8), 0);
+        ck_assert_uint_eq(n_members(&uid_7), 1);
+        sched_ready(&all, &a);
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0); /* with what it has to do */
+        ck_assert_int_eq(sched_join(&all, &a, &red), 0);
+        ck_assert_uint_eq(n_members(&uid_7), 0);
+        ck_assert_uint_eq(n_members(&red), 1);
+        ck_assert_ptr_eq(sched_next(&all), &a);
+        sched_ready(&all, &b);
+        sched_idle(&all, &b);
+        sched_idle(&all, &b);
+        ck_assert_ptr_null(sched_next(&all));
+        sched_ready(&all, &b);
+        sched_leave(&all, &b);
+        ck_assert_ptr_null(sched_next(&all));
+        sched_leave(&all, &b);
+        sched_leave(&all, &a);
+        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+}
+
+/* A pending connection is not in the class of sessions with an empty key. */
+TEST(each_kind_is_a_class)
+{
+        static const struct sched_key pending = { .kind = SCHED_PENDING },
+                                      of_admins = { .kind = SCHED_PENDING, .role = ROLE_ADMIN },
+                                      root = { .uid = 0 };
+        struct sched_member m[3] = { { 0 } };
+
+        ck_assert_int_eq(sched_join(&all, &m[0], &pending), 0);
+        ck_assert_int_eq(sched_join(&all, &m[1], &of_admins), 0);
+        ck_assert_int_eq(sched_join(&all, &m[2], &root), 0);
+        ck_assert_uint_eq(n_members(&root), 1);
+        for (int i = 0; i < 3; i++)
+                sched_ready(&all, &m[i]);
+        ck_assert_ptr_eq(sched_next(&all), &m[0]);
+        sched_ready(&all, &m[0]);
+        for (int i = 1; i < 3; i++)
+                ck_assert_ptr_eq(sched_next(&all), &m[i]);
+        ck_assert_ptr_eq(sched_next(&all), &m[0]);
+        for (int i = 0; i < 3; i++)
+                sched_leave(&all, &m[i]);
+        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+}
+
+/* Monitors take turns with tenants as one class, and those that are not accepted count with the unauthenticated. */
+TEST(monitors_are_a_class)
+{
+        static const struct sched_key pending = { .kind = SCHED_PENDING },
+                                      of_monitors = { .kind = SCHED_PENDING, .role = ROLE_MONITOR },
+                                      monitor = { .role = ROLE_MONITOR }, admin = { .role = ROLE_ADMIN };
+        struct sched_member m[5] = { { 0 } };
+
+        ck_assert_int_eq(sched_join(&all, &m[0], &pending), 0);
+        ck_assert_int_eq(sched_join(&all, &m[1], &of_monitors), 0);
+        ck_assert_int_eq(sched_join(&all, &m[2], &monitor), 0);
+        ck_assert_int_eq(sched_join(&all, &m[3], &monitor), 0);
+        ck_assert_int_eq(sched_join(&all, &m[4], &admin), 0);
+        for (int i = 0; i < 5; i++)
+                sched_ready(&all, &m[i]);
+        ck_assert_ptr_eq(sched_next(&all), &m[0]);
+        ck_assert_ptr_eq(sched_next(&all), &m[2]);
+        ck_assert_ptr_eq(sched_next(&all), &m[4]);
+        ck_assert_ptr_eq(sched_next(&all), &m[1]);
+        ck_assert_ptr_eq(sched_next(&all), &m[3]);
+        ck_assert_ptr_null(sched_next(&all));
+        for (int i = 0; i < 5; i++)
+                sched_leave(&all, &m[i]);
+}
+
+TEST(a_user_has_few_places_of_monitors)
+{
+        static struct monitors monitors;
+        size_t place, first = 0;
+
+        for (uid_t uid = 1; uid <= MONITORS_MAX / MONITORS_MAX_OF_USER; uid++) {
+                for (unsigned i = 0; i < MONITORS_MAX_OF_USER; i++) {
+                        ck_assert_int_eq(monitors_join(&monitors, uid, &place), 0);
+                        first = first ? first : place;
+                }
+                if (uid == 1)
+                        ck_assert_int_eq(monitors_join(&monitors, uid, &place), -EDQUOT);
+        }
+        ck_assert_int_eq(monitors_join(&monitors, 99, &place), -EUSERS);
+        monitors_leave(&monitors, 0);
+        ck_assert_int_eq(monitors_join(&monitors, 99, &place), -EUSERS);
+        monitors_leave(&monitors, first);
+        ck_assert_int_eq(monitors_join(&monitors, 99, &place), 0);
+        ck_assert_uint_eq(place, first);
+}
+
+/* However many users they are of. */
+TEST(unauthenticated_connections_are_one_class)
+{
+        static const struct sched_key pending = { .kind = SCHED_PENDING };
+        struct sched_member m[3] = { { 0 } }, one = { 0 };
+
+        ck_assert_int_eq(sched_join(&all, &m[0], &pending), 0);
+        ck_assert_int_eq(sched_join(&all, &m[1], &uid_7), 0);
+        ck_assert_int_eq(sched_join(&all, &m[2], &uid_8), 0);
+        ck_assert_int_eq(sched_join(&all, &one, &red), 0);
+        for (int i = 0; i < 3; i++)
+                sched_ready(&all, &m[i]);
+        sched_ready(&all, &one);
+        for (int i = 0; i < 6; i++) {
+                struct sched_member *next = sched_next(&all);
+
+                ck_assert_ptr_eq(next, i % 2 ? &one : &m[i / 2]);
+                sched_ready(&all, next);
+        }
+        sched_idle(&all, &m[0]); /* from the middle of their turns */
+        ck_assert_ptr_eq(sched_next(&all), &m[1]);
+        sched_leave(&all, &m[2]);
+        ck_assert_ptr_eq(sched_next(&all), &one);
+        ck_assert_ptr_null(sched_next(&all));
+        sched_ready(&all, &m[1]);
+        ck_assert_int_eq(sched_join(&all, &m[1], &red), 0); /* and is none any more */
+        ck_assert(TAILQ_EMPTY(&all.unauthenticated_due));
+        ck_assert_ptr_eq(sched_next(&all), &m[1]);
+        ck_assert_ptr_null(sched_next(&all));
+        sched_leave(&all, &m[0]);
+        sched_leave(&all, &m[1]);
+        sched_leave(&all, &one);
+        ck_assert(TAILQ_EMPTY(&all.all) && TAILQ_EMPTY(&all.due));
+}
+
+/* The longest time that the loop was busy, recently and ever. */
+TEST(longest_turns)
+{
+        struct loop_turns turns = { 0 };
+        uint64_t now_ns = 1000 * LOOP_WINDOW_NS;
+
+        loop_turns_add(&turns, now_ns, 500);
+        loop_turns_add(&turns, now_ns + 1, 200);
+        ck_assert_uint_eq(loop_turns_recent_ns(&turns), 500);
+        loop_turns_add(&turns, now_ns + LOOP_WINDOW_NS, 300); /* the minute before still counts */
+        ck_assert_uint_eq(loop_turns_recent_ns(&turns), 500);
+        loop_turns_add(&turns, now_ns + 2 * LOOP_WINDOW_NS, 100);
+        ck_assert_uint_eq(loop_turns_recent_ns(&turns), 300);
+        loop_turns_add(&turns, now_ns + 5 * LOOP_WINDOW_NS, 10); /* nothing happened meanwhile */
+        ck_assert_uint_eq(loop_turns_recent_ns(&turns), 10);
+        ck_assert_uint_eq(turns.longest_ns, 500);
+}
+
+int main(void)
+{
+        return suite_main("sched");
+}
