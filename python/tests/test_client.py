@@ -49,7 +49,7 @@ def test_an_exception_inside_of_free_frees_once(client):
     del block
     gc.collect()
     assert frees == [ptr]
-    free(session.handle, ptr)
+    free(session, ptr)
 
 
 def test_an_exception_inside_of_malloc_frees(client, monkeypatch):
@@ -153,6 +153,16 @@ def test_idle_memory_goes_back(client):
     client.empty_cache()
     assert client.memory_stats()["bytes_idle"] == 0
     wait_for(lambda: client.tenant_stats()["bytes_reserved"] == 0, "release of the memory")
+
+
+def test_a_session_outlives_the_blocks_in_a_garbage_cycle(client, daemon):
+    c = bfcd.connect(daemon.socket)
+    cycle = [c, c.malloc(MIB), bfcd.connect(daemon.socket).malloc(MIB)]
+    cycle.append(cycle)
+    assert client.tenant_stats()["num_sessions"] == 3
+    del c, cycle
+    gc.collect()
+    wait_for(lambda: client.tenant_stats()["num_sessions"] == 1, "end of the sessions")
 
 
 def test_a_closed_client_refuses_and_its_blocks_live(client, daemon):
