@@ -114,19 +114,24 @@ def _interruptible(call: Callable[[int], int]) -> int:
             return result
 
 
-class _Session(int):
-    """The address of a connected client of the library. Ended when nothing refers to it any more, unless the
-    interpreter is ending: the process's end returns the memory, and other threads may still use it.
+class _Session:
+    """A connection. Ended when nothing refers to it any more, unless the interpreter is ending: the process's end
+    returns the memory, and other threads may still use it.
 
-    An int, because the garbage collector does not track those. It runs the __del__() of all objects of a cycle, in any
-    order, before it drops their references: an object that it tracks could end before the blocks that need it.
+    The garbage collector runs the __del__() of all objects of a cycle, in any order: a session can end before its
+    blocks. It frees them, and its handle is None from then on, also for other __del__() in that cycle.
     """
 
-    __slots__ = ()
+    __slots__ = ("handle", "is_default")
+
+    def __init__(self, handle: ctypes.c_void_p, is_default: bool) -> None:
+        self.handle: ctypes.c_void_p | None = handle
+        self.is_default = is_default
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not _is_finalizing():
-            lib.bfc_disconnect(self)
+        if not self.is_default and not _is_finalizing():
+            handle, self.handle = self.handle, None
+            lib.bfc_disconnect(handle)
 
 
 class Block:
@@ -138,7 +143,7 @@ class Block:
 
     __slots__ = ("_session", "ptr", "nbytes", "read_only", "_free", "__weakref__")
 
-    def __init__(self, session: int, nbytes: int, read_only: bool = False) -> None:
+    def __init__(self, session: _Session, nbytes: int, read_only: bool = False) -> None:
         self._session = session
         self.ptr: int | None = None
         self.nbytes = nbytes
@@ -148,8 +153,8 @@ class Block:
     def __del__(self) -> None:
         # An attribute is missing where __init__() did not finish.
         ptr = getattr(self, "ptr", None)
-        if ptr is not None:
-            self._free(self._session, ptr)
+        if ptr is not None and (handle := self._session.handle) is not None:
+            self._free(handle, ptr)
 
     def free(self) -> None:
         """Frees the block now. Every view of it is invalid from then on; the caller sees to it that none is used."""
@@ -157,7 +162,7 @@ class Block:
         ptr, self.ptr = self.ptr, None
         if ptr is None:
             return
-        result = self._free(self._session, ptr)
+        result = self._free(self._session.handle, ptr)
         if result < 0:
             self.ptr = ptr
             raise _errors.error(result)
@@ -165,7 +170,7 @@ class Block:
     def info(self) -> dict[str, Any]:
         """Where the block lies: partition, device, its UUID, and the extent."""
         i = _library.BlockInfo()
-        _errors.check(lib.bfc_block_info(self._session, self._address(), _byref(i)))
+        _errors.check(lib.bfc_block_info(self._session.handle, self._address(), _byref(i)))
         return {
             "partition": i.partition.decode(),
             "device": i.device.decode(),
@@ -198,7 +203,7 @@ class Block:
         """Of a shared block, as its publisher gave it."""
         buffer, n = ctypes.create_string_buffer(_library.MAX_METADATA), ctypes.c_size_t()
         _errors.check(
-            lib.bfc_shared_metadata(self._session, self._address(), buffer, len(buffer), _byref(n))
+            lib.bfc_shared_metadata(self._session.handle, self._address(), buffer, len(buffer), _byref(n))
         )
         return buffer.raw[: n.value]
 
@@ -211,7 +216,7 @@ class Block:
         n = self.nbytes - offset if n_bytes is None else n_bytes
         ptr = self._address(offset, n)
         out = ctypes.create_string_buffer(n)
-        _errors.check(lib.bfc_read(self._session, out, ptr, n))
+        _errors.check(lib.bfc_read(self._session.handle, out, ptr, n))
         return out.raw
 
     def write(self, data: Any, offset: int = 0) -> None:
@@ -222,7 +227,7 @@ class Block:
         ptr = self._address(offset, view.nbytes)
         array = ctypes.c_char * view.nbytes
         source = array.from_buffer_copy(view) if view.readonly else array.from_buffer(view)
-        _errors.check(lib.bfc_write(self._session, ptr, source, view.nbytes))
+        _errors.check(lib.bfc_write(self._session.handle, ptr, source, view.nbytes))
 
     def _address(self, offset: int = 0, n: int = 0) -> int:
         """The address of n bytes at an offset, which must be inside of the block."""
@@ -257,7 +262,7 @@ class Block:
 def _free_unclaimed(block: Block, ptr: ctypes.c_void_p) -> None:
     """A signal handler's exception came after the library had allocated and before the block had the address."""
     if ptr.value is not None and block.ptr is None:
-        _free(block._session, ptr)
+        _free(block._session.handle, ptr)
 
 
 def buffer_at(owner: object, ptr: int, n_bytes: int) -> memoryview:
@@ -270,8 +275,8 @@ def buffer_at(owner: object, ptr: int, n_bytes: int) -> memoryview:
 class Client:
     """A client of bfcd, made by connect() or default(). Any thread may use it."""
 
-    def __init__(self, session: int, socket: str | os.PathLike[str] | None = None) -> None:
-        self._session: int | None = session
+    def __init__(self, session: _Session, socket: str | os.PathLike[str] | None = None) -> None:
+        self._session: _Session | None = session
         self._socket = socket
         self._reader: Client | None = None
         self._reader_lock = threading.Lock()
@@ -280,10 +285,11 @@ class Client:
     # ---- connection ----
 
     @property
-    def _handle(self) -> int:
-        if self._session is None:
+    def _handle(self) -> ctypes.c_void_p | None:
+        session = self._session
+        if session is None:
             raise ValueError("the client is closed")
-        return self._session
+        return session.handle
 
     def close(self) -> None:
         """Frees idle memory and forgets the session; it ends with the last block that is still referred to."""
@@ -354,7 +360,7 @@ class Client:
 
     def _malloc(
         self,
-        session: int,
+        session: _Session,
         n_bytes: int,
         ptr: ctypes.c_void_p,
         partition: str | None,
@@ -364,7 +370,7 @@ class Client:
         whole: bool,
     ) -> int:
         if partition is None and tag is None and not wait and not one_extent and not whole and not _default_wait:
-            return _malloc(session, n_bytes, _byref(ptr))
+            return _malloc(session.handle, n_bytes, _byref(ptr))
         options = _library.MallocOptions(
             partition=_bytes(partition),
             tag=_bytes(tag),
@@ -374,7 +380,7 @@ class Client:
 
         def call(cancel_fd: int) -> int:
             options.cancel_fd = cancel_fd
-            return lib.bfc_malloc_with(session, n_bytes, _byref(options), _byref(ptr))
+            return lib.bfc_malloc_with(session.handle, n_bytes, _byref(options), _byref(ptr))
 
         return _interruptible(call) if options.wait_ms else call(0)
 
@@ -426,7 +432,7 @@ class Client:
         def call(cancel_fd: int) -> int:
             options.cancel_fd = cancel_fd
             return lib.bfc_attach_with(
-                session, _bytes(name), _byref(options), _byref(ptr), _byref(n_bytes)
+                session.handle, _bytes(name), _byref(options), _byref(ptr), _byref(n_bytes)
             )
 
         block = Block(session, 0, read_only)
@@ -584,7 +590,7 @@ def connect(
     )
     handle = _c_void_p()
     _errors.check(lib.bfc_connect(_byref(options), _byref(handle)))
-    return Client(_Session(handle.value), socket)
+    return Client(_Session(handle, is_default=False), socket)
 
 
 _default: tuple[int, Client] | None = None
@@ -599,7 +605,7 @@ def default() -> Client:
         if _default is None or _default[0] != os.getpid():
             handle = _c_void_p()
             _errors.check(lib.bfc_default(_byref(handle)))
-            _default = (os.getpid(), Client(handle.value))
+            _default = (os.getpid(), Client(_Session(handle, is_default=True)))
         return _default[1]
 
 

@@ -49,7 +49,7 @@ def test_an_exception_inside_of_free_frees_once(client):
     del block
     gc.collect()
     assert frees == [ptr]
-    free(session, ptr)
+    free(session.handle, ptr)
 
 
 def test_an_exception_inside_of_malloc_frees(client, monkeypatch):
@@ -155,14 +155,49 @@ def test_idle_memory_goes_back(client):
     wait_for(lambda: client.tenant_stats()["bytes_reserved"] == 0, "release of the memory")
 
 
-def test_a_session_outlives_the_blocks_in_a_garbage_cycle(client, daemon):
-    c = bfcd.connect(daemon.socket)
-    cycle = [c, c.malloc(MIB), bfcd.connect(daemon.socket).malloc(MIB)]
-    cycle.append(cycle)
-    assert client.tenant_stats()["num_sessions"] == 3
-    del c, cycle
-    gc.collect()
-    wait_for(lambda: client.tenant_stats()["num_sessions"] == 1, "end of the sessions")
+class Finalized:
+    """Uses a client and a block when it is finalized, which in a cycle is before or after the session's end."""
+
+    def __init__(self, client, block, n_calls):
+        self.client, self.block, self.n_calls = client, block, n_calls
+
+    def __del__(self):
+        for call in (
+            lambda: self.client.malloc(1),
+            lambda: self.client.malloc(1, tag="a"),
+            lambda: self.client.attach("none"),
+            lambda: self.client.publish(self.block, "name"),
+            lambda: self.client.tenant,
+            lambda: self.client.partition,
+            lambda: self.client.forget("none"),
+            self.client.devices,
+            self.client.empty_cache,
+            self.client.memory_stats,
+            self.client.mem_get_info,
+            self.client.reset_peak,
+            self.client.shared,
+            self.block.info,
+            self.block.free,
+        ):
+            try:
+                call()
+            except (bfcd.Error, OSError, ValueError):
+                pass
+            self.n_calls.append(call)
+
+
+def test_a_session_can_end_before_its_blocks(client, daemon):
+    n_calls = []
+    for order in (1, -1):
+        c = bfcd.connect(daemon.socket)
+        block = c.malloc(MIB)
+        cycle = [c, block, Finalized(c, block, n_calls)][::order]
+        cycle.append(cycle)
+        assert client.tenant_stats()["num_sessions"] == 2
+        del c, block, cycle
+        gc.collect()
+        wait_for(lambda: client.tenant_stats()["num_sessions"] == 1, "end of the session")
+    assert len(n_calls) == 30
 
 
 def test_a_closed_client_refuses_and_its_blocks_live(client, daemon):
