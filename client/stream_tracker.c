@@ -103,7 +103,7 @@ bool stream_tracker_check_captured(struct stream_tracker *t, uint32_t partition)
                 next = TAILQ_NEXT(k, in_all);
                 if (places[k->partition].is_cuda != places[partition].is_cuda)
                         continue;
-                r = device_stream_is_captured(device_of(t, k->partition), k->stream);
+                r = device_stream_check_captured(device_of(t, k->partition), k->stream);
                 if (r > 0) {
                         note_capture(t, k->partition, k->stream);
                         return true;
@@ -123,7 +123,7 @@ int stream_tracker_look_at(struct stream_tracker *t, uint32_t partition, uintptr
                 if (r < 0)
                         return r;
         }
-        r = device_stream_is_captured(device_of(t, partition), stream);
+        r = device_stream_check_captured(device_of(t, partition), stream);
         if (r >= 0)
                 known_add(t, partition, stream);
         if (r > 0)
@@ -136,7 +136,7 @@ bool stream_tracker_check_captures(struct stream_tracker *t)
         for (unsigned i = 0; i < t->n_captures;) {
                 const struct stream_capture *c = &t->captures[i];
 
-                if (device_stream_is_captured(device_of(t, c->partition), c->stream) > 0)
+                if (device_stream_check_captured(device_of(t, c->partition), c->stream) > 0)
                         i++;
                 else
                         t->captures[i] = t->captures[--t->n_captures];

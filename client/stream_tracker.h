@@ -76,7 +76,7 @@ unsigned stream_bucket(uint32_t partition, uintptr_t stream);
 /* The per-thread default stream: only that thread can record events in it. */
 bool stream_tracker_is_per_thread(const struct stream_tracker *t, uint32_t partition, uintptr_t stream);
 
-/* Results of device_streams_new() and device_stream_is_captured(); 1: it is being captured, which is
+/* Results of device_streams_new() and device_stream_check_captured(); 1: it is being captured, which is
  * recorded. The stream is known from then on. */
 int stream_tracker_look_at(struct stream_tracker *t, uint32_t partition, uintptr_t stream);
 /* Whether a recorded capture is still going on; forgets the others. */

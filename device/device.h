@@ -329,7 +329,7 @@ static inline struct device_streams *device_streams_free(struct device_streams *
 {
         return d ? d->ops->free(d) : NULL;
 }
-static inline int device_stream_is_captured(struct device_streams *d, uintptr_t stream)
+static inline int device_stream_check_captured(struct device_streams *d, uintptr_t stream)
 {
         return d->ops->is_captured(d, stream);
 }

@@ -210,7 +210,7 @@ static void empty_device(struct broker *b, struct broker_device *d)
         for (struct quota *q = NULL; (q = next_quota(b, d, q));)
                 if (!quota_is_drained(q))
                         return;
-        if (standby_is_empty(d->standby))
+        if (standby_check_empty(d->standby))
                 begin_closing(d->drain);
 }
 
@@ -467,7 +467,7 @@ static bool device_is_empty(const struct broker *b, const struct broker_device *
         for (struct quota *q = NULL; (q = next_quota(b, d, q));)
                 if (arena_n_extents(q->arena) > 0 || arena_pending_bytes(q->arena) > 0)
                         return false;
-        return standby_is_empty(d->standby);
+        return standby_check_empty(d->standby);
 }
 
 int drain_check(const struct broker *b, const char **ret_why)

@@ -446,7 +446,7 @@ uint64_t standby_bytes(struct standby *s)
         return n_bytes;
 }
 
-bool standby_is_empty(struct standby *s)
+bool standby_check_empty(struct standby *s)
 {
         bool is_empty;
 

@@ -60,7 +60,7 @@ void standby_pause(struct standby *s);
 uint64_t standby_paused_until(struct standby *s);
 
 uint64_t standby_bytes(struct standby *s);
-bool standby_is_empty(struct standby *s); /* and nothing is being made */
+bool standby_check_empty(struct standby *s); /* and nothing is being made */
 
 /* The following from any thread, also with NULL. */
 

@@ -123,14 +123,14 @@ static int act_captured(struct message *m)
         EXPECT(cu.cuStreamCreate(&s, flags) == CUDA_SUCCESS);
         EXPECT(device_event_record(streams, (uintptr_t)s, &before) == 0);
         EXPECT(cu.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
-        EXPECT(device_stream_is_captured(streams, (uintptr_t)s) == 1);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)s) == 1);
         EXPECT(device_event_record(streams, (uintptr_t)s, &e) == -EBUSY);
         /* The default stream would spoil the capture of a stream that waits for it. */
-        EXPECT(device_stream_is_captured(streams, 0) == (flags == CU_STREAM_DEFAULT));
+        EXPECT(device_stream_check_captured(streams, 0) == (flags == CU_STREAM_DEFAULT));
         EXPECT(device_event_record(streams, 0, &other) == (flags == CU_STREAM_DEFAULT ? -EBUSY : 0));
         EXPECT(wait_for(before) == 0);                            /* what was recorded before may be asked */
         EXPECT(cu.cuStreamEndCapture(s, &graph) == CUDA_SUCCESS); /* nothing has spoilt it */
-        EXPECT(device_stream_is_captured(streams, (uintptr_t)s) == 0);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)s) == 0);
         EXPECT(device_event_record(streams, (uintptr_t)s, &e) == 0 && wait_for(e) == 0);
         device_event_forget(streams, before);
         device_event_forget(streams, e);
@@ -155,7 +155,7 @@ static int act_foreign(struct message *m)
         EXPECT(device_event_record(streams, (uintptr_t)s, &e) == -EINVAL);
         EXPECT(cu.cuStreamDestroy_v2(s) == CUDA_SUCCESS);
         EXPECT(device_event_record(streams, (uintptr_t)s, &e) == -EINVAL);
-        EXPECT(device_stream_is_captured(streams, (uintptr_t)s) == -EINVAL);
+        EXPECT(device_stream_check_captured(streams, (uintptr_t)s) == -EINVAL);
         device_event_forget(streams, e);
         EXPECT(cu.cuCtxPopCurrent_v2(&other) == CUDA_SUCCESS);
         cu.cuDevicePrimaryCtxRelease_v2(1);
@@ -211,7 +211,7 @@ static int act_broken(struct message *m)
         EXPECT(device_event_query(streams, e) == error);
         EXPECT(device_event_query(streams, e) == error);
         EXPECT(device_event_record(streams, 0, &other) == error);
-        EXPECT(device_stream_is_captured(streams, 0) == error);
+        EXPECT(device_stream_check_captured(streams, 0) == error);
         device_event_forget(streams, e);
         device_event_forget(streams, other);
         return end();
@@ -231,7 +231,7 @@ static int act_forked_events(struct message *m)
         if (pid == 0) {
                 bool ok = device_event_query(streams, e) == -ENODEV &&
                           device_event_record(streams, 0, &other) == -ENODEV &&
-                          device_stream_is_captured(streams, 0) == -ENODEV;
+                          device_stream_check_captured(streams, 0) == -ENODEV;
 
                 device_event_forget(streams, other);
                 device_event_forget(streams, e);

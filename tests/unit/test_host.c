@@ -384,7 +384,7 @@ TEST(streams_are_always_idle)
 
         ck_assert_int_eq(device_range_new(&here, 2 * MIB, &range), 0);
         ck_assert_int_eq(device_streams_new(&here, &streams), 0);
-        ck_assert_int_eq(device_stream_is_captured(streams, 7), 0);
+        ck_assert_int_eq(device_stream_check_captured(streams, 7), 0);
         for (int i = 0; i < 2; i++) { /* the second event takes the place of the first */
                 ck_assert_int_eq(device_event_record(streams, 7, &event), 0);
                 ck_assert_int_eq(device_event_query(streams, event), 0);
