@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 
 #include "tests/integration/json.h"
@@ -406,7 +407,8 @@ struct waiter {
         bool attaches;
         int r;
         void *p;
-        bool is_over; /* atomic; of wait_in_vain() */
+        int cancel_fd; /* of wait_cancellably() */
+        bool is_over;  /* atomic; of wait_in_vain() */
         char error[SENTENCE_BYTES];
         pthread_t thread;
 };
@@ -506,6 +508,64 @@ LOOP_TEST(a_restart_extends_no_wait, KEEPS_MEMORY * 2)
         ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
         ck_assert_int_eq(waiter.r, -EDQUOT);
         ck_assert_msg(strstr(waiter.error, "tenant 'red' is at its limit in 'train'"), "%s", waiter.error);
+        bfc_disconnect(other);
+        bfc_disconnect(waiter.client);
+        kept_stop(k);
+}
+
+static void *wait_cancellably(void *arg)
+{
+        struct waiter *w = arg;
+        struct bfc_malloc_options options = { .struct_size = sizeof(options),
+                                              .flags = BFC_WHOLE,
+                                              .wait_ms = 600000,
+                                              .cancel_fd = w->cancel_fd };
+
+        w->r = bfc_malloc_with(w->client, 40 * MIB, &options, &w->p);
+        return NULL;
+}
+
+/* cancel_fd ends a wait while there is no daemon. The next one gets no request, and the session continues. */
+LOOP_TEST(a_wait_is_cancelled_without_a_daemon, KEEPS_MEMORY * 2)
+{
+        struct kept *k = kept_start(&two_tenants);
+        struct waiter waiter = { .client = client_open(k->rig, "red", NULL),
+                                 .cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+        bfc_client *other = client_open(k->rig, "red", NULL);
+        void *large, *small;
+
+        ck_assert_int_gt(waiter.cancel_fd, 0);
+        ck_assert_ok(bfc_malloc_flags(other, NULL, 40 * MIB, BFC_WHOLE, &large));
+        ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_cancellably, &waiter), 0);
+        ck_assert(WAIT_FOR(waiting_number(k, "wait_ms") > 0, SETTLE_MS));
+        kept_away(k, signals[_i]);
+        ck_assert_int_eq(eventfd_write(waiter.cancel_fd, 1), 0);
+        ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
+        ck_assert_int_eq(waiter.r, -EINTR);
+        kept_back(k);
+        ck_assert(WAIT_FOR(kept_all_are(k, "live", 2), BACK_MS));
+        ck_assert_uint_eq(rig_n_waiting(k->rig, NULL), 0);
+        ck_assert_ok(bfc_malloc(waiter.client, MIB, &small));
+        close(waiter.cancel_fd);
+        bfc_disconnect(other);
+        bfc_disconnect(waiter.client);
+        kept_stop(k);
+}
+
+/* With cuda-ipc no session survives: a call that waits ends with the reason. */
+LOOP_TEST(cuda_ipc_ends_a_wait, KEEPS_MEMORY ? 0 : 2)
+{
+        struct kept *k = kept_start(&two_tenants);
+        struct waiter waiter = { .client = client_open(k->rig, "red", NULL) };
+        bfc_client *other = client_open(k->rig, "red", NULL);
+        void *large;
+
+        ck_assert_ok(bfc_malloc_flags(other, NULL, 40 * MIB, BFC_WHOLE, &large));
+        ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_it, &waiter), 0);
+        ck_assert(WAIT_FOR(waiting_number(k, "wait_ms") > 0, SETTLE_MS));
+        kept_restart(k, signals[_i]);
+        ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
+        ck_assert_int_eq(waiter.r, -ECONNRESET);
         bfc_disconnect(other);
         bfc_disconnect(waiter.client);
         kept_stop(k);
