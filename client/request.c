@@ -76,6 +76,32 @@ static int request_interrupted(bfc_client *client, Bfcd__Reply *reply, uint64_t 
         return error_set(-EINTR, "the wait was interrupted by a signal or by cancel_fd");
 }
 
+/* The wait_ms of a request; NULL: the request does not wait. */
+static uint32_t *request_wait_ms(Bfcd__Request *request)
+{
+        uint32_t *wait_ms = request->body_case == BFCD__REQUEST__BODY_MALLOC   ? &request->malloc->wait_ms
+                            : request->body_case == BFCD__REQUEST__BODY_ATTACH ? &request->attach->wait_ms
+                                                                               : NULL;
+
+        return wait_ms && *wait_ms > 0 ? wait_ms : NULL;
+}
+
+/* All requests of a call that wait have one end. A repeated one waits for at least 1 ms, because the daemon
+ * refuses a request that waits by other errors than one that does not. */
+static void request_limit_wait(struct client_call *call, Bfcd__Request *request)
+{
+        uint32_t *wait_ms = request_wait_ms(request);
+        int64_t now_ms, left_ms;
+
+        if (!wait_ms)
+                return;
+        now_ms = clock_now_ms();
+        if (call->until_ms == 0)
+                call->until_ms = now_ms + *wait_ms;
+        left_ms = call->until_ms - now_ms;
+        *wait_ms = left_ms > 0 ? (uint32_t)left_ms : 1;
+}
+
 int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *request,
                    Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch)
 {
@@ -84,6 +110,8 @@ int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *
         int r;
 
         do {
+                if (call)
+                        request_limit_wait(call, request);
                 r = interrupt ? call_send_interruptible(client->connection, interrupt, request, &reply,
                                                         ret_epoch)
                               : call_send_at(client->connection, 0, request, &reply, ret_epoch);

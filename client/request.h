@@ -26,12 +26,13 @@ static inline bool client_has_ended(int error)
 struct client_call {
         struct call_interrupt *interrupt; /* NULL: it cannot be interrupted */
         bool is_final;                    /* the daemon refused, and freeing memory does not help */
+        int64_t until_ms; /* the end of the wait of the requests with a wait_ms; 0: none was sent */
 };
 
 /* Sends one request and returns its reply, of the expected kind, to be freed by
  * bfcd__reply__free_unpacked(). A refusal becomes the daemon's error with its message. If the daemon is
- * gone the session is resumed, and the request repeated. call: NULL, or the call that the request is part
- * of. -EINTR: it was interrupted, with a message; a block that was granted nevertheless has been freed. */
+ * gone the session is resumed, and the request repeated; a wait_ms is reduced to the remaining time, and is
+ * at least 1. call: NULL, or the call that the request is part of; it is needed for a wait_ms. -EINTR: it was interrupted, with a message; a block that was granted nevertheless has been freed. */
 int client_request(bfc_client *client, struct client_call *call, Bfcd__Request *request,
                    Bfcd__Reply__BodyCase expected, Bfcd__Reply **ret_reply, uint64_t *ret_epoch);
 

@@ -330,13 +330,11 @@ static int attach_list_places(bfc_client *client, uint32_t **ret, size_t *ret_n)
         return 0;
 }
 
-static int attach_ask(bfc_client *client, const char *name, const struct bfc_attach_options *how,
-                      Bfcd__Reply **ret, uint64_t *ret_epoch)
+static int attach_ask(bfc_client *client, struct client_call *call, const char *name,
+                      const struct bfc_attach_options *how, Bfcd__Reply **ret, uint64_t *ret_epoch)
 {
         Bfcd__Request request = BFCD__REQUEST__INIT;
         Bfcd__Attach body = BFCD__ATTACH__INIT;
-        struct call_interrupt interrupt = { .cancel_fd = how->cancel_fd > 0 ? how->cancel_fd : -1 };
-        struct client_call call = { .interrupt = how->wait_ms > 0 ? &interrupt : NULL };
         int r = attach_list_places(client, &body.partitions, &body.n_partitions);
 
         if (r < 0)
@@ -346,19 +344,20 @@ static int attach_ask(bfc_client *client, const char *name, const struct bfc_att
         body.read_only = (how->flags & BFC_ATTACH_READ_ONLY) != 0;
         request.body_case = BFCD__REQUEST__BODY_ATTACH;
         request.attach = &body;
-        r = client_request(client, &call, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
+        r = client_request(client, call, &request, BFCD__REPLY__BODY_ATTACHED, ret, ret_epoch);
         free(body.partitions);
         return r;
 }
 
 /* *ret_stale: the answer is of an earlier epoch, and dropped. */
-static int attach_once(bfc_client *client, const char *name, const struct bfc_attach_options *how,
-                       bool *ret_stale, void **ret_ptr, size_t *ret_n_bytes)
+static int attach_once(bfc_client *client, struct client_call *call, const char *name,
+                       const struct bfc_attach_options *how, bool *ret_stale, void **ret_ptr,
+                       size_t *ret_n_bytes)
 {
         Bfcd__Reply *reply = NULL;
         void *ptr = NULL;
         uint64_t epoch;
-        int why = 0, r = attach_ask(client, name, how, &reply, &epoch);
+        int why = 0, r = attach_ask(client, call, name, how, &reply, &epoch);
 
         *ret_stale = false;
         if (r < 0)
@@ -390,6 +389,8 @@ static int attach_once(bfc_client *client, const char *name, const struct bfc_at
 BFC_API int bfc_attach_with(bfc_client *client, const char *name, const struct bfc_attach_options *options,
                             void **ret_ptr, size_t *ret_n_bytes)
 {
+        struct call_interrupt interrupt = { .cancel_fd = -1 };
+        struct client_call call = { .interrupt = NULL };
         struct bfc_attach_options how;
         int r = client_check(client);
         bool is_stale;
@@ -400,8 +401,12 @@ BFC_API int bfc_attach_with(bfc_client *client, const char *name, const struct b
                 return r;
         if (!name || !ret_ptr)
                 return error_set(-EINVAL, "bfc_attach: %s is NULL", name ? "ret_ptr" : "name");
+        if (how.cancel_fd > 0)
+                interrupt.cancel_fd = how.cancel_fd;
+        if (how.wait_ms > 0)
+                call.interrupt = &interrupt;
         do
-                r = attach_once(client, name, &how, &is_stale, ret_ptr, ret_n_bytes);
+                r = attach_once(client, &call, name, &how, &is_stale, ret_ptr, ret_n_bytes);
         while (is_stale);
         return r;
 }

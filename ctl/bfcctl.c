@@ -99,6 +99,7 @@ static const struct command commands[] = {
         { "explain", 1, ANYONE, 0, run_explain, BIT(TENANT),
           "usage: bfcctl explain [PARTITION] [--tenant TENANT]" },
         { "leaks", 0, ANYONE, 0, run_leaks, BIT(TENANT) | BIT(OLDER) | BIT(BY), NULL },
+        { "waiting", 0, ANYONE, BFCD__LIST__KIND__WAITING, run_list, 0, NULL },
         { "grants", 0, ANYONE, BFCD__LIST__KIND__GRANTS, run_grants, 0, NULL },
         { "map", 1, ANYONE, 0, run_map, BIT(TENANT) | BIT(SVG), MAP_USE },
         { "snapshot", 1, ANYONE, 0, run_snapshot, 0, "usage: bfcctl snapshot [FILE]" },

@@ -23,6 +23,7 @@ void help_print(FILE *out)
               "                                   the use of memory by session and address\n"
               "  leaks [--older AGE] [--by tag|session|block] [--tenant TENANT]\n"
               "                                   blocks by age, as sums\n"
+              "  waiting                          requests that wait for memory, in their order\n"
               "  grants                           how long requests waited for their memory\n"
               "  map PARTITION [--svg FILE] [--tenant TENANT]\n"
               "                                   a picture of the address space\n"

@@ -31,6 +31,7 @@ struct list *list_free(struct list *l)
         free(l->extents);
         free(l->ages);
         free(l->grants);
+        free(l->waiting);
         free(l->explained);
         free(l);
         return NULL;
@@ -82,7 +83,8 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
             (r = append(&l->shared, &l->n_shared, page->shared, page->n_shared)) < 0 ||
             (r = append(&l->extents, &l->n_extents, page->extents, page->n_extents)) < 0 ||
             (r = append(&l->ages, &l->n_ages, page->ages, page->n_ages)) < 0 ||
-            (r = append(&l->grants, &l->n_grants, page->grants, page->n_grants)) < 0)
+            (r = append(&l->grants, &l->n_grants, page->grants, page->n_grants)) < 0 ||
+            (r = append(&l->waiting, &l->n_waiting, page->waiting, page->n_waiting)) < 0)
                 return r;
         if (kind == BFCD__LIST__KIND__GRANTS) {
                 l->grant_bounds_ns = page->grant_bounds_ns;
@@ -157,6 +159,14 @@ static int by_shared(const void *left, const void *right)
         return by_text((*a)->tenant, (*b)->tenant, (*a)->name, (*b)->name);
 }
 
+static int by_queue(const void *left, const void *right)
+{
+        const Bfcd__WaitingRow *const *a = left, *const *b = right;
+        int r = by_text((*a)->partition, (*b)->partition, (*a)->tenant, (*b)->tenant);
+
+        return r ? r : by_id((*a)->position, (*b)->position);
+}
+
 static void sort(void *rows, size_t n_rows, int (*compare)(const void *left, const void *right))
 {
         if (n_rows > 0)
@@ -169,6 +179,7 @@ void list_sort(struct list *l)
         sort(l->sessions, l->n_sessions, by_session);
         sort(l->shared, l->n_shared, by_shared);
         sort(l->grants, l->n_grants, by_way);
+        sort(l->waiting, l->n_waiting, by_queue);
 }
 
 void list_leave_out(struct list *l, uint64_t session_id)

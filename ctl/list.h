@@ -34,6 +34,8 @@ struct list {
         size_t n_grants;
         const uint64_t *grant_bounds_ns; /* of the classes of these but the last */
         size_t n_grant_bounds_ns;
+        Bfcd__WaitingRow **waiting;
+        size_t n_waiting;
         Bfcd__ExplainRow **explained;
         size_t n_explained;
 };
@@ -49,7 +51,8 @@ int list_add(struct list *l, Bfcd__List__Kind kind, Bfcd__Reply *reply, uint64_t
 int list_add_explained(struct list *l, Bfcd__Reply *reply, uint64_t *ret_cursor);
 
 /* Sorts rows in a stable order: tenants, their grants and shared blocks by name, sessions by number.
- * Partitions stay in the config's order. */
+ * Waiting requests are sorted by partition and stay in the order of their queues there. Partitions stay in
+ * the config's order. */
 void list_sort(struct list *l);
 
 /* Removes a session: bfcctl's own. */

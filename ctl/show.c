@@ -288,6 +288,64 @@ static json_t *left_json(const void *row)
         return shared->num_references > 0 ? json_null() : keep_time_json(shared->kept_ms);
 }
 
+/* A number that the daemon does not know is UINT64_MAX. */
+static json_t *known_json(uint64_t n)
+{
+        return n == UINT64_MAX ? json_null() : table_json_number(n);
+}
+
+static json_t *lacking_json(const void *row)
+{
+        return known_json(((const Bfcd__WaitingRow *)row)->bytes_lacking);
+}
+
+static const char *lacking_instead(const void *row)
+{
+        return ((const Bfcd__WaitingRow *)row)->bytes_lacking == UINT64_MAX ? "-" : NULL;
+}
+
+static json_t *estimate_json(const void *row)
+{
+        return known_json(((const Bfcd__WaitingRow *)row)->estimate_ms);
+}
+
+static const char *estimate_instead(const void *row)
+{
+        return ((const Bfcd__WaitingRow *)row)->estimate_ms == UINT64_MAX ? "-" : NULL;
+}
+
+/* Only the first request of a tenant has a place in the partition. */
+static json_t *place_json(const void *row)
+{
+        uint64_t place = ((const Bfcd__WaitingRow *)row)->partition_position;
+
+        return place == 0 ? json_null() : table_json_number(place);
+}
+
+static const char *place_instead(const void *row)
+{
+        return ((const Bfcd__WaitingRow *)row)->partition_position == 0 ? "-" : NULL;
+}
+
+static const struct table_column waiting_columns[] = {
+        COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__WaitingRow, partition),
+        { "PLACE", "partition_position", R | WIDE, TABLE_NUMBER,
+          TABLE_MEMBER(Bfcd__WaitingRow, partition_position), .instead = place_instead, .json = place_json },
+        COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__WaitingRow, tenant),
+        COLUMN("POS", "position", R, TABLE_NUMBER, Bfcd__WaitingRow, position),
+        COLUMN("SESSION", "session_id", R, TABLE_NUMBER, Bfcd__WaitingRow, session_id),
+        COLUMN("PID", "pid", R | WIDE, TABLE_NUMBER, Bfcd__WaitingRow, pid),
+        COLUMN("ASKED", "n_bytes", R, TABLE_SIZE, Bfcd__WaitingRow, n_bytes),
+        { "LACKS", "bytes_lacking", R, TABLE_SIZE, TABLE_MEMBER(Bfcd__WaitingRow, bytes_lacking),
+          .instead = lacking_instead, .json = lacking_json },
+        COLUMN(NULL, "wait_ms", 0, TABLE_NUMBER, Bfcd__WaitingRow, wait_ms),
+        COLUMN("SINCE", "waited_ms", R | WIDE, TABLE_DURATION, Bfcd__WaitingRow, waited_ms),
+        COLUMN("LEFT", "left_ms", R, TABLE_DURATION, Bfcd__WaitingRow, left_ms),
+        { "ESTIMATE", "estimate_ms", R, TABLE_DURATION, TABLE_MEMBER(Bfcd__WaitingRow, estimate_ms),
+          .instead = estimate_instead, .json = estimate_json },
+        { 0 },
+};
+
 static const struct table_column kept_columns[] = {
         COLUMN("TENANT", "tenant", 0, TABLE_TEXT, Bfcd__SharedRow, tenant),
         COLUMN("PARTITION", "partition", 0, TABLE_TEXT, Bfcd__SharedRow, partition),
@@ -510,6 +568,7 @@ static const struct view {
         [BFCD__LIST__KIND__TENANTS] = ROWS(tenants, tenant_columns),
         [BFCD__LIST__KIND__SESSIONS] = ROWS(sessions, session_columns),
         [BFCD__LIST__KIND__SHARED] = ROWS(shared, shared_columns),
+        [BFCD__LIST__KIND__WAITING] = ROWS(waiting, waiting_columns),
         [BFCD__LIST__KIND__KEPT] = { "keep", kept_columns, offsetof(struct list, shared),
                                      offsetof(struct list, n_shared) },
         [BFCD__LIST__KIND__WHOAMI] = { "whoami", whoami_columns, offsetof(struct list, whoami), 0 },

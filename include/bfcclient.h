@@ -165,7 +165,8 @@ struct bfc_malloc_options {
 };
 
 /* options: NULL for none. If there is no room, the request waits up to wait_ms; the request that has
- * waited longest is served first. After the wait it is refused as without.
+ * waited longest is served first. After the wait it is refused as without. A request that waits when the
+ * daemon is restarted continues to wait for the rest of its wait_ms.
  *
  * A signal handler that runs in the waiting thread interrupts the wait, with or without SA_RESTART:
  * -EINTR. The request is then removed from the daemon's queue, and nothing is allocated. A signal that

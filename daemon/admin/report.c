@@ -17,13 +17,12 @@
 #include "daemon/record/records.h"
 
 #define REPORT_SCAN       4096u  /* records looked at for one page */
-#define REPORT_GRANTS     512u   /* ways of quotas, for a page of GRANTS */
 #define REPORT_MONITOR_NS 10000u /* of a page for a monitor */
 #define REPORT_MANY       64u    /* quotas of a partition, whose sums are kept for monitors for so long */
 #define REPORT_KEPT_MS    100u
 #define REPORT_MEMORY_MS  1000u /* between looks at the daemon's own memory for monitors */
 
-static bool viewer_sees(const struct session *viewer, const struct tenant *t)
+bool report_sees(const struct session *viewer, const struct tenant *t)
 {
         return viewer->admin || viewer->tenant == t;
 }
@@ -146,13 +145,12 @@ static bool report_is_full(const struct report *r)
         return r->n_rows == REPORT_ROWS;
 }
 
-/* The next row is for the next page. */
-static bool report_page_ends(const struct report *r)
+bool report_page_ends(const struct report *r)
 {
         return report_is_full(r) || (r->end_ns != 0 && r->n_rows > 0 && clock_ns() >= r->end_ns);
 }
 
-static void add_row(struct report *r, void *row)
+void report_add_row(struct report *r, void *row)
 {
         r->pointers[r->n_rows++] = row;
 }
@@ -220,7 +218,7 @@ static void report_devices(const struct session *viewer, struct report *r)
                         row->destroys =
                                 report_calls(b->devices[i].worker, WORKER_DESTROYS, &calls[WORKER_DESTROYS]);
                 }
-                add_row(r, row);
+                report_add_row(r, row);
         }
         r->status.n_devices = r->n_rows;
         r->status.devices = (Bfcd__DeviceRow **)r->pointers;
@@ -279,7 +277,7 @@ static void report_status(const struct session *viewer, uint64_t cursor, struct 
         for (size_t i = 0; i < b->n_tenants; i++) {
                 const struct tenant *t = &b->tenants[i];
 
-                if (!viewer_sees(viewer, t))
+                if (!report_sees(viewer, t))
                         continue;
                 r->status.num_tenants += t->config != NULL;
                 r->status.num_sessions += t->n_sessions;
@@ -352,7 +350,7 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
                 row->num_tenants = p->n_quotas;
                 row->stats = report_stats(r);
                 report_partition_stats(viewer, p, row->stats);
-                add_row(r, row);
+                report_add_row(r, row);
         }
         r->list.next_cursor = i < b->n_partitions ? i : 0;
         r->list.n_partitions = r->n_rows;
@@ -371,7 +369,7 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                 for (size_t k = 0; k < t->n_quotas; k++) {
                         Bfcd__TenantRow *row = &r->rows.tenants[r->n_rows];
 
-                        if (n++ < cursor || !viewer_sees(viewer, t))
+                        if (n++ < cursor || !report_sees(viewer, t))
                                 continue;
                         if (report_page_ends(r)) {
                                 r->list.next_cursor = n - 1;
@@ -388,71 +386,12 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                         row->partition = report_borrow(t->quotas[k]->partition->name);
                         row->stats = report_stats(r);
                         report_quota_stats(t->quotas[k], row->stats);
-                        add_row(r, row);
+                        report_add_row(r, row);
                 }
         }
 out:
         r->list.n_tenants = r->n_rows;
         r->list.tenants = (Bfcd__TenantRow **)r->pointers;
-}
-
-static bool way_is_empty(const struct grants_of_way *g)
-{
-        for (size_t i = 0; i < GRANT_CLASSES; i++)
-                if (g->n[i] > 0)
-                        return false;
-        return true;
-}
-
-static void report_quota_grants(const struct quota *q, enum grant_way way, Bfcd__GrantsRow *row)
-{
-        const struct grants_of_way *g = &q->grants.ways[way];
-
-        bfcd__grants_row__init(row);
-        row->tenant = report_borrow(q->tenant);
-        row->partition = report_borrow(q->partition->name);
-        row->way = report_borrow(grant_way_name(way));
-        row->counts = (uint64_t *)(uintptr_t)g->n;
-        row->n_counts = GRANT_CLASSES;
-        row->total_ns = g->ns;
-}
-
-/* The cursor counts the ways of the quotas of all tenants. A page ends with the tenant that completes REPORT_GRANTS. */
-static void report_grants(const struct session *viewer, uint64_t cursor, struct report *r)
-{
-        const struct broker *b = viewer->broker;
-        uint64_t n = 0;
-
-        r->list.grant_bounds_ns = (uint64_t *)(uintptr_t)grant_bounds_ns;
-        r->list.n_grant_bounds_ns = GRANT_CLASSES - 1;
-        for (size_t i = 0; i < b->n_tenants; i++) {
-                const struct tenant *t = &b->tenants[i];
-
-                if (n + t->n_quotas * GRANT_WAYS <= cursor) {
-                        n += t->n_quotas * GRANT_WAYS;
-                        continue;
-                }
-                if (n > cursor && n - cursor >= REPORT_GRANTS) {
-                        r->list.next_cursor = n;
-                        break;
-                }
-                for (size_t k = 0; k < t->n_quotas * GRANT_WAYS; k++) {
-                        const struct quota *q = t->quotas[k / GRANT_WAYS];
-                        enum grant_way way = (enum grant_way)(k % GRANT_WAYS);
-
-                        if (n++ < cursor || !viewer_sees(viewer, t) || way_is_empty(&q->grants.ways[way]))
-                                continue;
-                        if (report_page_ends(r)) {
-                                r->list.next_cursor = n - 1;
-                                goto out;
-                        }
-                        report_quota_grants(q, way, &r->rows.grants[r->n_rows]);
-                        add_row(r, &r->rows.grants[r->n_rows]);
-                }
-        }
-out:
-        r->list.n_grants = r->n_rows;
-        r->list.grants = (Bfcd__GrantsRow **)r->pointers;
 }
 
 static void report_session(const struct session *s, Bfcd__SessionRow *row)
@@ -488,10 +427,10 @@ static void report_sessions(const struct session *viewer, uint64_t cursor, struc
         for (i = cursor; i < b->sessions.n_slots && !report_page_ends(r); i++) {
                 const struct session *s = b->sessions.table[i];
 
-                if (!s || !viewer_sees(viewer, s->tenant))
+                if (!s || !report_sees(viewer, s->tenant))
                         continue;
                 report_session(s, &r->rows.sessions[r->n_rows]);
-                add_row(r, &r->rows.sessions[r->n_rows]);
+                report_add_row(r, &r->rows.sessions[r->n_rows]);
         }
         r->list.next_cursor = i < b->sessions.n_slots ? i : 0;
         r->list.n_sessions = r->n_rows;
@@ -546,7 +485,7 @@ static void report_blocks(const struct session *viewer, uint64_t cursor, struct 
                 if (!block || !viewer_sees_block(viewer, block))
                         continue;
                 report_block(viewer, block, &r->rows.blocks[r->n_rows]);
-                add_row(r, &r->rows.blocks[r->n_rows]);
+                report_add_row(r, &r->rows.blocks[r->n_rows]);
         }
         r->list.next_cursor = i < end ? i : 0;
         r->list.n_blocks = r->n_rows;
@@ -582,7 +521,7 @@ static void report_extents(const struct session *viewer, uint64_t cursor, struct
                 if (!q || !report_shows(viewer, q)) /* NULL: of an arena that is closed */
                         continue;
                 report_extent(q, extent, &r->rows.extents[r->n_rows]);
-                add_row(r, &r->rows.extents[r->n_rows]);
+                report_add_row(r, &r->rows.extents[r->n_rows]);
         }
         r->list.next_cursor = i < end ? i : 0;
         r->list.n_extents = r->n_rows;
@@ -638,7 +577,7 @@ static void report_shared_blocks(const struct session *viewer, uint64_t cursor, 
                     !viewer_sees_block(viewer, ledger_block_at(b->ledger, shared->block)))
                         continue;
                 report_shared_block(viewer, shared, &r->rows.shared[r->n_rows]);
-                add_row(r, &r->rows.shared[r->n_rows]);
+                report_add_row(r, &r->rows.shared[r->n_rows]);
         }
         r->list.next_cursor = i < end ? i : 0;
         r->list.n_shared = r->n_rows;
@@ -696,7 +635,7 @@ static void report_session_ages(const struct session *s, size_t share, const str
         row->bytes = r->rows.ages.bytes[r->n_rows];
         row->n_bytes = clamp_ages(s, of->usage.bytes, ages->bytes[share], row->least_age_ms, row->bytes);
         row->n_least_age_ms = row->n_bytes;
-        add_row(r, row);
+        report_add_row(r, row);
 }
 
 /* The cursor is a session's place times PAGES_MAX_PARTITIONS, plus a share. To read a client's page takes
@@ -713,7 +652,7 @@ static void report_ages(const struct session *viewer, uint64_t cursor, struct re
                 const struct session *s = b->sessions.table[i];
                 size_t k = cursor % PAGES_MAX_PARTITIONS;
 
-                if (!s || !viewer_sees(viewer, s->tenant) || s->stats.bytes_in_use == 0)
+                if (!s || !report_sees(viewer, s->tenant) || s->stats.bytes_in_use == 0)
                         continue;
                 if (report_page_ends(r) || n_looks++ == REPORT_LOOKS) {
                         r->list.next_cursor = i * PAGES_MAX_PARTITIONS;
@@ -747,7 +686,7 @@ static void report_whoami(const struct session *viewer, uint64_t cursor, struct 
         r->whoami.admin = viewer->admin && !viewer->is_monitor;
         r->whoami.monitor = viewer->is_monitor;
         for (size_t i = 0; i < viewer->who.matches.n_tenants && !report_is_full(r); i++)
-                add_row(r, report_borrow(b->selection.order[viewer->who.matches.tenants[i]]->name));
+                report_add_row(r, report_borrow(b->selection.order[viewer->who.matches.tenants[i]]->name));
         r->whoami.n_matching_tenants = r->n_rows;
         r->whoami.matching_tenants = (char **)r->pointers;
         r->list.whoami = &r->whoami;
@@ -767,6 +706,7 @@ int report_list(const struct session *viewer, const Bfcd__List *request, struct 
                 [BFCD__LIST__KIND__GRANTS] = report_grants,
                 [BFCD__LIST__KIND__EXTENTS] = report_extents,
                 [BFCD__LIST__KIND__KEPT] = report_kept,
+                [BFCD__LIST__KIND__WAITING] = report_waiting,
         };
         size_t kind = (size_t)request->kind;
 

@@ -30,6 +30,7 @@ struct report {
                 Bfcd__SharedRow shared[REPORT_ROWS];
                 Bfcd__ExtentRow extents[REPORT_ROWS];
                 Bfcd__GrantsRow grants[REPORT_ROWS];
+                Bfcd__WaitingRow waiting[REPORT_ROWS];
                 struct {
                         Bfcd__DeviceRow rows[REPORT_ROWS];
                         Bfcd__DeviceCalls calls[REPORT_ROWS][WORKER_CALLS];
@@ -42,6 +43,17 @@ struct report {
         void *pointers[REPORT_ROWS];
         Bfcd__Statistics stats[REPORT_ROWS];
 };
+
+/* True: the next row is for the next page. And: adds a row. */
+bool report_page_ends(const struct report *r);
+void report_add_row(struct report *r, void *row);
+
+/* True: the viewer may see this tenant. */
+bool report_sees(const struct session *viewer, const struct tenant *t);
+
+/* report_requests.c */
+void report_grants(const struct session *viewer, uint64_t cursor, struct report *r);
+void report_waiting(const struct session *viewer, uint64_t cursor, struct report *r);
 
 /* Fills the page of a list. -EINVAL: no such kind. */
 int report_list(const struct session *viewer, const Bfcd__List *request, struct report *ret);

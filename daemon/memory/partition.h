@@ -10,6 +10,7 @@
 #include <sys/queue.h>
 
 #include "daemon/memory/account.h"
+#include "daemon/memory/returns.h"
 #include "daemon/memory/standby.h"
 #include "daemon/memory/worker.h"
 #include "device/device.h"
@@ -91,6 +92,7 @@ struct partition {
         struct partition_lists lists;
         struct quota_list asked; /* quotas whose sessions may have idle memory, see trim.h */
         struct partition_claims claims;
+        struct returns returns; /* of extents, to the pool */
         uint64_t reclaim_timeout_ms;
         void (*wake)(void *userdata); /* a turn is due; may be NULL */
         void *userdata;

@@ -54,6 +54,12 @@ struct quota_asking {
         unsigned n_vain; /* sessions that were looked at in vain */
 };
 
+/* How much a request lacked when it was last tried as the first, and of what. */
+struct quota_shortage {
+        int refusal; /* -EDQUOT: only its own quota's memory helps; -ENOMEM: others' too; 0: nothing is lacking */
+        uint64_t missing;
+};
+
 /* A request that waits. Embedded by the session; it leaves the queue before done() is called, or by
  * quota_cancel(). */
 struct quota_request {
@@ -74,6 +80,7 @@ struct quota_request {
         bool has_grown;     /* extents were made for it */
         uint64_t queued_ms; /* since then it waits for other sessions' frees; 0: not yet */
         uint64_t claim;     /* bytes of the partition that it gets before later requests */
+        struct quota_shortage lack;
         struct quota_asking asking;
         /* 0: the callee owns the block. -EDQUOT, -ENOMEM, -ENODEV, ... */
         void (*done)(struct quota_request *request, int result, bfc_handle handle, uint64_t offset);
@@ -179,6 +186,7 @@ struct quota {
         struct quota_peaks peaks;
         struct quota_refusals refusals;
         struct grants grants;
+        struct returns returns; /* of its memory, to its own requests and others' */
         struct quota_sessions sessions;
         struct quota_queue queue;
         struct quota_growth growth;
@@ -287,6 +295,25 @@ void quota_wait(struct quota_request *request);
 
 /* Removes a request in any state; done() is not called. */
 void quota_cancel(struct quota_request *request);
+
+/* When the wait of a request ends at the latest. */
+uint64_t quota_wait_end_ms(const struct quota_request *request);
+
+/* A waiting request as lists show it. */
+struct quota_waiting {
+        const struct quota_request *request;
+        uint64_t position;           /* in the quota, from 1 */
+        uint64_t partition_position; /* of the quota's first, among the first of all quotas; 0: another one */
+        uint64_t lacking_bytes;      /* to be returned for it and those before it; UINT64_MAX: not known */
+        uint64_t waited_ms, left_ms;
+        uint64_t estimate_ms; /* when it may be granted, by returns.h; RETURNS_UNKNOWN */
+        uint64_t now_ms;
+};
+
+/* Begins with zeroes, and goes to the next request in the order of the queue, at most QUOTA_WAITING_SHOWN of
+ * them. False: there is none. */
+#define QUOTA_WAITING_SHOWN 1024u
+bool quota_next_waiting(const struct quota *q, struct quota_waiting *w);
 
 /* One turn for the requests of a quota in its partition's `due`; it stays there while there is more to do. */
 void quota_turn(struct quota *q);

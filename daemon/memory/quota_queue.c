@@ -138,6 +138,8 @@ void quota_complete(struct quota_request *request, int result, bfc_handle handle
         q->queue.n_bytes -= request->n_bytes;
         if (result == 0)
                 grants_add(&q->grants, request_way(request), clock_ns() - request->since_ns);
+        if (result == 0 && request->lack.refusal == -EDQUOT && !request->has_grown)
+                returns_add(&q->returns, request->n_bytes, clock_ms()); /* freed, and used again */
         if (!request->is_no_refusal)
                 quota_count_refusal(request->quota, result);
         request->done(request, result, handle, offset);
@@ -156,6 +158,7 @@ void quota_wait(struct quota_request *request)
         request->has_grown = false;
         request->queued_ms = 0;
         request->claim = 0;
+        request->lack = (struct quota_shortage){ 0 };
         request->asking = (struct quota_asking){ 0 };
         quota_enqueue(request);
         q->queue.n++;

@@ -222,12 +222,14 @@ static bool quota_may_hold(const struct quota *q, uint64_t n_bytes)
 static void quota_released(void *userdata, uint64_t n_bytes)
 {
         struct quota *q = userdata;
-        uint64_t own_released = min_u64(n_bytes, q->growth.own_release_bytes);
+        uint64_t own_released = min_u64(n_bytes, q->growth.own_release_bytes), now = clock_ms();
 
         quota_note_change(q);
         reclaim_note_releasing(q);
         reclaim_end_recall(q, arena_leaving_bytes(q->arena) == 0);
         q->growth.own_release_bytes -= own_released;
+        returns_add(&q->returns, n_bytes, now);
+        returns_add(&q->partition->returns, n_bytes - own_released, now);
         (void)quota_hold(q, q->growth.held.n_bytes + own_released);
         reclaim_release_unused(q);
         partition_make_due(q->partition);
@@ -519,14 +521,9 @@ static uint64_t growth_need(const struct quota *q, const struct bfc_growth *plan
         return excess_u64(plan->new_bytes, q->growth.held.n_bytes);
 }
 
-/* How much the request lacks, and of what. */
-struct shortage {
-        int refusal; /* -EDQUOT: only its own memory helps; -ENOMEM: others' too; 0: nothing is lacking */
-        uint64_t missing;
-};
-
 /* The steps that ask no session: free extents are released, or are being released. */
-static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *request, struct shortage *ret)
+static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *request,
+                                       struct quota_shortage *ret)
 {
         uint64_t need, after, want, own_released = quota_own_released(q), missing = 0, of_pool;
         uint64_t most = account_attainable(&q->account);
@@ -551,7 +548,7 @@ static int reclaim_make_room_by_itself(struct quota *q, struct quota_request *re
         of_own = r == -EDQUOT || (r == -ENOMEM && after > most);
         if (r == -ENOMEM && of_own) /* the others have it for good: nothing is claimed of them */
                 missing = after - most;
-        *ret = (struct shortage){ of_own ? -EDQUOT : r, missing };
+        *ret = request->lack = (struct quota_shortage){ of_own ? -EDQUOT : r, missing };
         reclaim_claim(request, r == -ENOMEM && !of_own ? of_pool : 0);
         want = max_u64(missing, excess_u64(after, q->growth.high_bytes));
         if (want > own_released && (r < 0 || !quota_time_out(q)) &&
@@ -581,8 +578,8 @@ static bool reclaim_is_coming(const struct quota *q, const struct quota_request 
 }
 
 /* Asks sessions for their idle memory. True: wait for them. */
-static bool reclaim_ask_sessions(struct quota *q, struct quota_request *request, const struct shortage *lack,
-                                 uint64_t now)
+static bool reclaim_ask_sessions(struct quota *q, struct quota_request *request,
+                                 const struct quota_shortage *lack, uint64_t now)
 {
         const struct partition *p = q->partition;
         struct quota_asking *asking = &request->asking;
@@ -603,7 +600,7 @@ static bool reclaim_queue(struct quota *q, struct quota_request *request, uint64
                 return false;
         if (request->queued_ms == 0)
                 request->queued_ms = now;
-        if (now - request->queued_ms >= request->wait_ms)
+        if (now >= quota_wait_end_ms(request))
                 return false;
         if (now - request->asking.begun_ms >= q->partition->reclaim_timeout_ms + RECLAIM_AGAIN_MS)
                 request->asking = (struct quota_asking){ 0 };
@@ -627,7 +624,7 @@ int reclaim_last_chance(struct quota *q, struct quota_request *request)
 
 int reclaim_make_room(struct quota *q, struct quota_request *request)
 {
-        struct shortage lack = { 0 };
+        struct quota_shortage lack = { 0 };
         int r = reclaim_make_room_by_itself(q, request, &lack);
         uint64_t now;
 

@@ -324,6 +324,98 @@ TEST(grants_and_waiting_requests)
         rig_stop(rig);
 }
 
+/* The rows of a list of waiting requests: of this tenant, in the order of its queue. */
+static size_t check_waiting(const char *socket, const char *tenant, uint64_t n_bytes)
+{
+        json_t *rows = ctl_json(socket, WORDS("--json", "waiting")), *row;
+        size_t i, n = 0;
+
+        json_array_foreach(rows, i, row)
+        {
+                if (strcmp(string_of(row, "tenant"), tenant) != 0)
+                        continue;
+                ck_assert_str_eq(string_of(row, "partition"), "train");
+                ck_assert_uint_eq(number_at(row, "position"), ++n);
+                ck_assert_uint_eq(number_at(row, "n_bytes"), n_bytes);
+                ck_assert_uint_eq(number_at(row, "wait_ms"), 600000);
+                ck_assert_uint_gt(number_at(row, "left_ms"), 0);
+                ck_assert_int_eq(json_is_null(json_object_get(row, "partition_position")), n > 1);
+        }
+        json_decref(rows);
+        return n;
+}
+
+static size_t count_waiting(const char *socket)
+{
+        json_t *rows = ctl_json(socket, WORDS("--json", "waiting"));
+        size_t n = json_array_size(rows);
+
+        json_decref(rows);
+        return n;
+}
+
+static bool is_known(const struct rig *rig, const char *key)
+{
+        json_t *rows = ctl_json(rig->admin_socket, WORDS("--json", "waiting"));
+        bool ret = json_is_integer(json_object_get(json_array_get(rows, 0), key));
+
+        json_decref(rows);
+        return ret;
+}
+
+/* More waiting requests than a page has; each viewer sees what it may see. */
+TEST(waiting_requests)
+{
+        enum { N = 4, EACH = 50 };
+        struct rig *rig = rig_start(&two_tenants);
+        struct raw *red = session_open(rig->socket, "red"), *blue = session_open(rig->socket, "blue");
+        struct raw *waiters[N];
+        Bfcd__Block block, second;
+        char *text;
+
+        ck_assert_uint_eq(count_waiting(rig->admin_socket), 0);
+        ck_assert_int_eq(raw_malloc(red, 0, 32 * MIB, &block), 0);
+        ck_assert_int_eq(raw_malloc(red, 0, 28 * MIB, &second), 0);
+        for (unsigned i = 0; i < N; i++) {
+                waiters[i] = session_open(rig->socket, "red");
+                for (unsigned k = 0; k < EACH; k++)
+                        (void)session_send_malloc(waiters[i], 40 * MIB, 600000);
+        }
+        (void)session_send_malloc(blue, 60 * MIB, 600000);
+        ck_assert(WAIT_FOR(count_waiting(rig->admin_socket) == N * EACH + 1, SETTLE_MS));
+        ck_assert_uint_eq(check_waiting(rig->admin_socket, "red", 40 * MIB), N * EACH);
+        ck_assert_uint_eq(check_waiting(rig->monitor_socket, "blue", 60 * MIB), 1);
+        ck_assert_uint_eq(check_waiting(rig->monitor_socket, "red", 40 * MIB), N * EACH);
+        setenv("BFC_TENANT", "red", 1);
+        ck_assert_uint_eq(check_waiting(rig->socket, "red", 40 * MIB), N * EACH);
+        ck_assert_uint_eq(count_waiting(rig->socket), N * EACH);
+        unsetenv("BFC_TENANT");
+
+        ck_assert_int_eq(ctl(rig->monitor_socket, WORDS("waiting"), &text, NULL), 0);
+        ck_assert_msg(strstr(text, "PARTITION  TENANT  POS  SESSION       ASKED       LACKS"), "%s", text);
+        text_has(text, "60.0 MiB");
+
+        /* What ended sessions returned makes an estimate possible. */
+        ck_assert(WAIT_FOR(is_known(rig, "bytes_lacking"), SETTLE_MS));
+        ck_assert(!is_known(rig, "estimate_ms"));
+        session_end(blue);
+        for (unsigned i = 0; i < N; i++)
+                session_end(waiters[i]);
+        ck_assert(WAIT_FOR(count_waiting(rig->admin_socket) == 0, SETTLE_MS));
+        ck_assert_int_eq(raw_free(red, block.block_id), 0);
+        ck_assert_int_eq(raw_free(red, second.block_id), 0);
+        session_end(red);
+        ck_assert(WAIT_FOR(tenant_number(rig, "red", "bytes_reserved") == 0, SETTLE_MS));
+        blue = session_open(rig->socket, "blue");
+        red = session_open(rig->socket, "red");
+        ck_assert_int_eq(raw_malloc(red, 0, 60 * MIB, &block), 0);
+        (void)session_send_malloc(blue, 60 * MIB, 600000);
+        ck_assert(WAIT_FOR(count_waiting(rig->admin_socket) == 1 && is_known(rig, "estimate_ms"), SETTLE_MS));
+        session_end(blue);
+        session_end(red);
+        rig_stop(rig);
+}
+
 TEST(device_calls_and_turns)
 {
         struct rig *rig = rig_start(&two_tenants);
@@ -457,7 +549,7 @@ TEST(bfcctl_by_the_monitor_socket)
 {
         static const char *const shows[] = { "status", "partitions", "tenants", "sessions", "blocks",
                                              "shared", "whoami",     "explain", "leaks",    "config",
-                                             "grants", "metrics",    "keep" };
+                                             "grants", "metrics",    "keep",    "waiting" };
         static const char *const changes[][4] = {
                 { "reload" },      { "reset-peaks" },       { "trim" }, { "evict", "1" }, { "drain", "x" },
                 { "resume", "x" }, { "forget", "red", "x" }

@@ -7,16 +7,19 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 
+#include "tests/integration/json.h"
 #include "tests/integration/kept.h"
 #include "tests/integration/tools.h"
 
-#define STREAM   ((uintptr_t)0) /* the one that every device has */
-#define N_SMALL  40u
-#define BACK_MS  SETTLE_MS
-#define EXTENT   (2 * MIB) /* of 64 MiB and less */
-#define DOWN_FOR 300000u   /* us; longer than the quarantine below */
+#define STREAM         ((uintptr_t)0) /* the one that every device has */
+#define N_SMALL        40u
+#define BACK_MS        SETTLE_MS
+#define EXTENT         (2 * MIB) /* of 64 MiB and less */
+#define SENTENCE_BYTES 512u
+#define DOWN_FOR       300000u /* us; longer than the quarantine below */
 
 static const struct rig_config two_tenants = {
         .top = "timeouts: {quarantine: 100ms}\n",
@@ -404,6 +407,9 @@ struct waiter {
         bool attaches;
         int r;
         void *p;
+        int cancel_fd; /* of wait_cancellably() */
+        bool is_over;  /* atomic; of wait_in_vain() */
+        char error[SENTENCE_BYTES];
         pthread_t thread;
 };
 
@@ -443,6 +449,123 @@ LOOP_TEST(waiting_requests_continue_to_wait, KEEPS_MEMORY * 2)
         ck_assert_ok(bfc_publish(other, late, "late"));
         ck_assert_int_eq(pthread_join(attacher.thread, NULL), 0);
         ck_assert_int_eq(attacher.r, 0);
+        bfc_disconnect(other);
+        bfc_disconnect(waiter.client);
+        kept_stop(k);
+}
+
+/* Of the one request that waits for memory; 0: there is none. */
+static uint64_t waiting_number(struct kept *k, const char *key)
+{
+        json_t *rows = ctl_json(k->rig->admin_socket, WORDS("--json", "waiting"));
+        json_t *number = json_object_get(json_array_get(rows, 0), key);
+        uint64_t ret = number ? (uint64_t)json_integer_value(number) : 0;
+
+        ck_assert_uint_le(json_array_size(rows), 1);
+        json_decref(rows);
+        return ret;
+}
+
+static void *wait_in_vain(void *arg)
+{
+        struct waiter *w = arg;
+        struct bfc_malloc_options options = { .struct_size = sizeof(options),
+                                              .flags = BFC_WHOLE,
+                                              .wait_ms = 3000 };
+
+        w->r = bfc_malloc_with(w->client, 40 * MIB, &options, &w->p);
+        snprintf(w->error, sizeof(w->error), "%s", bfc_last_error());
+        __atomic_store_n(&w->is_over, true, __ATOMIC_RELEASE);
+        return NULL;
+}
+
+/* A restart extends no wait: the request asks the next daemon for what is left. At its end it is refused with the
+ * usual sentence. */
+LOOP_TEST(a_restart_extends_no_wait, KEEPS_MEMORY * 2)
+{
+        struct kept *k = kept_start(&two_tenants);
+        struct waiter waiter = { .client = client_open(k->rig, "red", NULL) };
+        bfc_client *other = client_open(k->rig, "red", NULL);
+        uint64_t wait_ms = 0;
+        void *large;
+
+        ck_assert_ok(bfc_malloc_flags(other, NULL, 40 * MIB, BFC_WHOLE, &large));
+        ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_it, &waiter), 0);
+        ck_assert(WAIT_FOR(waiting_number(k, "waited_ms") >= 100, SETTLE_MS));
+        ck_assert_uint_eq(waiting_number(k, "wait_ms"), 60000);
+        kept_restart(k, signals[_i]);
+        ck_assert(WAIT_FOR((wait_ms = waiting_number(k, "wait_ms")) > 0, BACK_MS));
+        ck_assert_uint_le(wait_ms, 60000 - 100);
+        ck_assert_ok(bfc_free(other, large));
+        ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
+        ck_assert_int_eq(waiter.r, 0);
+
+        ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_in_vain, &waiter), 0);
+        ck_assert(WAIT_FOR(waiting_number(k, "wait_ms") > 0 ||
+                                   __atomic_load_n(&waiter.is_over, __ATOMIC_ACQUIRE),
+                           SETTLE_MS));
+        kept_restart(k, signals[_i]);
+        ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
+        ck_assert_int_eq(waiter.r, -EDQUOT);
+        ck_assert_msg(strstr(waiter.error, "tenant 'red' is at its limit in 'train'"), "%s", waiter.error);
+        bfc_disconnect(other);
+        bfc_disconnect(waiter.client);
+        kept_stop(k);
+}
+
+static void *wait_cancellably(void *arg)
+{
+        struct waiter *w = arg;
+        struct bfc_malloc_options options = { .struct_size = sizeof(options),
+                                              .flags = BFC_WHOLE,
+                                              .wait_ms = 600000,
+                                              .cancel_fd = w->cancel_fd };
+
+        w->r = bfc_malloc_with(w->client, 40 * MIB, &options, &w->p);
+        return NULL;
+}
+
+/* cancel_fd ends a wait while there is no daemon. The next one gets no request, and the session continues. */
+LOOP_TEST(a_wait_is_cancelled_without_a_daemon, KEEPS_MEMORY * 2)
+{
+        struct kept *k = kept_start(&two_tenants);
+        struct waiter waiter = { .client = client_open(k->rig, "red", NULL),
+                                 .cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+        bfc_client *other = client_open(k->rig, "red", NULL);
+        void *large, *small;
+
+        ck_assert_int_gt(waiter.cancel_fd, 0);
+        ck_assert_ok(bfc_malloc_flags(other, NULL, 40 * MIB, BFC_WHOLE, &large));
+        ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_cancellably, &waiter), 0);
+        ck_assert(WAIT_FOR(waiting_number(k, "wait_ms") > 0, SETTLE_MS));
+        kept_away(k, signals[_i]);
+        ck_assert_int_eq(eventfd_write(waiter.cancel_fd, 1), 0);
+        ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
+        ck_assert_int_eq(waiter.r, -EINTR);
+        kept_back(k);
+        ck_assert(WAIT_FOR(kept_all_are(k, "live", 2), BACK_MS));
+        ck_assert_uint_eq(rig_n_waiting(k->rig, NULL), 0);
+        ck_assert_ok(bfc_malloc(waiter.client, MIB, &small));
+        close(waiter.cancel_fd);
+        bfc_disconnect(other);
+        bfc_disconnect(waiter.client);
+        kept_stop(k);
+}
+
+/* With cuda-ipc no session survives: a call that waits ends with the reason. */
+LOOP_TEST(cuda_ipc_ends_a_wait, KEEPS_MEMORY ? 0 : 2)
+{
+        struct kept *k = kept_start(&two_tenants);
+        struct waiter waiter = { .client = client_open(k->rig, "red", NULL) };
+        bfc_client *other = client_open(k->rig, "red", NULL);
+        void *large;
+
+        ck_assert_ok(bfc_malloc_flags(other, NULL, 40 * MIB, BFC_WHOLE, &large));
+        ck_assert_int_eq(pthread_create(&waiter.thread, NULL, wait_for_it, &waiter), 0);
+        ck_assert(WAIT_FOR(waiting_number(k, "wait_ms") > 0, SETTLE_MS));
+        kept_restart(k, signals[_i]);
+        ck_assert_int_eq(pthread_join(waiter.thread, NULL), 0);
+        ck_assert_int_eq(waiter.r, -ECONNRESET);
         bfc_disconnect(other);
         bfc_disconnect(waiter.client);
         kept_stop(k);

@@ -635,6 +635,10 @@ static bool on_request(struct crash_server *m, struct peer *p, const Bfcd__Reque
         m->counts.n_requests++;
         if (m->refs) {
                 m->n_on_hold++;
+                if (request->body_case == BFCD__REQUEST__BODY_MALLOC)
+                        m->counts.wait_ms = request->malloc->wait_ms;
+                else if (request->body_case == BFCD__REQUEST__BODY_ATTACH)
+                        m->counts.wait_ms = request->attach->wait_ms;
                 pthread_cond_broadcast(&m->changed);
                 return true;
         }

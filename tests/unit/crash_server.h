@@ -81,6 +81,7 @@ struct crash_server_counts {
         unsigned n_goodbyes;
         unsigned n_requests;
         unsigned n_retired, n_trimmed;
+        uint32_t wait_ms; /* of the last request that was put on hold, if it is a Malloc or an Attach */
         unsigned n_violations;
         char violation[96];    /* the first */
         uint64_t client_slabs; /* what the client page says */

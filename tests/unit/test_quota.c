@@ -1428,6 +1428,124 @@ TEST(grants_of_requests_that_wait)
         ck_assert_uint_eq(q->queue.n_bytes, 0);
 }
 
+/* ---- lists of them ------------------------------------------------------------ */
+
+static void wait_long(unsigned i, struct quota *of, uint64_t n_bytes, uint32_t wait_ms)
+{
+        prepare(i, of, n_bytes);
+        asks[i].request.wait_ms = wait_ms;
+        quota_wait(&asks[i].request);
+        settle();
+        ck_assert_uint_eq(asks[i].n_done, 0);
+}
+
+static struct quota_waiting waiting_at(const struct quota *of, uint64_t position)
+{
+        struct quota_waiting w = { .request = NULL };
+
+        while (w.position < position)
+                ck_assert(quota_next_waiting(of, &w));
+        return w;
+}
+
+TEST(waiting_requests_are_listed_in_order)
+{
+        struct quota_waiting w = { .request = NULL };
+
+        open_both(4 * E, 3 * E, 0);
+        ck_assert(!quota_next_waiting(q, &w));
+        take(0, neighbour, 2 * E);
+        take(1, q, 2 * E);
+        wait_long(2, q, 2 * E, 100000); /* above its own limit by one extent */
+        still_clock_pass(5000);
+        wait_long(3, q, E, 100000);
+        wait_long(4, neighbour, E, 100000); /* the partition is full */
+
+        w = waiting_at(q, 1);
+        ck_assert_ptr_eq(w.request, &asks[2].request);
+        ck_assert_uint_eq(w.partition_position, 1);
+        ck_assert_uint_eq(w.lacking_bytes, E);
+        ck_assert_uint_eq(w.waited_ms, 5000);
+        ck_assert_uint_eq(w.left_ms, 95000);
+        ck_assert_uint_eq(w.estimate_ms, RETURNS_UNKNOWN);
+        ck_assert(quota_next_waiting(q, &w));
+        ck_assert_ptr_eq(w.request, &asks[3].request);
+        ck_assert_uint_eq(w.partition_position, 0);
+        ck_assert_uint_eq(w.lacking_bytes, 2 * E);
+        ck_assert_uint_eq(w.waited_ms, 0);
+        ck_assert(!quota_next_waiting(q, &w));
+        w = waiting_at(neighbour, 1);
+        ck_assert_uint_eq(w.partition_position, 2);
+        ck_assert_uint_eq(w.lacking_bytes, E);
+        quota_cancel(&asks[3].request);
+        quota_cancel(&asks[2].request);
+        quota_cancel(&asks[4].request);
+}
+
+/* What came back in the partition in the last minutes tells when the rest may. */
+TEST(estimates_follow_the_returned_memory)
+{
+        open_both(4 * E, 4 * E, 0);
+        take(0, neighbour, E);
+        take(1, neighbour, 3 * E);
+        wait_long(2, q, 4 * E, 600000);
+        ck_assert_uint_eq(waiting_at(q, 1).lacking_bytes, 4 * E);
+        ck_assert_uint_eq(waiting_at(q, 1).estimate_ms, RETURNS_UNKNOWN);
+        give_back(0);
+        still_clock_pass(QUOTA_ROUND_MS);
+        partition_look_again(&p);
+        quota_release_idle(neighbour);
+        settle();
+        ck_assert_uint_eq(waiting_at(q, 1).lacking_bytes, 3 * E);
+        /* An extent in this half of the window, which has just begun: three take three halves. */
+        ck_assert_uint_eq(waiting_at(q, 1).estimate_ms, 3 * RETURNS_HALF_MS);
+        still_clock_pass(RETURNS_HALF_MS + RETURNS_HALF_MS / 2);
+        ck_assert_uint_eq(waiting_at(q, 1).estimate_ms, 3 * (RETURNS_HALF_MS + RETURNS_HALF_MS / 2));
+        still_clock_pass(RETURNS_HALF_MS);
+        ck_assert_uint_eq(waiting_at(q, 1).estimate_ms, RETURNS_UNKNOWN);
+        quota_cancel(&asks[2].request);
+}
+
+TEST(a_long_queue_is_listed_in_part)
+{
+        struct quota_waiting w = { .request = NULL };
+        unsigned n = 0;
+
+        open_one(E, 20000);
+        take(0, q, E);
+        for (unsigned i = 1; i <= QUOTA_WAITING_SHOWN + 10; i++) {
+                prepare(i, q, E);
+                asks[i].request.wait_ms = 600000;
+                quota_wait(&asks[i].request);
+        }
+        settle();
+        while (quota_next_waiting(q, &w))
+                n++;
+        ck_assert_uint_eq(n, QUOTA_WAITING_SHOWN);
+        for (unsigned i = 1; i <= QUOTA_WAITING_SHOWN + 10; i++)
+                quota_cancel(&asks[i].request);
+}
+
+/* A request that becomes the first late has no more time than if it had been the first. */
+TEST(a_wait_is_not_begun_again_by_becoming_the_first)
+{
+        open_one(2 * E, 20000);
+        p.reclaim_timeout_ms = 100;
+        take(0, q, 2 * E);
+        wait_long(1, q, E, 10000);
+        wait_long(2, q, E, 10000);
+        still_clock_pass(9000);
+        quota_cancel(&asks[1].request);
+        partition_tick(&p);
+        settle();
+        ck_assert_uint_eq(asks[2].n_done, 0);
+        ck_assert_uint_le(waiting_at(q, 1).left_ms, 1300); /* three steps of 100 ms, and the rest */
+        still_clock_pass(1300);
+        partition_tick(&p);
+        settle();
+        assert_done(2, -EDQUOT);
+}
+
 int main(void)
 {
         return suite_main("quota");

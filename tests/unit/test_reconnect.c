@@ -337,6 +337,62 @@ TEST(requests_that_wait)
         ck_assert_uint_eq(crash_server_count(crash_server).n_blocks, 8);
 }
 
+struct waiting_call {
+        pthread_t thread;
+        uint32_t wait_ms;
+        bool attaches;
+        int result;
+};
+
+static void *call_and_wait(void *userdata)
+{
+        struct waiting_call *w = userdata;
+        struct bfc_malloc_options how = { .struct_size = sizeof(how), .wait_ms = w->wait_ms };
+        void *p;
+
+        w->result = w->attaches ? bfc_attach(client, "name", w->wait_ms, &p, NULL)
+                                : bfc_malloc_with(client, 1000, &how, &p);
+        return NULL;
+}
+
+/* The wait_ms with which the request was sent to the daemon that runs now. */
+static uint32_t wait_ms_on_hold(void)
+{
+        int64_t until = now_ms() + NEVER_MS;
+
+        while (crash_server_n_on_hold(crash_server) == 0 && now_ms() < until)
+                usleep(500);
+        ck_assert_uint_eq(crash_server_n_on_hold(crash_server), 1);
+        return crash_server_count(crash_server).wait_ms;
+}
+
+/* A request that waits is sent to each further daemon with the remaining time; a wait that is over stays one. */
+LOOP_TEST(a_wait_ends_at_one_time, 4)
+{
+        struct waiting_call w = { .wait_ms = _i & 1 ? 1 : 600000, .attaches = _i & 2 };
+        uint32_t least_ms = w.wait_ms;
+
+        begin("off", 0);
+        crash_server_hold(crash_server, true);
+        ck_assert_int_eq(pthread_create(&w.thread, NULL, call_and_wait, &w), 0);
+        ck_assert_uint_eq(wait_ms_on_hold(), w.wait_ms);
+        for (int round = 0; round < 3; round++) {
+                int64_t until = now_ms() + 3; /* longer than the wait of 1 ms */
+
+                while (now_ms() < until)
+                        usleep(500);
+                crash_server_kill(crash_server);
+                least_ms = least_ms > 3 ? least_ms - 3 : 1;
+                ck_assert_uint_ge(wait_ms_on_hold(), 1);
+                ck_assert_uint_le(crash_server_count(crash_server).wait_ms, least_ms);
+        }
+        crash_server_hold(crash_server, false);
+        crash_server_kill(crash_server);
+        ck_assert_int_eq(pthread_join(w.thread, NULL), 0);
+        ck_assert_int_eq(w.result, w.attaches ? -ENOENT : 0);
+        ck_assert_uint_eq(stats().num_returns, 4);
+}
+
 /* ---- the list ------------------------------------------------------------------------------ */
 
 #define N_MANY 15500u /* more than two messages have room for */
