@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -104,14 +105,17 @@ class SharedBlock(NamedTuple):
     n_metadata_bytes: int
 
 
-def _interruptible(call: Callable[[int], int]) -> int:
-    """Calls `call(cancel_fd)` until it is not interrupted. Python's own signal handlers run between two calls, and
-    end it by an exception, KeyboardInterrupt for instance."""
-    while True:
-        with _WakeUp.armed() as cancel_fd:
-            result = call(cancel_fd)
+def _interruptible(call: Callable[[], int], options: _library.MallocOptions | _library.AttachOptions) -> int:
+    """Repeats the call with what is left of options.wait_ms until it is not interrupted. Python's own signal handlers
+    run between two calls, and end it by an exception, KeyboardInterrupt for instance."""
+    end = time.monotonic() + options.wait_ms / 1000
+    while options.wait_ms:
+        with _WakeUp.armed() as options.cancel_fd:
+            result = call()
         if result != -errno.EINTR:
             return result
+        options.wait_ms = max(1, round((end - time.monotonic()) * 1000))
+    return call()
 
 
 class _Session:
@@ -378,11 +382,9 @@ class Client:
             flags=(_library.ONE_EXTENT if one_extent else 0) | (_library.WHOLE if whole else 0),
         )
 
-        def call(cancel_fd: int) -> int:
-            options.cancel_fd = cancel_fd
-            return lib.bfc_malloc_with(session.handle, n_bytes, _byref(options), _byref(ptr))
-
-        return _interruptible(call) if options.wait_ms else call(0)
+        return _interruptible(
+            lambda: lib.bfc_malloc_with(session.handle, n_bytes, _byref(options), _byref(ptr)), options
+        )
 
     def empty(
         self,
@@ -429,15 +431,14 @@ class Client:
             wait_ms=_wait_ms(wait), flags=_library.ATTACH_READ_ONLY if read_only else 0
         )
 
-        def call(cancel_fd: int) -> int:
-            options.cancel_fd = cancel_fd
+        def call() -> int:
             return lib.bfc_attach_with(
                 session.handle, _bytes(name), _byref(options), _byref(ptr), _byref(n_bytes)
             )
 
         block = Block(session, 0, read_only)
         try:
-            result = _interruptible(call) if options.wait_ms else call(0)
+            result = _interruptible(call, options)
             block.nbytes = n_bytes.value
             block.ptr = ptr.value
         except BaseException:

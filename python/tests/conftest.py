@@ -2,6 +2,7 @@
 # host, cuda-fd or cuda-ipc, the latter two on the fake driver (LD_LIBRARY_PATH).
 #
 # SPDX-License-Identifier: Apache-2.0
+import gc
 import os
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -27,6 +29,26 @@ def wait_for(condition, what):
     while not condition():
         assert time.monotonic() < end, f"no {what} within {LIMIT_S} s"
         time.sleep(0.01)
+
+
+def collect_garbage():
+    """gc.collect() does nothing while another thread collects garbage, so this repeats it until it does."""
+    own_collections = []
+
+    def note(phase, info):
+        if (phase, info["generation"], threading.get_ident()) == ("stop", 2, own_id):
+            own_collections.append(info)
+
+    def has_collected():
+        gc.collect()
+        return own_collections
+
+    own_id = threading.get_ident()
+    gc.callbacks.append(note)
+    try:
+        wait_for(has_collected, "collection of garbage")
+    finally:
+        gc.callbacks.remove(note)
 
 
 class Daemon:

@@ -2,12 +2,11 @@
 #
 # SPDX-License-Identifier: Apache-2.0
 import ctypes
-import gc
 
 import bfcd
 import pytest
 from bfcd import _dlpack
-from conftest import MIB, gpu_only, host_only
+from conftest import MIB, collect_garbage, gpu_only, host_only
 
 numpy = pytest.importorskip("numpy")
 
@@ -26,18 +25,18 @@ def test_a_view_keeps_the_memory(client):
     x = client.empty(MIB, "u1")
     view = x[10:20].reshape(2, 5)
     del x
-    gc.collect()
+    collect_garbage()
     assert client.bytes_in_use() == MIB
     view[:] = 3
     del view
-    gc.collect()
+    collect_garbage()
     assert client.bytes_in_use() == 0
 
 
 @host_only
 def test_a_view_keeps_the_session(client, daemon):
     x = bfcd.connect(daemon.socket).empty(MIB, "u1")
-    gc.collect()
+    collect_garbage()
     x[:] = 1
     assert client.tenant_stats()["num_sessions"] == 2
 
@@ -70,10 +69,10 @@ def test_buffer_and_dlpack_share_the_memory(client):
     y = numpy.from_dlpack(x)
     assert y[0] == 42
     del block, view, x
-    gc.collect()
+    collect_garbage()
     assert y[0] == 42 and client.bytes_in_use() > 0
     del y
-    gc.collect()
+    collect_garbage()
     assert client.bytes_in_use() == 0
 
 
@@ -84,7 +83,7 @@ def test_a_capsule_that_nobody_takes_frees_its_owner(client):
         capsule = _dlpack.capsule(x, x.ctypes.data, x.shape, x.dtype, _dlpack.CPU, 0, version)
         n = len(_dlpack._exported)
         del x, capsule
-        gc.collect()
+        collect_garbage()
         assert len(_dlpack._exported) == n - 1 and client.bytes_in_use() == 0
 
 
@@ -106,10 +105,10 @@ def test_our_capsule_is_numpys(client):
     y = numpy.from_dlpack(Exporter(x))
     assert (y == numpy.arange(12).reshape(3, 4)).all()
     del x
-    gc.collect()
+    collect_garbage()
     assert y[2, 3] == 11
     del y
-    gc.collect()
+    collect_garbage()
     assert client.bytes_in_use() == 0
 
 

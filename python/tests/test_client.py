@@ -1,6 +1,7 @@
 # Clients, blocks, statistics and errors, with a real daemon.
 #
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import gc
 import os
 import signal
@@ -10,7 +11,7 @@ import threading
 
 import bfcd
 import pytest
-from conftest import LIMIT_S, MIB, host_only, wait_for
+from conftest import LIMIT_S, MIB, collect_garbage, host_only, wait_for
 
 
 def test_a_block_is_charged_until_it_is_freed(client):
@@ -47,7 +48,7 @@ def test_an_exception_inside_of_free_frees_once(client):
         block.free()
     session = block._session
     del block
-    gc.collect()
+    collect_garbage()
     assert frees == [ptr]
     free(session.handle, ptr)
 
@@ -183,11 +184,11 @@ class Finalized:
                 call()
             except (bfcd.Error, OSError, ValueError):
                 pass
-            self.n_calls.append(call)
+            self.n_calls[0] += 1  # a reference to the call would keep the cycle
 
 
 def test_a_session_can_end_before_its_blocks(client, daemon):
-    n_calls = []
+    n_calls = [0]
     for order in (1, -1):
         c = bfcd.connect(daemon.socket)
         block = c.malloc(MIB)
@@ -195,9 +196,9 @@ def test_a_session_can_end_before_its_blocks(client, daemon):
         cycle.append(cycle)
         assert client.tenant_stats()["num_sessions"] == 2
         del c, block, cycle
-        gc.collect()
+        collect_garbage()
         wait_for(lambda: client.tenant_stats()["num_sessions"] == 1, "end of the session")
-    assert len(n_calls) == 30
+    assert n_calls == [30]
 
 
 def test_a_closed_client_refuses_and_its_blocks_live(client, daemon):
@@ -212,7 +213,7 @@ def test_a_closed_client_refuses_and_its_blocks_live(client, daemon):
     assert block.read(5) == b"still"
     assert client.tenant_stats()["num_sessions"] == 2
     del block
-    gc.collect()
+    collect_garbage()
     wait_for(lambda: client.tenant_stats()["num_sessions"] == 1, "end of the session")
 
 
@@ -244,6 +245,20 @@ except KeyboardInterrupt:
     p.send_signal(signal.SIGINT)
     assert p.stdout.readline() == "interrupted True\n"
     assert p.wait(LIMIT_S) == 0
+
+
+def test_signals_do_not_extend_a_wait(monkeypatch):
+    now, waits = [100.0], []
+    options = bfcd._library.MallocOptions(wait_ms=1000)
+
+    def call():
+        waits.append(options.wait_ms)
+        now[0] += 0.4
+        return -errno.EINTR if len(waits) < 4 else 7
+
+    monkeypatch.setattr(bfcd._client.time, "monotonic", lambda: now[0])
+    assert bfcd._client._interruptible(call, options) == 7
+    assert waits == [1000, 600, 200, 1]
 
 
 def test_other_signals_do_not_end_a_wait(client, daemon):

@@ -1,7 +1,6 @@
 # bfcd.weights(): one shared, kept, read-only copy of a .safetensors file.
 #
 # SPDX-License-Identifier: Apache-2.0
-import gc
 import json
 import math
 import os
@@ -15,7 +14,7 @@ import time
 import bfcd
 import pytest
 from bfcd import _weights
-from conftest import DEVICE, LIMIT_S, MIB, gpu_only, host_only, wait_for
+from conftest import DEVICE, LIMIT_S, MIB, collect_garbage, gpu_only, host_only, wait_for
 
 numpy = pytest.importorskip("numpy")
 save = pytest.importorskip("safetensors.numpy").save_file
@@ -72,7 +71,7 @@ def test_tensors_are_those_of_the_file(client, path):
 
 def test_the_memory_is_kept_until_it_is_forgotten(client, path):
     bfcd.weights(path, client, keep=math.inf)
-    gc.collect()
+    collect_garbage()
     (row,) = client.shared()
     assert (row.num_references, row.keep, row.left) == (0, math.inf, math.inf)
     client.forget(row.name)
@@ -86,11 +85,11 @@ def test_without_keep_the_last_tensor_keeps_the_memory(client, path):
     assert (row.num_references, row.keep) == (1, 0)
     last = got["b"]
     del got
-    gc.collect()
+    collect_garbage()
     assert len(client.shared()) == 1
     assert (copied(last) == tensors()["b"]).all()
     del last
-    gc.collect()
+    collect_garbage()
     assert client.shared() == []
 
 
