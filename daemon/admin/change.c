@@ -262,7 +262,7 @@ static void change_check_pools(struct change *c)
                 const struct partition *p = &c->b->partitions[i];
                 const struct change_partition *to = &c->partitions[i];
 
-                if (pool_fits(&p->pool, to->limit_bytes, to->committed_bytes))
+                if (account_fits(&p->pool, to->limit_bytes, to->committed_bytes))
                         continue;
                 change_fail(c,
                             "partition '%s': guaranteed memory and memory reserved beyond it would total "

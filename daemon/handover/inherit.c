@@ -495,12 +495,12 @@ int inherit_quotas(struct broker *b, char *ret_sentence, size_t n_sentence)
 
         inherited_finish(b->inherited, device_of, b);
         for (size_t i = 0; i < b->n_partitions; i++)
-                pool_set_limit(&b->partitions[i].pool, NO_LIMIT);
+                account_set(&b->partitions[i].pool, NO_LIMIT, 0);
         r = inherit_tenants(b);
         for (size_t i = 0; r == 0 && i < b->selection.n; i++)
                 r = add_quotas(b, b->selection.order[i], ret_sentence, n_sentence);
         for (size_t i = 0; i < b->n_partitions; i++)
-                pool_set_limit(&b->partitions[i].pool, b->config->partitions[i].limit_bytes);
+                account_set(&b->partitions[i].pool, b->config->partitions[i].limit_bytes, 0);
         if (r < 0)
                 return r;
         keep_lives(b);

@@ -59,7 +59,7 @@ struct ledger_lifetime {
         uint64_t partition_peak_reserved;
 };
 
-struct ledger_quota { /* one tenant in one partition */
+struct ledger_quota { /* one tenant in one partition, or a lease of it */
         _Atomic uint64_t id;
         char tenant[LEDGER_NAME_BYTES];
         char partition[LEDGER_NAME_BYTES];
@@ -71,6 +71,8 @@ struct ledger_quota { /* one tenant in one partition */
         _Atomic uint32_t growing_mib; /* being allocated for it: the kernel may kill the daemon; rounded up */
         _Atomic uint32_t oom_kills;   /* host_free_oom_kills() when that began */
         uint32_t extents_per_zone;
+        uint32_t is_lease; /* not 0: a ledger_lease names it; without that it is unused */
+        uint32_t pad;
 };
 
 struct ledger_region { /* a range of an arena's space with its extents; none where each extent is a region */

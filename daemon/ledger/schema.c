@@ -71,7 +71,7 @@ const struct list LEDGER_LISTS[N_LISTS] = {
 
 /* The layout is an interface between versions: a change must be seen, and bump
  * LEDGER_LAYOUT. There may be millions of blocks. */
-_Static_assert(sizeof(struct ledger_quota) == 224, "layout of a quota");
+_Static_assert(sizeof(struct ledger_quota) == 232, "layout of a quota");
 _Static_assert(sizeof(struct ledger_region) == 40, "layout of a region");
 _Static_assert(sizeof(struct ledger_session) == 240, "layout of a session");
 _Static_assert(sizeof(struct ledger_extent) == 56, "layout of an extent");

@@ -131,7 +131,7 @@ static int broker_open_partitions(struct broker *b, const struct broker_options 
                 p->store = b->options.store;
                 p->watch = b->watch;
                 p->standby.standby = b->devices[from->device].standby;
-                pool_init(&p->pool, from->limit_bytes);
+                account_init_root(&p->pool, from->limit_bytes);
                 partition_init_lists(p);
                 p->keepers = &b->keepers;
                 p->reclaim_timeout_ms = c->reclaim_timeout_ms;
@@ -321,7 +321,8 @@ static struct broker *broker_end(struct broker *b, struct quota *(*end_quota)(st
                 for (size_t i = 0; i < b->n_devices; i++)
                         worker_drain(b->devices[i].worker);
         for (size_t i = 0; i < b->n_tenants; i++) {
-                for (size_t k = 0; k < b->tenants[i].n_quotas; k++)
+                for (size_t k = b->tenants[i].n_quotas;
+                     k-- > 0;) /* leases before the quotas that they are in */
                         end_quota(b->tenants[i].quotas[k]);
                 tenant_deinit(&b->tenants[i]);
         }

@@ -316,7 +316,7 @@ void quota_note_free(struct quota *q)
         struct bfc_stats stats;
 
         arena_read_stats(q->arena, &stats);
-        if (stats.largest_free_block_bytes >= q->queue.least_bytes || q->n_blocks + 1 >= q->max_blocks ||
+        if (stats.largest_free_block_bytes >= q->queue.least_bytes || quota_without_block(q) ||
             clock_ms() - q->queue.round_ms >= QUOTA_ROUND_MS)
                 quota_make_due(q);
         else
