@@ -277,6 +277,7 @@ static void explain_quota(struct quota *q, struct explanation *ret)
 
         report_quota_stats(q, &ret->stats);
         ret->row.tenant = report_borrow(q->tenant);
+        ret->row.lease = report_borrow(q->lease ? q->lease : "");
         ret->row.num_waiting = q->queue.n;
         ret->row.bytes_retiring = arena_retiring_bytes(q->arena);
         ret->row.occupancy = report_borrow(report ? report->picture : "");

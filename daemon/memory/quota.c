@@ -484,6 +484,7 @@ void quota_restore_lifetime(struct quota *q, const struct ledger_lifetime *from)
         life->n_out_of_memory = q->refusals.n_out_of_memory =
                 max_u64(q->refusals.n_out_of_memory, from->n_out_of_memory);
         life->last_refusal_ms = q->refusals.last_ms = max_u64(q->refusals.last_ms, from->last_refusal_ms);
+        life->waited_ns = max_u64(life->waited_ns, from->waited_ns);
         q->refusals.n = q->refusals.n_over_quota + q->refusals.n_out_of_memory;
         q->peaks.window_refusals = q->refusals.n;
         quota_publish(q);

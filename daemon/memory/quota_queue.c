@@ -130,10 +130,19 @@ static enum grant_way request_way(const struct quota_request *request)
                                         : GRANT_BACKED;
 }
 
+static void quota_count_wait(const struct quota_request *request)
+{
+        uint64_t ns = clock_ns() - request->since_ns;
+
+        for (struct quota *q = request->quota; q; q = q->parent)
+                ledger_quota_at(q->ledger, q->index)->life.waited_ns += ns;
+}
+
 void quota_complete(struct quota_request *request, int result, bfc_handle handle, uint64_t offset)
 {
         struct quota *q = request->quota;
 
+        quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
         if (result == 0)
@@ -170,6 +179,7 @@ void quota_cancel(struct quota_request *request)
 {
         struct quota *q = request->quota;
 
+        quota_count_wait(request);
         q->queue.n--;
         q->queue.n_bytes -= request->n_bytes;
         if (q->growth.request == request)

@@ -11,6 +11,7 @@
 
 struct account;
 struct broker;
+struct lease;
 struct quota;
 struct quota_request;
 
@@ -33,6 +34,9 @@ struct upcalls {
         /* A limit was lowered below what is charged. Asks each of the quota's sessions with the most idle
          * memory for n_bytes; the answers are not waited for. */
         void (*trim_excess)(struct broker *b, struct quota *q, uint64_t n_bytes);
+
+        /* An ended lease has no session and no memory any more: it is about to be forgotten. */
+        void (*lease_gone)(struct broker *b, const struct lease *lease);
 };
 
 #endif

@@ -143,7 +143,7 @@ static void open_device(bool empties_mappings)
 /* The first process. */
 static int open_all(bool empties_mappings, enum device_share share)
 {
-        const struct ledger_limits limits = { 2, 2, 64, 64, 2, 0, 0, 0 };
+        const struct ledger_limits limits = { 2, 2, 64, 64, 2, 0, 0, 0, 0 };
         struct ledger_quota facts = { .tenant = "t", .partition = "p", .extent_bytes = E };
         struct arena_options o;
 
