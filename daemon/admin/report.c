@@ -367,6 +367,27 @@ static void report_partitions(const struct session *viewer, uint64_t cursor, str
         r->list.partitions = (Bfcd__PartitionRow **)r->pointers;
 }
 
+/* What report_quota_stats() has without leases. */
+static void add_leases(const struct tenant *t, const struct quota *q, Bfcd__TenantRow *row)
+{
+        for (size_t i = 0; row->num_leases > 0 && i < t->n_quotas; i++) {
+                Bfcd__Statistics one = BFCD__STATISTICS__INIT;
+
+                if (t->quotas[i]->parent != q)
+                        continue;
+                report_quota_stats(t->quotas[i], &one);
+                row->stats->num_sessions += one.num_sessions;
+                row->stats->num_extents += one.num_extents;
+                row->stats->num_allocs += one.num_allocs;
+                row->stats->bytes_free += one.bytes_free;
+                row->stats->bytes_fragmented += one.bytes_fragmented;
+                row->stats->bytes_unreclaimed += one.bytes_unreclaimed;
+                row->bytes_pending += arena_retiring_bytes(t->quotas[i]->arena);
+                row->num_waiting += t->quotas[i]->queue.n;
+                row->bytes_waiting += t->quotas[i]->queue.n_bytes;
+        }
+}
+
 /* The cursor counts the quotas of all tenants. */
 static void report_tenants(const struct session *viewer, uint64_t cursor, struct report *r)
 {
@@ -397,6 +418,7 @@ static void report_tenants(const struct session *viewer, uint64_t cursor, struct
                         row->partition = report_borrow(t->quotas[k]->partition->name);
                         row->stats = report_stats(r);
                         report_quota_stats(t->quotas[k], row->stats);
+                        add_leases(t, t->quotas[k], row);
                         add_row(r, row);
                 }
         }
