@@ -44,8 +44,11 @@ static void waiting_set_lack(const struct quota *q, struct quota_waiting *w)
         w->estimate_ms = RETURNS_UNKNOWN;
         if (request == q->growth.request || w->lacking_bytes == UINT64_MAX)
                 return;
-        returns = first->lack.refusal == -EDQUOT ? &q->returns : &q->partition->returns;
-        w->estimate_ms = returns_estimate_ms(returns, w->lacking_bytes, w->now_ms);
+        returns = !first->lack.scope                         ? &q->returns
+                  : first->lack.scope == &q->partition->pool ? &q->partition->returns
+                                                             : NULL; /* the tenant's, of several quotas */
+        if (returns)
+                w->estimate_ms = returns_estimate_ms(returns, w->lacking_bytes, w->now_ms);
 }
 
 bool quota_next_waiting(const struct quota *q, struct quota_waiting *w)
